@@ -1,0 +1,127 @@
+"""What a bus can do, whoever carries it: ``NatsBus`` in production, ``MemoryBus`` in tests. No I/O here.
+
+Rules that both keep (one contract test holds them to it):
+
+* ``publish`` raises BusDownError at once while the connection is away; nothing is buffered and sent later.
+* A time-out of ``request`` or of a bucket write means *unknown*, never *not done*.
+* A subscription is in force when ``async with bus.subscribe(...)`` has been entered.
+* Messages of one sender on one subscription arrive in the order in which they were sent.
+* A message that cannot be decoded is logged and skipped; it never ends a subscription.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from pydantic import BaseModel
+
+from kybernate.envelope import Message, Pattern
+
+R = TypeVar("R", bound=BaseModel)
+
+
+class BusError(Exception):
+    """Base of what can go wrong on a bus."""
+
+
+class BusDownError(BusError):
+    """The bus is not connected; nothing was sent."""
+
+
+class NoAnswerError(BusError):
+    """Nobody answered in time, or nobody listens. What was asked may have been done or not."""
+
+
+class WrongRevisionError(BusError):
+    """The entry is not at the revision that the writer knew; nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key of a bucket. ``value`` is None when the key was deleted."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+class Bucket(Protocol):
+    """Levels by key: the last value of each, with a revision."""
+
+    async def put(self, key: str, value: bytes) -> int:
+        """Write, whatever was there; returns the new revision."""
+        ...
+
+    async def update(self, key: str, value: bytes, *, revision: int) -> int:
+        """Compare and set; ``revision=0`` means that the key must not exist. Raises WrongRevisionError."""
+        ...
+
+    async def get(self, key: str) -> Entry | None:
+        """The present entry, or None when there is none (never written, or deleted)."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Remove the key; watchers see an entry without a value."""
+        ...
+
+    async def entries(self, prefix: str = "") -> list[Entry]:
+        """All present entries whose key begins with ``prefix``."""
+        ...
+
+    def watch(self, prefix: str = "") -> AbstractAsyncContextManager[AsyncIterator[Entry | None]]:
+        """All present entries, then one None (the snapshot is complete), then every change.
+
+        After a reconnect the whole snapshot comes again, followed by None; entries that vanished meanwhile come as
+        entries without a value before that None.
+        """
+        ...
+
+
+class Bus(Protocol):
+    """Messages, questions and buckets."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether something published now would be sent."""
+        ...
+
+    def on_change(self, callback: Callable[[bool], None]) -> None:
+        """Call ``callback(connected)`` at each loss and each return of the connection. It must not raise or block."""
+        ...
+
+    async def publish(self, message: Message) -> None:
+        """Send to whoever listens. Events (``kyb.v1.evt``) and audit records are also kept by the stream."""
+        ...
+
+    async def flush(self, timeout: float = 2.0) -> None:
+        """Until the server has seen everything published before. Raises NoAnswerError or BusDownError."""
+        ...
+
+    async def request(self, message: Message, reply: type[R], *, timeout: float) -> R:
+        """Ask the one who serves this subject. Raises NoAnswerError (also when nobody serves) or BusDownError."""
+        ...
+
+    def subscribe(self, *patterns: Pattern[Message]) -> AbstractAsyncContextManager[AsyncIterator[Message]]:
+        """Messages of these kinds, in one iterator, from now on. Live only: nothing from before."""
+        ...
+
+    def serve(
+        self, pattern: Pattern[Message], handler: Callable[[Message], Awaitable[BaseModel]]
+    ) -> AbstractAsyncContextManager[None]:
+        """Answer requests on this pattern, one at a time, until the context ends.
+
+        A handler that raises is answered with nothing; the error is logged and ends nobody else's work.
+        """
+        ...
+
+    def replay(self, *, after_id: str | None = None) -> AsyncIterator[Message]:
+        """Stored events, oldest first, after the one with this message id (None: all); ends at the present.
+
+        An id that the stream no longer holds replays everything it has.
+        """
+        ...
+
+    async def bucket(self, name: str) -> Bucket:
+        """An existing bucket. Raises BusError saying to run ``kyb bus init`` when it is missing."""
+        ...

@@ -1,0 +1,43 @@
+"""Wall time and model time of one stack.
+
+Model time runs ``speed`` times as fast as the wall: ``model_now = speed * CLOCK_MONOTONIC``. All processes of a
+machine read the same kernel clock, so model times of one machine compare.
+
+* Model time: arrivals, engine load and tokens, driver transfers, policy constants, SLOs, hold and drain deadlines.
+* Wall time: heartbeats, job time-outs, NATS, backoff, the start gate, signal TTLs, Retry-After, control overhead.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The two times of a stack. ``speed`` is model seconds per wall second and must be above zero."""
+
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.speed > 0:
+            raise ValueError(f"speed must be above 0, not {self.speed}")
+
+    def wall(self) -> float:
+        """Seconds of CLOCK_MONOTONIC."""
+        return time.monotonic()
+
+    def model(self) -> float:
+        """Seconds of model time."""
+        return time.monotonic() * self.speed
+
+    def to_wall(self, model_seconds: float) -> float:
+        """How many wall seconds a duration in model seconds takes."""
+        return model_seconds / self.speed
+
+    def to_model(self, wall_seconds: float) -> float:
+        """How many model seconds pass during a duration in wall seconds."""
+        return wall_seconds * self.speed
+
+    async def sleep(self, model_seconds: float) -> None:
+        """Wait for a duration of model time."""
+        await asyncio.sleep(max(0.0, model_seconds / self.speed))

@@ -1,0 +1,143 @@
+"""What every message has: a subject made from its own fields, a cause, and CloudEvents headers.
+
+CloudEvents binary mode over NATS: attributes are headers ``ce-*``, the body is the JSON of the pydantic model.
+Unknown fields in a body are ignored, so that a newer sender can talk to an older receiver.
+"""
+
+import json
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kybernate.slugs import slug
+
+_TOKEN = re.compile(r"\{(\w+)\}")
+
+
+class MessageError(Exception):
+    """A received message cannot be read; the text says which subject and why."""
+
+
+class Message(BaseModel):
+    """Base of everything on the bus. A concrete message sets ``subject_template`` over its own fields."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    subject_template: ClassVar[str] = ""
+    cloud_event: ClassVar[bool] = True
+    """False for high-rate levels, which travel as plain JSON."""
+
+    registry: ClassVar[dict[tuple[str, str | None], type["Message"]]] = {}
+
+    id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    """Unique per message; for events also the Nats-Msg-Id that deduplicates them."""
+    cause: str
+    """The id of the request or operator action that set this chain of messages in motion."""
+    at: float = Field(default_factory=time.time)
+    """When it was said, unix seconds."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        if "subject_template" not in cls.__dict__ or not cls.subject_template:
+            return
+        for name in _TOKEN.findall(cls.subject_template):
+            if name not in cls.model_fields:
+                raise TypeError(f"{cls.__name__}: subject_template names {{{name}}}, which is no field")
+        Message.registry[_registry_key(cls.subject_template)] = cls
+
+    @property
+    def subject(self) -> str:
+        """The NATS subject of this message; names become slugs."""
+        return _TOKEN.sub(lambda m: slug(str(getattr(self, m[1]))), self.subject_template)
+
+    @classmethod
+    def kind(cls) -> str:
+        """The CloudEvents type: ``ai.kyb.v1.`` and the class name in kebab case."""
+        return "ai.kyb.v1." + re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
+
+    @classmethod
+    def pattern(cls, **tokens: str) -> "Pattern[Self]":
+        """A subscription to this kind; fields that are not given match anything.
+
+        A base class without a template of its own (``SeatEvent``) matches every kind below it.
+        """
+        template = cls.subject_template or _common_template(cls)
+        unknown = set(tokens) - set(_TOKEN.findall(template))
+        if unknown:
+            raise TypeError(f"{cls.__name__}: {sorted(unknown)} are not in the subject {template!r}")
+        subject = _TOKEN.sub(lambda m: slug(tokens[m[1]]) if m[1] in tokens else "*", template)
+        return Pattern(subject, cls)
+
+    def headers(self, source: str) -> dict[str, str]:
+        """CloudEvents attributes as NATS headers; ``source`` names the sender, e.g. ``kyb/router/router-0``."""
+        if not self.cloud_event:
+            return {}
+        return {
+            "ce-specversion": "1.0",
+            "ce-id": self.id,
+            "ce-type": self.kind(),
+            "ce-source": source,
+            "ce-time": datetime.fromtimestamp(self.at, UTC).isoformat(timespec="microseconds"),
+            "ce-datacontenttype": "application/json",
+            "Nats-Msg-Id": self.id,
+        }
+
+    def body(self) -> bytes:
+        """The JSON of this message."""
+        return self.model_dump_json(exclude_none=True).encode()
+
+
+M = TypeVar("M", bound=Message, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern(Generic[M]):
+    """A NATS subject pattern and the kind of message that comes on it."""
+
+    subject: str
+    kind: type[M] = field(hash=False)
+
+    def matches(self, subject: str) -> bool:
+        """Whether a concrete subject falls under this pattern."""
+        want, have = self.subject.split("."), subject.split(".")
+        return len(want) == len(have) and all(w in ("*", h) for w, h in zip(want, have, strict=True))
+
+
+def decode(subject: str, data: bytes) -> Message:
+    """Read a message from the wire. Raises MessageError when the subject is unknown or the body does not fit."""
+    tokens = subject.split(".")
+    key = tokens[2] if len(tokens) > 3 else subject
+    kind = Message.registry.get((key, tokens[-1])) or Message.registry.get((key, None))
+    if kind is None:
+        raise MessageError(f"{subject}: no message has this subject")
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "body"
+        raise MessageError(f"{subject}: {kind.__name__}.{place}: {first['msg']}") from error
+
+
+def _registry_key(template: str) -> tuple[str, str | None]:
+    tokens = template.split(".")
+    return tokens[2], None if tokens[-1].startswith("{") else tokens[-1]
+
+
+def _common_template(cls: type[Message]) -> str:
+    """The template that covers every concrete kind below ``cls``."""
+    below = [k.subject_template for k in Message.registry.values() if issubclass(k, cls)]
+    if not below:
+        raise TypeError(f"{cls.__name__} has no subject and no kinds below it")
+    columns = zip(*(template.split(".") for template in below), strict=True)
+    return ".".join(tokens[0] if len(set(tokens)) == 1 else "*" for tokens in columns)
+
+
+def json_schema(kind: type[BaseModel]) -> str:
+    """The published JSON schema of a message kind, as stable text."""
+    return json.dumps(kind.model_json_schema(mode="serialization"), indent=2, sort_keys=True) + "\n"

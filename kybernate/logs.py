@@ -1,0 +1,47 @@
+"""Logs as facts: a constant ``noun.verb`` and data. JSON when nobody watches, pretty on a terminal."""
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+
+
+def configure(
+    service: str,
+    *,
+    form: Literal["auto", "json", "pretty"] = "auto",
+    level: Literal["debug", "info", "warning", "error"] = "info",
+    **bound: str,
+) -> None:
+    """Set up logging of this process; every line carries ``service`` and ``bound``. Writes to stderr."""
+    pretty = form == "pretty" or (form == "auto" and sys.stderr.isatty())
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        if pretty
+        else structlog.processors.JSONRenderer(sort_keys=False)
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info if not pretty else _keep,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(service=service, **bound)
+
+
+def get_logger() -> structlog.typing.FilteringBoundLogger:
+    """The logger of this process."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+    return logger
+
+
+def _keep(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    return event

@@ -1,0 +1,81 @@
+"""What a policy sees and what it may say. Immutable and causal: nothing here knows the future."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from kybernate.seat import SeatState
+
+
+@dataclass(frozen=True, slots=True)
+class SeatView:
+    """One seat of a group at one instant. Ages and durations in model seconds."""
+
+    seat: str
+    state: SeatState
+    waiting: int = 0
+    """Requests held for it."""
+    oldest_wait_seconds: float = 0.0
+    in_flight: int = 0
+    tier: str = "standard"
+    pinned: bool = False
+    wanted_seconds: float | None = None
+    """How long an operator has wanted it active; None: nobody asked."""
+    start_wait_seconds: float | None = None
+    """How long its container has waited at the start gate; None: no waiting call."""
+    active_seconds: float = 0.0
+    """Since it became active."""
+    idle_seconds: float = 0.0
+    """Since it last had anything waiting or in flight."""
+    park_seconds: float = 0.0
+    """Learned cost of parking it."""
+    activate_seconds: float = 0.0
+    """Learned cost of activating it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """One group that is not in the middle of a switch: who holds it, who could."""
+
+    group: str
+    slots: int
+    seats: tuple[SeatView, ...]
+
+    def holders(self) -> tuple[SeatView, ...]:
+        """Seats that are active now."""
+        return tuple(seat for seat in self.seats if seat.state is SeatState.ACTIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """Change nothing; look again ``until`` model seconds from now at the latest (None: when something changes)."""
+
+    until: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Give the group to ``activate``; ``evict`` yields to it (None: a slot is free)."""
+
+    activate: str
+    evict: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Park this seat although nobody takes its place."""
+
+    seat: str
+    reason: str
+
+
+Decision = Stay | Switch | Park
+
+
+class Policy(Protocol):
+    """Decides for one group at a time."""
+
+    def decide(self, view: GroupView) -> Decision:
+        """What to do with this group now. Deterministic."""
+        ...

@@ -1,0 +1,101 @@
+"""Settings of a process: read once from ``KYB_*`` in the environment, frozen, passed down.
+
+A name that no service knows is fatal, with the name in the text, so that a typo never becomes a default.
+"""
+
+import difflib
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+PREFIX = "KYB_"
+
+
+class SettingsError(Exception):
+    """The environment holds a wrong or unknown setting; the text says which and what to do."""
+
+
+class Settings(BaseModel):
+    """Base of each service's settings; field ``nats_url`` is read from ``KYB_NATS_URL``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    elsewhere: ClassVar[frozenset[str]] = frozenset({"KYB_URL"})
+    """Names that belong to the command line and may stand in a person's shell."""
+
+    node: str = Field(default_factory=socket.gethostname)
+    """Name of this machine, as Kubernetes knows it."""
+    instance: str = Field(default_factory=socket.gethostname)
+    """Stable name of this process among its like, e.g. router-0."""
+    nats_url: str = "nats://127.0.0.1:4222"
+    """The cluster bus."""
+    speed: float = Field(1.0, gt=0)
+    """Model seconds per wall second; above 1 only with the fakes."""
+    log_format: Literal["auto", "json", "pretty"] = "auto"
+    """auto: pretty on a terminal, JSON elsewhere."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least important level that is written."""
+    health_host: str = "127.0.0.1"
+    """Address of /healthz, /readyz and /metrics."""
+    health_port: int = Field(0, ge=0, le=65535)
+    """Port of /healthz, /readyz and /metrics; 0 takes a free one."""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
+        """Read the environment. Raises SettingsError naming the variable, its value and the remedy."""
+        env = os.environ if env is None else env
+        known = {PREFIX + name.upper(): name for name in cls.model_fields}
+        given: dict[str, Any] = {}
+        for variable, value in env.items():
+            if not variable.startswith(PREFIX) or variable in cls.elsewhere:
+                continue
+            if variable not in known:
+                close = difflib.get_close_matches(variable, known, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+                raise SettingsError(f"unknown setting {variable}={value!r}; {hint}")
+            given[known[variable]] = value
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = PREFIX + str(first["loc"][0]).upper() if first["loc"] else "environment"
+            raise SettingsError(f"{name}={first['input']!r}: {first['msg']}") from error
+
+    @classmethod
+    def from_env_or_exit(cls, program: str) -> Self:
+        """For ``main``: ``--help`` prints the table of settings; a wrong setting ends the process with code 2."""
+        if any(arg in ("-h", "--help") for arg in sys.argv[1:]):
+            sys.stdout.write(f"{program}: settings are read from the environment\n\n{cls.describe()}")
+            raise SystemExit(0)
+        try:
+            return cls.from_env()
+        except SettingsError as error:
+            sys.stderr.write(f"{program}: {error}\n")
+            raise SystemExit(2) from None
+
+    @classmethod
+    def describe(cls) -> str:
+        """One line per setting: variable, default, meaning."""
+        lines = []
+        for name, info in cls.model_fields.items():
+            default = "(host name)" if info.default_factory else repr(info.get_default())
+            lines.append(f"  {PREFIX + name.upper():32} {default:28} {info.description or ''}\n")
+        return "".join(lines)
+
+
+class NodeSettings(Settings):
+    """What the services of a GPU node share."""
+
+    node_nats_url: str | None = None
+    """The node bus, on loopback; none: the cluster bus plays both."""
+    run_dir: Path = Path("/run/kybernate")
+    """Seat folders and locks; emptied by a reboot."""
+    state_dir: Path = Path("/var/lib/kybernate")
+    """Ledger and journal; survives a reboot."""
+    fake_driver: Path | None = None
+    """Socket of the fake GPU driver; set only with the fakes."""
