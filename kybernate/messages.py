@@ -282,6 +282,8 @@ class SeatEvent(Message):
     state: SeatState
     previous: SeatState | None = None
     epoch: int = 0
+    seq: int = 0
+    """Rises with everything that a node's manager says; orders what is said about a seat within one epoch."""
     op: str = ""
     model: str = ""
     group: str = ""

@@ -20,6 +20,8 @@ class SeatRecord(BaseModel):
     seat: str
     state: SeatState
     epoch: int = 0
+    seq: int = 0
+    """As in SeatEvent: orders what is said about this seat, together with the epoch."""
     model: str = ""
     endpoint: str | None = None
     """``http://host:port`` of the engine; None until its pod has an address."""

@@ -1,0 +1,70 @@
+"""A pod that owns a seat, as the node's kubelet and the pod list tell it together. Pure."""
+
+from dataclasses import dataclass, field
+
+from kybernate.sizes import parse_bytes
+
+ANNOTATION = "kyb.ai/"
+
+
+@dataclass(frozen=True, slots=True)
+class SeatPod:
+    """One container that kubelet gave a seat to."""
+
+    seat: str
+    resource: str
+    namespace: str
+    name: str
+    uid: str
+    container: str
+    container_id: str | None = None
+    """``containerd://…`` or ``process://<pid>``; None before the first start."""
+    running: bool = False
+    restarts: int = 0
+    exit_code: int | None = None
+    """Of the last run, when it is not running."""
+    ip: str | None = None
+    deleting: bool = False
+    """Its deletion was asked for (or it has already ended for good)."""
+    annotations: dict[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def pod(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def model(self) -> str:
+        """The model it serves; without an annotation, the pod's name."""
+        return self.annotations.get(ANNOTATION + "model", self.name)
+
+    @property
+    def endpoint(self) -> str | None:
+        """Where its engine answers, once it has an address."""
+        if self.ip is None:
+            return None
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return f"http://{host}:{self.annotations.get(ANNOTATION + 'port', '8000')}"
+
+    @property
+    def backend(self) -> str:
+        """How it wants to be parked."""
+        return self.annotations.get(ANNOTATION + "backend", "cuda")
+
+    @property
+    def tier(self) -> str:
+        """Its service tier."""
+        return self.annotations.get(ANNOTATION + "tier", "standard")
+
+    @property
+    def pin(self) -> bool:
+        """Whether its owner wants it always active."""
+        return self.annotations.get(ANNOTATION + "pin", "").lower() == "true"
+
+    @property
+    def vram_bytes(self) -> int:
+        """Declared footprint over all its GPUs; 0 when nothing (or nothing readable) is declared."""
+        try:
+            return parse_bytes(self.annotations.get(ANNOTATION + "vram", "0"))
+        except ValueError:
+            return 0
