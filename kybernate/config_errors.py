@@ -1,0 +1,219 @@
+"""Reading YAML so that every mistake can be shown to the person who made it: file, line, place, value, remedy."""
+
+import difflib
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
+
+Place = tuple[str | int, ...]
+"""Where in a file, from the top: ``("profiles", 1, "seatsPerGroup")``."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class ConfigError(Exception):
+    """A file that people wrote is wrong. One message: ``file:line: place: value: what is wrong; remedy``."""
+
+
+class Strict(BaseModel):
+    """Base of what stands in YAML: camelCase keys, nothing converted, nothing unknown."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The file that something came from, and the line of each place in it. The empty one stands for no file."""
+
+    file: str = ""
+    lines: Mapping[Place, int] = field(default_factory=dict)
+
+    def error(self, place: Place, value: object, what: str, remedy: str) -> ConfigError:
+        """The error to raise about one place; ``value`` None is not shown."""
+        line = next((self.lines[place[:end]] for end in range(len(place), -1, -1) if place[:end] in self.lines), None)
+        head = ":".join(str(part) for part in (self.file, line) if part)
+        shown = None if value is None else _shown(value)
+        return ConfigError(": ".join(part for part in (head, dotted(place), shown, f"{what}; {remedy}") if part))
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One YAML document: its data (sequences as tuples) and where everything stands."""
+
+    data: Any
+    source: Source
+
+    def validate(self, model: type[M], data: object, at: Place = ()) -> M:
+        """``data``, found at ``at``, as a model. Raises ConfigError about the first thing that does not fit."""
+        try:
+            return model.model_validate(data, by_alias=True, by_name=False)
+        except ValidationError as error:
+            found = error.errors(include_url=False)
+            # A misspelt key is also a missing one; the misspelling is what the person wants to hear about.
+            first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
+            raise self._explain(model, first, at) from None
+
+    def _explain(self, model: type[BaseModel], error: ErrorDetails, at: Place) -> ConfigError:
+        place = (*at, *error["loc"])
+        context = error.get("ctx", {})
+        if error["type"] == "extra_forbidden":
+            known = _keys(model, error["loc"][:-1])
+            return self.source.error(place, None, "unknown key", suggest(str(place[-1]), known))
+        if error["type"] == "missing":
+            return self.source.error(place, None, "is missing", f"add {place[-1]}: … there")
+        if error["type"] == "literal_error":
+            allowed = [name.strip("'") for name in str(context["expected"]).replace(" or ", ", ").split(", ")]
+            return self.source.error(place, error["input"], "is not known", suggest(str(error["input"]), allowed))
+        if "remedy" in context:
+            return self.source.error(place, error["input"], error["msg"], str(context["remedy"]))
+        what, remedy = _wrong_kind(error)
+        value = error["input"] if not isinstance(error["input"], (Mapping, tuple)) else None
+        return self.source.error(place, value, what, remedy)
+
+
+def read_documents(path: Path) -> list[Document]:
+    """All non-empty YAML documents of a file. Raises ConfigError when it cannot be read, or holds none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; check the path") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text ({error.reason}); save it as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; check the path and its permissions") from None
+    try:
+        nodes = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if not _is_null(node)]
+        documents = [_document(str(path), node) for node in nodes]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        what = " ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError(f"{path}{line}: not valid YAML: {what}; check indentation and quotes there") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}; check its characters") from None
+    if not documents:
+        raise ConfigError(f"{path}: is empty; it needs at least one YAML document")
+    return documents
+
+
+def dotted(place: Place) -> str:
+    """``profiles[1].seatsPerGroup``."""
+    text = ""
+    for part in place:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """``did you mean X?``, or the list of what is known."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}"
+
+
+def _document(file: str, root: yaml.Node) -> Document:
+    reader = _Reader(file)
+    return Document(reader.read(root), Source(file, reader.lines))
+
+
+class _Reader:
+    """Turns YAML nodes into Python data and notes the line of every place on the way."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.lines: dict[Place, int] = {}
+        self._loader = yaml.SafeLoader("")
+
+    def read(self, node: yaml.Node, place: Place = ()) -> Any:
+        self.lines.setdefault(place, node.start_mark.line + 1)
+        if isinstance(node, yaml.SequenceNode):
+            return tuple(self.read(child, (*place, index)) for index, child in enumerate(node.value))
+        if not isinstance(node, yaml.MappingNode):
+            return self._loader.construct_object(node, deep=True)
+        self._loader.flatten_mapping(node)
+        data: dict[str, Any] = {}
+        for key_node, child in node.value:
+            key = str(self._loader.construct_object(key_node, deep=True))
+            self.lines[*place, key] = key_node.start_mark.line + 1
+            if key in data:
+                raise Source(self.file, self.lines).error(
+                    (*place, key), None, "stands there twice", "remove one of them"
+                )
+            data[key] = self.read(child, (*place, key))
+        return data
+
+
+def _is_null(node: yaml.Node | None) -> bool:
+    return node is None or (isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null")
+
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "tuple": "a list",
+    "list": "a list",
+    "model": "a mapping (key: value lines)",
+    "dict": "a mapping (key: value lines)",
+}
+
+
+def _wrong_kind(error: ErrorDetails) -> tuple[str, str]:
+    """What is wrong and what to write instead, for the checks that pydantic itself makes."""
+    kind, context, value = error["type"], error.get("ctx", {}), error["input"]
+    bound = next((context[name] for name in ("ge", "gt", "le", "lt") if name in context), None)
+    if bound is not None:
+        words = {"greater_than_equal": "at least", "greater_than": "above", "less_than_equal": "at most"}
+        return "is out of range", f"it must be {words.get(kind, 'below')} {_number(bound)}"
+    if kind == "finite_number":
+        return "is not a finite number", "write a number of seconds"
+    if kind in ("too_short", "string_too_short"):
+        return "is empty", "give at least one"
+    wanted = _KINDS.get(kind.split("_")[0])
+    if wanted is None:
+        return error["msg"], "correct it"
+    if value is None:
+        return "has no value", f"it must be {wanted}"
+    hint = ", in quotes" if wanted == "text" and isinstance(value, (int, float)) else ""
+    return f"is {_kind_of(value)}", f"it must be {wanted}{hint}"
+
+
+def _kind_of(value: object) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, (int, float)):
+        return "a number"
+    if isinstance(value, str):
+        return "text"
+    return "a list" if isinstance(value, tuple) else "a mapping" if isinstance(value, Mapping) else "something else"
+
+
+def _shown(value: object) -> str:
+    text = str(list(value)) if isinstance(value, tuple) else repr(value)
+    text = {"True": "true", "False": "false"}.get(text, text)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _number(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _keys(model: type[BaseModel], place: Iterable[str | int]) -> list[str]:
+    """The YAML keys that a model knows at a place below it."""
+    kind: Any = model
+    for part in place:
+        if isinstance(part, str) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            kind = next(info.annotation for name, info in kind.model_fields.items() if part in (name, info.alias))
+        while get_origin(kind) in (tuple, list, Union, types.UnionType):
+            kind = get_args(kind)[0]
+    return [info.alias or name for name, info in kind.model_fields.items()]

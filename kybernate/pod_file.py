@@ -1,0 +1,193 @@
+"""Pods as people write them for the fake kubelet and the demo: plain v1 Pods in YAML, each with one seat.
+
+Only what Kybernate needs is looked at here; everything else of a Pod is kept as it is.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kybernate.config import NodeConfig
+from kybernate.config_errors import ConfigError, Document, Place, read_documents, suggest
+from kybernate.sizes import parse_bytes
+from kybernate.topology import Group
+
+ANNOTATIONS = (
+    "kyb.ai/backend",
+    "kyb.ai/gang",
+    "kyb.ai/model",
+    "kyb.ai/pin",
+    "kyb.ai/port",
+    "kyb.ai/prefer-group",
+    "kyb.ai/priority",
+    "kyb.ai/tier",
+    "kyb.ai/vram",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
+    """One pod that asks for a seat."""
+
+    namespace: str
+    name: str
+    model: str
+    resource: str
+    container: str
+    """The container that has the seat."""
+    port: int
+    vram_bytes: int | None
+    """As declared, over all GPUs of the group; None when it is not."""
+    annotations: Mapping[str, str]
+    manifest: Mapping[str, Any]
+    """The whole Pod."""
+
+
+def load_pods(path: Path | str, config: NodeConfig) -> tuple[PodSpec, ...]:
+    """Read and check a file of Pods (several documents, or a List). Raises ConfigError."""
+    pods = []
+    seen: set[tuple[str, str]] = set()
+    for document in read_documents(Path(path)):
+        for place, manifest in _manifests(document):
+            pod = _pod(document, place, manifest, config)
+            key = (pod.namespace, pod.name)
+            if key in seen:
+                what = f"namespace {pod.namespace} has this pod already"
+                raise document.source.error((*place, "metadata", "name"), pod.name, what, "give each pod its own name")
+            seen.add(key)
+            pods.append(pod)
+    return tuple(pods)
+
+
+def check_seats(path: Path | str, pods: Sequence[PodSpec], groups: Sequence[Group]) -> None:
+    """Raise ConfigError when more pods ask for a resource than there are seats of it."""
+    for resource in dict.fromkeys(pod.resource for pod in pods):
+        asking = [pod.name for pod in pods if pod.resource == resource]
+        seats = sum(len(group.seat_ids) for group in groups if group.profile.resource == resource)
+        if len(asking) > seats:
+            what = f"{len(asking)} pods ask for it and this machine has {seats} seats of it"
+            raise ConfigError(f"{path}: {resource}: {what}; remove pods or raise seatsPerGroup of its profile")
+
+
+def check_vram(path: Path | str, pods: Sequence[PodSpec], groups: Sequence[Group]) -> None:
+    """Raise ConfigError when a pod declares more memory than any group of its kind has."""
+    for pod in pods:
+        sizes = [group.memory_bytes for group in groups if group.profile.resource == pod.resource]
+        if pod.vram_bytes is not None and pod.vram_bytes > max(sizes, default=0):
+            have = f"{max(sizes, default=0) / 2**30:g} GiB"
+            raise ConfigError(
+                f"{path}: pod {pod.name}: kyb.ai/vram: {pod.annotations['kyb.ai/vram']!r}: "
+                f"the largest group of {pod.resource} has {have}; lower it or ask for more GPUs"
+            )
+
+
+def _manifests(document: Document) -> Iterator[tuple[Place, Any]]:
+    data = document.data
+    if isinstance(data, dict) and data.get("kind") == "List" and isinstance(data.get("items"), tuple):
+        for index, item in enumerate(data["items"]):
+            yield ("items", index), item
+    else:
+        yield (), data
+
+
+def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig) -> PodSpec:
+    source = document.source
+    kind = manifest.get("kind") if isinstance(manifest, dict) else None
+    if kind != "Pod" or manifest.get("apiVersion") != "v1":
+        at = (*place, "kind") if kind is not None and kind != "Pod" else place
+        raise source.error(at, kind, "is not a Pod", "write v1 Pods (apiVersion: v1, kind: Pod)")
+    metadata = _mapping(document, manifest, place, "metadata")
+    name = metadata.get("name")
+    if not isinstance(name, str) or not name:
+        raise source.error((*place, "metadata", "name"), name, "is no name", "give the pod a name (text)")
+    container, resource = _seat(document, manifest, place, config)
+    notes = (*place, "metadata", "annotations")
+    annotations = metadata.get("annotations") or {}
+    if not isinstance(annotations, dict):
+        raise source.error(notes, None, "is not a mapping", "write key: value lines below it")
+    for key, value in annotations.items():
+        if not isinstance(value, str):
+            raise source.error((*notes, key), value, "annotations are text", "put the value in quotes")
+        if key.startswith("kyb.ai/") and key not in ANNOTATIONS:
+            raise source.error((*notes, key), None, "unknown annotation", suggest(key, ANNOTATIONS))
+    if annotations.get("kyb.ai/backend") != "fake":
+        value = annotations.get("kyb.ai/backend")
+        what = "is missing (the default is cuda)" if value is None else "cannot park on fake GPUs"
+        raise source.error((*notes, "kyb.ai/backend"), value, what, "write kyb.ai/backend: fake")
+    return PodSpec(
+        namespace=str(metadata.get("namespace", "default")),
+        name=name,
+        model=annotations.get("kyb.ai/model") or name,
+        resource=resource,
+        container=container,
+        port=_port(document, notes, annotations),
+        vram_bytes=_vram(document, notes, annotations),
+        annotations=annotations,
+        manifest=manifest,
+    )
+
+
+def _seat(document: Document, manifest: Mapping[str, Any], place: Place, config: NodeConfig) -> tuple[str, str]:
+    """The one container that asks for one seat, and the resource that it asks for."""
+    spec = _mapping(document, manifest, place, "spec")
+    at = (*place, "spec", "containers")
+    containers = spec.get("containers")
+    if not isinstance(containers, tuple) or not containers:
+        raise document.source.error(at, None, "a Pod needs containers", "list at least one")
+    found: list[tuple[Place, str, str]] = []
+    for index, container in enumerate(containers):
+        if not isinstance(container, dict) or not isinstance(container.get("name"), str):
+            raise document.source.error((*at, index), None, "is no container", "give it a name: (text)")
+        for where, key, quantity in _asked(container, (*at, index)):
+            if key not in config.resources and not key.startswith("kyb.ai/"):
+                continue
+            if key not in config.resources:
+                remedy = suggest(key, config.resources)
+                raise document.source.error(where, None, "no profile sells this resource", remedy)
+            if str(quantity) != "1":
+                raise document.source.error(where, quantity, "a container has exactly one seat", "write 1")
+            if (container["name"], key) not in [(owner, resource) for _, owner, resource in found]:
+                found.append((where, container["name"], key))
+    if not found:
+        known = " or ".join(config.resources)
+        raise document.source.error(at, None, "no container asks for a seat", f"add resources.limits {known}: 1")
+    if len(found) > 1:
+        what = f"a second seat in this pod ({found[0][1]} asks for {found[0][2]})"
+        raise document.source.error(found[1][0], None, what, "a pod has one seat; remove one")
+    return found[0][1], found[0][2]
+
+
+def _asked(container: Mapping[str, Any], place: Place) -> Iterator[tuple[Place, str, object]]:
+    resources = container.get("resources")
+    for part in ("limits", "requests"):
+        wanted = resources.get(part) if isinstance(resources, dict) else None
+        for key, quantity in wanted.items() if isinstance(wanted, dict) else ():
+            yield (*place, "resources", part, key), str(key), quantity
+
+
+def _port(document: Document, notes: Place, annotations: Mapping[str, str]) -> int:
+    text = annotations.get("kyb.ai/port", "8000")
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
+        raise document.source.error((*notes, "kyb.ai/port"), text, "is not a port", "write a number from 1 to 65535")
+    return int(text)
+
+
+def _vram(document: Document, notes: Place, annotations: Mapping[str, str]) -> int | None:
+    text = annotations.get("kyb.ai/vram")
+    if text is None:
+        return None
+    try:
+        size = parse_bytes(text)
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise document.source.error((*notes, "kyb.ai/vram"), text, "is not a size", 'write bytes with a unit: "40GiB"')
+    return size
+
+
+def _mapping(document: Document, data: Mapping[str, Any], place: Place, key: str) -> dict[str, Any]:
+    value = data.get(key)
+    if not isinstance(value, dict):
+        raise document.source.error((*place, key), None, "is missing or not a mapping", f"a Pod needs {key}:")
+    return value
