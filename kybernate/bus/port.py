@@ -4,7 +4,8 @@ Rules that both keep (one contract test holds them to it):
 
 * ``publish`` raises BusDownError at once while the connection is away; nothing is buffered and sent later.
 * A time-out of ``request`` or of a bucket write means *unknown*, never *not done*.
-* A subscription is in force when ``async with bus.subscribe(...)`` has been entered.
+* A subscription is in force when ``async with bus.subscribe(...)`` has been entered; entered while the connection is
+  away (also: not yet there), it is in force when ``connected`` turns true. The same holds for ``serve`` and ``watch``.
 * Messages of one sender on one subscription arrive in the order in which they were sent.
 * A message that cannot be decoded is logged and skipped; it never ends a subscription.
 """
@@ -35,6 +36,10 @@ class NoAnswerError(BusError):
 
 class WrongRevisionError(BusError):
     """The entry is not at the revision that the writer knew; nothing was written."""
+
+
+class NotSetUpError(BusError):
+    """A bucket or stream does not exist on the server; the text says to run ``kyb bus init``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,17 @@ class Bus(Protocol):
     @property
     def connected(self) -> bool:
         """Whether something published now would be sent."""
+        ...
+
+    async def until_connected(self) -> None:
+        """Wait until ``connected``. Returns at once when it is."""
+        ...
+
+    async def closed(self) -> None:
+        """Wait for ever, or raise BusError when the connection cannot come back (refused credentials).
+
+        Every service runs it as a job, so that such an end ends the process.
+        """
         ...
 
     def on_change(self, callback: Callable[[bool], None]) -> None:

@@ -1,0 +1,57 @@
+"""The bus: ``open_bus`` for the services, the protocol in ``port``. Nothing outside this package imports nats-py."""
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
+
+from kybernate.bus.port import (
+    Bucket,
+    Bus,
+    BusDownError,
+    BusError,
+    Entry,
+    NoAnswerError,
+    NotSetUpError,
+    WrongRevisionError,
+)
+
+if TYPE_CHECKING:
+    from kybernate.bus.memory import MemoryServer
+
+__all__ = [
+    "Bucket",
+    "Bus",
+    "BusDownError",
+    "BusError",
+    "Entry",
+    "NoAnswerError",
+    "NotSetUpError",
+    "WrongRevisionError",
+    "open_bus",
+]
+
+_NATS_SCHEMES = ("nats", "tls", "ws", "wss")
+
+_servers: "WeakValueDictionary[str, MemoryServer]" = WeakValueDictionary()
+"""Servers of ``memory://<name>``, as long as somebody is connected to them."""
+
+
+def open_bus(url: str, *, source: str, name: str) -> AbstractAsyncContextManager[Bus]:
+    """A bus that connects in the background, until the context ends.
+
+    ``nats://host:port`` (also tls, ws, wss; several separated by commas) is NATS. ``memory://name`` stays in this
+    process, and everyone who opens the same name meets there. ``source`` is the CloudEvents source of what is sent,
+    e.g. ``kyb/router/router-0``; ``name`` is what the server's monitoring shows. Raises ValueError for other schemes.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme == "memory":
+        from kybernate.bus.memory import MemoryBus, MemoryServer
+
+        server = _servers.setdefault(url, MemoryServer())
+        return MemoryBus.connect(server)
+    if scheme not in _NATS_SCHEMES:
+        raise ValueError(f"bus URL {url!r}: scheme {scheme!r} is none of {', '.join((*_NATS_SCHEMES, 'memory'))}")
+    from kybernate.bus.nats import NatsBus  # here, because ``import kybernate.bus`` must stay light
+
+    return NatsBus.connect(url, source=source, name=name)

@@ -1,0 +1,93 @@
+"""What every bus does alike with what arrives: decode it, queue it, answer it."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Generic, Self, TypeVar
+
+from pydantic import BaseModel
+
+from kybernate.envelope import Message, MessageError, Pattern, decode
+from kybernate.logs import get_logger
+
+T = TypeVar("T")
+
+LIMIT = 65_536
+"""Messages that may wait in one subscription before newer ones are dropped and counted."""
+
+_END = object()
+
+
+class Inbox(Generic[T]):
+    """What waits for one reader, oldest first. Iteration ends when the inbox is closed and empty."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._queue: asyncio.Queue[T | object] = asyncio.Queue()
+        self._limit = limit
+        self._closed = False
+
+    def put(self, item: T) -> bool:
+        """Add one; False when the reader is too slow and the item was dropped."""
+        if self._closed or self._queue.qsize() >= self._limit:
+            return self._closed
+        self._queue.put_nowait(item)
+        return True
+
+    def close(self) -> None:
+        """Take nothing more; wake the reader."""
+        self._closed = True
+        self._queue.put_nowait(_END)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        item = await self._queue.get()
+        if item is _END:
+            self._queue.put_nowait(_END)
+            raise StopAsyncIteration
+        return item  # type: ignore[return-value]
+
+
+def merged(patterns: Iterable[Pattern[Message]]) -> list[str]:
+    """The fewest subjects that cover these patterns: one per family (``evt``, ``sig``, …) and length.
+
+    Two subscriptions of one connection are drained independently, so that the order between them is lost. One
+    subscription per family keeps it; what nobody asked for is filtered out on arrival.
+    """
+    families: dict[tuple[int, tuple[str, ...]], list[list[str]]] = defaultdict(list)
+    for pattern in patterns:
+        tokens = pattern.subject.split(".")
+        families[len(tokens), tuple(tokens[:3])].append(tokens)
+    return [
+        ".".join(column[0] if len(set(column)) == 1 else "*" for column in zip(*rows, strict=True))
+        for rows in families.values()
+    ]
+
+
+def read(subject: str, data: bytes, patterns: Iterable[Pattern[Message]]) -> Message | None:
+    """The message, if one of the patterns wants it. One that cannot be decoded is logged and skipped."""
+    wanted = [pattern for pattern in patterns if pattern.matches(subject)]
+    if not wanted:
+        return None
+    try:
+        message = decode(subject, data)
+    except MessageError as error:
+        get_logger().warning("message.unreadable", subject=subject, error=str(error))
+        return None
+    return message if any(isinstance(message, pattern.kind) for pattern in wanted) else None
+
+
+async def answer(
+    subject: str, data: bytes, pattern: Pattern[Message], handler: Callable[[Message], Awaitable[BaseModel]]
+) -> bytes | None:
+    """What the handler says to a request, as JSON; None when it cannot be read or the handler failed (logged)."""
+    message = read(subject, data, [pattern])
+    if message is None:
+        return None
+    try:
+        reply = await handler(message)
+    except Exception as error:
+        get_logger().error("request.failed", subject=subject, cause=message.cause, error=repr(error), exc_info=error)
+        return None
+    return reply.model_dump_json(exclude_none=True).encode()

