@@ -1,0 +1,30 @@
+"""Becomes a pod's process: ``python -I -S launch.py <kubelet's pid> <command …>``.
+
+Dies with kubelet (PR_SET_PDEATHSIG survives exec), so that a killed stack leaves nothing behind. A program of its own
+and not a ``preexec_fn``, since forking without exec from a process with gRPC threads can hang.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Tie this process to kubelet's life, then become the command."""
+    parent, *command = sys.argv[1:]
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        sys.exit(f"launch: prctl: {os.strerror(ctypes.get_errno())}")
+    if os.getppid() != int(parent):  # kubelet died before prctl
+        sys.exit(137)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"{command[0]}: {error.strerror}\n")
+        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+if __name__ == "__main__":
+    main()

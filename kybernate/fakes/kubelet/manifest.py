@@ -1,0 +1,262 @@
+"""Plain v1 Pods from YAML, checked. Pure but for ``load``.
+
+Only what a local process needs is read; the rest of a Pod (images, volumes, probes) is kept and ignored.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_REFERENCE = re.compile(r"\$(\$|\(([^)]*)\))")
+_POLICIES = ("Always", "OnFailure", "Never")
+DEFAULT_GRACE_SECONDS = 30.0
+
+
+class ManifestError(Exception):
+    """A pod cannot be run as written; the text says where, what, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvVar:
+    """One variable: a value that may refer to others as ``$(NAME)``, or a field of the pod."""
+
+    name: str
+    value: str = ""
+    field_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSpec:
+    """One container: what is run, with which devices."""
+
+    name: str
+    image: str
+    command: tuple[str, ...]
+    """Command and args in one."""
+    env: tuple[EnvVar, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Extended resources only, by name."""
+    port: int | None = None
+    init: bool = False
+    sidecar: bool = False
+    """An init container that keeps running (restartPolicy Always)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
+    """One pod as its author wrote it. Init containers come first, in order."""
+
+    namespace: str
+    name: str
+    containers: tuple[ContainerSpec, ...]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    restart_policy: str = "Always"
+    grace_seconds: float = DEFAULT_GRACE_SECONDS
+    node_name: str = ""
+    """Set: the scheduler is passed over and kubelet admits at once, whatever the node has."""
+    document: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+
+def load(path: Path) -> tuple[PodSpec, ...]:
+    """All pods of a YAML file (several documents and Lists are fine). Raises ManifestError."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ManifestError(f"{path}: {error.strerror or error}; name a file with v1 Pods") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, place: str) -> tuple[PodSpec, ...]:
+    """All pods of a YAML text. Raises ManifestError naming ``place``."""
+    try:
+        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}:" if mark else ""
+        raise ManifestError(f"{place}:{line} no valid YAML: {getattr(error, 'problem', error)}") from error
+    pods = [
+        parse_pod(item, f"{place}: document {number}{where}")
+        for number, document in enumerate(documents, 1)
+        for where, item in _items(document)
+    ]
+    seen: set[str] = set()
+    for pod in pods:
+        if pod.key in seen:
+            raise ManifestError(f"{place}: two pods are called {pod.key}; give each its own metadata.name")
+        seen.add(pod.key)
+    return tuple(pods)
+
+
+def parse_pod(document: object, place: str) -> PodSpec:
+    """One v1 Pod. Raises ManifestError."""
+    pod = _Reader(document, place)
+    if pod.text("kind") != "Pod" or pod.text("apiVersion") != "v1":
+        raise ManifestError(f"{place}: is {document!r:.60}; only kind: Pod with apiVersion: v1 can be run here")
+    meta, spec = pod.reader("metadata"), pod.reader("spec")
+    namespace, name = meta.text("namespace", "default"), meta.text("name")
+    for field_name, value in (("namespace", namespace), ("name", name)):
+        if not _DNS_LABEL.fullmatch(value):
+            raise ManifestError(f"{meta.place}.{field_name}: {value!r}; use small letters, digits and '-'")
+    policy = spec.text("restartPolicy", "Always")
+    if policy not in _POLICIES:
+        raise ManifestError(f"{spec.place}.restartPolicy: {policy!r}; known are {', '.join(_POLICIES)}")
+    inits = [_container(reader, init=True) for reader in spec.readers("initContainers")]
+    mains = [_container(reader, init=False) for reader in spec.readers("containers")]
+    if not mains:
+        raise ManifestError(f"{spec.place}.containers: is empty; a pod needs at least one container")
+    names = [container.name for container in (*inits, *mains)]
+    if len(set(names)) < len(names):
+        raise ManifestError(f"{spec.place}: two containers have the same name; names are {', '.join(names)}")
+    return PodSpec(
+        namespace=namespace,
+        name=name,
+        containers=(*inits, *mains),
+        labels=meta.texts("labels"),
+        annotations=meta.texts("annotations"),
+        restart_policy=policy,
+        grace_seconds=spec.number("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS),
+        node_name=spec.text("nodeName", ""),
+        document=document if isinstance(document, dict) else {},
+    )
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """Kubelet's ``$(NAME)``: known names are replaced, unknown ones stay, ``$$`` is a dollar sign."""
+
+    def value(match: re.Match[str]) -> str:
+        return "$" if match[1] == "$" else env.get(match[2], match[0])
+
+    return _REFERENCE.sub(value, text)
+
+
+def _items(document: object) -> Iterator[tuple[str, object]]:
+    if isinstance(document, dict) and document.get("kind") in ("List", "PodList"):
+        for number, item in enumerate(document.get("items") or ()):
+            yield f" items[{number}]", item
+    else:
+        yield "", document
+
+
+def _container(reader: "_Reader", *, init: bool) -> ContainerSpec:
+    name = reader.text("name")
+    if not _DNS_LABEL.fullmatch(name):
+        raise ManifestError(f"{reader.place}.name: {name!r}; use small letters, digits and '-'")
+    command = (*reader.strings("command"), *reader.strings("args"))
+    if not reader.strings("command"):
+        raise ManifestError(f"{reader.place}.command: is missing; a local process has no image to take it from")
+    ports = [port.number("containerPort", None) for port in reader.readers("ports")]
+    return ContainerSpec(
+        name=name,
+        image=reader.text("image", ""),
+        command=command,
+        env=tuple(_env(entry) for entry in reader.readers("env")),
+        limits=_limits(reader.reader("resources", optional=True)),
+        port=int(ports[0]) if ports else None,
+        init=init,
+        sidecar=init and reader.text("restartPolicy", "") == "Always",
+    )
+
+
+def _env(reader: "_Reader") -> EnvVar:
+    name = reader.text("name")
+    if "valueFrom" not in reader.data:
+        return EnvVar(name, reader.text("value", ""))
+    path = reader.reader("valueFrom").reader("fieldRef").text("fieldPath")
+    known = ("status.podIP", "metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName")
+    if path not in known:
+        raise ManifestError(f"{reader.place}.valueFrom.fieldRef: {path!r}; this kubelet knows {', '.join(known)}")
+    return EnvVar(name, field_path=path)
+
+
+def _limits(reader: "_Reader") -> dict[str, int]:
+    """Extended resources; for these the API server wants whole numbers and requests equal to limits."""
+    limits, requests = reader.reader("limits", optional=True), reader.reader("requests", optional=True)
+    found: dict[str, int] = {}
+    for resource, quantity in {**requests.data, **limits.data}.items():
+        if "/" not in str(resource):
+            continue
+        try:
+            count = int(str(quantity))
+        except ValueError:
+            count = -1
+        if count < 0:
+            raise ManifestError(f"{limits.place}.{resource}: {quantity!r}; must be a whole number")
+        if str(requests.data.get(resource, quantity)) != str(limits.data.get(resource)):
+            raise ManifestError(f"{reader.place}: requests and limits of {resource} must be equal; set limits only")
+        if count:
+            found[str(resource)] = count
+    return found
+
+
+class _Reader:
+    """A mapping of the document and where it stands in it."""
+
+    def __init__(self, data: object, place: str) -> None:
+        if not isinstance(data, dict):
+            raise ManifestError(f"{place}: is {data!r:.60}, must be a mapping")
+        self.data: dict[Any, Any] = data
+        self.place = place if place.endswith(":") or "." in place.rpartition(" ")[2] else f"{place}:"
+
+    def _at(self, name: str) -> str:
+        return f"{self.place} {name}" if self.place.endswith(":") else f"{self.place}.{name}"
+
+    def _get(self, name: str, default: object, kinds: tuple[type, ...], what: str) -> Any:
+        value = self.data.get(name)
+        if value is None:
+            if default is _REQUIRED:
+                raise ManifestError(f"{self._at(name)}: is missing, must be {what}")
+            return default
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise ManifestError(f"{self._at(name)}: is {value!r:.60}, must be {what}")
+        return value
+
+    def text(self, name: str, default: object = None) -> str:
+        """A string; required unless a default is given."""
+        return str(self._get(name, _REQUIRED if default is None else default, (str,), "text (in quotes)"))
+
+    def number(self, name: str, default: float | None) -> float:
+        """A number that is not negative."""
+        value = float(self._get(name, _REQUIRED if default is None else default, (int, float), "a number"))
+        if value < 0:
+            raise ManifestError(f"{self._at(name)}: is {value}, must not be negative")
+        return value
+
+    def strings(self, name: str) -> tuple[str, ...]:
+        """A list of strings; empty when absent."""
+        values = self._get(name, [], (list,), "a list of texts")
+        for number, value in enumerate(values):
+            if not isinstance(value, str):
+                raise ManifestError(f"{self._at(name)}[{number}]: is {value!r:.60}, must be text; put it in quotes")
+        return tuple(values)
+
+    def texts(self, name: str) -> dict[str, str]:
+        """A mapping of texts; empty when absent."""
+        values = self._get(name, {}, (dict,), "a mapping of texts")
+        for key, value in values.items():
+            if not isinstance(value, str):
+                raise ManifestError(f"{self._at(name)}.{key}: is {value!r:.60}, must be text; put it in quotes")
+        return dict(values)
+
+    def reader(self, name: str, *, optional: bool = False) -> "_Reader":
+        """A mapping inside this one."""
+        data = self._get(name, {} if optional else _REQUIRED, (dict,), "a mapping")
+        return _Reader(data, self._at(name))
+
+    def readers(self, name: str) -> list["_Reader"]:
+        """A list of mappings; empty when absent."""
+        values = self._get(name, [], (list,), "a list")
+        return [_Reader(value, f"{self._at(name)}[{number}]") for number, value in enumerate(values)]
+
+
+_REQUIRED = object()

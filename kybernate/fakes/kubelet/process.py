@@ -1,0 +1,95 @@
+"""Containers as local processes: their address, their environment, their start and their end."""
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_LAUNCH = Path(__file__).with_name("launch.py")
+
+
+class StartError(Exception):
+    """A container cannot be created; the text is what the runtime would say."""
+
+
+def free_address(ports: Sequence[int], rng: random.Random) -> str:
+    """A loopback address of its own on which these TCP ports are free. Raises StartError after 50 tries."""
+    for _ in range(50):
+        address = f"127.{rng.randint(1, 254)}.{rng.randint(0, 254)}.{rng.randint(2, 254)}"
+        if all(_free(address, port) for port in ports):
+            return address
+    raise StartError(f"failed to set up the pod's network: no address in 127.0.0.0/8 has ports {list(ports)} free")
+
+
+def base_environment() -> dict[str, str]:
+    """What every container gets: this machine's environment without the stack's settings, this Python on PATH."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
+    env["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), env.get("PATH", os.defpath)))
+    return env
+
+
+@dataclass
+class Process:
+    """A running container: one process that leads a session of its own."""
+
+    child: asyncio.subprocess.Process
+
+    @classmethod
+    async def start(cls, command: Sequence[str], env: Mapping[str, str], log: Path) -> "Process":
+        """Start it with output appended to ``log``. Raises StartError when the command does not exist."""
+        if shutil.which(command[0], path=env.get("PATH")) is None:
+            raise StartError(f'exec: "{command[0]}": executable file not found in $PATH')
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), *command),
+                env=dict(env),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        return cls(child)
+
+    @property
+    def pid(self) -> int:
+        """The process id; stays the same from launch to exit."""
+        return self.child.pid
+
+    def signal(self, signum: signal.Signals) -> None:
+        """Send a signal to the container's whole process group; nothing happens when it is gone."""
+        if self.child.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signum)
+
+    async def wait(self) -> int:
+        """Until it ends; the exit code as a container runtime gives it (128 + signal)."""
+        code = await self.child.wait()
+        return code if code >= 0 else 128 - code
+
+    async def stop(self, grace_seconds: float) -> int:
+        """SIGTERM, then SIGKILL after the grace period (a stopped process only hears the latter)."""
+        self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_seconds):
+                return await self.wait()
+        except TimeoutError:
+            self.signal(signal.SIGKILL)
+            return await self.wait()
+
+
+def _free(address: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+    return True
