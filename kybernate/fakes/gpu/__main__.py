@@ -1,0 +1,78 @@
+"""``python -m kybernate.fakes.gpu``: the fake GPU driver as a process."""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kybernate import lifecycle, logs
+from kybernate.fakes.gpu.machine import Machine
+from kybernate.fakes.gpu.server import listening
+from kybernate.fakes.gpu.spec import PRESETS, MachineSpec, build_gpus, parse_links
+from kybernate.sizes import parse_bytes
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve until SIGTERM. Exit code 2: a wrong option; 1: the socket cannot be served."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        spec = build_spec(options)
+    except ValueError as error:
+        parser.error(str(error))
+    logs.configure("fake-gpu", level=options.log_level)
+    try:
+        asyncio.run(_serve(spec, options.socket))
+    except OSError as error:
+        logs.get_logger().error("driver.cannot_serve", socket=str(options.socket), error=str(error))
+        sys.exit(1)
+
+
+def build_spec(options: argparse.Namespace) -> MachineSpec:
+    """The machine that the options describe: a preset, and what differs from it. Raises ValueError."""
+    preset = PRESETS[options.preset]
+    memory_bytes = parse_bytes(options.memory) if options.memory else preset.memory_bytes
+    count = options.gpus or preset.count
+    gpus = build_gpus(count, memory_bytes, options.name or preset.name, options.seed)
+    usual_links = preset.links if count == preset.count or preset.links.endswith(":all") else "none"
+    bandwidth, speed = parse_bytes(options.bandwidth), options.speed
+    if bandwidth <= 0 or speed <= 0 or options.slots < 1:
+        raise ValueError("--bandwidth and --speed must be above 0, --slots at least 1")
+    return MachineSpec(
+        gpus=gpus,
+        links=parse_links(usual_links if options.links is None else options.links, gpus),
+        bandwidth=bandwidth,
+        slots=options.slots,
+        host_memory_bytes=parse_bytes(options.host_memory) if options.host_memory else 4 * count * memory_bytes,
+        speed=speed,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m kybernate.fakes.gpu", description="The fake GPU driver.")
+    add = parser.add_argument
+    add("--socket", type=Path, required=True, help="unix socket to serve at")
+    add("--preset", choices=sorted(PRESETS), default="default", help="the machine; other options override it")
+    add("--gpus", type=int, help="number of GPUs")
+    add("--memory", help="memory of each GPU, e.g. 80GiB")
+    add("--links", help="none, nvlink:0-1,2-3 or nvswitch:all")
+    add("--name", help="name of the GPUs")
+    add("--seed", default="0", help="makes other UUIDs, for a second machine")
+    add("--bandwidth", default="48G", help="bytes per model second of a checkpoint or restore")
+    add("--speed", type=float, default=float(os.environ.get("KYB_SPEED", "1")), help="model seconds per wall second")
+    add("--slots", type=int, default=1, help="seats that may have memory on one GPU; more is a violation")
+    add("--host-memory", help="room for the copies of parked processes; default: four times all GPUs")
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    return parser
+
+
+async def _serve(spec: MachineSpec, path: Path) -> None:
+    async with listening(Machine(spec), path):
+        logs.get_logger().info("driver.listening", socket=str(path), gpus=len(spec.gpus), speed=spec.speed)
+        await lifecycle.run(serve=asyncio.Event().wait())
+
+
+if __name__ == "__main__":
+    main()

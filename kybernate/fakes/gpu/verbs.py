@@ -1,0 +1,172 @@
+"""The checkpoint API: lock, checkpoint, restore, unlock and the queries, with the rules measured on drivers. Pure."""
+
+import math
+from collections.abc import Callable
+
+from kybernate.fakes.gpu.arguments import gpu_permutation, integer
+from kybernate.fakes.gpu.codes import Code, State
+from kybernate.fakes.gpu.own_calls import OwnCalls
+from kybernate.fakes.gpu.process import Answer, Call, Kill, Operation, Process, RefusedError, Target
+from kybernate.fakes.gpu.violations import Kind
+from kybernate.fakes.gpu.world import Result, World
+
+
+class Verbs:
+    """Calls about a process, from whoever. They queue: one operation per process, none while it is stopped."""
+
+    def __init__(self, world: World, own_calls: OwnCalls) -> None:
+        self._world = world
+        self._own_calls = own_calls
+        self.table: dict[str, Callable[[Process, Call], Result | None]] = {
+            "get_state": lambda process, _: {"state": process.state.value},
+            "lock": self._lock,
+            "checkpoint": self._checkpoint,
+            "restore": self._restore,
+            "unlock": self._unlock,
+        }
+
+    def run(self, call: Call, target: Target) -> Result | None:
+        """A call came in; None: the answer comes with ``advance`` or ``finish_due``, or never."""
+        pid = integer(call.arguments, "pid")
+        process = self._world.processes.get(pid)
+        if process is None and not target.exists:
+            raise RefusedError(Code.OPERATING_SYSTEM, f"no process {pid}")
+        if process is None or target.zombie:
+            raise RefusedError(Code.NOT_INITIALIZED, f"process {pid} does not use the GPU driver")
+        if call.name == "get_restore_tid":
+            return {"tid": pid}
+        if call.name != "get_state":
+            self._check_epoch(process, call)
+        process.stopped = target.stopped
+        transfer = call.name in ("checkpoint", "restore")  # these hang midway, so that queries wait for them as well
+        if not transfer and self._world.faults.take("hang", process, call.name) is not None:
+            return None
+        process.verbs.append(call)
+        self.advance(process)
+        return None
+
+    def advance(self, process: Process) -> None:
+        """Run the calls that wait for this process, as far as possible."""
+        while process.verbs and process.operation is None and not process.stopped:
+            call = process.verbs.popleft()
+            self._world.attempt(call, lambda call=call: self.table[call.name](process, call))  # type: ignore[misc]
+
+    def finish_due(self, process: Process) -> None:
+        """End an operation whose time has come; a stopped process comes to no end."""
+        operation = process.operation
+        if operation is None or process.stopped or operation.ends_at > self._world.now:
+            return
+        if operation.kills:
+            operation.ends_at = math.inf
+            self._world.effects.append(Kill(process.pid))
+            return
+        process.operation = None
+        if process.state is State.FAILED:  # a fatal XID came meanwhile
+            operation.code = Code.OPERATING_SYSTEM
+        if operation.code is Code.SUCCESS:
+            self._complete(process, operation.call.name)
+        self._world.effects.append(Answer(operation.call.token, operation.code, {}))
+        self.advance(process)
+
+    def _complete(self, process: Process, verb: str) -> None:
+        world = self._world
+        if verb == "checkpoint":
+            gpus, process.parked, process.memory = process.memory, process.memory, {}
+            world.totals["checkpoints"] += 1
+            world.enter(process, State.CHECKPOINTED)
+            world.memory_changed(gpus)
+        elif verb == "restore":
+            process.parked = {}
+            world.totals["restores"] += 1
+            world.enter(process, State.LOCKED)
+        else:
+            world.enter(process, State.LOCKED)
+
+    def _lock(self, process: Process, call: Call) -> Result | None:
+        timeout_seconds = integer(call.arguments, "timeout_ms", default=0) / 1000 or math.inf
+        _need(process, State.RUNNING, call)
+        world = self._world
+        busy = world.faults.take("busy", process)
+        if busy is not None:
+            process.busy_until = world.now + busy / world.spec.speed
+        wait_seconds = process.busy_until - world.now
+        if wait_seconds <= 0:
+            world.enter(process, State.LOCKED)
+            return {}
+        code = Code.SUCCESS if wait_seconds <= timeout_seconds else Code.NOT_READY
+        process.operation = Operation(call, world.now + min(wait_seconds, timeout_seconds), code)
+        return None
+
+    def _checkpoint(self, process: Process, call: Call) -> None:
+        _need(process, State.LOCKED, call)
+        world = self._world
+        for request in sorted(process.requests):
+            world.violated(Kind.CHECKPOINT_WITH_REQUEST, process, f"request {request} is being computed")
+        count, copies, room = process.used_bytes, world.parked_bytes(), world.spec.host_memory_bytes
+        operation = self._transfer(process, call, count)
+        if copies + count > room:
+            why = f"{count} bytes to copy beside {copies} of other parked processes; the host has {room}"
+            world.violated(Kind.CHECKPOINT_WITHOUT_HOST_MEMORY, process, why)
+        if copies + count > room or world.faults.take("die-mid-checkpoint", process) is not None:
+            operation.ends_at, operation.kills = (world.now + operation.ends_at) / 2, True
+
+    def _restore(self, process: Process, call: Call) -> None:
+        if process.state is State.FAILED:
+            raise RefusedError(Code.OPERATING_SYSTEM, "an earlier restore ran out of memory; kill the process")
+        _need(process, State.CHECKPOINTED, call)
+        world = self._world
+        moves = gpu_permutation(call.arguments, world.capacity)
+        wanted = {moves[gpu]: count for gpu, count in process.parked.items()}
+        short = sorted(gpu for gpu, count in wanted.items() if count > world.free_bytes(gpu))
+        if world.faults.take("oom", process) is not None or short:
+            self._lose(process, wanted, short)
+        process.memory = wanted
+        process.moved = {gpu: moves[process.moved.get(gpu, gpu)] for gpu in world.capacity}
+        self._transfer(process, call, sum(wanted.values()))
+        world.memory_changed(wanted)
+
+    def _lose(self, process: Process, wanted: dict[str, int], short: list[str]) -> None:
+        """Without room a real driver loses the process, and what it got until then stays held."""
+        world = self._world
+        for gpu in short:
+            why = f"restore wants {wanted[gpu]} bytes on {gpu}, {world.free_bytes(gpu)} are free"
+            world.violated(Kind.RESTORE_WITHOUT_ROOM, process, why, gpu)
+        process.memory = {gpu: min(count, world.free_bytes(gpu)) // 2 for gpu, count in wanted.items()}
+        process.parked = {}
+        world.enter(process, State.FAILED)
+        world.memory_changed(wanted, punish=False)
+        text = f"no room on {', '.join(short)}" if short else "injected fault"
+        raise RefusedError(Code.OUT_OF_MEMORY, f"{text}; the process is lost for good, kill it")
+
+    def _unlock(self, process: Process, call: Call) -> Result:
+        _need(process, State.LOCKED, call)
+        self._world.enter(process, State.RUNNING)
+        self._own_calls.resume(process)
+        return {}
+
+    def _transfer(self, process: Process, call: Call, count: int) -> Operation:
+        world, spec = self._world, self._world.spec
+        seconds = (spec.overhead_seconds + count / spec.bandwidth) * world.faults.slowness(process) / spec.speed
+        if world.faults.take("hang", process, call.name) is not None:
+            seconds = math.inf
+        process.operation = Operation(call, world.now + seconds)
+        return process.operation
+
+    def _check_epoch(self, process: Process, call: Call) -> None:
+        world, epoch = self._world, integer(call.arguments, "epoch")
+        moves = call.arguments.get("gpu_map")
+        gpus = {*process.memory, *process.parked}
+        if isinstance(moves, dict):
+            gpus |= {moves[gpu] for gpu in gpus if moves.get(gpu) in world.capacity}
+        for gpu in sorted(gpus):
+            if epoch < world.epochs[gpu]:
+                why = f"{call.name} with epoch {epoch}; {gpu} has seen {world.epochs[gpu]}"
+                world.violated(Kind.STALE_EPOCH, process, why, gpu)
+                raise RefusedError(Code.ILLEGAL_STATE, why)
+        for gpu in gpus:
+            world.epochs[gpu] = epoch
+
+
+def _need(process: Process, state: State, call: Call) -> None:
+    if process.state is not state:
+        raise RefusedError(Code.ILLEGAL_STATE, f"{call.name} needs {state}, process {process.pid} is {process.state}")
