@@ -303,7 +303,7 @@ class NatsBus:
 
     def _judge(self, error: Exception | None) -> None:
         """Note why the connection is away, and end the bus when trying again would be useless."""
-        if error is not None:
+        if error is not None and not isinstance(error, nats.errors.NoServersError):  # its reason was reported
             self._report(error)
         if refused(error):
             self._end = BusError(f"NATS at {self.place} refused this process: {error}; check its credentials")

@@ -1,0 +1,378 @@
+"""What every bus does, in memory and over NATS."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kybernate.bus.port import BusDownError, Entry, NoAnswerError, NotSetUpError, WrongRevisionError
+from kybernate.envelope import Message
+from kybernate.messages import (
+    ActivateSeat,
+    CommandReply,
+    ParkSeat,
+    SeatActivated,
+    SeatClosed,
+    SeatEvent,
+    SeatEvicted,
+    SeatParked,
+    TrafficSignal,
+)
+from kybernate.seat import SeatState
+from tests.bus.worlds import MemoryWorld, NatsWorld, World, eventually, nats_world, within
+
+SEATS = "kyb_seats"
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    if request.param == "memory":
+        yield MemoryWorld()
+        return
+    async with nats_world(tmp_path / "nats") as real:
+        yield real
+
+
+def activated(n: int = 0, **more: str) -> SeatActivated:
+    return SeatActivated(cause="test", node="n1", seat="s1", state=SeatState.ACTIVE, epoch=n, **more)
+
+
+def signal(n: int) -> TrafficSignal:
+    return TrafficSignal(cause="test", source="r0", model="org/Model-7B", seq=n)
+
+
+async def accept(_: Message) -> CommandReply:
+    return CommandReply(accepted=True, op="op1")
+
+
+async def take(messages: AsyncIterator[Message], count: int) -> list[Message]:
+    return [await within(anext(messages)) for _ in range(count)]
+
+
+async def snapshot(entries: AsyncIterator[Entry | None]) -> list[Entry]:
+    found: list[Entry] = []
+    while (entry := await within(anext(entries))) is not None:
+        found.append(entry)
+    return found
+
+
+async def test_messages_arrive_in_the_order_in_which_they_were_sent(world: World) -> None:
+    async with world.client() as sender, world.client() as reader, reader.subscribe(TrafficSignal.pattern()) as got:
+        for n in range(500):
+            await sender.publish(signal(n))
+        messages = await take(got, 500)
+    assert [m.seq for m in messages if isinstance(m, TrafficSignal)] == list(range(500))
+    assert messages[0] == signal(0).model_copy(update={"id": messages[0].id, "at": messages[0].at})
+
+
+async def test_the_order_holds_between_kinds_of_one_subscription(world: World) -> None:
+    kinds = (SeatClosed, SeatEvicted, SeatParked)
+    async with world.client() as bus, bus.subscribe(*(kind.pattern() for kind in kinds)) as got:
+        for n in range(300):
+            await bus.publish(activated(n))  # not asked for
+            await bus.publish(kinds[n * n % 3](cause="test", node="n1", seat="s1", state=SeatState.PARKING, epoch=n))
+        messages = await take(got, 300)
+    assert [m.epoch for m in messages if isinstance(m, SeatEvent)] == list(range(300))
+
+
+async def test_overlapping_patterns_bring_a_message_once(world: World) -> None:
+    async with world.client() as bus, bus.subscribe(SeatEvent.pattern(), SeatActivated.pattern(seat="s1")) as got:
+        await bus.publish(activated(1))
+        await bus.publish(activated(2))
+        assert [m.epoch for m in await take(got, 2) if isinstance(m, SeatEvent)] == [1, 2]
+
+
+async def test_a_subscription_brings_nothing_from_before(world: World) -> None:
+    async with world.client() as bus:
+        await bus.publish(activated(1))
+        await bus.flush()
+        async with bus.subscribe(SeatEvent.pattern()) as got:
+            await bus.publish(activated(2))
+            (message,) = await take(got, 1)
+    assert isinstance(message, SeatActivated)
+    assert message.epoch == 2
+
+
+async def test_a_subscription_ends_with_its_context(world: World) -> None:
+    async with world.client() as bus:
+        async with bus.subscribe(SeatEvent.pattern()) as got:
+            pass
+        assert [m async for m in got] == []
+
+
+async def test_a_message_that_cannot_be_read_is_skipped(world: World) -> None:
+    async with world.client() as bus, bus.subscribe(SeatEvent.pattern()) as got:
+        await world.inject("kyb.v1.evt.n1.s1.activated", b"{not json")
+        await world.inject("kyb.v1.evt.n1.s1.activated", b'{"cause": "x"}')
+        await world.inject("kyb.v1.evt.n1.s1.unheard-of", b"{}")
+        await bus.publish(activated(7))
+        (message,) = await take(got, 1)
+    assert isinstance(message, SeatActivated)
+    assert message.epoch == 7
+
+
+async def test_unknown_fields_are_ignored(world: World) -> None:
+    body = activated(3).body()[:-1] + b',"from_the_future": 1}'
+    async with world.client() as bus, bus.subscribe(SeatEvent.pattern()) as got:
+        await world.inject("kyb.v1.evt.n1.s1.activated", body)
+        (message,) = await take(got, 1)
+    assert isinstance(message, SeatActivated)
+    assert message.epoch == 3
+
+
+async def test_a_request_is_answered_by_the_one_who_serves_it(world: World) -> None:
+    async with world.client() as asker, world.client() as server:
+        async with server.serve(ActivateSeat.pattern(node="n1"), accept):
+            command = ActivateSeat(cause="test", node="n1", seat="s1")
+            assert (await asker.request(command, CommandReply, timeout=5)).op == "op1"
+            with pytest.raises(NoAnswerError, match="nobody serves"):
+                await asker.request(ParkSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=5)
+        with pytest.raises(NoAnswerError, match="nobody serves"):
+            await asker.request(command, CommandReply, timeout=5)
+
+
+async def test_a_handler_takes_one_request_at_a_time(world: World) -> None:
+    running, most = 0, 0
+
+    async def count(_: Message) -> CommandReply:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return CommandReply(accepted=True)
+
+    async with world.client() as bus, bus.serve(ActivateSeat.pattern(), count):
+        command = ActivateSeat(cause="test", node="n1", seat="s1")
+        await asyncio.gather(*(bus.request(command, CommandReply, timeout=5) for _ in range(5)))
+    assert most == 1
+
+
+async def test_a_request_without_an_answer_in_time_has_an_unknown_outcome(world: World) -> None:
+    asked = asyncio.Event()
+
+    async def never(_: Message) -> CommandReply:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with world.client() as bus, bus.serve(ActivateSeat.pattern(), never):
+        with pytest.raises(NoAnswerError, match="may have been done or not"):
+            await bus.request(ActivateSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=0.2)
+    assert asked.is_set()
+
+
+async def test_a_handler_that_raises_ends_nobody_elses_request(world: World) -> None:
+    async def moody(message: Message) -> CommandReply:
+        assert isinstance(message, ActivateSeat)
+        if message.seat == "bad":
+            raise RuntimeError("a bug")
+        return CommandReply(accepted=True)
+
+    async with world.client() as bus, bus.serve(ActivateSeat.pattern(), moody):
+        with pytest.raises(NoAnswerError):
+            await bus.request(ActivateSeat(cause="test", node="n1", seat="bad"), CommandReply, timeout=0.2)
+        await world.inject("kyb.v1.cmd.n1.s1.activate", b"no json")
+        good = ActivateSeat(cause="test", node="n1", seat="good")
+        assert (await bus.request(good, CommandReply, timeout=5)).accepted
+
+
+async def test_nothing_is_sent_later_after_an_outage(world: World) -> None:
+    changes: list[bool] = []
+    async with world.client() as sender, world.client() as reader, reader.subscribe(SeatEvent.pattern()) as got:
+        sender.on_change(changes.append)
+        bucket = await sender.bucket(SEATS)
+        await bucket.put("n1.s1", b"before")
+        await world.stop()
+        await eventually(lambda: not sender.connected and not reader.connected)
+        for forbidden in (
+            sender.publish(activated(1)),
+            sender.request(ActivateSeat(cause="x", node="n1", seat="s1"), CommandReply, timeout=1),
+            sender.flush(),
+            bucket.put("n1.s1", b"during"),
+            bucket.get("n1.s1"),
+            sender.bucket(SEATS),
+        ):
+            with pytest.raises(BusDownError):
+                await forbidden
+        await world.start()
+        await within(sender.until_connected())
+        await within(reader.until_connected())
+        await sender.publish(activated(2))
+        (message,) = await take(got, 1)
+        assert isinstance(message, SeatActivated)
+        assert message.epoch == 2
+        entry = await bucket.get("n1.s1")
+        assert entry is not None
+        assert entry.value == b"before"
+        await eventually(lambda: changes == [False, True])
+
+
+async def test_a_request_under_way_ends_when_the_connection_is_lost(world: World) -> None:
+    asked = asyncio.Event()
+
+    async def never(_: Message) -> CommandReply:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with world.client() as asker, world.client() as server, server.serve(ActivateSeat.pattern(), never):
+        command = ActivateSeat(cause="test", node="n1", seat="s1")
+        asking = asyncio.create_task(asker.request(command, CommandReply, timeout=60))
+        await within(asked.wait())
+        await world.stop()
+        with pytest.raises(NoAnswerError, match="connection was lost"):
+            await within(asking)
+
+
+async def test_what_was_entered_during_an_outage_is_in_force_after_it(world: World) -> None:
+    async with world.client() as bus:
+        bucket = await bus.bucket(SEATS)
+        await bucket.put("n1.s1", b"1")
+        await world.stop()
+        await eventually(lambda: not bus.connected)
+        async with (
+            bus.subscribe(SeatEvent.pattern()) as got,
+            bus.serve(ActivateSeat.pattern(), accept),
+            bucket.watch() as entries,
+        ):
+            await world.start()
+            await within(bus.until_connected())
+            await bus.publish(activated(5))
+            await take(got, 1)
+            await bus.request(ActivateSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=5)
+            assert [entry.key for entry in await snapshot(entries)] == ["n1.s1"]
+
+
+async def test_a_bucket_keeps_the_last_value_of_each_key(world: World) -> None:
+    async with world.client() as bus:
+        bucket = await bus.bucket(SEATS)
+        assert await bucket.get("n1.s1") is None
+        first = await bucket.put("n1.s1", b"1")
+        second = await bucket.put("n1.s1", b"2")
+        await bucket.put("n10.s1", b"other")
+        assert second > first
+        assert await bucket.get("n1.s1") == Entry("n1.s1", b"2", second)
+        assert [e.key for e in await bucket.entries()] == ["n1.s1", "n10.s1"]
+        assert await bucket.entries("n1.") == [Entry("n1.s1", b"2", second)]
+        assert len(await bucket.entries("n1")) == 2
+        await bucket.delete("n1.s1")
+        assert await bucket.get("n1.s1") is None
+        assert await bucket.entries("n1.") == []
+
+
+async def test_compare_and_set_refuses_whoever_does_not_know_the_present(world: World) -> None:
+    async with world.client() as bus:
+        bucket = await bus.bucket(SEATS)
+        first = await bucket.update("n1.s1", b"1", revision=0)
+        with pytest.raises(WrongRevisionError):
+            await bucket.update("n1.s1", b"x", revision=0)
+        second = await bucket.update("n1.s1", b"2", revision=first)
+        with pytest.raises(WrongRevisionError):
+            await bucket.update("n1.s1", b"x", revision=first)
+        with pytest.raises(WrongRevisionError):
+            await bucket.update("n1.s2", b"x", revision=second)
+        assert await bucket.get("n1.s1") == Entry("n1.s1", b"2", second)
+        await bucket.delete("n1.s1")
+        with pytest.raises(WrongRevisionError):
+            await bucket.update("n1.s1", b"x", revision=second)
+        assert await bucket.update("n1.s1", b"again", revision=0) > second
+
+
+async def test_of_two_writers_with_the_same_knowledge_one_wins(world: World) -> None:
+    async with world.client() as one, world.client() as other:
+        buckets = [await bus.bucket(SEATS) for bus in (one, other)]
+        revision = await buckets[0].put("n1.s1", b"0")
+        outcomes = await asyncio.gather(
+            *(bucket.update("n1.s1", b"mine", revision=revision) for bucket in buckets), return_exceptions=True
+        )
+    assert {type(outcome) for outcome in outcomes} == {int, WrongRevisionError}
+
+
+async def test_a_watch_gives_the_present_then_none_then_changes(world: World) -> None:
+    async with world.client() as writer, world.client() as reader:
+        theirs, ours = await writer.bucket(SEATS), await reader.bucket(SEATS)
+        async with ours.watch() as entries:
+            assert await snapshot(entries) == []
+        await theirs.put("n1.gone", b"0")
+        await theirs.delete("n1.gone")
+        await theirs.put("n1.s1", b"1")
+        await theirs.put("n2.s1", b"2")
+        async with ours.watch("n1.") as entries:
+            assert [(e.key, e.value) for e in await snapshot(entries)] == [("n1.s1", b"1")]
+            await theirs.put("n2.s1", b"3")  # not watched
+            await theirs.put("n1.s2", b"4")
+            await theirs.put("n1.s1", b"5")
+            await theirs.delete("n1.s2")
+            changes = [await within(anext(entries)) for _ in range(3)]
+        assert [(e.key, e.value) for e in changes if e] == [("n1.s2", b"4"), ("n1.s1", b"5"), ("n1.s2", None)]
+        assert [e async for e in entries] == []
+
+
+async def test_after_a_reconnect_a_watch_gives_the_whole_snapshot_again(world: World) -> None:
+    async with world.client() as bus:
+        bucket = await bus.bucket(SEATS)
+        await bucket.put("n1.s1", b"1")
+        await bucket.put("n1.s2", b"2")
+        async with bucket.watch() as entries:
+            assert len(await snapshot(entries)) == 2
+            await world.stop()
+            await eventually(lambda: not bus.connected)
+            await world.start()
+            again = await snapshot(entries)
+            assert [(e.key, e.value) for e in again] == [("n1.s1", b"1"), ("n1.s2", b"2")]
+            await bucket.put("n1.s3", b"3")
+            entry = await within(anext(entries))
+            assert entry is not None
+            assert entry.key == "n1.s3"
+
+
+async def test_a_missing_bucket_says_what_to_run(world: World) -> None:
+    async with world.client() as bus:
+        with pytest.raises(NotSetUpError, match="kyb bus init"):
+            await bus.bucket("kyb_nothing")
+
+
+async def test_events_are_replayed_after_an_id(world: World) -> None:
+    async with world.client() as bus:
+        assert [m async for m in bus.replay()] == []
+        sent = [activated(n) for n in range(5)]
+        for message in sent:
+            await bus.publish(message)
+        await bus.publish(sent[1])  # said twice, kept once
+        await bus.publish(signal(1))  # no event
+        await bus.flush()
+        assert [m.id async for m in bus.replay()] == [m.id for m in sent]
+        assert [m async for m in bus.replay(after_id=sent[2].id)] == sent[3:]
+        assert [m async for m in bus.replay(after_id=sent[4].id)] == []
+        assert [m async for m in bus.replay(after_id="unknown")] == sent
+
+
+async def test_losing_the_disk_loses_history_and_no_seats(world: World) -> None:
+    async with world.client() as bus:
+        bucket = await bus.bucket(SEATS)
+        await bucket.put("n1.s1", b"1")
+        await bus.publish(activated(1))
+        await bus.flush()
+        async with bucket.watch() as entries:
+            assert len(await snapshot(entries)) == 1
+            await world.stop()
+            await world.wipe()
+            await world.start()
+            await within(bus.until_connected())
+            if isinstance(world, NatsWorld):
+                with pytest.raises(NotSetUpError, match="kyb bus init"):
+                    await bucket.put("n1.s1", b"2")
+                with pytest.raises(NotSetUpError, match="kyb bus init"):
+                    await bus.bucket(SEATS)
+                await world.init()
+            assert [(e.key, e.value) for e in await snapshot(entries)] == [("n1.s1", None)]
+            await bucket.put("n1.s1", b"2")
+            entry = await within(anext(entries))
+            assert entry is not None
+            assert (entry.key, entry.value) == ("n1.s1", b"2")
+        assert [m async for m in bus.replay()] == []
+        await bus.publish(activated(2))
+        await bus.flush()
+        assert len([m async for m in bus.replay()]) == 1
