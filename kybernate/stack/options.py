@@ -1,0 +1,78 @@
+"""What a stack is told, and the checks that need no process: all before anything is started."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from kybernate.config import NodeConfig, load
+from kybernate.config_errors import ConfigError
+from kybernate.fakes.gpu.spec import build_gpus
+from kybernate.gpus import Gpu
+from kybernate.pod_file import PodSpec, check_seats, check_vram, load_pods
+from kybernate.sizes import parse_bytes
+from kybernate.topology import Topology, plan
+
+LAPTOP = Path(__file__).with_name("laptop")
+"""The configuration and the pods that ``kyb up`` starts when it is told nothing."""
+NODE = "laptop"
+GPU_NAME = "Fake GPU"
+
+
+@dataclass(frozen=True)
+class StackOptions:
+    """One stack of real processes on fake GPUs."""
+
+    config: Path = LAPTOP / "config.yaml"
+    pods: Path = LAPTOP / "pods.yaml"
+    port: int | None = None
+    """The router's port; None takes 8780, or a free one when that is taken."""
+    gpus: int = 4
+    memory: str = "80GiB"
+    """Of each GPU."""
+    speed: float = 1.0
+    """Model seconds per wall second."""
+    nats_url: str | None = None
+    """A nats-server that runs already; None starts one."""
+    two_buses: bool = False
+    """Manager and checkpointer talk over a nats-server of their own, as on a real node."""
+    log_format: Literal["json", "pretty"] = "json"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    announce: bool = True
+    """Write the stack file, by which ``kyb status`` and the others find this stack; never over a live stack's."""
+    replace: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Other command lines for processes, by name; ``{folder}`` and every known argument stay the test's business."""
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """More ``KYB_*`` variables, by process name."""
+    arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """More command-line arguments, by process name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the files come to on this machine."""
+
+    config: NodeConfig
+    topology: Topology
+    pods: tuple[PodSpec, ...]
+
+
+def check(options: StackOptions) -> Plan:
+    """Read and check everything that a person wrote. Raises ConfigError."""
+    config = load(options.config)
+    try:
+        topology = plan(config, fake_gpus(options.gpus, options.memory))
+    except ValueError as error:
+        raise ConfigError(f"--gpus {options.gpus} --memory {options.memory}: {error}") from None
+    pods = load_pods(options.pods, config)
+    check_seats(options.pods, pods, topology.groups)
+    check_vram(options.pods, pods, topology.groups)
+    return Plan(config, topology, pods)
+
+
+def fake_gpus(count: int, memory: str) -> tuple[Gpu, ...]:
+    """The GPUs that the fake driver will show. Raises ValueError for a wrong count or size."""
+    return tuple(
+        Gpu(spec.index, spec.uuid, spec.minor, spec.pci_bus_id, spec.name, spec.memory_bytes, spec.numa_node)
+        for spec in build_gpus(count, parse_bytes(memory), GPU_NAME)
+    )

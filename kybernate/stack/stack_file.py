@@ -1,0 +1,104 @@
+"""How the other commands find a stack: one small JSON file per user, held by the first live stack.
+
+A kernel lock on its folder says whether a live stack holds it; a killed stack loses the lock, so nothing is guessed
+from process ids.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class StackFileError(Exception):
+    """The folder of the stack file cannot be used; the text says why."""
+
+
+def stack_file() -> Path:
+    """``$XDG_RUNTIME_DIR/kybernate/stack.json``, or ``/tmp/kybernate-<uid>/stack.json`` where that is unset."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) / "kybernate" if runtime else Path(f"/tmp/kybernate-{os.getuid()}")
+    return folder / "stack.json"
+
+
+def find_stack() -> dict[str, Any] | None:
+    """What the live stack wrote; None when none runs."""
+    path = stack_file()
+    with contextlib.suppress(OSError, ValueError):
+        content = json.loads(path.read_text())
+        if isinstance(content, dict) and _locked(path.parent):
+            return content
+    return None
+
+
+class StackFile:
+    """The right to write the file, as long as this object holds it."""
+
+    def __init__(self) -> None:
+        self.path = stack_file()
+        self._lock: int | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether this stack owns the file."""
+        return self._lock is not None
+
+    def claim(self) -> bool:
+        """Take the file if no live stack holds it. Raises StackFileError when the folder is not ours to use."""
+        folder = self.path.parent
+        for _ in range(5):  # the folder may vanish under our hands when another stack ends
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise StackFileError(f"{folder}: {error.strerror}; remove it or set XDG_RUNTIME_DIR") from None
+            if os.fstat(descriptor).st_uid != os.getuid():
+                os.close(descriptor)
+                raise StackFileError(f"{folder} belongs to somebody else; remove it or set XDG_RUNTIME_DIR")
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                time.sleep(0.01)  # a command that looks for a stack touches the lock for an instant
+                continue
+            if folder.exists() and os.stat(folder).st_ino == os.fstat(descriptor).st_ino:
+                self._lock = descriptor
+                return True
+            os.close(descriptor)
+        return False
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Put the content there in one step; does nothing when another stack holds the file."""
+        if self._lock is None:
+            return
+        draft = self.path.with_suffix(".tmp")
+        draft.write_text(json.dumps(content, indent=2) + "\n")
+        draft.replace(self.path)
+
+    def release(self) -> None:
+        """Remove the file and let go."""
+        if self._lock is None:
+            return
+        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
+        os.close(self._lock)
+        self._lock = None
+
+
+def _locked(folder: Path) -> bool:
+    """Whether somebody holds the lock; a shared lock for an instant tells."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
