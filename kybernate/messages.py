@@ -29,18 +29,18 @@ class TrafficSignal(Message):
     seat: str | None = None
     """The seat that these requests are assigned to; None leaves the choice to the manager."""
     tier: str = "standard"
-    waiting: int = Field(0, ge=0)
-    in_flight: int = Field(0, ge=0)
-    arrivals: int = Field(0, ge=0)
+    waiting: int = Field(default=0, ge=0)
+    in_flight: int = Field(default=0, ge=0)
+    arrivals: int = Field(default=0, ge=0)
     """Requests that arrived during the last ``window_seconds``."""
-    window_seconds: float = Field(1.0, gt=0)
-    oldest_wait_seconds: float | None = Field(None, ge=0)
+    window_seconds: float = Field(default=1.0, gt=0)
+    oldest_wait_seconds: float | None = Field(default=None, ge=0)
     """Age of the oldest waiting request, model seconds, at sending."""
     age_histogram: tuple[tuple[float, int], ...] = ()
     """Waiting requests by age: (upper bound in model seconds, count), optional."""
     seq: int = 0
     """Rises with each signal of one source; a lower one that comes late is dropped."""
-    ttl_seconds: float = Field(3.0, gt=0)
+    ttl_seconds: float = Field(default=3.0, gt=0)
 
 
 class Presence(Message):
@@ -144,7 +144,7 @@ class SeatTarget(BaseModel):
     """As kubelet reports it: ``containerd://…``, or ``process://<pid>`` from the fake kubelet."""
     gpus: tuple[str, ...]
     """UUIDs of the group's GPUs, in the group's order."""
-    vram_bytes: int = Field(0, ge=0)
+    vram_bytes: int = Field(default=0, ge=0)
     """Expected footprint over all GPUs together; 0 if not known yet."""
     backend: str = "cuda"
 

@@ -51,7 +51,7 @@ class SeatRecord(BaseModel):
     """Learned: seconds (model time) from the order to activate until it serves, eviction included."""
     manager_url: str = ""
     """Where the node's manager answers HTTP, for a router without NATS."""
-    reported_at: float = Field(0.0)
+    reported_at: float = Field(default=0.0)
     """Unix seconds of this write."""
 
     @property

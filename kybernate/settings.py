@@ -34,7 +34,7 @@ class Settings(BaseModel):
     """Stable name of this process among its like, e.g. router-0."""
     nats_url: str = "nats://127.0.0.1:4222"
     """The cluster bus."""
-    speed: float = Field(1.0, gt=0)
+    speed: float = Field(default=1.0, gt=0)
     """Model seconds per wall second; above 1 only with the fakes."""
     log_format: Literal["auto", "json", "pretty"] = "auto"
     """auto: pretty on a terminal, JSON elsewhere."""
@@ -42,7 +42,7 @@ class Settings(BaseModel):
     """Least important level that is written."""
     health_host: str = "127.0.0.1"
     """Address of /healthz, /readyz and /metrics."""
-    health_port: int = Field(0, ge=0, le=65535)
+    health_port: int = Field(default=0, ge=0, le=65535)
     """Port of /healthz, /readyz and /metrics; 0 takes a free one."""
 
     @classmethod

@@ -85,11 +85,15 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None  
 
 
 class NatsServer:
-    """``async with NatsServer(folder) as server``: a running server; its log is ``<folder>/nats-server.log``."""
+    """``async with NatsServer(folder) as server``: a running server; its log is ``<folder>/nats-server.log``.
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
+    ``port=0`` takes a free one and keeps it. ``arguments`` are added to the server's command line.
+    """
+
+    def __init__(self, folder: Path, port: int = 0, *, arguments: tuple[str, ...] = ()) -> None:
         self.folder = folder
         self.port = port
+        self._arguments = arguments
         self._any_port = port == 0
         self._process: asyncio.subprocess.Process | None = None
 
@@ -157,7 +161,7 @@ class NatsServer:
         self._process = None
 
     async def _launch(self) -> None:
-        argv = server_argv(self.folder, self.port)
+        argv = [*server_argv(self.folder, self.port), *self._arguments]
         with self.log.open("ab") as log:
             begin = log.tell()
             self._process = await asyncio.create_subprocess_exec(

@@ -34,8 +34,8 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield real
 
 
-def activated(n: int = 0, **more: str) -> SeatActivated:
-    return SeatActivated(cause="test", node="n1", seat="s1", state=SeatState.ACTIVE, epoch=n, **more)
+def activated(n: int) -> SeatActivated:
+    return SeatActivated(cause="test", node="n1", seat="s1", state=SeatState.ACTIVE, epoch=n)
 
 
 def signal(n: int) -> TrafficSignal:

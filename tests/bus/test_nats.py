@@ -1,0 +1,266 @@
+"""What is true of the bus over NATS alone."""
+
+import asyncio
+import datetime
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats
+import pytest
+import structlog
+from nats.aio.msg import Msg
+
+from kybernate.bus import open_bus
+from kybernate.bus.nats import NatsBus
+from kybernate.bus.port import BusDownError, BusError
+from kybernate.bus.server import NatsServer
+from kybernate.bus.setup import init, streams
+from kybernate.messages import ActivateSeat, AskJobs, CommandReply, JobReply, SeatActivated, SeatEvent, TrafficSignal
+from kybernate.seat import SeatState
+from tests.bus.worlds import eventually, within
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    async with NatsServer(tmp_path / "nats") as running:
+        yield running
+
+
+def activated(n: int) -> SeatActivated:
+    return SeatActivated(cause="test", node="n1", seat="s1", state=SeatState.ACTIVE, epoch=n)
+
+
+async def test_a_bus_may_be_opened_before_its_server_is_there(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "nats")
+    await server.start()
+    await server.stop()  # its port is known now, and nobody listens there
+    async with (
+        NatsBus.connect(server.url, source="test", name="test") as bus,
+        bus.subscribe(SeatEvent.pattern()) as got,
+    ):
+        assert not bus.connected
+        with pytest.raises(BusDownError, match=r"not connected to NATS at 127\.0\.0\.1"):
+            await bus.publish(activated(1))
+        await server.start()
+        try:
+            await within(bus.until_connected())
+            await bus.publish(activated(2))
+            message = await within(anext(got))
+        finally:
+            await server.stop()
+    assert isinstance(message, SeatActivated)
+    assert message.epoch == 2
+
+
+async def test_many_restarts_lose_no_subscription(server: NatsServer) -> None:
+    async with (
+        NatsBus.connect(server.url, source="test", name="test") as bus,
+        bus.subscribe(SeatEvent.pattern()) as got,
+    ):
+        for n in range(5):
+            await within(bus.until_connected())
+            await bus.publish(activated(n))
+            message = await within(anext(got))
+            assert isinstance(message, SeatActivated)
+            assert message.epoch == n
+            await server.kill()
+            await eventually(lambda: not bus.connected)
+            await server.start()
+
+
+async def test_publishing_through_a_restart_ends_in_sent_or_down(server: NatsServer) -> None:
+    """Whatever the moment of the loss: publish returns or says that the bus is down, and nobody comes late."""
+    arrived: list[int] = []
+    refused: set[int] = set()
+
+    async def write(bus: NatsBus) -> None:
+        for n in range(100_000):
+            try:
+                await bus.publish(activated(n))
+            except BusDownError:
+                refused.add(n)
+            await asyncio.sleep(0.001)
+
+    async def gather(got: AsyncIterator[object]) -> None:
+        async for message in got:
+            assert isinstance(message, SeatActivated)
+            arrived.append(message.epoch)
+
+    async with (
+        NatsBus.connect(server.url, source="test", name="writer") as writer,
+        NatsBus.connect(server.url, source="test", name="reader") as reader,
+        reader.subscribe(SeatEvent.pattern()) as got,
+    ):
+        await within(writer.until_connected())
+        await within(reader.until_connected())
+        tasks = [asyncio.create_task(write(writer)), asyncio.create_task(gather(got))]
+        for _ in range(3):
+            count = len(arrived)
+            await eventually(lambda count=count: len(arrived) > count + 20)  # type: ignore[misc]
+            await server.kill()
+            await eventually(lambda: not writer.connected)
+            await server.start()
+        count = len(arrived)
+        await eventually(lambda: len(arrived) > count + 20)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    assert arrived == sorted(arrived)
+    assert refused
+    assert not refused & set(arrived)
+
+
+async def test_two_servers_are_two_buses(server: NatsServer, tmp_path: Path) -> None:
+    async def accept(_: object) -> JobReply:
+        return JobReply(accepted=True)
+
+    async with (
+        NatsServer(tmp_path / "node") as node_server,
+        NatsBus.connect(server.url, source="test", name="cluster") as cluster,
+        NatsBus.connect(node_server.url, source="test", name="node") as node,
+        cluster.subscribe(SeatEvent.pattern()) as on_cluster,
+        node.subscribe(SeatEvent.pattern()) as on_node,
+        node.serve(AskJobs.pattern(node="n1"), accept),
+    ):
+        await within(cluster.until_connected())
+        await within(node.until_connected())
+        question = AskJobs(cause="test", node="n1", epoch=0)
+        assert (await node.request(question, JobReply, timeout=5)).accepted
+        with pytest.raises(BusError, match="nobody serves"):
+            await cluster.request(question, JobReply, timeout=5)
+        await cluster.publish(activated(1))
+        await node.publish(activated(2))
+        assert (await within(anext(on_cluster))).epoch == 1  # type: ignore[attr-defined]
+        assert (await within(anext(on_node))).epoch == 2  # type: ignore[attr-defined]
+        await server.kill()
+        await eventually(lambda: not cluster.connected)
+        assert (await node.request(question, JobReply, timeout=5)).accepted
+
+
+async def test_events_are_cloud_events_and_signals_are_plain(server: NatsServer) -> None:
+    got: asyncio.Queue[Msg] = asyncio.Queue()
+    raw = await nats.connect(server.url)
+    await raw.subscribe("kyb.v1.>", cb=got.put)
+    await raw.flush()
+    event = activated(3)
+    async with NatsBus.connect(server.url, source="kyb/test/t0", name="test") as bus:
+        await within(bus.until_connected())
+        await bus.publish(event)
+        await bus.publish(TrafficSignal(cause="c", source="r", model="m"))
+        first, second = await within(got.get()), await within(got.get())
+    await raw.close()
+    assert first.headers is not None
+    assert first.headers["ce-type"] == "ai.kyb.v1.seat-activated"
+    assert first.headers["ce-source"] == "kyb/test/t0"
+    assert first.headers["Nats-Msg-Id"] == first.headers["ce-id"] == event.id
+    assert second.subject == "kyb.v1.sig.r.m"
+    assert not second.headers
+
+
+async def test_refused_credentials_end_the_bus(tmp_path: Path) -> None:
+    async with NatsServer(tmp_path / "nats", arguments=("--user", "kyb", "--pass", "right")) as guarded:
+        place = guarded.url.removeprefix("nats://")
+        async with NatsBus.connect(f"nats://kyb:wrong@{place}", source="test", name="test") as bus:
+            with pytest.raises(BusError, match="check its credentials") as caught:
+                await within(bus.closed())
+            assert "wrong" not in str(caught.value)
+            with pytest.raises(BusDownError):
+                await bus.publish(activated(1))
+        async with NatsBus.connect(f"nats://kyb:right@{place}", source="test", name="test") as bus:
+            await within(bus.until_connected())
+
+
+async def test_a_watch_that_missed_a_change_is_found_and_healed(server: NatsServer) -> None:
+    await init(server.url)
+    raw = await nats.connect(server.url)
+    js = raw.jetstream()
+    with structlog.testing.capture_logs() as logs:
+        async with NatsBus.connect(server.url, source="test", name="test", compare_seconds=0.1) as bus:
+            await within(bus.until_connected())
+            bucket = await bus.bucket("kyb_seats")
+            async with bucket.watch() as entries:
+                assert await within(anext(entries)) is None
+                # A paused consumer still sends heartbeats: the watch cannot know that it is deaf.
+                (consumer,) = await js.consumers_info("KV_kyb_seats")
+                until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
+                await js.pause_consumer("KV_kyb_seats", consumer.name, until.isoformat())
+                await bucket.put("n1.s1", b"1")
+                entry = await within(anext(entries))
+                assert entry is not None
+                assert entry.key == "n1.s1"
+    await raw.close()
+    assert [log["keys"] for log in logs if log["event"] == "watch.differs"] == [["n1.s1"]]
+
+
+async def test_a_watch_whose_consumer_is_removed_goes_on(server: NatsServer) -> None:
+    await init(server.url)
+    raw = await nats.connect(server.url)
+    js = raw.jetstream()
+    async with NatsBus.connect(server.url, source="test", name="test") as bus:
+        await within(bus.until_connected())
+        bucket = await bus.bucket("kyb_seats")
+        async with bucket.watch() as entries:
+            assert await within(anext(entries)) is None
+            (consumer,) = await js.consumers_info("KV_kyb_seats")
+            await js.delete_consumer("KV_kyb_seats", consumer.name)
+            await bucket.put("n1.s1", b"1")
+            entry = await within(anext(entries))
+            assert entry is not None
+            assert entry.key == "n1.s1"
+        assert await js.consumers_info("KV_kyb_seats") == []
+    await raw.close()
+
+
+async def test_a_large_bucket_comes_whole(server: NatsServer) -> None:
+    await init(server.url)
+    async with NatsBus.connect(server.url, source="test", name="test") as bus:
+        await within(bus.until_connected())
+        bucket = await bus.bucket("kyb_seats")
+        await asyncio.gather(*(bucket.put(f"n{n % 10}.s{n}", b"x" * 500) for n in range(1500)))
+        assert len(await bucket.entries()) == 1500
+        assert len(await bucket.entries("n3.")) == 150
+        async with bucket.watch("n3.") as entries:
+            keys = set()
+            while (entry := await within(anext(entries))) is not None:
+                keys.add(entry.key)
+        assert len(keys) == 150
+
+
+async def test_init_may_run_again_and_changes_nothing(server: NatsServer) -> None:
+    assert set(await init(server.url)) == {config.name for config in streams()}
+    async with NatsBus.connect(server.url, source="test", name="test") as bus:
+        await within(bus.until_connected())
+        await (await bus.bucket("kyb_seats")).put("n1.s1", b"1")
+        assert await init(server.url) == ()
+        assert len(await (await bus.bucket("kyb_seats")).entries()) == 1
+
+
+async def test_init_brings_an_older_stream_up_to_date(server: NatsServer) -> None:
+    raw = await nats.connect(server.url)
+    await raw.jetstream().add_stream(name="KYB_EVENTS", subjects=["kyb.v1.evt.>"], max_age=60)
+    assert "KYB_EVENTS" in await init(server.url)
+    info = await raw.jetstream().stream_info("KYB_EVENTS")
+    await raw.close()
+    assert info.config.max_age == 7 * 86_400
+
+
+async def test_init_says_that_no_server_answers(server: NatsServer) -> None:
+    await server.stop()
+    with pytest.raises(BusDownError, match="is it running"):
+        await init(server.url, timeout=1)
+
+
+async def test_the_answer_of_another_version_may_have_more_fields(server: NatsServer) -> None:
+    raw = await nats.connect(server.url)
+
+    async def reply(msg: Msg) -> None:
+        await msg.respond(b'{"accepted": true, "later": 1}' if b'"s1"' in msg.data else b"nonsense")
+
+    await raw.subscribe("kyb.v1.cmd.>", cb=reply)
+    await raw.flush()
+    async with open_bus(server.url, source="test", name="test") as bus:
+        await within(bus.until_connected())
+        assert (await bus.request(ActivateSeat(cause="c", node="n", seat="s1"), CommandReply, timeout=5)).accepted
+        with pytest.raises(BusError, match="is no CommandReply"):
+            await bus.request(ActivateSeat(cause="c", node="n", seat="s2"), CommandReply, timeout=5)
+    await raw.close()
