@@ -1,0 +1,1 @@
+"""The device plugin: what kubelet sees of Kybernate."""

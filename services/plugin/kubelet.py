@@ -1,0 +1,155 @@
+"""Being registered with kubelet, whatever happens to it: one socket and one registration per resource.
+
+Kubelet dials back inside Register, so the socket is served first. It forgets a plugin whose ListAndWatch ends, and
+everybody when it restarts; both mean: begin again, with a new server on a new socket. The old server is stopped
+before, since a gRPC server that stops late would unlink its successor's socket of the same name.
+"""
+
+import asyncio
+import os
+import random
+import socket
+import stat
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import grpc
+import grpc.aio
+
+from kybernate.logs import get_logger
+from kybernate.pb import deviceplugin_pb2 as pb
+from kybernate.pb import deviceplugin_pb2_grpc as rpc
+from kybernate.slugs import slug
+from services.plugin.servicer import OPTIONS, Node, SeatPlugin
+
+PREFIX = "kyb-"
+WATCH_SECONDS = 0.25
+"""How often kubelet's socket and the own one are looked at."""
+REGISTER_SECONDS = 15.0
+"""Kubelet itself gives the dial-back 10 s."""
+FIRST_LIST_SECONDS = 10.0
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.1, 5.0
+MAX_SOCKET_PATH = 107
+
+
+class NotRegisteredError(Exception):
+    """A registration did not come about, or ended; the text says why."""
+
+
+@dataclass
+class Registration:
+    """One resource at one kubelet."""
+
+    node: Node
+    resource: str
+    folder: Path
+    """Kubelet's device plugin folder."""
+    unmet: str | None = "not yet registered with kubelet"
+    """Why it is not registered; None when it is."""
+
+    def why_not(self) -> str | None:
+        """Why it is not registered; None when it is."""
+        return self.unmet
+
+    async def keep(self) -> NoReturn:
+        """Register and register again, for ever."""
+        pause = FIRST_RETRY_SECONDS
+        while True:
+            began = time.monotonic()
+            try:
+                await self._once()
+            except NotRegisteredError as error:
+                self.unmet = f"{self.resource}: {error}"
+                get_logger().warning("plugin.not_registered", resource=self.resource, reason=str(error))
+            lasted = time.monotonic() - began
+            pause = FIRST_RETRY_SECONDS if lasted > LAST_RETRY_SECONDS else min(LAST_RETRY_SECONDS, pause * 2)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+
+    async def _once(self) -> NoReturn:
+        """One registration from its beginning to its end. Raises NotRegisteredError."""
+        kubelet = self.folder / "kubelet.sock"
+        identity = await self._kubelet_there(kubelet)
+        own = self.folder / f"{PREFIX}{slug(self.resource.rpartition('/')[2])}-{uuid.uuid4().hex[:8]}.sock"
+        if len(os.fsencode(own)) > MAX_SOCKET_PATH:
+            raise NotRegisteredError(f"{own} is too long for a socket; use a shorter KYB_DEVICE_PLUGIN_DIR")
+        plugin = SeatPlugin(self.node, self.resource)
+        server = grpc.aio.server()
+        rpc.add_DevicePluginServicer_to_server(plugin, server)
+        try:
+            server.add_insecure_port(f"unix:{own}")
+            await server.start()
+            await self._register(kubelet, own.name)
+            await self._listened_to(plugin)
+            self.unmet = None
+            get_logger().info("plugin.registered", resource=self.resource, endpoint=own.name)
+            await self._until_over(plugin, kubelet, identity, own)
+        except RuntimeError as error:  # grpc.aio could not bind
+            raise NotRegisteredError(f"cannot serve {own}: {error}") from error
+        finally:
+            await server.stop(grace=0)
+            own.unlink(missing_ok=True)
+
+    async def _kubelet_there(self, kubelet: Path) -> tuple[int, ...]:
+        while (identity := _identity(kubelet)) is None:
+            self.unmet = f"{self.resource}: kubelet is not there (no {kubelet})"
+            await asyncio.sleep(WATCH_SECONDS)
+        return identity
+
+    async def _register(self, kubelet: Path, endpoint: str) -> None:
+        request = pb.RegisterRequest(version="v1beta1", endpoint=endpoint, resource_name=self.resource, options=OPTIONS)
+        # A subchannel pool of its own: a socket that refused once must not make the next channel fail unseen.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(f"unix:{kubelet}", options=options) as channel:
+            stub: rpc.RegistrationAsyncStub = rpc.RegistrationStub(channel)
+            try:
+                await stub.Register(request, timeout=REGISTER_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                raise NotRegisteredError(f"kubelet refused ({error.code().name}): {error.details()}") from error
+
+    async def _listened_to(self, plugin: SeatPlugin) -> None:
+        """Kubelet counts the seats only from the first list on."""
+        try:
+            async with asyncio.timeout(FIRST_LIST_SECONDS):
+                await plugin.streaming.wait()
+        except TimeoutError:
+            raise NotRegisteredError("kubelet accepted, but did not ask for the list of seats") from None
+
+    async def _until_over(self, plugin: SeatPlugin, kubelet: Path, identity: tuple[int, ...], own: Path) -> NoReturn:
+        while True:
+            try:
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await plugin.ended.wait()
+                raise NotRegisteredError("kubelet ended the list of seats")
+            except TimeoutError:
+                if _identity(kubelet) != identity:
+                    raise NotRegisteredError("kubelet restarted") from None
+                if _identity(own) is None:
+                    raise NotRegisteredError("somebody removed the plugin's socket") from None
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove sockets that earlier plugins left behind: those on which nobody listens. Blocking."""
+    for path in folder.glob(f"{PREFIX}*.sock"):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            continue
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+                get_logger().info("plugin.stale_socket_removed", socket=path.name)
+            except OSError:
+                continue
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Which file this is: a restarted kubelet may get the same inode again, but not the same ctime."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_ctime_ns

@@ -1,0 +1,155 @@
+"""The wire to kubelet: translates the device plugin calls of one resource. Decisions are in ``devices``."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+
+from kybernate.logs import get_logger
+from kybernate.pb import deviceplugin_pb2 as pb
+from kybernate.pb import deviceplugin_pb2_grpc as rpc
+from services.plugin.devices import Answer, Offer, Probation, RefusedError
+from services.plugin.gate import NotGrantedError, StartGate
+
+OPTIONS = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+HURRY_SECONDS = 2.0
+"""How much earlier than kubelet's deadline a refusal is sent, so that its text arrives."""
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+@dataclass
+class Node:
+    """What the servicers of all resources share."""
+
+    offer: Offer
+    gate: StartGate
+    probation: Probation
+    allocated: Callable[[str], None]
+    """Told each allocated seat after the answer is made; must not block."""
+    _watchers: set[asyncio.Event] = field(default_factory=set)
+
+    def changed(self) -> None:
+        """Healthy seats are others now: every open ListAndWatch sends the complete list again."""
+        for watcher in self._watchers:
+            watcher.set()
+
+    def watch(self) -> asyncio.Event:
+        """An event that is set at every change."""
+        event = asyncio.Event()
+        self._watchers.add(event)
+        return event
+
+    def unwatch(self, event: asyncio.Event) -> None:
+        """Forget it."""
+        self._watchers.discard(event)
+
+
+class SeatPlugin(rpc.DevicePluginServicer):
+    """DevicePlugin for one resource, for one registration."""
+
+    def __init__(self, node: Node, resource: str) -> None:
+        self._node = node
+        self._resource = resource
+        self.streaming = asyncio.Event()
+        """Kubelet listens: the registration counts."""
+        self.ended = asyncio.Event()
+        """Kubelet does not listen any more and will not come back by itself: register again."""
+
+    async def GetDevicePluginOptions(  # noqa: N802  (the wire's names)
+        self,
+        request: pb.Empty,  # noqa: ARG002
+        context: grpc.aio.ServicerContext[pb.Empty, pb.DevicePluginOptions],  # noqa: ARG002
+    ) -> pb.DevicePluginOptions:
+        """The same options as in Register."""
+        return OPTIONS
+
+    async def ListAndWatch(  # noqa: N802
+        self,
+        request: pb.Empty,  # noqa: ARG002
+        context: grpc.aio.ServicerContext[pb.Empty, pb.ListAndWatchResponse],  # noqa: ARG002
+    ) -> AsyncIterator[pb.ListAndWatchResponse]:
+        """The complete list now and at every change; never returns by itself."""
+        changed = self._node.watch()
+        self.streaming.set()
+        try:
+            while True:
+                changed.clear()
+                yield self._list()
+                await changed.wait()
+        finally:
+            self._node.unwatch(changed)
+            self.ended.set()
+
+    async def GetPreferredAllocation(  # noqa: N802
+        self,
+        request: pb.PreferredAllocationRequest,
+        context: grpc.aio.ServicerContext[pb.PreferredAllocationRequest, pb.PreferredAllocationResponse],  # noqa: ARG002
+    ) -> pb.PreferredAllocationResponse:
+        """A hint. Never an error: kubelet would fail the pod for good."""
+        answer = pb.PreferredAllocationResponse()
+        for wanted in request.container_requests:
+            chosen = self._node.offer.preferred(
+                wanted.available_deviceIDs,
+                wanted.must_include_deviceIDs,
+                wanted.allocation_size,
+                self._node.probation.faulty,
+            )
+            answer.container_responses.add(deviceIDs=chosen)
+        return answer
+
+    async def Allocate(  # noqa: N802
+        self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext[pb.AllocateRequest, pb.AllocateResponse]
+    ) -> pb.AllocateResponse:
+        """From memory, at once: kubelet waits without a time-out and does nothing else meanwhile."""
+        try:
+            answers = [self._node.offer.answer(self._resource, r.devices_ids) for r in request.container_requests]
+        except RefusedError as refusal:
+            get_logger().warning("plugin.allocation_refused", resource=self._resource, reason=str(refusal))
+            await _refuse(context, str(refusal))
+        for answer in answers:
+            self._node.allocated(answer.envs["KYB_GPU_SEAT"])
+        return pb.AllocateResponse(container_responses=[_container_response(answer) for answer in answers])
+
+    async def PreStartContainer(  # noqa: N802
+        self,
+        request: pb.PreStartContainerRequest,
+        context: grpc.aio.ServicerContext[pb.PreStartContainerRequest, pb.PreStartContainerResponse],
+    ) -> pb.PreStartContainerResponse:
+        """The start gate. Waits without blocking anybody else."""
+        seat_ids = set(request.devices_ids)
+        if len(seat_ids) != 1 or not seat_ids <= self._node.offer.seats.keys():
+            await _refuse(context, f"seats {', '.join(sorted(seat_ids))} are not on this node; delete the pod")
+        remaining = context.time_remaining()
+        try:
+            await self._node.gate.wait(
+                seat_ids.pop(), None if remaining is None else max(0.0, remaining - HURRY_SECONDS)
+            )
+        except NotGrantedError as refusal:
+            await _refuse(context, str(refusal))
+        return pb.PreStartContainerResponse()
+
+    def _list(self) -> pb.ListAndWatchResponse:
+        answer = pb.ListAndWatchResponse()
+        for seat in self._node.offer.listed(self._resource, self._node.probation.faulty):
+            device = answer.devices.add(ID=seat.id, health="Healthy" if seat.healthy else "Unhealthy")
+            for numa_node in seat.numa_nodes:
+                device.topology.nodes.add(ID=numa_node)
+        return answer
+
+
+def _container_response(answer: Answer) -> pb.ContainerAllocateResponse:
+    return pb.ContainerAllocateResponse(
+        envs=answer.envs,
+        mounts=[pb.Mount(container_path=inside, host_path=host, read_only=True) for inside, host in answer.mounts],
+        devices=[pb.DeviceSpec(container_path=path, host_path=path, permissions="rw") for path in answer.devices],
+    )
+
+
+async def _refuse(context: grpc.aio.ServicerContext[Request, Response], text: str) -> NoReturn:
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+    raise AssertionError("abort returned")
