@@ -1,0 +1,245 @@
+"""Which pods own this node's seats: PodResources (who has which device) joined with the node's pod list (the rest).
+
+PodResources knows no UID, no address and no annotations; the pod list knows no devices. The list comes from the API
+server in a cluster, and from kubelet itself where there is none.
+"""
+
+import asyncio
+import os
+import re
+import ssl
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+import grpc
+import grpc.aio
+
+from kybernate.pb import podresources_pb2 as pb
+from kybernate.pb import podresources_pb2_grpc as rpc
+from services.gpu_manager.seat_pod import SeatPod
+
+TIMEOUT_SECONDS = 5.0
+_SEAT = re.compile(r"\d+x-[0-9a-f]{6}\.s\d{2,}")
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_OVER = ("Succeeded", "Failed")
+_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # a kubelet that was away must not make the next channel fail unseen
+    ("grpc.max_receive_message_length", 16 * 2**20),  # as kubelet allows itself
+]
+
+
+class PodsError(Exception):
+    """The owners of the seats cannot be read now; the text says who did not answer and what to check."""
+
+
+class Pods(Protocol):
+    """Who owns the seats. Ask at most once a second: kubelet limits PodResources for the whole node."""
+
+    async def seats(self) -> tuple[SeatPod, ...]:
+        """Every container that has a seat, in seat order. Raises PodsError."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class PodResources:
+    """Kubelet's PodResources socket."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._channel: grpc.aio.Channel | None = None
+
+    async def list(self) -> pb.ListPodResourcesResponse:
+        """All active pods with their devices. Raises PodsError."""
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
+        stub: rpc.PodResourcesListerAsyncStub = rpc.PodResourcesListerStub(self._channel)
+        try:
+            return await stub.List(pb.ListPodResourcesRequest(), timeout=TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            await self.close()  # a fresh connection next time, without this one's backoff
+            raise PodsError(
+                f"PodResources at {self._socket}: {error.code().name}: {error.details()}; "
+                f"check that kubelet runs and that its pod-resources folder is mounted here"
+            ) from error
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            await channel.close()
+
+
+class KubeletPods:
+    """The pod list from kubelet's ``/pods``."""
+
+    def __init__(self, kubelet_url: str, pod_resources_socket: Path) -> None:
+        self._url = kubelet_url.rstrip("/") + "/pods"
+        self._resources = PodResources(pod_resources_socket)
+        self._http = _Http()
+
+    async def seats(self) -> tuple[SeatPod, ...]:
+        """Every container that has a seat. Raises PodsError."""
+        resources = await self._resources.list()
+        return joined(resources, await self._http.get(self._url))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+        await self._resources.close()
+
+
+class ApiServerPods:
+    """The pod list from the API server, with this pod's service account (``get`` and ``list`` of pods)."""
+
+    def __init__(
+        self, node: str, pod_resources_socket: Path, *, url: str | None = None, account: Path = _ACCOUNT
+    ) -> None:
+        """``url`` and ``account`` (folder with ``token`` and ``ca.crt``): as Kubernetes gives them to every pod."""
+        self._url = (url or _in_cluster_url()).rstrip("/") + "/api/v1/pods"
+        self._node = node
+        self._account = account
+        self._resources = PodResources(pod_resources_socket)
+        self._http = _Http(account / "ca.crt")
+
+    async def seats(self) -> tuple[SeatPod, ...]:
+        """Every container that has a seat. Raises PodsError."""
+        resources = await self._resources.list()
+        token = await asyncio.to_thread(self._token)  # read each time: it is rotated
+        pods = await self._http.get(
+            self._url,
+            params={"fieldSelector": f"spec.nodeName={self._node}"},
+            headers={"Authorization": f"Bearer {token}"},
+        )
+        return joined(resources, pods)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+        await self._resources.close()
+
+    def _token(self) -> str:
+        path = self._account / "token"
+        try:
+            return path.read_text().strip()
+        except OSError as error:
+            raise PodsError(f"{path}: {error.strerror}; the pod needs automountServiceAccountToken: true") from error
+
+
+def joined(resources: pb.ListPodResourcesResponse, pod_list: Mapping[str, Any]) -> tuple[SeatPod, ...]:
+    """Both views made one: a SeatPod for each seat. Pure.
+
+    A device on several NUMA nodes comes several times and counts once. A pod that only one side knows yet (or still)
+    is left out: the next poll knows more. When two pods claim one seat, the one that goes on existing has it.
+    """
+    pods = {(pod["metadata"].get("namespace", "default"), pod["metadata"]["name"]): pod for pod in _items(pod_list)}
+    found: dict[str, SeatPod] = {}
+    for entry in resources.pod_resources:
+        pod = pods.get((entry.namespace, entry.name))
+        if pod is None:
+            continue
+        for container in entry.containers:
+            for devices in container.devices:
+                for seat in filter(_SEAT.fullmatch, devices.device_ids):
+                    owner = _seat_pod(seat, devices.resource_name, container.name, pod)
+                    if seat not in found or found[seat].deleting:
+                        found[seat] = owner
+    return tuple(found[seat] for seat in sorted(found))
+
+
+def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any]) -> SeatPod:
+    meta, status = pod["metadata"], pod.get("status") or {}
+    state = _container_status(status, container)
+    ended = _ended(state)
+    return SeatPod(
+        seat=seat,
+        resource=resource,
+        namespace=meta.get("namespace", "default"),
+        name=meta["name"],
+        uid=meta["uid"],
+        container=container,
+        container_id=state.get("containerID") or None,
+        running="running" in (state.get("state") or {}),
+        restarts=int(state.get("restartCount", 0)),
+        exit_code=None if ended is None else int(ended.get("exitCode", 0)),
+        ip=status.get("podIP") or None,
+        deleting=bool(meta.get("deletionTimestamp")) or status.get("phase") in _OVER,
+        annotations=dict(meta.get("annotations") or {}),
+    )
+
+
+def _container_status(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Of an app container or a sidecar (which counts as an init container)."""
+    for kind in ("containerStatuses", "initContainerStatuses"):
+        for entry in status.get(kind) or ():
+            if entry.get("name") == name:
+                return entry if isinstance(entry, dict) else {}
+    return {}
+
+
+def _ended(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """How the last run ended; None while it runs or before its first end."""
+    present = state.get("state") or {}
+    if "running" in present:
+        return None
+    ended = present.get("terminated") or (state.get("lastState") or {}).get("terminated")
+    return ended if isinstance(ended, dict) else None
+
+
+def _items(pod_list: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    return pod_list.get("items") or ()
+
+
+class _Http:
+    """GET of a PodList."""
+
+    def __init__(self, ca_file: Path | None = None) -> None:
+        self._ca_file = ca_file
+        self._session: aiohttp.ClientSession | None = None
+
+    async def get(
+        self, url: str, *, params: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
+    ) -> Mapping[str, Any]:
+        """Raises PodsError."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=await asyncio.to_thread(self._tls, url)),
+                timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
+            )
+        try:
+            async with self._session.get(url, params=params, headers=headers) as answer:
+                if answer.status in (401, 403):
+                    raise PodsError(f"{url}: HTTP {answer.status}; the service account must be allowed to list pods")
+                answer.raise_for_status()
+                found = await answer.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise PodsError(
+                f"{url}: {type(error).__name__}: {error}; check that it can be reached from here"
+            ) from error
+        if not isinstance(found, dict) or not isinstance(found.get("items", []), list):
+            raise PodsError(f"{url}: the answer is no PodList")
+        return found
+
+    async def close(self) -> None:
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+    def _tls(self, url: str) -> ssl.SSLContext | bool:
+        if not url.startswith("https:") or self._ca_file is None:
+            return True
+        try:
+            return ssl.create_default_context(cafile=self._ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise PodsError(f"{self._ca_file}: {error}; it must hold the API server's certificate authority") from error
+
+
+def _in_cluster_url() -> str:
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise PodsError("KUBERNETES_SERVICE_HOST is not set: this is no pod; use KYB_PODS=kubelet with KYB_KUBELET_URL")
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
