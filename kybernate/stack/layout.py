@@ -68,8 +68,8 @@ def lay_out(options: StackOptions) -> Layout:
     )
 
 
-def commands(layout: Layout, options: StackOptions) -> dict[str, Command]:
-    """All processes by name, in the order in which they are started."""
+def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[str, Command]:
+    """All processes by name, in the order in which they are started. ``slots``: seats that may share a GPU."""
     servers = {}
     if options.nats_url is None:
         servers["nats"] = _server(layout, "nats", layout.nats_port)
@@ -77,7 +77,12 @@ def commands(layout: Layout, options: StackOptions) -> dict[str, Command]:
         servers["node_nats"] = _server(layout, "node_nats", layout.node_nats_port)
     folder, speed = layout.folder, str(options.speed)
     driver = [*("--socket", str(layout.driver_socket)), *("--speed", speed)]
-    driver += [*("--gpus", str(options.gpus)), *("--memory", options.memory), *("--name", GPU_NAME)]
+    driver += [
+        *("--gpus", str(options.gpus)),
+        *("--memory", options.memory),
+        *("--name", GPU_NAME),
+        *("--slots", str(slots)),
+    ]
     kubelet = [*("--pods", str(folder / "pods.yaml")), *("--dir", str(folder / "kubelet")), *("--speed", speed)]
     kubelet += [*("--run-dir", str(folder / "run")), *("--port", str(layout.kubelet_port)), *("--node", NODE)]
     plain = _environment(folder)

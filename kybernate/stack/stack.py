@@ -22,7 +22,7 @@ from kybernate.stack import guard
 from kybernate.stack.layout import Layout, commands, lay_out
 from kybernate.stack.options import Plan, StackOptions, check
 from kybernate.stack.process import LineSink, Process
-from kybernate.stack.stack_file import StackFile, stack_file
+from kybernate.stack_file import StackFile, stack_file
 
 SERVICES = ("plugin", "gpu_manager", "checkpointer", "router")
 """The four programs, by the names they have in a stack."""
@@ -168,7 +168,8 @@ class Stack:
         await self._start_guard()
         if self.options.announce:
             self._file.claim()
-        for name, command in commands(self.layout, self.options).items():
+        slots = max(profile.active_slots for profile in self.plan.config.profiles)
+        for name, command in commands(self.layout, self.options, slots=slots).items():
             process = Process(command, self.folder / "logs" / f"{name}.log", self._sink)
             process.on_start = self._write_file
             self._processes[name] = process

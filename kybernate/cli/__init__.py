@@ -1,0 +1,28 @@
+"""``kyb``: what people type. Talks to a running stack only through the router's HTTP API."""
+
+import sys
+
+from kybernate.cli.errors import CliError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The console script. Exit codes: 0 done, 1 it could not be done, 2 wrong usage or configuration."""
+    from kybernate.cli.app import app  # only here: importing this package stays cheap
+    from kybernate.config_errors import ConfigError
+
+    try:
+        app(args=argv, prog_name="kyb")
+    except CliError as error:
+        _fail(str(error), error.code)
+    except ConfigError as error:
+        _fail(str(error), 2)
+    except BrokenPipeError:  # whoever read us has seen enough
+        sys.stderr.close()
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _fail(text: str, code: int) -> None:
+    sys.stderr.write(f"kyb: {text}\n")
+    sys.exit(code)

@@ -1,0 +1,250 @@
+"""The commands and their options. Each imports what it needs when it runs, so that ``kyb --help`` is quick."""
+
+import json
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kybernate.cli.errors import CliError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Kybernate: host more LLMs than you have GPU memory for.",
+    epilog="Exit codes: 0 done · 1 it could not be done · 2 wrong usage or configuration.",
+)
+bus_app = typer.Typer(no_args_is_help=True, help="The NATS bus.")
+config_app = typer.Typer(no_args_is_help=True, help="Configuration files.")
+app.add_typer(bus_app, name="bus")
+app.add_typer(config_app, name="config")
+
+
+class Output(StrEnum):
+    """How a command answers."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogFormat(StrEnum):
+    """How processes write their logs."""
+
+    AUTO = "auto"
+    JSON = "json"
+    PRETTY = "pretty"
+
+
+Url = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="The router. Default: KYB_URL, else the stack that runs here."),
+]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="text, or JSON for programs.")]
+Seat = Annotated[str, typer.Argument(metavar="SEAT|MODEL", help="seat/x, model/x, or x if only one seat fits.")]
+
+
+@app.command()
+def up(
+    config: Annotated[Path | None, typer.Option(help="Profiles, groups, policy (YAML). Default: a laptop's.")] = None,
+    pods: Annotated[Path | None, typer.Option(help="v1 Pods (YAML), one seat each. Default: seven models.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="The router's. Default: 8780 or a free one.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, max=64, help="How many fake GPUs.")] = 4,
+    memory: Annotated[str, typer.Option(help="Memory of each fake GPU.")] = "80GiB",
+    speed: Annotated[float, typer.Option(min=0.001, help="Model seconds per wall second.")] = 1.0,
+    nats_url: Annotated[str | None, typer.Option(help="A nats-server that runs already. Default: start one.")] = None,
+    two_buses: Annotated[bool, typer.Option("--two-buses", help="A second nats-server as node bus.")] = False,
+    log_format: Annotated[LogFormat, typer.Option(help="auto: pretty on a terminal.")] = LogFormat.AUTO,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No logs of the processes.")] = False,
+    ready_timeout: Annotated[float, typer.Option(min=1, help="Give up after so many seconds.")] = 60.0,
+) -> None:
+    """Start everything on this machine, with fake GPUs. Ctrl-C ends it."""
+    from kybernate.cli.up import run
+    from kybernate.stack import LAPTOP, StackOptions
+
+    pretty = log_format is LogFormat.PRETTY or (log_format is LogFormat.AUTO and sys.stderr.isatty())
+    options = StackOptions(
+        config=config or LAPTOP / "config.yaml",
+        pods=pods or LAPTOP / "pods.yaml",
+        port=port,
+        gpus=gpus,
+        memory=memory,
+        speed=speed,
+        nats_url=nats_url,
+        two_buses=two_buses,
+        log_format="pretty" if pretty else "json",
+    )
+    run(options, quiet=quiet, ready_seconds=ready_timeout)
+
+
+@app.command(
+    add_help_option=False,  # the demo's own parser answers --help
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def demo(context: typer.Context) -> None:
+    """Replay a workload against a private stack and report. See kyb demo --help."""
+    from kybernate.demo.command import demo as command
+
+    inner = typer.Typer(pretty_exceptions_enable=False)
+    inner.command()(command)
+    inner(args=context.args, prog_name="kyb demo")
+
+
+@app.command()
+def status(
+    url: Url = None,
+    output: OutputOption = Output.TEXT,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again each second, until Ctrl-C.")] = False,
+) -> None:
+    """Show nodes, groups and seats: what is active, parked, waiting."""
+    from kybernate.cli.router import Router, find_url
+
+    router = Router(find_url(url))
+    if output is Output.JSON:
+        while True:
+            print(json.dumps({"url": router.url, **router.seats()}), flush=True)
+            if not watch:
+                return
+            time.sleep(1.0)
+    from rich.console import Console
+    from rich.live import Live
+
+    from kybernate.cli.show import seat_tree
+
+    console = Console(highlight=False, soft_wrap=True)
+    if not watch:
+        console.print(seat_tree(router.seats()["seats"]))
+        return
+    with Live(seat_tree(router.seats()["seats"]), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(1.0)
+            live.update(seat_tree(router.seats()["seats"]), refresh=True)
+
+
+@app.command()
+def events(
+    url: Url = None,
+    output: OutputOption = Output.TEXT,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C, also over restarts.")] = False,
+) -> None:
+    """Show what happens to seats, as it happens. Without -f: until the router ends the stream."""
+    from kybernate.cli.events import follow_events
+    from kybernate.cli.router import Router, find_url
+
+    router = Router(find_url(url))
+    if output is Output.JSON:
+        follow_events(router, lambda event: print(json.dumps(event), flush=True), again=follow)
+        return
+    from rich.console import Console
+
+    from kybernate.cli.show import event_line
+
+    console = Console(highlight=False, soft_wrap=True)
+    follow_events(router, lambda event: console.print(event_line(event)), again=follow)
+
+
+@app.command()
+def activate(name: Seat, url: Url = None, output: OutputOption = Output.TEXT) -> None:
+    """Bring a seat to VRAM."""
+    _command(name, "activate", url, output)
+
+
+@app.command()
+def park(name: Seat, url: Url = None, output: OutputOption = Output.TEXT) -> None:
+    """Take a seat out of VRAM."""
+    _command(name, "park", url, output)
+
+
+@app.command()
+def pin(name: Seat, url: Url = None, output: OutputOption = Output.TEXT) -> None:
+    """Keep a seat active until it is unpinned."""
+    _command(name, "pin", url, output)
+
+
+@app.command()
+def unpin(name: Seat, url: Url = None, output: OutputOption = Output.TEXT) -> None:
+    """Let the policy park a seat again."""
+    _command(name, "unpin", url, output)
+
+
+@app.command()
+def wake(
+    model: Annotated[str, typer.Argument(help="The model's name.")],
+    url: Url = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Ask for a model, as a request would, without waiting for it."""
+    from kybernate.cli.router import Router, find_url
+
+    reply = Router(find_url(url)).wake(model.removeprefix("model/"))
+    print(json.dumps(reply) if output is Output.JSON else f"{model}: asked for; see kyb status")
+
+
+@bus_app.command("init")
+def bus_init(
+    nats_url: Annotated[str | None, typer.Option(help="Default: KYB_NATS_URL, else the running stack's.")] = None,
+) -> None:
+    """Create the streams and buckets that are missing, and bring the rest up to date."""
+    import asyncio
+    import os
+
+    from kybernate.bus import setup
+    from kybernate.bus.port import BusError
+    from kybernate.stack_file import find_stack
+
+    stack = find_stack() or {}
+    address = nats_url or os.environ.get("KYB_NATS_URL") or str(stack.get("nats_url", "nats://127.0.0.1:4222"))
+    try:
+        changed = asyncio.run(setup.init(address))
+    except BusError as error:
+        raise CliError(str(error)) from None
+    print(f"changed: {', '.join(changed)}" if changed else "nothing to do: all streams and buckets are there")
+
+
+@config_app.command("check")
+def config_check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration (YAML).")],
+    gpus: Annotated[int | None, typer.Option(min=1, max=64, help="Also fit it to a machine with so many GPUs.")] = None,
+    pods: Annotated[Path | None, typer.Option(help="Also check these Pods against it.")] = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Check a configuration file; with --gpus show the groups and seats that it makes."""
+    from kybernate.cli.check import report
+
+    found = report(file, gpus, pods)
+    if output is Output.JSON:
+        print(json.dumps(found))
+        return
+    print(f"{file}: good: {', '.join(found['profiles'])}")
+    for group in found["groups"]:
+        indices = ", ".join(str(index) for index in group["gpus"])
+        print(f"  {group['name']:8} GPU {indices:12} {len(group['seats'])} seats of {group['resource']}")
+    for warning in found["warnings"]:
+        print(f"  warning: {warning}")
+
+
+@app.command()
+def version() -> None:
+    """Show the version."""
+    from kybernate import __version__
+
+    print(f"kyb {__version__}")
+
+
+def _command(name: str, verb: str, url: str | None, output: Output) -> None:
+    from kybernate.cli.names import resolve
+    from kybernate.cli.router import Router, find_url
+
+    router = Router(find_url(url))
+    seat = resolve(name, router.seats()["seats"])
+    reply: dict[str, Any] = router.command(str(seat["seat"]), verb)
+    if output is Output.JSON:
+        print(json.dumps({"seat": seat["seat"], "model": seat.get("model", ""), "verb": verb, **reply}))
+    if not reply.get("accepted", True):
+        raise CliError(f"{verb} {name}: refused: {reply.get('reason') or reply.get('code') or 'no reason given'}")
+    if output is Output.TEXT:
+        print(f"{verb} {seat.get('model') or seat['seat']}: accepted; see kyb status")

@@ -1,0 +1,121 @@
+"""The router's HTTP API as the commands need it. Standard library only: commands should start at once."""
+
+import http.client
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from kybernate.cli.errors import CliError
+from kybernate.stack_file import find_stack, stack_file
+
+ANSWER_SECONDS = 10.0
+
+
+def find_url(given: str | None) -> str:
+    """``--url``, else ``KYB_URL``, else the running stack's. Raises CliError when there is none."""
+    if given or os.environ.get("KYB_URL"):
+        url = str(given or os.environ["KYB_URL"]).rstrip("/")
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            name = "--url" if given else "KYB_URL"
+            raise CliError(f"{name} {url!r} is not an address; write http://host:port", 2)
+        return url
+    stack = find_stack()
+    if stack is None:
+        raise CliError(
+            f"no stack is running on this machine ({stack_file()} does not name one); start one with: kyb up\n"
+            "     or name a router with --url http://host:port or KYB_URL"
+        )
+    return str(stack["url"])
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """One router. Every call raises CliError when it cannot be reached or refuses."""
+
+    url: str
+
+    def seats(self) -> dict[str, Any]:
+        """``GET /v1/seats``: ``{"seats": [...], "nodes": {...}}``."""
+        body = self._call("GET", "/v1/seats")
+        if not isinstance(body, dict) or not isinstance(body.get("seats"), list):
+            raise CliError(f"{self.url}/v1/seats does not answer like a Kybernate router; check the address")
+        return body
+
+    def command(self, seat: str, verb: str) -> dict[str, Any]:
+        """``POST /v1/seats/{seat}/{verb}``: the manager's reply."""
+        body = self._call("POST", f"/v1/seats/{quote(seat, safe='')}/{verb}")
+        return body if isinstance(body, dict) else {}
+
+    def wake(self, model: str) -> dict[str, Any]:
+        """``POST /v1/wake``: ask for a model without waiting for it."""
+        body = self._call("POST", "/v1/wake", {"model": model})
+        return body if isinstance(body, dict) else {}
+
+    def events(self, last_id: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+        """``GET /v1/events``: (id, event) as they happen, until the router ends the stream."""
+        connection = self._connection(timeout=None)
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
+        try:
+            connection.request("GET", self._path("/v1/events"), headers=headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise CliError(self._refusal(answer.status, answer.read()))
+            number, data = "", ""
+            for raw in answer:
+                line = raw.decode(errors="replace").rstrip("\r\n")
+                if not line and data:
+                    yield number, json.loads(data)
+                    data = ""
+                elif line.startswith("id:"):
+                    number = line[3:].strip()
+                elif line.startswith("data:"):
+                    data += line[5:].strip()
+        except (OSError, http.client.HTTPException) as error:
+            raise CliError(self._unreachable(error)) from None
+        finally:
+            connection.close()
+
+    def _call(self, method: str, path: str, body: object = None) -> Any:
+        connection = self._connection(ANSWER_SECONDS)
+        try:
+            content = None if body is None else json.dumps(body)
+            headers = {} if body is None else {"Content-Type": "application/json"}
+            connection.request(method, self._path(path), content, headers)
+            answer = connection.getresponse()
+            data = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise CliError(self._unreachable(error)) from None
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise CliError(self._refusal(answer.status, data))
+        try:
+            return json.loads(data) if data else {}
+        except ValueError:
+            raise CliError(f"{self.url}{path} does not answer with JSON; is this a Kybernate router?") from None
+
+    def _connection(self, timeout: float | None) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        return kind(parts.hostname or "", parts.port, timeout=timeout)
+
+    def _path(self, path: str) -> str:
+        return urlsplit(self.url).path.rstrip("/") + path
+
+    def _unreachable(self, error: Exception) -> str:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return f"the router at {self.url} does not answer ({why}); is the stack running? (kyb up, or --url)"
+
+    def _refusal(self, status: int, data: bytes) -> str:
+        """The router's own words, wherever its answer has them."""
+        try:
+            body = json.loads(data)
+            error = body.get("error", body)
+            said = error.get("message") or error.get("reason") if isinstance(error, dict) else error
+        except (ValueError, AttributeError):
+            said = None
+        return f"{said or data[:200].decode(errors='replace') or 'the router gave no reason'} (HTTP {status})"
