@@ -1,0 +1,216 @@
+"""What is published about the bus, made from the messages themselves: JSON schemas, AsyncAPI, the seat's states.
+
+Pure: ``documents()`` gives texts by path, ``scripts/generate.py`` writes or compares them.
+"""
+
+import ast
+import enum
+import inspect
+import json
+import re
+import textwrap
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+import kybernate.messages  # noqa: F401 - fills Message.registry
+from kybernate.envelope import Message
+from kybernate.messages import Command, CommandReply, Job, JobReply
+from kybernate.roster import SeatRecord
+from kybernate.seat import HOLDING, TRANSITIONS, SeatState, Trigger
+
+REPLIES: dict[type[Message], type[BaseModel]] = {Command: CommandReply, Job: JobReply}
+"""What answers each kind of request."""
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_FROM_OUTSIDE = ("sig", "cmd", "ack", "job")
+"""Families that Kybernate receives; it sends the others."""
+
+
+def documents() -> dict[str, str]:
+    """Every generated document by its path in the repository."""
+    schemas = {f"docs/schemas/{name(kind)}.json": _json(schema(kind)) for kind in published()}
+    return {**schemas, "docs/asyncapi.json": _json(asyncapi()), "docs/seat-states.md": seat_states()}
+
+
+def messages() -> list[type[Message]]:
+    """Every concrete message, by name."""
+    return sorted(Message.registry.values(), key=name)
+
+
+def published() -> list[type[BaseModel]]:
+    """Every model whose JSON a stranger may meet: messages, answers, the roster's rows."""
+    return [*messages(), *REPLIES.values(), SeatRecord]
+
+
+def name(kind: type[BaseModel]) -> str:
+    """Kebab-case name, e.g. ``seat-activated``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
+
+
+def schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema of one model, with the meaning of each field."""
+    found = kind.model_json_schema(mode="serialization")
+    _describe(kind, found)
+    for nested in _models_below(kind):
+        _describe(nested, found.get("$defs", {}).get(nested.__name__, {}))
+    return {"$schema": _DIALECT, **found}
+
+
+def asyncapi() -> dict[str, Any]:
+    """The AsyncAPI 3 document of everything on the bus, as one self-contained file."""
+    models = [*messages(), *REPLIES.values()]
+    _, found = models_json_schema(
+        [(model, "serialization") for model in models], ref_template="#/components/schemas/{model}"
+    )
+    schemas = found["$defs"]
+    for model in {m for top in models for m in (top, *_models_below(top))}:
+        _describe(model, schemas.get(model.__name__, {}))
+    channels: dict[str, Any] = {name(kind): _channel(kind) for kind in messages()}
+    channels |= {
+        name(reply): {"address": None, "messages": {name(reply): _ref("messages", reply)}} for reply in REPLIES.values()
+    }
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Kybernate",
+            "version": "1",
+            "description": "Seats on GPU groups: traffic signals in, commands in, events out. See docs/bus.md.",
+        },
+        "defaultContentType": "application/json",
+        "channels": channels,
+        "operations": {f"{_action(kind)}-{name(kind)}": _operation(kind) for kind in messages()},
+        "components": {"messages": {name(model): _message(model) for model in models}, "schemas": schemas},
+    }
+
+
+def seat_states() -> str:
+    """The page about a seat's states: table and diagram."""
+    meanings = _member_comments(SeatState)
+    triggers = _member_comments(Trigger)
+    lines = [
+        "# Seat states",
+        "",
+        "Generated from `kybernate/seat.py` by `scripts/generate.py`. A pair that is not listed is refused and",
+        "changes nothing.",
+        "",
+        "| state | meaning | holds GPUs | leaves by |",
+        "|---|---|---|---|",
+    ]
+    for state in SeatState:
+        holds = "yes" if state in HOLDING else "what it held" if state is SeatState.RELEASING else "–"
+        leaves = "; ".join(f"{t} → {after}" for (s, t), after in TRANSITIONS.items() if s is state)
+        lines.append(f"| {state} | {meanings[state.name]} | {holds} | {leaves} |")
+    lines += ["", "| trigger | meaning |", "|---|---|"]
+    lines += [f"| {trigger} | {triggers[trigger.name]} |" for trigger in Trigger]
+    lines += ["", "```mermaid", "stateDiagram-v2", "    [*] --> free"]
+    lines += [
+        f"    {before} --> {after}: {trigger}"
+        for (before, trigger), after in TRANSITIONS.items()
+        if trigger is not Trigger.DELETED
+    ]
+    lines += ["```", "", f"Left out of the diagram: `{Trigger.DELETED}` leads from every state to `releasing`,"]
+    lines += ["except from `free` and `releasing` themselves.", ""]
+    return "\n".join(lines)
+
+
+def _channel(kind: type[Message]) -> dict[str, Any]:
+    described = _field_docs(kind)
+    tokens = re.findall(r"\{(\w+)\}", kind.subject_template)
+    return {
+        "address": kind.subject_template,
+        "description": inspect.getdoc(kind) or "",
+        "parameters": {
+            token: {"description": described.get(token) or f"Field {token} of the payload, as a slug."}
+            for token in tokens
+        },
+        "messages": {name(kind): _ref("messages", kind)},
+    }
+
+
+def _operation(kind: type[Message]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "action": _action(kind),
+        "channel": {"$ref": f"#/channels/{name(kind)}"},
+        "messages": [{"$ref": f"#/channels/{name(kind)}/messages/{name(kind)}"}],
+    }
+    for base, reply in REPLIES.items():
+        if issubclass(kind, base):
+            operation["reply"] = {
+                "channel": {"$ref": f"#/channels/{name(reply)}"},
+                "messages": [{"$ref": f"#/channels/{name(reply)}/messages/{name(reply)}"}],
+            }
+    return operation
+
+
+def _message(model: type[BaseModel]) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "name": model.__name__,
+        "title": name(model),
+        "summary": inspect.getdoc(model) or "",
+        "contentType": "application/json",
+        "payload": _ref("schemas", model, model.__name__),
+    }
+    if issubclass(model, Message) and model.cloud_event:
+        constants = {"ce-specversion": "1.0", "ce-type": model.kind()}
+        message["headers"] = {
+            "type": "object",
+            "description": "CloudEvents attributes (binary mode).",
+            "properties": {
+                **{header: {"type": "string", "const": value} for header, value in constants.items()},
+                **{header: {"type": "string"} for header in ("ce-id", "ce-source", "ce-time", "Nats-Msg-Id")},
+            },
+        }
+    return message
+
+
+def _action(kind: type[Message]) -> str:
+    return "receive" if kind.subject_template.split(".")[2] in _FROM_OUTSIDE else "send"
+
+
+def _ref(section: str, model: type[BaseModel], key: str = "") -> dict[str, str]:
+    return {"$ref": f"#/components/{section}/{key or name(model)}"}
+
+
+def _models_below(kind: type[BaseModel]) -> set[type[BaseModel]]:
+    """Models used in the fields of this one, at any depth."""
+    found: set[type[BaseModel]] = set()
+    waiting: list[Any] = [info.annotation for info in kind.model_fields.values()]
+    while waiting:
+        annotation = waiting.pop()
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel) and annotation not in found:
+            found.add(annotation)
+            waiting += [info.annotation for info in annotation.model_fields.values()]
+        waiting += getattr(annotation, "__args__", ())
+    return found
+
+
+def _describe(kind: type[BaseModel], found: dict[str, Any]) -> None:
+    for field, text in _field_docs(kind).items():
+        if field in found.get("properties", {}):
+            found["properties"][field].setdefault("description", text)
+
+
+def _field_docs(kind: type[BaseModel]) -> dict[str, str]:
+    """The text under each field, of this class and of those it inherits from."""
+    docs: dict[str, str] = {}
+    for cls in reversed(kind.__mro__):
+        if not issubclass(cls, BaseModel) or cls is BaseModel:
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in zip(tree.body, tree.body[1:], strict=False):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=known)), ast.Expr(value=ast.Constant(value=str(said))):
+                    docs[known] = " ".join(said.split())
+    return docs
+
+
+def _member_comments(kind: type[enum.Enum]) -> dict[str, str]:
+    """The comment behind each member."""
+    return dict(re.findall(r"^\s+([A-Z_]+) = \S+ +# (.+)$", inspect.getsource(kind), re.MULTILINE))
+
+
+def _json(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,35 @@
+"""Write what is generated from the messages and the seat table, or with --check say what has drifted."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from kybernate.schemas import documents
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main(root: Path = ROOT) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and name the files that differ")
+    parser.add_argument("--root", type=Path, default=root, help="the repository (default: this one)")
+    options = parser.parse_args()
+    wanted = {options.root / path: text for path, text in documents().items()}
+    stale = set((options.root / "docs" / "schemas").glob("*.json")) - set(wanted)
+    drifted = {path for path, text in wanted.items() if not path.exists() or path.read_text() != text} | stale
+    for path in sorted(drifted):
+        shown = path.relative_to(options.root)
+        if options.check:
+            print(f"{shown} is not what the messages say; run: python scripts/generate.py", file=sys.stderr)
+        elif path in stale:
+            path.unlink()
+            print(f"removed {shown}")
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(wanted[path])
+            print(f"wrote {shown}")
+    return 1 if options.check and drifted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
