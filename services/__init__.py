@@ -1,0 +1,1 @@
+"""The programs. Each imports the language of kybernate, never another program."""

@@ -1,7 +1,8 @@
 """The first policy: whoever waits longest goes next, and a visit serves a batch.
 
 1. A free slot goes to the seat that waits longest.
-2. A holder that has nothing to do yields once it has been active for ``min_active_seconds``.
+2. A holder that has nothing to do yields once it has been active for ``min_active_seconds``; at once when it was
+   only started to warm up and nobody has used it since.
 3. A busy holder yields when its visit has lasted ``max_visit_seconds``, or when somebody has waited longer than
    ``starvation_seconds``; never before ``min_active_seconds``.
 4. A holder that nobody competes with stays, or is parked after ``idle_park_seconds`` without traffic.
@@ -47,7 +48,7 @@ class FifoBatch:
 
     def _yields_in(self, holder: SeatView, oldest: float) -> float:
         """Seconds until this holder must yield to somebody who has waited ``oldest``; 0 or less: now."""
-        settled = self.min_active_seconds - holder.active_seconds
+        settled = 0.0 if holder.unclaimed else self.min_active_seconds - holder.active_seconds
         if not _busy(holder):
             return settled
         visit_over = self.max_visit_seconds - holder.active_seconds

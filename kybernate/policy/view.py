@@ -24,6 +24,8 @@ class SeatView:
     """How long its container has waited at the start gate; None: no waiting call."""
     active_seconds: float = 0.0
     """Since it became active."""
+    unclaimed: bool = False
+    """Active only because it was started once without demand; nobody has used it since."""
     idle_seconds: float = 0.0
     """Since it last had anything waiting or in flight."""
     park_seconds: float = 0.0

@@ -1,0 +1,129 @@
+"""The GPU manager of one node: settings → open → run."""
+
+import contextlib
+import fcntl
+import os
+import sys
+import uuid
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from kybernate import lifecycle, logs
+from kybernate.bus import open_bus
+from kybernate.clock import Clock
+from kybernate.config import ConfigError, NodeConfig, load
+from kybernate.gpus import GpuError, open_gpus
+from kybernate.health import Health, HttpServer
+from kybernate.ledger import LedgerFile
+from kybernate.messages import Presence
+from kybernate.topology import build_groups
+from services.gpu_manager.board import Board
+from services.gpu_manager.engines import Engines
+from services.gpu_manager.gate import Gate
+from services.gpu_manager.manager import Manager
+from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods
+from services.gpu_manager.settings import ManagerSettings
+from services.gpu_manager.status import routes
+
+
+async def serve(settings: ManagerSettings, config: NodeConfig) -> None:
+    """Run until SIGTERM."""
+    clock = Clock(settings.speed)
+    source = f"kyb/gpu-manager/{settings.node}"
+    async with contextlib.AsyncExitStack() as stack:
+        gpus = open_gpus(settings.gpus, settings.fake_driver)
+        stack.push_async_callback(gpus.close)
+        board = Board(
+            node=settings.node,
+            groups=build_groups(config, await gpus.list()),
+            policy=config.policy.build(),
+            drain_seconds=config.drain_seconds,
+            warmup=config.warmup,
+            start_within_seconds=config.start_within_seconds,
+        )
+        bus = await stack.enter_async_context(
+            open_bus(settings.nats_url, source=source, name=f"manager {settings.node}")
+        )
+        node_bus = bus
+        if settings.node_nats_url is not None:
+            node_bus = await stack.enter_async_context(
+                open_bus(settings.node_nats_url, source=source, name=f"manager {settings.node}")
+            )
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        pods = open_pods(settings)
+        stack.push_async_callback(pods.close)
+        health = Health()
+        presence = Presence(
+            cause="presence",
+            component="gpu-manager",
+            instance=settings.instance,
+            incarnation=uuid.uuid4().hex,
+            node=settings.node,
+        )
+        manager = Manager(
+            board=board,
+            bus=bus,
+            node_bus=node_bus,
+            pods=pods,
+            gate=Gate(settings.run_dir),
+            ledger=LedgerFile(settings.state_dir / "ledger"),
+            clock=clock,
+            engines=Engines(session),
+            presence=presence,
+        )
+        health.conditions["bus"] = lambda: None if bus.connected else f"no connection to {settings.nats_url}"
+        health.conditions["recovered"] = lambda: None if board.recovered else "still looking at its seats"
+        app = web.Application()
+        app.add_routes([*health.routes(), *routes(manager, health.registry)])
+        http = await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
+        board.manager_url = http.url
+        await lifecycle.run(manager=manager.run())
+
+
+def open_pods(settings: ManagerSettings) -> Pods:
+    """The source of pods that the settings name."""
+    if settings.pods == "kubelet":
+        return KubeletPods(settings.kubelet_url, settings.pod_resources)
+    return ApiServerPods(settings.node, settings.pod_resources)
+
+
+def alone(run_dir: Path) -> object:
+    """The lock of the node's one manager, held as long as the result lives. Ends the process if another holds it."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    file = os.open(run_dir / "gpu-manager.lock", os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.stderr.write(
+            f"kyb-gpu-manager: another manager of this node holds {run_dir}/gpu-manager.lock; stop it first\n"
+        )
+        raise SystemExit(1) from None
+    return file
+
+
+def main() -> None:
+    """Settings, configuration, lock, serve."""
+    settings = ManagerSettings.from_env_or_exit("kyb-gpu-manager")
+    logs.configure("gpu-manager", form=settings.log_format, level=settings.log_level, node=settings.node)
+    try:
+        config = load(settings.config)
+    except ConfigError as error:
+        sys.stderr.write(f"kyb-gpu-manager: {error}\n")
+        raise SystemExit(2) from None
+    lock = alone(settings.run_dir)
+
+    async def run() -> None:
+        try:
+            await serve(settings, config)
+        except (ConfigError, GpuError) as error:
+            logs.get_logger().error("manager.cannot_start", reason=str(error))
+            raise
+
+    lifecycle.main(run)
+    del lock
+
+
+if __name__ == "__main__":
+    main()

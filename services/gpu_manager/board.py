@@ -1,0 +1,348 @@
+"""All seats of one node: who holds which GPUs, who waits, who yields. Pure: messages in, messages out.
+
+Invariants, checked by ``looking.validate`` and by property tests:
+
+1. A physical GPU belongs to at most one group at a time, and a lease takes all GPUs of its group or none.
+2. No more seats of a group hold it than it has slots.
+3. VRAM counts as free only on park evidence; a lease ends only with evidence or with the end of the processes.
+4. Every operation has an epoch of its own, above everything this node has seen.
+5. A group is in at most one switch at a time, and every switch ends.
+
+``handle`` is the only way in. It returns what must be said: events, jobs, tickets, replies. The shell writes the
+ledger before it says any of it. The neighbours: ``switching`` (one switch under way), ``owners`` (pods and their
+processes), ``commands``, ``recovery``, ``looking`` (everything that only reads).
+"""
+
+import uuid
+from dataclasses import dataclass, field
+
+from kybernate.messages import (
+    EVENT_OF_STATE,
+    Command,
+    CommandReply,
+    DrainAck,
+    JobProgress,
+    KillJob,
+    Presence,
+    ReleaseJob,
+    SeatEvent,
+    SwitchJob,
+    TrafficSignal,
+)
+from kybernate.policy import Park, Policy, Stay, Switch
+from kybernate.seat import SeatState, Trigger
+from kybernate.topology import Group
+from services.gpu_manager import commands, looking, owners, recovery, switching
+from services.gpu_manager.inputs import (
+    BusChanged,
+    Decided,
+    DrainAnnounced,
+    EngineSeen,
+    JobAnswered,
+    JobsTold,
+    Now,
+    PodsSeen,
+    Recovered,
+    StartCalls,
+    Tick,
+    Ticket,
+)
+from services.gpu_manager.levels import Levels
+from services.gpu_manager.routers import Routers
+from services.gpu_manager.rows import Operation, Row
+
+S, T = SeatState, Trigger
+Effect = SeatEvent | SwitchJob | ReleaseJob | KillJob | Ticket | CommandReply | Decided
+
+
+@dataclass
+class Board:
+    """The state of one node. ``drain_seconds`` (model) bounds draining; ``warmup`` starts seats without demand."""
+
+    node: str
+    groups: tuple[Group, ...]
+    policy: Policy
+    drain_seconds: float = 60.0
+    warmup: bool = True
+    start_within_seconds: float = 600.0
+    """Wall: without warm-up, a container at the gate becomes demand of its own after this."""
+    manager_url: str = ""
+    epoch: int = 0
+    seq: int = 0
+    recovered: bool = False
+    bus_up: bool = False
+    bus_lost_at: float | None = None
+    """Model time."""
+    rows: dict[str, Row] = field(default_factory=dict)
+    operations: dict[str, Operation] = field(default_factory=dict)
+    """By group."""
+    levels: Levels = field(default_factory=Levels)
+    routers: Routers = field(default_factory=Routers)
+    wake_at: dict[str, float] = field(default_factory=dict)
+    """By group: model time at which the policy wants to look again."""
+    pause_until: dict[str, float] = field(default_factory=dict)
+    """By group: wall time before which no switch is tried again after a failed one."""
+    failures: dict[str, int] = field(default_factory=dict)
+    """By group: failed switches in a row."""
+    why: dict[str, str] = field(default_factory=dict)
+    """By group: the policy's last sentence."""
+    said: list[Effect] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for group in self.groups:
+            for seat in group.seat_ids:
+                self.rows.setdefault(seat, Row(seat, group))
+
+    # --- the way in ---------------------------------------------------------------------------------------------
+
+    def handle(self, message: object, now: Now) -> list[Effect]:
+        """Take one message in and return everything that follows from it, in order."""
+        self.said = []
+        self._take(message, now)
+        self._move(message, now)
+        return self.said
+
+    def _take(self, message: object, now: Now) -> None:
+        match message:
+            case TrafficSignal():
+                self.levels.hear(message, now)
+            case Presence(component="router"):
+                self.routers.hear(message, now)
+            case DrainAck():
+                self.routers.acknowledge(message)
+            case Command():
+                self.said.append(commands.answer(self, message, now))
+            case JobProgress(status=status):
+                switching.told(self, status, now)
+            case JobsTold(reply=reply):
+                for status in reply.jobs:
+                    switching.told(self, status, now)
+                owners.processes_told(self, reply.seats)
+            case JobAnswered():
+                switching.answered(self, message, now)
+            case PodsSeen(pods=pods):
+                owners.pods_seen(self, pods, now)
+            case StartCalls(calls=calls):
+                owners.start_calls(self, calls, now)
+            case EngineSeen():
+                switching.engine_seen(self, message, now)
+            case DrainAnnounced(seat=seat, epoch=epoch):
+                operation = self.operation_of(seat)
+                if operation is not None and operation.epoch == epoch:
+                    operation.announced = True
+            case BusChanged(connected=connected):
+                self._bus_changed(connected, now)
+            case Recovered():
+                recovery.recover(self, message, now)
+            case Presence() | Tick():
+                pass
+            case _:
+                raise TypeError(f"the board does not know {type(message).__name__}")
+
+    def _move(self, message: object, now: Now) -> None:
+        """Whatever time and the news allow: follow traffic, step switches, decide for groups that are in none."""
+        if not self.recovered:
+            return
+        expired = self.levels.expire(now)
+        self.routers.expire(now)
+        seat = None if expired else getattr(message, "seat", None)
+        row = self.rows.get(seat) if isinstance(seat, str) else None
+        for group in self.groups if row is None else (row.group,):
+            for name in group.seat_ids:
+                looking.follow_traffic(self, self.rows[name], now)
+                owners.end_of_life(self, self.rows[name], now)
+            if group.name not in self.operations:
+                self._decide(group, now)
+            if group.name in self.operations:
+                switching.step(self, self.operations[group.name], now)
+
+    def _bus_changed(self, connected: bool, now: Now) -> None:
+        """Without the bus nothing is evicted and drains stand still; with it again, routers are heard first."""
+        if connected and not self.bus_up:
+            self.routers.unsettle(now)
+            if self.bus_lost_at is not None:
+                for operation in self.operations.values():
+                    operation.deadline += now.model - self.bus_lost_at
+            self.bus_lost_at = None
+        elif not connected and self.bus_up:
+            self.bus_lost_at = now.model
+        self.bus_up = connected
+
+    # --- deciding -----------------------------------------------------------------------------------------------
+
+    def _decide(self, group: Group, now: Now) -> None:
+        if self.pause_until.get(group.name, 0.0) > now.wall:
+            return
+        decision = self.policy.decide(looking.view(self, group, now))
+        self.why[group.name] = decision.reason
+        self.wake_at.pop(group.name, None)
+        match decision:
+            case Stay(until=until):
+                if until is not None:
+                    self.wake_at[group.name] = now.model + max(until, 0.0)
+            case Switch(activate=winner, evict=None):
+                self._grant(self.rows[winner], decision.reason, now)
+            case Switch(activate=winner, evict=str(victim)):
+                self._evict(self.rows[victim], self.rows[winner], decision.reason, now)
+            case Park(seat=victim):
+                self._evict(self.rows[victim], None, decision.reason, now)
+
+    def _grant(self, winner: Row, reason: str, now: Now) -> None:
+        """Give a free slot to a seat. The policy is not trusted with the invariants: there must be room."""
+        if not looking.room(self, winner):
+            return
+        if winner.state is S.WAITING and winner.calls(now):
+            self.say_decided(winner.group, reason)
+            self.give_ticket(winner, now)
+        elif winner.state is S.PARKED and self.bus_up:
+            self.say_decided(winner.group, reason)
+            operation = self.begin(winner.group, None, winner, now)
+            operation.phase = "job"
+            self.go(winner, T.LEASE, now, epoch=operation.epoch, operation=operation)
+
+    def _evict(self, victim: Row, winner: Row | None, reason: str, now: Now) -> None:
+        """Drain a holder for another seat. Never while routers may be there that would not hear of it."""
+        if not self.bus_up or victim.state is not S.ACTIVE or not self.routers.settled(now):
+            return
+        self.say_decided(victim.group, reason)
+        self.drain(victim, winner, reason, now)
+
+    def drain(self, victim: Row, winner: Row | None, reason: str, now: Now) -> Operation:
+        """Begin the switch that takes ``victim`` off its GPUs."""
+        operation = self.begin(victim.group, victim, winner, now)
+        self.routers.forget(victim.seat)
+        self.go(victim, T.EVICT, now, epoch=operation.epoch, operation=operation, reason=reason)
+        return operation
+
+    def begin(self, group: Group, victim: Row | None, winner: Row | None, now: Now) -> Operation:
+        """A new switch of a group, with an epoch of its own."""
+        epoch = self.next_epoch(now)
+        cause = (winner.cause if winner else "") or (victim.cause if victim and not winner else "")
+        operation = Operation(
+            op=f"{group.name}-{epoch}",
+            epoch=epoch,
+            group=group.name,
+            victim=victim.seat if victim else None,
+            winner=winner.seat if winner else None,
+            cause=cause or f"policy-{uuid.uuid4().hex[:12]}",
+            decided_wall=now.wall,
+            deadline=now.model + self.drain_seconds,
+            work_ended_wall=now.wall,
+            drained_wall=now.wall,
+        )
+        self.operations[group.name] = operation
+        return operation
+
+    def give_ticket(self, row: Row, now: Now) -> None:
+        """Open the start gate; also again, for a new call of a seat that has its lease but no process yet."""
+        assert row.call is not None, f"{row.seat} has no waiting call"
+        assert row.pod is not None, f"{row.seat} has no owner"
+        epoch = self.next_epoch(now)
+        call, row.call = row.call, None
+        row.ticket = call.call
+        row.seen_running = False
+        if row.state is S.WAITING:
+            self.go(row, T.TICKET, now, epoch=epoch)
+        else:
+            row.epoch, row.entered_wall = epoch, now.wall
+        self.said.append(Ticket(row.seat, call.call, row.pod.uid, epoch))
+
+    def end(self, operation: Operation) -> None:
+        """The switch is over, however it ended."""
+        self.operations.pop(operation.group, None)
+        if operation.victim is not None:
+            self.routers.forget(operation.victim)
+
+    def failed(self, group: str, now: Now) -> None:
+        """A switch went wrong: wait a little longer each time before the next one."""
+        count = self.failures[group] = self.failures.get(group, 0) + 1
+        self.pause_until[group] = now.wall + min(30.0, 0.25 * 2**count)
+
+    # --- saying -------------------------------------------------------------------------------------------------
+
+    def go(
+        self,
+        row: Row,
+        trigger: Trigger,
+        now: Now,
+        *,
+        epoch: int,
+        operation: Operation | None = None,
+        reason: str = "",
+        seconds: dict[str, float] | None = None,
+        last_call_at: float | None = None,
+    ) -> None:
+        """Let a seat follow the table, and tell it."""
+        before = row.advance(trigger)
+        row.epoch, row.reason = epoch, reason
+        row.entered_at, row.entered_wall = now.unix, now.wall
+        row.op = operation.op if operation else ""
+        cause = operation.cause if operation else None
+        if row.state in (S.ACTIVE, S.LOST):
+            self.levels.unpoke(row.seat)
+        if row.state is S.LOST:
+            row.processes_gone = False
+            self.said.append(KillJob(cause=cause or row.why, node=self.node, epoch=epoch, target=row.target()))
+        self.tell(
+            row,
+            EVENT_OF_STATE[row.state],
+            now,
+            cause=cause,
+            previous=before,
+            seconds=seconds,
+            last_call_at=last_call_at,
+        )
+
+    def tell(
+        self,
+        row: Row,
+        kind: type[SeatEvent],
+        now: Now,
+        *,
+        cause: str | None = None,
+        previous: SeatState | None = None,
+        seconds: dict[str, float] | None = None,
+        last_call_at: float | None = None,
+    ) -> None:
+        """Say an event about a seat as it is now."""
+        seq = self.next_seq(now)
+        self.said.append(
+            kind(
+                id=f"{self.node}:{row.epoch}:{kind.__name__}:{seq}",
+                cause=cause or row.why,
+                node=self.node,
+                seat=row.seat,
+                state=row.state,
+                previous=previous,
+                epoch=row.epoch,
+                seq=seq,
+                op=row.op,
+                model=row.model,
+                group=row.group.name,
+                pod=row.pod.pod if row.pod else "",
+                pod_uid=row.pod.uid if row.pod else "",
+                endpoint=row.pod.endpoint if row.pod else None,
+                reason=row.reason,
+                vram_bytes=row.vram_bytes,
+                seconds=seconds or {},
+                last_call_at=last_call_at,
+            )
+        )
+
+    def say_decided(self, group: Group, reason: str) -> None:
+        """One sentence per decision, for the log."""
+        self.said.append(Decided(group.name, reason))
+
+    def next_epoch(self, now: Now) -> int:
+        """An epoch above everything this node has seen."""
+        self.epoch = max(self.epoch, int(now.unix * 1000)) + 1
+        return self.epoch
+
+    def next_seq(self, now: Now) -> int:
+        """A number above everything this node has said, also before a restart."""
+        self.seq = max(self.seq + 1, int(now.unix * 1_000_000))
+        return self.seq
+
+    def operation_of(self, seat: str) -> Operation | None:
+        """The switch that this seat leaves or comes in."""
+        return next((o for o in self.operations.values() if seat in (o.victim, o.winner)), None)

@@ -1,0 +1,65 @@
+"""Asking engines: are you healthy, do you still compute?"""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+
+from services.gpu_manager.inputs import EngineSeen, Probe
+
+RUNNING = re.compile(
+    rb"^(?:vllm:num_requests_(?:running|waiting)|sglang:num_(?:running|queue)_reqs|trtllm_num_requests_(?:running|waiting))"
+    rb"(?:\{[^}]*\})?\s+([0-9.eE+]+)",
+    re.MULTILINE,
+)
+"""Requests that an engine works on or has queued, in the names of vLLM, SGLang and TensorRT-LLM."""
+
+Hear = Callable[[EngineSeen], Awaitable[None]]
+
+AGAIN_SECONDS = 0.05
+"""Wall seconds between two questions to the same engine."""
+
+
+class Engines:
+    """One task per engine that somebody waits for; each answer goes to ``hear``."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+        self._tasks: dict[Probe, asyncio.Task[None]] = {}
+
+    def follow(self, probes: list[Probe], group: asyncio.TaskGroup, hear: Hear) -> None:
+        """Ask these engines, and only these, from now on; answers go to ``hear``."""
+        for probe in [probe for probe in self._tasks if probe not in probes]:
+            self._tasks.pop(probe).cancel()
+        for probe in probes:
+            if probe not in self._tasks:
+                self._tasks[probe] = group.create_task(self._ask(probe, hear), name=f"probe {probe.seat}")
+
+    async def _ask(self, probe: Probe, hear: Hear) -> None:
+        while True:
+            asked_at = time.monotonic()
+            healthy, running = await (self._running(probe) if probe.idle else self._healthy(probe))
+            seen = EngineSeen(probe.seat, probe.container_id, healthy, running, asked_at)
+            if probe.idle or healthy:
+                await hear(seen)
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _healthy(self, probe: Probe) -> tuple[bool, None]:
+        try:
+            timeout = aiohttp.ClientTimeout(total=2.0)
+            async with self._session.get(probe.endpoint + "/health", timeout=timeout) as answer:
+                return answer.status == 200, None
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False, None
+
+    async def _running(self, probe: Probe) -> tuple[bool, int | None]:
+        """How many requests it works on; None when it does not tell or does not answer."""
+        try:
+            timeout = aiohttp.ClientTimeout(total=2.0)
+            async with self._session.get(probe.endpoint + "/metrics", timeout=timeout) as answer:
+                found = RUNNING.findall(await answer.read()) if answer.status == 200 else []
+                return True, int(sum(float(value) for value in found)) if found else None
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False, None

@@ -1,0 +1,227 @@
+"""Everything that only reads the board: what the policy sees, what the roster says, what is due. Pure."""
+
+from typing import TYPE_CHECKING
+
+from kybernate.ledger import Ledger, LedgerEntry
+from kybernate.policy import GroupView, SeatView
+from kybernate.roster import SeatRecord
+from kybernate.seat import SeatState
+from kybernate.topology import Group
+from services.gpu_manager.inputs import Now, Probe
+from services.gpu_manager.levels import Traffic
+from services.gpu_manager.rows import CUT_GRACE_SECONDS, Operation, Row
+
+if TYPE_CHECKING:
+    from services.gpu_manager.board import Board
+
+S = SeatState
+
+
+PREFERENCE = {S.ACTIVE: 0, S.ACTIVATING: 1, S.STARTING: 2, S.DRAINING: 3, S.PARKED: 4, S.PARKING: 4, S.WAITING: 5}
+"""Where demand for a model goes that names no seat: lower first."""
+
+
+def view(board: "Board", group: Group, now: Now) -> GroupView:
+    """What the policy sees of a group."""
+    return GroupView(group.name, group.slots, tuple(_seat_view(board, board.rows[s], now) for s in group.seat_ids))
+
+
+def _seat_view(board: "Board", row: Row, now: Now) -> SeatView:
+    demand = traffic(board, row)
+    start_wait = None
+    if row.state is S.WAITING and row.call is not None and row.calls(now):
+        waited = max(0.0, now.unix - row.call.since)
+        asked = demand.waiting or row.wanted_since is not None or row.is_pinned
+        if board.warmup or asked or waited > board.start_within_seconds:
+            start_wait = waited * now.pace
+    return SeatView(
+        seat=row.seat,
+        state=row.state,
+        waiting=demand.waiting,
+        oldest_wait_seconds=demand.oldest_wait(now),
+        in_flight=demand.in_flight,
+        tier=row.pod.tier if row.pod else "standard",
+        pinned=row.is_pinned,
+        wanted_seconds=None if row.wanted_since is None else now.model - row.wanted_since,
+        start_wait_seconds=start_wait,
+        active_seconds=now.model - row.active_since,
+        unclaimed=row.unclaimed,
+        idle_seconds=now.model - max(row.busy_at, row.active_since),
+        park_seconds=row.park_seconds,
+        activate_seconds=row.activate_seconds,
+    )
+
+
+def traffic(board: "Board", row: Row) -> Traffic:
+    """The demand for one seat; demand for a model that names no seat goes to its best one."""
+    if row.pod is None:
+        return Traffic()
+    unassigned = ("model", row.model) in board.levels.places and _best_seat(board, row.model) == row.seat
+    return board.levels.of(row.model, row.seat, takes_unassigned=unassigned)
+
+
+def _best_seat(board: "Board", model: str) -> str | None:
+    rows = [row for row in board.rows.values() if row.model == model and row.state in PREFERENCE]
+    return min(((PREFERENCE[row.state], row.seat) for row in rows), default=(0, None))[1]
+
+
+def follow_traffic(board: "Board", row: Row, now: Now) -> None:
+    """Remember when a seat was last busy and who caused it; let an operator's wish lapse."""
+    if row.pod is None:
+        return
+    demand = traffic(board, row)
+    if demand.waiting or demand.in_flight:
+        row.busy_at = now.model
+        row.unclaimed = False
+    if demand.cause:
+        row.cause = demand.cause
+    if row.wanted_since is not None and now.wall > row.wanted_until:
+        row.wanted_since = None
+
+
+def still_wanted(board: "Board", operation: Operation, now: Now) -> bool:
+    """Whether the winner of a drain still has a reason to come. A drain without a winner was an order."""
+    if operation.winner is None:
+        return True
+    seat = _seat_view(board, board.rows[operation.winner], now)
+    if seat.state is S.WAITING:
+        return seat.start_wait_seconds is not None
+    return seat.state is S.PARKED and bool(seat.waiting or seat.pinned or seat.wanted_seconds is not None)
+
+
+def room(board: "Board", row: Row) -> bool:
+    """Whether this seat may take its group's GPUs now: slots, other groups on the same GPUs, VRAM."""
+    gpus = {gpu.uuid for gpu in row.group.gpus}
+    holders = [other for other in board.rows.values() if other.lease and other.seat != row.seat]
+    same = [other for other in holders if other.group.name == row.group.name]
+    if len(same) >= row.group.slots:
+        return False
+    if any(gpus & {gpu.uuid for gpu in o.group.gpus} for o in holders if o.group.name != row.group.name):
+        return False
+    for gpu in row.group.gpus:
+        taken = sum(other.reserved_bytes(gpu.memory_bytes) for other in same)
+        if taken + row.reserved_bytes(gpu.memory_bytes) > gpu.memory_bytes:
+            return False
+    return True
+
+
+def probes(board: "Board") -> list[Probe]:
+    """Engines whose answer somebody waits for."""
+    wanted = []
+    for row in board.rows.values():
+        if row.state is S.STARTING and row.seen_running and row.pod and row.pod.endpoint and row.container_id:
+            wanted.append(Probe(row.seat, row.pod.endpoint, row.container_id, idle=False, since=0.0))
+    for operation in board.operations.values():
+        row = board.rows[operation.victim or operation.winner or ""]
+        since = operation.quiet_at if operation.phase == "draining" else operation.cut_at
+        if operation.phase == "job" or since is None or not (row.pod and row.pod.endpoint and row.container_id):
+            continue
+        wanted.append(Probe(row.seat, row.pod.endpoint, row.container_id, idle=True, since=since))
+    return wanted
+
+
+def next_wake(board: "Board", now: Now) -> float:
+    """Wall seconds until something is due even if nothing is heard; at most 1, at least 0.001."""
+    due = [1.0]
+    due += [(at - now.model) / now.pace for at in board.wake_at.values()]
+    due += [until - now.wall for until in board.pause_until.values() if until > now.wall]
+    if not board.routers.settled(now):
+        due.append(board.routers.settled_at - now.wall)
+    elif board.bus_up:
+        draining = [o for o in board.operations.values() if o.phase == "draining"]
+        due += [(operation.deadline - now.model) / now.pace for operation in draining]
+    due += [o.cut_at + CUT_GRACE_SECONDS - now.wall for o in board.operations.values() if o.phase == "cutting"]
+    expiry = board.levels.next_expiry()
+    if expiry is not None:
+        due.append(expiry - now.wall)
+    return max(0.001, min(due))
+
+
+def record(board: "Board", row: Row, now: Now) -> SeatRecord:
+    """The seat's row of the roster, as of now."""
+    pod = row.pod
+    return SeatRecord(
+        node=board.node,
+        seat=row.seat,
+        state=row.state,
+        epoch=row.epoch,
+        seq=board.seq,
+        model=row.model,
+        endpoint=pod.endpoint if pod else None,
+        group=row.group.name,
+        home_group=row.group.name,
+        gpus=tuple(gpu.index for gpu in row.group.gpus),
+        resource=row.group.profile.resource,
+        pod=pod.pod if pod else "",
+        pod_uid=pod.uid if pod else "",
+        tier=pod.tier if pod else "standard",
+        pinned=row.is_pinned,
+        vram_bytes=row.vram_bytes or (pod.vram_bytes if pod else 0),
+        host_bytes=row.host_bytes,
+        reason=row.reason,
+        since=row.entered_at,
+        started=row.started,
+        activate_seconds=row.switch_seconds,
+        manager_url=board.manager_url,
+        reported_at=now.unix,
+    )
+
+
+def ledger(board: "Board", boot: str) -> Ledger:
+    """What must survive a restart."""
+    owned = [row for row in board.rows.values() if row.pod is not None]
+    return Ledger(boot_id=boot, epoch=board.epoch, seats=tuple(_entry(row) for row in owned))
+
+
+def _entry(row: Row) -> LedgerEntry:
+    assert row.pod is not None
+    return LedgerEntry(
+        seat=row.seat,
+        state=row.state,
+        epoch=row.epoch,
+        lease=row.lease,
+        pod=row.pod.pod,
+        pod_uid=row.pod.uid,
+        container_id=row.container_id or "",
+        seen_running=row.seen_running,
+        ticket=row.ticket,
+        gpus=tuple(gpu.uuid for gpu in row.group.gpus),
+        vram_bytes=row.vram_bytes,
+        host_bytes=row.host_bytes,
+        started=row.started,
+        pinned=row.pinned,
+        endpoint=row.pod.endpoint,
+        annotations=row.pod.annotations,
+        park_seconds=row.park_seconds,
+        activate_seconds=row.activate_seconds,
+        switch_seconds=row.switch_seconds,
+    )
+
+
+def gate_texts(board: "Board", now: Now) -> dict[str, str]:
+    """Why each waiting call waits; kubelet shows it in ``kubectl describe pod``."""
+    texts = {}
+    for group in board.groups:
+        rows = [board.rows[seat] for seat in group.seat_ids]
+        queue = sorted((row for row in rows if row.call is not None), key=lambda row: row.call.since if row.call else 0)
+        holders = [row for row in rows if row.lease]
+        held = ", ".join(
+            f"{row.seat} (model {row.model}, {row.state} for {now.unix - row.entered_at:.0f} s)" for row in holders
+        )
+        for place, row in enumerate(queue, start=1):
+            why = f"group {group.name} is held by {held}" if held else f"group {group.name} is free"
+            texts[row.seat] = f"seat {row.seat} waits: {why}; place {place} of {len(queue)} at the start gate"
+    return texts
+
+
+def validate(board: "Board") -> None:
+    """Raise AssertionError if an invariant does not hold."""
+    owner: dict[str, str] = {}
+    for group in board.groups:
+        holders = [board.rows[seat] for seat in group.seat_ids if board.rows[seat].lease]
+        told = any(row.state is S.QUARANTINED for row in holders)
+        assert len(holders) <= group.slots or told, f"{group.name}: {len(holders)} hold, {group.slots} may"
+        for gpu in group.gpus if holders else ():
+            assert owner.setdefault(gpu.uuid, group.name) == group.name, f"{gpu.uuid} belongs to two groups"
+    for operation in board.operations.values():
+        assert operation.victim or operation.winner, f"{operation.op} moves nobody"

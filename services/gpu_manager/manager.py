@@ -1,0 +1,307 @@
+"""The single writer: one inbox feeds the board; what the board says is made durable and then said.
+
+    inbox ─► board.handle ─► ledger (fsync) ─► tickets, jobs, events, roster, replies
+
+Everything else here is an ear (bus, pods, start gate, engines, time) that puts into the inbox, or a mouth.
+"""
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+
+from kybernate.bus.port import Bus, BusDownError, BusError, NoAnswerError
+from kybernate.clock import Clock
+from kybernate.ledger import Ledger, LedgerFile, boot_id
+from kybernate.logs import get_logger
+from kybernate.messages import (
+    AskJobs,
+    Command,
+    CommandReply,
+    DrainAck,
+    Job,
+    JobProgress,
+    JobReply,
+    KillJob,
+    Presence,
+    ReleaseJob,
+    SeatAllocated,
+    SeatEvent,
+    SwitchJob,
+    TrafficSignal,
+)
+from kybernate.seat import SeatState
+from services.gpu_manager import looking, recovery
+from services.gpu_manager.board import Board, Effect
+from services.gpu_manager.engines import Engines
+from services.gpu_manager.gate import Gate
+from services.gpu_manager.inputs import (
+    BusChanged,
+    Decided,
+    JobAnswered,
+    JobsTold,
+    Now,
+    PodsSeen,
+    Recovered,
+    StartCalls,
+    Tick,
+    Ticket,
+)
+from services.gpu_manager.pods import Pods, PodsError
+from services.gpu_manager.roster_writer import RosterWriter
+from services.gpu_manager.seat_pod import SeatPod
+
+log = get_logger()
+
+PRESENCE_SECONDS = 2.0
+GATE_SECONDS = 0.05
+POLL_SECONDS, POLL_SOON_SECONDS = 1.0, 0.2
+JOB_TIMEOUT_SECONDS = 2.0
+"""Wall: the checkpointer answers once the job is journaled; a slow disk may take a while."""
+ASK_SECONDS = 1.0
+
+
+@dataclass
+class Manager:
+    """One node's manager. ``run`` it until cancelled."""
+
+    board: Board
+    bus: Bus
+    node_bus: Bus
+    pods: Pods
+    gate: Gate
+    ledger: LedgerFile
+    clock: Clock
+    engines: Engines
+    presence: Presence
+    inbox: asyncio.Queue[tuple[object, asyncio.Future[CommandReply] | None]] = field(default_factory=asyncio.Queue)
+    look_now: asyncio.Event = field(default_factory=asyncio.Event)
+    """Pods may have changed."""
+    calling: frozenset[str] = frozenset()
+    """Seats with a waiting call at the start gate."""
+    boot_id: str = field(default_factory=boot_id)
+    roster: RosterWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.roster = RosterWriter(self.bus, self.now, self.board, self.hear)
+
+    def now(self) -> Now:
+        """This instant."""
+        wall = self.clock.wall()
+        return Now(wall=wall, model=self.clock.to_model(wall), unix=time.time())
+
+    async def hear(self, message: object) -> None:
+        """Put something into the inbox."""
+        self.inbox.put_nowait((message, None))
+
+    async def run(self) -> None:
+        """Listen from the first moment, recover, then decide; until cancelled."""
+        self.bus.on_change(lambda up: self.inbox.put_nowait((BusChanged(up), None)))
+        async with asyncio.TaskGroup() as group:
+            for job in (self._listen_cluster, self._listen_node, self._answer, self._be_present, self.roster.run):
+                group.create_task(job(), name=job.__name__)
+            await self._recover(group)
+            for job in (self._watch_pods, self._watch_gate, self._ask_about_jobs):
+                group.create_task(job(), name=job.__name__)
+            await self._decide(group)
+
+    # --- the one writer -----------------------------------------------------------------------------------------
+
+    async def _decide(self, group: asyncio.TaskGroup) -> None:
+        while True:
+            message, reply = await self._next()
+            effects = self.board.handle(message, self.now())
+            self.ledger.write(looking.ledger(self.board, self.boot_id))
+            for effect in effects:
+                await self._say(effect, reply, group)
+            self.engines.follow(looking.probes(self.board), group, self.hear)
+
+    async def _next(self) -> tuple[object, asyncio.Future[CommandReply] | None]:
+        if not self.inbox.empty():
+            return self.inbox.get_nowait()
+        try:
+            async with asyncio.timeout(looking.next_wake(self.board, self.now())):
+                return await self.inbox.get()
+        except TimeoutError:
+            return Tick(), None
+
+    async def _say(self, effect: Effect, reply: asyncio.Future[CommandReply] | None, group: asyncio.TaskGroup) -> None:
+        match effect:
+            case SeatEvent():
+                self.roster.changed(effect.seat)
+                _log_event(effect)
+                try:
+                    await self.bus.publish(effect)
+                except BusDownError:
+                    log.warning("event.unsent", seat=effect.seat, state=str(effect.state), epoch=effect.epoch)
+            case Ticket():
+                self.gate.write_ticket(effect)
+                self.look_now.set()
+            case SwitchJob():
+                group.create_task(self._send_switch(effect), name=f"job {effect.op}")
+            case ReleaseJob() | KillJob():
+                group.create_task(self._send_ending(effect), name=f"end {effect.target.seat}")
+            case CommandReply():
+                if reply is not None and not reply.done():
+                    reply.set_result(effect)
+            case Decided():
+                log.info("group.decided", group=effect.group, why=effect.text)
+
+    # --- jobs ---------------------------------------------------------------------------------------------------
+
+    async def _send_switch(self, job: SwitchJob) -> None:
+        reply = await self._ask(job)
+        if reply is not None and not reply.accepted:
+            log.warning("job.refused", op=job.op, code=reply.code, reason=reply.reason)
+        await self.hear(JobAnswered(job.op, job.epoch, reply))
+
+    async def _send_ending(self, job: ReleaseJob | KillJob) -> None:
+        """Until the checkpointer has taken it, or the seat has moved on."""
+        states = (SeatState.RELEASING,) if isinstance(job, ReleaseJob) else (SeatState.LOST,)
+        while True:
+            reply = await self._ask(job)
+            row = self.board.rows.get(job.target.seat)
+            if reply is not None:
+                await self.hear(JobsTold(reply))
+                if not reply.accepted:
+                    log.warning("job.refused", seat=job.target.seat, code=reply.code, reason=reply.reason)
+                return
+            if row is None or row.state not in states:
+                return
+            await asyncio.sleep(ASK_SECONDS)
+
+    async def _ask(self, job: Job) -> JobReply | None:
+        try:
+            return await self.node_bus.request(job, JobReply, timeout=JOB_TIMEOUT_SECONDS)
+        except (NoAnswerError, BusDownError):
+            await asyncio.sleep(0.05)
+            return None
+
+    async def _ask_about_jobs(self) -> None:
+        """Reports may be lost: ask about switches that take long, and whether dying processes are gone."""
+        while True:
+            await asyncio.sleep(ASK_SECONDS)
+            late = self.now().wall - ASK_SECONDS
+            ops = [o.op for o in self.board.operations.values() if o.journaled and (o.sent_wall or 0.0) < late]
+            states = (SeatState.RELEASING, SeatState.LOST)
+            dying = [r for r in self.board.rows.values() if r.state in states and not r.processes_gone]
+            if ops or dying:
+                targets = tuple(row.target() for row in dying)
+                job = AskJobs(cause="status", node=self.board.node, epoch=0, ops=tuple(ops), targets=targets)
+                reply = await self._ask(job)
+                if reply is not None:
+                    await self.hear(JobsTold(reply))
+
+    # --- ears ---------------------------------------------------------------------------------------------------
+
+    async def _listen_cluster(self) -> None:
+        node = self.board.node
+        patterns = (
+            TrafficSignal.pattern(),
+            Presence.pattern(component="router"),
+            DrainAck.pattern(node=node),
+            SeatAllocated.pattern(node=node),
+        )
+        async with self.bus.subscribe(*patterns) as messages:
+            await self.hear(BusChanged(self.bus.connected))
+            async for message in messages:
+                if isinstance(message, SeatAllocated):
+                    self.look_now.set()
+                elif not isinstance(message, TrafficSignal) or self._concerns(message):
+                    await self.hear(message)
+
+    def _concerns(self, signal: TrafficSignal) -> bool:
+        if signal.seat is not None:
+            return signal.seat in self.board.rows
+        return any(row.model == signal.model for row in self.board.rows.values())
+
+    async def _listen_node(self) -> None:
+        async with self.node_bus.subscribe(JobProgress.pattern(node=self.board.node)) as messages:
+            async for message in messages:
+                await self.hear(message)
+
+    async def _answer(self) -> None:
+        async with self.bus.serve(Command.pattern(node=self.board.node), self._command):
+            await asyncio.Event().wait()
+
+    async def _command(self, message: object) -> CommandReply:
+        future: asyncio.Future[CommandReply] = asyncio.get_running_loop().create_future()
+        if not self.board.recovered:
+            return CommandReply(accepted=False, code="not-ready", reason="the manager has just started")
+        self.inbox.put_nowait((message, future))
+        return await future
+
+    async def _watch_pods(self) -> None:
+        while True:
+            starting = any(row.state is SeatState.STARTING for row in self.board.rows.values())
+            unknown = any(row.state is SeatState.FREE for row in self.board.rows.values() if row.seat in self.calling)
+            try:
+                async with asyncio.timeout(POLL_SOON_SECONDS if starting or unknown else POLL_SECONDS):
+                    await self.look_now.wait()
+            except TimeoutError:
+                pass
+            self.look_now.clear()
+            try:
+                await self.hear(PodsSeen(await self.pods.seats()))
+            except PodsError as error:
+                log.warning("pods.unreadable", error=str(error))
+
+    async def _watch_gate(self) -> None:
+        known: StartCalls | None = None
+        while True:
+            found = StartCalls(self.gate.calls(self.board.rows))
+            self.calling = frozenset(found.calls)
+            if found != known:
+                known = found
+                self.look_now.set()
+                await self.hear(found)
+            self.gate.write_texts(looking.gate_texts(self.board, self.now()))
+            await asyncio.sleep(GATE_SECONDS)
+
+    async def _be_present(self) -> None:
+        while True:
+            presence = self.presence.model_copy(update={"at": time.time()})
+            with contextlib.suppress(BusDownError):
+                await self.bus.publish(presence)
+            await asyncio.sleep(PRESENCE_SECONDS)
+
+    # --- recovery -----------------------------------------------------------------------------------------------
+
+    async def _recover(self, group: asyncio.TaskGroup) -> None:
+        """Learn from kubelet, the ledger and the checkpointer before anything is granted; ask until they answer."""
+        ledger = self.ledger.read()
+        while True:
+            try:
+                pods = await self.pods.seats()
+                reply = await self._evidence(ledger, pods)
+                break
+            except (PodsError, BusError) as error:
+                log.info("manager.waits", error=str(error) or repr(error))
+                await asyncio.sleep(0.25)
+        recovered = Recovered(pods, ledger, reply)
+        for effect in self.board.handle(recovered, self.now()):
+            self.ledger.write(looking.ledger(self.board, self.boot_id))
+            await self._say(effect, None, group)
+        self.roster.all_changed()
+        log.info("manager.recovered", seats=len(pods), jobs=len(reply.jobs), epoch=self.board.epoch)
+
+    async def _evidence(self, ledger: Ledger, pods: tuple[SeatPod, ...]) -> JobReply:
+        """What the checkpointer knows. The epoch fences: no job of an earlier manager is taken after this."""
+        self.board.epoch = max(self.board.epoch, ledger.epoch)
+        epoch = self.board.next_epoch(self.now())
+        job = AskJobs(
+            cause="recovery", node=self.board.node, epoch=epoch, targets=recovery.targets(self.board, ledger, pods)
+        )
+        return await self.node_bus.request(job, JobReply, timeout=5.0)
+
+
+def _log_event(event: SeatEvent) -> None:
+    log.info(
+        f"seat.{event.subject.rsplit('.', 1)[-1]}",
+        seat=event.seat,
+        model=event.model,
+        cause=event.cause,
+        epoch=event.epoch,
+        **({"reason": event.reason} if event.reason else {}),
+        **({"seconds": {k: round(v, 4) for k, v in event.seconds.items()}} if event.seconds else {}),
+    )

@@ -1,0 +1,124 @@
+"""Pods that own seats, their calls at the start gate, and the life of their processes. Pure."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from kybernate.messages import ReleaseJob, SeatActivated, SeatProgress
+from kybernate.seat import SeatState, Trigger
+from services.gpu_manager.inputs import Now, StartCall
+from services.gpu_manager.rows import Row
+from services.gpu_manager.seat_pod import SeatPod
+
+if TYPE_CHECKING:
+    from services.gpu_manager.board import Board
+
+S, T = SeatState, Trigger
+
+START_DEADLINE_SECONDS = 270.0
+"""Wall: a runtime may take two minutes each to create and to start a container."""
+
+HAS_PROCESS = (S.STARTING, S.ACTIVE, S.DRAINING, S.PARKING, S.PARKED, S.ACTIVATING, S.MIGRATING, S.QUARANTINED)
+
+
+def pods_seen(board: "Board", pods: Iterable[SeatPod], now: Now) -> None:
+    """Who owns which seat now. An owner that is missing twice in a row is gone."""
+    seen = {pod.seat: pod for pod in pods}
+    for row in list(board.rows.values()):
+        pod = seen.get(row.seat)
+        if pod is None or (row.pod is not None and pod.uid != row.pod.uid):
+            row.misses += 1
+            if row.misses >= 2 and row.state not in (S.FREE, S.RELEASING):
+                _delete(board, row, now)
+            continue
+        row.misses = 0
+        if row.state is S.FREE:
+            if not pod.deleting:
+                row.pod, row.started = pod, False
+                board.go(row, T.ALLOCATED, now, epoch=board.next_epoch(now))
+        else:
+            _owner_seen(board, row, pod, now)
+
+
+def _owner_seen(board: "Board", row: Row, pod: SeatPod, now: Now) -> None:
+    moved = row.pod is not None and row.pod.endpoint != pod.endpoint
+    row.pod = pod
+    if pod.deleting:
+        if row.state is not S.RELEASING:
+            _delete(board, row, now)
+    elif pod.running:
+        _runs(board, row, pod, now)
+    elif row.seen_running and row.state in HAS_PROCESS:
+        exited(board, row, f"its container exited with code {pod.exit_code}", now)
+    if moved and row.state is S.ACTIVE:
+        board.tell(row, SeatActivated, now, previous=S.ACTIVE)
+
+
+def _runs(board: "Board", row: Row, pod: SeatPod, now: Now) -> None:
+    if pod.container_id == row.container_id:
+        return
+    if row.state is S.WAITING:  # started late, after its ticket had been taken back: it holds all the same
+        board.go(row, T.TICKET, now, epoch=board.next_epoch(now), reason="its container came after the deadline")
+    if row.state is S.STARTING:
+        row.container_id, row.seen_running = pod.container_id, True
+
+
+def _delete(board: "Board", row: Row, now: Now) -> None:
+    """Its pod is going: thaw what is frozen; its GPUs stay with it until its processes are gone."""
+    operation = board.operation_of(row.seat)
+    if operation is not None and operation.phase == "draining" and operation.victim == row.seat:
+        board.end(operation)
+    held, has_process = row.lease, row.seen_running
+    row.processes_gone = not has_process
+    board.go(row, T.DELETED, now, epoch=board.next_epoch(now))
+    row.lease = held and has_process
+    if has_process:
+        job = ReleaseJob(cause=row.why, node=board.node, epoch=row.epoch, target=row.target())
+        board.said.append(job)
+
+
+def start_calls(board: "Board", calls: dict[str, StartCall], now: Now) -> None:
+    """Kubelet waits at the gate for these seats. A call for a seat that ran means that its container exited."""
+    for row in board.rows.values():
+        call = calls.get(row.seat)
+        row.call = call if call is not None and call.call != row.ticket else None
+        if not row.calls(now):
+            continue
+        if row.seen_running and row.state in HAS_PROCESS:
+            exited(board, row, "its container is started again", now)
+        if row.state is S.BACKOFF:
+            board.go(row, T.CALLED, now, epoch=board.next_epoch(now))
+        elif row.state is S.STARTING and not row.seen_running:
+            board.give_ticket(row, now)
+
+
+def exited(board: "Board", row: Row, reason: str, now: Now) -> None:
+    """The container is gone, and with it the VRAM it held."""
+    operation = board.operation_of(row.seat)
+    if operation is not None and operation.phase == "draining" and operation.victim == row.seat:
+        board.end(operation)
+    row.seen_running = False
+    board.go(row, T.EXITED, now, epoch=board.next_epoch(now), reason=reason)
+
+
+def processes_told(board: "Board", seats: Iterable[SeatProgress]) -> None:
+    """The checkpointer looked for processes."""
+    for progress in seats:
+        row = board.rows.get(progress.seat)
+        if row is not None and row.pod is not None and row.pod.uid == progress.pod_uid:
+            row.processes_gone = row.processes_gone or progress.outcome == "gone"
+
+
+def end_of_life(board: "Board", row: Row, now: Now) -> None:
+    """Starts that never came, lost seats whose processes are gone, deleted pods whose processes are gone."""
+    if row.state is S.STARTING and not row.seen_running:
+        if now.wall > row.entered_wall + START_DEADLINE_SECONDS:
+            reason = f"no process came within {START_DEADLINE_SECONDS:.0f} s of the ticket"
+            board.go(row, T.NO_PROCESS, now, epoch=board.next_epoch(now), reason=reason)
+    elif row.state is S.LOST and row.processes_gone:
+        row.seen_running = False
+        board.go(row, T.GONE, now, epoch=board.next_epoch(now), reason="its processes ended; it starts cold")
+    elif row.state is S.RELEASING and row.processes_gone and row.misses >= 2:
+        board.go(row, T.GONE, now, epoch=board.next_epoch(now))
+        board.rows[row.seat] = Row(
+            row.seat, row.group, epoch=row.epoch, entered_at=now.unix, entered_wall=now.wall, misses=row.misses
+        )

@@ -1,0 +1,187 @@
+"""What a manager believes after its start: the ledger remembers, evidence decides. Pure.
+
+Each owned seat gets the state that its processes are in. A live process without park evidence holds its group, also
+when the ledger is lost; when more seats hold a group than may, all of them are quarantined and nothing is granted
+there. An unfinished job of the checkpointer is adopted as the switch it belongs to. A drain that was under way is
+over: nobody has been told to go on with it, so the seat serves.
+"""
+
+from typing import TYPE_CHECKING
+
+from kybernate.ledger import Ledger, LedgerEntry
+from kybernate.messages import EVENT_OF_STATE, JobStatus, SeatProgress, SeatTarget
+from kybernate.seat import SeatState
+from services.gpu_manager.inputs import Now, Recovered
+from services.gpu_manager.rows import Operation, Row
+from services.gpu_manager.seat_pod import SeatPod
+
+if TYPE_CHECKING:
+    from services.gpu_manager.board import Board
+
+S = SeatState
+
+
+def recover(board: "Board", known: Recovered, now: Now) -> None:
+    """Fill the board; from then on it decides."""
+    board.epoch = max(board.epoch, known.ledger.epoch, known.reply.highest_epoch)
+    entries = {entry.seat: entry for entry in known.ledger.seats}
+    pods = {pod.seat: pod for pod in known.pods}
+    evidence = {(seat.seat, seat.pod_uid): seat for seat in known.reply.seats}
+    for row in board.rows.values():
+        pod, entry = pods.get(row.seat), entries.get(row.seat)
+        if entry is not None and (pod is None or pod.uid != entry.pod_uid):
+            pod = _departed(entry)
+            row.misses = 2
+        if pod is None:
+            continue
+        row.pod = pod
+        if entry is not None:
+            _remember(row, entry)
+        row.entered_at, row.entered_wall = now.unix, now.wall
+        row.state, row.lease, row.reason = _state(row, entry, evidence.get((row.seat, pod.uid)))
+        if row.state is S.ACTIVE:
+            row.active_since = row.busy_at = now.model
+        row.processes_gone = not row.seen_running
+    _quarantine_conflicts(board)
+    for status in known.reply.jobs:
+        if not status.done:
+            _adopt(board, status, now)
+    _say(board, entries, now)
+    board.routers.unsettle(now)
+    board.recovered = True
+
+
+def _departed(entry: LedgerEntry) -> SeatPod:
+    """The pod that the ledger knows and kubelet does not list any more."""
+    namespace, _, name = entry.pod.rpartition("/")
+    return SeatPod(
+        seat=entry.seat,
+        resource="",
+        namespace=namespace,
+        name=name,
+        uid=entry.pod_uid,
+        container="",
+        container_id=entry.container_id or None,
+        deleting=True,
+        annotations=entry.annotations,
+    )
+
+
+def _remember(row: Row, entry: LedgerEntry) -> None:
+    row.epoch = entry.epoch
+    row.container_id = entry.container_id or None
+    row.seen_running = entry.seen_running
+    row.ticket = entry.ticket
+    row.vram_bytes, row.host_bytes = entry.vram_bytes, entry.host_bytes
+    row.started, row.pinned = entry.started, entry.pinned
+    row.park_seconds, row.activate_seconds = entry.park_seconds, entry.activate_seconds
+    row.switch_seconds = entry.switch_seconds
+
+
+def _state(row: Row, entry: LedgerEntry | None, seen: SeatProgress | None) -> tuple[SeatState, bool, str]:
+    """(state, lease, reason) by what is known of one owned seat."""
+    pod = row.pod
+    assert pod is not None
+    if pod.running and entry is None:
+        row.container_id, row.seen_running, row.started = pod.container_id, True, True
+    if pod.running and entry is not None and pod.container_id != entry.container_id:
+        # The only way to a new container is a ticket, so this seat had its lease when it started.
+        row.container_id, row.seen_running = pod.container_id, True
+        return S.STARTING, True, ""
+    if pod.deleting:
+        alive = row.seen_running and (seen is None or seen.outcome != "gone")
+        row.seen_running = alive
+        holds = alive and (seen is None or seen.outcome != "parked") and (entry is None or entry.lease)
+        return S.RELEASING, holds, "its pod is being deleted"
+    if not pod.running:
+        row.seen_running = False
+        if entry is not None and entry.state is S.STARTING:
+            return S.STARTING, True, ""  # its ticket may be taken already
+        return (
+            (S.WAITING, False, "") if row.container_id is None else (S.BACKOFF, False, "its container is not running")
+        )
+    match seen.outcome if seen is not None else "active":
+        case "parked":
+            return S.PARKED, False, ""
+        case "gone":
+            row.seen_running = False
+            return S.BACKOFF, False, "its processes are gone"
+        case "lost":
+            return S.LOST, True, seen.reason if seen else ""
+        case "quarantined":
+            return S.QUARANTINED, True, seen.reason if seen else ""
+    if entry is not None and entry.state in (S.STARTING, S.LOST, S.QUARANTINED):
+        return entry.state, True, ""
+    return S.ACTIVE, True, ""
+
+
+def _quarantine_conflicts(board: "Board") -> None:
+    for group in board.groups:
+        holders = [row for row in (board.rows[seat] for seat in group.seat_ids) if row.lease]
+        if len(holders) > group.slots:
+            names = ", ".join(row.seat for row in holders)
+            for row in holders:
+                row.state = S.QUARANTINED
+                row.reason = f"{names} all seem to hold group {group.name}; delete the pods that should not"
+
+
+def _adopt(board: "Board", status: JobStatus, now: Now) -> None:
+    """Go on with a switch that the checkpointer has not finished."""
+    victim = next((board.rows[p.seat] for p in status.park if p.seat in board.rows), None)
+    winner = board.rows.get(status.activate.seat) if status.activate else None
+    if victim is None and winner is None:
+        return
+    group = (victim or winner or next(iter(board.rows.values()))).group.name
+    board.operations[group] = Operation(
+        op=status.op,
+        epoch=status.epoch,
+        group=group,
+        victim=victim.seat if victim else None,
+        winner=winner.seat if winner else None,
+        cause=(winner or victim or next(iter(board.rows.values()))).why,
+        phase="job",
+        decided_wall=now.wall,
+        drained_wall=now.wall,
+        work_ended_wall=now.wall,
+        journaled=True,
+    )
+    parked = victim is None or any(p.seat == victim.seat and p.outcome == "parked" for p in status.park)
+    if victim is not None and victim.pod is not None:
+        victim.state = S.PARKED if parked else S.PARKING
+        victim.lease = not parked
+        victim.epoch = status.epoch
+    if winner is not None and winner.pod is not None and winner.seen_running:
+        winner.state, winner.lease = (S.ACTIVATING, True) if parked else (S.PARKED, False)
+        winner.epoch = status.epoch
+
+
+def _say(board: "Board", entries: dict[str, LedgerEntry], now: Now) -> None:
+    """Tell what is not as the ledger had it; what is, is only written to the roster again."""
+    for row in board.rows.values():
+        entry = entries.get(row.seat)
+        if row.pod is None or (entry is not None and entry.state is row.state and entry.state in _AT_REST):
+            continue
+        if board.operation_of(row.seat) is None:
+            row.epoch = board.next_epoch(now)
+        board.tell(row, EVENT_OF_STATE[row.state], now, previous=entry.state if entry else S.FREE)
+
+
+_AT_REST = frozenset({S.WAITING, S.PARKED, S.BACKOFF, S.ACTIVE, S.STARTING, S.QUARANTINED})
+
+
+def targets(board: "Board", ledger: Ledger, pods: tuple[SeatPod, ...]) -> tuple[SeatTarget, ...]:
+    """The processes that the checkpointer should look at before the board recovers."""
+    entries = {entry.seat: entry for entry in ledger.seats}
+    of_seat = {pod.seat: pod for pod in pods}
+    found = []
+    for row in board.rows.values():
+        pod, entry = of_seat.get(row.seat), entries.get(row.seat)
+        if entry is not None and (pod is None or pod.uid != entry.pod_uid):
+            pod = _departed(entry)
+        if pod is None:
+            continue
+        container_id = pod.container_id if pod.running else (entry.container_id if entry else None)
+        if container_id:
+            vram_bytes = entry.vram_bytes if entry else 0
+            found.append(Row(row.seat, row.group, pod=pod, container_id=container_id, vram_bytes=vram_bytes).target())
+    return tuple(found)

@@ -1,0 +1,67 @@
+"""Which routers are there, and what they said about seats that drain. Pure.
+
+Drained means that every router that may still forward has said it does not. A router that fell silent proves
+nothing: it stops counting only when its presence has expired, and by then it has stopped by its own clock.
+"""
+
+from dataclasses import dataclass, field
+
+from kybernate.messages import DrainAck, Presence
+from services.gpu_manager.inputs import Now
+
+DEAD_AFTER_SECONDS = 10.0
+SETTLE_SECONDS = 3.0
+"""Wall seconds after a start or a return of the bus in which every living router has said that it is there."""
+
+
+@dataclass
+class Routers:
+    """Present routers by instance, and their acknowledgements by seat."""
+
+    present: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Instance → (incarnation, wall time at which it counts as dead)."""
+    acks: dict[str, dict[str, DrainAck]] = field(default_factory=dict)
+    """Seat → instance → its last acknowledgement."""
+    settled_at: float = 0.0
+    """Wall time before which the list of routers may be incomplete."""
+
+    def unsettle(self, now: Now) -> None:
+        """Routers may be there that were not heard: wait a little before trusting the list."""
+        self.settled_at = now.wall + SETTLE_SECONDS
+
+    def settled(self, now: Now) -> bool:
+        """Whether every living router must have been heard by now."""
+        return now.wall >= self.settled_at
+
+    def hear(self, presence: Presence, now: Now) -> None:
+        """A router is alive; a new incarnation replaces the old one, whose requests died with it."""
+        self.present[presence.instance] = (presence.incarnation, now.wall + DEAD_AFTER_SECONDS)
+
+    def expire(self, now: Now) -> None:
+        """Forget routers that fell silent."""
+        for instance in [name for name, (_, dead_at) in self.present.items() if dead_at <= now.wall]:
+            del self.present[instance]
+
+    def acknowledge(self, ack: DrainAck) -> None:
+        """Keep what a router said about a seat."""
+        self.acks.setdefault(ack.seat, {})[ack.instance] = ack
+
+    def forget(self, seat: str) -> None:
+        """The seat does not drain any more."""
+        self.acks.pop(seat, None)
+
+    def in_flight(self, seat: str, epoch: int) -> int:
+        """Requests that routers said are still in flight at this seat."""
+        acks = self.acks.get(seat, {}).values()
+        return sum(ack.in_flight for ack in acks if ack.epoch == epoch)
+
+    def quiet(self, seat: str, epoch: int, now: Now) -> bool:
+        """Whether every present router has acknowledged (seat, epoch) with nothing in flight."""
+        if not self.settled(now):
+            return False
+        acks = self.acks.get(seat, {})
+        for instance, (incarnation, _) in self.present.items():
+            ack = acks.get(instance)
+            if ack is None or ack.epoch != epoch or ack.incarnation != incarnation or ack.in_flight:
+                return False
+        return True

@@ -1,0 +1,141 @@
+"""What the board keeps of each seat and of each switch under way. Plain data with one rule: leases follow states."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kybernate.messages import SeatTarget
+from kybernate.seat import HOLDING, SeatState, Trigger, advance
+from kybernate.topology import Group
+from services.gpu_manager.inputs import Now, StartCall
+from services.gpu_manager.seat_pod import SeatPod
+
+LAST_MOMENT_SECONDS = 0.5
+"""Wall: a waiting call that gives up within this time gets no ticket any more."""
+CUT_GRACE_SECONDS = 2.0
+"""Wall: how long after a cut the engine may take to notice that its callers left."""
+
+
+@dataclass
+class Row:
+    """One seat of this node."""
+
+    seat: str
+    group: Group
+    state: SeatState = SeatState.FREE
+    epoch: int = 0
+    lease: bool = False
+    """Its group's GPUs are reserved for it."""
+    pod: SeatPod | None = None
+    container_id: str | None = None
+    """The container that holds or held VRAM for it; a new one means a new start."""
+    call: StartCall | None = None
+    ticket: str = ""
+    """The waiting call that got the last ticket."""
+    seen_running: bool = False
+    """Since the last ticket, a process was seen."""
+    misses: int = 0
+    """Polls in a row in which nobody owned it."""
+    processes_gone: bool = False
+    """While releasing or lost: the checkpointer found no process of it."""
+    pinned: bool = False
+    """By an operator; a pod's own pin is in its annotations."""
+    wanted_since: float | None = None
+    """Model time since which an operator has wanted it active."""
+    wanted_until: float = 0.0
+    """Wall time at which that wish lapses."""
+    started: bool = False
+    vram_bytes: int = 0
+    host_bytes: int = 0
+    park_seconds: float = 2.0
+    """Learned, model seconds."""
+    activate_seconds: float = 2.0
+    switch_seconds: float = 4.0
+    """Learned, model seconds from the decision to serve until it served."""
+    active_since: float = 0.0
+    """Model time."""
+    unclaimed: bool = False
+    """It was started only to have been started once; nobody has used it since."""
+    busy_at: float = 0.0
+    """Model time at which it last had anything waiting or in flight."""
+    entered_at: float = 0.0
+    """Unix seconds at which it entered its state."""
+    entered_wall: float = 0.0
+    reason: str = ""
+    cause: str = ""
+    op: str = ""
+
+    def advance(self, trigger: Trigger) -> SeatState:
+        """Follow the table; the lease follows the state. Returns the state before."""
+        before = self.state
+        self.state = advance(self.state, trigger)
+        if self.state is not SeatState.RELEASING:
+            self.lease = self.state in HOLDING
+        return before
+
+    def calls(self, now: Now) -> bool:
+        """Whether kubelet still waits at the gate for it."""
+        return self.call is not None and self.call.until > now.unix + LAST_MOMENT_SECONDS
+
+    @property
+    def is_pinned(self) -> bool:
+        """By an operator or by its pod."""
+        return self.pinned or (self.pod is not None and self.pod.pin)
+
+    @property
+    def model(self) -> str:
+        """The model it serves, empty when nobody owns it."""
+        return self.pod.model if self.pod is not None else ""
+
+    @property
+    def why(self) -> str:
+        """The cause to give when no operation has one."""
+        return self.cause or f"seat-{self.seat}"
+
+    def reserved_bytes(self, memory_bytes: int) -> int:
+        """VRAM reserved on each GPU: all of it, unless the group has several slots and the pod declares."""
+        declared = max(self.pod.vram_bytes if self.pod else 0, self.vram_bytes)
+        if self.group.slots == 1 or not declared:
+            return memory_bytes
+        return -(-declared // len(self.group.gpus))
+
+    def target(self) -> SeatTarget:
+        """How the checkpointer finds its processes."""
+        pod = self.pod
+        return SeatTarget(
+            seat=self.seat,
+            pod_uid=pod.uid if pod else "",
+            container_id=self.container_id or (pod.container_id if pod else None) or "",
+            gpus=tuple(gpu.uuid for gpu in self.group.gpus),
+            vram_bytes=self.vram_bytes or (pod.vram_bytes if pod else 0),
+            backend=pod.backend if pod else "cuda",
+        )
+
+
+@dataclass
+class Operation:
+    """One switch of a group: who leaves, who comes, and how far it is."""
+
+    op: str
+    epoch: int
+    group: str
+    victim: str | None
+    winner: str | None
+    cause: str
+    phase: Literal["draining", "cutting", "job"] = "draining"
+    decided_wall: float = 0.0
+    deadline: float = 0.0
+    """Model time at which draining ends with a cut."""
+    cut_at: float = 0.0
+    """Wall time of the cut."""
+    announced: bool = False
+    """The roster entry that closes the victim is written."""
+    quiet_at: float | None = None
+    """Wall time since which every router has been quiet."""
+    work_ended_wall: float = 0.0
+    """Wall time at which the last request in flight was seen to have ended; until then we waited for work."""
+    drained_wall: float = 0.0
+    sent_wall: float | None = None
+    """When the job was last sent; None: send it now."""
+    journaled: bool = False
+    control_seconds: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)

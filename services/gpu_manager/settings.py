@@ -1,0 +1,21 @@
+"""Settings of the GPU manager."""
+
+from pathlib import Path
+from typing import Literal
+
+from kybernate.settings import NodeSettings
+
+
+class ManagerSettings(NodeSettings):
+    """What the manager of one node needs to know."""
+
+    config: Path = Path("/etc/kybernate/config.yaml")
+    """Profiles, groups and policy of this node."""
+    gpus: Literal["nvml", "fake"] = "nvml"
+    """Where the list of GPUs comes from."""
+    pods: Literal["apiserver", "kubelet"] = "apiserver"
+    """Where pods are read from."""
+    kubelet_url: str = "https://127.0.0.1:10250"
+    """Kubelet's HTTP address, for pods=kubelet."""
+    pod_resources: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    """Kubelet's PodResources socket."""

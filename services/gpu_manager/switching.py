@@ -1,0 +1,236 @@
+"""One switch under way: drain the victim, have the checkpointer move both, take in what became of it. Pure.
+
+draining ──quiet and idle──► job ──journaled, reports──► over
+    └──deadline──► cutting ──idle or grace over──► job
+"""
+
+from typing import TYPE_CHECKING
+
+from kybernate.messages import JobStatus, SeatProgress, SwitchJob
+from kybernate.seat import SeatState, Trigger
+from services.gpu_manager import looking
+from services.gpu_manager.inputs import EngineSeen, JobAnswered, Now
+from services.gpu_manager.rows import CUT_GRACE_SECONDS, Operation, Row
+
+if TYPE_CHECKING:
+    from services.gpu_manager.board import Board
+
+S, T = SeatState, Trigger
+
+RESEND_SECONDS = 1.0
+"""Wall: how long to wait for the checkpointer's answer before asking again."""
+LEARN = 0.3
+"""Weight of the newest observation in learned costs."""
+
+PARK_FAILED = {
+    "active": T.ROLLED_BACK,
+    "lost": T.UNRECOVERABLE,
+    "gone": T.EXITED,
+    "quarantined": T.QUARANTINE,
+}
+ACTIVATE_FAILED = {
+    "parked": T.NOT_RESTORED,
+    "lost": T.UNRECOVERABLE,
+    "gone": T.EXITED,
+    "quarantined": T.QUARANTINE,
+}
+
+
+def step(board: "Board", operation: Operation, now: Now) -> None:
+    """Do what time and the news allow."""
+    if operation.phase == "draining":
+        _drain(board, operation, now)
+    if operation.phase == "cutting" and now.wall >= operation.cut_at + CUT_GRACE_SECONDS:
+        operation.phase = "job"
+    unsent = operation.sent_wall is None or now.wall >= operation.sent_wall + RESEND_SECONDS
+    if operation.phase == "job" and not operation.journaled and unsent:
+        _send(board, operation, now)
+
+
+def _drain(board: "Board", operation: Operation, now: Now) -> None:
+    """Wait for the routers' word and then the engine's; cut at the deadline; turn back when nobody waits."""
+    victim = board.rows[operation.victim or ""]
+    if not looking.still_wanted(board, operation, now):
+        board.end(operation)
+        board.go(victim, T.DEMAND, now, epoch=board.next_epoch(now), reason="nobody waits for its place any more")
+        return
+    if not board.bus_up:
+        return
+    if board.routers.in_flight(victim.seat, operation.epoch):
+        operation.work_ended_wall = now.wall
+    quiet = operation.announced and board.routers.quiet(victim.seat, operation.epoch, now)
+    if not quiet:
+        operation.quiet_at = None
+    elif operation.quiet_at is None:
+        operation.quiet_at = now.wall
+    if now.model >= operation.deadline and board.routers.settled(now):
+        _drained(board, operation, now, "drain deadline passed; streams that still run are cut")
+        operation.phase, operation.cut_at = "cutting", now.wall
+
+
+def engine_seen(board: "Board", seen: EngineSeen, now: Now) -> None:
+    """An engine answered: it is healthy for the first time, or it computes nothing any more."""
+    row = board.rows.get(seen.seat)
+    if row is None or row.container_id != seen.container_id:
+        return
+    if row.state is S.STARTING and seen.healthy:
+        row.started = True
+        traffic = looking.traffic(board, row)
+        row.unclaimed = not (traffic.waiting or traffic.in_flight or row.wanted_since is not None or row.is_pinned)
+        _serves(board, row, now, None, None)
+    operation = board.operation_of(seen.seat)
+    if operation is None or operation.victim != seen.seat:
+        return
+    idle = not seen.running
+    if not idle:
+        operation.work_ended_wall = now.wall
+    if operation.phase == "draining" and operation.quiet_at is not None and seen.asked_at >= operation.quiet_at:
+        if idle:
+            _drained(board, operation, now, "")
+    elif operation.phase == "cutting" and idle and seen.asked_at > operation.cut_at:
+        operation.phase = "job"
+
+
+def _drained(board: "Board", operation: Operation, now: Now, reason: str) -> None:
+    operation.drained_wall = now.wall
+    operation.phase = "job"
+    victim = board.rows[operation.victim or ""]
+    board.go(victim, T.DRAINED, now, epoch=operation.epoch, operation=operation, reason=reason)
+
+
+def _send(board: "Board", operation: Operation, now: Now) -> None:
+    """Ask the checkpointer; the same operation again is harmless, it knows it by its name."""
+    operation.sent_wall = now.wall
+    victim = board.rows[operation.victim] if operation.victim else None
+    winner = board.rows[operation.winner] if operation.winner else None
+    if winner is not None and winner.state not in (S.PARKED, S.ACTIVATING):
+        winner = None  # it starts with a ticket once the group is free, or it is gone
+    board.said.append(
+        SwitchJob(
+            cause=operation.cause,
+            node=board.node,
+            epoch=operation.epoch,
+            op=operation.op,
+            group=operation.group,
+            park=(victim.target(),) if victim is not None else (),
+            activate=winner.target() if winner is not None else None,
+        )
+    )
+
+
+def answered(board: "Board", answer: JobAnswered, now: Now) -> None:
+    """The checkpointer took the job, refused it, or said nothing."""
+    operation = next((o for o in board.operations.values() if o.op == answer.op), None)
+    if operation is None or operation.journaled or answer.reply is None:
+        return
+    if answer.reply.accepted:
+        _journaled(operation, now)
+        for status in answer.reply.jobs:
+            told(board, status, now)
+    elif answer.reply.code == "stale-epoch":
+        board.epoch = max(board.epoch, answer.reply.highest_epoch)
+        operation.epoch = board.next_epoch(now)
+        operation.op = f"{operation.group}-{operation.epoch}"
+        operation.sent_wall = None
+    elif answer.reply.code != "busy":
+        _refused(board, operation, answer.reply.reason or answer.reply.code, now)
+
+
+def _journaled(operation: Operation, now: Now) -> None:
+    if not operation.journaled:
+        operation.journaled = True
+        operation.control_seconds = max(0.0, now.wall - max(operation.decided_wall, operation.work_ended_wall))
+
+
+def _refused(board: "Board", operation: Operation, reason: str, now: Now) -> None:
+    """The checkpointer will not do it: everything stays as it was before."""
+    board.end(operation)
+    board.failed(operation.group, now)
+    victim = board.rows[operation.victim] if operation.victim else None
+    winner = board.rows[operation.winner] if operation.winner else None
+    if victim is not None and victim.state is S.PARKING:
+        board.go(victim, T.ROLLED_BACK, now, epoch=board.next_epoch(now), reason=reason)
+    if winner is not None and winner.state is S.ACTIVATING:
+        board.go(winner, T.NOT_RESTORED, now, epoch=board.next_epoch(now), reason=reason)
+
+
+def told(board: "Board", status: JobStatus, now: Now) -> None:
+    """Take in the whole truth about a switch; hearing it twice changes nothing."""
+    operation = next((o for o in board.operations.values() if o.op == status.op), None)
+    if operation is None:
+        return
+    _journaled(operation, now)
+    for progress in status.park:
+        row = board.rows.get(progress.seat)
+        if row is not None and row.state is S.PARKING and _same_pod(row, progress):
+            _park_told(board, operation, row, progress, now)
+    free = all(progress.outcome in ("parked", "gone") for progress in status.park)
+    progress_of = status.activate
+    winner = board.rows.get(operation.winner or "")
+    if progress_of is not None and winner is not None and winner.seat == progress_of.seat and free:
+        dropped = status.done and progress_of.outcome == "pending"
+        if winner.state is S.PARKED and not dropped:
+            board.go(winner, T.LEASE, now, epoch=operation.epoch, operation=operation)
+        if winner.state is S.ACTIVATING and _same_pod(winner, progress_of):
+            _activate_told(board, operation, winner, progress_of, now)
+    if status.done:
+        board.end(operation)
+
+
+def _park_told(board: "Board", operation: Operation, row: Row, progress: SeatProgress, now: Now) -> None:
+    if progress.outcome == "parked":
+        row.vram_bytes = progress.vram_bytes or row.vram_bytes
+        row.host_bytes = progress.host_bytes
+        took, verify = sum(progress.seconds.values()), progress.seconds.get("verify", 0.0)
+        row.park_seconds = _learn(row.park_seconds, took * now.pace)
+        operation.seconds = {"park": took - verify, "verify": verify}
+        board.failures.pop(operation.group, None)
+        board.go(row, T.EVIDENCE, now, epoch=operation.epoch, operation=operation)
+    elif progress.outcome in PARK_FAILED:
+        board.failed(operation.group, now)
+        trigger, epoch = PARK_FAILED[progress.outcome], board.next_epoch(now)
+        board.go(row, trigger, now, epoch=epoch, operation=operation, reason=progress.reason)
+
+
+def _activate_told(board: "Board", operation: Operation, row: Row, progress: SeatProgress, now: Now) -> None:
+    if progress.outcome == "active":
+        row.unclaimed = False
+        _serves(board, row, now, operation, progress)
+    elif progress.outcome in ACTIVATE_FAILED:
+        board.failed(operation.group, now)
+        trigger, epoch = ACTIVATE_FAILED[progress.outcome], board.next_epoch(now)
+        board.go(row, trigger, now, epoch=epoch, operation=operation, reason=progress.reason)
+
+
+def _serves(board: "Board", row: Row, now: Now, operation: Operation | None, progress: SeatProgress | None) -> None:
+    """The seat serves. An activation tells how long each phase of its switch took, in wall seconds."""
+    row.active_since = row.busy_at = now.model
+    row.wanted_since = None
+    board.failures.pop(row.group.name, None)
+    if operation is None or progress is None:
+        board.go(row, T.HEALTHY, now, epoch=row.epoch)
+        return
+    took, verify = sum(progress.seconds.values()), progress.seconds.get("verify", 0.0)
+    total = now.wall - operation.decided_wall
+    row.activate_seconds = _learn(row.activate_seconds, took * now.pace)
+    row.switch_seconds = _learn(row.switch_seconds, total * now.pace)
+    last = progress.last_call_at
+    seconds = {
+        "drain": max(0.0, operation.drained_wall - operation.decided_wall),
+        "park": operation.seconds.get("park", 0.0),
+        "activate": took - verify,
+        "verify": verify + operation.seconds.get("verify", 0.0),
+        "release": max(0.0, now.unix - last) if last is not None else 0.0,
+        "control": operation.control_seconds,
+        "total": total,
+    }
+    epoch = operation.epoch
+    board.go(row, T.VERIFIED, now, epoch=epoch, operation=operation, seconds=seconds, last_call_at=last)
+
+
+def _same_pod(row: Row, progress: SeatProgress) -> bool:
+    return row.pod is not None and progress.pod_uid == row.pod.uid
+
+
+def _learn(known: float, seen: float) -> float:
+    return known + LEARN * (seen - known)

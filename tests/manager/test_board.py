@@ -1,0 +1,484 @@
+"""The board, told in messages."""
+
+import pytest
+
+from kybernate.messages import (
+    ActivateSeat,
+    JobReply,
+    KillJob,
+    ParkSeat,
+    PinSeat,
+    ReleaseJob,
+    SeatActivated,
+    SeatClosed,
+    SeatEvicted,
+    SeatParked,
+    SwitchJob,
+    TrafficSignal,
+    UnpinSeat,
+)
+from kybernate.seat import SeatState as S
+from services.gpu_manager.inputs import BusChanged, JobAnswered, PodsSeen, Ticket
+from tests.manager.world import World, make_group, status
+
+
+def test_a_pod_waits_at_the_gate_until_its_group_is_free(world: World) -> None:
+    first, second = world.seat(0, 0), world.seat(0, 1)
+    world.pod(first, "a")
+    world.pod(second, "b")
+    assert world.state(first) is S.WAITING
+
+    world.call(first)
+    world.call(second)
+
+    assert world.state(first) is S.STARTING
+    assert world.state(second) is S.WAITING
+    assert [e.seat for e in world.said if isinstance(e, Ticket)] == [first]
+
+
+def test_a_ticket_is_for_one_call_of_one_pod(world: World) -> None:
+    seat = world.seat(0, 0)
+    world.pod(seat, "a")
+    world.call(seat)
+
+    ticket = world.last(Ticket)
+
+    assert isinstance(ticket, Ticket)
+    assert (ticket.call, ticket.pod_uid, ticket.epoch) == ("call-1", "uid-a", world.row(seat).epoch)
+
+
+def test_warming_up_starts_every_seat_of_a_group_once(world: World) -> None:
+    seats = world.fill("a", "b", "c")
+
+    assert [world.state(seat) for seat in seats] == [S.PARKED, S.PARKED, S.ACTIVE]
+    assert all(world.row(seat).started for seat in seats)
+
+
+def test_a_request_for_a_parked_seat_drains_parks_and_activates_with_one_cause(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    before = len(world.said)
+
+    world.traffic(a, waiting=1, cause="req-7")
+    assert world.state(b) is S.DRAINING
+    world.announce(b)
+    world.ack(b)
+    world.idle(b)
+    job = world.job()
+    assert world.state(b) is S.PARKING
+    assert (job.park[0].seat, job.activate.seat if job.activate else None) == (b, a)
+    world.progress(job, "parked", "started", done=False)
+    assert (world.state(b), world.state(a)) == (S.PARKED, S.ACTIVATING)
+    world.progress(job)
+
+    assert world.state(a) is S.ACTIVE
+    told = [e for e in world.said[before:] if isinstance(e, SeatClosed | SeatEvicted | SeatParked | SeatActivated)]
+    assert [type(e).__name__ for e in told] == ["SeatClosed", "SeatEvicted", "SeatParked", "SeatActivated"]
+    assert {e.cause for e in told} == {"req-7"} == {job.cause}
+    assert told[-1].seconds.keys() == {"drain", "park", "activate", "verify", "release", "control", "total"}
+
+
+def test_nothing_is_parked_while_a_router_still_forwards(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.beat()
+    world.traffic(a, waiting=1)
+    world.announce(b)
+
+    world.ack(b, in_flight=2)
+    world.idle(b)
+    assert world.state(b) is S.DRAINING
+    world.ack(b, in_flight=0)
+    world.idle(b, running=1)
+    assert world.state(b) is S.DRAINING
+    world.idle(b, running=0)
+
+    assert world.state(b) is S.PARKING
+
+
+@pytest.mark.parametrize("gap", ["no announcement", "one router silent", "old epoch", "old incarnation"])
+def test_an_incomplete_drain_is_no_drain(world: World, gap: str) -> None:
+    a, b = world.fill("a", "b")
+    world.router("router-1", "x")
+    world.tick(5)
+    world.beat()
+    world.traffic(a, waiting=1)
+    if gap != "no announcement":
+        world.announce(b)
+    world.ack(b, router="router-0", epoch=1 if gap == "old epoch" else None)
+    if gap != "one router silent":
+        world.ack(b, router="router-1")
+    if gap == "old incarnation":
+        world.router("router-1", "y")
+
+    world.idle(b)
+
+    assert world.state(b) is S.DRAINING
+
+
+def test_a_router_that_fell_silent_counts_until_its_presence_expires(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.router("router-1")
+    world.traffic(a, waiting=1)
+    world.tick(3)
+    world.traffic(a, waiting=1)
+    world.announce(b)
+    world.ack(b)
+    world.idle(b)
+    assert world.state(b) is S.DRAINING
+
+    del world.routers["router-1"]
+    for _ in range(8):
+        world.tick(1)
+        world.beat()
+    world.idle(b)
+
+    assert world.state(b) is S.PARKING
+
+
+def test_a_drain_is_cut_at_its_deadline_and_the_engine_gets_a_moment(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.announce(b)
+    world.ack(b, in_flight=1)
+    jobs = sum(isinstance(e, SwitchJob) for e in world.said)
+
+    for _ in range(61):
+        world.tick(1)
+        world.beat()
+        world.ack(b, in_flight=1)
+        if world.state(b) is not S.DRAINING:
+            break
+
+    assert world.state(b) is S.PARKING
+    assert isinstance(world.last(SeatEvicted), SeatEvicted)
+    assert sum(isinstance(e, SwitchJob) for e in world.said) == jobs
+    world.tick(0.1)
+    world.idle(b)
+    assert sum(isinstance(e, SwitchJob) for e in world.said) == jobs + 1
+
+
+def test_a_drain_turns_back_with_a_new_epoch_when_the_caller_leaves(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    closed = world.row(b).epoch
+
+    world.traffic(a, waiting=0)
+
+    assert world.state(b) is S.ACTIVE
+    assert world.row(b).epoch > closed
+
+
+def test_a_failed_park_leaves_the_victim_serving_and_is_not_tried_at_once(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.announce(b)
+    world.ack(b)
+    world.idle(b)
+
+    world.progress(world.job(), "active", "pending")
+
+    assert (world.state(b), world.state(a)) == (S.ACTIVE, S.PARKED)
+    assert world.row(b).reason == "made active"
+    assert not world.board.operations
+    world.tick(5)
+    assert world.state(b) is S.DRAINING
+
+
+def test_a_seat_lost_in_its_restore_is_killed_and_starts_cold(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.announce(b)
+    world.ack(b)
+    world.idle(b)
+
+    world.progress(world.job(), "parked", "lost")
+    assert world.state(a) is S.LOST
+    assert isinstance(world.last(KillJob), KillJob)
+    world.tick(5)
+    assert world.state(b) is S.PARKED, "nothing is granted while the lost seat may hold VRAM"
+    world.end_processes(a)
+
+    assert world.state(a) is S.WAITING
+
+
+def test_an_unanswered_job_is_sent_again_with_the_same_name(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.announce(b)
+    world.ack(b)
+    world.idle(b)
+    job = world.job()
+
+    world.hear(JobAnswered(job.op, job.epoch, None))
+    again = [e for e in world.tick(1.5) if isinstance(e, SwitchJob)]
+
+    assert [(e.op, e.epoch) for e in again] == [(job.op, job.epoch)]
+
+
+def test_a_stale_epoch_is_raised_above_what_the_checkpointer_saw(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.announce(b)
+    world.ack(b)
+    world.idle(b)
+    job = world.job()
+    high = job.epoch + 1_000_000_000
+
+    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=False, code="stale-epoch", highest_epoch=high)))
+
+    assert world.job().epoch > high
+
+
+def test_without_the_bus_nothing_is_evicted_and_afterwards_routers_are_heard_first(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.hear(BusChanged(False))
+    world.traffic(a, waiting=1)
+    assert world.state(b) is S.ACTIVE
+
+    world.hear(BusChanged(True))
+    world.tick(0.5)
+    assert world.state(b) is S.ACTIVE
+    world.tick(3)
+
+    assert world.state(b) is S.DRAINING
+
+
+def test_a_crashed_container_gives_its_group_away_and_comes_back_through_the_gate(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.exit(b)
+    assert world.state(b) is S.BACKOFF
+    world.traffic(a, waiting=1)
+    assert world.state(a) is S.ACTIVATING
+
+    world.finish()
+    world.call(b)
+
+    assert world.state(b) is S.WAITING
+    assert not any(isinstance(e, Ticket) for e in world.said[-1:])
+
+
+def test_a_new_call_means_that_the_container_exited_even_before_the_pod_list_says_so(world: World) -> None:
+    (a,) = world.fill("a")
+
+    world.call(a)
+
+    assert [e.state for e in world.events(a)][-3:] == [S.BACKOFF, S.WAITING, S.STARTING]
+
+
+def test_the_gate_may_be_asked_again_when_an_answer_was_lost(world: World) -> None:
+    seat = world.seat(0, 0)
+    world.pod(seat, "a")
+    world.call(seat)
+    first = world.row(seat).epoch
+
+    world.call(seat)
+
+    ticket = world.last(Ticket)
+    assert isinstance(ticket, Ticket)
+    assert ticket.call == world.calls[seat].call
+    assert ticket.epoch > first
+
+
+def test_a_ticket_without_a_process_is_taken_back_after_270_seconds(world: World) -> None:
+    seat = world.seat(0, 0)
+    world.pod(seat, "a")
+    world.call(seat)
+    world.calls.clear()
+
+    world.tick(269)
+    assert world.state(seat) is S.STARTING
+    world.tick(2)
+
+    assert world.state(seat) is S.WAITING
+
+
+def test_a_deleted_pod_keeps_its_gpus_until_its_processes_are_gone(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.traffic(a, waiting=1)
+    world.pods.pop(b)
+    world.look()
+    assert world.state(b) is not S.RELEASING, "one miss proves nothing"
+    world.look()
+    assert world.state(b) is S.RELEASING
+    assert isinstance(world.last(ReleaseJob), ReleaseJob)
+    world.tick(5)
+    assert world.state(a) is S.PARKED
+
+    world.end_processes(b)
+    world.look()
+
+    assert world.state(b) is S.FREE
+    assert world.state(a) is S.ACTIVATING
+
+
+def test_a_parked_pod_that_is_deleted_holds_nothing(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.pods.pop(a)
+    world.look()
+    world.look()
+
+    assert world.state(a) is S.RELEASING
+    assert not world.row(a).lease
+    assert world.state(b) is S.ACTIVE
+
+
+def test_groups_that_share_no_gpu_switch_independently(world: World) -> None:
+    a, b = world.fill("a", "b")
+    x, y = world.fill("x", "y", group=1)
+    world.tick(10)
+    world.beat()
+
+    world.traffic(a, waiting=1)
+    world.traffic(x, waiting=1)
+
+    assert world.state(b) is world.state(y) is S.DRAINING
+
+
+def test_load_told_about_a_model_without_a_seat_goes_to_one_seat(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    signal = TrafficSignal(cause="ext-1", source="litellm", model="a", waiting=3, ttl_seconds=15)
+
+    world.hear(signal)
+    world.finish()
+    assert world.state(a) is S.ACTIVE
+    world.traffic(b, waiting=1, cause="req-b")
+    world.tick(16)
+    world.beat()
+
+    assert world.state(a) is S.DRAINING, "its level expired, somebody else waits"
+
+
+def test_a_late_older_signal_of_a_source_changes_nothing(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    for seq, waiting in ((5, 0), (4, 1)):
+        world.hear(TrafficSignal(cause="c", source="r", model="a", seat=a, waiting=waiting, seq=seq))
+
+    assert world.state(b) is S.ACTIVE
+
+
+class TestCommands:
+    def test_an_operator_activates_a_seat(self, world: World) -> None:
+        a, _ = world.fill("a", "b")
+        world.tick(10)
+
+        assert world.wish(a).accepted
+        world.finish()
+
+        assert world.state(a) is S.ACTIVE
+
+    def test_a_wish_lapses_at_its_deadline(self, world: World) -> None:
+        a, b = world.fill("a", "b")
+        world.hear(BusChanged(False))
+        world.command(ActivateSeat, a, deadline=world.now.unix + 5)
+        world.tick(6)
+        world.hear(BusChanged(True))
+        world.tick(4)
+
+        assert world.state(b) is S.ACTIVE
+
+    def test_an_operator_parks_a_seat(self, world: World) -> None:
+        _, b = world.fill("a", "b")
+        world.tick(10)
+
+        assert world.command(ParkSeat, b).accepted
+        assert world.state(b) is S.DRAINING
+        world.finish()
+
+        assert world.state(b) is S.PARKED
+        assert world.command(ParkSeat, b).accepted
+
+    def test_a_pinned_seat_is_activated_and_never_evicted(self, world: World) -> None:
+        a, b = world.fill("a", "b")
+        world.tick(10)
+        assert world.command(PinSeat, a).accepted
+        world.finish()
+        assert world.state(a) is S.ACTIVE
+
+        world.traffic(b, waiting=5)
+        world.tick(200)
+        assert world.state(a) is S.ACTIVE
+        assert world.wish(b).code == "pinned"
+        assert world.command(ParkSeat, a).code == "pinned"
+        assert world.command(PinSeat, b).code == "pinned"
+        assert world.command(UnpinSeat, a).accepted
+        world.beat()
+        world.traffic(b, waiting=5)
+
+        assert world.state(a) is S.DRAINING
+
+    @pytest.mark.parametrize(
+        ("change", "code"),
+        [({"seat": "1x-nope.s00"}, "unknown-seat"), ({"deadline": 1.0}, "too-late"), ({"if_epoch": 3}, "stale-epoch")],
+    )
+    def test_a_command_that_cannot_be_taken_says_why(self, world: World, change: dict[str, object], code: str) -> None:
+        (a,) = world.fill("a")
+        seat = str(change.pop("seat", a))
+
+        reply = world.command(ActivateSeat, seat, **change)
+
+        assert (reply.accepted, reply.code) == (False, code)
+        assert reply.reason
+
+
+def test_several_slots_hold_as_many_seats_as_declare_and_fit() -> None:
+    world = World(groups=(make_group("G0", [0], 3, slots=2),))
+    world.boot()
+    for number, vram in enumerate(("30GiB", "40GiB", "30GiB")):
+        world.pod(world.seat(0, number), f"m{number}", vram=vram)
+        world.call(world.seat(0, number))
+
+    states = [world.state(world.seat(0, number)) for number in range(3)]
+
+    assert states == [S.STARTING, S.STARTING, S.WAITING]
+
+
+def test_two_slots_without_room_for_both_hold_one() -> None:
+    world = World(groups=(make_group("G0", [0], 2, slots=2),))
+    world.boot()
+    for number in range(2):
+        world.pod(world.seat(0, number), f"m{number}", vram="50GiB")
+        world.call(world.seat(0, number))
+
+    assert [world.state(world.seat(0, n)) for n in range(2)] == [S.STARTING, S.WAITING]
+
+
+def test_a_status_that_comes_twice_changes_nothing(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.announce(b)
+    world.ack(b)
+    world.idle(b)
+    job = world.job()
+    world.progress(job)
+    said = len(world.events(a))
+
+    world.progress(job)
+    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True, jobs=(status(job),))))
+
+    assert len(world.events(a)) == said
+
+
+def test_an_unknown_input_is_a_bug_and_says_so(world: World) -> None:
+    with pytest.raises(TypeError, match="does not know"):
+        world.hear(object())
+
+
+def test_a_seat_keeps_its_owner_while_the_pod_list_repeats_itself(world: World) -> None:
+    (a,) = world.fill("a")
+    events = len(world.events(a))
+
+    for _ in range(5):
+        world.hear(PodsSeen(tuple(world.pods.values())))
+
+    assert len(world.events(a)) == events

@@ -1,0 +1,294 @@
+"""A made-up node around a real board: a kubelet, routers, engines and a checkpointer that do what they are told.
+
+Time is a number that only ``tick`` moves. The world checks the board's invariants after every message.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from kybernate.config import Profile
+from kybernate.gpus import Gpu
+from kybernate.messages import (
+    ActivateSeat,
+    Command,
+    CommandReply,
+    DrainAck,
+    JobProgress,
+    JobReply,
+    JobStatus,
+    KillJob,
+    Presence,
+    ReleaseJob,
+    SeatEvent,
+    SeatProgress,
+    SwitchJob,
+    TrafficSignal,
+)
+from kybernate.policy import FifoBatch, Policy
+from kybernate.seat import SeatState
+from kybernate.topology import Group, group_key, seat_id
+from services.gpu_manager import looking
+from services.gpu_manager.board import Board
+from services.gpu_manager.inputs import (
+    BusChanged,
+    DrainAnnounced,
+    EngineSeen,
+    JobAnswered,
+    JobsTold,
+    Now,
+    PodsSeen,
+    Recovered,
+    StartCall,
+    StartCalls,
+    Tick,
+    Ticket,
+)
+from services.gpu_manager.rows import Row
+from services.gpu_manager.seat_pod import SeatPod
+
+GIB = 2**30
+C = TypeVar("C", bound=Command)
+
+
+def make_gpu(index: int) -> Gpu:
+    return Gpu(index, f"GPU-{index}", index, f"0000:0{index}:00.0", "Fake", 80 * GIB, 0)
+
+
+def make_group(name: str, indices: Iterable[int], seats: int, slots: int = 1) -> Group:
+    gpus = tuple(make_gpu(index) for index in indices)
+    key = group_key([gpu.uuid for gpu in gpus])
+    profile = Profile(
+        name=f"gpu-{len(gpus)}x-seat",
+        resource=f"kyb.ai/gpu-{len(gpus)}x-seat",
+        group_size=len(gpus),
+        seats_per_group=seats,
+        active_slots=slots,
+    )
+    return Group(name, key, profile, gpus, tuple(seat_id(len(gpus), key, n) for n in range(seats)), slots)
+
+
+@dataclass
+class World:
+    """One node. ``said`` keeps everything the board ever said."""
+
+    groups: tuple[Group, ...] = field(default_factory=lambda: (make_group("G0", [0], 3), make_group("G23", [2, 3], 2)))
+    policy: Policy = field(default_factory=FifoBatch)
+    warmup: bool = True
+    wall: float = 1000.0
+    said: list[object] = field(default_factory=list)
+    pods: dict[str, SeatPod] = field(default_factory=dict)
+    calls: dict[str, StartCall] = field(default_factory=dict)
+    started: int = 0
+    routers: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.board = self.new_board()
+
+    def new_board(self) -> Board:
+        return Board(node="n1", groups=self.groups, policy=self.policy, warmup=self.warmup, drain_seconds=60.0)
+
+    @property
+    def now(self) -> Now:
+        return Now(wall=self.wall, model=self.wall, unix=1.8e9 + self.wall)
+
+    def hear(self, message: object) -> list[object]:
+        effects: list[object] = list(self.board.handle(message, self.now))
+        self.said += effects
+        looking.validate(self.board)
+        return effects
+
+    def tick(self, seconds: float = 1.0) -> list[object]:
+        self.wall += seconds
+        return self.hear(Tick())
+
+    def seat(self, group: int, number: int) -> str:
+        return self.groups[group].seat_ids[number]
+
+    def row(self, seat: str) -> Row:
+        return self.board.rows[seat]
+
+    def state(self, seat: str) -> SeatState:
+        return self.board.rows[seat].state
+
+    def last(self, kind: type) -> object:
+        return next(effect for effect in reversed(self.said) if isinstance(effect, kind))
+
+    def events(self, seat: str) -> list[SeatEvent]:
+        return [effect for effect in self.said if isinstance(effect, SeatEvent) and effect.seat == seat]
+
+    # --- the node's life ----------------------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """A fresh node: bus up, nothing known, one router."""
+        self.hear(BusChanged(True))
+        self.hear(Recovered((), looking.ledger(self.new_board(), ""), JobReply(accepted=True)))
+        self.router("router-0")
+        self.tick(5.0)
+
+    def router(self, name: str, incarnation: str = "a") -> None:
+        self.routers[name] = incarnation
+        self.hear(Presence(cause="p", component="router", instance=name, incarnation=incarnation))
+
+    def beat(self) -> None:
+        for name, incarnation in self.routers.items():
+            self.hear(Presence(cause="p", component="router", instance=name, incarnation=incarnation))
+
+    def pod(self, seat: str, model: str, **annotations: str) -> None:
+        notes = {"kyb.ai/model": model, "kyb.ai/backend": "fake"} | {
+            f"kyb.ai/{key}": value for key, value in annotations.items()
+        }
+        self.pods[seat] = SeatPod(
+            seat, "kyb.ai/x", "default", model, f"uid-{model}", "engine", ip="127.0.0.9", annotations=notes
+        )
+        self.look()
+
+    def look(self) -> list[object]:
+        return self.hear(PodsSeen(tuple(self.pods.values())))
+
+    def call(self, seat: str) -> list[object]:
+        """Kubelet asks the start gate for this seat."""
+        self.started += 1
+        self.calls[seat] = StartCall(f"call-{self.started}", self.now.unix, self.now.unix + 25)
+        return self.hear(StartCalls(dict(self.calls)))
+
+    def start(self, seat: str) -> None:
+        """The container starts: needs a ticket for its call, which is used up."""
+        ticket = next(e for e in reversed(self.said) if isinstance(e, Ticket) and e.seat == seat)
+        assert self.calls[seat].call == ticket.call
+        del self.calls[seat]
+        self.hear(StartCalls(dict(self.calls)))
+        self.started += 1
+        self.pods[seat] = replace(self.pods[seat], container_id=f"process://{self.started}", running=True)
+        self.look()
+
+    def healthy(self, seat: str) -> None:
+        self.hear(EngineSeen(seat, self.row(seat).container_id or "", True))
+
+    def serve(self, seat: str, model: str) -> None:
+        """From nothing to active."""
+        self.pod(seat, model)
+        self.call(seat)
+        self.start(seat)
+        self.healthy(seat)
+        assert self.state(seat) is SeatState.ACTIVE
+
+    def fill(self, *models: str, group: int = 0) -> list[str]:
+        """Start these models one after another in a group; the last one stays active."""
+        seats = []
+        for number, model in enumerate(models):
+            seat = self.seat(group, number)
+            self.pod(seat, model)
+            self.call(seat)
+            self.finish()
+            self.start(seat)
+            self.healthy(seat)
+            seats.append(seat)
+        return seats
+
+    def exit(self, seat: str) -> None:
+        self.pods[seat] = replace(self.pods[seat], running=False, exit_code=1)
+        self.look()
+
+    # --- traffic ------------------------------------------------------------------------------------------------
+
+    def traffic(
+        self, seat: str, *, waiting: int = 0, in_flight: int = 0, cause: str = "req-1", ttl: float = 1e9
+    ) -> None:
+        self.hear(
+            TrafficSignal(
+                cause=cause,
+                source="router-0",
+                model=self.row(seat).model,
+                seat=seat,
+                waiting=waiting,
+                in_flight=in_flight,
+                oldest_wait_seconds=0.0 if waiting else None,
+                ttl_seconds=ttl,
+            )
+        )
+
+    def command(self, kind: type[C], seat: str, **extra: object) -> CommandReply:
+        effects = self.hear(kind(cause="op-1", node="n1", seat=seat, **{"actor": "operator", **extra}))
+        return next(effect for effect in effects if isinstance(effect, CommandReply))
+
+    def wish(self, seat: str) -> CommandReply:
+        return self.command(ActivateSeat, seat)
+
+    # --- a switch, step by step ---------------------------------------------------------------------------------
+
+    def announce(self, seat: str) -> None:
+        self.hear(DrainAnnounced(seat, self.row(seat).epoch))
+
+    def ack(self, seat: str, in_flight: int = 0, router: str = "router-0", epoch: int | None = None) -> None:
+        self.hear(
+            DrainAck(
+                cause="d",
+                node="n1",
+                seat=seat,
+                instance=router,
+                incarnation=self.routers.get(router, "a"),
+                epoch=self.row(seat).epoch if epoch is None else epoch,
+                in_flight=in_flight,
+            )
+        )
+
+    def idle(self, seat: str, running: int | None = 0) -> None:
+        self.hear(EngineSeen(seat, self.row(seat).container_id or "", True, running, asked_at=self.wall))
+
+    def job(self) -> SwitchJob:
+        job = self.last(SwitchJob)
+        assert isinstance(job, SwitchJob)
+        return job
+
+    def progress(self, job: SwitchJob, park: str = "parked", activate: str = "active", *, done: bool = True) -> None:
+        self.hear(JobProgress(cause=job.cause, node="n1", status=status(job, park, activate, done=done)))
+
+    def finish(self) -> None:
+        """Carry every switch under way to a good end, as well-behaved neighbours would."""
+        for _ in range(20):
+            for operation in list(self.board.operations.values()):
+                if operation.phase == "draining" and operation.victim:
+                    self.announce(operation.victim)
+                    self.beat()
+                    for router in self.routers:
+                        self.ack(operation.victim, router=router)
+                    self.idle(operation.victim)
+                elif operation.phase == "cutting":
+                    self.tick(2.5)
+                elif operation.phase == "job":
+                    job = next(e for e in self.said if isinstance(e, SwitchJob) and e.op == operation.op)
+                    self.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+                    self.progress(job)
+            if not self.board.operations:
+                return
+        raise AssertionError(f"switches that do not end: {self.board.operations}")
+
+    def end_processes(self, seat: str) -> None:
+        """The checkpointer finds nothing of this seat any more."""
+        job = next(e for e in reversed(self.said) if isinstance(e, KillJob | ReleaseJob) and e.target.seat == seat)
+        gone = SeatProgress(seat=seat, pod_uid=job.target.pod_uid, container_id=job.target.container_id, outcome="gone")
+        self.hear(JobsTold(JobReply(accepted=True, seats=(gone,))))
+
+
+def status(job: SwitchJob, park: str = "parked", activate: str = "active", *, done: bool = True) -> JobStatus:
+    def progress(target: object, outcome: str, wanted: str) -> SeatProgress:
+        return SeatProgress(
+            seat=target.seat,  # type: ignore[attr-defined]
+            pod_uid=target.pod_uid,  # type: ignore[attr-defined]
+            container_id=target.container_id,  # type: ignore[attr-defined]
+            outcome=outcome,  # type: ignore[arg-type]
+            reason="" if outcome in (wanted, "pending", "started") else f"made {outcome}",
+            seconds={"checkpoint": 0.5, "verify": 0.1},
+            vram_bytes=40 * GIB,
+            last_call_at=1.8e9,
+        )
+
+    return JobStatus(
+        op=job.op,
+        epoch=job.epoch,
+        group=job.group,
+        park=tuple(progress(target, park, "parked") for target in job.park),
+        activate=progress(job.activate, activate, "active") if job.activate else None,
+        done=done,
+    )
