@@ -3,18 +3,17 @@
 Source of the figures: Alibaba ServeGen (github.com/alibaba/ServeGen, Apache-2.0; Xiang et al., "ServeGen: Workload
 Characterization and Generation of Large Language Model Serving in Production"), the per-client windows in
 ``data/*/*/chunk-*-trace.csv``: for each 10 minutes of a client its request rate, the CV of the gaps between requests
-and a fitted Gamma or Weibull distribution of these gaps. Per tenant we carry over three figures, computed so:
+and a fitted Gamma or Weibull distribution of these gaps. Per tenant we carry over two figures, computed so:
 
 * ``rate``: mean of the rates of all windows in which the client sent anything, requests per second;
-* ``cv``: median of the windows' CVs, weighted by their rates;
 * ``shape``: median of the Gamma shapes of the windows fitted by Gamma, weighted by their rates.
 
 Token lengths: quantiles of Azure's 2023 conversation trace (``kybernate/traces/windows.py`` names the source).
 
 What is made of them: gaps are drawn from the tenant's Gamma shape and stretched so that its requests fill the
 duration; the numbers of requests go by the square root of the rates, since seven equally small seats are more of a
-test for a scheduler than one large and six idle ones. So the burstiness within a tenant is the published one, the
-total rate and the balance between tenants are chosen.
+test for a scheduler than one large and six idle ones. So the shape of a tenant's gaps is the published one; the total
+rate and the balance between tenants are chosen.
 """
 
 import heapq
@@ -35,22 +34,21 @@ MAX_OUTPUT_TOKENS = 256
 
 
 class Tenant(NamedTuple):
-    """One ServeGen client: which one, and its three figures."""
+    """One ServeGen client: which one, and its two figures."""
 
     source: str
     rate: float
-    cv: float
     shape: float
 
 
 TENANTS: tuple[Tenant, ...] = (
-    Tenant("m-large/49", 0.4741, 8.288, 0.3679),
-    Tenant("m-mid/46", 0.2495, 2.467, 0.2332),
-    Tenant("m-small/2", 0.8744, 1.859, 0.8422),
-    Tenant("deepseek-r1/53", 0.2342, 1.307, 0.6237),
-    Tenant("m-large/4", 0.5074, 1.233, 0.6593),
-    Tenant("mm-image/20", 0.5425, 5.200, 1.071),
-    Tenant("deepseek-r1/63", 0.2170, 0.7808, 1.642),
+    Tenant("m-large/49", 0.4741, 0.3679),
+    Tenant("m-mid/46", 0.2495, 0.2332),
+    Tenant("m-small/2", 0.8744, 0.8422),
+    Tenant("deepseek-r1/53", 0.2342, 0.6237),
+    Tenant("m-large/4", 0.5074, 0.6593),
+    Tenant("mm-image/20", 0.5425, 1.071),
+    Tenant("deepseek-r1/63", 0.2170, 1.642),
 )
 
 

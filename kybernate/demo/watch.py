@@ -1,0 +1,134 @@
+"""Following the stack's events through the router: switches, their phases, and which seats are in a switch now."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from pydantic import ValidationError
+
+from kybernate.messages import SeatEvent
+from kybernate.seat import SeatState
+
+IN_SWITCH = frozenset({SeatState.DRAINING, SeatState.PARKING, SeatState.ACTIVATING})
+_AGAIN_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A group was given to a seat."""
+
+    group: str
+    seat: str
+    model: str
+    seconds: dict[str, float]
+    """Wall seconds by phase."""
+
+
+@dataclass
+class Watch:
+    """What the events said since this was made."""
+
+    switches: list[Switch] = field(default_factory=list)
+    states: dict[str, SeatState] = field(default_factory=dict)
+    """The last known state of each seat."""
+    began_at: float = field(default_factory=time.time)
+    _spans: list[list[float]] = field(default_factory=list)
+    _open: dict[str, list[float]] = field(default_factory=dict)
+    _seen: set[str] = field(default_factory=set)
+    _last_id: str | None = None
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self, event: SeatEvent) -> None:
+        """Add one event; the same event again changes nothing."""
+        if event.id in self._seen or event.at < self.began_at:
+            return
+        self._seen.add(event.id)
+        self.states[event.seat] = event.state
+        if event.state in IN_SWITCH:
+            if event.seat not in self._open:
+                self._open[event.seat] = span = [event.at, float("inf")]
+                self._spans.append(span)
+        elif event.seat in self._open:
+            self._open.pop(event.seat)[1] = event.at
+        if event.state is SeatState.ACTIVE and event.previous is SeatState.ACTIVATING:
+            self.switches.append(Switch(event.group, event.seat, event.model, dict(event.seconds)))
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def was_switching(self, at: float) -> bool:
+        """Whether some seat was in a switch at this moment (unix seconds), by what is known now."""
+        return any(begin <= at <= end for begin, end in self._spans)
+
+    async def entered(self, state: SeatState, timeout: float) -> bool:
+        """Until some seat newly enters this state; False when none did in time."""
+        try:
+            async with asyncio.timeout(timeout):
+                before = {seat for seat, now in self.states.items() if now is state}
+                while True:
+                    await self._news.wait()
+                    now = {seat for seat, value in self.states.items() if value is state}
+                    if now - before:
+                        return True
+                    before = now
+        except TimeoutError:
+            return False
+
+    async def switch_under_way(self, timeout: float) -> bool:
+        """Until some seat is in a switch, as far as is known; False when none was in time."""
+        try:
+            async with asyncio.timeout(timeout):
+                while not self._open:
+                    await self._news.wait()
+                return True
+        except TimeoutError:
+            return False
+
+    async def follow(self, session: aiohttp.ClientSession, url: str, ready: asyncio.Event) -> None:
+        """Read the router's event stream until cancelled; after a break go on from the last event."""
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, ConnectionError):
+                headers = {"Last-Event-ID": self._last_id} if self._last_id else {}
+                async with session.get(url + "/v1/events", headers=headers) as response:
+                    if response.status == 200:
+                        ready.set()
+                        await self._read(response)
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _read(self, response: aiohttp.ClientResponse) -> None:
+        async for number, data in _blocks(response):
+            if number:
+                self._last_id = number
+            event = _seat_event(data)
+            if event is not None:
+                self.take(event)
+
+
+async def _blocks(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, str]]:
+    """(id, data) of each server-sent event."""
+    number, data = "", ""
+    async for raw in response.content:
+        line = raw.decode().rstrip("\r\n")
+        if not line:
+            if data:
+                yield number, data
+            number, data = "", ""
+        elif line.startswith("id:"):
+            number = line[3:].strip()
+        elif line.startswith("data:"):
+            data += line[5:].strip()
+
+
+def _seat_event(data: str) -> SeatEvent | None:
+    """The seat event in this JSON, alone or inside a CloudEvent; None for anything else."""
+    value: Any = json.loads(data)
+    if isinstance(value, dict) and "specversion" in value:
+        value = value.get("data")
+    try:
+        return SeatEvent.model_validate(value)
+    except ValidationError:
+        return None

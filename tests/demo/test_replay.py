@@ -1,0 +1,144 @@
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kybernate.demo.client import MOST_PROMPT_WORDS, question
+from kybernate.demo.replay import Player, again_and_again, client_session
+from kybernate.demo.verdict import Verdict
+from kybernate.traces import Arrival
+from tests.demo.router_fake import FakeRouter, right_text
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[FakeRouter]:
+    async with FakeRouter().serving() as router:
+        yield router
+
+
+def rows(count: int, model: str = "a", gap: float = 1.0) -> list[Arrival]:
+    return [Arrival(number * gap, model, 20, 30) for number in range(count)]
+
+
+async def replayed(router: FakeRouter, arrivals: list[Arrival], *, down: bool = False, repeat: bool = False) -> Player:
+    async with client_session() as session:
+        player = Player(router.url, 100.0, right_text, session, repeat=repeat)
+        if down:
+            player.outages.begin(0.0)
+        await player.play(arrivals)
+        return player
+
+
+def verdicts(player: Player) -> list[Verdict]:
+    return [sample.verdict for sample in player.tally.samples]
+
+
+async def test_right_answers_of_all_routes_are_ok(router: FakeRouter) -> None:
+    router.headers |= {"x-kyb-held-seconds": "2.5", "x-kyb-overhead-seconds": "0.004"}
+    player = await replayed(router, [*rows(8), Arrival(8.0, "b", 5, 1)])
+    assert player.tally.count(Verdict.OK) == player.tally.sent == 9
+    assert {(body["stream"], "messages" in body) for body in router.asked} == {
+        (True, True),
+        (False, True),
+        (True, False),
+    }
+    sample = player.tally.samples[0]
+    assert (sample.wait_seconds, sample.overhead_seconds) == (2.5, 0.004)
+    streamed = [sample for sample in player.tally.samples if sample.first_byte_seconds is not None]
+    assert len(streamed) == 7
+    assert all(sample.first_byte_seconds > 0 for sample in streamed if sample.first_byte_seconds is not None)
+
+
+async def test_arrivals_keep_their_times_divided_by_the_speed(router: FakeRouter) -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await replayed(router, rows(3, gap=10.0))
+    assert 0.2 <= loop.time() - began < 2.0
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+@pytest.mark.parametrize(
+    "fault", ["corrupt", "unfinished", "nonsense", "status 500", "status 404", "status 503", "reset"]
+)
+async def test_what_is_neither_complete_nor_retryable_is_an_error(router: FakeRouter, fault: str, number: int) -> None:
+    good = rows(number, model="b", gap=0.0)
+    router.faults["a"] = [fault]
+    player = await replayed(router, [*good, Arrival(0.0, "a", 5, 5)])
+    if fault == "unfinished" and number == 1:
+        assert "without saying so" in str(player.tally.reasons)
+    assert player.tally.count(Verdict.ERROR) == 1
+    assert player.tally.count(Verdict.OK) == number
+    assert player.tally.retryable == 0
+
+
+@pytest.mark.parametrize("fault", ["status 503 1", "status 429 1", "evicted"])
+async def test_retryable_answers_are_counted_and_not_repeated_without_chaos(router: FakeRouter, fault: str) -> None:
+    router.faults["a"] = [fault]
+    player = await replayed(router, rows(1))
+    assert verdicts(player) == [Verdict.RETRYABLE]
+    assert (player.tally.retryable, player.tally.repeats) == (1, 0)
+
+
+@pytest.mark.parametrize("fault", ["cut", "reset"])
+async def test_a_broken_answer_is_an_error_unless_a_service_is_down(router: FakeRouter, fault: str) -> None:
+    router.faults["a"] = [fault]
+    assert verdicts(await replayed(router, rows(1))) == [Verdict.ERROR]
+    router.faults["a"] = [fault]
+    assert verdicts(await replayed(router, rows(1), down=True)) == [Verdict.RETRYABLE]
+
+
+async def test_a_refused_connection_is_an_error_unless_a_service_is_down() -> None:
+    router = FakeRouter()
+    async with router.serving():
+        pass
+    assert verdicts(await replayed(router, rows(1))) == [Verdict.ERROR]
+    player = await replayed(router, rows(1), down=True)
+    assert verdicts(player) == [Verdict.RETRYABLE]
+    assert "connection refused" in str(player.tally.reasons)
+
+
+async def test_under_chaos_each_retryable_answer_is_repeated_until_it_succeeds(router: FakeRouter) -> None:
+    router.faults["a"] = ["status 503 0.05", "evicted", "cut"]
+    player = await replayed(router, rows(1), down=True, repeat=True)
+    assert verdicts(player) == [Verdict.OK]
+    assert (player.tally.retryable, player.tally.repeats) == (3, 3)
+    assert player.tally.samples[0].repeats == 3
+
+
+async def test_a_repeat_that_never_succeeds_becomes_an_error(
+    router: FakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kybernate.demo.replay.LEAST_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr("kybernate.demo.replay.MODEL_TIMEOUT_SECONDS", 0.3)
+    router.faults["a"] = ["status 503 0.05"] * 1000
+    player = await replayed(router, rows(1), repeat=True)
+    assert verdicts(player) == [Verdict.ERROR]
+    assert "still retryable after" in player.tally.samples[0].reason
+
+
+async def test_sending_ends_when_told_and_answers_are_still_waited_for(router: FakeRouter) -> None:
+    stop = asyncio.Event()
+    async with client_session() as session:
+        player = Player(router.url, 10.0, right_text, session)
+        playing = asyncio.create_task(player.play(again_and_again(lambda: rows(5)), stop))
+        async with asyncio.timeout(10):
+            while len(router.asked) < 8:
+                await asyncio.sleep(0.01)
+        stop.set()
+        await playing
+    assert player.tally.sent == len(player.tally.samples) == player.tally.count(Verdict.OK) >= 8
+
+
+def test_arrivals_go_on_after_the_last_one() -> None:
+    times = [a.at_seconds for a in itertools.islice(again_and_again(lambda: rows(3)), 7)]
+    assert times == [0, 1, 2, 3, 4, 5, 6]
+    assert list(again_and_again(list)) == []
+
+
+def test_a_question_follows_from_its_row_and_stays_modest() -> None:
+    assert question(5, Arrival(0, "m", 9000, 7)) == question(5, Arrival(1, "m", 9000, 7))
+    first, second = (question(number, Arrival(0, "m", 9000, 7)) for number in (1, 2))
+    assert first.prompt != second.prompt
+    assert len(first.prompt.split()) == MOST_PROMPT_WORDS + 2
+    assert first.tokens == 7
