@@ -1,5 +1,7 @@
-# Every target sets up .venv by itself. TRACE, JSON and ARGS go to `make demo`; ARGS also to `make up`.
+# Every target sets up .venv by itself. ARGS goes to the command behind up, demo, test and bench.
 PY := .venv/bin/python
+KYB := .venv/bin/kyb
+TRACES ?= ../shared/data/traces
 
 .PHONY: setup up demo test check bench replay-full lock
 
@@ -7,13 +9,17 @@ setup:
 	@sh scripts/setup.sh
 
 up: setup
-	@.venv/bin/kyb up $(ARGS)
+	@$(KYB) up $(ARGS)
 
+# TRACE=FILE replays a trace, JSON=FILE writes the report.
 demo: setup
-	@.venv/bin/kyb demo $(if $(TRACE),--trace $(TRACE)) $(if $(JSON),--json $(JSON)) $(ARGS)
+	@$(KYB) demo $(if $(TRACE),--trace $(TRACE)) $(if $(JSON),--json $(JSON)) $(ARGS)
 
 test: setup
-	@sh scripts/test.sh $(ARGS)
+	@rm -rf .coverage
+	$(PY) -m coverage run -m pytest $(ARGS)
+	@$(PY) -m coverage combine -q
+	$(PY) -m coverage report --fail-under=85
 
 check: setup
 	.venv/bin/ruff format --check .
@@ -27,7 +33,9 @@ bench: setup
 	@$(PY) -m bench $(ARGS)
 
 replay-full: setup
-	@sh scripts/replay.sh full
+	$(KYB) demo --speed 60 --trace $(TRACES)/derived_servegen_10seats_24h.csv.gz
+	$(KYB) demo --speed 4 --trace $(TRACES)/azure_llm_2023_code.csv.gz --trace $(TRACES)/azure_llm_2023_conv.csv.gz
 
 lock: setup
-	@sh scripts/lock.sh
+	.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --all-extras --generate-hashes \
+	  --no-header --no-annotate --no-emit-index-url --output-file requirements.txt pyproject.toml

@@ -139,17 +139,27 @@ class _Reader:
             return tuple(self.read(child, (*place, index)) for index, child in enumerate(node.value))
         if not isinstance(node, yaml.MappingNode):
             return self._loader.construct_object(node, deep=True)
-        self._loader.flatten_mapping(node)
+        self._refuse_repeated(node, place)
+        self._loader.flatten_mapping(node)  # anchors merged by <<, in front of the mapping's own keys
         data: dict[str, Any] = {}
         for key_node, child in node.value:
             key = str(self._loader.construct_object(key_node, deep=True))
             self.lines[*place, key] = key_node.start_mark.line + 1
-            if key in data:
-                raise Source(self.file, self.lines).error(
-                    (*place, key), None, "stands there twice", "remove one of them"
-                )
             data[key] = self.read(child, (*place, key))
         return data
+
+    def _refuse_repeated(self, node: yaml.MappingNode, place: Place) -> None:
+        """YAML forbids a key that stands twice; the library would take the last one without a word."""
+        seen = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue
+            if key_node.value in seen:
+                at = {(*place, key_node.value): key_node.start_mark.line + 1}
+                raise Source(self.file, at).error(
+                    (*place, key_node.value), None, "stands there twice", "remove one of them"
+                )
+            seen.add(key_node.value)
 
 
 def _is_null(node: yaml.Node | None) -> bool:

@@ -1,0 +1,258 @@
+"""Each kind of mistake gives one message: file, line, place, value, what is wrong, remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from kybernate.cli import main
+from kybernate.config import ConfigError, load
+from kybernate.stack.options import fake_gpus
+from kybernate.topology import build_groups
+
+ONE = """\
+profiles:
+  - name: one
+    resource: kyb.ai/gpu-1x-seat
+    groupSize: 1
+    seatsPerGroup: 4
+"""
+TWO = (
+    ONE
+    + """\
+  - name: two
+    resource: kyb.ai/gpu-2x-seat
+    groupSize: 2
+    seatsPerGroup: 3
+"""
+)
+GROUPS = (
+    TWO
+    + """\
+gpuTopology:
+  groups:
+    - name: G0
+      gpus: [0]
+    - name: G12
+      gpus: [1, 2]
+"""
+)
+
+BAD = {
+    "misspelt key": (
+        ONE.replace("seatsPerGroup", "seatsPerGrup"),
+        ":5: profiles[0].seatsPerGrup: unknown key; did you mean seatsPerGroup?",
+    ),
+    "unknown key at the top": (ONE + "color: red\n", ":6: color: unknown key; known are drainSeconds,"),
+    "snake case key": (ONE + "drain_seconds: 3\n", ":6: drain_seconds: unknown key; did you mean drainSeconds?"),
+    "missing key": (
+        ONE.replace("    groupSize: 1\n", ""),
+        ":2: profiles[0].groupSize: is missing; add groupSize",
+    ),
+    "key twice": (ONE + "    name: again\n", ":6: profiles[0].name: stands there twice; remove one of them"),
+    "overlapping groups": (
+        GROUPS.replace("[1, 2]", "[0, 1]"),
+        ":15: gpuTopology.groups[1].gpus[0]: 0: groups G0 and G12 share this GPU; groups must be disjoint",
+    ),
+    "GPU twice in a group": (
+        GROUPS.replace("[1, 2]", "[1, 1]"),
+        ":15: gpuTopology.groups[1].gpus[1]: 1: stands twice in group G12; name each GPU once",
+    ),
+    "GPU that is none": (
+        GROUPS.replace("[0]", "[first]"),
+        ":13: gpuTopology.groups[0].gpus[0]: 'first': is not a GPU; name it by its index",
+    ),
+    "negative GPU": (GROUPS.replace("[0]", "[-1]"), "gpuTopology.groups[0].gpus[0]: -1: is not a GPU"),
+    "group without GPUs": (GROUPS.replace("[0]", "[]"), ":13: gpuTopology.groups[0].gpus: is empty; give at least one"),
+    "group of a size that no profile has": (
+        GROUPS.replace("[1, 2]", "[1, 2, 3]"),
+        "gpuTopology.groups[1].gpus: [1, 2, 3]: group G12 has 3 GPUs and no profile has this groupSize; add",
+    ),
+    "two groups of one name": (
+        GROUPS.replace("name: G12", "name: G0"),
+        ":14: gpuTopology.groups[1].name: 'G0': is already the name of gpuTopology.groups[0]; give each its own name",
+    ),
+    "two profiles of one name": (
+        TWO.replace("name: two", "name: one"),
+        ":6: profiles[1].name: 'one': is already the name of profiles[0]; give each its own name",
+    ),
+    "two profiles of one resource": (
+        TWO.replace("2x", "1x"),
+        ":7: profiles[1].resource: 'kyb.ai/gpu-1x-seat': is already the resource of profiles[0]; give each its own",
+    ),
+    "two profiles of one size": (
+        TWO.replace("groupSize: 2", "groupSize: 1"),
+        ":8: profiles[1].groupSize: 1: profile one has groups of this size already; two profiles cannot sell",
+    ),
+    "seats 0": (
+        ONE.replace("seatsPerGroup: 4", "seatsPerGroup: 0"),
+        ":5: profiles[0].seatsPerGroup: 0: is out of range; it must be at least 1",
+    ),
+    "text for a number": (
+        ONE.replace("groupSize: 1", 'groupSize: "1"'),
+        ":4: profiles[0].groupSize: '1': is text; it must be a whole number",
+    ),
+    "fraction for a whole number": (
+        ONE.replace("groupSize: 1", "groupSize: 1.5"),
+        ":4: profiles[0].groupSize: 1.5: is a number; it must be a whole number",
+    ),
+    "number for a name": (ONE.replace("name: one", "name: 1"), ":2: profiles[0].name: 1: is not text; names are text"),
+    "number for a list": ("profiles: 3\n", ":1: profiles: 3: is a number; it must be a list"),
+    "text for a mapping": ("profiles:\n  - one\n", ":2: profiles[0]: 'one': is text; it must be a mapping"),
+    "text for true": (ONE + 'warmup: "yes"\n', ":6: warmup: 'yes': is text; it must be true or false"),
+    "no value": (
+        ONE.replace("groupSize: 1", "groupSize:"),
+        ":4: profiles[0].groupSize: has no value; it must be a whole number",
+    ),
+    "no profiles": ("profiles: []\n", ":1: profiles: is empty; give at least one"),
+    "YAML syntax": ("profiles:\n  - name: [one\n", ":3: not valid YAML:"),
+    "tab in YAML": ("profiles:\n\t- name: one\n", ":2: not valid YAML:"),
+    "empty file": ("", ": is empty; it needs at least one YAML document"),
+    "only comments": ("# nothing\n", ": is empty;"),
+    "a list at the top": ("- one\n", ":1: is not a mapping; begin with profiles:"),
+    "two documents": (ONE + "---\n" + ONE, ":7: a second YAML document; keep one"),
+    "resource without a domain": (
+        ONE.replace("kyb.ai/gpu-1x-seat", "seat"),
+        ":3: profiles[0].resource: 'seat': is not a valid extended resource name; write domain/name",
+    ),
+    "resource of Kubernetes itself": (
+        ONE.replace("kyb.ai/", "kubernetes.io/"),
+        "'kubernetes.io/gpu-1x-seat': is not a valid extended resource name",
+    ),
+    "bad name": (ONE.replace("name: one", "name: one two"), "profiles[0].name: 'one two': is not a valid name; use 1"),
+    "unknown placement": (
+        ONE + "    placement: firstfit\n",
+        ":6: profiles[0].placement: 'firstfit': is not a placement; did you mean first-fit?",
+    ),
+    "placement of a later version": (
+        ONE + "    placement: spread\n",
+        ":6: profiles[0].placement: 'spread': comes with a later version; use first-fit",
+    ),
+    "unknown exposeDevices": (
+        ONE + "    exposeDevices: grup\n",
+        ":6: profiles[0].exposeDevices: 'grup': is not known; did you mean group?",
+    ),
+    "unknown migStrategy": (
+        ONE + "migStrategy: mixd\n",
+        ":6: migStrategy: 'mixd': is not a MIG strategy; did you mean mixed?",
+    ),
+    "migStrategy of a later version": (ONE + "migStrategy: single\n", "'single': comes with a later version; use none"),
+    "overlap of a later version": (
+        GROUPS + "  overlap: timeshare\n",
+        ":16: gpuTopology.overlap: 'timeshare': groups that share GPUs are not in this version; use none",
+    ),
+    "more slots than seats": (
+        ONE + "    activeSlots: 5\n",
+        ":6: profiles[0].activeSlots: 5: more active slots than seats (4); lower activeSlots",
+    ),
+    "negative duration": (ONE + "drainSeconds: -1\n", ":6: drainSeconds: -1: is out of range; it must be at least 0"),
+    "endless duration": (ONE + "drainSeconds: .inf\n", ":6: drainSeconds: inf: is not a finite number"),
+    "unknown policy": (
+        ONE + "policy:\n  name: fifo\n",
+        ":7: policy.name: 'fifo': no such policy; did you mean fifo-batch?",
+    ),
+    "unknown constant of the policy": (
+        ONE + "policy:\n  minActivSeconds: 3\n",
+        ":7: policy.minActivSeconds: unknown key; did you mean minActiveSeconds?",
+    ),
+    "wrong type of a policy's constant": (
+        ONE + "policy:\n  maxVisitSeconds: long\n",
+        ":7: policy.maxVisitSeconds: 'long': is text; it must be a number",
+    ),
+    "negative constant of a policy": (
+        ONE + "policy:\n  idleParkSeconds: -3\n",
+        ":7: policy.idleParkSeconds: -3: is out of range; it must be at least 0",
+    ),
+    "policy that is no mapping": (ONE + "policy: fifo-batch\n", ":6: policy: 'fifo-batch': is not a mapping; write"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_mistake_gives_one_message_with_file_place_value_and_remedy(kind: str, tmp_path: Path) -> None:
+    text, expected = BAD[kind]
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}{expected}") or expected in message, message
+    assert str(path) in message
+    assert ";" in message
+    assert "\n" not in message
+
+
+MACHINE = {
+    "GPU that the machine lacks": (
+        GROUPS.replace("[1, 2]", "[1, 9]"),
+        ":15: gpuTopology.groups[1].gpus[1]: 9: group G12 names a GPU that this machine lacks; it has 4 GPUs (0, 1, 2",
+    ),
+    "UUID that the machine lacks": (
+        GROUPS.replace("[0]", "[GPU-00000000]"),
+        ":13: gpuTopology.groups[0].gpus[0]: 'GPU-00000000': group G0 names a GPU that this machine lacks",
+    ),
+    "groups larger than the machine": (
+        ONE.replace("groupSize: 1", "groupSize: 8"),
+        ":4: profiles[0].groupSize: 8: this machine has only 4 GPUs; lower groupSize or remove the profile",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MACHINE)
+def test_what_does_not_fit_the_machine_is_told_the_same_way(kind: str, tmp_path: Path) -> None:
+    text, expected = MACHINE[kind]
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        build_groups(load(path), fake_gpus(4, "80GiB"))
+    assert str(caught.value).startswith(f"{path}{expected}"), caught.value
+
+
+def test_one_gpu_by_index_and_by_uuid_is_found_out(tmp_path: Path) -> None:
+    gpus = fake_gpus(4, "80GiB")
+    path = tmp_path / "config.yaml"
+    path.write_text(GROUPS.replace("[1, 2]", f"[1, {gpus[0].uuid}]"))
+    with pytest.raises(ConfigError, match=r"gpus\[1\].*GPU 0 is in group G0 already; groups must be disjoint"):
+        build_groups(load(path), gpus)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^nowhere\.yaml: no such file; check the path$"):
+        load("nowhere.yaml")
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load(tmp_path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+        load(path)
+
+
+@pytest.mark.parametrize("command", [["config", "check"], ["up", "--config"]])
+@pytest.mark.parametrize("kind", ["seats 0", "overlapping groups", "YAML syntax", "empty file"])
+def test_commands_end_with_code_2_before_anything_starts(
+    command: list[str], kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(BAD[kind][0])
+    with pytest.raises(SystemExit) as ended:
+        main([*command, str(path)])
+    assert ended.value.code == 2
+    said = capfd.readouterr()
+    assert said.err.startswith(f"kyb: {path}{BAD[kind][1]}")
+    assert said.out == ""
+
+
+@pytest.mark.parametrize("kind", ["GPU that the machine lacks", "groups larger than the machine"])
+def test_up_checks_the_machine_before_anything_starts(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(MACHINE[kind][0])
+    with pytest.raises(SystemExit) as ended:
+        main(["up", "--config", str(path)])
+    assert ended.value.code == 2
+    assert capfd.readouterr().err.startswith(f"kyb: {path}{MACHINE[kind][1]}")

@@ -1,0 +1,138 @@
+from pathlib import Path
+
+import pytest
+
+from kybernate.config import ConfigError, load
+from kybernate.pod_file import check_seats, check_vram, load_pods
+from kybernate.stack import LAPTOP, StackOptions
+from kybernate.stack.options import check
+
+CONFIG = load(LAPTOP / "config.yaml")
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: qwen
+  annotations:
+    kyb.ai/backend: fake
+    kyb.ai/model: qwen3-32b
+    kyb.ai/vram: 60GiB
+spec:
+  containers:
+    - name: engine
+      resources:
+        limits:
+          kyb.ai/gpu-1x-seat: 1
+"""
+SECOND = "          kyb.ai/gpu-2x-seat: 1\n"
+
+BAD = {
+    "not a Pod": (POD.replace("kind: Pod", "kind: Deployment"), ":2: kind: 'Deployment': is not a Pod; write v1 Pods"),
+    "not even a mapping": ("- 1\n", ":1: is not a Pod;"),
+    "no name": (POD.replace("name: qwen\n", "labels: {}\n"), ":3: metadata.name: is no name; give the pod a name"),
+    "no metadata": ("apiVersion: v1\nkind: Pod\n", ":1: metadata: is missing or not a mapping; a Pod needs metadata:"),
+    "no containers": (POD.split("  containers")[0] + "  x: 1\n", "spec.containers: a Pod needs containers; list"),
+    "no kyb resource": (
+        POD.replace("kyb.ai/gpu-1x-seat", "cpu"),
+        ":10: spec.containers: no container asks for a seat; add resources.limits kyb.ai/gpu-1x-seat or",
+    ),
+    "resource that no profile sells": (
+        POD.replace("1x-seat", "1x-saet"),
+        ":14: spec.containers[0].resources.limits.kyb.ai/gpu-1x-saet: no profile sells this resource; did you mean "
+        "kyb.ai/gpu-1x-seat?",
+    ),
+    "two kyb resources": (
+        POD + SECOND,
+        ":15: spec.containers[0].resources.limits.kyb.ai/gpu-2x-seat: a second seat in this pod (engine asks for",
+    ),
+    "two seats": (
+        POD.replace("seat: 1", "seat: 2"),
+        ":14: spec.containers[0].resources.limits.kyb.ai/gpu-1x-seat: 2: a container has exactly one seat; write 1",
+    ),
+    "bad vram": (
+        POD.replace("60GiB", "60 gigs"),
+        ":8: metadata.annotations.kyb.ai/vram: '60 gigs': is not a size; write bytes with a unit",
+    ),
+    "no vram at all": (POD.replace("60GiB", "0GiB"), "kyb.ai/vram: '0GiB': is not a size"),
+    "bad port": (
+        POD.replace("vram: 60GiB", 'port: "99999"'),
+        ":8: metadata.annotations.kyb.ai/port: '99999': is not a port; write a number from 1 to 65535",
+    ),
+    "number as annotation": (
+        POD.replace("vram: 60GiB", "port: 8000"),
+        ":8: metadata.annotations.kyb.ai/port: 8000: annotations are text; put the value in quotes",
+    ),
+    "unknown annotation": (
+        POD.replace("kyb.ai/vram", "kyb.ai/vrm"),
+        ":8: metadata.annotations.kyb.ai/vrm: unknown annotation; did you mean kyb.ai/vram?",
+    ),
+    "backend that fakes lack": (
+        POD.replace("backend: fake", "backend: cuda"),
+        ":6: metadata.annotations.kyb.ai/backend: 'cuda': cannot park on fake GPUs; write kyb.ai/backend: fake",
+    ),
+    "no backend": (
+        POD.replace("    kyb.ai/backend: fake\n", ""),
+        "metadata.annotations.kyb.ai/backend: is missing (the default is cuda); write kyb.ai/backend: fake",
+    ),
+    "one name twice": (POD + "---\n" + POD, ":19: metadata.name: 'qwen': namespace default has this pod already; give"),
+    "YAML syntax": ("a: [\n", ":2: not valid YAML:"),
+    "empty": ("", ": is empty;"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_mistake_in_pods_gives_one_message(kind: str, tmp_path: Path) -> None:
+    text, expected = BAD[kind]
+    path = tmp_path / "pods.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_pods(path, CONFIG)
+    message = str(caught.value)
+    assert message.startswith(f"{path}{expected}") or expected in message, message
+    assert str(path) in message
+    assert "\n" not in message
+
+
+def test_a_pod_is_read_with_its_seat(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(POD)
+    (pod,) = load_pods(path, CONFIG)
+    assert (pod.namespace, pod.name, pod.model) == ("default", "qwen", "qwen3-32b")
+    assert (pod.resource, pod.container, pod.port, pod.vram_bytes) == ("kyb.ai/gpu-1x-seat", "engine", 8000, 60 * 2**30)
+
+
+def test_a_list_of_pods_and_equal_requests_are_fine(tmp_path: Path) -> None:
+    pod = POD.replace("        limits:", "        requests: {kyb.ai/gpu-1x-seat: 1}\n        limits:")
+    item = "  - " + pod.rstrip().replace("\n", "\n    ") + "\n"
+    path = tmp_path / "pods.yaml"
+    path.write_text("apiVersion: v1\nkind: List\nitems:\n" + item)
+    assert [pod.name for pod in load_pods(path, CONFIG)] == ["qwen"]
+
+
+def test_more_pods_than_seats_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text("---\n".join(POD.replace("name: qwen", f"name: qwen-{number}") for number in range(7)))
+    with pytest.raises(ConfigError, match=r"kyb.ai/gpu-1x-seat: 7 pods ask for it and this machine has 6 seats of it"):
+        check(StackOptions(pods=path))
+
+
+def test_a_pod_larger_than_every_group_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(POD.replace("60GiB", "81GiB"))
+    with pytest.raises(ConfigError, match=r"pod qwen: kyb.ai/vram: '81GiB': the largest group .* has 80 GiB; lower it"):
+        check(StackOptions(pods=path))
+
+
+def test_the_laptops_pods_cannot_run_two_at_a_time() -> None:
+    found = check(StackOptions())
+    check_seats("pods", found.pods, found.topology.groups)
+    check_vram("pods", found.pods, found.topology.groups)
+    assert len(found.pods) == 7
+    for group in found.topology.groups:
+        sizes = sorted(pod.vram_bytes or 0 for pod in found.pods if pod.resource == group.profile.resource)
+        assert sizes[0] + sizes[1] > group.memory_bytes
+
+
+def test_a_wrong_size_of_gpus_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--gpus 4 --memory much: 'much' is not a size"):
+        check(StackOptions(memory="much"))
