@@ -1,0 +1,1 @@
+"""The checkpoint worker: the only thing that touches engine processes."""

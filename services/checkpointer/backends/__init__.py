@@ -1,0 +1,15 @@
+"""Ways of parking by the name that a pod asks for (annotation ``kyb.ai/backend``)."""
+
+from collections.abc import Mapping
+
+from services.checkpointer.backends.driver import DriverBackend
+from services.checkpointer.backends.driver_calls import DriverCalls
+from services.checkpointer.backends.port import Backend
+from services.checkpointer.helper_pool import HelperPool
+from services.checkpointer.procedure import Patience
+
+
+def open_backends(pool: HelperPool, patience: Patience) -> Mapping[str, Backend]:
+    """Backends by name. ``cuda`` is the checkpoint API of whichever driver this node's helpers speak to."""
+    driver = DriverBackend(DriverCalls(pool, patience))
+    return {"cuda": driver, "fake": driver}

@@ -1,0 +1,117 @@
+"""Calls of the checkpoint API through a helper: deadlines, result codes, and who a process is before each verb."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from services.checkpointer.backends.port import Member
+from services.checkpointer.helper_pool import HelperDiedError, HelperHungError, HelperPool
+from services.checkpointer.procedure import Patience, Seen, Trouble, Verb
+from services.checkpointer.processes import Identity, alive
+
+SUCCESS, OUT_OF_MEMORY, NOT_INITIALIZED, OPERATING_SYSTEM, NOT_READY, UNREACHABLE = 0, 2, 3, 304, 600, -1
+"""CUresult numbers (research/checkpoint.md §1.3); -1 is the helper's own."""
+
+_TROUBLES = {
+    NOT_READY: Trouble.NOT_READY,
+    OUT_OF_MEMORY: Trouble.OUT_OF_MEMORY,
+    OPERATING_SYSTEM: Trouble.OPERATING_SYSTEM,
+    UNREACHABLE: Trouble.HELPER_DIED,
+}
+
+
+class Use(NamedTuple):
+    """One process on one GPU, as the driver lists it."""
+
+    pid: int
+    gpu: str
+    size: int
+    seat: str
+    """Whose process the driver thinks it is; empty where it does not know (real drivers never do)."""
+
+
+class StepFailedError(Exception):
+    """A step did not succeed; ``trouble`` is its kind, ``text`` what to tell a person."""
+
+    def __init__(self, trouble: Trouble, text: str) -> None:
+        super().__init__(text)
+        self.trouble, self.text = trouble, text
+
+
+@dataclass
+class DriverCalls:
+    """The driver as the backend sees it. ``key`` says whose helper does the call. All raise StepFailedError."""
+
+    pool: HelperPool
+    patience: Patience
+
+    async def state(self, key: str, member: Member, *, quick: bool = False) -> Seen:
+        """What the process does; waits while a checkpoint or restore of it is under way, unless ``quick``."""
+        if not alive(member.who):
+            return Seen.GONE
+        deadline = self.patience.wall(self.patience.slack_seconds) if quick else self.patience.transfer(member.total)
+        reply = await self._call(key, "state", deadline, pid=member.who.pid)
+        if reply["code"] == NOT_INITIALIZED or not alive(member.who):
+            return Seen.GONE
+        self._check(reply, "state", member.who)
+        try:
+            return Seen(str(reply["state"]))
+        except ValueError:
+            text = f"pid {member.who.pid} is in the unknown state {reply['state']}"
+            raise StepFailedError(Trouble.REFUSED, text) from None
+
+    async def move(self, key: str, verb: Verb, member: Member, epoch: int) -> None:
+        """lock, checkpoint, restore or unlock one process; its identity is checked right before."""
+        if not alive(member.who):
+            raise StepFailedError(Trouble.GONE, f"pid {member.who.pid} is gone")
+        arguments: dict[str, Any] = {"pid": member.who.pid, "epoch": epoch}
+        match verb:
+            case Verb.LOCK:
+                deadline = self.patience.lock()
+                arguments["timeout_ms"] = round(self.patience.lock_timeout() * 1000)
+            case Verb.UNLOCK:
+                deadline = self.patience.wall(self.patience.lock_seconds)
+            case _:
+                deadline = self.patience.transfer(member.total)
+        reply = await self._call(key, str(verb), deadline, **arguments)
+        if reply["code"] != SUCCESS and not alive(member.who):
+            raise StepFailedError(Trouble.GONE, f"pid {member.who.pid} ended during {verb}")
+        self._check(reply, str(verb), member.who)
+
+    async def knows(self, key: str, process: Identity) -> bool:
+        """Whether this process uses CUDA (the restore thread tells it from a mere coordinator)."""
+        reply = await self._call(key, "restore_tid", self._short(), pid=process.pid)
+        if reply["code"] == UNREACHABLE:
+            self._check(reply, "restore_tid", process)
+        return bool(reply["code"] == SUCCESS) and alive(process)
+
+    async def processes(self, key: str) -> list[Use]:
+        """Everything that uses a GPU; the parked do not appear."""
+        reply = await self._call(key, "processes", self._short())
+        self._check(reply, "processes", None)
+        return [Use(int(e["pid"]), str(e["gpu"]), int(e["bytes"]), e.get("seat") or "") for e in reply["processes"]]
+
+    async def memory(self, key: str) -> dict[str, tuple[int, int]]:
+        """(bytes in use, bytes in all) by GPU."""
+        reply = await self._call(key, "memory", self._short())
+        self._check(reply, "memory", None)
+        return {gpu: (int(used), int(total)) for gpu, (used, total) in reply["memory"].items()}
+
+    def _short(self) -> float:
+        return self.patience.wall(self.patience.slack_seconds)
+
+    async def _call(self, key: str, verb: str, deadline: float, **arguments: Any) -> dict[str, Any]:
+        try:
+            return await self.pool.call(key, verb, deadline=deadline, **arguments)
+        except HelperHungError as error:
+            raise StepFailedError(Trouble.HUNG, str(error)) from error
+        except HelperDiedError as error:
+            raise StepFailedError(Trouble.HELPER_DIED, str(error)) from error
+
+    def _check(self, reply: dict[str, Any], verb: str, process: Identity | None) -> None:
+        code = reply["code"]
+        if code == SUCCESS:
+            return
+        of = "" if process is None else f" of pid {process.pid}"
+        detail = f": {reply['text']}" if reply.get("text") else ""
+        text = f"{verb}{of} answered {reply.get('name', 'UNKNOWN')} ({code}){detail}"
+        raise StepFailedError(_TROUBLES.get(code, Trouble.REFUSED), text)

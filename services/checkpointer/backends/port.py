@@ -1,0 +1,140 @@
+"""What a way of parking must offer, whatever it drives: the CUDA driver, an engine's sleep mode, CRIU, a restart."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from kybernate.messages import Outcome, SeatTarget
+from services.checkpointer.procedure import Goal
+from services.checkpointer.processes import Identity
+
+
+class Member(BaseModel):
+    """One process of a seat that uses GPUs, and how many bytes it has on each (by UUID)."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    who: Identity
+    gpu_bytes: dict[str, int] = {}
+
+    @property
+    def total(self) -> int:
+        """Bytes on all GPUs."""
+        return sum(self.gpu_bytes.values())
+
+
+class Unit(BaseModel):
+    """What moves as one: all GPU processes of one seat's container. Journaled, so that a replay finds them again."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    target: SeatTarget
+    group: str
+    """Whose helper does the calls."""
+    epoch: int
+    root: Identity | None
+    """The container's first process; None when it is gone."""
+    members: tuple[Member, ...]
+    baseline: dict[str, int] = {}
+    """Before a park: memory in use on each GPU that no other process accounts for; what must fall."""
+
+    @property
+    def footprint(self) -> dict[str, int]:
+        """Bytes by GPU over all members."""
+        total = dict.fromkeys(self.target.gpus, 0)
+        for member in self.members:
+            for gpu, size in member.gpu_bytes.items():
+                total[gpu] = total.get(gpu, 0) + size
+        return total
+
+    @property
+    def vram_bytes(self) -> int:
+        """Footprint over all GPUs."""
+        return sum(self.footprint.values())
+
+
+class NoProcessError(Exception):
+    """The container of a seat has no process any more."""
+
+
+class NoMemberError(Exception):
+    """The container runs, but no process in it uses a GPU."""
+
+
+class DriverUnreadableError(Exception):
+    """The driver could not be asked; nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can and needs."""
+
+    frees_all_vram: bool
+    needs_host_ram: bool
+    migrates: bool
+    multi_process: bool
+    needs_cooperation: bool
+
+
+@dataclass(slots=True)
+class Ending:
+    """How a half ended for one seat; ``seconds`` are wall seconds by step."""
+
+    outcome: Outcome
+    reason: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    vram_bytes: int = 0
+    host_bytes: int = 0
+    last_call_at: float | None = None
+
+
+Note = Callable[[str, int | None], Awaitable[None]]
+"""Journals a step (its name, and the pid it is about) before it is done."""
+
+
+class Backend(Protocol):
+    """One way of parking. No call raises for what the driver or the process did: that is an Ending."""
+
+    capabilities: Capabilities
+
+    async def probe(self) -> str | None:
+        """None when it can work on this node, else why not."""
+        ...
+
+    async def discover(self, target: SeatTarget, group: str, epoch: int) -> Unit:
+        """The GPU processes of the target. Raises NoProcessError, NoMemberError or DriverUnreadableError."""
+        ...
+
+    def container(self, target: SeatTarget, group: str, epoch: int) -> Unit:
+        """The target's container without its GPU processes: enough to kill it when nobody knows them."""
+        ...
+
+    async def prepare(self, unit: Unit) -> Unit:
+        """Look at what must be known before a park. Changes nothing."""
+        ...
+
+    async def park(self, unit: Unit, note: Note) -> Ending:
+        """Take it out of VRAM."""
+        ...
+
+    async def activate(self, unit: Unit, note: Note) -> Ending:
+        """Bring it back to VRAM."""
+        ...
+
+    async def replay(self, unit: Unit, intent: Goal, note: Note) -> Ending:
+        """After a crash: bring an interrupted half to an end."""
+        ...
+
+    async def state(self, unit: Unit) -> Ending:
+        """What its processes do now, by evidence. Changes nothing."""
+        ...
+
+    async def thaw(self, unit: Unit) -> None:
+        """Let its processes run on so that they can end."""
+        ...
+
+    async def kill(self, unit: Unit, note: Note) -> Ending:
+        """End its processes and prove that their VRAM is free."""
+        ...

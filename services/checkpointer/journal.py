@@ -1,0 +1,189 @@
+"""What this checkpointer must not forget: jobs and their steps, parked processes, the highest epochs. All fsynced.
+
+Under ``<state_dir>``: ``journal/<epoch>-<op>.jsonl``, one file per job, one line per record, a torn last line ignored;
+``parked/<seat>.json``, the processes of a parked seat, which the driver's lists no longer show; ``epochs.json``, the
+highest epoch by GPU of jobs whose file is gone. Writing runs in one thread so that a slow disk stops nobody.
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from kybernate.logs import get_logger
+from kybernate.slugs import slug
+from services.checkpointer.backends.port import Unit
+from services.checkpointer.records import JobFile, Record, read_records
+
+R = TypeVar("R")
+
+KEPT_JOBS = 200
+"""Finished jobs that stay on disk so that their outcome can be asked for."""
+
+
+class Journal:
+    """The files under one state folder. One writer: this checkpointer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._jobs = folder / "journal"
+        self._parked = folder / "parked"
+        self._epochs_file = folder / "epochs.json"
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._open: dict[str, int] = {}
+        self.epochs: dict[str, int] = {}
+        """Highest epoch by GPU."""
+        self.parked: dict[str, Unit] = {}
+        """Remembered processes by seat."""
+        self.jobs: dict[str, JobFile] = {}
+        """Jobs on disk by op, oldest first."""
+
+    def load(self) -> None:
+        """Read everything. An unreadable file is set aside and said, never fatal."""
+        for folder in (self._jobs, self._parked):
+            folder.mkdir(parents=True, exist_ok=True)
+        if self._epochs_file.exists():
+            known = _parse(self._epochs_file, lambda text: {str(k): int(v) for k, v in json.loads(text).items()})
+            self.epochs = known or {}
+        for path in sorted(self._parked.glob("*.json")):
+            unit = _parse(path, Unit.model_validate_json)
+            if unit is not None:
+                self.parked[unit.target.seat] = unit
+        for path in sorted(self._jobs.glob("*.jsonl")):
+            job = _parse(path, lambda text, path=path: read_records(path, text))  # type: ignore[misc]
+            if job is not None:
+                self.jobs[job.op] = job
+                self._raise_epochs(job.gpus, job.epoch)
+
+    @property
+    def highest_epoch(self) -> int:
+        """Over all GPUs."""
+        return max(self.epochs.values(), default=0)
+
+    def seen_epoch(self, gpus: tuple[str, ...]) -> int:
+        """The highest epoch that any of these GPUs has seen."""
+        return max((self.epochs.get(gpu, 0) for gpu in gpus), default=0)
+
+    async def begin(self, job: JobFile) -> None:
+        """Create a job's file; when this returns, job and epoch are on disk."""
+        job.path = self._jobs / f"{job.epoch:020d}-{slug(job.op)}.jsonl"
+        self._raise_epochs(job.gpus, job.epoch)
+        self.jobs[job.op] = job
+        line = job.records[0].line()
+        self._open[job.op] = await self._in_thread(lambda: _create(job.path, line))
+
+    async def add(self, job: JobFile, record: Record) -> None:
+        """Append a record; it is on disk when this returns."""
+        job.records.append(record)
+        self._raise_epochs(job.gpus, job.epoch)
+
+        def write() -> None:
+            if job.op not in self._open:
+                self._open[job.op] = _reopen(job.path)
+            handle = self._open[job.op]
+            os.write(handle, record.line())
+            os.fdatasync(handle)
+
+        await self._in_thread(write)
+
+    async def finish(self, job: JobFile, record: Record) -> None:
+        """Append the last record, and remove the oldest finished jobs beyond those that are kept."""
+        await self.add(job, record)
+        finished = [old for old in self.jobs.values() if old.done]
+        old = finished[: max(0, len(finished) - KEPT_JOBS)]
+        for one in old:
+            del self.jobs[one.op]
+        epochs = json.dumps(self.epochs)
+
+        def close() -> None:
+            os.close(self._open.pop(job.op))
+            if old:
+                _replace(self._epochs_file, epochs)  # first: a removed job's epoch must not be forgotten
+            for one in old:
+                one.path.unlink(missing_ok=True)
+
+        await self._in_thread(close)
+
+    async def fence(self, gpus: tuple[str, ...], epoch: int) -> None:
+        """Refuse anything below this epoch on these GPUs from now on, also after a restart."""
+        self._raise_epochs(gpus, epoch)
+        epochs = json.dumps(self.epochs)
+        await self._in_thread(lambda: _replace(self._epochs_file, epochs))
+
+    async def remember(self, unit: Unit) -> None:
+        """Keep the processes of a parked seat."""
+        seat = unit.target.seat
+        self.parked[seat] = unit
+        text = unit.model_dump_json()
+        await self._in_thread(lambda: _replace(self._parked_file(seat), text))
+
+    async def forget(self, seat: str) -> None:
+        """The seat is not parked any more."""
+        if self.parked.pop(seat, None) is not None:
+            await self._in_thread(lambda: self._parked_file(seat).unlink(missing_ok=True))
+
+    def close(self) -> None:
+        """Wait for what is being written and close the files."""
+        self._writer.shutdown(wait=True)
+        for handle in self._open.values():
+            os.close(handle)
+        self._open.clear()
+
+    def _parked_file(self, seat: str) -> Path:
+        return self._parked / f"{slug(seat)}.json"
+
+    def _raise_epochs(self, gpus: tuple[str, ...], epoch: int) -> None:
+        for gpu in gpus:
+            self.epochs[gpu] = max(epoch, self.epochs.get(gpu, 0))
+
+    async def _in_thread(self, write: Callable[[], R]) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, write)
+
+
+def _parse(path: Path, read: Callable[[str], R]) -> R | None:
+    try:
+        return read(path.read_text())
+    except (ValueError, ValidationError, KeyError, AttributeError) as error:
+        aside = path.with_name(f"{path.name}.unreadable-{time.time_ns()}")
+        path.rename(aside)
+        get_logger().error("journal.unreadable", file=str(path), kept_as=str(aside), error=str(error))
+        return None
+
+
+def _create(path: Path, line: bytes) -> int:
+    handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    os.write(handle, line)
+    os.fsync(handle)
+    _sync_folder(path.parent)
+    return handle
+
+
+def _reopen(path: Path) -> int:
+    """Open for appending, after a torn last line was cut off."""
+    data = path.read_bytes()
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+    os.ftruncate(handle, data.rfind(b"\n") + 1)
+    return handle
+
+
+def _replace(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    with part.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,345 @@
+"""Parking and activating as data: which step comes next, what each failure means, how it is undone. Pure.
+
+``Procedure`` holds what is known about the processes of one seat and answers with one step at a time; the backend does
+it and says how it went. The same object drives a fresh job, a rollback and the replay after a crash, because the next
+step follows from the observed states and not from a position in a script.
+
+Order of a park: lock all, checkpoint each, prove that the memory is free, freeze. Of an activation: make sure of room,
+thaw, restore all, unlock all, verify. A half turns back at most once, hangs at most once and retries a few times, so
+every half ends: ``parked``, ``active``, ``lost`` (killed, its memory proven free), ``gone`` or ``quarantined``.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kybernate.messages import Outcome
+
+
+class Seen(StrEnum):
+    """What the driver says about one process."""
+
+    RUNNING = "RUNNING"
+    LOCKED = "LOCKED"
+    CHECKPOINTED = "CHECKPOINTED"
+    FAILED = "FAILED"  # beyond use; only killing it frees what it holds
+    GONE = "GONE"  # no such process any more, or it does not use CUDA any more
+    UNKNOWN = "UNKNOWN"  # has to be read (again)
+
+
+class Goal(StrEnum):
+    """Where a half is heading."""
+
+    PARKED = "parked"
+    ACTIVE = "active"
+    DEAD = "dead"
+
+
+class Verb(StrEnum):
+    """One step. The first five are about one process, the others about the whole seat."""
+
+    STATE = "state"
+    LOCK = "lock"
+    CHECKPOINT = "checkpoint"
+    RESTORE = "restore"
+    UNLOCK = "unlock"
+    EVIDENCE = "evidence"  # all checkpointed, none in the process list, the memory is free
+    FREEZE = "freeze"
+    ROOM = "room"  # the GPUs have free what the restore will take
+    THAW = "thaw"
+    VERIFY = "verify"  # all run
+    KILL = "kill"  # and prove that the memory is free
+
+
+READS = frozenset({Verb.STATE, Verb.EVIDENCE, Verb.ROOM, Verb.VERIFY})
+"""Steps that change nothing; they are not journaled."""
+
+
+class Trouble(StrEnum):
+    """How a step can go wrong."""
+
+    NOT_READY = "not ready"  # submitted work did not finish in time; nothing changed
+    REFUSED = "refused"  # any other result code, or an unmet condition
+    OUT_OF_MEMORY = "out of memory"
+    OPERATING_SYSTEM = "operating system"
+    HUNG = "hung"  # its deadline passed and the helper was killed
+    HELPER_DIED = "helper died"  # or the driver cannot be reached
+    GONE = "gone"  # the process is not the one we know
+
+
+class Remedy(StrEnum):
+    """What follows from a trouble. The state of the process is always read again first."""
+
+    REREAD = "reread"  # go on from what the driver says now
+    TURN_BACK = "turn back"  # undo: head for the other end
+    RETRY = "retry"  # the same again, three times at most
+    CONDEMN = "condemn"  # kill, prove that the memory is free; a cold start follows
+    QUARANTINE = "quarantine"  # touch nothing any more and tell a person
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A remedy, and what to do when it is used up (a second turn, a fourth try)."""
+
+    remedy: Remedy
+    then: Remedy = Remedy.CONDEMN
+
+
+_V, _T, _R = Verb, Trouble, Remedy
+_PLAIN = (_T.NOT_READY, _T.REFUSED, _T.OUT_OF_MEMORY, _T.OPERATING_SYSTEM)
+
+RULES: dict[tuple[Verb, Trouble], Rule] = {
+    # A hang is counted beside this table: the second one of a half is quarantine. So are deaths of the helper.
+    **{(verb, _T.HUNG): Rule(_R.REREAD) for verb in Verb},
+    **{(verb, _T.HELPER_DIED): Rule(_R.REREAD) for verb in Verb},
+    (_V.LOCK, _T.HUNG): Rule(_R.TURN_BACK),
+    **{(_V.STATE, trouble): Rule(_R.RETRY, _R.QUARANTINE) for trouble in _PLAIN},
+    **{(_V.LOCK, trouble): Rule(_R.TURN_BACK) for trouble in _PLAIN},
+    # Out of memory here is host memory (or MIG's misleading answer): the seat runs on as it was.
+    **{(_V.CHECKPOINT, trouble): Rule(_R.TURN_BACK) for trouble in _PLAIN},
+    (_V.RESTORE, _T.NOT_READY): Rule(_R.TURN_BACK),
+    (_V.RESTORE, _T.REFUSED): Rule(_R.TURN_BACK),
+    # Terminal on real drivers: every later restore answers 304 and part of the memory stays held.
+    (_V.RESTORE, _T.OUT_OF_MEMORY): Rule(_R.CONDEMN),
+    (_V.RESTORE, _T.OPERATING_SYSTEM): Rule(_R.CONDEMN),
+    **{(_V.UNLOCK, trouble): Rule(_R.RETRY) for trouble in _PLAIN},
+    # Everything is checkpointed but memory is still in use: give it back to the seat rather than to somebody else.
+    (_V.EVIDENCE, _T.REFUSED): Rule(_R.TURN_BACK, _R.QUARANTINE),
+    (_V.FREEZE, _T.REFUSED): Rule(_R.TURN_BACK, _R.QUARANTINE),
+    # In a rollback the memory was the seat's own; whoever took it is foreign, and a person must look.
+    (_V.ROOM, _T.REFUSED): Rule(_R.TURN_BACK, _R.QUARANTINE),
+    (_V.THAW, _T.REFUSED): Rule(_R.TURN_BACK, _R.QUARANTINE),
+    (_V.VERIFY, _T.REFUSED): Rule(_R.RETRY),
+}
+"""The failure table. A pair that is not listed means condemn; what cannot be killed is quarantined."""
+
+MAX_RETRIES = 3
+MAX_HANGS = 1
+MAX_HELPER_DEATHS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Do this next; ``member`` is the index of the process, None for the whole seat."""
+
+    verb: Verb
+    member: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The half is over. ``reason`` is empty when it went as asked."""
+
+    outcome: Outcome
+    reason: str = ""
+
+
+def replay_goal(intent: Goal, states: list[Seen]) -> Goal:
+    """Where an interrupted half heads after a crash, from its journaled intent and what the driver says now.
+
+    An interrupted park that had checkpointed nothing is undone; one that had is finished. An interrupted activation
+    that had restored nothing stays parked; one that had is finished, since a restored process must be unlocked.
+    """
+    if intent is Goal.PARKED:
+        return Goal.PARKED if Seen.CHECKPOINTED in states else Goal.ACTIVE
+    if intent is Goal.ACTIVE:
+        return Goal.ACTIVE if {Seen.LOCKED, Seen.RUNNING} & set(states) else Goal.PARKED
+    return Goal.DEAD
+
+
+@dataclass
+class Procedure:
+    """One half of a job for one seat: ask ``next``, do it, tell ``done`` or ``failed``, until an ``End`` comes."""
+
+    goal: Goal
+    states: list[Seen]
+    frozen: bool = False
+    """Some process of the seat is stopped; verbs on it would hang."""
+    replaying: bool = False
+    """After a crash: the goal is decided anew once all states are known."""
+    reason: str = ""
+    turned: bool = False
+    _room: bool = False
+    _proven: bool = False
+    _froze: bool = False
+    _verified: bool = False
+    _killed: int | None = None
+    _hangs: int = 0
+    _deaths: int = 0
+    _tries: Counter[Step] = field(default_factory=Counter)
+    _spent: set[int] = field(default_factory=set)
+    _quarantined: bool = False
+
+    def next(self) -> Step | End:
+        """The next step, or the end. Asking twice without an answer in between gives the same."""
+        if self._quarantined:
+            return End("quarantined", self.reason)
+        if self._killed is not None:
+            return End("lost" if self._killed else "gone", self.reason)
+        if self.goal is not Goal.DEAD and Seen.UNKNOWN in self.states:
+            return self._awake(Step(Verb.STATE, self.states.index(Seen.UNKNOWN)))
+        self._decide()
+        if self.goal is Goal.DEAD:
+            return self._towards_dead()
+        return self._towards_parked() if self.goal is Goal.PARKED else self._towards_active()
+
+    def done(self, step: Step, seen: Seen | None = None, killed: int = 0) -> None:
+        """The step succeeded. ``seen``: what STATE read; ``killed``: how many processes KILL found alive."""
+        after = {
+            Verb.STATE: seen,
+            Verb.LOCK: Seen.LOCKED,
+            Verb.CHECKPOINT: Seen.CHECKPOINTED,
+            Verb.RESTORE: Seen.LOCKED,
+            Verb.UNLOCK: Seen.RUNNING,
+        }.get(step.verb)
+        if step.member is not None and after is not None:
+            self.states[step.member] = after
+        match step.verb:
+            case Verb.EVIDENCE:
+                self._proven = True
+            case Verb.FREEZE:
+                self.frozen = self._froze = True
+            case Verb.ROOM:
+                self._room = True
+            case Verb.THAW:
+                self.frozen = self._froze = False
+            case Verb.VERIFY:
+                self._verified = True
+            case Verb.KILL:
+                self._killed = killed
+
+    def failed(self, step: Step, trouble: Trouble, text: str = "") -> None:
+        """The step failed; the rule of the table is applied and ``next`` follows it."""
+        what = f"{step.verb}: {text or trouble}"
+        if self.goal is Goal.DEAD:
+            self._failed_dying(step, trouble, what)
+            return
+        self._doubt(step, trouble)
+        if trouble is Trouble.GONE:
+            self.reason = self.reason or what
+            return
+        self._hangs += trouble is Trouble.HUNG
+        self._deaths += trouble is Trouble.HELPER_DIED
+        if self._hangs > MAX_HANGS or self._deaths > MAX_HELPER_DEATHS:
+            self._apply(Remedy.QUARANTINE, what)
+            return
+        rule = RULES.get((step.verb, trouble), Rule(Remedy.CONDEMN))
+        remedy = rule.remedy
+        if remedy is Remedy.TURN_BACK and self.turned:
+            remedy = rule.then
+        elif remedy is Remedy.RETRY:
+            self._tries[step] += 1
+            remedy = rule.then if self._tries[step] > MAX_RETRIES else Remedy.REREAD
+        self._apply(remedy, what)
+
+    def _decide(self) -> None:
+        """What the states alone say: a dead member condemns the seat; a replay chooses its goal."""
+        if self.goal is Goal.DEAD:
+            return
+        if Seen.FAILED in self.states:
+            self._apply(Remedy.CONDEMN, "a process is beyond use (driver says FAILED)")
+        elif Seen.GONE in self.states or not self.states:
+            self._apply(Remedy.CONDEMN, "a GPU process of the seat is gone")
+        elif self.replaying:
+            intent, self.replaying = self.goal, False
+            self.goal = replay_goal(intent, self.states)
+            if self.goal is not intent:
+                self.turned = True
+                self.reason = self.reason or "interrupted by a restart of the checkpointer, and undone"
+
+    def _towards_parked(self) -> Step | End:
+        if Seen.RUNNING in self.states:
+            return self._awake(Step(Verb.LOCK, self.states.index(Seen.RUNNING)))
+        if Seen.LOCKED in self.states:
+            return self._awake(Step(Verb.CHECKPOINT, self.states.index(Seen.LOCKED)))
+        if not self._proven:
+            return Step(Verb.EVIDENCE)
+        return End("parked", self.reason) if self._froze else Step(Verb.FREEZE)
+
+    def _towards_active(self) -> Step | End:
+        if Seen.CHECKPOINTED in self.states:
+            restore = Step(Verb.RESTORE, self.states.index(Seen.CHECKPOINTED))
+            return self._awake(restore) if self._room else Step(Verb.ROOM)
+        locked = [index for index, state in enumerate(self.states) if state is Seen.LOCKED]
+        if locked:
+            return self._awake(Step(Verb.UNLOCK, locked[-1] if self.turned else locked[0]))
+        return End("active", self.reason) if self._verified else self._awake(Step(Verb.VERIFY))
+
+    def _towards_dead(self) -> Step:
+        # Killing a live process that was once restored can hang the host: lock and checkpoint it first if it lets us.
+        for index, state in enumerate(self.states):
+            if index not in self._spent and state in (Seen.RUNNING, Seen.LOCKED):
+                verb = Verb.LOCK if state is Seen.RUNNING else Verb.CHECKPOINT
+                return self._awake(Step(verb, index))
+        return Step(Verb.KILL)
+
+    def _awake(self, step: Step) -> Step:
+        """Verbs on a stopped process hang: thaw first."""
+        return Step(Verb.THAW) if self.frozen else step
+
+    def _doubt(self, step: Step, trouble: Trouble) -> None:
+        """After a failure nothing is taken for granted that the step was about."""
+        self._room = self._proven = self._verified = False
+        if step.member is not None:
+            self.states[step.member] = Seen.GONE if trouble is Trouble.GONE else Seen.UNKNOWN
+        elif step.verb in (Verb.VERIFY, Verb.EVIDENCE):
+            self.states = [Seen.UNKNOWN] * len(self.states)
+
+    def _failed_dying(self, step: Step, trouble: Trouble, what: str) -> None:
+        if step.verb is Verb.KILL:
+            self._tries[step] += 1
+            if trouble is Trouble.REFUSED or self._tries[step] > MAX_RETRIES:
+                self._apply(Remedy.QUARANTINE, what)
+        elif step.verb is Verb.THAW:
+            self.frozen = False  # SIGKILL works on stopped processes; only the gentle part is given up
+            self._spent.update(range(len(self.states)))
+        elif step.member is not None:
+            self._spent.add(step.member)
+
+    def _apply(self, remedy: Remedy, what: str) -> None:
+        self.reason = f"{self.reason}; {what}" if self.reason else what
+        match remedy:
+            case Remedy.TURN_BACK:
+                self.turned, self.replaying = True, False
+                self.goal = Goal.ACTIVE if self.goal is Goal.PARKED else Goal.PARKED
+            case Remedy.CONDEMN:
+                self.goal = Goal.DEAD
+                self._spent.update(i for i, state in enumerate(self.states) if state is Seen.UNKNOWN)
+            case Remedy.QUARANTINE:
+                self._quarantined = True
+            case Remedy.REREAD | Remedy.RETRY:
+                pass
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long each call may take, in model seconds; ``wall`` turns them into wall seconds with a floor."""
+
+    lock_seconds: float = 10.0
+    """How long submitted work may take to finish; given to the driver."""
+    base_seconds: float = 30.0
+    seconds_per_gib: float = 3.0
+    """Slowest published bulk rate is about 1.1 GB/s, fixed cost up to 15 s per process."""
+    settle_seconds: float = 5.0
+    """How long memory may take to show as free, or room to appear."""
+    slack_seconds: float = 5.0
+    """Beyond the driver's own time-out."""
+    floor_wall_seconds: float = 2.0
+    """No deadline is shorter: a busy machine is not a hang."""
+    speed: float = 1.0
+
+    def wall(self, model_seconds: float) -> float:
+        """Wall seconds of a deadline."""
+        return max(model_seconds / self.speed, self.floor_wall_seconds)
+
+    def transfer(self, vram_bytes: int) -> float:
+        """Wall seconds within which a checkpoint, a restore, or a state read during one must end."""
+        return self.wall(self.base_seconds + self.seconds_per_gib * vram_bytes / 2**30)
+
+    def lock_timeout(self) -> float:
+        """Wall seconds that the driver may wait for submitted work."""
+        return max(self.lock_seconds / self.speed, self.floor_wall_seconds / 2)
+
+    def lock(self) -> float:
+        """Wall seconds after which a lock is called hung; always above the driver's own time-out."""
+        return self.lock_timeout() + self.wall(self.slack_seconds)

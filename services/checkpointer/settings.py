@@ -1,0 +1,20 @@
+"""Settings of the checkpointer."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from kybernate.settings import NodeSettings
+
+
+class CheckpointerSettings(NodeSettings):
+    """What the checkpointer of one node needs to know."""
+
+    driver: Literal["fake"] = "fake"
+    """Which GPU driver its helpers speak to."""
+    lock_seconds: float = Field(10.0, gt=0)
+    """Model seconds that submitted GPU work may take to finish before a park is given up."""
+    transfer_base_seconds: float = Field(30.0, gt=0)
+    """Model seconds that a checkpoint or restore may take, plus those per GiB."""
+    transfer_seconds_per_gib: float = Field(3.0, gt=0)
+    """Model seconds per GiB that a checkpoint or restore may take."""

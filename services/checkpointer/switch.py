@@ -1,0 +1,227 @@
+"""One job from its journal record to its end: park these, then activate that; or kill. Each step is journaled first.
+
+The same code runs a fresh job and one that a crash interrupted: what the journal says has ended stays as it ended, what
+it says was begun is replayed from what the driver says now, and the rest is done as if nothing had happened.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from kybernate.logs import get_logger
+from kybernate.messages import JobStatus, SeatProgress, SeatTarget
+from services.checkpointer.backends.port import (
+    Backend,
+    DriverUnreadableError,
+    Ending,
+    NoMemberError,
+    NoProcessError,
+    Note,
+    Unit,
+)
+from services.checkpointer.journal import Journal
+from services.checkpointer.procedure import Goal
+from services.checkpointer.records import HalfName, JobFile, Record
+
+ROOM_MADE = ("parked", "gone")
+"""Ends of the park half after which the second half may begin."""
+
+log = get_logger()
+
+
+class JobRun:
+    """One job under way, and its whole status at any moment."""
+
+    def __init__(
+        self, file: JobFile, journal: Journal, backends: Mapping[str, Backend], tell: Callable[[JobStatus], None]
+    ) -> None:
+        self.file = file
+        self._journal, self._backends, self._tell = journal, backends, tell
+        self._first = {target.seat: _pending(target) for target in self._first_targets}
+        self._activate: SeatProgress | None = _pending(file.activate) if file.activate else None
+        self._activate_begun = file.activate is not None and file.begun("activate", file.activate.seat) is not None
+        self._turn = asyncio.Lock()
+
+    @property
+    def gpus(self) -> frozenset[str]:
+        """What nobody else may touch meanwhile."""
+        return frozenset(self.file.gpus)
+
+    @property
+    def seats(self) -> frozenset[str]:
+        """Seats that it names."""
+        return frozenset(target.seat for target in self.file.targets)
+
+    @property
+    def status(self) -> JobStatus:
+        """The whole truth now."""
+        file = self.file
+        return file.status or JobStatus(
+            op=file.op,
+            epoch=(file.switch or file.kill or file.records[0]).epoch or 0,
+            group=file.group,
+            park=tuple(self._first.values()),
+            activate=self._activate,
+            journaled_at=file.records[0].at,
+        )
+
+    async def run(self) -> JobStatus:
+        """To the end. Raises OSError when the journal cannot be written; the job then goes on after a restart."""
+        half: Literal["park", "kill"] = "park" if self.file.switch is not None else "kill"
+        async with asyncio.TaskGroup() as group:
+            for index, target in enumerate(self._first_targets):
+                key = self.file.group if index == 0 else f"{self.file.group}#{index}"
+                group.create_task(self._first_half(half, target, key))
+        stuck = [one for one in self._first.values() if one.outcome not in ROOM_MADE]
+        if stuck and self._activate is not None:
+            reason = "; ".join(f"{one.seat} ended {one.outcome}: {one.reason}" for one in stuck)
+            self._activate = self._activate.model_copy(update={"reason": f"not begun: {reason}"})
+        elif self.file.switch is not None:
+            await self._second_half()
+        status = self.status.model_copy(update={"done": True})
+        await self._journal.finish(self.file, Record(kind="done", status=status))
+        return status
+
+    async def retarget(self, activate: SeatTarget | None, epoch: int) -> bool:
+        """Change the second half; False when it has begun. On disk when this returns True."""
+        async with self._turn:
+            if self._activate_begun or self.file.done:
+                return False
+            await self._journal.add(self.file, Record(kind="retarget", activate=activate, epoch=epoch))
+            self._activate = _pending(activate) if activate is not None else None
+            return True
+
+    @property
+    def _first_targets(self) -> tuple[SeatTarget, ...]:
+        if self.file.kill is not None:
+            return (self.file.kill.target,)
+        return self.file.switch.park if self.file.switch is not None else ()
+
+    async def _first_half(self, half: Literal["park", "kill"], target: SeatTarget, key: str) -> None:
+        ended = self.file.ended(half, target.seat)
+        if ended is not None:
+            self._first[target.seat] = ended
+            return
+        backend, note = self._backends[target.backend], self._note(half, target.seat)
+        begun = self.file.begun(half, target.seat)
+        found = begun or await self._find(backend, target, key, half)
+        if isinstance(found, Ending):
+            unit, ending = None, found
+        else:
+            unit = found
+            if begun is None:
+                unit = await backend.prepare(unit) if half == "park" else unit
+                await self._journal.add(self.file, Record(kind="half", half=half, seat=target.seat, unit=unit))
+            self._say_first(_started(target))
+            if half == "kill":
+                ending = await backend.kill(unit, note)
+            else:
+                ending = await (backend.replay(unit, Goal.PARKED, note) if begun else backend.park(unit, note))
+        progress = _progress(target, ending)
+        self._say_first(progress)
+        await self._close(half, progress, unit)
+
+    async def _second_half(self) -> None:
+        async with self._turn:  # from here on it cannot be retargeted
+            self._activate_begun = True
+            target = self.file.activate
+            if target is None:
+                return
+            ended = self.file.ended("activate", target.seat)
+            if ended is not None:
+                self._activate = ended
+                return
+            backend, note = self._backends[target.backend], self._note("activate", target.seat)
+            begun = self.file.begun("activate", target.seat)
+            found = begun or await self._find(backend, target, self.file.group, "activate")
+            if begun is None and isinstance(found, Unit):
+                record = Record(kind="half", half="activate", seat=target.seat, unit=found)
+                await self._journal.add(self.file, record)
+        unit = found if isinstance(found, Unit) else None
+        if isinstance(found, Ending):
+            ending = found
+        else:
+            self._say_second(_started(target))
+            ending = await (backend.replay(found, Goal.ACTIVE, note) if begun else backend.activate(found, note))
+        progress = _progress(target, ending)
+        self._say_second(progress)
+        await self._close("activate", progress, unit)
+
+    async def _find(self, backend: Backend, target: SeatTarget, key: str, half: HalfName) -> Unit | Ending:
+        """The seat's processes: remembered ones while it is parked, else those that run."""
+        try:
+            return await find_unit(self._journal, backend, target, key, self.file.epoch)
+        except NoProcessError as error:
+            return Ending("gone", str(error))
+        except NoMemberError as error:
+            if half == "kill":
+                return backend.container(target, key, self.file.epoch)
+            return Ending("active" if half == "park" else "lost", str(error))
+        except DriverUnreadableError as error:
+            if half == "kill":
+                return backend.container(target, key, self.file.epoch)
+            return Ending("quarantined", str(error))
+
+    def _note(self, half: HalfName, seat: str) -> Note:
+        async def note(step: str, pid: int | None) -> None:
+            await self._journal.add(self.file, Record(kind="step", half=half, seat=seat, step=step, pid=pid))
+
+        return note
+
+    async def _close(self, half: HalfName, progress: SeatProgress, unit: Unit | None) -> None:
+        """Keep or forget the seat's processes, and journal how the half ended."""
+        if progress.outcome == "parked" and unit is not None:
+            await self._journal.remember(unit)
+        elif progress.outcome not in ("parked", "quarantined"):
+            await self._journal.forget(progress.seat)
+        await self._journal.add(self.file, Record(kind="end", half=half, seat=progress.seat, progress=progress))
+        log.info(
+            "half.ended",
+            op=self.file.op,
+            half=half,
+            seat=progress.seat,
+            outcome=progress.outcome,
+            reason=progress.reason,
+            seconds={name: round(value, 4) for name, value in progress.seconds.items()},
+        )
+
+    def _say_first(self, progress: SeatProgress) -> None:
+        self._first[progress.seat] = progress
+        self._tell(self.status)
+
+    def _say_second(self, progress: SeatProgress) -> None:
+        self._activate = progress
+        self._tell(self.status)
+
+
+async def find_unit(journal: Journal, backend: Backend, target: SeatTarget, key: str, epoch: int) -> Unit:
+    """The processes of a seat: remembered if it was parked here and is the same container, else found anew.
+
+    Raises NoProcessError, NoMemberError or DriverUnreadableError.
+    """
+    known = journal.parked.get(target.seat)
+    if known is not None and known.target.container_id == target.container_id:
+        return known.model_copy(update={"target": target, "group": key, "epoch": epoch, "baseline": {}})
+    return await backend.discover(target, key, epoch)
+
+
+def _pending(target: SeatTarget) -> SeatProgress:
+    return SeatProgress(seat=target.seat, pod_uid=target.pod_uid, container_id=target.container_id, outcome="pending")
+
+
+def _started(target: SeatTarget) -> SeatProgress:
+    return _pending(target).model_copy(update={"outcome": "started"})
+
+
+def _progress(target: SeatTarget, ending: Ending) -> SeatProgress:
+    return SeatProgress(
+        seat=target.seat,
+        pod_uid=target.pod_uid,
+        container_id=target.container_id,
+        outcome=ending.outcome,
+        reason=ending.reason,
+        seconds=ending.seconds,
+        vram_bytes=ending.vram_bytes,
+        host_bytes=ending.host_bytes,
+        last_call_at=ending.last_call_at,
+    )

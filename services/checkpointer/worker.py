@@ -1,0 +1,309 @@
+"""The checkpointer at work: takes jobs from the node bus, runs one at a time per GPU, answers what became of them."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from kybernate.bus.port import Bus
+from kybernate.envelope import Message
+from kybernate.logs import get_logger
+from kybernate.messages import (
+    AskJobs,
+    Job,
+    JobReply,
+    JobStatus,
+    KillJob,
+    ReleaseJob,
+    RetargetJob,
+    SeatProgress,
+    SeatTarget,
+    SwitchJob,
+)
+from services.checkpointer.backends.port import (
+    Backend,
+    DriverUnreadableError,
+    Ending,
+    NoMemberError,
+    NoProcessError,
+)
+from services.checkpointer.helper_pool import HelperDiedError, HelperPool
+from services.checkpointer.journal import Journal
+from services.checkpointer.records import JobFile, Record, kill_op
+from services.checkpointer.reporter import Reporter
+from services.checkpointer.switch import JobRun, find_unit
+
+J = TypeVar("J", bound=Message)
+
+GRACE_SECONDS = 1.0
+"""So long a stopping checkpointer lets jobs go on; what is left then is replayed by the next one."""
+
+log = get_logger()
+
+
+class Worker:
+    """Owns the jobs. Handlers answer within milliseconds; jobs run in tasks of their own that no bus can cancel."""
+
+    def __init__(
+        self, node: str, bus: Bus, journal: Journal, pool: HelperPool, backends: Mapping[str, Backend]
+    ) -> None:
+        self._node, self._bus, self._journal, self._pool, self._backends = node, bus, journal, pool, backends
+        self.reporter = Reporter(bus, node)
+        self.running: dict[str, JobRun] = {}
+        """Jobs under way by op."""
+        self.replaying: set[str] = set()
+        """Those among them that a crash interrupted."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+        self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def serve(self) -> None:
+        """Replay what a crash interrupted, and serve until cancelled. Raises what made a job fail unexpectedly."""
+        for file in list(self._journal.jobs.values()):
+            if not file.done:
+                log.warning("job.replayed", op=file.op, epoch=file.epoch, records=len(file.records))
+                self.replaying.add(file.op)
+                self._start(file)
+        self._spawn(self._warm(), "warm")
+        handlers: tuple[tuple[type[Job], Callable[[Message], Awaitable[BaseModel]]], ...] = (
+            (SwitchJob, _typed(SwitchJob, self.switch)),
+            (RetargetJob, _typed(RetargetJob, self.retarget)),
+            (ReleaseJob, _typed(ReleaseJob, self.release)),
+            (KillJob, _typed(KillJob, self.kill)),
+            (AskJobs, _typed(AskJobs, self.ask)),
+        )
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                for kind, handler in handlers:
+                    await stack.enter_async_context(self._bus.serve(kind.pattern(node=self._node), handler))
+                await self._crashed
+        finally:
+            await self._wind_up()
+
+    async def switch(self, job: SwitchJob) -> JobReply:
+        """Journal a switch and begin it; the same op again is answered with its status."""
+        known = self._journal.jobs.get(job.op)
+        if known is not None:
+            return self._taken(self._status(known))
+        file = JobFile([Record(kind="switch", switch=job)])
+        if not file.targets:
+            return self._refused("empty", "the job names no seat")
+        return self._refusal(file.targets, file.gpus, job.epoch) or await self._take(file)
+
+    async def retarget(self, job: RetargetJob) -> JobReply:
+        """Change the second half of a switch while it has not begun."""
+        file, run = self._journal.jobs.get(job.op), self.running.get(job.op)
+        if file is None or file.switch is None:
+            return self._refused("unknown-op", f"no switch is named {job.op}")
+        targets = (job.activate,) if job.activate is not None else ()
+        gpus = tuple(gpu for target in targets for gpu in target.gpus)
+        refusal = self._refusal(targets, (*file.gpus, *gpus), job.epoch, besides=job.op)
+        if refusal is not None:
+            return refusal
+        if run is None or not await self._guarded(run.retarget(job.activate, job.epoch)):
+            return self._refused("too-late", f"the second half of {job.op} has begun")
+        return self._taken(run.status)
+
+    async def release(self, job: ReleaseJob) -> JobReply:
+        """Thaw a seat whose pod is deleted, and forget it; after the job that it is part of, if there is one."""
+        refusal = self._refusal((job.target,), job.target.gpus, job.epoch, wait=True)
+        if refusal is not None:
+            return refusal
+        await self._guarded(self._journal.fence(job.target.gpus, job.epoch))
+        self._spawn(self._release(job.target), f"release {job.target.seat}")
+        return self._taken()
+
+    async def kill(self, job: KillJob) -> JobReply:
+        """Journal a kill and begin it, after the job that its seat is part of, if there is one."""
+        known = self._journal.jobs.get(kill_op(job))
+        if known is not None:
+            return self._taken(self._status(known))
+        file = JobFile([Record(kind="kill", kill=job)])
+        return self._refusal(file.targets, file.gpus, job.epoch, wait=True) or await self._take(file)
+
+    async def ask(self, job: AskJobs) -> JobReply:
+        """Statuses of operations, and what the processes of seats do now, by evidence."""
+        known = [self._journal.jobs[op] for op in job.ops if op in self._journal.jobs]
+        files = known if job.ops else [run.file for run in self.running.values() if run.file.switch is not None]
+        statuses = tuple(self._status(file) for file in files)
+        seats = tuple([await self._look(target) for target in job.targets])
+        return self._taken(*statuses).model_copy(update={"seats": seats})
+
+    # --- taking and running jobs ---------------------------------------------------------------------------------
+
+    def _refusal(
+        self,
+        targets: tuple[SeatTarget, ...],
+        gpus: tuple[str, ...],
+        epoch: int,
+        *,
+        wait: bool = False,
+        besides: str = "",
+    ) -> JobReply | None:
+        """Why a job cannot be taken; None when it can.
+
+        Epochs fence GPUs: what is older than anything seen on one of its GPUs is refused. ``wait``: it may be taken
+        while others are under way. ``besides``: the op that it belongs to.
+        """
+        seen = self._journal.seen_epoch(gpus)
+        if epoch < seen:
+            return self._refused("stale-epoch", f"epoch {epoch} is below {seen}, which these GPUs have seen; go above")
+        for target in targets:
+            if target.backend not in self._backends:
+                known = ", ".join(sorted(self._backends))
+                return self._refused(
+                    "unsupported", f"seat {target.seat} wants backend {target.backend!r}; this node has {known}"
+                )
+        busy = [op for op, run in self.running.items() if op != besides and run.gpus & set(gpus)]
+        if busy and not wait:
+            return self._refused("busy", f"{', '.join(busy)} is under way on these GPUs; ask again when it is done")
+        return None
+
+    async def _take(self, file: JobFile) -> JobReply:
+        run = self.running[file.op] = self._run_of(file)
+        try:
+            await self._guarded(self._journal.begin(file))
+        except BaseException:
+            self.running.pop(file.op, None)
+            raise
+        self._spawn(self._run(run), f"job {file.op}")
+        log.info("job.journaled", op=file.op, epoch=file.epoch)
+        return self._taken(run.status)
+
+    def _start(self, file: JobFile) -> None:
+        run = self.running[file.op] = self._run_of(file)
+        self._spawn(self._run(run), f"job {file.op}")
+
+    def _run_of(self, file: JobFile) -> JobRun:
+        first = file.switch or file.kill
+        cause = first.cause if first is not None else file.op
+        return JobRun(file, self._journal, self._backends, lambda status: self.reporter.tell(status, cause))
+
+    async def _run(self, run: JobRun) -> None:
+        op = run.file.op
+        if run.file.kill is not None:
+            await self._until_free(run.gpus, op)
+        status = await run.run()
+        # Not before: whoever hears "done" may send the next job at once and must not find this one under way.
+        self.running.pop(op, None)
+        self.replaying.discard(op)
+        self._ended.set()
+        first = run.file.switch or run.file.kill
+        self.reporter.tell(status, first.cause if first is not None else op)
+        log.info("job.done", op=op, epoch=run.file.epoch)
+        if run.file.kill is not None:
+            await self._pool.close(run.file.group)
+        for index in range(1, len(status.park)):
+            await self._pool.close(f"{run.file.group}#{index}")
+
+    async def _release(self, target: SeatTarget) -> None:
+        await self._until_free(frozenset(target.gpus), "")
+        with contextlib.suppress(NoProcessError, NoMemberError, DriverUnreadableError):
+            backend = self._backends[target.backend]
+            await backend.thaw(await find_unit(self._journal, backend, target, "ask", 0))
+        await self._journal.forget(target.seat)
+        log.info("seat.released", seat=target.seat)
+
+    async def _until_free(self, gpus: frozenset[str], besides: str) -> None:
+        """Wait until no other job works on these GPUs. Of several that wait, each finds the others under way or not:
+        the first one taken goes first."""
+        while any(self._earlier(op, besides) and run.gpus & gpus for op, run in self.running.items()):
+            self._ended.clear()
+            await self._ended.wait()
+
+    def _earlier(self, op: str, besides: str) -> bool:
+        """Whether ``op`` was taken before ``besides``."""
+        order = list(self.running)
+        return besides not in order or order.index(op) < order.index(besides)
+
+    # --- answers ------------------------------------------------------------------------------------------------
+
+    async def _look(self, target: SeatTarget) -> SeatProgress:
+        ending = await self._state(target)
+        return SeatProgress(
+            seat=target.seat,
+            pod_uid=target.pod_uid,
+            container_id=target.container_id,
+            outcome=ending.outcome,
+            reason=ending.reason,
+            vram_bytes=ending.vram_bytes,
+            host_bytes=ending.host_bytes,
+        )
+
+    async def _state(self, target: SeatTarget) -> Ending:
+        for op, run in self.running.items():
+            if target.seat in run.seats:  # asking the driver now would wait for the transfer
+                return Ending("started", f"{op} is under way")
+        backend = self._backends.get(target.backend)
+        if backend is None:
+            return Ending("quarantined", f"this node has no backend {target.backend!r}")
+        try:
+            return await backend.state(await find_unit(self._journal, backend, target, "ask", 0))
+        except NoProcessError:
+            return Ending("gone")
+        except NoMemberError as error:
+            return Ending("active", str(error))
+        except DriverUnreadableError as error:
+            return Ending("quarantined", f"the driver does not answer: {error}")
+
+    def _status(self, file: JobFile) -> JobStatus:
+        run = self.running.get(file.op)
+        return (run or self._run_of(file)).status
+
+    def _taken(self, *statuses: JobStatus) -> JobReply:
+        return JobReply(accepted=True, highest_epoch=self._journal.highest_epoch, jobs=statuses)
+
+    def _refused(self, code: str, reason: str) -> JobReply:
+        return JobReply(accepted=False, code=code, reason=reason, highest_epoch=self._journal.highest_epoch)
+
+    # --- tasks --------------------------------------------------------------------------------------------------
+
+    async def _guarded(self, work: Awaitable[bool | None]) -> bool | None:
+        """A journal that cannot be written ends the process: nothing may be done that is not on disk."""
+        try:
+            return await work
+        except OSError as error:
+            self._crash(error)
+            raise
+
+    async def _warm(self) -> None:
+        """Have helpers ready for the groups that were used before."""
+        for key in dict.fromkeys([file.group for file in self._journal.jobs.values() if file.switch] + ["ask"]):
+            with contextlib.suppress(HelperDiedError):
+                await self._pool.warm(key)
+
+    def _spawn(self, work: Awaitable[None], name: str) -> None:
+        async def body() -> None:
+            try:
+                await work
+            except Exception as error:
+                self._crash(error)
+
+        task = asyncio.create_task(body(), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _crash(self, error: Exception) -> None:
+        if not self._crashed.done():
+            self._crashed.set_exception(error)
+
+    async def _wind_up(self) -> None:
+        """Let jobs come to an end for a moment; the journal keeps the rest for the next start."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=GRACE_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=GRACE_SECONDS / 2)
+
+
+def _typed(kind: type[J], handler: Callable[[J], Awaitable[BaseModel]]) -> Callable[[Message], Awaitable[BaseModel]]:
+    """A handler of one kind as the bus wants it."""
+
+    async def handle(message: Message) -> BaseModel:
+        assert isinstance(message, kind)
+        return await handler(message)
+
+    return handle

@@ -1,0 +1,294 @@
+"""A node for the checkpointer's tests: the real fake driver, real engine processes, a bus in memory."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kybernate.bus.memory import MemoryBus, MemoryServer
+from kybernate.fakes.gpu.client import FakeDriverClient
+from kybernate.messages import (
+    AskJobs,
+    Job,
+    JobProgress,
+    JobReply,
+    JobStatus,
+    SeatProgress,
+    SeatTarget,
+    SwitchJob,
+)
+from services.checkpointer.backends import open_backends
+from services.checkpointer.backends.fake import fake_helper_command
+from services.checkpointer.helper_pool import HelperPool
+from services.checkpointer.journal import Journal
+from services.checkpointer.procedure import Patience
+from services.checkpointer.worker import Worker
+
+NODE = "n1"
+SPEED = 50.0
+GIB = 2**30
+
+ENGINE = """
+import os, sys
+from kybernate.fakes.gpu.sync_client import SyncDriverClient
+path, seat, processes, uuids, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4].split(","), int(sys.argv[5])
+go_r, go_w = os.pipe()
+for number in range(processes - 1):
+    if os.fork() == 0:
+        break
+else:
+    number = processes - 1
+client = SyncDriverClient(path)
+assert client.request("attach", seat=seat)["code"] == 0
+for uuid in uuids:
+    assert client.request("alloc", gpu=uuid, bytes=size)["code"] == 0
+sys.stdout.write("ready\\n")
+sys.stdout.flush()
+sys.stdin.read()
+"""
+
+
+async def until(condition: Callable[[], Any], *, what: str, seconds: float = 20.0) -> Any:
+    """Wait for a condition; fails with ``what`` after the deadline."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not (value := condition()):
+        assert asyncio.get_running_loop().time() < deadline, f"not in {seconds} s: {what}"
+        await asyncio.sleep(0.005)
+    return value
+
+
+@dataclass
+class Engine:
+    """One engine: a container of one or more processes."""
+
+    process: asyncio.subprocess.Process
+    target: SeatTarget
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+
+@dataclass
+class Node:
+    """The machine below the checkpointer; outlives it."""
+
+    folder: Path
+    driver: asyncio.subprocess.Process
+    client: FakeDriverClient
+    gpus: tuple[str, ...]
+    server: MemoryServer = field(default_factory=MemoryServer)
+    engines: list[Engine] = field(default_factory=list)
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "driver.sock"
+
+    async def engine(self, seat: str, *, gpus: tuple[int, ...] = (0,), gib: int = 40, processes: int = 1) -> Engine:
+        """Start an engine and wait until it holds its memory."""
+        uuids = tuple(self.gpus[index] for index in gpus)
+        share = gib * GIB // len(gpus) // processes
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            ENGINE,
+            str(self.socket),
+            seat,
+            str(processes),
+            ",".join(uuids),
+            str(share),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        target = SeatTarget(
+            seat=seat,
+            pod_uid=f"uid-{seat}",
+            container_id=f"process://{process.pid}",
+            gpus=uuids,
+            vram_bytes=gib * GIB,
+            backend="fake",
+        )
+        engine = Engine(process, target)
+        self.engines.append(engine)
+        assert process.stdout is not None
+        for _ in range(processes):
+            assert await process.stdout.readline() == b"ready\n"
+        return engine
+
+    async def park_of(self, engine: Engine) -> None:
+        """Nothing but a name for readers: see ``Checkpointer.park``."""
+
+    async def used(self) -> dict[str, int]:
+        """Bytes in use by GPU."""
+        return {gpu["uuid"]: gpu["used_bytes"] for gpu in (await self.client.call("devices"))["gpus"]}
+
+    async def state(self, engine: Engine) -> str:
+        """What the driver says; not to be asked of a frozen process."""
+        return str((await self.client.call("get_state", pid=engine.pid))["state"])
+
+    async def violations(self) -> dict[str, Any]:
+        found: dict[str, Any] = (await self.client.call("stats"))["violations"]
+        return found
+
+    async def inject(self, fault: str, **arguments: Any) -> None:
+        await self.client.call("inject", fault=fault, **arguments)
+
+    def frozen(self, engine: Engine) -> bool:
+        return Path(f"/proc/{engine.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@asynccontextmanager
+async def node(*, gpus: int = 2, memory: str = "80GiB", speed: float = SPEED) -> AsyncIterator[Node]:
+    """A node without a checkpointer."""
+    folder = Path(tempfile.mkdtemp(prefix="kyb-"))
+    command = ("-m", "kybernate.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", str(gpus))
+    driver = await asyncio.create_subprocess_exec(
+        sys.executable, *command, "--memory", memory, "--speed", str(speed), stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        client = await FakeDriverClient.connect(folder / "driver.sock", wait_seconds=20)
+        async with client:
+            devices = (await client.call("devices"))["gpus"]
+            here = Node(folder, driver, client, tuple(gpu["uuid"] for gpu in devices))
+            try:
+                yield here
+            finally:
+                for engine in here.engines:
+                    await engine.end()
+    finally:
+        driver.terminate()
+        await driver.wait()
+        shutil.rmtree(folder)
+
+
+class Checkpointer:
+    """A worker in this process, and the manager's end of the bus."""
+
+    def __init__(self, node: Node, worker: Worker, bus: MemoryBus, journal: Journal, pool: HelperPool) -> None:
+        self.node, self.worker, self.bus, self.journal, self.pool = node, worker, bus, journal, pool
+        self.reports: list[JobStatus] = []
+        self.epoch = journal.highest_epoch
+
+    async def ask(self, job: Job) -> JobReply:
+        return await self.bus.request(job, JobReply, timeout=20)
+
+    def switch(
+        self,
+        *,
+        park: tuple[SeatTarget, ...] = (),
+        activate: SeatTarget | None = None,
+        op: str | None = None,
+        epoch: int | None = None,
+        group: str = "G0",
+    ) -> SwitchJob:
+        self.epoch = self.epoch + 1 if epoch is None else epoch
+        return SwitchJob(
+            cause="test",
+            node=NODE,
+            epoch=self.epoch,
+            op=op or f"op-{self.epoch}",
+            group=group,
+            park=park,
+            activate=activate,
+        )
+
+    async def begin(self, **arguments: Any) -> str:
+        """Send a switch that must be taken; returns its op."""
+        job = self.switch(**arguments)
+        reply = await self.ask(job)
+        assert reply.accepted, reply
+        return job.op
+
+    async def done(self, op: str) -> JobStatus:
+        """The status of an op when it is done."""
+        status: JobStatus = await until(
+            lambda: next((one for one in reversed(self.reports) if one.op == op and one.done), None),
+            what=f"{op} done; heard {[(r.op, r.done) for r in self.reports]}",
+        )
+        return status
+
+    async def do(self, **arguments: Any) -> JobStatus:
+        """A switch from beginning to end."""
+        return await self.done(await self.begin(**arguments))
+
+    async def look(self, *engines: Engine) -> tuple[SeatProgress, ...]:
+        targets = tuple(engine.target for engine in engines)
+        reply = await self.ask(AskJobs(cause="test", node=NODE, epoch=0, targets=targets))
+        return reply.seats
+
+    async def outcome(self, engine: Engine) -> str:
+        (seat,) = await self.look(engine)
+        return seat.outcome
+
+    async def listen(self, bus: MemoryBus, listening: asyncio.Event) -> None:
+        async with bus.subscribe(JobProgress.pattern(node=NODE)) as messages:
+            listening.set()
+            async for message in messages:
+                assert isinstance(message, JobProgress)
+                self.reports.append(message.status)
+
+
+@asynccontextmanager
+async def checkpointer(node: Node, **patience: float) -> AsyncIterator[Checkpointer]:
+    """A checkpointer of the node; leaving the context ends it like SIGTERM."""
+    journal = Journal(node.folder / "state")
+    journal.load()
+    waits = Patience(**{"speed": SPEED, "floor_wall_seconds": 2.0, **patience})
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(journal.close)
+        pool = await stack.enter_async_context(
+            HelperPool(fake_helper_command(node.socket), node.folder / "state" / "helpers")
+        )
+        own = await stack.enter_async_context(MemoryBus.connect(node.server))
+        managers = await stack.enter_async_context(MemoryBus.connect(node.server))
+        worker = Worker(NODE, own, journal, pool, open_backends(pool, waits))
+        here = Checkpointer(node, worker, managers, journal, pool)
+        listening = asyncio.Event()
+        tasks = [
+            asyncio.create_task(here.listen(managers, listening)),
+            asyncio.create_task(worker.reporter.run()),
+        ]
+        await listening.wait()
+        serving = asyncio.create_task(worker.serve())
+        tasks.append(serving)
+        pattern = SwitchJob.pattern(node=NODE)
+        await until(
+            lambda: serving.done() or any(handler[1] == pattern for handler in node.server.handlers), what="serving"
+        )
+        try:
+            yield here
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            for task in tasks:
+                if not task.cancelled() and task.exception() is not None:
+                    raise task.exception()  # type: ignore[misc]
+
+
+def environment(node: Node, nats_url: str) -> dict[str, str]:
+    """What a checkpointer process of its own needs."""
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
+    return {
+        **mine,
+        "KYB_NODE": NODE,
+        "KYB_NATS_URL": nats_url,
+        "KYB_FAKE_DRIVER": str(node.socket),
+        "KYB_RUN_DIR": str(node.folder / "run"),
+        "KYB_STATE_DIR": str(node.folder / "state"),
+        "KYB_SPEED": str(SPEED),
+    }
