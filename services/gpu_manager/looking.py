@@ -223,5 +223,7 @@ def validate(board: "Board") -> None:
         assert len(holders) <= group.slots or told, f"{group.name}: {len(holders)} hold, {group.slots} may"
         for gpu in group.gpus if holders else ():
             assert owner.setdefault(gpu.uuid, group.name) == group.name, f"{gpu.uuid} belongs to two groups"
+            reserved = sum(row.reserved_bytes(gpu.memory_bytes) for row in holders)
+            assert reserved <= gpu.memory_bytes or told, f"{gpu.uuid}: {reserved} bytes reserved of {gpu.memory_bytes}"
     for operation in board.operations.values():
         assert operation.victim or operation.winner, f"{operation.op} moves nobody"

@@ -241,6 +241,27 @@ class World:
         assert isinstance(job, SwitchJob)
         return job
 
+    def job_of(self, op: str) -> SwitchJob:
+        return next(e for e in reversed(self.said) if isinstance(e, SwitchJob) and e.op == op)
+
+    def settle(self) -> None:
+        """Only carry on what is under way; what the policy begins anew meanwhile may stay unfinished."""
+        begun = {operation.op for operation in self.board.operations.values()}
+        for _ in range(200):
+            left = [o for o in self.board.operations.values() if o.op in begun]
+            if not left:
+                return
+            self.tick(0.5)
+            self.beat()
+            for operation in left:
+                if operation.phase == "draining" and operation.victim:
+                    self.announce(operation.victim)
+                    self.ack(operation.victim)
+                    self.idle(operation.victim)
+                elif operation.phase == "job":
+                    self.progress(self.job_of(operation.op))
+        raise AssertionError(f"switches that do not end: {self.board.operations}")
+
     def progress(self, job: SwitchJob, park: str = "parked", activate: str = "active", *, done: bool = True) -> None:
         self.hear(JobProgress(cause=job.cause, node="n1", status=status(job, park, activate, done=done)))
 

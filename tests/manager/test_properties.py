@@ -1,0 +1,157 @@
+"""Whatever happens in whatever order: the invariants hold, and every switch ends."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kybernate.messages import ActivateSeat, JobReply, KillJob, ParkSeat, PinSeat, ReleaseJob, UnpinSeat
+from kybernate.seat import HOLDING
+from kybernate.seat import SeatState as S
+from services.gpu_manager import looking
+from services.gpu_manager.inputs import BusChanged, JobAnswered, Ticket
+from tests.manager.world import World, make_group
+
+NUMBERS = st.integers(0, 2)
+GROUPS = st.integers(0, 1)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """A node whose neighbours do what they like, within what they can do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(groups=(make_group("G0", [0], 3), make_group("G23", [2, 3], 3, slots=2)))
+        self.world.boot()
+        self.pods = 0
+
+    @rule(group=GROUPS, number=NUMBERS)
+    def own(self, group: int, number: int) -> None:
+        seat = self.world.seat(group, number)
+        if seat not in self.world.pods:
+            self.pods += 1
+            self.world.pod(seat, f"m{self.pods}", vram="100GiB")
+
+    @rule(group=GROUPS, number=NUMBERS)
+    def ask_gate(self, group: int, number: int) -> None:
+        seat = self.world.seat(group, number)
+        pod = self.world.pods.get(seat)
+        if pod is not None and not pod.running:
+            self.world.call(seat)
+
+    @rule(group=GROUPS, number=NUMBERS)
+    def start(self, group: int, number: int) -> None:
+        seat = self.world.seat(group, number)
+        tickets = [e for e in self.world.said if isinstance(e, Ticket) and e.seat == seat]
+        call = self.world.calls.get(seat)
+        if tickets and call is not None and tickets[-1].call == call.call and seat in self.world.pods:
+            self.world.start(seat)
+
+    @rule(group=GROUPS, number=NUMBERS)
+    def healthy(self, group: int, number: int) -> None:
+        seat = self.world.seat(group, number)
+        if (pod := self.world.pods.get(seat)) is not None and pod.running:
+            self.world.healthy(seat)
+
+    @rule(group=GROUPS, number=NUMBERS)
+    def crash(self, group: int, number: int) -> None:
+        seat = self.world.seat(group, number)
+        if (pod := self.world.pods.get(seat)) is not None and pod.running:
+            self.world.exit(seat)
+
+    @rule(group=GROUPS, number=NUMBERS)
+    def delete(self, group: int, number: int) -> None:
+        seat = self.world.seat(group, number)
+        self.world.pods.pop(seat, None)
+        self.world.calls.pop(seat, None)
+        self.world.look()
+        self.world.look()
+
+    @rule(group=GROUPS, number=NUMBERS)
+    def processes_end(self, group: int, number: int) -> None:
+        seat = self.world.seat(group, number)
+        asked = any(isinstance(e, KillJob | ReleaseJob) and e.target.seat == seat for e in self.world.said)
+        if asked and self.world.state(seat) in (S.RELEASING, S.LOST):
+            self.world.end_processes(seat)
+
+    @rule(group=GROUPS, number=NUMBERS, waiting=st.integers(0, 2), in_flight=st.integers(0, 2))
+    def traffic(self, group: int, number: int, waiting: int, in_flight: int) -> None:
+        self.world.traffic(self.world.seat(group, number), waiting=waiting, in_flight=in_flight, ttl=20)
+
+    @rule(group=GROUPS, number=NUMBERS, kind=st.sampled_from([ActivateSeat, ParkSeat, PinSeat, UnpinSeat]))
+    def command(self, group: int, number: int, kind: type[ActivateSeat]) -> None:
+        self.world.command(kind, self.world.seat(group, number))
+
+    @rule(group=GROUPS)
+    def routers_are_quiet(self, group: int) -> None:
+        operation = self.world.board.operations.get(self.world.groups[group].name)
+        if operation is not None and operation.victim:
+            self.world.announce(operation.victim)
+            self.world.beat()
+            self.world.ack(operation.victim)
+
+    @rule(group=GROUPS, running=st.sampled_from([0, 0, 1, None]))
+    def engine_answers(self, group: int, running: int | None) -> None:
+        operation = self.world.board.operations.get(self.world.groups[group].name)
+        if operation is not None and operation.victim:
+            self.world.idle(operation.victim, running)
+
+    @precondition(lambda self: any(o.phase == "job" for o in self.world.board.operations.values()))
+    @rule(
+        park=st.sampled_from(["pending", "started", "parked", "parked", "active", "lost", "gone", "quarantined"]),
+        activate=st.sampled_from(["pending", "started", "active", "active", "parked", "lost", "gone", "quarantined"]),
+    )
+    def checkpointer_reports(self, park: str, activate: str) -> None:
+        operation = next(o for o in self.world.board.operations.values() if o.phase == "job")
+        job = self.world.job_of(operation.op)
+        if park not in ("parked", "gone"):
+            activate = "pending"
+        ended = park not in ("pending", "started") and (activate not in ("pending", "started") or job.activate is None)
+        ended = ended or park in ("active", "lost", "quarantined")
+        self.world.progress(job, park, activate, done=ended)
+
+    @precondition(lambda self: any(o.phase == "job" for o in self.world.board.operations.values()))
+    @rule(code=st.sampled_from(["", "busy", "stale-epoch", "unsupported", "silence"]))
+    def checkpointer_answers(self, code: str) -> None:
+        operation = next(o for o in self.world.board.operations.values() if o.phase == "job")
+        reply = JobReply(accepted=not code, code=code, reason=code, highest_epoch=self.world.board.epoch + 5)
+        answer = None if code == "silence" else reply
+        self.world.hear(JobAnswered(operation.op, operation.epoch, answer))
+
+    @rule(seconds=st.sampled_from([0.01, 1.0, 5.0, 70.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.tick(seconds)
+        self.world.beat()
+
+    @rule(up=st.booleans())
+    def bus(self, up: bool) -> None:
+        self.world.hear(BusChanged(up))
+
+    @invariant()
+    def leases_and_states_agree(self) -> None:
+        looking.validate(self.world.board)
+        for row in self.world.board.rows.values():
+            if row.state is not S.RELEASING:
+                assert row.lease == (row.state in HOLDING), f"{row.seat} {row.state} {row.lease}"
+            assert (row.pod is None) == (row.state is S.FREE)
+
+    @invariant()
+    def epochs_only_rise(self) -> None:
+        for row in self.world.board.rows.values():
+            epochs = [event.epoch for event in self.world.events(row.seat)]
+            assert epochs == sorted(epochs)
+
+    def teardown(self) -> None:
+        """Let the neighbours behave from now on: every switch under way must end."""
+        self.world.hear(BusChanged(True))
+        self.world.tick(5)
+        for operation in list(self.world.board.operations.values()):
+            for seat in (operation.victim, operation.winner):
+                if seat is not None:
+                    self.world.traffic(seat)
+        self.world.settle()
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -1,0 +1,218 @@
+"""What a manager believes after its start, whatever happened before."""
+
+import pytest
+
+from kybernate.ledger import Ledger, LedgerEntry, LedgerFile
+from kybernate.messages import JobReply, SeatActivated, SeatProgress
+from kybernate.seat import SeatState as S
+from services.gpu_manager import looking, recovery
+from services.gpu_manager.inputs import BusChanged, Recovered, Ticket
+from tests.manager.world import World, status
+
+
+def restart(world: World, *, ledger: Ledger | None = None, jobs: tuple[object, ...] = (), **outcomes: str) -> None:
+    """The manager dies and comes back; ``outcomes`` is what the checkpointer sees, by model (default: as it is)."""
+    kept = looking.ledger(world.board, "boot") if ledger is None else ledger
+    kept = Ledger.model_validate_json(kept.model_dump_json())
+    old = world.board
+    world.board = world.new_board()
+    world.wall += 1
+    pods = tuple(world.pods.values())
+    targets = recovery.targets(world.board, kept, pods)
+    seen = []
+    for target in targets:
+        row = old.rows[target.seat]
+        default = "parked" if row.state in (S.PARKED, S.ACTIVATING) else "active"
+        outcome = outcomes.get(row.model, default)
+        seen.append(
+            SeatProgress(seat=target.seat, pod_uid=target.pod_uid, container_id=target.container_id, outcome=outcome)  # type: ignore[arg-type]
+        )
+    reply = JobReply(accepted=True, highest_epoch=7, jobs=jobs, seats=tuple(seen))  # type: ignore[arg-type]
+    world.hear(BusChanged(True))
+    world.hear(Recovered(pods, kept, reply))
+
+
+def test_seats_at_rest_stay_what_they_were(world: World) -> None:
+    a, b, c = world.fill("a", "b", "c")
+
+    restart(world)
+
+    assert [world.state(seat) for seat in (a, b, c)] == [S.PARKED, S.PARKED, S.ACTIVE]
+    assert [world.row(seat).lease for seat in (a, b, c)] == [False, False, True]
+    assert all(world.row(seat).started for seat in (a, b, c))
+
+
+def test_a_drain_that_nobody_remembers_is_over_and_says_so_with_a_higher_epoch(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    assert world.state(b) is S.DRAINING
+    closed = world.row(b).epoch
+
+    restart(world)
+
+    assert world.state(b) is S.ACTIVE
+    event = world.events(b)[-1]
+    assert isinstance(event, SeatActivated)
+    assert event.epoch > closed
+
+
+@pytest.mark.parametrize("half", ["park", "activate"])
+def test_an_unfinished_job_is_adopted_and_ends_as_usual(world: World, half: str) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.announce(b)
+    world.ack(b)
+    world.idle(b)
+    job = world.job()
+    far = status(job, "started" if half == "park" else "parked", "pending" if half == "park" else "started", done=False)
+
+    restart(world, jobs=(far,))
+    expected = (S.PARKING, S.PARKED) if half == "park" else (S.PARKED, S.ACTIVATING)
+    assert (world.state(b), world.state(a)) == expected
+    world.progress(job)
+
+    assert (world.state(b), world.state(a)) == (S.PARKED, S.ACTIVE)
+    assert not world.board.operations
+
+
+def test_a_job_that_ended_meanwhile_is_known_by_its_evidence(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.announce(b)
+    world.ack(b)
+    world.idle(b)
+
+    restart(world, a="active", b="parked")
+
+    assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
+
+
+def test_a_lost_ledger_loses_no_seat(world: World) -> None:
+    a, b = world.fill("a", "b")
+
+    restart(world, ledger=Ledger(), a="parked", b="active")
+
+    assert (world.state(a), world.state(b)) == (S.PARKED, S.ACTIVE)
+    assert world.row(b).lease
+
+
+def test_two_live_seats_in_one_group_without_a_ledger_are_quarantined(world: World) -> None:
+    a, b = world.fill("a", "b")
+
+    restart(world, ledger=Ledger(), a="active", b="active")
+    world.traffic(a, waiting=1)
+    world.tick(100)
+
+    assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.QUARANTINED)
+    assert "delete the pods" in world.row(a).reason
+
+
+def test_a_process_that_died_meanwhile_holds_nothing(world: World) -> None:
+    a, b = world.fill("a", "b")
+
+    restart(world, b="gone")
+
+    assert world.state(b) is S.BACKOFF
+    world.traffic(a, waiting=1)
+    assert world.state(a) is S.ACTIVATING
+
+
+def test_a_start_that_was_under_way_keeps_its_lease(world: World) -> None:
+    seat, other = world.seat(0, 0), world.seat(0, 1)
+    world.pod(seat, "a")
+    world.pod(other, "b")
+    world.call(seat)
+
+    restart(world)
+    world.call(other)
+    assert world.state(seat) is S.STARTING
+    assert world.state(other) is S.WAITING
+    world.start(seat)
+    world.healthy(seat)
+
+    assert world.state(seat) is S.ACTIVE
+
+
+def test_a_taken_ticket_is_not_mistaken_for_a_new_call_after_a_restart(world: World) -> None:
+    seat = world.seat(0, 0)
+    world.pod(seat, "a")
+    world.call(seat)
+    stale = dict(world.calls)
+    world.start(seat)
+    world.healthy(seat)
+
+    restart(world)
+    world.calls = stale
+    from services.gpu_manager.inputs import StartCalls
+
+    world.hear(StartCalls(stale))
+
+    assert world.state(seat) is S.ACTIVE
+    assert sum(isinstance(effect, Ticket) for effect in world.said) == 1
+
+
+def test_a_pod_that_left_while_nobody_looked_is_released(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.pods.pop(b)
+
+    restart(world)
+    assert world.state(b) is S.RELEASING
+    assert world.row(b).lease
+    from kybernate.messages import JobReply as Reply
+    from services.gpu_manager.inputs import JobsTold
+
+    gone = SeatProgress(seat=b, pod_uid="uid-b", container_id=world.row(b).container_id or "", outcome="gone")
+    world.hear(JobsTold(Reply(accepted=True, seats=(gone,))))
+
+    assert world.state(b) is S.FREE
+
+
+def test_operators_pins_survive(world: World) -> None:
+    from kybernate.messages import PinSeat
+
+    (a,) = world.fill("a")
+    world.command(PinSeat, a)
+
+    restart(world)
+
+    assert world.row(a).is_pinned
+
+
+def test_nothing_is_decided_before_the_evidence_is_in(world: World) -> None:
+    fresh = World()
+    fresh.hear(BusChanged(True))
+    fresh.pod(fresh.seat(0, 0), "a")
+    fresh.call(fresh.seat(0, 0))
+
+    assert not any(isinstance(effect, Ticket) for effect in fresh.said)
+
+
+class TestLedgerFile:
+    def entry(self) -> LedgerEntry:
+        return LedgerEntry(seat="s", state=S.ACTIVE, epoch=3, lease=True, pod="d/p", pod_uid="u")
+
+    def test_what_is_written_is_read(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
+        file = LedgerFile(tmp_path / "deep" / "ledger")
+        file.write(Ledger(epoch=3, seats=(self.entry(),)))
+
+        assert LedgerFile(tmp_path / "deep" / "ledger").read() == Ledger(epoch=3, seats=(self.entry(),))
+
+    def test_a_missing_ledger_is_empty(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
+        assert LedgerFile(tmp_path / "ledger").read() == Ledger()
+
+    def test_an_unreadable_ledger_is_set_aside(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
+        (tmp_path / "ledger").write_text("{half")
+
+        assert LedgerFile(tmp_path / "ledger").read() == Ledger()
+        assert (tmp_path / "ledger.unreadable").read_text() == "{half"
+
+    def test_the_same_ledger_is_written_once(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
+        file = LedgerFile(tmp_path / "ledger")
+        file.write(Ledger(epoch=1))
+        first = (tmp_path / "ledger").stat().st_ino
+        file.write(Ledger(epoch=1))
+
+        assert (tmp_path / "ledger").stat().st_ino == first
