@@ -11,7 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from kybernate.demo.verdict import Outages
@@ -210,7 +210,7 @@ class Chaos:
     def _extra(self) -> Iterator[Kill]:
         random_ = random.Random(f"{self.seed}/extra")
         for number in range(_MOST_EXTRA):
-            yield _kill(random_, SERVICES[number % len(SERVICES)], aimed=True)
+            yield replace(_kill(random_, SERVICES[number % len(SERVICES)], aimed=True), delay_seconds=0.0)
 
 
 async def _until(holds: Callable[[], Awaitable[bool]], *, every: float) -> None:

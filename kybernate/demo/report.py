@@ -97,7 +97,8 @@ def passed(report: Report, *, chaos: bool) -> list[str]:
 def show(report: Report, console: Console) -> None:
     """Print the report as tables."""
     speed = report["speed"]
-    table = Table(title=f"kyb demo: {report['model_seconds']:.0f} model seconds at {speed:g} ×", show_header=False)
+    console.print(f"\nkyb demo: {report['model_seconds']:.0f} model seconds at {speed:g} ×", style="bold")
+    table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
     for key in ("requests", "ok", "errors", "retryable", "held", "violations", "switches"):
@@ -105,6 +106,7 @@ def show(report: Report, console: Console) -> None:
     by_group = ", ".join(f"{group} {count}" for group, count in report["switches_by_group"].items())
     table.add_row("switches by group", by_group or "–")
     console.print(table)
+    console.print("\ntimes in model seconds; overhead and client lateness in wall milliseconds", style="bold")
     console.print(_times(report))
     for reason, count in list(report["reasons"].items())[:5]:
         console.print(f"  {count} × {reason}", markup=False, highlight=False)
@@ -113,7 +115,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def _times(report: Report) -> Table:
-    table = Table(title="times (model seconds; overhead and client lateness in wall milliseconds)")
+    table = Table()
     for name in ("", "mean", "p50", "p95", "p99"):
         table.add_column(name, justify="right" if name else "left")
     rows = (("wait", "wait", 1.0), ("first byte", "first_byte", 1.0), ("control overhead", "overhead", 1000.0))
@@ -128,7 +130,8 @@ def _times(report: Report) -> Table:
 
 
 def _show_chaos(chaos: dict[str, Any], console: Console) -> None:
-    table = Table(title=f"chaos, seed {chaos['seed']}", show_header=False)
+    console.print(f"\nchaos, seed {chaos['seed']}", style="bold")
+    table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
     for service, count in chaos["kills"].items():

@@ -20,7 +20,7 @@ from kybernate.demo.replay import Player, Tally, again_and_again, client_session
 from kybernate.demo.watch import Watch
 from kybernate.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
 from kybernate.stack import Stack, StackOptions
-from kybernate.stack.stack_file import find_stack
+from kybernate.stack_file import find_stack
 from kybernate.traces import Arrival, load
 
 DEFAULT_SPEED = 24.0

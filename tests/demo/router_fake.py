@@ -9,12 +9,11 @@ from typing import Any
 
 from aiohttp import web
 
+from kybernate.fakes.engine.answers import expected_text
 from kybernate.health import HttpServer
 from kybernate.messages import SeatEvent
 
-
-def right_text(model: str, prompt: str, tokens: int) -> str:
-    return " ".join(f"{model}:{len(prompt)}:{number}" for number in range(tokens))
+right_text = expected_text
 
 
 @dataclass
@@ -89,7 +88,7 @@ class FakeRouter:
             return web.Response()
         text = right_text(body["model"], prompt, body["max_tokens"])
         if fault == "corrupt":
-            text = text[:-1] + "?"
+            text = text[:-1] + "?"  # one letter wrong
         if not body["stream"]:
             part = {"message": {"content": text}} if chat else {"text": text}
             choice = part if fault == "unfinished" else part | {"finish_reason": "length"}

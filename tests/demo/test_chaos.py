@@ -1,0 +1,171 @@
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from kybernate.demo.chaos import (
+    KILLS_PER_SERVICE,
+    NATS_OUTAGE_SECONDS,
+    SERVICES,
+    Chaos,
+    Kill,
+    NatsOutage,
+    plan,
+)
+from kybernate.demo.verdict import Outages
+from kybernate.demo.watch import Watch
+from kybernate.seat import SeatState as S
+from tests.demo.test_watch import event
+
+
+@dataclass
+class Breakable:
+    outages: Outages
+    killed: list[str] = field(default_factory=list)
+    down_at_kill: list[bool] = field(default_factory=list)
+    nats: list[str] = field(default_factory=list)
+    comes_back: bool = True
+
+    async def kill(self, service: str) -> None:
+        self.killed.append(service)
+        self.down_at_kill.append(self.outages.overlap(time.monotonic(), time.monotonic()))
+
+    async def back(self, service: str) -> bool:
+        return self.comes_back
+
+    async def pause_nats(self) -> None:
+        self.nats.append("pause")
+
+    async def resume_nats(self) -> None:
+        self.nats.append("resume")
+
+
+@contextlib.asynccontextmanager
+async def switching(watch: Watch) -> AsyncIterator[None]:
+    """Seats that switch all the time, 10 ms per state."""
+
+    async def turn() -> None:
+        while True:
+            for state, previous in (
+                (S.DRAINING, S.ACTIVE),
+                (S.PARKING, S.DRAINING),
+                (S.PARKED, S.PARKING),
+                (S.ACTIVATING, S.PARKED),
+                (S.ACTIVE, S.ACTIVATING),
+            ):
+                watch.take(event("s0", state, previous))
+                await asyncio.sleep(0.01)
+
+    task = asyncio.create_task(turn())
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def chaos_on(watch: Watch) -> tuple[Chaos, Breakable]:
+    outages = Outages()
+    target = Breakable(outages)
+    return Chaos(1, target, watch, outages, lambda _: None), target
+
+
+def quick(acts: tuple[Kill | NatsOutage, ...]) -> list[Kill | NatsOutage]:
+    return [
+        NatsOutage(0.05, 0.0) if isinstance(act, NatsOutage) else Kill(act.service, act.on, 0.0, act.delay_seconds / 10)
+        for act in acts
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_plan_follows_from_its_seed_and_keeps_the_promise(seed: int) -> None:
+    acts = plan(seed)
+    assert acts == plan(seed)
+    assert acts != plan(seed + 1)
+    kills = [act for act in acts if isinstance(act, Kill)]
+    assert Counter(kill.service for kill in kills) == dict.fromkeys(SERVICES, KILLS_PER_SERVICE)
+    assert 2 * sum(kill.on is not None for kill in kills) > len(kills)
+    outages = [act for act in acts if isinstance(act, NatsOutage)]
+    assert [act.seconds for act in outages] == [NATS_OUTAGE_SECONDS] * 2
+    assert isinstance(acts[0], Kill)
+    assert isinstance(acts[-1], Kill)
+
+
+async def test_all_of_the_plan_is_done_and_most_kills_fall_into_a_switch() -> None:
+    watch = Watch()
+    chaos, target = chaos_on(watch)
+    async with switching(watch):
+        await chaos.run(quick(plan(1)))
+    assert Counter(target.killed) >= Counter(dict.fromkeys(SERVICES, KILLS_PER_SERVICE))
+    assert all(target.down_at_kill)
+    assert target.nats == ["pause", "resume"] * 2
+    await chaos.settle(_yes, 1)
+    report = chaos.report()
+    assert report["failures"] == []
+    assert sum(report["kills_during_switch"].values()) * 2 >= sum(report["kills"].values())
+
+
+async def test_too_few_kills_in_a_switch_are_made_up_for() -> None:
+    watch = Watch()
+    chaos, target = chaos_on(watch)
+    async with switching(watch):
+        for service in SERVICES:
+            chaos.kills += [_killed_outside(service)] * 2
+        await chaos.run([])
+    assert 8 <= len(target.killed) <= 20
+    assert 2 * chaos.during_switch().total() >= len(chaos.kills)
+
+
+async def test_without_a_switch_kills_are_done_all_the_same_and_the_report_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kybernate.demo.chaos.SWITCH_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr("kybernate.demo.chaos._MOST_EXTRA", 0)
+    chaos, target = chaos_on(Watch())
+    await chaos.run([Kill("router", S.PARKING, 0.0), Kill("plugin", None, 0.0)])
+    assert target.killed == ["router", "plugin"]
+    failures = " ".join(chaos.report()["failures"])
+    assert "only 0 of 2 kills fell into a switch" in failures
+    assert "gpu_manager was killed 0 times" in failures
+    assert "nats-server was away 0 times" in failures
+    assert "not in order again" in failures
+
+
+async def test_a_service_that_does_not_come_back_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kybernate.demo.chaos.RECOVERY_SECONDS", 0.1)
+    monkeypatch.setattr("kybernate.demo.chaos._MOST_EXTRA", 0)
+    chaos, target = chaos_on(Watch())
+    target.comes_back = False
+    await chaos.run([Kill("router", None, 0.0)])
+    assert "router did not come back" in chaos.report()["failures"]
+
+
+async def test_order_is_waited_for_and_its_absence_told() -> None:
+    chaos, _ = chaos_on(Watch())
+    answers = iter([False, True])
+
+    async def soon() -> bool:
+        return next(answers)
+
+    await chaos.settle(soon, 5)
+    assert chaos.recovered
+    assert chaos.recovery_seconds is not None
+    late, _ = chaos_on(Watch())
+    await late.settle(_no, 0.1)
+    assert not late.recovered
+
+
+def _killed_outside(service: str):  # type: ignore[no-untyped-def]
+    from kybernate.demo.chaos import Killed
+
+    return Killed(service, 1.0, 0.1)
+
+
+async def _yes() -> bool:
+    return True
+
+
+async def _no() -> bool:
+    return False

@@ -1,0 +1,92 @@
+import pytest
+from rich.console import Console
+
+from kybernate.demo.replay import Sample, Tally
+from kybernate.demo.report import build, passed, percentile, phases, show
+from kybernate.demo.verdict import Verdict
+from kybernate.demo.watch import Switch
+
+STABLE = {
+    "requests", "ok", "errors", "retryable", "held", "violations", "switches", "speed", "model_seconds", "wait_mean_s",
+    "wait_p50_s", "wait_p95_s", "wait_p99_s", "overhead_p50_s", "overhead_p99_s",
+}  # fmt: skip
+
+
+def sample(verdict: Verdict = Verdict.OK, wait: float | None = 0.0, overhead: float | None = None) -> Sample:
+    return Sample("m", verdict, "", wait, 1.5, overhead, 0.001)
+
+
+def tally(*samples: Sample, sent: int | None = None, retryable: int = 0) -> Tally:
+    return Tally(list(samples), len(samples) if sent is None else sent, retryable)
+
+
+def switch(group: str = "G0", **seconds: float) -> Switch:
+    return Switch(group, "s", "m", seconds)
+
+
+def test_percentiles_lie_on_straight_lines_between_the_values() -> None:
+    assert percentile([], 0.5) is None
+    assert percentile([3.0], 0.99) == 3.0
+    assert percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
+    assert percentile(list(range(101)), 0.95) == 95
+
+
+def test_the_stable_keys_are_there_with_and_without_requests() -> None:
+    assert set(build(tally(), [], 0, 24.0, 0.0)) >= STABLE
+    assert set(build(tally(sample(overhead=0.01)), [switch()], None, 24.0, 10.0)) >= STABLE
+
+
+def test_counts_and_waits() -> None:
+    samples = [sample(wait=wait) for wait in (0.0, 0.0, 2.0, 4.0)]
+    report = build(
+        tally(*samples, sample(Verdict.ERROR, None)), [switch("G1"), switch("G0"), switch("G1")], 0, 2.0, 60.0
+    )
+    assert (report["requests"], report["ok"], report["errors"], report["held"]) == (5, 4, 1, 2)
+    assert (report["wait_mean_s"], report["wait_p50_s"]) == (1.5, 1.0)
+    assert report["switches_by_group"] == {"G0": 1, "G1": 2}
+    assert report["overhead_p50_s"] is None
+
+
+def test_phases_are_in_model_seconds_and_unknown_ones_come_last() -> None:
+    result = phases([switch(drain=0.1, park=0.2, odd=0.3), switch(drain=0.3)], speed=10.0)
+    assert list(result) == ["drain", "park", "activate", "verify", "release", "odd"]
+    assert result["drain"] == {"count": 2, "mean_s": 2.0, "p50_s": 2.0, "p95_s": pytest.approx(2.9)}
+    assert result["verify"] == {"count": 0, "mean_s": None, "p50_s": None, "p95_s": None}
+
+
+@pytest.mark.parametrize(
+    ("given", "violations", "chaos", "why"),
+    [
+        (tally(sample()), 0, False, []),
+        (tally(), 0, False, ["no request was sent"]),
+        (tally(sample(), sample(Verdict.ERROR)), 0, False, ["1 errors"]),
+        (tally(sample()), 2, False, ["2 violations"]),
+        (tally(sample()), None, False, []),
+        (tally(sample(), sample(Verdict.RETRYABLE), retryable=1), 0, False, ["1 retryable answers without chaos"]),
+        (tally(sample(), retryable=3), 0, True, []),
+        (tally(sample(), sample(Verdict.RETRYABLE), retryable=1), 0, True, ["1 requests without an answer"]),
+        (tally(sample(), sent=2), 0, False, ["1 errors"]),
+    ],
+)
+def test_a_demo_passes_only_when_all_is_well(given: Tally, violations: int | None, chaos: bool, why: list[str]) -> None:
+    report = build(given, [], violations, 24.0, 1.0) | {"chaos": {"failures": []}}
+    assert passed(report, chaos=chaos) == why
+
+
+def test_what_chaos_missed_fails_the_demo() -> None:
+    report = build(tally(sample()), [], 0, 24.0, 1.0) | {"chaos": {"failures": ["the stack was not in order"]}}
+    assert passed(report, chaos=True) == ["the stack was not in order"]
+
+
+def test_the_report_can_be_shown_whatever_is_in_it() -> None:
+    chaos = {
+        "seed": 7, "kills": {"router": 5}, "kills_during_switch": {"router": 4}, "nats_outages_s": [5.0],
+        "recovered": False,
+    }  # fmt: skip
+    console = Console(record=True, width=120)
+    given = tally(sample(wait=2.0, overhead=0.004))
+    given.reasons["status 500: [bold]"] += 1
+    show(build(given, [switch(drain=0.1)], None, 24.0, 1800.0) | {"chaos": chaos}, console)
+    text = console.export_text()
+    for part in ("1,800 model seconds at 24 ×".replace(",", ""), "not seen", "G0 1", "4.00", "[bold]", "seed 7", "NO"):
+        assert part in text
