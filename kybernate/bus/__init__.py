@@ -1,9 +1,9 @@
 """The bus: ``open_bus`` for the services, the protocol in ``port``. Nothing outside this package imports nats-py."""
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-from weakref import WeakValueDictionary
 
 from kybernate.bus.port import (
     Bucket,
@@ -33,7 +33,7 @@ __all__ = [
 
 _NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 
-_servers: "WeakValueDictionary[str, MemoryServer]" = WeakValueDictionary()
+_servers: "dict[str, MemoryServer]" = {}
 """Servers of ``memory://<name>``, as long as somebody is connected to them."""
 
 
@@ -46,12 +46,22 @@ def open_bus(url: str, *, source: str, name: str) -> AbstractAsyncContextManager
     """
     scheme = urlsplit(url).scheme
     if scheme == "memory":
-        from kybernate.bus.memory import MemoryBus, MemoryServer
-
-        server = _servers.setdefault(url, MemoryServer())
-        return MemoryBus.connect(server)
+        return _open_memory(url)
     if scheme not in _NATS_SCHEMES:
         raise ValueError(f"bus URL {url!r}: scheme {scheme!r} is none of {', '.join((*_NATS_SCHEMES, 'memory'))}")
     from kybernate.bus.nats import NatsBus  # here, because ``import kybernate.bus`` must stay light
 
     return NatsBus.connect(url, source=source, name=name)
+
+
+@asynccontextmanager
+async def _open_memory(url: str) -> AsyncIterator[Bus]:
+    from kybernate.bus.memory import MemoryBus, MemoryServer
+
+    server = _servers.setdefault(url, MemoryServer())
+    try:
+        async with MemoryBus.connect(server) as bus:
+            yield bus
+    finally:
+        if not server.buses:
+            _servers.pop(url, None)

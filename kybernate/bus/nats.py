@@ -34,6 +34,7 @@ R = TypeVar("R", bound=BaseModel)
 
 FIRST_RETRY_SECONDS = 0.25
 LAST_RETRY_SECONDS = 2.0
+DETACH_SECONDS = 0.5
 JETSTREAM_SECONDS = 5.0
 """How long a bucket operation may take before its outcome is unknown."""
 
@@ -52,10 +53,13 @@ class _Route:
         self.subscription = await link.client.subscribe(self.subject, cb=self.receive)
 
     async def detach(self) -> None:
-        if self.subscription is None or self.link is None or self.link.lost.is_set():
+        """Out of force once this returns: who asks afterwards is told at once that nobody serves."""
+        if self.subscription is None or self.link is None or not self.link.alive:
             return
-        with contextlib.suppress(nats.errors.Error):
-            await self.subscription.unsubscribe()
+        with contextlib.suppress(nats.errors.Error, TimeoutError):
+            async with asyncio.timeout(DETACH_SECONDS):
+                await self.subscription.unsubscribe()
+                await self.link.client.rtt(timeout=CONNECT_SECONDS)
 
 
 class NatsBus:

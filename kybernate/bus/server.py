@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
 import random
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -63,15 +65,18 @@ def free_port() -> int:
     raise NoServerError("no free port of 127.0.0.1 between 20000 and 32000")
 
 
-def server_argv(folder: Path, port: int, *, binary: Path | None = None) -> list[str]:
-    """Command line of a server that keeps its streams in ``folder``; it logs to stderr."""
+def server_argv(folder: Path, port: int, *, name: str = "kyb", binary: Path | None = None) -> list[str]:
+    """Command line of a server that keeps its streams in ``folder``; it logs to stderr.
+
+    ``name`` is what it calls itself to its clients; with JetStream it must stay the same over restarts in a cluster.
+    """
     return [
         str(binary or find_server()),
         *("--addr", "127.0.0.1"),
         *("--port", str(port)),
         "--jetstream",
         *("--store_dir", str(folder)),
-        *("--name", f"kyb-{port}"),
+        *("--name", name),
     ]
 
 
@@ -94,6 +99,7 @@ class NatsServer:
         self.folder = folder
         self.port = port
         self._arguments = arguments
+        self._name = f"kyb-{secrets.token_hex(4)}"
         self._any_port = port == 0
         self._process: asyncio.subprocess.Process | None = None
 
@@ -161,7 +167,7 @@ class NatsServer:
         self._process = None
 
     async def _launch(self) -> None:
-        argv = [*server_argv(self.folder, self.port), *self._arguments]
+        argv = [*server_argv(self.folder, self.port, name=self._name), *self._arguments]
         with self.log.open("ab") as log:
             begin = log.tell()
             self._process = await asyncio.create_subprocess_exec(
@@ -187,12 +193,16 @@ class NatsServer:
         raise NoServerError(f"nats-server on port {self.port} did not start: {' / '.join(said) or 'it said nothing'}")
 
     async def _answers(self) -> bool:
+        """Whether this server, and not another one that has the port, greets who connects."""
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:
             return False
         try:
-            return (await reader.readline()).startswith(b"INFO ")
+            greeting = await reader.readline()
+            return greeting.startswith(b"INFO ") and json.loads(greeting[5:]).get("server_name") == self._name
+        except (OSError, ValueError):
+            return False
         finally:
             writer.close()
             with contextlib.suppress(OSError):

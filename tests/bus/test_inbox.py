@@ -1,0 +1,34 @@
+"""What waits for a reader, and which subjects a subscription needs."""
+
+from kybernate.bus.inbox import Inbox, merged
+from kybernate.envelope import Message
+from kybernate.messages import JobProgress, SeatActivated, SeatClosed, SeatEvent, TrafficSignal
+
+
+async def test_a_slow_reader_loses_the_newest_and_is_told() -> None:
+    inbox: Inbox[int] = Inbox(limit=3)
+    assert [inbox.put(n) for n in range(5)] == [True, True, True, False, False]
+    inbox.close()
+    assert [n async for n in inbox] == [0, 1, 2]
+    assert [n async for n in inbox] == []
+
+
+async def test_a_closed_inbox_takes_nothing_and_drops_nothing() -> None:
+    inbox: Inbox[int] = Inbox()
+    inbox.close()
+    assert inbox.put(1)
+    assert [n async for n in inbox] == []
+
+
+def test_patterns_of_one_family_become_one_subject() -> None:
+    def subjects(*kinds: type[Message]) -> list[str]:
+        return merged([kind.pattern() for kind in kinds])
+
+    assert subjects(SeatActivated) == ["kyb.v1.evt.*.*.activated"]
+    assert subjects(SeatActivated, SeatClosed) == ["kyb.v1.evt.*.*.*"]
+    assert subjects(SeatEvent, TrafficSignal, JobProgress) == [
+        "kyb.v1.evt.*.*.*",
+        "kyb.v1.sig.*.*",
+        "kyb.v1.rpt.*.progress",
+    ]
+    assert merged([SeatActivated.pattern(node="n1"), SeatClosed.pattern(node="n1")]) == ["kyb.v1.evt.n1.*.*"]

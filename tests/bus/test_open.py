@@ -1,0 +1,104 @@
+"""Which bus a URL opens, one client's connection, and the example that uses none of our code."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from kybernate.bus import BusDownError, open_bus
+from kybernate.bus.memory import MemoryBus, MemoryServer
+from kybernate.bus.nats import NatsBus
+from kybernate.bus.server import NatsServer
+from kybernate.messages import SeatActivated, SeatEvent
+from kybernate.seat import SeatState
+from tests.bus.worlds import within
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "subscribe.py"
+
+
+def activated(model: str = "") -> SeatActivated:
+    return SeatActivated(cause="test", node="n1", seat="s1", state=SeatState.ACTIVE, model=model)
+
+
+async def test_the_same_name_in_memory_is_the_same_bus() -> None:
+    async with (
+        open_bus("memory://a", source="x", name="x") as one,
+        open_bus("memory://a", source="y", name="y") as other,
+        open_bus("memory://b", source="z", name="z") as stranger,
+        other.subscribe(SeatEvent.pattern()) as got,
+        stranger.subscribe(SeatEvent.pattern()) as nothing,
+    ):
+        await one.publish(activated())
+        assert isinstance(await within(anext(got)), SeatActivated)
+    assert [message async for message in nothing] == []
+
+
+async def test_a_name_in_memory_is_forgotten_with_its_last_client() -> None:
+    async with open_bus("memory://a", source="x", name="x") as bus:
+        await (await bus.bucket("kyb_seats")).put("k", b"1")
+    async with open_bus("memory://a", source="x", name="x") as bus:
+        assert await (await bus.bucket("kyb_seats")).entries() == []
+
+
+def test_an_unknown_scheme_is_named() -> None:
+    with pytest.raises(ValueError, match="scheme 'http' is none of nats"):
+        open_bus("http://x", source="x", name="x")
+
+
+async def test_a_bus_over_nats_opens_without_a_server() -> None:
+    async with open_bus("nats://127.0.0.1:1", source="x", name="x") as bus:
+        assert isinstance(bus, NatsBus)
+        with pytest.raises(BusDownError):
+            await bus.publish(activated())
+
+
+async def test_one_client_in_memory_can_be_cut_off() -> None:
+    server = MemoryServer()
+    async with (
+        MemoryBus.connect(server) as cut,
+        MemoryBus.connect(server) as other,
+        cut.subscribe(SeatEvent.pattern()) as got,
+        other.subscribe(SeatEvent.pattern()) as theirs,
+    ):
+        changes: list[bool] = []
+        cut.on_change(changes.append)
+        cut.cut()
+        await other.publish(activated("unheard"))
+        with pytest.raises(BusDownError):
+            await cut.publish(activated())
+        cut.restore()
+        await other.publish(activated("heard"))
+        message = await within(anext(got))
+        assert isinstance(message, SeatActivated)
+        assert message.model == "heard"
+        assert isinstance(await within(anext(theirs)), SeatActivated)
+        assert changes == [False, True]
+
+
+async def test_the_example_prints_what_happens_to_seats(tmp_path: Path) -> None:
+    async with (
+        NatsServer(tmp_path / "nats") as server,
+        NatsBus.connect(server.url, source="test", name="test") as bus,
+    ):
+        await within(bus.until_connected())
+        example = await asyncio.create_subprocess_exec(
+            sys.executable, str(EXAMPLE), server.url, stdout=asyncio.subprocess.PIPE
+        )
+        assert example.stdout is not None
+
+        async def repeat() -> None:
+            while True:  # until it listens
+                await bus.publish(activated("org/model"))
+                await asyncio.sleep(0.05)
+
+        talking = asyncio.create_task(repeat())
+        try:
+            line = await within(example.stdout.readline())
+        finally:
+            talking.cancel()
+            await asyncio.wait([talking])
+            example.kill()
+            await example.communicate()
+    assert line.decode().split() == ["n1/s1", "active", "org/model"]
+    assert "kybernate" not in EXAMPLE.read_text()
