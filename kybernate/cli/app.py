@@ -110,12 +110,11 @@ def status(
             if not watch:
                 return
             time.sleep(1.0)
-    from rich.console import Console
     from rich.live import Live
 
-    from kybernate.cli.show import seat_tree
+    from kybernate.cli.show import open_console, seat_tree
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = open_console()
     if not watch:
         console.print(seat_tree(router.seats()["seats"]))
         return
@@ -139,11 +138,9 @@ def events(
     if output is Output.JSON:
         follow_events(router, lambda event: print(json.dumps(event), flush=True), again=follow)
         return
-    from rich.console import Console
+    from kybernate.cli.show import event_line, open_console
 
-    from kybernate.cli.show import event_line
-
-    console = Console(highlight=False, soft_wrap=True)
+    console = open_console()
     follow_events(router, lambda event: console.print(event_line(event)), again=follow)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
@@ -25,6 +26,14 @@ STATE_STYLES = {
     "lost": "bold red",
     "quarantined": "bold red",
 }
+
+
+def open_console() -> Console:
+    """Standard output; lines are cut to a terminal's width only, never for a file or a pipe."""
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = 1000
+    return console
 
 
 def seat_tree(seats: Iterable[dict[str, Any]], *, now: float | None = None) -> Tree:
@@ -71,7 +80,7 @@ def _columns(seat: dict[str, Any], now: float) -> tuple[str, str, str, str, str]
     return (
         str(seat.get("model") or "-"),
         str(seat.get("state")),
-        f"seat/{seat.get('seat')}",
+        str(seat.get("seat")),
         format_bytes(vram) if vram else "-",
         _age(now - since) if since else "-",
     )
@@ -81,12 +90,12 @@ def _seat_line(seat: dict[str, Any], columns: tuple[str, ...], widths: list[int]
     model, state, name, vram, since = (value.ljust(width) for value, width in zip(columns, widths, strict=True))
     text = Text(f"{model}  ")
     text.append(state, STATE_STYLES.get(state.strip(), ""))
-    text.append(f"  {since}  ", "dim")
-    text.append(f"{vram}  ")
+    text.append(f"  {since}", "dim")
+    text.append(f"  {vram}")
+    text.append(f"  {name}", "dim")
     for label, key in (("waiting", "waiting"), ("in flight", "in_flight")):
-        count = int(seat.get(key) or 0)
-        text.append(f"{label} {count:<4}", "bold" if count else "dim")
-    text.append(f" {name}", "dim")
+        if seat.get(key):
+            text.append(f"  {seat[key]} {label}", "bold")
     if seat.get("pinned"):
         text.append("  pinned", "magenta")
     if seat.get("reason") and state.strip() not in ("active", "parked"):
