@@ -202,14 +202,19 @@ def _limits(reader: "_Reader") -> dict[str, int]:
 class _Reader:
     """A mapping of the document and where it stands in it."""
 
-    def __init__(self, data: object, place: str) -> None:
+    def __init__(self, data: object, where: str, path: str = "") -> None:
+        self.where = where
+        self.path = path
+        self.place = f"{where}: {path}" if path else where
         if not isinstance(data, dict):
-            raise ManifestError(f"{place}: is {data!r:.60}, must be a mapping")
+            raise ManifestError(f"{self.place}: is {data!r:.60}, must be a mapping")
         self.data: dict[Any, Any] = data
-        self.place = place if place.endswith(":") or "." in place.rpartition(" ")[2] else f"{place}:"
+
+    def _inside(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
 
     def _at(self, name: str) -> str:
-        return f"{self.place} {name}" if self.place.endswith(":") else f"{self.place}.{name}"
+        return f"{self.where}: {self._inside(name)}"
 
     def _get(self, name: str, default: object, kinds: tuple[type, ...], what: str) -> Any:
         value = self.data.get(name)
@@ -251,12 +256,12 @@ class _Reader:
     def reader(self, name: str, *, optional: bool = False) -> "_Reader":
         """A mapping inside this one."""
         data = self._get(name, {} if optional else _REQUIRED, (dict,), "a mapping")
-        return _Reader(data, self._at(name))
+        return _Reader(data, self.where, self._inside(name))
 
     def readers(self, name: str) -> list["_Reader"]:
         """A list of mappings; empty when absent."""
         values = self._get(name, [], (list,), "a list")
-        return [_Reader(value, f"{self._at(name)}[{number}]") for number, value in enumerate(values)]
+        return [_Reader(value, self.where, f"{self._inside(name)}[{number}]") for number, value in enumerate(values)]
 
 
 _REQUIRED = object()

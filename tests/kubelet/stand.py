@@ -1,0 +1,196 @@
+"""A kubelet in this process, a plugin that does as it is told, and waiting for conditions."""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from kybernate.fakes.kubelet.kubelet import Kubelet, Options
+from kybernate.fakes.kubelet.manifest import PodSpec, parse
+from kybernate.fakes.kubelet.pod import BackOff, Pod
+from kybernate.pb import deviceplugin_pb2 as pb
+from kybernate.pb import deviceplugin_pb2_grpc as rpc
+
+RESOURCE = "kyb.ai/gpu-1x-seat"
+
+
+async def until(condition: Callable[[], object], seconds: float = 10.0) -> Any:
+    """Wait until the condition holds; returns what it returned."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"did not come true within {seconds} s"
+        await asyncio.sleep(0.01)
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    """A folder whose sockets have short paths."""
+    folder = Path(tempfile.mkdtemp(prefix="kybt-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def running_kubelet(**changes: Any) -> AsyncIterator[Kubelet]:
+    with short_folder() as folder:
+        options = {"backoff": BackOff(0.01, 0.05), "readmit_seconds": 0.3, "seed": 1} | changes
+        async with Kubelet(Options(folder=folder / "k", run_dir=folder / "run", **options)) as kubelet:
+            yield kubelet
+
+
+def pods(text: str) -> tuple[PodSpec, ...]:
+    return parse(text, "test")
+
+
+def pod(
+    name: str = "p", *, seats: int = 1, command: str = "sleep 100", resource: str = RESOURCE, extra: str = ""
+) -> PodSpec:
+    """A pod with one container that runs a shell command line."""
+    limits = f"resources: {{limits: {{{resource}: {seats}}}}}" if seats else ""
+    (spec,) = pods(
+        f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  terminationGracePeriodSeconds: 1
+  {extra}
+  containers:
+    - name: engine
+      command: [sh, -c]
+      args: ["{command}"]
+      {limits}
+"""
+    )
+    return spec
+
+
+def state(pod: Pod, container: str = "engine") -> dict[str, Any]:
+    """The v1 status of one container."""
+    status = pod.document()["status"]
+    for entry in (*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())):
+        if entry["name"] == container:
+            return dict(entry)
+    return {"state": {}, "restartCount": 0, "containerID": ""}
+
+
+def reason(pod: Pod) -> str:
+    return str(state(pod)["state"].get("waiting", {}).get("reason", ""))
+
+
+@dataclass
+class ScriptedPlugin(rpc.DevicePluginServicer):
+    """Records what kubelet asks and answers as its fields say."""
+
+    options: pb.DevicePluginOptions = field(
+        default_factory=lambda: pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+    )
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+    lists: asyncio.Queue[list[pb.Device] | None] = field(default_factory=asyncio.Queue)
+    """What ListAndWatch sends; None ends the stream."""
+    options_error: str = ""
+    preferred: list[str] = field(default_factory=list)
+    preferred_error: str = ""
+    allocate_error: str = ""
+    gate_error: str = ""
+    held: dict[str, asyncio.Event] = field(default_factory=dict)
+    """By seat: PreStartContainer answers when the event is set."""
+    envs: dict[str, str] = field(default_factory=dict)
+    mounts: list[pb.Mount] = field(default_factory=list)
+
+    def send(self, *ids: str, unhealthy: tuple[str, ...] = (), health: str = "Healthy") -> None:
+        devices = [pb.Device(ID=device, health=health) for device in ids]
+        self.lists.put_nowait(devices + [pb.Device(ID=device, health="Unhealthy") for device in unhealthy])
+
+    def called(self, name: str) -> list[Any]:
+        return [request for called, request in self.calls if called == name]
+
+    async def GetDevicePluginOptions(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: N802
+        if self.options_error:
+            await context.abort(grpc.StatusCode.INTERNAL, self.options_error)
+        return self.options
+
+    async def ListAndWatch(self, request: pb.Empty, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        while (devices := await self.lists.get()) is not None:
+            yield pb.ListAndWatchResponse(devices=devices)
+
+    async def GetPreferredAllocation(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.calls.append(("preferred", request))
+        if self.preferred_error:
+            await context.abort(grpc.StatusCode.INTERNAL, self.preferred_error)
+        answer = pb.ContainerPreferredAllocationResponse(deviceIDs=self.preferred)
+        return pb.PreferredAllocationResponse(container_responses=[answer])
+
+    async def Allocate(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.calls.append(("allocate", list(request.container_requests[0].devices_ids)))
+        if self.allocate_error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.allocate_error)
+        envs = {"SEAT": request.container_requests[0].devices_ids[0]} | self.envs
+        answer = pb.ContainerAllocateResponse(envs=envs, mounts=self.mounts)
+        return pb.AllocateResponse(container_responses=[answer])
+
+    async def PreStartContainer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.calls.append(("pre_start", list(request.devices_ids)))
+        if request.devices_ids[0] in self.held:
+            await self.held[request.devices_ids[0]].wait()
+        if self.gate_error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.gate_error)
+        return pb.PreStartContainerResponse()
+
+
+@asynccontextmanager
+async def serving(plugin: ScriptedPlugin, folder: Path, endpoint: str = "p.sock") -> AsyncIterator[grpc.aio.Server]:
+    server = grpc.aio.server()
+    rpc.add_DevicePluginServicer_to_server(plugin, server)
+    server.add_insecure_port(f"unix:{folder / endpoint}")
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(grace=0)
+
+
+async def register(
+    folder: Path, endpoint: str = "p.sock", resource: str = RESOURCE, version: str = "v1beta1"
+) -> str | None:
+    """Register as a plugin does; returns why kubelet refused."""
+    async with grpc.aio.insecure_channel(
+        f"unix:{folder / 'kubelet.sock'}", options=[("grpc.use_local_subchannel_pool", 1)]
+    ) as channel:
+        request = pb.RegisterRequest(version=version, endpoint=endpoint, resource_name=resource)
+        try:
+            await rpc.RegistrationStub(channel).Register(request, timeout=10)
+        except grpc.aio.AioRpcError as error:
+            return error.details()
+    return None
+
+
+@asynccontextmanager
+async def registered(
+    kubelet: Kubelet,
+    *seats: str,
+    plugin: ScriptedPlugin | None = None,
+    resource: str = RESOURCE,
+    endpoint: str = "p.sock",
+) -> AsyncIterator[ScriptedPlugin]:
+    """A plugin whose seats kubelet counts."""
+    plugin = plugin or ScriptedPlugin()
+    async with serving(plugin, kubelet.options.folder, endpoint):
+        assert await register(kubelet.options.folder, endpoint, resource) is None
+        plugin.send(*seats)
+        await until(lambda: kubelet.devices.capacity().get(resource) == (len(seats), len(seats)))
+        yield plugin

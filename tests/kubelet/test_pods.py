@@ -1,0 +1,284 @@
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc.aio
+import pytest
+
+from kybernate.fakes.kubelet.http import application
+from kybernate.fakes.kubelet.kubelet import Kubelet
+from kybernate.fakes.kubelet.pod import BackOff, Pod
+from kybernate.health import HttpServer
+from kybernate.pb import deviceplugin_pb2 as pb
+from kybernate.pb import podresources_pb2 as resources_pb
+from kybernate.pb import podresources_pb2_grpc as resources_rpc
+from tests.kubelet.stand import RESOURCE, pod, pods, reason, registered, running_kubelet, short_folder, state, until
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def pid_of(pod: Pod) -> int:
+    return int(state(pod)["containerID"].removeprefix("process://"))
+
+
+async def started(kubelet: Kubelet, spec: Any) -> Pod:
+    created = kubelet.create(spec)
+    await until(lambda: "running" in state(created)["state"])
+    return created
+
+
+async def test_a_container_gets_the_answer_its_address_and_its_own_variables() -> None:
+    async with running_kubelet(speed=4.0) as kubelet, registered(kubelet, "a") as plugin:
+        plugin.envs = {"FROM_PLUGIN": "yes", "BOTH": "plugin"}
+        (spec,) = pods(
+            f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: p, annotations: {{kyb.ai/port: "8123"}}}}
+spec:
+  containers:
+    - name: engine
+      command: [sh, -c, "env > $(OUT); sleep 100"]
+      env:
+        - {{name: OUT, value: "{kubelet.options.run_dir}/env"}}
+        - {{name: BOTH, value: pod}}
+        - {{name: NAME, valueFrom: {{fieldRef: {{fieldPath: metadata.name}}}}}}
+      resources: {{limits: {{{RESOURCE}: 1}}}}
+"""
+        )
+        running = await started(kubelet, spec)
+        out = kubelet.options.run_dir / "env"
+        await until(lambda: out.exists() and "POD_IP" in out.read_text())
+        env = dict(line.partition("=")[::2] for line in out.read_text().splitlines())
+        assert env["SEAT"] == "a"
+        assert (env["FROM_PLUGIN"], env["BOTH"], env["NAME"], env["KYB_SPEED"]) == ("yes", "pod", "p", "4")
+        assert env["POD_IP"] == running.ip
+        assert running.ip.startswith("127.")
+        assert running.document()["status"]["podIP"] == running.ip
+        kubelet.delete("default", "p", 0.0)
+
+
+async def test_a_crash_asks_the_gate_again_but_not_for_an_allocation() -> None:
+    async with running_kubelet() as kubelet, registered(kubelet, "a") as plugin:
+        crashing = kubelet.create(pod(command="exit 3"))
+        await until(lambda: state(crashing)["restartCount"] >= 2)
+        assert state(crashing)["lastState"]["terminated"]["exitCode"] == 3
+        assert len(plugin.called("allocate")) == 1
+        assert len(plugin.called("pre_start")) >= 3
+        assert set(map(tuple, plugin.called("pre_start"))) == {("a",)}
+
+
+def test_crash_back_off_begins_at_once_and_doubles_up_to_its_maximum() -> None:
+    assert [BackOff(0.5, 3.0).delay(crashes) for crashes in range(1, 7)] == [0.0, 0.5, 1.0, 2.0, 3.0, 3.0]
+
+
+async def test_a_refused_start_shows_its_reason_and_is_asked_again_until_it_is_granted() -> None:
+    async with running_kubelet() as kubelet, registered(kubelet, "a") as plugin:
+        plugin.gate_error = "seat a waits: group G0 is held by b"
+        gated = kubelet.create(pod())
+        await until(lambda: reason(gated) == "CreateContainerConfigError")
+        assert state(gated)["state"]["waiting"]["message"] == (
+            "device plugin PreStartContainer rpc failed with err: "
+            "rpc error: code = FailedPrecondition desc = seat a waits: group G0 is held by b"
+        )
+        assert state(gated)["containerID"] == ""
+        assert gated.phase == "Pending"
+        plugin.gate_error = ""
+        await until(lambda: "running" in state(gated)["state"])
+        assert state(gated)["restartCount"] == 0
+
+
+async def test_a_gate_that_waits_holds_up_no_other_pod() -> None:
+    async with running_kubelet() as kubelet, registered(kubelet, "a", "b") as plugin:
+        plugin.held["a"] = asyncio.Event()
+        plugin.preferred = ["a"]
+        held = kubelet.create(pod("held"))
+        await until(lambda: plugin.called("pre_start"))
+        await started(kubelet, pod("free"))
+        assert not state(held)["containerID"]
+        plugin.held["a"].set()
+        await until(lambda: "running" in state(held)["state"])
+
+
+async def test_a_plugin_that_is_gone_lets_nothing_start() -> None:
+    async with running_kubelet() as kubelet:
+        async with registered(kubelet, "a") as plugin:
+            plugin.gate_error = "later"
+            gated = kubelet.create(pod())
+            await until(lambda: plugin.called("pre_start"))
+        await until(lambda: "has been stopped" in state(gated)["state"]["waiting"].get("message", ""))
+        async with registered(kubelet, "a", endpoint="again.sock"):
+            await until(lambda: "running" in state(gated)["state"])
+
+
+async def test_a_missing_mount_source_fails_the_start_as_a_runtime_would() -> None:
+    async with running_kubelet() as kubelet, registered(kubelet, "a") as plugin:
+        source = kubelet.options.run_dir / "seat"
+        plugin.mounts = [pb.Mount(container_path=str(source), host_path=str(source), read_only=True)]
+        failing = kubelet.create(pod())
+        await until(lambda: reason(failing) == "RunContainerError")
+        assert f"{source}: no such file or directory" in state(failing)["state"]["waiting"]["message"]
+        source.mkdir(parents=True)
+        await until(lambda: "running" in state(failing)["state"])
+
+
+async def test_a_command_that_does_not_exist_is_a_waiting_reason() -> None:
+    async with running_kubelet() as kubelet:
+        (spec,) = pods(
+            "{apiVersion: v1, kind: Pod, metadata: {name: p},"
+            " spec: {containers: [{name: engine, command: [no-such-program]}]}}"
+        )
+        failing = kubelet.create(spec)
+        await until(lambda: reason(failing) == "RunContainerError")
+        assert '"no-such-program": executable file not found' in state(failing)["state"]["waiting"]["message"]
+
+
+async def test_deleting_ends_also_a_process_that_was_stopped() -> None:
+    async with running_kubelet() as kubelet, registered(kubelet, "a"):
+        frozen = await started(kubelet, pod())
+        pid = pid_of(frozen)
+        os.kill(pid, signal.SIGSTOP)
+        kubelet.delete("default", "p", 0.2)
+        assert frozen.document()["metadata"]["deletionTimestamp"]
+        assert kubelet.pods == [frozen]
+        await until(lambda: not kubelet.pods)
+        assert not alive(pid)
+
+
+async def test_a_force_deleted_pod_leaves_its_seat_while_its_process_runs_on() -> None:
+    async with running_kubelet() as kubelet, registered(kubelet, "a"):
+        old = await started(kubelet, pod("old"))
+        pid = pid_of(old)
+        kubelet.force_delete("default", "old", linger_seconds=3600)
+        assert kubelet.pod_list()["items"] == []
+        new = await started(kubelet, pod("new"))
+        assert kubelet.devices.of(new.uid, "engine")[0].device_ids == ("a",)
+        assert alive(pid)
+    assert not alive(pid)
+
+
+async def test_a_pod_that_is_over_gives_its_seat_back() -> None:
+    async with running_kubelet() as kubelet, registered(kubelet, "a"):
+        once = kubelet.create(pod("once", command="true", extra="restartPolicy: Never"))
+        await until(lambda: once.phase == "Succeeded")
+        await started(kubelet, pod("next"))
+
+
+async def test_pod_resources_tell_who_has_what_once_per_numa_node() -> None:
+    async with running_kubelet() as kubelet, registered(kubelet, "b") as plugin:
+        topology = pb.TopologyInfo(nodes=[pb.NUMANode(ID=0), pb.NUMANode(ID=1)])
+        plugin.lists.put_nowait([pb.Device(ID="a", health="Healthy", topology=topology)])
+        await until(lambda: set(kubelet.devices.endpoints[RESOURCE].devices) == {"a"})
+        await started(kubelet, pod())
+        socket = kubelet.options.folder / "pod-resources" / "kubelet.sock"
+        async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+            stub = resources_rpc.PodResourcesListerStub(channel)
+            (listed,) = (await stub.List(resources_pb.ListPodResourcesRequest())).pod_resources
+            assert (listed.namespace, listed.name, listed.containers[0].name) == ("default", "p", "engine")
+            assert [list(entry.device_ids) for entry in listed.containers[0].devices] == [["a"], ["a"]]
+            allocatable = await stub.GetAllocatableResources(resources_pb.AllocatableResourcesRequest())
+            assert {device for entry in allocatable.devices for device in entry.device_ids} == {"a"}
+            got = await stub.Get(resources_pb.GetPodResourcesRequest(pod_name="p", pod_namespace="default"))
+            assert got.pod_resources == listed
+            with pytest.raises(grpc.aio.AioRpcError, match="pod q in namespace default not found"):
+                await stub.Get(resources_pb.GetPodResourcesRequest(pod_name="q", pod_namespace="default"))
+            refusals = 0
+            for _ in range(50):
+                try:
+                    await stub.List(resources_pb.ListPodResourcesRequest())
+                except grpc.aio.AioRpcError as error:
+                    refusals += error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert refusals
+
+
+async def test_http_shows_pods_and_does_what_kubectl_would() -> None:
+    async with (
+        running_kubelet() as kubelet,
+        registered(kubelet, "a"),
+        HttpServer(application(kubelet), "127.0.0.1", 0) as http,
+        aiohttp.ClientSession(http.url) as session,
+    ):
+
+        async def post(verb: str, body: str) -> tuple[int, dict[str, Any]]:
+            async with session.post(f"/control/{verb}", data=body) as answer:
+                return answer.status, await answer.json()
+
+        manifest = json.dumps(pod().document)
+        assert (await post("create", manifest))[0] == 201
+        assert (await post("create", manifest)) == (409, {"error": 'pods "default/p" already exists; delete it first'})
+        assert (await post("create", "{kind: Pod, apiVersion: v1}"))[0] == 400
+        await until(lambda: "running" in state(kubelet.pods[0])["state"])
+        async with session.get("/pods") as answer:
+            (item,) = (await answer.json())["items"]
+        assert item["status"]["containerStatuses"][0]["containerID"].startswith("process://")
+        assert item["metadata"]["uid"] == kubelet.pods[0].uid
+        async with session.get("/node") as answer:
+            assert (await answer.json())["status"]["allocatable"] == {RESOURCE: "1"}
+        assert (await post("restart-container", '{"name": "p", "signal": "TERM"}'))[0] == 200
+        await until(lambda: state(kubelet.pods[0])["restartCount"] == 1)
+        assert (await post("restart-container", '{"name": "p", "signal": "NOPE"}'))[0] == 400
+        assert (await post("delete", '{"name": "q"}')) == (404, {"error": 'pods "default/q" not found'})
+        assert (await post("delete", "{}"))[0] == 400
+        assert (await post("delete", '{"name": "p", "grace_seconds": -1}'))[0] == 400
+        assert (await post("restart-kubelet", ""))[0] == 200
+        assert (await post("force-delete", '{"name": "p"}'))[0] == 200
+        assert kubelet.pods == []
+
+
+async def test_the_program_serves_and_its_pods_die_with_it_even_when_it_is_killed() -> None:
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        with short_folder() as folder:
+            (folder / "k").mkdir()
+            (folder / "pods.yaml").write_text(json.dumps(pod(seats=0).document))
+            arguments = ["--pods", folder / "pods.yaml", "--dir", folder / "k", "--run-dir", folder / "run"]
+            with (folder / "log").open("wb") as log:
+                program = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "kybernate.fakes.kubelet", *map(str, arguments), stderr=log
+                )
+            try:
+                address = folder / "k" / "kubelet.json"
+                await until(address.exists, 20)
+                url = json.loads(address.read_text())["url"]
+                pid = 0
+                async with aiohttp.ClientSession() as session:
+                    while not pid:
+                        async with session.get(f"{url}/pods") as answer:
+                            status = (await answer.json())["items"][0]["status"]
+                        for container in status.get("containerStatuses", ()):
+                            pid = int(container["containerID"].removeprefix("process://") or 0)
+                        await asyncio.sleep(0.02)
+                assert alive(pid)
+                if signum is signal.SIGTERM:
+                    os.kill(pid, signal.SIGSTOP)  # as a parked engine is
+                program.send_signal(signum)
+                code = await asyncio.wait_for(program.wait(), 5)
+                assert code == (0 if signum is signal.SIGTERM else -signal.SIGKILL)
+                await until(lambda pid=pid: not alive(pid))
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    program.kill()
+                await program.wait()
+
+
+async def test_a_wrong_pod_file_ends_the_program_before_it_serves() -> None:
+    with short_folder() as folder:
+        (folder / "pods.yaml").write_text("kind: Deployment")
+        program = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "kybernate.fakes.kubelet", "--pods", str(folder / "pods.yaml")),
+            *("--dir", str(folder / "k"), "--run-dir", str(folder)),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, stderr = await asyncio.wait_for(program.communicate(), 20)
+        assert program.returncode == 2
+        assert "pods.yaml: document 1" in stderr.decode()

@@ -1,0 +1,147 @@
+import pytest
+
+from kybernate.fakes.kubelet import plugins
+from kybernate.fakes.kubelet.kubelet import Kubelet
+from tests.kubelet.stand import (
+    RESOURCE,
+    ScriptedPlugin,
+    pod,
+    register,
+    registered,
+    running_kubelet,
+    serving,
+    state,
+    until,
+)
+
+
+def capacity(kubelet: Kubelet, resource: str = RESOURCE) -> tuple[int, int] | None:
+    return kubelet.devices.capacity().get(resource)
+
+
+async def test_kubelet_dials_back_so_an_endpoint_that_is_not_served_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "DIAL_SECONDS", 0.2)
+    async with running_kubelet() as kubelet:
+        refusal = await register(kubelet.options.folder, "nobody.sock")
+        assert refusal is not None
+        assert "failed to dial" in refusal
+        assert capacity(kubelet) is None
+
+
+@pytest.mark.parametrize(
+    ("resource", "version", "endpoint", "text"),
+    [
+        (RESOURCE, "v1alpha", "p.sock", 'requested API version "v1alpha" is not supported by kubelet'),
+        ("gpu", "v1beta1", "p.sock", 'ResourceName "gpu" is invalid'),
+        ("x.kubernetes.io/gpu", "v1beta1", "p.sock", "is invalid"),
+        ("requests.kyb.ai/gpu", "v1beta1", "p.sock", "is invalid"),
+        ("kyb.ai/", "v1beta1", "p.sock", "is invalid"),
+        (RESOURCE, "v1beta1", "/tmp/p.sock", "must be a file name"),
+    ],
+)
+async def test_a_wrong_registration_is_refused_with_the_reason(
+    resource: str, version: str, endpoint: str, text: str
+) -> None:
+    async with running_kubelet() as kubelet:
+        assert text in (await register(kubelet.options.folder, endpoint, resource, version) or "")
+
+
+async def test_a_plugin_that_fails_to_give_its_options_is_not_used() -> None:
+    async with running_kubelet() as kubelet:
+        plugin = ScriptedPlugin(options_error="no options today")
+        async with serving(plugin, kubelet.options.folder):
+            assert "no options today" in (await register(kubelet.options.folder) or "")
+        assert capacity(kubelet) is None
+
+
+async def test_capacity_appears_with_the_first_list_and_each_list_replaces_the_one_before() -> None:
+    async with running_kubelet() as kubelet, registered(kubelet, "a", "b", "c") as plugin:
+        plugin.send("a", unhealthy=("b",))
+        await until(lambda: capacity(kubelet) == (2, 1))
+        plugin.send("a", "b", health="")
+        await until(lambda: capacity(kubelet) == (2, 0))
+        plugin.send("a", "b")
+        await until(lambda: capacity(kubelet) == (2, 2))
+
+
+async def test_no_list_no_capacity() -> None:
+    async with running_kubelet() as kubelet:
+        plugin = ScriptedPlugin()
+        async with serving(plugin, kubelet.options.folder):
+            assert await register(kubelet.options.folder) is None
+            assert capacity(kubelet) == (0, 0)
+
+
+async def test_a_stream_that_ends_makes_all_unhealthy_and_capacity_goes_after_the_grace_period() -> None:
+    async with running_kubelet(grace_seconds=0.3) as kubelet, registered(kubelet, "a", "b") as plugin:
+        plugin.lists.put_nowait(None)
+        await until(lambda: capacity(kubelet) == (2, 0))
+        await until(lambda: capacity(kubelet) == (0, 0))
+        assert kubelet.node()["status"]["capacity"] == {RESOURCE: "0"}  # not removed from the node
+
+
+async def test_registering_again_restores_the_seats() -> None:
+    async with running_kubelet() as kubelet:
+        async with registered(kubelet, "a", "b"):
+            pass
+        await until(lambda: capacity(kubelet) == (2, 0))
+        async with registered(kubelet, "a", "b", endpoint="again.sock"):
+            assert capacity(kubelet) == (2, 2)
+
+
+async def test_the_end_of_an_old_stream_disconnects_its_successor_by_name() -> None:
+    async with (
+        running_kubelet() as kubelet,
+        registered(kubelet, "a") as old,
+        registered(kubelet, "a", "b", endpoint="new.sock"),
+    ):
+        old.lists.put_nowait(None)
+        await until(lambda: capacity(kubelet) == (2, 0))
+
+
+async def test_a_start_wipes_sockets_and_nothing_else() -> None:
+    async with running_kubelet() as kubelet:
+        folder = kubelet.options.folder
+        (folder / "kubelet_internal_checkpoint").write_text("{}")
+        async with registered(kubelet, "a"):
+            assert (folder / "p.sock").exists()
+            await kubelet.restart()
+            assert not (folder / "p.sock").exists()
+            assert (folder / "kubelet_internal_checkpoint").exists()
+            assert capacity(kubelet) == (0, 0)
+
+
+async def test_running_pods_survive_a_restart_of_kubelet_with_their_seat() -> None:
+    async with running_kubelet() as kubelet, registered(kubelet, "a") as plugin:
+        running = kubelet.create(pod())
+        await until(lambda: "running" in state(running)["state"])
+        before = state(running)["containerID"]
+        await kubelet.restart()
+        async with registered(kubelet, "a", endpoint="again.sock") as again:
+            assert state(running)["containerID"] == before
+            assert kubelet.devices.of(running.uid, "engine")[0].device_ids == ("a",)
+            assert again.called("allocate") == []
+            kubelet.restart_container("default", "p")
+            await until(lambda: state(running)["restartCount"] == 1)
+            assert len(again.called("pre_start")) == 1
+        assert len(plugin.called("allocate")) == 1
+
+
+async def test_a_pod_that_does_not_run_when_kubelet_restarts_fails_for_good_without_its_plugin() -> None:
+    async with running_kubelet(readmit_seconds=0.05) as kubelet, registered(kubelet, "a") as plugin:
+        plugin.gate_error = "not yet"
+        waiting = kubelet.create(pod())
+        await until(lambda: plugin.called("pre_start"))
+        await kubelet.restart()
+        await until(lambda: waiting.phase == "Failed")
+        assert "no healthy devices present" in waiting.document()["status"]["message"]
+
+
+async def test_a_pod_that_waits_goes_on_when_its_plugin_is_back_in_time() -> None:
+    async with running_kubelet(readmit_seconds=0.5) as kubelet, registered(kubelet, "a") as plugin:
+        plugin.gate_error = "not yet"
+        waiting = kubelet.create(pod())
+        await until(lambda: plugin.called("pre_start"))
+        await kubelet.restart()
+        async with registered(kubelet, "a", endpoint="again.sock"):
+            await until(lambda: "running" in state(waiting)["state"])
