@@ -58,7 +58,7 @@ class HttpServer:
     async def __aenter__(self) -> "HttpServer":
         self.runner = web.AppRunner(self.app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         await self.runner.setup()
-        site = web.TCPSite(self.runner, self.host, self.port)
+        site = web.TCPSite(self.runner, self.host, self.port, backlog=1024)
         await site.start()
         self.port = self.runner.addresses[0][1]
         return self

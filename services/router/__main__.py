@@ -1,0 +1,28 @@
+"""``python -m services.router``: settings, open, run."""
+
+from kybernate import lifecycle
+from kybernate.bus.nats import NatsBus
+from kybernate.logs import configure, get_logger
+from services.router.service import open_router
+from services.router.settings import RouterSettings
+
+
+def main() -> None:
+    """Run a router until SIGTERM or SIGINT."""
+    settings = RouterSettings.from_env_or_exit("kyb-router")
+    configure("router", form=settings.log_format, level=settings.log_level, instance=settings.instance)
+    lifecycle.main(lambda: serve(settings))
+
+
+async def serve(settings: RouterSettings) -> None:
+    """Open the bus and the port, then run the jobs."""
+    async with (
+        NatsBus.connect(settings.nats_url, source=f"kyb/router/{settings.instance}", name=settings.instance) as bus,
+        open_router(settings, bus) as router,
+    ):
+        get_logger().info("router.listening", url=router.url)
+        await lifecycle.run(bus=bus.closed(), **router.jobs())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The router's HTTP surface: which call goes where. Only ``/v1/*`` is ever forwarded."""
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from kybernate.health import Health
+from services.router.admin import VERBS, Admin
+from services.router.answers import ApiError
+from services.router.calls import Calls
+from services.router.events import EventLog
+from services.router.gateways import Gateways
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def build(
+    *, calls: Calls, gateways: Gateways, admin: Admin, events: EventLog, health: Health, body_bytes: int
+) -> web.Application:
+    """The application; ``body_bytes`` is the largest body that it reads."""
+    app = web.Application(client_max_size=body_bytes, middlewares=[_errors])
+    app.add_routes(
+        [
+            *health.routes(),
+            web.get("/v1/models", admin.models),
+            web.get("/v1/models/{model:.+}", admin.model),
+            web.get("/v1/hold", gateways.hold),
+            web.post("/v1/wake", gateways.wake),
+            web.post("/v1/signals", gateways.signals),
+            web.get("/v1/events", events.handle),
+            web.get("/v1/seats", admin.seats),
+            web.post("/v1/seats/{seat:.+}/{verb:" + "|".join(VERBS) + "}", admin.command),
+            web.post("/v1/{path:.+}", calls.handle),
+        ]
+    )
+    return app
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors in OpenAI's shape, also those that aiohttp finds."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return error.response()
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        code = "not_found" if error.status == 404 else "http_error"
+        return ApiError(error.status, code, f"{request.method} {request.path}: {error.reason}").response()

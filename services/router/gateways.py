@@ -1,0 +1,186 @@
+"""For other gateways.
+
+``GET /v1/hold`` waits until they may call the engine themselves, ``POST /v1/wake`` asks for a model and does not wait,
+``POST /v1/signals`` takes the load that they have.
+"""
+
+import json
+import math
+import time
+from typing import Any
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kybernate.bus.port import Bus, BusError
+from kybernate.clock import Clock
+from kybernate.messages import TrafficSignal
+from services.router.answers import ApiError
+from services.router.calls import body_of, cause_of, model_of, object_of
+from services.router.dispatch import Dispatcher
+from services.router.happenings import Reject
+from services.router.settings import RouterSettings
+
+SIGNAL_LIMIT = 1000
+"""Signals in one call."""
+
+
+class SignalData(BaseModel):
+    """``data`` of a signal. Milliseconds are understood beside seconds, ``inflight`` beside ``in_flight``."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str = Field(min_length=1)
+    seat: str | None = None
+    tier: str = "standard"
+    waiting: int = Field(0, ge=0)
+    in_flight: int = Field(0, ge=0)
+    inflight: int = Field(0, ge=0)
+    arrivals: int = Field(0, ge=0)
+    window_seconds: float | None = Field(None, gt=0)
+    window_ms: float | None = Field(None, gt=0)
+    oldest_wait_seconds: float | None = Field(None, ge=0)
+    oldest_wait_ms: float | None = Field(None, ge=0)
+    ttl_seconds: float | None = Field(None, gt=0, le=3600)
+
+
+class Gateways:
+    """The three calls."""
+
+    def __init__(self, settings: RouterSettings, clock: Clock, bus: Bus, dispatcher: Dispatcher) -> None:
+        self._settings, self._clock, self._bus, self._dispatcher = settings, clock, bus, dispatcher
+        self._seq = 0
+
+    async def hold(self, request: web.Request) -> web.StreamResponse:
+        """Wait until the model can be called: 200 with its endpoint, valid for ``valid_ms``; else 404, 429 or 503."""
+        model = request.query.get("model", "")
+        if not model:
+            raise ApiError(400, "model_missing", "say which model: GET /v1/hold?model=…&timeout=30s")
+        patience = _duration(request.query.get("timeout"))
+        ticket = self._dispatcher.arrive(model, cause_of(request), kind="permit", hold_seconds=patience)
+        granted = False
+        try:
+            outcome = await ticket.outcome()
+            if isinstance(outcome, Reject):
+                raise ApiError.of(outcome)
+            assert outcome is not None  # without a timeout there is always one
+            granted = True
+        finally:
+            if granted:
+                self._dispatcher.forget(ticket)
+            else:
+                self._dispatcher.end(ticket)
+        return web.json_response(
+            {
+                "model": model,
+                "endpoint": outcome.endpoint,
+                "seat": outcome.seat,
+                "epoch": outcome.epoch,
+                "valid_ms": round(self._settings.permit_seconds * 1000),
+                "held_seconds": round(self._clock.to_model(outcome.held_seconds), 3),
+            },
+            headers={"X-Kyb-Cause": ticket.cause, "X-Kyb-Endpoint": outcome.endpoint},
+        )
+
+    async def wake(self, request: web.Request) -> web.StreamResponse:
+        """Ask for a model and do not wait: 202, or 200 when it is active already."""
+        model = model_of(object_of(await body_of(request)))
+        cause = cause_of(request)
+        ticket = self._dispatcher.arrive(
+            model, cause, kind="wake", hold_seconds=self._clock.to_wall(self._settings.wake_seconds)
+        )
+        outcome = ticket.decided
+        self._dispatcher.forget(ticket)
+        if isinstance(outcome, Reject):
+            raise ApiError.of(outcome)
+        body = {"model": model, "state": "waking" if outcome is None else "active", "cause": cause}
+        return web.json_response(body, status=202 if outcome is None else 200)
+
+    async def signals(self, request: web.Request) -> web.StreamResponse:
+        """CloudEvents JSON, one or an array: levels of traffic that another gateway has."""
+        if request.content_type not in (
+            "application/cloudevents+json",
+            "application/cloudevents-batch+json",
+            "application/json",
+        ):
+            text = f"content type {request.content_type}: send application/cloudevents+json or application/json"
+            raise ApiError(415, "unsupported_content_type", text)
+        try:
+            told: Any = json.loads(await body_of(request))
+        except ValueError as error:
+            raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from error
+        items = told if isinstance(told, list) else [told]
+        if len(items) > SIGNAL_LIMIT:
+            raise ApiError(413, "too_many_signals", f"{len(items)} signals in one call; at most {SIGNAL_LIMIT}")
+        errors: list[dict[str, Any]] = []
+        for index, item in enumerate(items):
+            try:
+                await self._bus.publish(self._signal(item))
+            except ApiError as error:
+                if not isinstance(told, list):
+                    raise
+                errors.append({"index": index, "status": error.status, **error.body()["error"]})
+            except BusError as error:
+                raise ApiError(503, "bus_down", f"{index} of {len(items)} signals taken: {error}", 1) from error
+        accepted = len(items) - len(errors)
+        status = 202 if not errors else 207 if accepted else int(errors[0]["status"])
+        return web.json_response({"accepted": accepted, "errors": errors}, status=status)
+
+    def _signal(self, item: Any) -> TrafficSignal:
+        if not isinstance(item, dict) or not isinstance(item.get("data"), dict):
+            raise ApiError(
+                400, "invalid_signal", 'a signal is a CloudEvent: {"specversion", "id", "source", "data": {…}}'
+            )
+        source = item.get("source")
+        if not isinstance(source, str) or not source:
+            raise ApiError(400, "invalid_signal", "the CloudEvent needs a source, which names who has this traffic")
+        try:
+            data = SignalData.model_validate(item["data"])
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise ApiError(400, "invalid_signal", f"data.{place}: {first['msg']}") from error
+        self._seq = max(self._seq + 1, time.time_ns() // 1_000_000)
+        return TrafficSignal(
+            cause=str(item.get("id") or source),
+            source=source,
+            model=data.model,
+            seat=self._seat(data),
+            tier=data.tier,
+            waiting=data.waiting,
+            in_flight=data.in_flight or data.inflight,
+            arrivals=data.arrivals,
+            window_seconds=data.window_seconds or (data.window_ms or 1000.0) / 1000,
+            oldest_wait_seconds=_seconds(data.oldest_wait_seconds, data.oldest_wait_ms),
+            seq=self._seq,
+            ttl_seconds=data.ttl_seconds or self._settings.signal_ttl_seconds,
+        )
+
+    def _seat(self, data: SignalData) -> str | None:
+        """The seat that the traffic is for: as said, or the model's only one; else the manager chooses."""
+        model = self._dispatcher.traffic.models.get(data.model)
+        if model is None or not model.lanes:
+            known = ", ".join(sorted(self._dispatcher.traffic.models)) or "none yet"
+            raise ApiError(404, "model_not_found", f"model {data.model!r} does not exist; known models: {known}")
+        seats = [lane.record.seat for lane in model.lanes.values()]
+        if data.seat is not None and data.seat not in seats:
+            raise ApiError(404, "seat_not_found", f"seat {data.seat!r} does not run {data.model}; it has {seats}")
+        return data.seat or (seats[0] if len(seats) == 1 else None)
+
+
+def _seconds(seconds: float | None, milliseconds: float | None) -> float | None:
+    return seconds if seconds is not None or milliseconds is None else milliseconds / 1000
+
+
+def _duration(text: str | None) -> float | None:
+    """Wall seconds: ``30``, ``30s`` or ``500ms``."""
+    if text is None:
+        return None
+    number, scale = (text[:-2], 0.001) if text.endswith("ms") else (text.removesuffix("s"), 1.0)
+    try:
+        seconds = float(number) * scale
+    except ValueError:
+        seconds = -1.0
+    if not (0 <= seconds < math.inf):
+        raise ApiError(400, "invalid_timeout", f"timeout={text!r}: say seconds such as 30s, or 500ms")
+    return seconds

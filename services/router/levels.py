@@ -1,0 +1,88 @@
+"""Tells the bus how much this router has for each (model, seat): levels, not changes.
+
+At once when something becomes or stops being zero, soon when a number changes, every second while it is not zero,
+and a last zero. Who misses one hears the next; who hears none for ``ttl_seconds`` counts zero.
+"""
+
+import asyncio
+import time
+
+from kybernate.bus.port import Bus, BusError
+from kybernate.clock import Clock
+from kybernate.messages import TrafficSignal
+from services.router.traffic import Traffic
+
+Key = tuple[str, str | None]
+
+EDGE_SECONDS = 0.005
+"""Edges closer together than this are told as one."""
+CHANGE_SECONDS = 0.05
+REPEAT_SECONDS = 1.0
+TTL_SECONDS = 3.0
+
+
+class LevelPublisher:
+    """One per router. ``touch`` may be called from anywhere in the loop."""
+
+    def __init__(self, bus: Bus, traffic: Traffic, clock: Clock, source: str) -> None:
+        self._bus, self._traffic, self._clock, self._source = bus, traffic, clock, source
+        self._due: dict[Key, float] = {}
+        self._told: dict[Key, tuple[int, float]] = {}
+        """Arrivals counted at the last telling, and when that was."""
+        self._changed = asyncio.Event()
+        self._next = float("inf")
+        # A restart must not count below what the last incarnation said.
+        self._seq = time.time_ns() // 1_000_000
+
+    def touch(self, model: str, key: str | None, edge: bool) -> None:
+        """The level of (model, seat) changed; ``edge``: from or to zero."""
+        at = time.monotonic() + (EDGE_SECONDS if edge else CHANGE_SECONDS)
+        if at < self._due.get((model, key), float("inf")):
+            self._due[model, key] = at
+            if at < self._next:
+                self._changed.set()
+
+    async def run(self) -> None:
+        """Publish what is due, for ever."""
+        while True:
+            now = time.monotonic()
+            for key in [key for key, at in self._due.items() if at <= now]:
+                del self._due[key]
+                await self._tell(key)
+            self._next = min(self._due.values(), default=float("inf"))
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(None if self._next == float("inf") else self._next):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _tell(self, key: Key) -> None:
+        now = time.monotonic()
+        model, seat_key = key
+        level = self._traffic.level(model, seat_key, now)
+        before, at = self._told.get(key, (0, now - REPEAT_SECONDS))
+        self._seq += 1
+        signal = TrafficSignal(
+            cause=level.cause,
+            source=self._source,
+            model=model,
+            seat=level.seat,
+            tier=level.tier,
+            waiting=level.waiting,
+            in_flight=level.in_flight,
+            arrivals=max(0, level.arrivals - before),
+            window_seconds=max(1e-3, self._clock.to_model(now - at)),
+            oldest_wait_seconds=None if level.oldest_wait is None else self._clock.to_model(level.oldest_wait),
+            seq=self._seq,
+            ttl_seconds=TTL_SECONDS,
+        )
+        quiet = not level.waiting and not level.in_flight
+        try:
+            await self._bus.publish(signal)
+        except BusError:
+            quiet = False  # said again; whoever does not hear it counts zero after the TTL
+        else:
+            self._told[key] = (level.arrivals, now)
+        if not quiet:
+            self._due.setdefault(key, now + REPEAT_SECONDS)

@@ -1,0 +1,86 @@
+"""A small engine for the router's tests: an OpenAI server whose stream a test can hold back."""
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+from aiohttp import web
+from multidict import CIMultiDictProxy
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.port = 0
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[CIMultiDictProxy[str]] = []
+        self.chunks = 3
+        self.gate = asyncio.Event()
+        self.gate.set()
+        """Closed: a stream stops after its first chunk, a plain answer does not begin."""
+        self.silent = asyncio.Event()
+        self.silent.set()
+        """Closed: nothing is answered at all."""
+        self.break_after_first = False
+        self.running = 0
+        self.aborted = 0
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=2**26)
+        app.router.add_post("/v1/{path:.+}", self._answer)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.requests.append(body)
+        self.headers.append(request.headers)
+        self.running += 1
+        try:
+            await self.silent.wait()
+            return await (self._stream(request, body) if body.get("stream") else self._whole(body))
+        except asyncio.CancelledError:
+            self.aborted += 1
+            raise
+        finally:
+            self.running -= 1
+
+    async def _whole(self, body: dict[str, Any]) -> web.StreamResponse:
+        await self.gate.wait()
+        message = {"role": "assistant", "content": "hello from " + body["model"]}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        return web.json_response(
+            {"id": "x", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice]},
+            headers={"X-Engine": "yes"},
+        )
+
+    async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for number in range(self.chunks):
+            delta = {"index": 0, "delta": {"role": "assistant", "content": f"w{number} "}, "finish_reason": None}
+            chunk = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
+            with contextlib.suppress(ConnectionResetError):
+                await response.write(b"data: " + json.dumps({**chunk, "choices": [delta]}).encode() + b"\n\n")
+            if self.break_after_first:
+                assert request.transport is not None
+                request.transport.abort()
+                return response
+            await self.gate.wait()
+        with contextlib.suppress(ConnectionResetError):
+            await response.write(b"data: [DONE]\n\n")
+            await response.write_eof()
+        return response

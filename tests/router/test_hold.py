@@ -1,0 +1,369 @@
+"""A request for a parked model is held, its seat activates, and the answer streams."""
+
+import asyncio
+import io
+import json
+import time
+
+import openai
+import pytest
+
+from kybernate.messages import ActivateSeat, CommandReply, DrainAck, TrafficSignal
+from kybernate.seat import SeatState
+from tests.router.world import until, world
+
+
+async def test_a_stream_to_a_parked_model_is_held_and_passes_through_byte_for_byte():
+    async with world() as w:
+        engine = await w.seat("s0", "llama")
+        answer = await w.ask("llama", stream=True, x_request_id="r1")
+        assert answer.status == 200
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        events = answer.body.split(b"\n\n")
+        assert [e[:6] for e in events[:-1]] == [b"data: "] * 4
+        assert events[-2] == b"data: [DONE]"
+        assert answer.headers["X-Kyb-Seat"] == "s0"
+        assert answer.headers["X-Kyb-Cause"] == "r1"
+        assert float(answer.headers["X-Kyb-Held-Seconds"]) > 0
+        assert engine.headers[0]["X-Request-Id"] == "r1"
+        (asked,) = w.manager.of(ActivateSeat)
+        assert (asked.seat, asked.cause, asked.actor) == ("s0", "r1", "router")
+
+
+async def test_the_overhead_header_adds_the_three_parts():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.control_seconds = 1.5
+        answer = await w.ask("llama")
+        overhead = float(answer.headers["X-Kyb-Overhead-Seconds"])
+        assert 1.5 < overhead < 3.0
+        again = await w.ask("llama")
+        assert "X-Kyb-Overhead-Seconds" not in again.headers
+        assert again.headers["X-Kyb-Held-Seconds"] == "0.000"
+
+
+async def test_a_plain_answer_keeps_the_engines_headers():
+    async with world() as w:
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        answer = await w.ask("llama", x_request_id="mine")
+        assert answer.status == 200
+        assert answer.headers["X-Engine"] == "yes"
+        assert answer.json["choices"][0]["message"]["content"] == "hello from llama"
+
+
+async def test_two_callers_of_one_parked_model_are_both_served_by_one_activation():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        calls = [w.ask("llama"), w.ask("llama", stream=True)]
+        await until(lambda: w.held("llama") == 2)
+        await w.manager.activate("s0")
+        assert [(await call).status for call in calls] == [200, 200]
+        assert len(w.manager.of(ActivateSeat)) == 1
+
+
+async def test_levels_rise_at_once_and_end_with_a_zero():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        call = w.ask("llama", x_request_id="r1")
+        first = await until(lambda: [s for s in w.manager.of(TrafficSignal) if s.waiting == 1])
+        assert (first[0].seat, first[0].model, first[0].source, first[0].cause) == ("s0", "llama", "router-0", "r1")
+        assert first[0].arrivals == 1
+        await w.manager.activate("s0")
+        assert (await call).status == 200
+        last = await until(lambda: (s := w.manager.of(TrafficSignal)[-1]).waiting == s.in_flight == 0 and s)
+        assert last.seq > first[0].seq
+
+
+async def test_a_caller_who_leaves_takes_its_level_with_it():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        call = w.ask("llama")
+        await until(lambda: [s for s in w.manager.of(TrafficSignal) if s.waiting == 1])
+        call.cancel()
+        await until(lambda: w.held("llama") == 0)
+        await until(lambda: w.manager.of(TrafficSignal)[-1].waiting == 0)
+
+
+async def test_a_full_queue_says_429_and_when_to_come_again():
+    async with world(queue_limit=1, speed=10) as w:
+        await w.seat("s0", "llama", activate_seconds=25.0)
+        w.manager.auto = False
+        first = w.ask("llama")
+        await until(lambda: w.held("llama") == 1)
+        second = await w.ask("llama")
+        assert (second.status, second.code, second.headers["Retry-After"]) == (429, "queue_full", "3")
+        await w.manager.activate("s0")
+        assert (await first).status == 200
+
+
+async def test_held_bodies_are_bounded_over_all_models():
+    async with world(held_bytes=400) as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        answer = await w.call("POST", "/v1/embeddings", json={"model": "llama", "input": "x" * 500})
+        assert (answer.status, answer.code) == (429, "queue_full")
+        assert "Retry-After" in answer.headers
+
+
+async def test_the_hold_ends_at_its_deadline_with_a_503():
+    async with world(hold_seconds=5, speed=100) as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        answer = await w.ask("llama")
+        assert (answer.status, answer.code) == (503, "hold_timeout")
+        assert int(answer.headers["Retry-After"]) >= 1
+        assert "s0 is parked" in answer.json["error"]["message"]
+
+
+async def test_a_final_refusal_of_the_manager_is_told_to_those_who_wait():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.reply = CommandReply(accepted=False, code="pinned", reason="group G0 is held by s1, which is pinned")
+        answer = await w.ask("llama")
+        assert (answer.status, answer.code) == (503, "activation_refused")
+        assert "which is pinned" in answer.json["error"]["message"]
+
+
+async def test_a_passing_refusal_keeps_the_hold():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.reply = CommandReply(accepted=False, code="not-ready", reason="still starting")
+        call = w.ask("llama")
+        await until(lambda: len(w.manager.of(ActivateSeat)) == 1)
+        w.manager.reply = None
+        await w.manager.activate("s0")
+        assert (await call).status == 200
+
+
+async def test_a_quarantined_model_is_refused_with_the_reason():
+    async with world() as w:
+        await w.seat("s0", "llama", SeatState.QUARANTINED, reason="foreign process 4711 on GPU 0")
+        answer = await w.ask("llama")
+        assert (answer.status, answer.code) == (503, "seat_quarantined")
+        assert "foreign process 4711" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"{", 400, "invalid_json"),
+        (b"[]", 400, "invalid_json"),
+        (b'{"messages": []}', 400, "model_missing"),
+        (b'{"model": "nobody"}', 404, "model_not_found"),
+        (b'{"model": "' + b"x" * 2000 + b'"}', 413, "body_too_large"),
+    ],
+)
+async def test_bad_requests_get_one_clear_answer(body: bytes, status: int, code: str):
+    async with world(body_bytes=1024) as w:
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        answer = await w.call("POST", "/v1/chat/completions", data=body)
+        assert (answer.status, answer.code) == (status, code)
+        assert set(answer.json["error"]) == {"message", "type", "code"}
+        if status == 404:
+            assert "known models: llama" in answer.json["error"]["message"]
+
+
+async def test_other_paths_are_never_forwarded():
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        answer = await w.call("POST", "/admin/sleep", json={"model": "llama"})
+        assert (answer.status, answer.code) == (404, "not_found")
+        assert (await w.call("GET", "/v1/chat/completions")).status in (404, 405)
+        assert not engine.requests
+
+
+async def test_a_waiting_stream_gets_comments_where_that_is_wanted():
+    async with world(keepalive_seconds=0.05) as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        async with w.http.post(f"{w.url}/v1/chat/completions", json={"model": "llama", "stream": True}) as response:
+            assert await response.content.readuntil(b"\n\n") == b": waiting for the model\n\n"
+            await w.manager.activate("s0")
+            rest = await response.read()
+        assert rest.rstrip().endswith(b"data: [DONE]")
+
+
+async def test_the_openai_client_streams_from_a_parked_model():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        client = openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key="none", max_retries=0)
+        async with client:
+            stream = await client.chat.completions.create(
+                model="llama", messages=[{"role": "user", "content": "hi"}], stream=True
+            )
+            words = [chunk.choices[0].delta.content async for chunk in stream]
+            assert words == ["w0 ", "w1 ", "w2 "]
+            models = await client.models.list()
+            assert [model.id for model in models.data] == ["llama"]
+
+
+async def test_the_openai_client_hears_why_its_stream_was_cut():
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        engine.gate.clear()
+        client = openai.AsyncOpenAI(base_url=f"{w.url}/v1", api_key="none", max_retries=0)
+        async with client:
+            stream = await client.chat.completions.create(
+                model="llama", messages=[{"role": "user", "content": "hi"}], stream=True
+            )
+            await anext(stream)
+            await w.manager.move("s0", SeatState.DRAINING)
+            await w.manager.move("s0", SeatState.PARKING)
+            with pytest.raises(openai.APIError, match="was parked before the answer was complete"):
+                await anext(stream)
+
+
+async def test_a_draining_seat_gets_nothing_new_and_acks_count_down():
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        engine.gate.clear()
+        running = w.ask("llama", stream=True)
+        await until(lambda: engine.running == 1)
+        closed = await w.manager.move("s0", SeatState.DRAINING)
+        await until(lambda: w.manager.acks("s0") == [1])
+        later = w.ask("llama")
+        await until(lambda: w.held("llama") == 1)
+        assert engine.running == 1
+        engine.gate.set()
+        assert (await running).body.endswith(b"[DONE]\n\n")
+        await until(lambda: w.manager.acks("s0")[-1] == 0)
+        ack = w.manager.of(DrainAck)[-1]
+        assert (ack.epoch, ack.instance, ack.cause) == (closed.epoch, "router-0", "test")
+        await w.manager.move("s0", SeatState.ACTIVE, epoch=closed.epoch)
+        assert (await later).status == 200
+
+
+async def test_acks_repeat_while_the_seat_drains():
+    async with world() as w:
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        await w.manager.move("s0", SeatState.DRAINING)
+        await until(lambda: len(w.manager.acks("s0")) >= 2)
+        assert set(w.manager.acks("s0")) == {0}
+
+
+async def test_idle_connections_are_closed_when_a_seat_closes():
+    async with world() as w:
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        assert (await w.ask("llama")).status == 200
+        pool = next(iter(w.router.dispatcher._upstreams._pools.values()))
+        await w.manager.move("s0", SeatState.DRAINING)
+        await until(lambda: pool.session.closed)
+
+
+async def test_eviction_before_the_first_byte_holds_the_request_again():
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        w.manager.auto = False
+        engine.silent.clear()
+        call = w.ask("llama")
+        await until(lambda: engine.running == 1)
+        await w.manager.move("s0", SeatState.DRAINING)
+        await w.manager.move("s0", SeatState.PARKING)
+        await until(lambda: engine.running == 0)
+        await until(lambda: w.manager.acks("s0")[-1] == 0)
+        await w.manager.move("s0", SeatState.PARKED)
+        await until(lambda: len(w.manager.of(ActivateSeat)) == 1)
+        engine.silent.set()
+        await w.manager.activate("s0")
+        assert (await call).status == 200
+
+
+async def test_eviction_cuts_a_running_stream_with_an_error_event():
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        engine.gate.clear()
+        call = w.ask("llama", stream=True)
+        await until(lambda: engine.running == 1)
+        await w.manager.move("s0", SeatState.DRAINING)
+        await w.manager.move("s0", SeatState.PARKING)
+        answer = await call
+        last = answer.body.strip().split(b"\n\n")[-1]
+        error = json.loads(last.removeprefix(b"data: "))["error"]
+        assert error["code"] == "seat_evicted"
+        await until(lambda: engine.aborted == 1)
+
+
+async def test_an_engine_that_refuses_is_tried_again_until_it_answers():
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        await engine.stop()
+        call = w.ask("llama")
+        await until(lambda: w.held("llama") == 1)
+        await engine.start()
+        assert (await call).status == 200
+
+
+async def test_an_engine_that_stays_away_ends_in_a_503_at_the_deadline():
+    async with world(hold_seconds=60, speed=100) as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        await engine.stop()
+        answer = await w.ask("llama")
+        assert (answer.status, answer.code) == (503, "hold_timeout")
+
+
+async def test_a_refused_call_goes_to_another_seat_of_its_model():
+    async with world() as w:
+        one = await w.seat("s0", "llama", SeatState.ACTIVE)
+        two = await w.seat("s1", "llama", SeatState.ACTIVE)
+        await one.stop()
+        answers = [await w.ask("llama") for _ in range(3)]
+        assert {answer.headers["X-Kyb-Seat"] for answer in answers} == {"s1"}
+        assert len(two.requests) == 3
+
+
+async def test_a_stream_that_breaks_ends_with_an_error_event():
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        engine.break_after_first = True
+        answer = await w.ask("llama", stream=True)
+        assert answer.status == 200
+        last = answer.body.strip().split(b"\n\n")[-1]
+        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "upstream_failed"
+
+
+async def test_a_caller_who_leaves_ends_the_engines_work():
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        engine.gate.clear()
+        call = w.ask("llama", stream=True)
+        await until(lambda: engine.running == 1)
+        call.cancel()
+        await until(lambda: engine.aborted == 1)
+        await until(lambda: not w.lane("s0").in_flight)
+
+
+async def test_least_in_flight_of_several_active_seats():
+    async with world() as w:
+        engines = [await w.seat(f"s{n}", "llama", SeatState.ACTIVE) for n in range(2)]
+        for engine in engines:
+            engine.gate.clear()
+        calls = [w.ask("llama", stream=True) for _ in range(4)]
+        await until(lambda: [engine.running for engine in engines] == [2, 2])
+        for engine in engines:
+            engine.gate.set()
+        await asyncio.gather(*calls)
+
+
+async def test_a_large_body_passes():
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        body = json.dumps({"model": "llama", "input": "x" * 3_000_000}).encode()
+        answer = await w.call("POST", "/v1/embeddings", data=io.BytesIO(body))
+        assert answer.status == 200
+        assert len(engine.requests[0]["input"]) == 3_000_000
+
+
+async def test_held_requests_are_told_when_the_router_stops():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        call = w.ask("llama")
+        await until(lambda: w.held("llama") == 1)
+        began = time.monotonic()
+        w.router.dispatcher.stop()
+        answer = await call
+        assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "router_stopping", "1")
+        assert time.monotonic() - began < 1

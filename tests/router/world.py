@@ -1,0 +1,221 @@
+"""A router with a bus in memory, a manager that does what the test says, and engines: everything real but the GPUs."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from kybernate.bus.memory import MemoryBus, MemoryServer
+from kybernate.envelope import Message
+from kybernate.health import HttpServer
+from kybernate.messages import (
+    EVENT_OF_STATE,
+    ActivateSeat,
+    AuditRecord,
+    Command,
+    CommandReply,
+    DrainAck,
+    ParkSeat,
+    PinSeat,
+    Presence,
+    SeatEvent,
+    TrafficSignal,
+    UnpinSeat,
+)
+from kybernate.roster import BUCKET, SeatRecord
+from kybernate.seat import SeatState
+from services.router.service import Router, open_router
+from services.router.settings import RouterSettings
+from tests.router.engine import Engine
+
+NODE = "n1"
+
+
+async def until(condition: Callable[[], Any], seconds: float = 5.0) -> Any:
+    """Wait for a condition; fails the test at the deadline."""
+    async with asyncio.timeout(seconds):
+        while not (value := condition()):
+            await asyncio.sleep(0.002)
+    return value
+
+
+class Manager:
+    """Owns the roster of one node. ``auto``: a seat that is asked for becomes active at once."""
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self.bus = bus
+        self.auto = True
+        self.rows: dict[str, SeatRecord] = {}
+        self.heard: list[Message] = []
+        self.reply: CommandReply | None = None
+        self.asked_over_http = 0
+        self.url = ""
+        self.epochs = itertools.count(100)
+        self.control_seconds = 0.001
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    def acks(self, seat: str) -> list[int]:
+        return [ack.in_flight for ack in self.of(DrainAck) if ack.seat == seat]
+
+    async def put(self, seat: str, state: SeatState = SeatState.PARKED, **fields: Any) -> SeatRecord:
+        """Write a row of the roster without an event."""
+        known = self.rows.get(seat)
+        values = known.model_dump() if known else {"node": NODE, "seat": seat, "manager_url": self.url}
+        values |= {"state": state, "since": time.time(), "reported_at": time.time(), "epoch": next(self.epochs)}
+        record = SeatRecord.model_validate(values | fields)
+        self.rows[seat] = record
+        bucket = await self.bus.bucket(BUCKET)
+        await bucket.put(record.key, record.model_dump_json().encode())
+        return record
+
+    async def move(
+        self, seat: str, state: SeatState, *, cause: str = "test", roster: bool = True, **fields: Any
+    ) -> SeatEvent:
+        """A transition: event, then roster, at a new epoch unless one is given."""
+        old = self.rows[seat]
+        epoch = fields.pop("epoch", None) or next(self.epochs)
+        event = EVENT_OF_STATE[state](
+            cause=cause,
+            node=NODE,
+            seat=seat,
+            state=state,
+            previous=old.state,
+            epoch=epoch,
+            model=old.model,
+            group=old.group,
+            endpoint=old.endpoint,
+            **fields,
+        )
+        await self.bus.publish(event)
+        if roster:
+            await self.put(seat, state, epoch=epoch, reason=fields.get("reason", ""))
+        return event
+
+    async def activate(self, seat: str, cause: str = "test") -> None:
+        epoch = next(self.epochs)
+        await self.move(seat, SeatState.ACTIVATING, cause=cause, epoch=epoch)
+        done = {"seconds": {"control": self.control_seconds}, "last_call_at": time.time()}
+        await self.move(seat, SeatState.ACTIVE, cause=cause, epoch=epoch, **done)
+
+    async def answer(self, message: Message) -> CommandReply:
+        assert isinstance(message, Command)
+        self.heard.append(message)
+        if self.reply is not None:
+            return self.reply
+        if isinstance(message, ActivateSeat) and self.auto and self.rows[message.seat].state is SeatState.PARKED:
+            asyncio.get_running_loop().call_soon(self._spawn, message)
+        return CommandReply(accepted=True, op="op1", epoch=1)
+
+    def _spawn(self, message: ActivateSeat) -> None:
+        self.task = asyncio.create_task(self.activate(message.seat, message.cause))
+
+    async def listen(self) -> None:
+        patterns = (TrafficSignal.pattern(), DrainAck.pattern(), Presence.pattern(), AuditRecord.pattern())
+        async with self.bus.subscribe(*patterns) as messages:
+            async for message in messages:
+                self.heard.append(message)
+
+    async def seats(self, _: web.Request) -> web.Response:
+        self.asked_over_http += 1
+        return web.json_response({"seats": [row.model_dump(mode="json") for row in self.rows.values()]})
+
+
+class World:
+    def __init__(self, router: Router, manager: Manager, server: MemoryServer, bus: MemoryBus, http: Any) -> None:
+        self.router, self.manager, self.server, self.bus, self.http = router, manager, server, bus, http
+        self.url: str = router.url
+        self.engines: list[Engine] = []
+
+    async def seat(self, seat: str, model: str, state: SeatState = SeatState.PARKED, **fields: Any) -> Engine:
+        """A seat of a model with an engine of its own, known to the router."""
+        engine = Engine()
+        self.engines.append(engine)
+        await engine.start()
+        await self.manager.put(
+            seat, state, model=model, endpoint=engine.endpoint, group="G0", home_group="G0", gpus=(0,), **fields
+        )
+        await until(lambda: f"{NODE}.{seat}" in self.router.traffic.lanes or not self.bus.connected)
+        return engine
+
+    async def ready(self) -> None:
+        await until(lambda: self.router.traffic.trust.synced)
+
+    def ask(self, model: str, *, stream: bool = False, **more: Any) -> "asyncio.Task[Answered]":
+        return asyncio.create_task(self._ask({"model": model, "stream": stream, "messages": []}, **more))
+
+    async def _ask(self, body: dict[str, Any], **headers: str) -> "Answered":
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.http.post(f"{self.url}/v1/chat/completions", json=body, headers=named) as response:
+            return Answered(response.status, response.headers.copy(), await response.read())
+
+    async def call(self, method: str, path: str, **how: Any) -> "Answered":
+        async with self.http.request(method, self.url + path, **how) as response:
+            return Answered(response.status, response.headers.copy(), await response.read())
+
+    def held(self, model: str) -> int:
+        known = self.router.traffic.models.get(model)
+        return len(known.held) if known else 0
+
+    def lane(self, seat: str) -> Any:
+        return self.router.traffic.lanes[f"{NODE}.{seat}"]
+
+
+class Answered:
+    def __init__(self, status: int, headers: Any, body: bytes) -> None:
+        self.status, self.headers, self.body = status, headers, body
+
+    @property
+    def json(self) -> Any:
+        import json
+
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        return str(self.json["error"]["code"])
+
+
+@asynccontextmanager
+async def world(*, connected: bool = True, **settings: Any) -> AsyncIterator[World]:
+    """A running router. Settings are those of RouterSettings."""
+    async with AsyncExitStack() as stack:
+        server = MemoryServer()
+        bus = await stack.enter_async_context(MemoryBus.connect(server))
+        other = await stack.enter_async_context(MemoryBus.connect(server))
+        if not connected:
+            bus.cut()
+        manager = Manager(other)
+        app = web.Application()
+        app.router.add_get("/v1/seats", manager.seats)
+        manager.url = (await stack.enter_async_context(HttpServer(app, "127.0.0.1", 0))).url
+        for kind in (ActivateSeat, ParkSeat, PinSeat, UnpinSeat):
+            await stack.enter_async_context(other.serve(kind.pattern(node=NODE), manager.answer))
+        values = {"host": "127.0.0.1", "port": 0, "instance": "router-0", **settings}
+        router = await stack.enter_async_context(open_router(RouterSettings.model_validate(values), bus))
+        jobs = [manager.listen(), *router.jobs().values()]
+        tasks = [asyncio.create_task(job) for job in jobs]
+        stack.push_async_callback(_end, tasks)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        here = World(router, manager, server, bus, http)
+        try:
+            if connected:
+                await here.ready()
+            yield here
+            failed = [task.exception() for task in tasks if task.done()]
+            assert not failed, failed
+        finally:
+            for engine in here.engines:
+                await engine.stop()
+
+
+async def _end(tasks: "list[asyncio.Task[None]]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
