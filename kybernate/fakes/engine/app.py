@@ -1,9 +1,9 @@
 """The HTTP side: OpenAI's paths, vLLM's health, metrics and sleep mode."""
 
-import json
 import os
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 
@@ -11,7 +11,7 @@ from kybernate.fakes.engine import protocol
 from kybernate.fakes.engine.answers import embedding_base64, expected_embedding, prompt_tokens
 from kybernate.fakes.engine.engine import Engine
 from kybernate.fakes.engine.metrics import metrics_text
-from kybernate.fakes.engine.protocol import ApiError, Chunks, Generation, Json
+from kybernate.fakes.engine.protocol import ApiError, Chunks, Generation
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -124,12 +124,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.json_response(ApiError(error.status, kind, error.reason).body, status=error.status)
 
 
-async def _json(request: web.Request) -> Json:
-    try:
-        body: Json = json.loads(await request.read())
-    except ValueError as error:
-        raise ApiError(400, "BadRequestError", f"the body is not JSON: {error}") from error
-    return body
+async def _json(request: web.Request) -> Any:
+    return protocol.read_json(await request.read())
 
 
 def _new_id(kind: str) -> str:

@@ -60,6 +60,14 @@ class Generation:
             yield len(piece), "".join(piece)
 
 
+def read_json(body: bytes) -> Any:
+    """A request's body. Raises ApiError."""
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise _bad(f"the body is not JSON: {error}") from error
+
+
 def read_generation(body: Any, *, model: str, chat: bool, id: str, max_model_len: int) -> Generation:  # noqa: A002
     """Check a body of /v1/chat/completions or /v1/completions. Raises ApiError."""
     body = read_body(body, model)

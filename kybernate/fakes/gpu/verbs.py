@@ -102,7 +102,7 @@ class Verbs:
         world = self._world
         for request in sorted(process.requests):
             world.violated(Kind.CHECKPOINT_WITH_REQUEST, process, f"request {request} is being computed")
-        count, copies, room = process.used_bytes, world.parked_bytes(), world.spec.host_memory_bytes
+        count, copies, room = process.used_bytes, self._copied_bytes(), world.spec.host_memory_bytes
         operation = self._transfer(process, call, count)
         if copies + count > room:
             why = f"{count} bytes to copy beside {copies} of other parked processes; the host has {room}"
@@ -151,6 +151,11 @@ class Verbs:
             seconds = math.inf
         process.operation = Operation(call, world.now + seconds)
         return process.operation
+
+    def _copied_bytes(self) -> int:
+        """Host memory that is taken, or will be when the checkpoints under way have ended."""
+        transfers = [p for p in self._world.processes.values() if p.operation and p.operation.call.name == "checkpoint"]
+        return self._world.parked_bytes() + sum(process.used_bytes for process in transfers)
 
     def _check_epoch(self, process: Process, call: Call) -> None:
         world, epoch = self._world, integer(call.arguments, "epoch")

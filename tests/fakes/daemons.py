@@ -1,0 +1,111 @@
+"""Fake drivers, engines and GPU-using children as real processes for tests; each ends with its block."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from kybernate.fakes.gpu.client import FakeDriverClient
+
+CHILD = """
+import json, sys
+from kybernate.fakes.gpu.sync_client import SyncDriverClient
+with SyncDriverClient(sys.argv[1]) as driver:
+    for line in sys.stdin:
+        call = json.loads(line)
+        print(json.dumps(driver.request(call.pop("call"), **call)), flush=True)
+"""
+
+
+async def until(condition: Callable[[], Awaitable[Any]], seconds: float = 10.0) -> Any:
+    """What the condition answers once that is true. Fails after the deadline."""
+    deadline = time.monotonic() + seconds
+    while not (value := await condition()):
+        assert time.monotonic() < deadline, "the condition did not become true"
+        await asyncio.sleep(0.005)
+    return value
+
+
+@contextlib.asynccontextmanager
+async def process(*arguments: str, **options: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A Python process; terminated at the end, killed if that takes 5 s."""
+    started = await asyncio.create_subprocess_exec(sys.executable, *arguments, **options)
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.terminate()
+            with contextlib.suppress(ProcessLookupError):
+                started.send_signal(signal.SIGCONT)  # a stopped one cannot end
+            try:
+                await asyncio.wait_for(started.wait(), 5)
+            except TimeoutError:
+                started.kill()
+                await started.wait()
+        if started.stdin is not None:
+            started.stdin.close()
+
+
+@contextlib.asynccontextmanager
+async def driver(socket: Path, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A fake driver that listens."""
+    arguments = ("--socket", str(socket), "--log-level", "error", *options)
+    async with process("-m", "kybernate.fakes.gpu", *arguments) as started:
+        async with await FakeDriverClient.connect(socket, wait_seconds=10):
+            pass
+        yield started
+
+
+class Child:
+    """A process of its own that makes calls to the driver."""
+
+    def __init__(self, started: asyncio.subprocess.Process) -> None:
+        self.process = started
+        self.pid = started.pid
+
+    async def call(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """A call, and its reply."""
+        self.start(name, **arguments)
+        return await self.reply()
+
+    def start(self, name: str, **arguments: Any) -> None:
+        """A call whose reply is not awaited."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"call": name, **arguments}).encode() + b"\n")
+
+    async def reply(self) -> dict[str, Any]:
+        """The next reply."""
+        assert self.process.stdout is not None
+        reply: dict[str, Any] = json.loads(await self.process.stdout.readline())
+        return reply
+
+
+@contextlib.asynccontextmanager
+async def child(socket: Path) -> AsyncIterator[Child]:
+    """A process that is connected to the driver when asked the first time."""
+    pipe = asyncio.subprocess.PIPE
+    async with process("-c", CHILD, str(socket), stdin=pipe, stdout=pipe) as started:
+        yield Child(started)
+
+
+@contextlib.asynccontextmanager
+async def engine(
+    socket: Path, port: int, gpus: list[str], *options: str, speed: float = 100.0, **more: Any
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A fake engine that was started, maybe still loading."""
+    env = os.environ | {
+        "POD_IP": "127.0.0.1",
+        "KYB_FAKE_DRIVER": str(socket),
+        "KYB_FAKE_GPU": ",".join(gpus),
+        "KYB_GPU_SEAT": "1x-test.s00",
+        "KYB_SPEED": str(speed),
+    }
+    arguments = ("--model", "m", "--port", str(port), *options)
+    async with process("-m", "kybernate.fakes.engine", *arguments, env=env, **more) as started:
+        yield started

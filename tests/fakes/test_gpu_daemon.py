@@ -1,0 +1,218 @@
+"""The daemon over its real socket, with real processes that are stopped, continued and killed."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kybernate.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
+from kybernate.fakes.gpu.sync_client import SyncDriverClient
+from tests.fakes.daemons import Child, child, driver, process, until
+
+GIB = 2**30
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
+    """A driver at speed 100 and a client of it."""
+    socket = tmp_path / "driver.sock"
+    async with driver(socket, "--speed", "100") as daemon, await FakeDriverClient.connect(socket) as client:
+        gpus = [gpu["uuid"] for gpu in (await client.call("devices"))["gpus"]]
+        yield SimpleNamespace(socket=socket, daemon=daemon, client=client, gpus=gpus)
+
+
+async def used(node: SimpleNamespace) -> int:
+    """Bytes in use on the first GPU."""
+    count: int = (await node.client.call("devices"))["gpus"][0]["used_bytes"]
+    return count
+
+
+async def take(node: SimpleNamespace, process: Child, seat: str = "1x-a.s00", gib: int = 40) -> None:
+    assert (await process.call("attach", seat=seat))["pid"] == process.pid, "known by the kernel, not by what it says"
+    assert (await process.call("alloc", gpu=node.gpus[0], bytes=gib * GIB))["code"] == 0
+
+
+async def test_a_killed_process_frees_its_memory_within_milliseconds(node):
+    async with child(node.socket) as worker:
+        await take(node, worker)
+        assert await used(node) == 40 * GIB
+        worker.process.kill()
+        killed = time.monotonic()
+        await until(lambda: free(node))
+        assert time.monotonic() - killed < 1.0  # milliseconds on an idle machine
+        reply = await node.client.request("get_state", pid=worker.pid)
+        assert reply["code"] in (3, 304)
+
+
+async def free(node: SimpleNamespace) -> bool:
+    return await used(node) == 0
+
+
+async def test_closing_the_connection_alone_frees_nothing(node):
+    own = await FakeDriverClient.connect(node.socket)
+    await own.call("attach", seat="s")
+    await own.call("alloc", gpu=node.gpus[0], bytes=GIB)
+    await own.close()
+    assert await used(node) == GIB
+    assert (await node.client.call("processes"))["processes"][0]["pid"] == os.getpid()
+
+
+async def test_a_lock_on_a_stopped_process_hangs_until_it_is_continued(node):
+    async with child(node.socket) as worker:
+        await take(node, worker)
+        worker.process.send_signal(signal.SIGSTOP)
+        await until(lambda: stopped(worker.pid))
+        lock = asyncio.create_task(node.client.request("lock", pid=worker.pid, epoch=1, timeout_ms=1))
+        query = asyncio.create_task(node.client.request("get_state", pid=worker.pid))
+        done, _ = await asyncio.wait([lock, query], timeout=0.1)
+        assert not done
+        worker.process.send_signal(signal.SIGCONT)
+        assert (await lock)["code"] == 0
+        assert (await query)["state"] == "LOCKED"
+
+
+async def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+async def test_park_freeze_thaw_and_activate_with_the_blocking_client(node):
+    async with child(node.socket) as worker:
+        await take(node, worker)
+
+        def park_and_activate() -> None:
+            with SyncDriverClient(str(node.socket)) as verbs:
+                assert verbs.get_restore_tid(worker.pid) == (0, worker.pid)
+                assert verbs.lock(worker.pid, epoch=1, timeout_ms=100) == 0
+                assert verbs.checkpoint(worker.pid, epoch=1) == 0
+                assert verbs.get_state(worker.pid) == (0, "CHECKPOINTED")
+                os.kill(worker.pid, signal.SIGSTOP)
+                assert verbs.checkpoint(1, epoch=1) == 3
+                os.kill(worker.pid, signal.SIGCONT)
+                began = time.monotonic()
+                assert verbs.restore(worker.pid, epoch=2) == 0
+                assert time.monotonic() - began > (0.2 + 40 * GIB / 48e9) / 100
+                assert verbs.unlock(worker.pid, epoch=1) == 401
+                assert verbs.unlock(worker.pid, epoch=2) == 0
+
+        await asyncio.to_thread(park_and_activate)
+        assert await used(node) == 40 * GIB
+        assert (await node.client.call("stats"))["violations"]["by_kind"] == {"stale-epoch": 1}
+
+
+async def test_a_call_of_a_parked_process_is_answered_when_it_runs_again(node):
+    async with child(node.socket) as worker:
+        await take(node, worker)
+        for verb in ("lock", "checkpoint"):
+            await node.client.call(verb, pid=worker.pid, epoch=1)
+        worker.start("alloc", gpu=node.gpus[0], bytes=GIB)
+        for verb in ("restore", "unlock"):
+            assert await used(node) in (0, 40 * GIB)
+            await node.client.call(verb, pid=worker.pid, epoch=1)
+        assert (await worker.reply())["bytes"] == 41 * GIB
+
+
+async def test_a_caller_that_is_killed_does_not_stop_a_checkpoint(node):
+    async with child(node.socket) as worker, child(node.socket) as helper:
+        await take(node, worker)
+        await helper.call("lock", pid=worker.pid, epoch=1)
+        await node.client.call("inject", fault="slow", factor=5)
+        helper.start("checkpoint", pid=worker.pid, epoch=1)
+        await until(lambda: busy(node))
+        helper.process.kill()
+        await helper.process.wait()
+        assert (await node.client.call("get_state", pid=worker.pid))["state"] == "CHECKPOINTED"
+
+
+async def busy(node: SimpleNamespace) -> bool:
+    return bool((await node.client.call("devices"))["gpus"][0]["utilization"])
+
+
+async def test_an_injected_death_kills_the_process_and_fails_the_call(node):
+    async with child(node.socket) as worker:
+        await take(node, worker)
+        await node.client.call("lock", pid=worker.pid, epoch=1)
+        await node.client.call("inject", fault="die-mid-checkpoint", pid=worker.pid)
+        with pytest.raises(DriverError, match="OPERATING_SYSTEM"):
+            await node.client.call("checkpoint", pid=worker.pid, epoch=1)
+        assert await worker.process.wait() == -signal.SIGKILL
+        assert await used(node) == 0
+
+
+async def test_a_restarted_process_is_a_new_one(node):
+    for _ in range(2):
+        async with child(node.socket) as worker:
+            await take(node, worker, gib=70)
+            worker.process.kill()
+            await worker.process.wait()
+            await until(lambda: free(node))
+    assert (await node.client.call("stats"))["violations"]["count"] == 0
+
+
+async def test_lines_that_are_no_calls_get_an_answer(node):
+    reader, writer = await asyncio.open_unix_connection(str(node.socket))
+    for line in (b"{", b"[]", b'{"id": 1}', b"\xff"):
+        writer.write(line + b"\n")
+        assert json.loads(await reader.readline())["name"] == "INVALID_VALUE"
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_sigterm_ends_the_daemon_cleanly_and_its_clients_know(tmp_path):
+    socket = tmp_path / "driver.sock"
+    async with driver(socket) as daemon:
+        client = await FakeDriverClient.connect(socket)
+        daemon.terminate()
+        assert await daemon.wait() == 0
+        assert not socket.exists()
+        await client.wait_closed()
+        with pytest.raises(DriverGoneError):
+            await client.call("devices")
+
+
+async def test_a_socket_left_by_a_killed_daemon_is_taken_over_and_a_live_one_is_not(tmp_path):
+    socket = tmp_path / "driver.sock"
+    async with driver(socket) as daemon:
+        daemon.kill()
+        await daemon.wait()
+    assert socket.exists()
+    async with driver(socket):
+        pipe = asyncio.subprocess.PIPE
+        async with process("-m", "kybernate.fakes.gpu", "--socket", str(socket), stderr=pipe) as second:
+            _, errors = await second.communicate()
+        assert second.returncode == 1
+        assert b"another fake GPU driver serves" in errors
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [(["--links", "nvlink:0-9"], "0-9"), (["--memory", "lots"], "lots"), (["--slots", "0"], "--slots")],
+)
+async def test_wrong_options_end_with_a_reason(tmp_path, options, part):
+    pipe = asyncio.subprocess.PIPE
+    arguments = ("-m", "kybernate.fakes.gpu", "--socket", str(tmp_path / "d"), *options)
+    async with process(*arguments, stderr=pipe) as started:
+        _, errors = await started.communicate()
+    assert started.returncode == 2
+    assert part in errors.decode()
+
+
+async def test_calls_are_cheap(node):
+    """Below 100 µs of CPU on an idle machine; the bound here leaves room for a busy one."""
+
+    def cpu_seconds() -> float:
+        fields = Path(f"/proc/{node.daemon.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    await node.client.call("attach", seat="s")
+    await node.client.call("alloc", gpu=node.gpus[0], bytes=GIB)
+    before = cpu_seconds()
+    for number in range(500):
+        await node.client.call("begin", request=str(number))
+        await node.client.call("end", request=str(number))
+    assert (cpu_seconds() - before) / 1000 < 500e-6

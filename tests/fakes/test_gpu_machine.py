@@ -1,0 +1,234 @@
+"""The fake machine's rules, told in calls."""
+
+import pytest
+
+from kybernate.fakes.gpu.codes import Code
+from kybernate.fakes.gpu.process import Target
+from kybernate.fakes.gpu.spec import GIB, build_gpus, parse_links
+from tests.fakes.machines import Stand
+
+S, ILLEGAL = Code.SUCCESS, Code.ILLEGAL_STATE
+
+
+@pytest.fixture
+def stand() -> Stand:
+    return Stand()
+
+
+@pytest.mark.parametrize(
+    ("state", "lock", "checkpoint", "restore", "unlock"),
+    [
+        ("running", S, ILLEGAL, ILLEGAL, ILLEGAL),
+        ("locked", ILLEGAL, S, ILLEGAL, S),
+        ("parked", ILLEGAL, ILLEGAL, S, ILLEGAL),
+        ("lost", ILLEGAL, ILLEGAL, Code.OPERATING_SYSTEM, ILLEGAL),
+    ],
+)
+def test_each_verb_is_legal_in_one_state_and_changes_nothing_in_the_others(state, lock, checkpoint, restore, unlock):
+    for verb, expected in {"lock": lock, "checkpoint": checkpoint, "restore": restore, "unlock": unlock}.items():
+        stand = Stand()
+        if state == "lost":
+            stand.parked(1, 60)
+            stand.running(2, 60)
+            assert stand.verb("restore", 1) is Code.OUT_OF_MEMORY
+        else:
+            getattr(stand, state)(1)
+        before = stand.state(1), stand.used_gib()
+        assert stand.done(verb, 1) is expected, (state, verb)
+        if expected is not S:
+            assert (stand.state(1), stand.used_gib()) == before
+
+
+def test_a_park_frees_the_memory_at_its_end_and_an_activation_takes_it_at_its_beginning(stand):
+    stand.locked(1, 10)
+    assert stand.verb("checkpoint", 1) is None
+    stand.later(10.1)
+    assert stand.used_gib() == [10, 0]
+    stand.later(0.2)
+    assert stand.used_gib() == [0, 0]
+    assert stand.read("processes") == {"processes": []}, "a parked process vanishes"
+    assert stand.read("host")["used_bytes"] == 10 * GIB
+    assert stand.verb("restore", 1) is None
+    assert stand.used_gib() == [10, 0]
+    stand.later(10.3)
+    assert stand.state(1) == "LOCKED"
+    assert stand.verb("unlock", 1) is S
+    assert stand.read("host")["used_bytes"] == 0
+    assert stand.read("stats")["violations"]["count"] == 0
+
+
+def test_transfers_of_two_processes_run_at_the_same_time_and_speed_divides_them():
+    stand = Stand(speed=10.0)
+    stand.locked(1, 10, (0,))
+    stand.locked(2, 10, (1,))
+    calls = [stand.send("checkpoint", 99, pid=pid, epoch=1) for pid in (1, 2)]
+    stand.later(1.01)
+    assert not stand.answers.keys() & set(calls)
+    stand.later(0.02)
+    assert [stand.answers[call][0] for call in calls] == [S, S]
+
+
+def test_state_queries_wait_for_a_running_transfer_and_the_restore_thread_does_not(stand):
+    stand.locked(1)
+    stand.verb("checkpoint", 1)
+    query = stand.send("get_state", pid=1)
+    assert stand.code("get_restore_tid", pid=1) is S
+    assert query not in stand.answers
+    stand.later(20)
+    assert stand.answers[query][1]["state"] == "CHECKPOINTED"
+
+
+def test_checkpoint_calls_on_a_stopped_process_hang_until_it_is_continued(stand):
+    stand.running(1)
+    frozen = Target(stopped=True)
+    lock = stand.send("lock", 99, target=frozen, pid=1, epoch=1, timeout_ms=10)
+    query = stand.send("get_state", 99, target=frozen, pid=1)
+    stand.later(1000)
+    assert not {lock, query} & stand.answers.keys()
+    assert stand.machine.watched() == [1]
+    stand.stopped(1, False)
+    assert stand.answers[lock][0] is S
+    assert stand.answers[query][1]["state"] == "LOCKED"
+
+
+def test_a_transfer_does_not_end_while_the_process_is_stopped(stand):
+    stand.locked(1)
+    call = stand.send("checkpoint", 99, pid=1, epoch=1)
+    stand.stopped(1, True)
+    assert stand.machine.next_time() is None
+    stand.later(100)
+    assert call not in stand.answers
+    stand.stopped(1, False)
+    assert stand.answers[call][0] is S
+
+
+def test_a_lock_waits_for_submitted_work_or_times_out_and_leaves_the_process_running(stand):
+    stand.running(1)
+    stand.read("inject", fault="busy", seconds=5, pid=1)
+    impatient = stand.send("lock", 99, pid=1, epoch=1, timeout_ms=1000)
+    stand.later(1.1)
+    assert stand.answers[impatient][0] is Code.NOT_READY
+    assert stand.state(1) == "RUNNING"
+    patient = stand.send("lock", 99, pid=1, epoch=1)
+    stand.later(3)
+    assert patient not in stand.answers
+    stand.later(1)
+    assert stand.answers[patient][0] is S
+    assert stand.state(1) == "LOCKED"
+
+
+def test_own_calls_of_a_locked_or_parked_process_wait_until_it_runs_again(stand):
+    stand.parked(1)
+    alloc = stand.send("alloc", 1, gpu=stand.gpus[0], bytes=GIB)
+    free = stand.send("free", 1, gpu=stand.gpus[0])
+    assert stand.done("restore", 1) is S
+    assert not {alloc, free} & stand.answers.keys()
+    assert stand.verb("unlock", 1) is S
+    assert stand.answers[alloc] == (S, {"gpu": stand.gpus[0], "bytes": 11 * GIB})
+    assert stand.answers[free] == (S, {"gpu": stand.gpus[0], "bytes": 0})
+    assert stand.read("processes")["processes"][0]["bytes"] == 0, "a context without memory shows up"
+
+
+def test_memory_is_refused_beyond_the_gpu_and_freed_when_the_process_is_gone(stand):
+    stand.running(1, 60)
+    assert stand.code("alloc", 1, gpu=stand.gpus[0], bytes=21 * GIB) is Code.OUT_OF_MEMORY
+    assert stand.code("alloc", 1, gpu=stand.gpus[0], bytes=20 * GIB) is S
+    stand.gone(1)
+    assert stand.used_gib() == [0, 0]
+    assert stand.code("alloc", 1, gpu=stand.gpus[0], bytes=1) is Code.NOT_INITIALIZED
+
+
+def test_calls_about_a_process_that_dies_end_with_an_operating_system_error(stand):
+    stand.locked(1)
+    calls = [stand.send("checkpoint", 99, pid=1, epoch=1), stand.send("get_state", 99, pid=1)]
+    stand.gone(1)
+    assert [stand.answers[call][0] for call in calls] == [Code.OPERATING_SYSTEM] * 2
+
+
+def test_result_codes_of_processes_that_are_not_there_or_use_no_cuda(stand):
+    assert stand.verb("lock", 5, target=Target(exists=False)) is Code.OPERATING_SYSTEM
+    assert stand.verb("lock", 5) is Code.NOT_INITIALIZED
+    stand.running(1)
+    assert stand.verb("lock", 1, target=Target(zombie=True)) is Code.NOT_INITIALIZED
+    assert stand.code("get_restore_tid", pid=5) is Code.NOT_INITIALIZED
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "part"),
+    [
+        ("alloc", {"gpu": "GPU-x", "bytes": 1}, "no GPU 'GPU-x'"),
+        ("alloc", {"gpu": "$0", "bytes": -1}, "bytes=-1"),
+        ("alloc", {"gpu": "$0", "bytes": True}, "bytes=True"),
+        ("free", {"gpu": "$0", "bytes": 2**60}, "holds"),
+        ("lock", {"pid": 1}, "epoch=None"),
+        ("lock", {"pid": "1", "epoch": 1}, "pid='1'"),
+        ("end", {"request": "r"}, "not being computed"),
+        ("begin", {}, "request=None"),
+        ("attach", {"seat": "another"}, "is attached as s1"),
+        ("inject", {"fault": "rain"}, "known are"),
+        ("inject", {"fault": "hang"}, "needs verb"),
+        ("inject", {"fault": "slow", "factor": 0}, "factor above 0"),
+        ("inject", {"fault": "xid", "gpu": "GPU-x", "xid": 79}, "no GPU"),
+    ],
+)
+def test_wrong_arguments_are_invalid_values_with_a_reason(stand, call, arguments, part):
+    stand.running(1)
+    given = {name: stand.gpus[0] if value == "$0" else value for name, value in arguments.items()}
+    code, result = stand.answers[stand.send(call, 1, **given)]
+    assert code is Code.INVALID_VALUE
+    assert part in result["text"]
+
+
+def test_an_unknown_call_is_not_supported_and_names_the_known_ones(stand):
+    code, result = stand.answers[stand.send("nvmlInit")]
+    assert code is Code.NOT_SUPPORTED
+    assert "get_restore_tid" in result["text"]
+
+
+def test_a_restore_with_a_map_moves_the_process_whose_own_names_stay_valid(stand):
+    stand.parked(1, 10, (0,))
+    stand.running(2, 40, (0,))
+    a, b = stand.gpus
+    assert stand.verb("restore", 1, gpu_map={a: b}) is Code.INVALID_VALUE, "must be a full permutation"
+    assert stand.done("restore", 1, gpu_map={a: b, b: a}) is S
+    assert stand.used_gib() == [40, 10]
+    assert stand.verb("unlock", 1) is S
+    assert stand.read("alloc", 1, gpu=a, bytes=GIB)["gpu"] == b
+    assert stand.used_gib() == [40, 11]
+    assert stand.verb("lock", 1) is S
+    assert stand.done("checkpoint", 1) is S
+    stand.gone(2)
+    assert stand.done("restore", 1, gpu_map={a: b, b: a}) is S
+    assert stand.used_gib() == [11, 0]
+    assert stand.kinds == {}
+
+
+def test_links_and_uuids_are_stable_and_wrong_links_are_named():
+    gpus = build_gpus(4, GIB, "x")
+    assert gpus == build_gpus(4, GIB, "x")
+    assert {gpu.uuid for gpu in gpus}.isdisjoint(gpu.uuid for gpu in build_gpus(4, GIB, "x", seed="1"))
+    assert [gpu.numa_node for gpu in gpus] == [0, 0, 1, 1]
+    assert len(parse_links("nvswitch:all", gpus)) == 6
+    assert parse_links("none", gpus) == ()
+    for wrong in ("nvlink", "nvlink:0-4", "nvlink:1-1", "nvlink:a-b"):
+        with pytest.raises(ValueError, match="link"):
+            parse_links(wrong, gpus)
+
+
+def test_a_gpu_that_computes_is_busy_and_warms_up(stand):
+    stand.running(1)
+    cold = stand.read("devices")["gpus"][0]
+    stand.read("begin", 1, request="r")
+    stand.later(60)
+    warm = stand.read("devices")["gpus"][0]
+    assert (cold["utilization"], warm["utilization"]) == (0, 68)
+    assert cold["temperature"] < warm["temperature"] < 90
+    assert stand.read("devices")["gpus"][1]["utilization"] == 0
+
+
+def test_a_process_that_asks_for_it_is_told_its_states(stand):
+    stand.read("attach", 1, seat="s1", watch=True)
+    stand.read("alloc", 1, gpu=stand.gpus[0], bytes=GIB)
+    for verb in ("lock", "checkpoint", "restore", "unlock"):
+        stand.done(verb, 1)
+    assert stand.told == [(1, "LOCKED"), (1, "CHECKPOINTED"), (1, "LOCKED"), (1, "RUNNING")]
