@@ -59,7 +59,7 @@ class _Route:
         with contextlib.suppress(nats.errors.Error, TimeoutError):
             async with asyncio.timeout(DETACH_SECONDS):
                 await self.subscription.unsubscribe()
-                await self.link.client.rtt(timeout=CONNECT_SECONDS)
+                await self.link.round_trip()
 
 
 class NatsBus:
@@ -136,8 +136,8 @@ class NatsBus:
 
     async def flush(self, timeout: float = 2.0) -> None:
         """Until the server has seen everything published before."""
-        async with self.asking("flush", timeout) as client:
-            await client.rtt(timeout=int(timeout) + 1)
+        async with self.asking("flush", timeout):
+            await self.link.round_trip()
 
     async def request(self, message: Message, reply: type[R], *, timeout: float) -> R:
         """Ask the one who serves this subject."""
@@ -253,9 +253,10 @@ class NatsBus:
         try:
             if self.connected:
                 with contextlib.suppress(BusDownError, NoAnswerError):  # lost just now: the next link takes it
-                    async with self.asking(subject, CONNECT_SECONDS) as client:
-                        await route.attach(self.link)
-                        await client.rtt(timeout=CONNECT_SECONDS)
+                    async with self.asking(subject, CONNECT_SECONDS):
+                        link = self.link
+                        await route.attach(link)
+                        await link.round_trip()
             yield
         finally:
             self._routes.remove(route)
@@ -288,7 +289,8 @@ class NatsBus:
         while missing := [route for route in self._routes if route.link is not link]:
             for route in missing:
                 await route.attach(link)
-            await link.client.rtt(timeout=CONNECT_SECONDS)
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await link.round_trip()
         self._link = link
         self._last_error = ""
         self._up.set()

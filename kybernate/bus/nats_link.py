@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import nats.errors
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
 
@@ -20,6 +21,9 @@ class Link:
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self._echo = ""
+        self._echoes: dict[bytes, asyncio.Future[None]] = {}
+        self._asked = 0
         self.lost = asyncio.Event()
         self.when_lost: set[Callable[[], None]] = set()
         """Called once, at the loss: who waits for an answer need not wait on."""
@@ -28,6 +32,32 @@ class Link:
     def alive(self) -> bool:
         """Whether something sent now would go out."""
         return not self.lost.is_set() and self.client.is_connected
+
+    async def round_trip(self) -> None:
+        """Until the server has seen everything that this process sent before. May be cancelled.
+
+        Not nats-py's flush: its PING overtakes what still waits in its buffer, and the PONG of a flush that was
+        cancelled or timed out ends its reading task (InvalidStateError), which leaves the connection deaf.
+        """
+        self._asked += 1
+        token = str(self._asked).encode()
+        back: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._echoes[token] = back
+        try:
+            await self.client.publish(self._echo, token)
+            await back
+        finally:
+            del self._echoes[token]
+
+    async def listen_to_itself(self) -> None:
+        """Once, after connecting: what ``round_trip`` needs."""
+        self._echo = self.client.new_inbox()
+        await self.client.subscribe(self._echo, cb=self._heard)
+
+    async def _heard(self, msg: Msg) -> None:
+        back = self._echoes.get(msg.data)
+        if back is not None and not back.done():
+            back.set_result(None)
 
     def lose(self) -> None:
         """The connection is gone for good; the next one is another Link."""
@@ -71,6 +101,7 @@ async def dial(url: str, name: str, report: Callable[[Exception], None]) -> Link
             error_cb=on_error,
             closed_cb=on_closed,
         )
+        await link.listen_to_itself()
     except BaseException:
         with contextlib.suppress(Exception):
             await client.close()  # what connect leaves open when it fails half-way

@@ -110,6 +110,44 @@ async def test_publishing_through_a_restart_ends_in_sent_or_down(server: NatsSer
     assert not refused & set(arrived)
 
 
+async def test_a_flush_given_up_leaves_the_connection_alive(server: NatsServer) -> None:
+    """nats-py's own flush, cancelled, ends its reading task: the connection stays open and hears nothing more."""
+    async with (
+        NatsBus.connect(server.url, source="test", name="test") as bus,
+        bus.subscribe(SeatEvent.pattern()) as got,
+    ):
+        await within(bus.until_connected())
+        for n in range(20):
+            flush = asyncio.create_task(bus.flush())
+            await asyncio.sleep(0)
+            flush.cancel()
+            with pytest.raises(BusError):
+                await bus.flush(0.0)
+            await bus.publish(activated(n))
+            message = await within(anext(got), 2)
+            assert isinstance(message, SeatActivated)
+            assert message.epoch == n
+
+
+async def test_flush_returns_after_everything_published(server: NatsServer) -> None:
+    """Another client that subscribes after the flush gets nothing of it."""
+    async with (
+        NatsBus.connect(server.url, source="test", name="writer") as writer,
+        NatsBus.connect(server.url, source="test", name="reader") as reader,
+    ):
+        await within(writer.until_connected())
+        await within(reader.until_connected())
+        for n in range(50):
+            for _ in range(20):
+                await writer.publish(activated(0))
+            await writer.flush()
+            async with reader.subscribe(SeatEvent.pattern()) as got:
+                await writer.publish(activated(n + 1))
+                message = await within(anext(got))
+                assert isinstance(message, SeatActivated)
+                assert message.epoch == n + 1
+
+
 async def test_two_servers_are_two_buses(server: NatsServer, tmp_path: Path) -> None:
     async def accept(_: object) -> JobReply:
         return JobReply(accepted=True)
