@@ -233,15 +233,10 @@ def version() -> None:
 
 
 def _command(name: str, verb: str, url: str | None, output: Output) -> None:
-    from kybernate.cli.names import resolve
     from kybernate.cli.router import Router, find_url
 
-    router = Router(find_url(url))
-    seat = resolve(name, router.seats()["seats"])
-    reply: dict[str, Any] = router.command(str(seat["seat"]), verb)
+    reply: dict[str, Any] = Router(find_url(url)).command(name, verb)
     if output is Output.JSON:
-        print(json.dumps({"seat": seat["seat"], "model": seat.get("model", ""), "verb": verb, **reply}))
-    if not reply.get("accepted", True):
-        raise CliError(f"{verb} {name}: refused: {reply.get('reason') or reply.get('code') or 'no reason given'}")
-    if output is Output.TEXT:
-        print(f"{verb} {seat.get('model') or seat['seat']}: accepted; see kyb status")
+        print(json.dumps({"verb": verb, **reply}))
+    else:
+        print(f"{verb} {reply.get('model') or name} (seat {reply.get('seat', '?')}): accepted; see kyb status")

@@ -15,16 +15,19 @@ GIVE_UP_SECONDS = 30.0
 def follow_events(router: Router, show: Callable[[dict[str, Any]], None], *, again: bool) -> None:
     """Show each event. ``again``: connect again after a break and go on after the last one shown."""
     last_id: str | None = None
+    reached = False
     lost_at: float | None = None
     while True:
         try:
             for number, event in router.events(last_id):
-                last_id, lost_at = number or last_id, None
-                show(event)
+                reached, lost_at = True, None
+                if event is not None:
+                    last_id = number or last_id
+                    show(event)
         except CliError:
-            # The first try must work: a wrong address is not an interruption.
             lost_at = lost_at or time.monotonic()
-            if not again or last_id is None or time.monotonic() - lost_at > GIVE_UP_SECONDS:
+            # The first try must work: a wrong address is not an interruption.
+            if not again or not reached or time.monotonic() - lost_at > GIVE_UP_SECONDS:
                 raise
         if not again:
             return

@@ -45,9 +45,9 @@ class Router:
             raise CliError(f"{self.url}/v1/seats does not answer like a Kybernate router; check the address")
         return body
 
-    def command(self, seat: str, verb: str) -> dict[str, Any]:
-        """``POST /v1/seats/{seat}/{verb}``: the manager's reply."""
-        body = self._call("POST", f"/v1/seats/{quote(seat, safe='')}/{verb}")
+    def command(self, name: str, verb: str) -> dict[str, Any]:
+        """``POST /v1/seats/{name}/{verb}``: the manager's reply. The router knows which seat a name means."""
+        body = self._call("POST", f"/v1/seats/{quote(name)}/{verb}")
         return body if isinstance(body, dict) else {}
 
     def wake(self, model: str) -> dict[str, Any]:
@@ -55,15 +55,16 @@ class Router:
         body = self._call("POST", "/v1/wake", {"model": model})
         return body if isinstance(body, dict) else {}
 
-    def events(self, last_id: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-        """``GET /v1/events``: (id, event) as they happen, until the router ends the stream."""
+    def events(self, last_id: str | None = None) -> Iterator[tuple[str, dict[str, Any] | None]]:
+        """``GET /v1/events``: first ("", None) once it is open, then (id, event) until the router ends the stream."""
         connection = self._connection(timeout=None)
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
         try:
             connection.request("GET", self._path("/v1/events"), headers=headers)
             answer = connection.getresponse()
             if answer.status != 200:
-                raise CliError(self._refusal(answer.status, answer.read()))
+                raise self._refusal(answer.status, answer.read())
+            yield "", None
             number, data = "", ""
             for raw in answer:
                 line = raw.decode(errors="replace").rstrip("\r\n")
@@ -92,7 +93,7 @@ class Router:
         finally:
             connection.close()
         if answer.status >= 400:
-            raise CliError(self._refusal(answer.status, data))
+            raise self._refusal(answer.status, data)
         try:
             return json.loads(data) if data else {}
         except ValueError:
@@ -110,12 +111,11 @@ class Router:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return f"the router at {self.url} does not answer ({why}); is the stack running? (kyb up, or --url)"
 
-    def _refusal(self, status: int, data: bytes) -> str:
+    def _refusal(self, status: int, data: bytes) -> CliError:
         """The router's own words, wherever its answer has them."""
         try:
-            body = json.loads(data)
-            error = body.get("error", body)
-            said = error.get("message") or error.get("reason") if isinstance(error, dict) else error
-        except (ValueError, AttributeError):
-            said = None
-        return f"{said or data[:200].decode(errors='replace') or 'the router gave no reason'} (HTTP {status})"
+            error = json.loads(data)["error"]
+            return CliError(str(error["message"]), 2 if error.get("code") == "ambiguous_name" else 1)
+        except (ValueError, KeyError, TypeError):
+            said = data[:200].decode(errors="replace").strip() or "without a reason"
+            return CliError(f"the router at {self.url} refused (HTTP {status}): {said}")

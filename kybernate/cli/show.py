@@ -63,7 +63,8 @@ def event_line(event: dict[str, Any]) -> Text:
     state = str(event.get("state", ""))
     at = datetime.fromtimestamp(float(event.get("at") or 0)).strftime("%H:%M:%S.%f")[:-3]
     text = Text(f"{at}  ", "dim")
-    text.append(f"{state:12}", STATE_STYLES.get(state, ""))
+    kind = str(event.get("type", state)).rpartition("seat-")[2]
+    text.append(f"{kind:12}", STATE_STYLES.get(state, ""))
     text.append(f"{event.get('model') or '-'}", "bold")
     text.append(f"  {event.get('group') or '-'}  seat/{event.get('seat', '?')}  epoch {event.get('epoch', 0)}", "dim")
     seconds = event.get("seconds")

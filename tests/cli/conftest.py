@@ -1,0 +1,156 @@
+"""A router of a few lines, with the shapes of the real one, and ``kyb`` run against it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from kybernate.cli import main
+from kybernate.health import HttpServer
+from kybernate.messages import SeatActivated, SeatEvent, SeatParked
+from kybernate.roster import SeatRecord
+from kybernate.seat import SeatState
+from services.router.fleet import UnclearNameError, resolve
+
+
+def seat(number: int, model: str, state: SeatState, group: str = "G0", **more: Any) -> SeatRecord:
+    return SeatRecord(
+        node="laptop",
+        seat=f"1x-abcdef.s{number:02d}",
+        state=state,
+        model=model,
+        group=group,
+        home_group=group,
+        gpus=(0,),
+        resource="kyb.ai/gpu-1x-seat",
+        started=True,
+        since=1_700_000_000.0,
+        **{"vram_bytes": 40 * 2**30} | more,
+    )
+
+
+SEATS = [
+    seat(0, "qwen3-32b", SeatState.ACTIVE, pinned=True),
+    seat(1, "gemma-3-27b", SeatState.PARKED),
+    seat(2, "phi-4", SeatState.QUARANTINED, "G1", reason="a foreign process holds GPU 1"),
+    seat(3, "twin", SeatState.PARKED, "G1"),
+    seat(4, "twin", SeatState.WAITING, "G1", vram_bytes=0),
+    seat(5, "", SeatState.FREE, "G1"),
+]
+
+
+def happened(kind: type[SeatEvent], number: int, model: str, state: SeatState) -> SeatEvent:
+    name = f"1x-abcdef.s{number:02d}"
+    return kind(
+        id=f"e{number}", cause="c", at=1_700_000_000.0, node="laptop", seat=name, model=model, state=state, group="G0",
+        epoch=7, seconds={"park": 1.25} if state is SeatState.PARKED else {},
+    )  # fmt: skip
+
+
+EVENTS = [
+    happened(SeatParked, 0, "qwen3-32b", SeatState.PARKED),
+    happened(SeatActivated, 1, "gemma-3-27b", SeatState.ACTIVE),
+]
+
+
+@dataclass
+class SmallRouter:
+    """What was asked, and what is answered."""
+
+    url: str = ""
+    asked: list[str] = field(default_factory=list)
+    last_ids: list[str | None] = field(default_factory=list)
+    refuse: str = ""
+    """Reason with which commands are refused."""
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/v1/seats", self._seats),
+                web.post("/v1/seats/{name:.+}/{verb}", self._command),
+                web.post("/v1/wake", self._wake),
+                web.get("/v1/events", self._events),
+            ]
+        )
+        return app
+
+    async def _seats(self, _: web.Request) -> web.Response:
+        rows = [{**row.model_dump(mode="json"), "waiting": 2 * row.pinned, "in_flight": 0} for row in SEATS]
+        return web.json_response({"seats": rows, "models": {}, "nodes": {}})
+
+    async def _command(self, request: web.Request) -> web.Response:
+        try:
+            row = resolve(request.match_info["name"], SEATS)
+        except UnclearNameError as error:
+            code = "ambiguous_name" if error.candidates else "seat_not_found"
+            return self._error(409 if error.candidates else 404, code, str(error))
+        if self.refuse:
+            return self._error(409, "pinned", f"seat {row.seat}: {self.refuse}")
+        self.asked.append(f"{request.match_info['verb']} {row.seat}")
+        body = {"accepted": True, "op": "op1", "epoch": 3, "seat": row.seat, "model": row.model, "node": row.node}
+        return web.json_response(body, status=202)
+
+    async def _wake(self, request: web.Request) -> web.Response:
+        model = (await request.json())["model"]
+        self.asked.append(f"wake {model}")
+        return web.json_response({"model": model, "state": "parked"}, status=202)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """One event per connection, as if the router were restarted after each."""
+        last = request.headers.get("Last-Event-ID")
+        self.last_ids.append(last)
+        ids = [event.id for event in EVENTS]
+        event = EVENTS[ids.index(last) + 1 if last in ids else 0]
+        body = {"type": event.kind(), **json.loads(event.body())}
+        text = f": hello\n\nid: {event.id}\ndata: {json.dumps(body)}\n\n"
+        return web.Response(text=text, content_type="text/event-stream")
+
+    @staticmethod
+    def _error(status: int, code: str, message: str) -> web.Response:
+        return web.json_response({"error": {"message": message, "type": "error", "code": code}}, status=status)
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[SmallRouter]:
+    small = SmallRouter()
+    async with HttpServer(small.app(), "127.0.0.1", 0) as server:
+        small.url = server.url
+        yield small
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Kyb = Callable[..., Awaitable[Said]]
+
+
+@pytest.fixture
+def kyb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Kyb:
+    """``await kyb("status", ...)``; no stack of this machine is seen."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("KYB_URL", raising=False)
+
+    def run(argv: tuple[str, ...]) -> int:
+        try:
+            main(list(argv))
+        except SystemExit as ended:
+            return int(ended.code or 0)
+        return 0
+
+    async def call(*argv: str) -> Said:
+        code = await asyncio.to_thread(run, argv)
+        said = capsys.readouterr()
+        return Said(code, said.out, said.err)
+
+    return call

@@ -1,0 +1,210 @@
+import json
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kybernate import __version__
+from kybernate.cli.events import follow_events
+from kybernate.cli.router import Router
+from kybernate.stack_file import StackFile
+
+if TYPE_CHECKING:
+    from conftest import Kyb, SmallRouter
+
+ENOUGH = 2
+
+
+async def test_status_is_a_tree_of_node_groups_and_seats(kyb: "Kyb", router: "SmallRouter") -> None:
+    said = await kyb("status", "--url", router.url)
+    lines = said.out.splitlines()
+    assert lines[0] == "laptop"
+    assert [line.split("── ")[1].split("  ")[0].strip() for line in lines[1:]] == [
+        "G0",
+        "qwen3-32b",
+        "gemma-3-27b",
+        "G1",
+        "phi-4",
+        "twin",
+        "twin",
+    ]
+    qwen = next(line for line in lines if "qwen3-32b" in line)
+    assert "active" in qwen
+    assert "40.0 GiB" in qwen
+    assert "2 waiting" in qwen
+    assert qwen.endswith("pinned")
+    assert "a foreign process holds GPU 1" in said.out
+    assert ".s05" not in said.out, "a seat that nobody owns is not shown"
+
+
+async def test_status_as_json_has_every_field_of_the_roster(kyb: "Kyb", router: "SmallRouter") -> None:
+    body = json.loads((await kyb("status", "-o", "json", "--url", router.url)).out)
+    assert body["url"] == router.url
+    assert body["seats"][0]["seat"] == "1x-abcdef.s00"
+    assert body["seats"][0]["state"] == "active"
+    assert body["seats"][0]["waiting"] == 2
+
+
+@pytest.mark.parametrize("verb", ["activate", "park", "pin", "unpin"])
+@pytest.mark.parametrize("name", ["gemma-3-27b", "model/gemma-3-27b", "1x-abcdef.s01", "seat/1x-abcdef.s01"])
+async def test_a_seat_may_be_named_in_four_ways(kyb: "Kyb", router: "SmallRouter", verb: str, name: str) -> None:
+    said = await kyb(verb, name, "--url", router.url)
+    assert (said.code, said.err) == (0, "")
+    assert said.out == f"{verb} gemma-3-27b (seat 1x-abcdef.s01): accepted; see kyb status\n"
+    assert router.asked == [f"{verb} 1x-abcdef.s01"]
+
+
+async def test_a_command_as_json_is_the_managers_reply(kyb: "Kyb", router: "SmallRouter") -> None:
+    body = json.loads((await kyb("park", "qwen3-32b", "-o", "json", "--url", router.url)).out)
+    assert (body["verb"], body["accepted"], body["op"], body["epoch"]) == ("park", True, "op1", 3)
+
+
+async def test_a_name_that_fits_two_seats_is_wrong_usage(kyb: "Kyb", router: "SmallRouter") -> None:
+    said = await kyb("park", "twin", "--url", router.url)
+    assert said.code == 2
+    assert said.err == "kyb: 'twin' could mean seat/1x-abcdef.s03, seat/1x-abcdef.s04; say which\n"
+    assert router.asked == []
+
+
+async def test_an_unknown_name_shows_what_is_known(kyb: "Kyb", router: "SmallRouter") -> None:
+    said = await kyb("park", "nobody", "--url", router.url)
+    assert said.code == 1
+    assert said.err.startswith("kyb: no seat or model is called 'nobody'; known: ")
+
+
+async def test_a_refusal_is_told_in_the_managers_words(kyb: "Kyb", router: "SmallRouter") -> None:
+    router.refuse = "it is pinned; unpin it first"
+    said = await kyb("park", "qwen3-32b", "--url", router.url)
+    assert (said.code, said.err) == (1, "kyb: seat 1x-abcdef.s00: it is pinned; unpin it first\n")
+
+
+async def test_wake_asks_for_a_model(kyb: "Kyb", router: "SmallRouter") -> None:
+    said = await kyb("wake", "model/twin", "--url", router.url)
+    assert said.code == 0
+    assert router.asked == ["wake twin"]
+
+
+async def test_events_are_one_line_each(kyb: "Kyb", router: "SmallRouter") -> None:
+    said = await kyb("events", "--url", router.url)
+    (line,) = said.out.splitlines()
+    assert "parked" in line
+    assert "qwen3-32b" in line
+    assert line.endswith("park 1.250 s")
+
+
+async def test_events_as_json_are_one_document_per_line(kyb: "Kyb", router: "SmallRouter") -> None:
+    event = json.loads((await kyb("events", "-o", "json", "--url", router.url)).out)
+    assert (event["type"], event["seat"], event["state"]) == ("ai.kyb.v1.seat-parked", "1x-abcdef.s00", "parked")
+
+
+async def test_following_goes_on_after_a_restart_of_the_router_with_each_event_once(router: "SmallRouter") -> None:
+    import asyncio
+
+    class EnoughError(Exception):
+        pass
+
+    seen: list[str] = []
+
+    def show(event: dict[str, object]) -> None:
+        seen.append(str(event["id"]))
+        if len(seen) == ENOUGH:
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        await asyncio.to_thread(follow_events, Router(router.url), show, again=True)
+    assert seen == ["e0", "e1"]
+    assert router.last_ids == [None, "e0"]
+
+
+async def test_the_address_comes_from_the_environment_too(
+    kyb: "Kyb", router: "SmallRouter", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KYB_URL", router.url + "/")
+    assert (await kyb("status")).code == 0
+
+
+async def test_the_address_comes_from_the_running_stacks_file(kyb: "Kyb", router: "SmallRouter") -> None:
+    file = StackFile()
+    assert file.claim()
+    try:
+        file.write({"url": router.url})
+        assert (await kyb("status")).code == 0
+    finally:
+        file.release()
+
+
+@pytest.mark.parametrize("command", [["status"], ["events", "-f"], ["park", "x"], ["wake", "x"]])
+async def test_without_a_stack_the_person_is_told_how_to_start_one(kyb: "Kyb", command: list[str]) -> None:
+    said = await kyb(*command)
+    assert said.code == 1
+    assert said.err.startswith("kyb: no stack is running on this machine")
+    assert "kyb up" in said.err
+    assert "--url" in said.err
+
+
+@pytest.mark.parametrize("command", [["status"], ["events", "-f"], ["park", "x"]])
+async def test_a_router_that_does_not_answer_is_named(kyb: "Kyb", command: list[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        said = await kyb(*command, "--url", url)
+    assert said.code == 1
+    assert said.err.startswith(f"kyb: the router at {url} does not answer (Connection refused); is the stack running?")
+
+
+async def test_something_else_at_that_address_is_no_router(kyb: "Kyb", router: "SmallRouter") -> None:
+    said = await kyb("status", "--url", router.url + "/elsewhere")
+    assert said.code == 1
+    assert "refused (HTTP 404)" in said.err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["nonsense"], ["status", "--nonsense"], ["park"], ["status", "-o", "yaml"], ["up", "--port", "0"],
+     ["status", "--url", "localhost:8780"]],
+)  # fmt: skip
+async def test_wrong_usage_ends_with_code_2(kyb: "Kyb", argv: list[str]) -> None:
+    said = await kyb(*argv)
+    assert said.code == 2
+    assert said.err
+
+
+async def test_version_and_help(kyb: "Kyb") -> None:
+    assert (await kyb("version")).out == f"kyb {__version__}\n"
+    said = await kyb("--help")
+    assert all(name in said.out for name in ("up", "demo", "status", "events", "activate", "park", "pin", "unpin"))
+
+
+async def test_config_check_shows_groups_seats_and_warnings(kyb: "Kyb", tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "profiles:\n  - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 3}\n"
+        "  - {name: two, resource: kyb.ai/gpu-2x-seat, groupSize: 2, seatsPerGroup: 2}\n"
+    )
+    said = await kyb("config", "check", str(path), "--gpus", "2")
+    assert said.code == 0
+    assert f"{path}: good: one, two" in said.out
+    assert "3 seats of kyb.ai/gpu-1x-seat" in said.out
+    assert "warning: profile two" in said.out
+    body = json.loads((await kyb("config", "check", str(path), "--gpus", "2", "-o", "json")).out)
+    assert [group["name"] for group in body["groups"]] == ["G0", "G1"]
+    assert len(body["warnings"]) == 1
+
+
+async def test_config_check_looks_at_pods_too(kyb: "Kyb", tmp_path: Path) -> None:
+    from kybernate.stack import LAPTOP
+
+    good = await kyb("config", "check", str(LAPTOP / "config.yaml"), "--gpus", "4", "--pods", str(LAPTOP / "pods.yaml"))
+    assert good.code == 0
+    pods = tmp_path / "pods.yaml"
+    pods.write_text("kind: Deployment\n")
+    said = await kyb("config", "check", str(LAPTOP / "config.yaml"), "--pods", str(pods))
+    assert said.code == 2
+    assert said.err.startswith(f"kyb: {pods}:1: kind: 'Deployment'")
+
+
+async def test_bus_init_says_when_no_server_answers(kyb: "Kyb") -> None:
+    said = await kyb("bus", "init", "--nats-url", "nats://127.0.0.1:1")
+    assert said.code == 1
+    assert said.err.startswith("kyb: no NATS server answers at nats://127.0.0.1:1")
