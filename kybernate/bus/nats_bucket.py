@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 from nats.js.kv import KeyValue
@@ -30,7 +31,10 @@ SILENCE_SECONDS = 5.0
 """A run without a message or heartbeat for so long is over."""
 SETTLE_SECONDS = 2.0
 """How long a change may be under way to a watch before its absence is a bug."""
-RETRY_SECONDS = 0.5
+IDLE_SECONDS = 30.0
+"""The server removes a consumer that nobody has listened to for so long."""
+FIRST_RETRY_SECONDS = 0.5
+LAST_RETRY_SECONDS = 5.0
 
 
 class _RunOverError(Exception):
@@ -109,39 +113,43 @@ class NatsBucket:
         """A consumer that delivers the last value of every key, then what changes."""
         link = self._bus.link
         run = _Run(self._root, prefix)
-        async with self._bus.jetstream(f"bucket {self._name}: read") as js:
-            deliver = link.client.new_inbox()
-            subscription = await link.client.subscribe(deliver, cb=run.receive)
-            info = await js.add_consumer(
-                self._stream,
-                ConsumerConfig(
-                    deliver_subject=deliver,
-                    deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
-                    filter_subject=self._root + (prefix + ">" if prefix.endswith(".") else ">"),
-                    ack_policy=AckPolicy.NONE,
-                    max_deliver=1,
-                    idle_heartbeat=HEARTBEAT_SECONDS,
-                    inactive_threshold=30.0,
-                    mem_storage=True,
-                    num_replicas=1,
-                ),
-            )
-        run.expect((info.num_pending or 0) + (info.delivered.consumer_seq if info.delivered else 0))
+        subscription: Subscription | None = None
+        deliver = link.client.new_inbox()
+        consumer = ""
         link.when_lost.add(run.stop)
-        if link.lost.is_set():
-            run.stop()
         try:
+            async with self._bus.jetstream(f"bucket {self._name}: read") as js:
+                subscription = await link.client.subscribe(deliver, cb=run.receive)
+                info = await js.add_consumer(self._stream, self._consumer(prefix, deliver))
+                consumer = info.name
+                run.expect((info.num_pending or 0) + (info.delivered.consumer_seq if info.delivered else 0))
+            if link.lost.is_set():
+                run.stop()
             yield run
         finally:
             link.when_lost.discard(run.stop)
-            if link.alive:
+            if subscription is not None and link.alive:
                 with contextlib.suppress(nats.errors.Error, TimeoutError):
                     await subscription.unsubscribe()
-                    await _forget(js, self._stream, info.name)
+                    if consumer:
+                        await _forget(js, self._stream, consumer)
+
+    def _consumer(self, prefix: str, deliver: str) -> ConsumerConfig:
+        return ConsumerConfig(
+            deliver_subject=deliver,
+            deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
+            filter_subject=self._root + (prefix + ">" if prefix.endswith(".") else ">"),
+            ack_policy=AckPolicy.NONE,
+            max_deliver=1,
+            idle_heartbeat=HEARTBEAT_SECONDS,
+            inactive_threshold=IDLE_SECONDS,
+            mem_storage=True,
+            num_replicas=1,
+        )
 
 
 async def _forget(js: JetStreamContext, stream: str, consumer: str) -> None:
-    """Remove the consumer now; otherwise the server does so when it has been idle for 30 s."""
+    """Remove the consumer now; otherwise the server does so after IDLE_SECONDS."""
     async with asyncio.timeout(1.0):
         await js.delete_consumer(stream, consumer)
 
@@ -225,17 +233,21 @@ class _Watch:
         self._run: _Run | None = None
 
     async def follow(self) -> None:
-        """Keep a run going until cancelled."""
+        """Keep a run going until cancelled. A server that is there and refuses is asked less and less often."""
+        wait, said = FIRST_RETRY_SECONDS, ""
         while True:
             await self._bucket._bus.until_connected()
             try:
                 async with self._bucket._run(self._prefix) as run:
                     await self._read(run)
             except (BusError, _RunOverError) as error:
-                get_logger().info("watch.restarted", bucket=self._bucket._name, reason=str(error))
+                wait, said = (FIRST_RETRY_SECONDS, "") if self._run else (min(wait * 2, LAST_RETRY_SECONDS), said)
+                if str(error) != said:
+                    said = str(error)
+                    get_logger().info("watch.restarted", bucket=self._bucket._name, reason=said)
             finally:
                 self._run = None
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(wait)
 
     async def _read(self, run: _Run) -> None:
         present: set[str] = set()
