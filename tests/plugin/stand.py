@@ -1,0 +1,115 @@
+"""The plugin's parts in this process: an offer on four made-up GPUs, registered with a kubelet."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kybernate.config import NodeConfig
+from kybernate.fakes.kubelet.kubelet import Kubelet
+from kybernate.gpus import Gpu
+from kybernate.topology import build_groups
+from services.plugin.devices import Offer, Probation
+from services.plugin.gate import StartGate
+from services.plugin.kubelet import Registration
+from services.plugin.servicer import Node
+from tests.kubelet.stand import until
+
+ONE, TWO = "kyb.ai/gpu-1x-seat", "kyb.ai/gpu-2x-seat"
+GPUS = tuple(
+    # Minor numbers and PCI order both differ from the index, as on real machines.
+    Gpu(i, f"GPU-{i}", minor=7 - i, pci_bus_id=bus, name="fake", memory_bytes=80 * 2**30, numa_node=i // 2)
+    for i, bus in enumerate(("0000:C1:00.0", "0000:41:00.0", "0000:81:00.0", "0000:01:00.0"))
+)
+
+
+def config(expose: str = "group") -> dict[str, Any]:
+    """Groups G0 and G1 with two 1x seats each, G23 with two 2x seats."""
+    return {
+        "profiles": [
+            {"name": "one", "resource": ONE, "groupSize": 1, "seatsPerGroup": 2},
+            {"name": "two", "resource": TWO, "groupSize": 2, "seatsPerGroup": 2, "exposeDevices": expose},
+        ],
+        "gpuTopology": {
+            "groups": [
+                {"name": "G0", "gpus": [0]},
+                {"name": "G1", "gpus": [1]},
+                {"name": "G23", "gpus": [2, 3]},
+            ]
+        },
+    }
+
+
+def offer(expose: str = "group", **changes: Any) -> Offer:
+    groups = build_groups(NodeConfig.model_validate_json(json.dumps(config(expose))), GPUS)
+    return Offer(**({"groups": groups, "gpus": GPUS, "seats_dir": Path("/run/kyb/seats")} | changes))
+
+
+@dataclass
+class Plugin:
+    """A node's plugin without its process."""
+
+    node: Node
+    registrations: list[Registration]
+    hinted: list[str] = field(default_factory=list)
+
+    @property
+    def seats_dir(self) -> Path:
+        return self.node.offer.seats_dir
+
+    def registered(self) -> bool:
+        return all(registration.unmet is None for registration in self.registrations)
+
+    def seats(self, group: str) -> list[str]:
+        return [seat.id for seat in self.node.offer.seats.values() if seat.group.name == group]
+
+    def call(self, seat: str) -> dict[str, Any] | None:
+        """The waiting start of a seat."""
+        try:
+            found = json.loads((self.seats_dir / seat / "call.json").read_text())
+        except FileNotFoundError:
+            return None
+        assert isinstance(found, dict)
+        return found
+
+    async def open_gate(self, seat: str, *, after: str = "") -> str:
+        """As the manager does: a ticket for the call that waits. Returns the call."""
+        call = await until(lambda: (found := self.call(seat)) is not None and found["call"] != after and found["call"])
+        new = self.seats_dir / seat / "ticket.new"
+        new.write_text(json.dumps({"call": call, "seat": seat, "pod_uid": "u", "epoch": 1}))
+        new.replace(self.seats_dir / seat / "ticket.json")
+        return str(call)
+
+
+@asynccontextmanager
+async def running_plugin(
+    folder: Path, run_dir: Path, *, gate_seconds: float = 20.0, resources: tuple[str, ...] = (ONE, TWO)
+) -> AsyncIterator[Plugin]:
+    gate = StartGate(run_dir / "seats", gate_seconds)
+    offered = offer(seats_dir=gate.seats_dir, fake_driver=run_dir / "driver.sock")
+    hinted: list[str] = []
+    node = Node(offered, gate, Probation(frozenset(gpu.uuid for gpu in GPUS)), hinted.append)
+    gate.prepare(offered.seats)
+    plugin = Plugin(node, [Registration(node, resource, folder) for resource in resources], hinted)
+    tasks = [asyncio.create_task(registration.keep()) for registration in plugin.registrations]
+    try:
+        yield plugin
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def plugin_at(kubelet: Kubelet, **changes: Any) -> AsyncIterator[Plugin]:
+    async with running_plugin(kubelet.options.folder, kubelet.options.run_dir, **changes) as plugin:
+        await until(plugin.registered)
+        await until(lambda: ready(kubelet))
+        yield plugin
+
+
+def ready(kubelet: Kubelet) -> bool:
+    return kubelet.devices.capacity() == {ONE: (4, 4), TWO: (2, 2)}

@@ -1,0 +1,119 @@
+from pathlib import Path
+
+import pytest
+
+from services.plugin.devices import Offer, Probation, RefusedError, device_paths
+from tests.plugin import stand
+from tests.plugin.stand import GPUS, ONE, TWO
+
+
+def offer(**changes: object) -> Offer:
+    return stand.offer(**({"present": frozenset(device_paths(GPUS))} | changes))
+
+
+def seats(node: Offer, group: str) -> list[str]:
+    return [seat.id for seat in node.seats.values() if seat.group.name == group]
+
+
+def test_each_resource_lists_its_seats_with_their_numa_nodes() -> None:
+    node = offer()
+    assert node.resources == (ONE, TWO)
+    listed = node.listed(TWO, frozenset())
+    assert [seat.id for seat in listed] == seats(node, "G23")
+    assert {seat.numa_nodes for seat in listed} == {(1,)}
+    assert all(seat.healthy for seat in listed)
+    assert all(len(seat_id) <= 63 for seat_id in node.seats)
+
+
+def test_a_faulty_gpu_makes_all_seats_of_its_group_unhealthy_and_no_others() -> None:
+    node = offer()
+    assert {seat.healthy for seat in node.listed(TWO, frozenset({"GPU-3"}))} == {False}
+    assert {seat.healthy for seat in node.listed(ONE, frozenset({"GPU-3"}))} == {True}
+
+
+def test_first_fit_takes_the_first_free_seat_of_the_first_group() -> None:
+    node = offer()
+    g0, g1 = seats(node, "G0"), seats(node, "G1")
+    assert node.preferred(reversed([*g0, *g1]), (), 1, frozenset()) == (g0[0],)
+    assert node.preferred([*g1, g0[1]], (), 1, frozenset()) == (g0[1],)
+    assert node.preferred([*g1, *g0], (g1[1],), 2, frozenset()) == (g1[1], g0[0])
+
+
+def test_a_group_with_a_faulty_gpu_is_not_preferred_and_no_good_answer_is_an_empty_one() -> None:
+    node = offer()
+    g0, g1 = seats(node, "G0"), seats(node, "G1")
+    assert node.preferred([*g0, *g1], (), 1, frozenset({"GPU-0"})) == (g1[0],)
+    assert node.preferred(g0, (), 1, frozenset({"GPU-0"})) == ()
+    assert node.preferred(["unknown"], ("unknown",), 1, frozenset()) == ()
+    assert node.preferred(g0, (), 3, frozenset()) == ()
+
+
+def test_the_answer_names_gpus_for_people_for_the_runtime_and_for_cuda() -> None:
+    node = offer()
+    seat = seats(node, "G23")[1]
+    answer = node.answer(TWO, [seat])
+    assert answer.envs == {
+        "KYB_GPU_INDICES": "2,3",
+        "KYB_GPU_GROUP": "G23",
+        "KYB_GPU_SEAT": seat,
+        "KYB_SEAT_DIR": f"/run/kyb/seats/{seat}",
+        "NVIDIA_VISIBLE_DEVICES": "GPU-2,GPU-3",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
+    assert answer.mounts == ((f"/run/kyb/seats/{seat}", f"/run/kyb/seats/{seat}"),)
+    # Device nodes by minor number.
+    assert set(answer.devices) == {
+        "/dev/nvidia5",
+        "/dev/nvidia4",
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+        "/dev/nvidia-uvm-tools",
+    }
+    assert node.answer(TWO, [seat]) == answer
+
+
+def test_with_all_device_nodes_cuda_counts_the_groups_gpus_among_all_in_pci_order() -> None:
+    node = offer(expose="node")
+    answer = node.answer(TWO, seats(node, "G23")[:1])
+    assert answer.envs["CUDA_VISIBLE_DEVICES"] == "0,2"  # PCI order of all: 3, 1, 2, 0
+    assert {"/dev/nvidia4", "/dev/nvidia5", "/dev/nvidia6", "/dev/nvidia7"} <= set(answer.devices)
+
+
+def test_device_nodes_that_do_not_exist_are_left_out() -> None:
+    node = offer(present=frozenset({"/dev/nvidia7"}))
+    assert node.answer(ONE, seats(node, "G0")[:1]).devices == ("/dev/nvidia7",)
+
+
+def test_with_the_fakes_there_are_no_device_nodes_but_the_driver() -> None:
+    node = offer(fake_driver=Path("/tmp/driver.sock"))
+    answer = node.answer(ONE, seats(node, "G1")[:1])
+    assert answer.devices == ()
+    assert answer.envs["KYB_FAKE_GPU"] == "GPU-1"
+    assert answer.envs["KYB_FAKE_DRIVER"] == "/tmp/driver.sock"
+
+
+@pytest.mark.parametrize("resource", [ONE, TWO])
+def test_more_than_one_seat_is_refused_with_what_to_do(resource: str) -> None:
+    node = offer()
+    with pytest.raises(RefusedError, match=r"can have one .*, not 2: .* set resources\.limits to 1"):
+        node.answer(resource, [seat.id for seat in node.seats.values() if seat.resource == resource][:2])
+
+
+def test_a_seat_that_is_unknown_or_of_another_resource_is_refused() -> None:
+    node = offer()
+    for resource, seat_id in ((ONE, "1x-000000.s00"), (ONE, seats(node, "G23")[0])):
+        with pytest.raises(RefusedError, match="does not exist on this node any more"):
+            node.answer(resource, [seat_id])
+
+
+def test_a_gpu_that_was_gone_is_on_probation() -> None:
+    probation = Probation(frozenset({"a", "b"}))
+    assert not probation.read(["a", "b"])
+    assert probation.read(["a"])
+    assert probation.faulty == {"b"}
+    assert not probation.read(["a", "b"])  # seen once: not yet
+    assert not probation.read(["a"])
+    assert not probation.read(["a", "b"])
+    assert probation.read(["a", "b"])
+    assert probation.faulty == frozenset()

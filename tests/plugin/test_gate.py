@@ -1,0 +1,144 @@
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.plugin.gate import NotGrantedError, StartGate
+from tests.kubelet.stand import until
+
+SEAT = "1x-abcdef.s00"
+
+
+@asynccontextmanager
+async def waiting(gate: StartGate) -> AsyncIterator[tuple["asyncio.Task[None]", dict[str, Any]]]:
+    """A start that waits, and what it announced."""
+    task = asyncio.create_task(gate.wait(SEAT))
+    announcement = gate.seats_dir / SEAT / "call.json"
+    before = read(announcement) if announcement.exists() else {}
+    await until(lambda: announcement.exists() and read(announcement) != before)
+    try:
+        yield task, read(announcement)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def read(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def ticket(gate: StartGate, call: str, seat: str = SEAT) -> None:
+    write(gate.seats_dir / SEAT / "ticket.json", {"call": call, "seat": seat, "pod_uid": "u", "epoch": 1})
+
+
+def write(path: Path, data: dict[str, Any]) -> None:
+    path.with_suffix(".new").write_text(json.dumps(data))
+    path.with_suffix(".new").replace(path)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> StartGate:
+    gate = StartGate(tmp_path / "seats", wait_seconds=10)
+    gate.prepare([SEAT])
+    return gate
+
+
+async def test_a_waiting_start_is_announced_and_opened_by_its_ticket_which_is_used_up(gate: StartGate) -> None:
+    async with waiting(gate) as (task, call):
+        assert call["until"] == pytest.approx(call["since"] + 10)
+        ticket(gate, call["call"])
+        await asyncio.wait_for(task, 5)
+    folder = gate.seats_dir / SEAT
+    assert not (folder / "call.json").exists()
+    assert not (folder / "ticket.json").exists()
+    assert read(folder / "ticket.taken.json")["call"] == call["call"]
+
+
+async def test_a_ticket_for_another_call_or_seat_is_removed_and_opens_nothing(gate: StartGate) -> None:
+    async with waiting(gate) as (task, call):
+        for wrong in (("somebody else", SEAT), (call["call"], "1x-abcdef.s01")):
+            ticket(gate, *wrong)
+            await until(lambda: not (gate.seats_dir / SEAT / "ticket.json").exists())
+            assert not task.done()
+        ticket(gate, call["call"])
+        await asyncio.wait_for(task, 5)
+
+
+async def test_an_unreadable_ticket_opens_nothing(gate: StartGate) -> None:
+    async with waiting(gate) as (task, call):
+        (gate.seats_dir / SEAT / "ticket.json").write_text("{")
+        await until(lambda: not (gate.seats_dir / SEAT / "ticket.json").exists())
+        assert not task.done()
+        ticket(gate, call["call"])
+        await asyncio.wait_for(task, 5)
+
+
+async def test_a_ticket_left_from_an_earlier_call_is_worth_nothing(gate: StartGate) -> None:
+    ticket(gate, "earlier")
+    async with waiting(gate) as (task, _):
+        assert not (gate.seats_dir / SEAT / "ticket.json").exists()
+        assert not task.done()
+
+
+async def test_without_a_ticket_the_refusal_says_what_the_manager_says(gate: StartGate) -> None:
+    gate.wait_seconds = 0.1
+    write(gate.seats_dir / SEAT / "status.json", {"text": "group G0 is held by 1x-abcdef.s01 since 12 s"})
+    with pytest.raises(NotGrantedError, match="group G0 is held by"):
+        await gate.wait(SEAT)
+    assert not (gate.seats_dir / SEAT / "call.json").exists()
+
+
+async def test_without_a_manager_the_refusal_says_that(gate: StartGate) -> None:
+    with pytest.raises(NotGrantedError, match="no GPU manager has been seen"):
+        await gate.wait(SEAT, limit_seconds=0.1)
+
+
+async def test_a_ticket_written_in_the_last_moment_still_counts(
+    gate: StartGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.plugin.gate.POLL_SECONDS", 0.5)
+    gate.wait_seconds = 0.3
+    async with waiting(gate) as (task, call):
+        ticket(gate, call["call"])  # the next look comes after the deadline
+        await asyncio.wait_for(task, 5)
+
+
+async def test_a_newer_call_of_the_seat_replaces_the_older_one(gate: StartGate) -> None:
+    async with waiting(gate) as (old, first), waiting(gate) as (new, second):
+        assert first["call"] != second["call"]
+        with pytest.raises(NotGrantedError):
+            await asyncio.wait_for(old, 5)
+        assert read(gate.seats_dir / SEAT / "call.json") == second
+        ticket(gate, second["call"])
+        await asyncio.wait_for(new, 5)
+
+
+async def test_when_kubelet_hangs_up_the_announcement_goes(gate: StartGate) -> None:
+    async with waiting(gate):
+        pass
+    assert not (gate.seats_dir / SEAT / "call.json").exists()
+    assert gate.calls == {}
+
+
+async def test_waiting_blocks_nobody(gate: StartGate) -> None:
+    async with waiting(gate):
+        began = time.monotonic()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert time.monotonic() - began < 1
+
+
+def test_preparing_makes_the_folders_and_forgets_old_calls(tmp_path: Path) -> None:
+    gate = StartGate(tmp_path / "seats")
+    gate.prepare([SEAT])
+    write(tmp_path / "seats" / SEAT / "call.json", {"call": "old", "since": 0, "until": 1})
+    gate.prepare([SEAT, "2x-abcdef.s00"])
+    assert sorted(path.name for path in (tmp_path / "seats").iterdir()) == [SEAT, "2x-abcdef.s00"]
+    assert list((tmp_path / "seats" / SEAT).iterdir()) == []

@@ -1,0 +1,153 @@
+"""The plugin as the process that runs on a node, against the fakes as processes."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from kybernate.bus.nats import NatsBus
+from kybernate.bus.server import NatsServer
+from kybernate.messages import Presence, SeatAllocated
+from tests.kubelet.stand import pod, running_kubelet, short_folder, until
+from tests.plugin.stand import ONE, TWO, config, ready
+
+
+@asynccontextmanager
+async def process(*arguments: str, log: Path, **env: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
+    with log.open("wb") as output:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, *arguments, env=clean | env, stdout=output, stderr=output
+        )
+    try:
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()
+
+
+def environment(folder: Path, kubelet_dir: Path, **more: str) -> dict[str, str]:
+    (folder / "config.yaml").write_text(json.dumps(config()))
+    return {
+        "KYB_CONFIG": str(folder / "config.yaml"),
+        "KYB_NODE": "node-0",
+        "KYB_GPUS": "fake",
+        "KYB_FAKE_DRIVER": str(folder / "driver.sock"),
+        "KYB_DEVICE_PLUGIN_DIR": str(kubelet_dir),
+        "KYB_RUN_DIR": str(folder / "run"),
+        "KYB_LOG_FORMAT": "json",
+        "KYB_NATS_URL": "nats://127.0.0.1:9",
+    } | more
+
+
+def logged(log: Path, event: str) -> dict[str, Any] | None:
+    for line in log.read_text().splitlines():
+        with contextlib.suppress(ValueError):
+            entry = json.loads(line)
+            if entry.get("event") == event:
+                return dict(entry)
+    return None
+
+
+async def readyz(url: str) -> tuple[int, dict[str, Any]]:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as answer:
+        return answer.status, await answer.json()
+
+
+async def test_without_nats_and_before_the_driver_it_waits_then_offers_its_seats_and_ends_cleanly() -> None:
+    async with running_kubelet() as kubelet:
+        with short_folder() as folder:
+            log = folder / "plugin.log"
+            env = environment(folder, kubelet.options.folder)
+            async with process("-m", "services.plugin", log=log, **env) as plugin:
+                serving = await until(lambda: logged(log, "plugin.serving"), 20)
+                status, body = await readyz(serving["url"])
+                assert (status, list(body["unmet"])) == (503, ["gpus"])
+                driver = ("-m", "kybernate.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", "4")
+                async with process(*driver, log=folder / "driver.log"):
+                    await until(lambda: ready(kubelet), 20)
+                    while (await readyz(serving["url"]))[0] != 200:
+                        await asyncio.sleep(0.02)
+                    created = kubelet.create(pod(resource=TWO))
+                    call = await until(lambda: list((folder / "run" / "seats").glob("2x-*/call.json")))
+                    assert created.phase == "Pending"
+                    plugin.send_signal(signal.SIGTERM)
+                    assert await asyncio.wait_for(plugin.wait(), 2.5) == 0
+                    assert not call[0].exists()
+                    assert list(kubelet.options.folder.glob("kyb-*.sock")) == []
+                    assert "Traceback" not in log.read_text()
+
+
+async def test_a_killed_plugin_is_replaced_by_the_next_one_which_forgets_its_calls() -> None:
+    async with running_kubelet() as kubelet:
+        with short_folder() as folder:
+            env = environment(folder, kubelet.options.folder)
+            driver = ("-m", "kybernate.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", "4")
+            async with process(*driver, log=folder / "driver.log"):
+                async with process("-m", "services.plugin", log=folder / "one.log", **env) as first:
+                    await until(lambda: ready(kubelet), 20)
+                    kubelet.create(pod())
+                    (call,) = await until(lambda: list((folder / "run" / "seats").glob("1x-*/call.json")))
+                    old = json.loads(call.read_text())["call"]
+                    first.kill()
+                    await first.wait()
+                await until(lambda: kubelet.devices.capacity() == {ONE: (4, 0), TWO: (2, 0)})
+                async with process("-m", "services.plugin", log=folder / "two.log", **env):
+                    await until(lambda: ready(kubelet), 20)
+                    await until(lambda: call.exists() and json.loads(call.read_text())["call"] != old)
+                    assert len(list(kubelet.options.folder.glob("kyb-*.sock"))) == 2
+
+
+async def test_with_nats_it_says_that_it_is_there_and_hints_what_it_allocated() -> None:
+    async with running_kubelet() as kubelet:
+        with short_folder() as folder:
+            async with (
+                NatsServer(folder / "nats") as server,
+                NatsBus.connect(server.url, source="test", name="test") as bus,
+            ):
+                await bus.until_connected()
+                async with bus.subscribe(Presence.pattern(), SeatAllocated.pattern()) as messages:
+                    env = environment(folder, kubelet.options.folder, KYB_NATS_URL=server.url, KYB_INSTANCE="plugin-7")
+                    driver = ("-m", "kybernate.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", "4")
+                    async with (
+                        process(*driver, log=folder / "driver.log"),
+                        process("-m", "services.plugin", log=folder / "plugin.log", **env),
+                    ):
+                        presence = await asyncio.wait_for(anext(messages), 20)
+                        assert isinstance(presence, Presence)
+                        assert (presence.component, presence.instance) == ("plugin", "plugin-7")
+                        await until(lambda: ready(kubelet), 20)
+                        kubelet.create(pod())
+                        async with asyncio.timeout(10):
+                            async for message in messages:
+                                if isinstance(message, SeatAllocated):
+                                    break
+                        assert (message.node, message.group) == ("node-0", "G0")
+                        assert message.seat.startswith("1x-")
+
+
+async def test_a_wrong_configuration_ends_it_with_one_message() -> None:
+    with short_folder() as folder:
+        env = environment(folder, folder)
+        (folder / "config.yaml").write_text("profiles: []")
+        async with process("-m", "services.plugin", log=folder / "log", **env) as plugin:
+            assert await asyncio.wait_for(plugin.wait(), 20) == 2
+        assert (folder / "log").read_text().startswith("kyb-plugin: ")
+        assert "config.yaml" in (folder / "log").read_text()
+
+
+async def test_an_unknown_setting_ends_it() -> None:
+    with short_folder() as folder:
+        env = environment(folder, folder, KYB_GATE_SECOND="1")
+        async with process("-m", "services.plugin", log=folder / "log", **env) as plugin:
+            assert await asyncio.wait_for(plugin.wait(), 20) == 2
+        assert "did you mean KYB_GATE_SECONDS?" in (folder / "log").read_text()
