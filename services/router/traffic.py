@@ -349,8 +349,9 @@ class Traffic:
 
     def _missing(self, m: h.SeatMissing) -> None:
         lane = self.lanes.get(m.key)
-        if lane is not None:
+        if lane is not None and not lane.unseen:
             lane.unseen = True
+            self._alarms.clear(("missing", m.key))
             self._alarms.set(("missing", m.key), self._now + MISSING_SECONDS)
 
     def _drop(self, lane: Lane) -> None:

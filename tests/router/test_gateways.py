@@ -1,0 +1,201 @@
+"""What other gateways call: hold, wake, signals, events; and what an operator calls."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from kybernate.messages import ActivateSeat, AuditRecord, CommandReply, ParkSeat, TrafficSignal
+from kybernate.seat import SeatState
+from tests.router.world import World, until, world
+
+
+def cloud_event(**data: Any) -> dict[str, Any]:
+    return {"specversion": "1.0", "id": "e1", "type": "ai.kyb.v1.signal", "source": "litellm/pod-3", "data": data}
+
+
+async def test_hold_waits_for_the_model_and_names_the_engine():
+    async with world(permit_seconds=0.3) as w:
+        engine = await w.seat("s0", "llama")
+        answer = await w.call("GET", "/v1/hold?model=llama&timeout=30s")
+        assert answer.status == 200
+        assert answer.json["endpoint"] == engine.endpoint
+        assert (answer.json["seat"], answer.json["valid_ms"]) == ("s0", 300)
+        assert answer.json["epoch"] == w.manager.rows["s0"].epoch
+
+
+async def test_parking_waits_for_a_permission():
+    async with world(permit_seconds=0.3) as w:
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        assert (await w.call("GET", "/v1/hold?model=llama")).status == 200
+        await w.manager.move("s0", SeatState.DRAINING)
+        await until(lambda: w.manager.acks("s0")[:1] == [1])
+        await until(lambda: w.manager.acks("s0")[-1] == 0)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "code"),
+    [
+        ("model=nobody", 404, "model_not_found"),
+        ("", 400, "model_missing"),
+        ("model=llama&timeout=soon", 400, "invalid_timeout"),
+        ("model=llama&timeout=50ms", 503, "hold_timeout"),
+    ],
+)
+async def test_hold_says_why_not(query: str, status: int, code: str):
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        answer = await w.call("GET", f"/v1/hold?{query}")
+        assert (answer.status, answer.code) == (status, code)
+        assert ("Retry-After" in answer.headers) == (status == 503)
+
+
+async def test_a_gateway_that_leaves_ends_its_hold():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        call = asyncio.create_task(w.call("GET", "/v1/hold?model=llama"))
+        await until(lambda: w.held("llama") == 1)
+        call.cancel()
+        await until(lambda: w.held("llama") == 0)
+
+
+async def test_wake_asks_and_does_not_wait():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        answer = await w.call("POST", "/v1/wake", json={"model": "llama"})
+        assert (answer.status, answer.json["state"]) == (202, "waking")
+        await until(lambda: w.lane("s0").record.state is SeatState.ACTIVE)
+        assert w.manager.of(ActivateSeat)[0].cause == answer.json["cause"]
+        again = await w.call("POST", "/v1/wake", json={"model": "llama"})
+        assert (again.status, again.json["state"]) == (200, "active")
+        assert (await w.call("POST", "/v1/wake", json={"model": "nobody"})).status == 404
+
+
+async def test_a_signal_becomes_a_level_of_its_source():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        await w.seat("s1", "qwen")
+        await w.seat("s2", "qwen")
+        events = [cloud_event(model="llama", waiting=5, inflight=2, oldest_wait_ms=1200), cloud_event(model="qwen")]
+        answer = await w.call("POST", "/v1/signals", json=events)
+        assert (answer.status, answer.json) == (202, {"accepted": 2, "errors": []})
+        signals = await until(lambda: len(s := w.manager.of(TrafficSignal)) == 2 and s)
+        one, two = signals
+        assert (one.source, one.seat, one.waiting, one.in_flight, one.cause) == ("litellm/pod-3", "s0", 5, 2, "e1")
+        assert (one.oldest_wait_seconds, one.ttl_seconds) == (1.2, 15.0)
+        assert (two.model, two.seat) == ("qwen", None)
+        assert two.seq > one.seq
+        seats = (await w.call("GET", "/v1/seats")).json["seats"]
+        assert [(s["seat"], s["waiting"], s["in_flight"]) for s in seats if s["waiting"]] == [("s0", 5, 2)]
+
+
+async def test_signals_that_cannot_be_taken_are_named_one_by_one():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        kind = {"Content-Type": "application/cloudevents+json"}
+        answer = await w.call("POST", "/v1/signals", data=json.dumps(cloud_event(model="nobody")), headers=kind)
+        assert (answer.status, answer.code) == (404, "model_not_found")
+        mixed = [cloud_event(model="llama"), cloud_event(model="llama", waiting=-1), cloud_event(model="nobody"), 7]
+        answer = await w.call("POST", "/v1/signals", json=mixed)
+        assert (answer.status, answer.json["accepted"]) == (207, 1)
+        assert [(e["index"], e["status"]) for e in answer.json["errors"]] == [(1, 400), (2, 404), (3, 400)]
+        answer = await w.call("POST", "/v1/signals", data=b"x", headers={"Content-Type": "text/plain"})
+        assert (answer.status, answer.code) == (415, "unsupported_content_type")
+        w.bus.cut()
+        answer = await w.call("POST", "/v1/signals", json=cloud_event(model="llama"))
+        assert (answer.status, answer.code) == (503, "bus_down")
+
+
+async def read_events(w: World, count: int, **headers: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    async with w.http.get(f"{w.url}/v1/events", headers={k.replace("_", "-"): v for k, v in headers.items()}) as answer:
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        async for line in answer.content:
+            if line.startswith(b"data: "):
+                found.append(json.loads(line[6:]))
+                if len(found) == count:
+                    break
+    return found
+
+
+async def test_events_stream_and_resume_from_memory_and_from_the_stream():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        live = asyncio.create_task(read_events(w, 2))
+        log = w.router.sync.on_event.__closure__
+        assert log is not None
+        await until(lambda: any(getattr(cell.cell_contents, "_readers", None) for cell in log))
+        await w.manager.activate("s0")
+        first, second = await live
+        assert [e["type"] for e in (first, second)] == ["ai.kyb.v1.seat-leased", "ai.kyb.v1.seat-activated"]
+        assert second["state"] == "active"
+        assert await read_events(w, 1, Last_Event_ID=first["id"]) == [second]
+        # An id that this router does not remember: the stream tells everything it has.
+        assert await read_events(w, 2, Last_Event_ID="unknown") == [first, second]
+
+
+async def test_seats_shows_nodes_groups_and_models():
+    async with world() as w:
+        await w.seat("s0", "llama", SeatState.ACTIVE, resource="kyb.ai/gpu-1x-seat")
+        await w.seat("s1", "qwen")
+        told = (await w.call("GET", "/v1/seats")).json
+        (node,) = told["nodes"]
+        (group,) = node["groups"]
+        assert (node["node"], group["group"], group["active"], group["seats"]) == ("n1", "G0", ["s0"], ["s0", "s1"])
+        assert [(m["model"], m["state"]) for m in told["models"]] == [("llama", "active"), ("qwen", "parked")]
+        one = await w.call("GET", "/v1/models/qwen")
+        assert (one.json["id"], one.json["state"]) == ("qwen", "parked")
+        assert (await w.call("GET", "/v1/models/nobody")).status == 404
+
+
+@pytest.mark.parametrize("name", ["s0", "seat/s0", "org/llama", "model/org/llama", "model%2Forg%2Fllama"])
+async def test_a_seat_has_several_names(name: str):
+    async with world() as w:
+        await w.seat("s0", "org/llama")
+        answer = await w.call("POST", f"/v1/seats/{name}/park", headers={"X-Request-Id": "op-7"})
+        assert (answer.status, answer.json["seat"], answer.json["op"]) == (202, "s0", "op1")
+        (command,) = w.manager.of(ParkSeat)
+        assert (command.actor, command.cause, command.node) == ("operator", "op-7", "n1")
+        audit = await until(lambda: w.manager.of(AuditRecord))
+        assert (audit[0].verb, audit[0].seat, audit[0].accepted, audit[0].remote) == ("park", "s0", True, "127.0.0.1")
+
+
+async def test_an_ambiguous_name_lists_the_candidates():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        await w.seat("s1", "llama")
+        answer = await w.call("POST", "/v1/seats/llama/activate")
+        assert (answer.status, answer.code) == (409, "ambiguous_name")
+        assert "seat/s0, seat/s1" in answer.json["error"]["message"]
+        assert (await w.call("POST", "/v1/seats/nobody/activate")).code == "seat_not_found"
+
+
+async def test_commands_refused_or_unheard_say_so():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.reply = CommandReply(accepted=False, code="quarantined", reason="foreign process 4711")
+        answer = await w.call("POST", "/v1/seats/s0/activate")
+        assert (answer.status, answer.code) == (409, "quarantined")
+        assert "foreign process 4711" in answer.json["error"]["message"]
+        await w.manager.put("s9", node="elsewhere", model="far")
+        await until(lambda: "elsewhere.s9" in w.router.traffic.lanes)
+        answer = await w.call("POST", "/v1/seats/s9/pin")
+        assert (answer.status, answer.code) == (503, "manager_unanswered")
+        w.bus.cut()
+        answer = await w.call("POST", "/v1/seats/s0/unpin")
+        assert (answer.status, answer.code) == (503, "bus_down")
+
+
+async def test_metrics_have_the_published_names():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        assert (await w.ask("llama")).status == 200
+        text = (await w.call("GET", "/metrics")).body.decode()
+        assert 'kybernate_router_requests_total{code="200",model="llama"} 1.0' in text
+        assert 'kybernate_router_held_requests{model="llama"} 0.0' in text
+        for name in ("hold_seconds", "time_to_first_byte_seconds", "control_overhead_seconds"):
+            assert f"kybernate_router_{name}_count 1.0" in text
+        assert "kybernate_router_switches_seen_total 1.0" in text

@@ -1,0 +1,133 @@
+"""The router and the bus: the order at the start, after a loss, and life without it."""
+
+import asyncio
+
+from kybernate.bus.port import BusError
+from kybernate.messages import Presence, TrafficSignal
+from kybernate.seat import SeatState
+from services.router import trust
+from tests.router.world import until, world
+
+
+async def test_presence_is_on_the_bus_before_the_roster_is_read():
+    async with world(connected=False) as w:
+        order: list[str] = []
+        publish, flush, bucket = w.bus.publish, w.bus.flush, w.bus.bucket
+
+        async def published(message):
+            order.append(type(message).__name__)
+            await publish(message)
+
+        async def flushed(timeout=2.0):
+            order.append("flush")
+            await flush(timeout)
+
+        async def opened(name):
+            opened = await bucket(name)
+            entries = opened.entries
+
+            async def read(prefix=""):
+                order.append("read")
+                return await entries(prefix)
+
+            opened.entries = read
+            return opened
+
+        w.bus.publish, w.bus.flush, w.bus.bucket = published, flushed, opened
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        answer = await w.call("GET", "/readyz")
+        assert answer.status == 503
+        assert set(answer.json["unmet"]) == {"bus", "roster"}
+        assert (await w.call("GET", "/healthz")).status == 200
+        call = w.ask("llama")
+        await until(lambda: w.held("llama") == 1)
+        w.bus.restore()
+        assert (await call).status == 200
+        before = order[: order.index("read")]
+        assert before.index("Presence") < before.index("flush")
+        assert (await w.call("GET", "/readyz")).status == 200
+        (presence,) = w.manager.of(Presence)[:1]
+        assert (presence.component, presence.url) == ("router", w.url)
+
+
+async def test_a_flush_that_fails_keeps_the_seats_closed():
+    async with world(connected=False) as w:
+        failing = True
+        flush = w.bus.flush
+
+        async def flushed(timeout=2.0):
+            if failing:
+                raise BusError("no")
+            await flush(timeout)
+
+        w.bus.flush = flushed
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        w.bus.restore()
+        call = w.ask("llama")
+        await until(lambda: w.held("llama") == 1 and w.router.traffic.lanes)
+        assert not w.router.traffic.trust.ever_synced
+        failing = False
+        assert (await call).status == 200
+
+
+async def test_without_nats_active_seats_keep_their_traffic_and_then_the_manager_is_asked(monkeypatch):
+    monkeypatch.setattr(trust, "TRUST_SECONDS", 0.4)
+    async with world() as w:
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        await w.seat("s1", "qwen")
+        w.bus.cut()
+        assert (await w.ask("llama")).status == 200
+        assert w.manager.asked_over_http == 0
+        await until(lambda: not w.router.traffic.trust.sure("n1", asyncio.get_running_loop().time()))
+        assert (await w.ask("llama")).status == 200
+        assert (await w.ask("llama")).status == 200
+        assert w.manager.asked_over_http == 1
+        parked = w.ask("qwen")
+        await until(lambda: w.held("qwen") == 1)
+        w.bus.restore()
+        assert (await parked).status == 200
+
+
+async def test_what_was_missed_during_an_outage_is_read_before_anything_is_sent():
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        w.manager.auto = False
+        w.bus.cut()
+        await w.manager.put("s0", SeatState.PARKED)
+        w.bus.restore()
+        await w.ready()
+        call = w.ask("llama")
+        await until(lambda: w.held("llama") == 1)
+        assert not engine.requests
+        await w.manager.activate("s0")
+        assert (await call).status == 200
+
+
+async def test_levels_are_told_again_after_an_outage():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        w.bus.cut()
+        call = w.ask("llama")
+        await until(lambda: w.held("llama") == 1)
+        w.bus.restore()
+        await until(lambda: [s for s in w.manager.of(TrafficSignal) if s.waiting == 1])
+        await w.manager.activate("s0")
+        assert (await call).status == 200
+
+
+async def test_a_nats_server_that_lost_its_disk_costs_no_model():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        for _ in range(3):
+            await w.manager.put("s0", SeatState.PARKED)
+        w.manager.auto = False
+        w.server.stop()
+        w.server.wipe()
+        w.server.start()
+        await w.ready()
+        call = w.ask("llama")
+        await until(lambda: w.held("llama") == 1)
+        await w.manager.put("s0", SeatState.PARKED)
+        await w.manager.activate("s0")
+        assert (await call).status == 200
