@@ -1,0 +1,57 @@
+"""Looking at a stack through its router."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+
+Seat = dict[str, Any]
+
+
+async def seats(url: str) -> dict[str, Seat]:
+    """Rows of the roster by model."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/seats") as answer:
+        return {seat["model"]: seat for seat in (await answer.json())["seats"]}
+
+
+async def until(url: str, holds: Callable[[dict[str, Seat]], bool], seconds: float = 30.0) -> dict[str, Seat]:
+    """Wait until the seats are as they should be."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = await seats(url)
+        if holds(found):
+            return found
+        assert time.monotonic() < deadline, {model: seat["state"] for model, seat in found.items()}
+        await asyncio.sleep(0.05)
+
+
+async def calm(url: str) -> dict[str, Seat]:
+    """Wait until nothing moves: every seat is active or parked and nobody waits."""
+    return await until(
+        url, lambda found: all(s["state"] in ("active", "parked") and not s["waiting"] for s in found.values())
+    )
+
+
+def parked(found: dict[str, Seat], group: str) -> str:
+    """A parked model of a group."""
+    return next(model for model, seat in sorted(found.items()) if seat["group"] == group and seat["state"] == "parked")
+
+
+def active(found: dict[str, Seat], group: str) -> str:
+    """The active model of a group."""
+    return next(model for model, seat in sorted(found.items()) if seat["group"] == group and seat["state"] == "active")
+
+
+async def complete(url: str, model: str, prompt: str = "Hello", tokens: int = 8, **headers: str) -> tuple[int, str, float]:
+    """Ask without streaming: status, text, wall seconds."""
+    body = {"model": model, "max_tokens": tokens, "messages": [{"role": "user", "content": prompt}]}
+    began = time.monotonic()
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer,
+    ):
+        data = await answer.json()
+        text = data["choices"][0]["message"]["content"] if answer.status == 200 else str(data)
+        return answer.status, text, time.monotonic() - began

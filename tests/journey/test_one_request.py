@@ -1,0 +1,45 @@
+"""The story that the README tells, as the messages tell it: one request, five files, one cause."""
+
+import asyncio
+import json
+
+import nats
+from nats.aio.msg import Msg
+
+from tests.journey.conftest import Up
+from tests.journey.seats import calm, complete, parked
+
+
+async def test_one_request_can_be_followed_by_its_cause_through_every_message(up: Up) -> None:
+    model = parked(await calm(up.url), "G0")
+    heard: list[tuple[str, dict[str, object]]] = []
+
+    async def hear(msg: Msg) -> None:
+        if msg.subject.startswith("kyb.v1."):
+            heard.append((msg.subject, json.loads(msg.data)))
+
+    connection = await nats.connect(up.nats_url)
+    try:
+        await connection.subscribe("kyb.v1.>", cb=hear)
+        await connection.flush()
+        status, _, _ = await complete(up.url, model, **{"x-request-id": "journey-7"})
+        await asyncio.sleep(0)
+        await connection.flush()
+    finally:
+        await connection.close()
+
+    assert status == 200
+    mine = [(subject.split(".")[2], subject.split(".")[-1]) for subject, body in heard if body["cause"] == "journey-7"]
+    story = [
+        ("cmd", "activate"),  # services/router: the request is held and asks for its seat
+        ("evt", "closed"),  # services/gpu_manager: the policy decided who yields; it drains
+        ("evt", "evicted"),  # drained
+        ("job", "switch"),  # one job of two halves
+        ("rpt", "progress"),  # services/checkpointer: journaled, begun
+        ("evt", "parked"),  # evidence
+        ("evt", "leased"),
+        ("evt", "activated"),  # verified; the router forwards
+    ]
+    positions = [mine.index(step) for step in story]
+    assert positions == sorted(positions), mine
+    assert [step for step in mine if step[0] == "sig"], "the level that kept the request waiting has the same cause"

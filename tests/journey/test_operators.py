@@ -1,0 +1,138 @@
+"""What SREs, gateways and subscribers see."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+
+from tests.journey.conftest import Up
+from tests.journey.seats import active, calm, complete, parked, until
+
+ROOT = Path(__file__).parents[2]
+
+
+async def kyb(up: Up, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from kybernate.cli import main; main()", *args]
+    return await asyncio.to_thread(subprocess.run, command, env=up.env, capture_output=True, text=True, timeout=30)
+
+
+async def test_kyb_status_finds_the_stack_and_shows_the_truth(up: Up) -> None:
+    found = await calm(up.url)
+
+    table = await kyb(up, "status")
+    data = await kyb(up, "status", "-o", "json")
+
+    assert table.returncode == data.returncode == 0, table.stderr + data.stderr
+    for model, seat in found.items():
+        assert any(model in line and seat["state"] in line for line in table.stdout.splitlines()), model
+        assert seat["seat"] in data.stdout
+    json.loads(data.stdout)
+
+
+async def test_an_operator_activates_parks_pins_and_unpins(up: Up) -> None:
+    found = await calm(up.url)
+    model, holder = parked(found, "G1"), active(found, "G1")
+
+    assert (await kyb(up, "pin", f"model/{model}")).returncode == 0
+    await until(up.url, lambda now: now[model]["state"] == "active" and now[holder]["state"] == "parked")
+    refused = await kyb(up, "activate", f"model/{holder}")
+    assert refused.returncode == 1
+    assert "pinned" in refused.stderr
+    assert (await kyb(up, "unpin", model)).returncode == 0
+    assert (await kyb(up, "park", model)).returncode == 0
+    await until(up.url, lambda now: now[model]["state"] == "parked")
+    assert (await kyb(up, "activate", holder)).returncode == 0
+    await until(up.url, lambda now: now[holder]["state"] == "active")
+
+
+async def test_kyb_events_follows_a_switch(up: Up) -> None:
+    model = parked(await calm(up.url), "G0")
+    command = [sys.executable, "-c", "from kybernate.cli import main; main()", "events", "-f", "-o", "json"]
+    process = await asyncio.create_subprocess_exec(*command, env=up.env, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        deadline = time.monotonic() + 20
+        asked = asyncio.create_task(_ask_until_done(up.url, model))
+        states = []
+        while "active" not in states and time.monotonic() < deadline:
+            event = json.loads(await asyncio.wait_for(process.stdout.readline(), 20))
+            if event["model"] == model:
+                states.append(event["state"])
+        await asked
+    finally:
+        process.terminate()
+        await process.wait()
+
+    assert states[-2:] == ["activating", "active"]
+
+
+async def _ask_until_done(url: str, model: str) -> None:
+    await asyncio.sleep(1.0)  # the command line needs a moment to connect; events are live
+    assert (await complete(url, model))[0] == 200
+
+
+async def test_a_subscriber_that_knows_only_the_published_subjects_sees_seat_events(up: Up) -> None:
+    model = parked(await calm(up.url), "G0")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(ROOT / "examples" / "subscribe.py"), up.nats_url, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        asked = asyncio.create_task(_ask_until_done(up.url, model))
+        assert process.stdout is not None
+        seen = ""
+        while f"active       {model}" not in seen:
+            seen += (await asyncio.wait_for(process.stdout.readline(), 20)).decode()
+        await asked
+    finally:
+        process.terminate()
+        await process.wait()
+
+    assert "parking" in seen
+
+
+async def test_load_told_by_another_gateway_alone_wakes_a_seat_and_its_end_lets_it_be_parked(up: Up) -> None:
+    found = await calm(up.url)
+    model, holder = parked(found, "G1"), active(found, "G1")
+
+    async def signal(waiting: int, in_flight: int = 0) -> None:
+        event = {
+            "specversion": "1.0",
+            "id": os.urandom(4).hex(),
+            "type": "ai.kyb.v1.traffic-signal",
+            "source": "litellm/pod-3",
+            "data": {"model": model, "waiting": waiting, "in_flight": in_flight},
+        }
+        async with aiohttp.ClientSession() as session:
+            headers = {"Content-Type": "application/cloudevents+json"}
+            async with session.post(f"{up.url}/v1/signals", data=json.dumps(event), headers=headers) as answer:
+                assert answer.status in (200, 202), await answer.text()
+
+    await signal(3)
+    await until(up.url, lambda now: now[model]["state"] == "active")
+    await signal(0, in_flight=2)
+    other = asyncio.create_task(complete(up.url, holder))
+    await asyncio.sleep(1.0)
+    assert (await until(up.url, lambda _: True))[model]["state"] == "active", "its visit is not over"
+    await signal(0)
+    assert (await other)[0] == 200
+
+    assert (await calm(up.url))[model]["state"] == "parked"
+
+
+async def test_hold_tells_a_gateway_where_to_go(up: Up) -> None:
+    model = parked(await calm(up.url), "G0")
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{up.url}/v1/hold", params={"model": model, "timeout": "30"}) as answer:
+            told = await answer.json()
+            assert answer.status == 200, told
+        async with session.get(told["endpoint"] + "/health") as answer:
+            assert answer.status == 200
+        async with session.get(f"{up.url}/v1/hold", params={"model": "nobody"}) as answer:
+            assert answer.status == 404
+
+    assert {"endpoint", "seat", "epoch", "valid_ms"} <= told.keys()
