@@ -11,9 +11,10 @@ import aiohttp
 import grpc.aio
 import pytest
 
+from kybernate.fakes.kubelet.container import BackOff
 from kybernate.fakes.kubelet.http import application
 from kybernate.fakes.kubelet.kubelet import Kubelet
-from kybernate.fakes.kubelet.pod import BackOff, Pod
+from kybernate.fakes.kubelet.pod import Pod
 from kybernate.health import HttpServer
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import podresources_pb2 as resources_pb

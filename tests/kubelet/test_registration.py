@@ -137,6 +137,17 @@ async def test_a_pod_that_does_not_run_when_kubelet_restarts_fails_for_good_with
         assert "no healthy devices present" in waiting.document()["status"]["message"]
 
 
+async def test_a_crash_between_a_restart_of_kubelet_and_the_registration_starts_without_the_gate() -> None:
+    # The real device manager does not know the plugin's options then. The GPU manager must cope with such a start.
+    async with running_kubelet() as kubelet, registered(kubelet, "a") as plugin:
+        running = kubelet.create(pod())
+        await until(lambda: "running" in state(running)["state"])
+        await kubelet.restart()
+        kubelet.restart_container("default", "p")
+        await until(lambda: state(running)["restartCount"] == 1)
+        assert len(plugin.called("pre_start")) == 1
+
+
 async def test_a_pod_that_waits_goes_on_when_its_plugin_is_back_in_time() -> None:
     async with running_kubelet(readmit_seconds=0.5) as kubelet, registered(kubelet, "a") as plugin:
         plugin.gate_error = "not yet"

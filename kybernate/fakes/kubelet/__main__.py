@@ -8,9 +8,9 @@ from pathlib import Path
 
 from kybernate import lifecycle, logs
 from kybernate.fakes.kubelet import manifest
+from kybernate.fakes.kubelet.container import BackOff
 from kybernate.fakes.kubelet.http import application
 from kybernate.fakes.kubelet.kubelet import Kubelet, Options, write_address
-from kybernate.fakes.kubelet.pod import BackOff
 from kybernate.health import HttpServer
 
 

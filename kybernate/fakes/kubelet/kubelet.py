@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kybernate.fakes.kubelet.container import BackOff, rfc3339
 from kybernate.fakes.kubelet.device_manager import AdmissionError, DeviceManager
 from kybernate.fakes.kubelet.manifest import PodSpec
 from kybernate.fakes.kubelet.plugins import PluginServer
-from kybernate.fakes.kubelet.pod import BackOff, Pod, Surroundings, rfc3339
+from kybernate.fakes.kubelet.pod import Pod, Surroundings
 from kybernate.fakes.kubelet.pod_resources import PodResourcesServer
 from kybernate.fakes.kubelet.process import free_address
 from kybernate.logs import get_logger

@@ -6,10 +6,10 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kybernate.fakes.kubelet.container import BackOff, Container, rfc3339
 from kybernate.fakes.kubelet.device_manager import DeviceManager, GateError, RunOptions
 from kybernate.fakes.kubelet.manifest import ContainerSpec, PodSpec, expand
 from kybernate.fakes.kubelet.process import Process, StartError, base_environment
@@ -17,61 +17,6 @@ from kybernate.logs import get_logger
 
 GATE_PAUSE_SECONDS = 0.05
 GATE_PAUSE_MAX_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class BackOff:
-    """Crash back-off in wall seconds: the first restart is at once, then doubling up to the maximum.
-
-    Kubelet's 10 s and 300 s would make every test wait; the shape is the same. Twice the maximum without a crash
-    starts over.
-    """
-
-    first_seconds: float = 0.2
-    max_seconds: float = 5.0
-
-    def delay(self, crashes: int) -> float:
-        """Pause before the restart after so many crashes in a row."""
-        return 0.0 if crashes <= 1 else float(min(self.max_seconds, self.first_seconds * 2 ** (crashes - 2)))
-
-
-@dataclass
-class Container:
-    """What kubelet knows about one container."""
-
-    spec: ContainerSpec
-    state: dict[str, Any] = field(default_factory=lambda: {"waiting": {"reason": "ContainerCreating"}})
-    last_state: dict[str, Any] = field(default_factory=dict)
-    process: Process | None = None
-    container_id: str = ""
-    started_at: str = ""
-    starts: int = 0
-    done: bool = False
-
-    @property
-    def running(self) -> bool:
-        """Whether its process runs."""
-        return "running" in self.state
-
-    def waits(self, reason: str, message: str = "") -> None:
-        """It is not running, for this reason; an end that was reported moves to ``lastState``."""
-        if "terminated" in self.state:
-            self.last_state = self.state
-        self.state = {"waiting": {"reason": reason} | ({"message": message} if message else {})}
-
-    def status(self) -> dict[str, Any]:
-        """v1 ContainerStatus."""
-        return {
-            "name": self.spec.name,
-            "image": self.spec.image,
-            "imageID": "",
-            "containerID": self.container_id,
-            "state": self.state,
-            "lastState": self.last_state,
-            "ready": self.running or (self.spec.init and self.done),
-            "started": self.running,
-            "restartCount": max(0, self.starts - 1),
-        }
 
 
 @dataclass
@@ -95,7 +40,7 @@ class Pod:
     spec: PodSpec
     around: Surroundings
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
-    created_at: str = field(default_factory=lambda: rfc3339())
+    created_at: str = field(default_factory=rfc3339)
     ip: str = ""
     bound: bool = False
     admitted: bool = False
@@ -324,8 +269,3 @@ def _check_paths(options: RunOptions) -> None:
                 raise StartError(f"failed to create containerd task: {kind} {host}: no such file or directory")
             if kind == "mount" and inside != host:
                 raise StartError(f"mount {host} at {inside}: a local process sees it only at its host path")
-
-
-def rfc3339() -> str:
-    """Now, as Kubernetes writes it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
