@@ -107,6 +107,8 @@ def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[s
     for name in (*options.replace, *options.settings, *options.arguments):
         if name not in found:
             raise ValueError(f"this stack has no process {name!r}; it has {', '.join(found)}")
+    # Kubelet ends the engines before it ends.
+    found["kubelet"] = replace(found["kubelet"], stop_seconds=2.0)
     return {name: _adjusted(command, options) for name, command in found.items()}
 
 

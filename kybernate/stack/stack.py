@@ -26,7 +26,7 @@ from kybernate.stack_file import StackFile, stack_file
 
 SERVICES = ("plugin", "gpu_manager", "checkpointer", "router")
 """The four programs, by the names they have in a stack."""
-END_SECONDS = 4.5
+END_SECONDS = 4.0
 """How long ending everything may take, wall time; what is left then is killed."""
 _POLL_SECONDS = 0.1
 _STOP_ORDER = (("kubelet",), SERVICES, ("driver",), ("nats", "node_nats"))

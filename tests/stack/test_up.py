@@ -1,0 +1,115 @@
+"""``kyb up`` as a person types it: everything real but the GPUs, kubelet and the engines."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kybernate.stack.guard import left_over
+from kybernate.stack.layout import usable_port
+
+KYB = (sys.executable, "-c", "from kybernate.cli import main; main()")
+
+
+@dataclass
+class Up:
+    """A running ``kyb up``."""
+
+    process: "subprocess.Popen[str]"
+    url: str
+    text: str
+    """What it printed until it was ready."""
+
+    def kyb(self, *argv: str) -> str:
+        """Another command in the same environment; it finds the stack by itself."""
+        return subprocess.run([*KYB, *argv], capture_output=True, text=True, timeout=30, check=True).stdout
+
+    def folder(self) -> Path:
+        runtime = Path(os.environ["XDG_RUNTIME_DIR"])
+        return Path(json.loads((runtime / "kybernate" / "stack.json").read_text())["folder"])
+
+
+@contextmanager
+def up(*options: str) -> Iterator[Up]:
+    argv = [*KYB, "up", "--port", str(usable_port(0)), "--speed", "4", *options]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if line.startswith("  Stop:"):
+                    break
+            text = "".join(lines)
+            if process.poll() is not None:
+                assert process.stderr is not None
+                pytest.fail(f"kyb up ended: {process.stderr.read()}")
+            address = re.search(r"router +(http://\S+)", text)
+            assert address is not None, text
+            yield Up(process, address[1], text)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=20)
+
+
+@pytest.fixture(autouse=True)
+def _own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("KYB_URL", raising=False)
+
+
+def ask(url: str, model: str) -> str:
+    """A streaming chat completion; the text of its chunks."""
+    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        chunks = [line[6:] for line in answer.read().decode().split("\n") if line.startswith("data: ")]
+    assert chunks[-1] == "[DONE]"
+    deltas = [json.loads(chunk)["choices"][0]["delta"] for chunk in chunks[:-1]]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+def test_up_serves_a_parked_model_and_ends_without_a_trace() -> None:
+    with up("--quiet") as stack:
+        assert stack.text.count("  GPU ") == 3
+        seats = json.loads(stack.kyb("status", "-o", "json"))["seats"]
+        owned = [seat for seat in seats if seat["state"] != "free"]
+        assert len(owned) == 7
+        assert {seat["state"] for seat in owned} <= {"active", "parked"}
+        pasted = re.search(r'"model": "([^"]+)"', stack.text)
+        assert pasted is not None
+        parked = pasted[1]
+        assert next(seat["state"] for seat in owned if seat["model"] == parked) == "parked"
+        assert ask(stack.url, parked)
+        assert "G23  GPU 2, 3" in stack.kyb("status")
+        assert f"park {parked}" in stack.kyb("park", f"model/{parked}")
+        folder = stack.folder()
+        assert left_over(folder)
+        began = time.monotonic()
+        stack.process.send_signal(signal.SIGINT)
+        assert stack.process.wait(timeout=20) == 0
+        assert time.monotonic() - began < 5.0
+        assert left_over(folder) == []
+        assert not folder.exists()
+        assert not (Path(os.environ["XDG_RUNTIME_DIR"]) / "kybernate").exists()
+        assert stack.process.stderr is not None
+        assert stack.process.stderr.read() == ""
+
+
+def test_up_runs_with_a_node_bus_of_its_own() -> None:
+    with up("--quiet", "--two-buses") as stack:
+        parked = re.search(r'"model": "([^"]+)"', stack.text)
+        assert parked is not None
+        assert ask(stack.url, parked[1])
