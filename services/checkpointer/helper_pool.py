@@ -55,8 +55,12 @@ class _Helper:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        with contextlib.suppress(ConnectionError):
+            await self.process.stdin.wait_closed()
+        await self.process.stdout.read()  # to its end, which closes the pipe
         self.note.unlink(missing_ok=True)
 
 

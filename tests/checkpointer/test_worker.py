@@ -1,6 +1,28 @@
 """The worker with the real fake driver, real processes and a bus in memory."""
 
-from tests.checkpointer.world import GIB, checkpointer, node
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from kybernate.bus.port import NoAnswerError
+from kybernate.messages import AskJobs, JobReply, KillJob, ReleaseJob, RetargetJob
+from tests.checkpointer.world import GIB, NODE, Checkpointer, checkpointer, node, until
+
+
+def steps(it: Checkpointer, op: str) -> list[str]:
+    return [record.step or record.kind for record in it.journal.jobs[op].records]
+
+
+async def slowly(it: Checkpointer, factor: float = 20.0) -> None:
+    """Transfers take about half a second or more."""
+    await it.node.inject("slow", factor=factor)
+
+
+def parking(it: Checkpointer, op: str) -> bool:
+    return op in it.journal.jobs and "checkpoint" in steps(it, op)
 
 
 async def test_a_switch_parks_one_seat_and_activates_the_other() -> None:
@@ -13,7 +35,309 @@ async def test_a_switch_parks_one_seat_and_activates_the_other() -> None:
         assert (await here.used())[here.gpus[0]] == 0
         second = await here.engine("s01", gib=60)
         status = await it.do(park=(second.target,), activate=first.target)
+        assert status.activate is not None
         assert (status.park[0].outcome, status.activate.outcome) == ("parked", "active"), status
+        assert status.activate.last_call_at is not None
+        assert status.park[0].last_call_at is not None
+        assert status.journaled_at < status.park[0].last_call_at < status.activate.last_call_at
+        assert set(status.activate.seconds) >= {"thaw", "restore", "unlock", "verify"}
         assert await here.state(first) == "RUNNING"
         assert [await it.outcome(engine) for engine in (first, second)] == ["active", "parked"]
         assert (await here.violations())["count"] == 0
+        told = [(s.park[0].outcome, s.activate and s.activate.outcome) for s in it.reports if s.op == status.op]
+        assert told == [
+            ("started", "pending"),
+            ("parked", "pending"),
+            ("parked", "started"),
+            ("parked", "active"),
+            ("parked", "active"),
+        ]
+
+
+async def test_a_seat_of_several_processes_and_gpus_moves_as_one() -> None:
+    async with node() as here, checkpointer(here) as it:
+        engine = await here.engine("2x.s00", gpus=(0, 1), gib=80, processes=3)
+        status = await it.do(park=(engine.target,))
+        assert status.park[0].outcome == "parked", status
+        assert steps(it, status.op) == (
+            ["switch", "half", "lock", "lock", "lock", "checkpoint", "checkpoint", "checkpoint", "freeze", "end", "done"]
+        )
+        assert set((await here.used()).values()) == {0}
+        status = await it.do(activate=engine.target)
+        assert status.activate is not None
+        assert status.activate.outcome == "active", status
+        assert await it.outcome(engine) == "active"
+        assert (await here.violations())["count"] == 0
+
+
+async def test_a_stale_epoch_is_refused_also_after_a_restart() -> None:
+    async with node() as here:
+        engine = await here.engine("s00")
+        async with checkpointer(here) as it:
+            await it.do(park=(engine.target,), epoch=50)
+            reply = await it.ask(it.switch(activate=engine.target, epoch=49))
+            assert (reply.accepted, reply.code, reply.highest_epoch) == (False, "stale-epoch", 50)
+            kill = KillJob(cause="test", node=NODE, epoch=49, target=engine.target)
+            assert (await it.ask(kill)).code == "stale-epoch"
+            release = ReleaseJob(cause="test", node=NODE, epoch=60, target=engine.target)
+            assert (await it.ask(release)).accepted
+        async with checkpointer(here) as it:
+            reply = await it.ask(it.switch(activate=engine.target, epoch=59))
+            assert (reply.code, reply.highest_epoch) == ("stale-epoch", 60)
+            status = await it.do(activate=engine.target, epoch=60)
+            assert status.done
+
+
+async def test_one_job_at_a_time_on_a_gpu_and_several_on_several() -> None:
+    async with node() as here, checkpointer(here) as it:
+        first, other = await here.engine("s00"), await here.engine("t00", gpus=(1,))
+        await slowly(it)
+        op = await it.begin(park=(first.target,))
+        reply = await it.ask(it.switch(activate=first.target))
+        assert (reply.accepted, reply.code) == (False, "busy")
+        second = await it.begin(park=(other.target,), group="G1")
+        await until(lambda: parking(it, op) and parking(it, second), what="both under way")
+        assert not any(status.done for status in it.reports)
+        (seat,) = await it.look(first)
+        assert seat.outcome == "started"
+        assert [(await it.done(one)).park[0].outcome for one in (op, second)] == ["parked", "parked"]
+
+
+async def test_the_same_op_again_is_the_same_job_also_after_a_restart() -> None:
+    async with node() as here:
+        engine = await here.engine("s00")
+        async with checkpointer(here) as it:
+            job = it.switch(park=(engine.target,))
+            assert (await it.ask(job)).accepted
+            assert (await it.ask(job)).accepted
+            await it.done(job.op)
+            await it.do(activate=engine.target)
+            late = await it.ask(job)
+            assert late.accepted
+            assert late.jobs[0].done
+            assert await it.outcome(engine) == "active"
+        async with checkpointer(here) as it:
+            reply = await it.ask(AskJobs(cause="test", node=NODE, epoch=0, ops=(job.op, "unheard-of")))
+            assert [(one.op, one.done, one.park[0].outcome) for one in reply.jobs] == [(job.op, True, "parked")]
+            assert (await it.ask(job)).jobs[0].done
+            assert await it.outcome(engine) == "active"
+
+
+async def test_the_second_half_can_be_changed_until_it_begins() -> None:
+    async with node() as here, checkpointer(here) as it:
+        old, a = await here.engine("s00"), await here.engine("s01", gib=10)
+        await it.do(park=(old.target,))
+        await it.do(park=(a.target,))
+        b = await here.engine("s02")
+        await slowly(it)
+        op = await it.begin(park=(b.target,), activate=old.target)
+        reply = await it.ask(RetargetJob(cause="test", node=NODE, epoch=it.epoch, op=op, activate=a.target))
+        assert reply.accepted, reply
+        status = await it.done(op)
+        assert status.activate is not None
+        assert (status.activate.seat, status.activate.outcome) == ("s01", "active")
+        assert await it.outcome(old) == "parked"
+        reply = await it.ask(RetargetJob(cause="test", node=NODE, epoch=it.epoch, op=op, activate=old.target))
+        assert (reply.accepted, reply.code) == (False, "too-late")
+        reply = await it.ask(RetargetJob(cause="test", node=NODE, epoch=it.epoch, op="nobody", activate=old.target))
+        assert reply.code == "unknown-op"
+        op = await it.begin(park=(a.target,), activate=old.target)
+        assert (await it.ask(RetargetJob(cause="test", node=NODE, epoch=it.epoch, op=op, activate=None))).accepted
+        status = await it.done(op)
+        assert status.activate is None
+        assert await it.outcome(old) == "parked"
+
+
+async def test_work_that_does_not_end_leaves_the_seat_active_and_the_other_parked() -> None:
+    async with node() as here, checkpointer(here, lock_seconds=10.0) as it:
+        other = await here.engine("s01")
+        await it.do(park=(other.target,))
+        engine = await here.engine("s00")
+        await here.inject("busy", seconds=10_000)
+        status = await it.do(park=(engine.target,), activate=other.target)
+        assert status.activate is not None
+        assert status.park[0].outcome == "active"
+        assert "NOT_READY" in status.park[0].reason
+        assert status.activate.outcome == "pending"
+        assert "s00" in status.activate.reason
+        assert [await it.outcome(one) for one in (engine, other)] == ["active", "parked"]
+        assert (await here.violations())["count"] == 0
+
+
+async def test_a_hang_costs_its_own_group_only_and_is_undone() -> None:
+    async with node() as here, checkpointer(here, floor_wall_seconds=1.0) as it:
+        stuck, other = await here.engine("s00"), await here.engine("t00", gpus=(1,))
+        await here.inject("hang", verb="lock", seat="s00")
+        op = await it.begin(park=(stuck.target,))
+        for _ in range(3):
+            assert (await it.do(park=(other.target,), group="G1")).park[0].outcome == "parked"
+            status = await it.do(activate=other.target, group="G1")
+            assert status.activate is not None
+            assert status.activate.outcome == "active"
+        assert not any(one.op == op and one.done for one in it.reports), "it hung all the while"
+        status = await it.done(op)
+        assert (status.park[0].outcome, await here.state(stuck)) == ("active", "RUNNING")
+        assert "helper was killed" in status.park[0].reason
+        assert (await it.do(park=(stuck.target,))).park[0].outcome == "parked", "a new helper does it"
+
+
+async def test_a_second_hang_is_quarantine() -> None:
+    async with node() as here, checkpointer(here, floor_wall_seconds=0.5, base_seconds=10, seconds_per_gib=0) as it:
+        engine = await here.engine("s00")
+        await here.inject("hang", verb="checkpoint", times=9)
+        status = await it.do(park=(engine.target,))
+        assert status.park[0].outcome == "quarantined"
+        assert (await here.used())[here.gpus[0]] == 40 * GIB
+
+
+async def test_a_restore_that_runs_out_of_memory_kills_the_seat_and_proves_its_memory_free() -> None:
+    async with node() as here, checkpointer(here) as it:
+        engine = await here.engine("s00", processes=2)
+        await it.do(park=(engine.target,))
+        await here.inject("oom")
+        status = await it.do(activate=engine.target)
+        assert status.activate is not None
+        assert status.activate.outcome == "lost", status
+        assert "OUT_OF_MEMORY" in status.activate.reason
+        assert (await here.used())[here.gpus[0]] == 0
+        assert await engine.process.wait() == -signal.SIGKILL
+        assert await it.outcome(engine) == "gone"
+        assert (await here.violations())["count"] == 0
+
+
+async def test_nothing_is_restored_without_room() -> None:
+    async with node() as here, checkpointer(here, settle_seconds=1.0, floor_wall_seconds=0.2) as it:
+        engine = await here.engine("s00")
+        await it.do(park=(engine.target,))
+        await here.engine("stranger", gib=60)
+        status = await it.do(activate=engine.target)
+        assert status.activate is not None
+        assert status.activate.outcome == "parked"
+        assert "free" in status.activate.reason
+        assert here.frozen(engine)
+        assert await it.outcome(engine) == "parked"
+        assert "restore" not in "".join((await here.violations())["by_kind"])
+
+
+async def test_a_job_goes_on_while_the_bus_is_down_and_is_reported_after() -> None:
+    async with node() as here, checkpointer(here) as it:
+        engine = await here.engine("s00")
+        await slowly(it)
+        op = await it.begin(park=(engine.target,))
+        here.server.stop()
+        await until(lambda: not it.worker.running, what="the job ended without a bus")
+        assert not any(one.done for one in it.reports)
+        here.server.start()
+        assert (await it.done(op)).park[0].outcome == "parked"
+
+
+async def test_a_released_seat_is_thawed_so_that_it_can_end() -> None:
+    async with node() as here, checkpointer(here) as it:
+        engine = await here.engine("s00")
+        await it.do(park=(engine.target,))
+        engine.process.terminate()
+        assert here.frozen(engine)
+        reply = await it.ask(ReleaseJob(cause="test", node=NODE, epoch=it.epoch + 1, target=engine.target))
+        assert reply.accepted
+        assert await asyncio.wait_for(engine.process.wait(), 10) == -signal.SIGTERM
+        assert await it.outcome(engine) == "gone"
+        assert not list((here.folder / "state" / "parked").iterdir())
+
+
+async def test_a_release_in_the_middle_of_a_park_waits_for_its_end() -> None:
+    async with node() as here, checkpointer(here) as it:
+        engine = await here.engine("s00")
+        await slowly(it)
+        op = await it.begin(park=(engine.target,))
+        await until(lambda: parking(it, op), what="it parks")
+        engine.process.terminate()
+        assert (await it.ask(ReleaseJob(cause="test", node=NODE, epoch=it.epoch, target=engine.target))).accepted
+        assert (await it.done(op)).park[0].outcome == "gone"
+        await until(lambda: not it.journal.parked, what="forgotten")
+        assert await engine.process.wait() == -signal.SIGTERM
+
+
+async def test_a_kill_ends_a_seat_in_any_state_and_proves_its_memory_free() -> None:
+    async with node() as here, checkpointer(here) as it:
+        runs, parked = await here.engine("s00", gib=10, processes=2), await here.engine("s01", gpus=(1,))
+        await it.do(park=(parked.target,), group="G1")
+        for engine in (runs, parked):
+            it.epoch += 1
+            job = KillJob(cause="test", node=NODE, epoch=it.epoch, target=engine.target)
+            assert (await it.ask(job)).accepted
+            status = await it.done(f"kill-{engine.target.seat}-{it.epoch}")
+            assert status.park[0].outcome == "gone", status
+            assert await engine.process.wait() == -signal.SIGKILL
+            assert await it.outcome(engine) == "gone"
+            assert (await it.ask(job)).accepted, "again is the same"
+        assert set((await here.used()).values()) == {0}
+
+
+async def test_engines_that_die_are_gone_whenever_it_happens() -> None:
+    async with node() as here, checkpointer(here) as it:
+        parked, parking_one = await here.engine("s00"), await here.engine("t00", gpus=(1,))
+        await it.do(park=(parked.target,))
+        await parked.end()
+        assert await it.outcome(parked) == "gone"
+        status = await it.do(activate=parked.target)
+        assert status.activate is not None
+        assert status.activate.outcome == "gone"
+        await here.inject("die-mid-checkpoint", seat="t00")
+        status = await it.do(park=(parking_one.target,), group="G1")
+        assert status.park[0].outcome == "gone", status
+        status = await it.do(park=(parking_one.target,), activate=parked.target, group="G1")
+        assert status.park[0].outcome == "gone"
+        assert set((await here.used()).values()) == {0}
+
+
+async def test_a_helper_killed_in_a_transfer_does_not_stop_it() -> None:
+    async with node() as here, checkpointer(here) as it:
+        engine = await here.engine("s00")
+        await slowly(it)
+        for half in ("park", "activate"):
+            it.reports.clear()
+            target = engine.target
+            op = await (it.begin(park=(target,)) if half == "park" else it.begin(activate=target))
+            verb = "checkpoint" if half == "park" else "restore"
+            await until(lambda op=op, verb=verb: verb in steps(it, op), what=verb)  # type: ignore[misc]
+            helper = it.pool._lines["G0"].helper
+            assert helper is not None
+            os.kill(helper.process.pid, signal.SIGKILL)
+            status = await it.done(op)
+            seat = status.park[0] if half == "park" else status.activate
+            assert seat is not None
+            assert seat.outcome == ("parked" if half == "park" else "active")
+            assert "helper ended" in seat.reason
+        assert (await here.violations())["count"] == 0
+
+
+async def test_refusals_say_what_to_do() -> None:
+    async with node() as here, checkpointer(here) as it:
+        engine = await here.engine("s00")
+        odd = engine.target.model_copy(update={"backend": "magic"})
+        reply = await it.ask(it.switch(park=(odd,)))
+        assert (reply.code, "magic" in reply.reason) == ("unsupported", True)
+        assert (await it.ask(it.switch())).code == "empty"
+        with pytest.raises(NoAnswerError):
+            job = it.switch(park=(engine.target,)).model_copy(update={"node": "elsewhere"})
+            await it.bus.request(job, JobReply, timeout=1)
+
+
+async def test_what_a_killed_checkpointer_left_is_cleared_away(tmp_path: Path) -> None:
+    """A torn line, an unreadable file: said and set aside, never fatal."""
+    async with node() as here:
+        engine = await here.engine("s00")
+        async with checkpointer(here) as it:
+            op = (await it.do(park=(engine.target,))).op
+        state = here.folder / "state"
+        (file,) = (state / "journal").glob("*.jsonl")
+        lines = file.read_bytes().splitlines(keepends=True)
+        file.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
+        (state / "journal" / "00000000000000000009-x.jsonl").write_text("no json\n")
+        (state / "epochs.json").write_text("{")
+        async with checkpointer(here) as it:
+            assert (await it.done(op)).park[0].outcome == "parked"
+            reply = await it.ask(AskJobs(cause="test", node=NODE, epoch=0, ops=(op,)))
+            assert reply.jobs[0].done
+            assert await it.outcome(engine) == "parked"
+        assert len(list((state / "journal").glob("*.unreadable-*"))) == 1

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -39,7 +40,6 @@ ENGINE = """
 import os, sys
 from kybernate.fakes.gpu.sync_client import SyncDriverClient
 path, seat, processes, uuids, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4].split(","), int(sys.argv[5])
-go_r, go_w = os.pipe()
 for number in range(processes - 1):
     if os.fork() == 0:
         break
@@ -77,10 +77,14 @@ class Engine:
 
     async def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+            os.killpg(self.pid, signal.SIGKILL)
         await self.process.wait()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        with contextlib.suppress(ConnectionError):
+            await self.process.stdin.wait_closed()
+        await self.process.stdout.read()
 
 
 @dataclass
@@ -113,6 +117,7 @@ class Node:
             str(share),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
         target = SeatTarget(
             seat=seat,
@@ -128,9 +133,6 @@ class Node:
         for _ in range(processes):
             assert await process.stdout.readline() == b"ready\n"
         return engine
-
-    async def park_of(self, engine: Engine) -> None:
-        """Nothing but a name for readers: see ``Checkpointer.park``."""
 
     async def used(self) -> dict[str, int]:
         """Bytes in use by GPU."""

@@ -1,0 +1,116 @@
+"""A pure model of a driver and its processes, strict about order, to run procedures against."""
+
+from dataclasses import dataclass, field
+
+from services.checkpointer.procedure import End, Goal, Procedure, Seen, Step, Trouble, Verb
+
+NEEDS = {
+    Verb.LOCK: (Seen.RUNNING, Seen.LOCKED),
+    Verb.CHECKPOINT: (Seen.LOCKED, Seen.CHECKPOINTED),
+    Verb.RESTORE: (Seen.CHECKPOINTED, Seen.LOCKED),
+    Verb.UNLOCK: (Seen.LOCKED, Seen.RUNNING),
+}
+
+
+@dataclass
+class Fault:
+    """The ``nth`` use of a verb on a member fails; ``lands``: the driver does it all the same."""
+
+    verb: Verb
+    trouble: Trouble
+    member: int | None = None
+    times: int = 1
+    lands: bool = False
+    becomes: Seen | None = None
+
+
+@dataclass
+class Sim:
+    """The truth about one seat, whoever asks."""
+
+    states: list[Seen]
+    frozen: bool = False
+    faults: list[Fault] = field(default_factory=list)
+    room: bool = True
+    done: list[Step] = field(default_factory=list)
+    killed: bool = False
+
+    def do(self, step: Step) -> Seen | None:
+        """Raises TroubleError; asserts what no procedure may ever do."""
+        self.done.append(step)
+        fault = next((f for f in self.faults if f.verb is step.verb and f.member in (None, step.member)), None)
+        if fault is not None:
+            fault.times -= 1
+            if fault.times == 0:
+                self.faults.remove(fault)
+            if fault.lands:
+                self._change(step)
+            if fault.becomes is not None and step.member is not None:
+                self.states[step.member] = fault.becomes
+            raise TroubleError(fault.trouble)
+        if step.verb is Verb.ROOM and not self.room:
+            raise TroubleError(Trouble.REFUSED)
+        if step.verb is Verb.VERIFY and set(self.states) != {Seen.RUNNING}:
+            raise TroubleError(Trouble.REFUSED)
+        if step.verb is Verb.EVIDENCE and set(self.states) != {Seen.CHECKPOINTED}:
+            raise TroubleError(Trouble.REFUSED)
+        return self._change(step)
+
+    def _change(self, step: Step) -> Seen | None:
+        if step.member is not None:
+            if self.states[step.member] is Seen.GONE:
+                raise TroubleError(Trouble.GONE)
+            if step.verb is Verb.STATE:
+                return self.states[step.member]
+            before, after = NEEDS[step.verb]
+            if self.states[step.member] is not before:
+                raise TroubleError(Trouble.REFUSED)
+            assert not self.frozen, f"{step} on a frozen process hangs"
+            if step.verb is Verb.RESTORE:
+                assert self.done[-1] is step
+                rooms = [i for i, s in enumerate(self.done) if s.verb is Verb.ROOM]
+                assert rooms, "restored without a look at the room"
+            self.states[step.member] = after
+        elif step.verb is Verb.FREEZE:
+            assert set(self.states) == {Seen.CHECKPOINTED}, "froze what is not checkpointed"
+            self.frozen = True
+        elif step.verb is Verb.THAW:
+            self.frozen = False
+        elif step.verb is Verb.KILL:
+            self.killed = any(state is not Seen.GONE for state in self.states)
+            self.states = [Seen.GONE] * len(self.states)
+        return None
+
+    def observed(self) -> list[Seen]:
+        """What a checkpointer sees at its start: a stopped process is not asked."""
+        return [Seen.CHECKPOINTED if self.frozen and s is Seen.CHECKPOINTED else Seen.UNKNOWN for s in self.states]
+
+    def procedure(self, goal: Goal, *, replaying: bool = False) -> Procedure:
+        return Procedure(goal, self.observed(), frozen=self.frozen, replaying=replaying)
+
+
+class TroubleError(Exception):
+    """A step failed."""
+
+    def __init__(self, trouble: Trouble) -> None:
+        super().__init__(trouble)
+        self.trouble = trouble
+
+
+def run(procedure: Procedure, sim: Sim, *, steps: int | None = None, limit: int = 200) -> End | None:
+    """To the end, or until ``steps`` were done (None: it was cut short)."""
+    for count in range(limit):
+        step = procedure.next()
+        assert step == procedure.next(), "asking twice must not matter"
+        if isinstance(step, End):
+            return step
+        if count == steps:
+            return None
+        was_alive = any(state is not Seen.GONE for state in sim.states)
+        try:
+            seen = sim.do(step)
+        except TroubleError as error:
+            procedure.failed(step, error.trouble)
+        else:
+            procedure.done(step, seen, killed=int(was_alive and step.verb is Verb.KILL))
+    raise AssertionError(f"no end after {limit} steps: {sim.done[-10:]}")

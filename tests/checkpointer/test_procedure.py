@@ -1,0 +1,290 @@
+"""Every row of the failure table (research/checkpoint.md §7), and every interrupted prefix."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.checkpointer.procedure import RULES, End, Goal, Procedure, Remedy, Seen, Step, Trouble, Verb, replay_goal
+from tests.checkpointer.sim import Fault, Sim, run
+
+V, T = Verb, Trouble
+R, L, C, F, G = Seen.RUNNING, Seen.LOCKED, Seen.CHECKPOINTED, Seen.FAILED, Seen.GONE
+
+
+def verbs(sim: Sim) -> list[tuple[Verb, int | None]]:
+    return [(step.verb, step.member) for step in sim.done if step.verb is not V.STATE]
+
+
+def park(*faults: Fault, members: int = 3) -> tuple[End, Sim]:
+    sim = Sim([R] * members, faults=list(faults))
+    end = run(sim.procedure(Goal.PARKED), sim)
+    assert end is not None
+    return end, sim
+
+
+def activate(*faults: Fault, members: int = 3, room: bool = True) -> tuple[End, Sim]:
+    sim = Sim([C] * members, frozen=True, faults=list(faults), room=room)
+    end = run(sim.procedure(Goal.ACTIVE), sim)
+    assert end is not None
+    return end, sim
+
+
+def test_a_park_locks_all_then_checkpoints_each_then_proves_then_freezes() -> None:
+    end, sim = park(members=2)
+    assert end == End("parked")
+    assert verbs(sim) == [
+        (V.LOCK, 0),
+        (V.LOCK, 1),
+        (V.CHECKPOINT, 0),
+        (V.CHECKPOINT, 1),
+        (V.EVIDENCE, None),
+        (V.FREEZE, None),
+    ]
+
+
+def test_an_activation_makes_sure_of_room_thaws_restores_all_then_unlocks_all() -> None:
+    end, sim = activate(members=2)
+    assert end == End("active")
+    assert verbs(sim) == [
+        (V.ROOM, None),
+        (V.THAW, None),
+        (V.RESTORE, 0),
+        (V.RESTORE, 1),
+        (V.UNLOCK, 0),
+        (V.UNLOCK, 1),
+        (V.VERIFY, None),
+    ]
+
+
+@pytest.mark.parametrize("trouble", [T.NOT_READY, T.REFUSED, T.OUT_OF_MEMORY, T.OPERATING_SYSTEM, T.HUNG])
+def test_a_lock_that_fails_unlocks_those_before_it_in_reverse(trouble: Trouble) -> None:
+    end, sim = park(Fault(V.LOCK, trouble, member=2))
+    assert end.outcome == "active"
+    assert str(trouble) in end.reason
+    assert verbs(sim)[-3:] == [(V.UNLOCK, 1), (V.UNLOCK, 0), (V.VERIFY, None)]
+    assert sim.states == [R, R, R]
+
+
+def test_a_lock_that_hangs_but_took_place_is_unlocked() -> None:
+    end, sim = park(Fault(V.LOCK, T.HUNG, member=1, lands=True))
+    assert (end.outcome, sim.states) == ("active", [R, R, R])
+
+
+def test_a_second_hang_is_quarantine() -> None:
+    end, sim = park(Fault(V.LOCK, T.HUNG, member=1), Fault(V.STATE, T.HUNG, member=1))
+    assert end.outcome == "quarantined"
+    assert V.KILL not in [verb for verb, _ in verbs(sim)]
+
+
+def test_a_member_that_dies_in_a_lock_makes_the_seat_lost() -> None:
+    end, sim = park(Fault(V.LOCK, T.GONE, member=1, becomes=G))
+    assert end.outcome == "lost"
+    assert sim.killed
+
+
+@pytest.mark.parametrize("trouble", [T.REFUSED, T.OUT_OF_MEMORY, T.OPERATING_SYSTEM, T.NOT_READY])
+def test_a_checkpoint_that_fails_restores_those_before_it_and_unlocks_all(trouble: Trouble) -> None:
+    end, sim = park(Fault(V.CHECKPOINT, trouble, member=2))
+    assert (end.outcome, sim.states, sim.frozen) == ("active", [R, R, R], False)
+    assert verbs(sim)[6:] == [
+        (V.ROOM, None),
+        (V.RESTORE, 0),
+        (V.RESTORE, 1),
+        (V.UNLOCK, 2),
+        (V.UNLOCK, 1),
+        (V.UNLOCK, 0),
+        (V.VERIFY, None),
+    ]
+
+
+def test_a_checkpoint_that_leaves_a_process_failed_is_a_cold_start() -> None:
+    end, sim = park(Fault(V.CHECKPOINT, T.OPERATING_SYSTEM, member=1, becomes=F))
+    assert end.outcome == "lost"
+    assert sim.killed
+
+
+@pytest.mark.parametrize("trouble", [T.HELPER_DIED, T.HUNG])
+def test_a_helper_that_dies_in_a_checkpoint_leaves_the_driver_to_finish_it(trouble: Trouble) -> None:
+    end, sim = park(Fault(V.CHECKPOINT, trouble, member=1, lands=True))
+    assert end == End("parked", end.reason)
+    assert verbs(sim).count((V.CHECKPOINT, 1)) == 1
+
+
+def test_a_checkpoint_that_hangs_twice_is_quarantine() -> None:
+    end, sim = park(Fault(V.CHECKPOINT, T.HUNG, member=1, times=2))
+    assert end.outcome == "quarantined"
+
+
+def test_memory_that_does_not_fall_goes_back_to_the_seat() -> None:
+    end, sim = park(Fault(V.EVIDENCE, T.REFUSED))
+    assert (end.outcome, sim.states) == ("active", [R, R, R])
+
+
+def test_no_room_for_a_rollback_means_a_stranger_and_quarantine() -> None:
+    end, sim = park(Fault(V.EVIDENCE, T.REFUSED), Fault(V.ROOM, T.REFUSED, times=9))
+    assert end.outcome == "quarantined"
+    assert V.RESTORE not in [verb for verb, _ in verbs(sim)]
+
+
+def test_no_room_leaves_the_seat_parked_and_frozen() -> None:
+    end, sim = activate(room=False)
+    assert (end.outcome, sim.states, sim.frozen) == ("parked", [C, C, C], True)
+    assert V.RESTORE not in [verb for verb, _ in verbs(sim)]
+    assert V.THAW not in [verb for verb, _ in verbs(sim)]
+
+
+@pytest.mark.parametrize("trouble", [T.OUT_OF_MEMORY, T.OPERATING_SYSTEM])
+def test_a_restore_without_memory_is_terminal(trouble: Trouble) -> None:
+    end, sim = activate(Fault(V.RESTORE, trouble, member=1, becomes=F))
+    assert end.outcome == "lost"
+    assert verbs(sim).count((V.RESTORE, 1)) == 1, "never restored again"
+    assert verbs(sim)[-2:] == [(V.CHECKPOINT, 0), (V.KILL, None)], "what was restored is checkpointed before the kill"
+
+
+@pytest.mark.parametrize("trouble", [T.REFUSED, T.NOT_READY])
+def test_a_restore_that_fails_otherwise_parks_those_before_it_again(trouble: Trouble) -> None:
+    end, sim = activate(Fault(V.RESTORE, trouble, member=2))
+    assert (end.outcome, sim.states, sim.frozen) == ("parked", [C, C, C], True)
+
+
+def test_a_restore_that_fails_and_leaves_a_process_failed_is_a_cold_start() -> None:
+    end, sim = activate(Fault(V.RESTORE, T.REFUSED, member=2, becomes=F))
+    assert end.outcome == "lost"
+
+
+@pytest.mark.parametrize("trouble", [T.HELPER_DIED, T.HUNG])
+def test_a_helper_that_dies_in_a_restore_leaves_a_locked_process_that_is_unlocked(trouble: Trouble) -> None:
+    end, sim = activate(Fault(V.RESTORE, trouble, member=0, lands=True))
+    assert (end.outcome, sim.states) == ("active", [R, R, R])
+
+
+def test_an_unlock_error_is_no_error_when_the_process_runs() -> None:
+    end, sim = activate(Fault(V.UNLOCK, T.REFUSED, member=1, lands=True))
+    assert (end.outcome, sim.states) == ("active", [R, R, R])
+
+
+def test_an_unlock_is_retried_three_times_and_then_the_seat_is_killed() -> None:
+    end, sim = activate(Fault(V.UNLOCK, T.REFUSED, member=1, times=3))
+    assert end.outcome == "active"
+    end, sim = activate(Fault(V.UNLOCK, T.REFUSED, member=1, times=4))
+    assert end.outcome == "lost"
+
+
+def test_what_cannot_be_killed_is_quarantined() -> None:
+    end, sim = activate(Fault(V.RESTORE, T.OUT_OF_MEMORY, member=0, becomes=F), Fault(V.KILL, T.REFUSED))
+    assert end.outcome == "quarantined"
+
+
+def test_a_kill_locks_and_checkpoints_what_runs_first() -> None:
+    sim = Sim([R, C, F])
+    end = run(Procedure(Goal.DEAD, list(sim.states)), sim)
+    assert end == End("lost")
+    assert verbs(sim) == [(V.LOCK, 0), (V.CHECKPOINT, 0), (V.KILL, None)]
+
+
+def test_a_kill_of_what_refuses_goes_on() -> None:
+    sim = Sim([R, R], faults=[Fault(V.LOCK, T.HUNG, member=0), Fault(V.CHECKPOINT, T.REFUSED, member=1)])
+    end = run(Procedure(Goal.DEAD, list(sim.states)), sim)
+    assert end is not None
+    assert end.outcome == "lost"
+
+
+def test_a_seat_without_processes_is_gone() -> None:
+    sim = Sim([G, G])
+    end = run(sim.procedure(Goal.ACTIVE), sim)
+    assert end is not None
+    assert end.outcome == "gone"
+
+
+def test_a_helper_that_always_dies_is_quarantine() -> None:
+    end, _ = park(Fault(V.LOCK, T.HELPER_DIED, times=99), Fault(V.STATE, T.HELPER_DIED, times=99))
+    assert end.outcome == "quarantined"
+
+
+def test_every_rule_names_a_remedy_that_ends() -> None:
+    assert {rule.then for rule in RULES.values()} <= {Remedy.CONDEMN, Remedy.QUARANTINE}
+
+
+@pytest.mark.parametrize(
+    ("intent", "states", "goal"),
+    [
+        (Goal.PARKED, [R, R], Goal.ACTIVE),
+        (Goal.PARKED, [L, R], Goal.ACTIVE),
+        (Goal.PARKED, [L, L], Goal.ACTIVE),
+        (Goal.PARKED, [C, L], Goal.PARKED),
+        (Goal.PARKED, [C, R], Goal.PARKED),
+        (Goal.PARKED, [C, C], Goal.PARKED),
+        (Goal.ACTIVE, [C, C], Goal.PARKED),
+        (Goal.ACTIVE, [L, C], Goal.ACTIVE),
+        (Goal.ACTIVE, [L, L], Goal.ACTIVE),
+        (Goal.ACTIVE, [R, L], Goal.ACTIVE),
+        (Goal.ACTIVE, [R, R], Goal.ACTIVE),
+    ],
+)
+def test_the_replay_decision(intent: Goal, states: list[Seen], goal: Goal) -> None:
+    assert replay_goal(intent, states) is goal
+    sim = Sim(list(states))
+    end = run(sim.procedure(intent, replaying=True), sim)
+    assert end is not None
+    assert end.outcome == str(goal)
+
+
+@pytest.mark.parametrize("state", [F, G])
+def test_a_replay_that_finds_a_dead_member_is_a_cold_start(state: Seen) -> None:
+    for intent in (Goal.PARKED, Goal.ACTIVE):
+        sim = Sim([C, state])
+        end = run(sim.procedure(intent, replaying=True), sim)
+        assert end is not None
+        assert end.outcome == "lost"
+
+
+@pytest.mark.parametrize("goal", [Goal.PARKED, Goal.ACTIVE])
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_every_prefix_replays_to_an_end_and_replaying_twice_gives_the_same(goal: Goal, members: int) -> None:
+    """Crash after each step, and again after each step of the replay; nothing stays locked or half."""
+    start = R if goal is Goal.PARKED else C
+    length = 0
+    while True:
+        sim = Sim([start] * members, frozen=goal is Goal.ACTIVE)
+        if run(sim.procedure(goal), sim, steps=length) is not None:
+            break
+        crashed = (list(sim.states), sim.frozen)
+        end = run(sim.procedure(goal, replaying=True), sim)
+        assert end is not None
+        assert end.outcome in ("parked", "active")
+        assert set(sim.states) == ({C} if end.outcome == "parked" else {R})
+        assert sim.frozen == (end.outcome == "parked")
+        again = run(sim.procedure(goal, replaying=True), sim)
+        assert again is not None
+        assert again.outcome == end.outcome
+        cut = 0
+        while True:
+            sim = Sim(list(crashed[0]), frozen=crashed[1])
+            if run(sim.procedure(goal, replaying=True), sim, steps=cut) is not None:
+                break
+            second = run(sim.procedure(goal, replaying=True), sim)
+            assert second is not None
+            assert second.outcome == end.outcome, f"crash after {length} steps, then after {cut}"
+            cut += 1
+        length += 1
+    assert length > members * 2
+
+
+@given(data=st.data())
+def test_whatever_goes_wrong_there_is_an_end(data: st.DataObject) -> None:
+    """Steps fail at random, with or without effect, the states change behind our back: it ends, and soon."""
+    goal = data.draw(st.sampled_from([Goal.PARKED, Goal.ACTIVE, Goal.DEAD]))
+    states = data.draw(st.lists(st.sampled_from([R, L, C, F, G, Seen.UNKNOWN]), min_size=1, max_size=3))
+    procedure = Procedure(goal, states, frozen=data.draw(st.booleans()), replaying=data.draw(st.booleans()))
+    for _ in range(120):
+        step = procedure.next()
+        if isinstance(step, End):
+            assert step.outcome in ("parked", "active", "lost", "gone", "quarantined")
+            return
+        assert isinstance(step, Step)
+        if data.draw(st.integers(0, 2)) == 0:
+            procedure.failed(step, data.draw(st.sampled_from(list(Trouble))))
+        else:
+            seen = data.draw(st.sampled_from([R, L, C, F, G])) if step.verb is V.STATE else None
+            procedure.done(step, seen, killed=1)
+    raise AssertionError("no end")
