@@ -22,8 +22,6 @@ VERBS: Mapping[str, type[Command]] = {
     "unpin": UnpinSeat,
 }
 COMMAND_TIMEOUT_SECONDS = 3.0
-BEGIN_WITHIN_SECONDS = 10.0
-"""A command that its manager reads later than this is not begun any more."""
 
 
 class Admin:
@@ -58,13 +56,7 @@ class Admin:
         except UnclearNameError as error:
             status, code = (409, "ambiguous_name") if error.candidates else (404, "seat_not_found")
             raise ApiError(status, code, str(error)) from error
-        command = VERBS[verb](
-            cause=cause_of(request),
-            node=record.node,
-            seat=record.seat,
-            actor="operator",
-            deadline=time.time() + BEGIN_WITHIN_SECONDS,
-        )
+        command = VERBS[verb](cause=cause_of(request), node=record.node, seat=record.seat, actor="operator")
         try:
             reply = await self._bus.request(command, CommandReply, timeout=COMMAND_TIMEOUT_SECONDS)
         except BusError as error:

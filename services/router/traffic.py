@@ -26,7 +26,7 @@ WAKE_UNHEARD_SECONDS = 1.0
 """ActivateSeat is sent again so long after one that nobody answered."""
 WAKE_AGAIN_SECONDS = 5.0
 """And so long after one that was answered, while calls still wait."""
-PASSING_REFUSALS = frozenset({"", "not-ready", "too-late", "stale-epoch", "busy", "unknown-seat"})
+PASSING_REFUSALS = frozenset({"", "not-ready", "too-late", "stale-epoch", "busy", "unknown-seat", "deleted"})
 """Codes of a refused ActivateSeat that pass by themselves; any other is final for those who wait."""
 REFUSAL_SECONDS = 5.0
 MISSING_SECONDS = 10.0
