@@ -5,10 +5,11 @@ Pure: ``documents()`` gives texts by path, ``scripts/generate.py`` writes or com
 
 import ast
 import enum
+import functools
 import inspect
 import json
 import re
-import textwrap
+import sys
 from typing import Any
 
 from pydantic import BaseModel
@@ -196,15 +197,27 @@ def _field_docs(kind: type[BaseModel]) -> dict[str, str]:
     """The text under each field, of this class and of those it inherits from."""
     docs: dict[str, str] = {}
     for cls in reversed(kind.__mro__):
-        if not issubclass(cls, BaseModel) or cls is BaseModel:
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-        assert isinstance(tree, ast.ClassDef)
-        for field, text in zip(tree.body, tree.body[1:], strict=False):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=known)), ast.Expr(value=ast.Constant(value=str(said))):
-                    docs[known] = " ".join(said.split())
+        if issubclass(cls, BaseModel) and cls is not BaseModel:
+            docs |= _texts(cls.__module__).get(cls.__name__, {})
     return docs
+
+
+@functools.cache
+def _texts(module: str) -> dict[str, dict[str, str]]:
+    """The text under each field of each class of a module."""
+    return {
+        cls.name: {
+            field.target.id: " ".join(text.value.value.split())
+            for field, text in zip(cls.body, cls.body[1:], strict=False)
+            if isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+            and isinstance(text.value.value, str)
+        }
+        for cls in ast.parse(inspect.getsource(sys.modules[module])).body
+        if isinstance(cls, ast.ClassDef)
+    }
 
 
 def _member_comments(kind: type[enum.Enum]) -> dict[str, str]:

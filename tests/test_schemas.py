@@ -49,10 +49,10 @@ def test_drift_is_named_and_repaired(tmp_path: Path) -> None:
 
 
 def test_every_message_is_published() -> None:
-    paths = documents()
+    paths, channels = documents(), asyncapi()["channels"]
     for kind in Message.registry.values():
         assert f"docs/schemas/{name(kind)}.json" in paths
-        assert asyncapi()["channels"][name(kind)]["address"] == kind.subject_template
+        assert channels[name(kind)]["address"] == kind.subject_template
     assert {"docs/schemas/command-reply.json", "docs/schemas/job-reply.json", "docs/schemas/seat-record.json"} <= set(
         paths
     )
