@@ -16,11 +16,6 @@ def main(argv: list[str] | None = None) -> None:
         _fail(str(error), error.code)
     except ConfigError as error:
         _fail(str(error), 2)
-    except BrokenPipeError:  # whoever read us has seen enough
-        sys.stderr.close()
-        sys.exit(0)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 def _fail(text: str, code: int) -> None:

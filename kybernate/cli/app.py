@@ -1,15 +1,21 @@
 """The commands and their options. Each imports what it needs when it runs, so that ``kyb --help`` is quick."""
 
+import contextlib
 import json
 import sys
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kybernate.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kybernate.cli.router import Router
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -104,24 +110,23 @@ def status(
     from kybernate.cli.router import Router, find_url
 
     router = Router(find_url(url))
-    if output is Output.JSON:
-        while True:
-            print(json.dumps({"url": router.url, **router.seats()}), flush=True)
-            if not watch:
-                return
-            time.sleep(1.0)
-    from rich.live import Live
+    with contextlib.suppress(KeyboardInterrupt):  # the way to end --watch
+        if output is Output.JSON:
+            for body in _seats(router, watch):
+                print(json.dumps({"url": router.url, **body}), flush=True)
+            return
+        from rich.live import Live
 
-    from kybernate.cli.show import open_console, seat_tree
+        from kybernate.cli.show import open_console, seat_tree
 
-    console = open_console()
-    if not watch:
-        console.print(seat_tree(router.seats()["seats"]))
-        return
-    with Live(seat_tree(router.seats()["seats"]), console=console, auto_refresh=False) as live:
-        while True:
-            time.sleep(1.0)
-            live.update(seat_tree(router.seats()["seats"]), refresh=True)
+        console = open_console()
+        if not watch or not console.is_terminal:
+            for body in _seats(router, watch):
+                console.print(seat_tree(body["seats"]))
+            return
+        with Live(console=console, auto_refresh=False) as live:
+            for body in _seats(router, watch):
+                live.update(seat_tree(body["seats"]), refresh=True)
 
 
 @app.command()
@@ -135,13 +140,14 @@ def events(
     from kybernate.cli.router import Router, find_url
 
     router = Router(find_url(url))
-    if output is Output.JSON:
-        follow_events(router, lambda event: print(json.dumps(event), flush=True), again=follow)
-        return
-    from kybernate.cli.show import event_line, open_console
+    with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
+        if output is Output.JSON:
+            follow_events(router, lambda event: print(json.dumps(event), flush=True), again=follow)
+            return
+        from kybernate.cli.show import event_line, open_console
 
-    console = open_console()
-    follow_events(router, lambda event: console.print(event_line(event)), again=follow)
+        console = open_console()
+        follow_events(router, lambda event: console.print(event_line(event)), again=follow)
 
 
 @app.command()
@@ -230,6 +236,14 @@ def version() -> None:
     from kybernate import __version__
 
     print(f"kyb {__version__}")
+
+
+def _seats(router: "Router", watch: bool) -> "Iterator[dict[str, Any]]":
+    """The rows once, or each second."""
+    yield router.seats()
+    while watch:
+        time.sleep(1.0)
+        yield router.seats()
 
 
 def _command(name: str, verb: str, url: str | None, output: Output) -> None:

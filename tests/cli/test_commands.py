@@ -1,5 +1,8 @@
+import asyncio
 import json
+import signal
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,8 +102,6 @@ async def test_events_as_json_are_one_document_per_line(kyb: "Kyb", router: "Sma
 
 
 async def test_following_goes_on_after_a_restart_of_the_router_with_each_event_once(router: "SmallRouter") -> None:
-    import asyncio
-
     class EnoughError(Exception):
         pass
 
@@ -115,6 +116,26 @@ async def test_following_goes_on_after_a_restart_of_the_router_with_each_event_o
         await asyncio.to_thread(follow_events, Router(router.url), show, again=True)
     assert seen == ["e0", "e1"]
     assert router.last_ids == [None, "e0"]
+
+
+@pytest.mark.parametrize("command", [["events", "-f"], ["status", "--watch"], ["status", "--watch", "-o", "json"]])
+async def test_ctrl_c_is_the_way_to_end_what_goes_on(router: "SmallRouter", command: list[str]) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from kybernate.cli import main; main()", *command, "--url", router.url),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(20):
+            await process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            _, error = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+    assert (process.returncode, error) == (0, b"")
 
 
 async def test_the_address_comes_from_the_environment_too(
