@@ -101,6 +101,8 @@ spec:
             (again,) = await source.seats()
             assert (again.uid, again.restarts) == (owner.uid, 1)
             kubelet.restart_container("default", "llama", signum=signal.SIGSTOP)  # parked: hears nothing but SIGKILL
+            stat = Path(f"/proc/{str(again.container_id).removeprefix('process://')}/stat")
+            await until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
             kubelet.delete("default", "llama", 0.5)
             (ending,) = await source.seats()
             assert ending.deleting

@@ -22,11 +22,15 @@ from kybernate.pb import podresources_pb2_grpc as resources_rpc
 from tests.kubelet.stand import RESOURCE, pod, pods, reason, registered, running_kubelet, short_folder, state, until
 
 
-def alive(pid: int) -> bool:
+def process_state(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return "X"
+
+
+def alive(pid: int) -> bool:
+    return process_state(pid) not in "ZX"
 
 
 def pid_of(pod: Pod) -> int:
@@ -150,6 +154,7 @@ async def test_deleting_ends_also_a_process_that_was_stopped() -> None:
         frozen = await started(kubelet, pod())
         pid = pid_of(frozen)
         os.kill(pid, signal.SIGSTOP)
+        await until(lambda: process_state(pid) == "T")
         kubelet.delete("default", "p", 0.2)
         assert frozen.document()["metadata"]["deletionTimestamp"]
         assert kubelet.pods == [frozen]
@@ -262,6 +267,7 @@ async def test_the_program_serves_and_its_pods_die_with_it_even_when_it_is_kille
                 assert alive(pid)
                 if signum is signal.SIGTERM:
                     os.kill(pid, signal.SIGSTOP)  # as a parked engine is
+                    await until(lambda pid=pid: process_state(pid) == "T")
                 program.send_signal(signum)
                 code = await asyncio.wait_for(program.wait(), 5)
                 assert code == (0 if signum is signal.SIGTERM else -signal.SIGKILL)
