@@ -158,10 +158,11 @@ class Gateways:
 
     def _seat(self, data: SignalData) -> str | None:
         """The seat that the traffic is for: as said, or the model's only one; else the manager chooses."""
-        model = self._dispatcher.traffic.models.get(data.model)
+        table = self._dispatcher.traffic.seats
+        model = table.models.get(data.model)
         if model is None or not model.lanes:
-            known = ", ".join(sorted(self._dispatcher.traffic.models)) or "none yet"
-            raise ApiError(404, "model_not_found", f"model {data.model!r} does not exist; known models: {known}")
+            text = f"model {data.model!r} does not exist; known models: {table.known()}"
+            raise ApiError(404, "model_not_found", text)
         seats = [lane.record.seat for lane in model.lanes.values()]
         if data.seat is not None and data.seat not in seats:
             raise ApiError(404, "seat_not_found", f"seat {data.seat!r} does not run {data.model}; it has {seats}")

@@ -17,6 +17,7 @@ from kybernate.messages import Presence, SeatActivated, SeatEvent
 from kybernate.seat import SeatState
 from services.router.admin import Admin
 from services.router.app import build
+from services.router.asks import Identity
 from services.router.calls import Calls
 from services.router.dispatch import Dispatcher
 from services.router.events import EventLog
@@ -26,7 +27,7 @@ from services.router.loads import Loads
 from services.router.metrics import Metrics
 from services.router.settings import RouterSettings
 from services.router.sync import RosterSync
-from services.router.traffic import Identity, Limits, Traffic
+from services.router.traffic import Limits, Traffic
 from services.router.upstream import Upstreams
 
 

@@ -5,30 +5,22 @@ exactly one of: forwarded, timed out (503), rejected (429, 503 with the manager'
 call that comes back before the first byte of its answer waits again, until its deadline.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kybernate.messages import ActivateSeat, DrainAck, SeatActivated, SeatAllocated, SeatEvent
-from kybernate.roster import SeatRecord, seat_key
+from kybernate.messages import SeatActivated, SeatEvent
+from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 from services.router import happenings as h
 from services.router.alarms import Alarms, Name
-from services.router.lanes import CLOSING, CUT, Call, Lane, Rank, best, lane_of
+from services.router.asks import WAKE_UNHEARD_SECONDS, Asks, Identity
+from services.router.lanes import CLOSING, CUT, Call, Lane, Rank, best
+from services.router.seats import Change, Model, SeatTable
 from services.router.trust import Trust
 
 SUSPECT_SECONDS = 0.25
 """How long a seat whose engine refused a connection gets nothing, unless it says something new."""
-ACK_SECONDS = 1.0
-ASK_SECONDS = 1.0
-WAKE_UNHEARD_SECONDS = 1.0
-"""ActivateSeat is sent again so long after one that nobody answered."""
-WAKE_AGAIN_SECONDS = 5.0
-"""And so long after one that was answered, while calls still wait."""
-PASSING_REFUSALS = frozenset({"", "not-ready", "too-late", "stale-epoch", "busy", "unknown-seat", "deleted"})
-"""Codes of a refused ActivateSeat that pass by themselves; any other is final for those who wait."""
-REFUSAL_SECONDS = 5.0
 MISSING_SECONDS = 10.0
 """A seat that vanished from the roster is forgotten after so long; a manager writes it again sooner if it is there."""
 
@@ -42,14 +34,6 @@ class Limits:
     held_bytes: int = 256 * 2**20
     permit_seconds: float = 2.0
     speed: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who acknowledges drains."""
-
-    instance: str
-    incarnation: str
 
 
 class Level(NamedTuple):
@@ -66,30 +50,17 @@ class Level(NamedTuple):
     cause: str = "router"
 
 
-@dataclass(slots=True, eq=False)
-class Model:
-    """The seats of one model, and the calls that wait for it."""
-
-    name: str
-    lanes: dict[str, Lane] = field(default_factory=dict)
-    held: dict[int, Call] = field(default_factory=dict)
-    orphans: dict[int, Call] = field(default_factory=dict)
-    """Those of ``held`` for which no seat can be used at present."""
-
-
 class Traffic:
     """All seats and calls of one router."""
 
     def __init__(self, limits: Limits, identity: Identity) -> None:
         self.limits = limits
-        self.identity = identity
         self.trust = Trust()
-        self.lanes: dict[str, Lane] = {}
-        self.models: dict[str, Model] = {}
+        self.seats = SeatTable()
         self._calls: dict[int, Call] = {}
         self._held_bytes = 0
         self._alarms = Alarms()
-        self._asking: set[str] = set()
+        self._asks = Asks(identity, self._alarms)
         self._dirty: dict[str, Lane | None] = {}
         self._out: list[h.Effect] = []
         self._now = 0.0
@@ -97,7 +68,7 @@ class Traffic:
             h.Arrived: self._arrived,
             h.Ended: self._ended,
             h.Refused: self._refused,
-            SeatRecord: self._saw,
+            SeatRecord: lambda record: self._learned(self.seats.see(record)),
             h.SeatMissing: self._missing,
             h.Synced: self._synced,
             h.Confirmed: self._confirmed,
@@ -115,6 +86,16 @@ class Traffic:
             name, opened = self._dirty.popitem()
             self._settle(name, opened)
         return self._out
+
+    @property
+    def lanes(self) -> dict[str, Lane]:
+        """All seats by key of the roster."""
+        return self.seats.lanes
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """All models by name."""
+        return self.seats.models
 
     def next_at(self) -> float | None:
         """When a Tick is wanted at the latest."""
@@ -156,7 +137,7 @@ class Traffic:
             if self.trust.ever_synced:
                 self._unknown(m.request, m.model)
                 return
-            model = self.models[m.model] = Model(m.model)
+            model = self.seats.model(m.model)
         longest = self.limits.hold_seconds
         patience = longest if m.hold_seconds is None else min(longest, m.hold_seconds)
         call = Call(m.request, m.model, m.cause, m.size, m.kind, self._now, self._now + patience)
@@ -202,9 +183,9 @@ class Traffic:
             queue[call.request] = call
             self._touch(model.name, lane, edge=len(queue) == 1)
         if found is not None and found[0] is Rank.UNSURE:
-            self._ask(found[1])
+            self._say(self._asks.ask(found[1]))
         elif found is not None and found[0] is Rank.PARKED:
-            self._wake(found[1])
+            self._say(self._asks.wake(found[1], self._now))
 
     def _unplace(self, call: Call, model: Model) -> None:
         lane = call.lane
@@ -224,8 +205,7 @@ class Traffic:
         del model.held[call.request]
         self._held_bytes -= call.size
         self._alarms.clear(("deadline", call.request))
-        if not model.held and not model.lanes:
-            del self.models[call.model]
+        self.seats.forget_empty(call.model)
 
     def _forward(self, call: Call, lane: Lane, *, opened: bool) -> None:
         self._unhold(call)
@@ -257,7 +237,7 @@ class Traffic:
             return
         self._touch(call.model, lane, edge=not lane.in_flight)
         if lane.record.state in CLOSING:
-            self._acknowledge(lane)
+            self._say(self._asks.acknowledge(lane, self._now))
 
     def _refused(self, m: h.Refused) -> None:
         call = self._calls.get(m.request)
@@ -272,7 +252,7 @@ class Traffic:
         if self._now >= call.deadline:
             self._time_out(call)
             return
-        model = self.models.setdefault(call.model, Model(call.model))
+        model = self.seats.model(call.model)
         found = best(self._ranked(model), None)
         if found is not None and found[0] is Rank.OPEN:
             self._forward(call, found[1], opened=False)
@@ -280,14 +260,13 @@ class Traffic:
             self._hold(call, model, found)
 
     def _reject(self, call: Call, status: int, code: str, message: str) -> None:
-        after = self.retry_after(call.model)
+        after = self.seats.retry_after(call.model, self.limits.speed)
         self._calls.pop(call.request, None)
         self._unhold(call)
         self._out.append(h.Reject(call.request, status, code, f"{message}; try again in {after} s", after))
 
     def _unknown(self, request: int, model: str) -> None:
-        known = ", ".join(sorted(self.models)) or "none yet"
-        text = f"model {model!r} does not exist; known models: {known}"
+        text = f"model {model!r} does not exist; known models: {self.seats.known()}"
         self._out.append(h.Reject(request, 404, "model_not_found", text))
 
     def _time_out(self, call: Call) -> None:
@@ -295,12 +274,6 @@ class Traffic:
         waited = (self._now - call.arrived) * self.limits.speed
         text = f"model {call.model} could not be called within {waited:.0f} s (hold_seconds): {at}"
         self._reject(call, 503, "hold_timeout", text)
-
-    def retry_after(self, model: str) -> int:
-        """Wall seconds, at least 1: the learned time of a switch to this model."""
-        lanes = self.models[model].lanes.values() if model in self.models else ()
-        learned = [lane.record.activate_seconds for lane in lanes if lane.record.activate_seconds > 0]
-        return max(1, math.ceil(min(learned) / self.limits.speed)) if learned else 1
 
     # --- seats ----------------------------------------------------------------------------------------------------
 
@@ -321,31 +294,11 @@ class Traffic:
                 self._forward(call, found[1], opened=found[1] is opened)
             else:
                 self._place(call, model, found)
-        if not model.lanes and not model.held:
-            self.models.pop(name, None)
+        self.seats.forget_empty(name)
 
     def _heard(self, event: h.Happening) -> None:
-        if not isinstance(event, SeatEvent) or isinstance(event, SeatAllocated):
-            return  # what the plugin says is a hint for the manager, which alone knows the seat's state
-        lane = self.lanes.get(seat_key(event.node, event.seat))
-        if lane is None:
-            if (lane := lane_of(event)) is not None:
-                self._learned(lane, None)
-            return
-        before = lane.record
-        if lane.hear(event):
-            self._learned(lane, before)
-
-    def _saw(self, record: SeatRecord, *, overrule: bool = False) -> None:
-        lane = self.lanes.get(record.key)
-        if lane is None:
-            self._learned(Lane(record, record.since, f"roster:{record.key}:{record.epoch}"), None)
-            return
-        before, unseen = lane.record, lane.unseen
-        if lane.see(record, overrule=overrule):
-            self._learned(lane, before)
-        elif unseen and not lane.unseen:
-            self._stir([lane])
+        assert isinstance(event, SeatEvent)
+        self._learned(self.seats.hear(event))
 
     def _missing(self, m: h.SeatMissing) -> None:
         lane = self.lanes.get(m.key)
@@ -354,42 +307,24 @@ class Traffic:
             self._alarms.clear(("missing", m.key))
             self._alarms.set(("missing", m.key), self._now + MISSING_SECONDS)
 
-    def _drop(self, lane: Lane) -> None:
-        del self.lanes[lane.key]
-        lane.record = lane.record.model_copy(update={"state": SeatState.FREE})
-        self._index(lane)
-        self._out.append(h.Disconnect(lane.key))
-
-    def _learned(self, lane: Lane, before: SeatRecord | None) -> None:
-        """A seat's state, epoch, endpoint or model is new."""
-        record, key = lane.record, lane.key
-        self.lanes.setdefault(key, lane)
-        self._index(lane)
-        was_active = before is not None and before.state is SeatState.ACTIVE
-        opened = record.state is SeatState.ACTIVE and not was_active
-        if before is not None and (before.endpoint != record.endpoint or record.state is not SeatState.ACTIVE):
-            self._out.append(h.Disconnect(key))
-        if record.state is not SeatState.PARKED:
-            lane.wake_sent = None
-        if record.state in CUT:
-            self._cut(lane)
-        if record.state in CLOSING:
-            self._acknowledge(lane)
-        if lane.model:
-            self._dirty[lane.model] = lane if opened else self._dirty.get(lane.model)
-
-    def _index(self, lane: Lane) -> None:
-        """Keep ``models`` in step with what the seat runs."""
-        name = "" if lane.record.state is SeatState.FREE else lane.record.model
-        if name == lane.model:
+    def _learned(self, change: Change | None) -> None:
+        """Do what follows from a seat's new state, epoch, endpoint or model."""
+        if change is None:
             return
-        if lane.model and (old := self.models.get(lane.model)) is not None:
-            old.lanes.pop(lane.key, None)
-            self._touch(lane.model, lane, edge=True)
-            self._dirty.setdefault(lane.model, None)
-        lane.serve(name)
-        if name:
-            self.models.setdefault(name, Model(name)).lanes[lane.key] = lane
+        lane, state = change.lane, change.lane.record.state
+        if change.left:
+            self._touch(change.left, lane, edge=True)
+            self._dirty.setdefault(change.left, None)
+        if change.moved:
+            self._out.append(h.Disconnect(lane.key))
+        if state is not SeatState.PARKED:
+            lane.wake_sent = None
+        if state in CUT:
+            self._cut(lane)
+        if state in CLOSING:
+            self._say(self._asks.acknowledge(lane, self._now))
+        if lane.model:
+            self._dirty[lane.model] = lane if change.opened else self._dirty.get(lane.model)
 
     def _cut(self, lane: Lane) -> None:
         lost = lane.record.state is SeatState.LOST
@@ -399,73 +334,34 @@ class Traffic:
             else:
                 self._out.append(h.Cut(call.request, "upstream_failed" if lost else "seat_evicted"))
 
-    def _acknowledge(self, lane: Lane) -> None:
-        record = lane.record
-        self._out.append(
-            DrainAck(
-                cause=lane.cause,
-                node=record.node,
-                seat=record.seat,
-                instance=self.identity.instance,
-                incarnation=self.identity.incarnation,
-                epoch=record.epoch,
-                in_flight=len(lane.in_flight),
-            )
-        )
-        self._alarms.set(("ack", lane.key), self._now + ACK_SECONDS)
-
-    # --- asking ---------------------------------------------------------------------------------------------------
-
-    def _wake(self, lane: Lane) -> None:
-        """Once per seat while calls wait there; again when nobody answered, or nothing came of it."""
-        if lane.wake_sent is not None:
-            patience = WAKE_AGAIN_SECONDS if lane.wake_heard else WAKE_UNHEARD_SECONDS
-            if self._now < lane.wake_sent + patience:
-                return
-        first = min(lane.waiting.values(), key=lambda call: call.request)
-        lane.wake_sent, lane.wake_heard = self._now, False
-        command = ActivateSeat(cause=first.cause, node=lane.record.node, seat=lane.record.seat)
-        self._out.append(h.Wake(first.request, lane.key, command))
-        self._alarms.set(("wake", lane.key), self._now + WAKE_UNHEARD_SECONDS)
+    # --- what the bus and the managers say ------------------------------------------------------------------------
 
     def _replied(self, m: h.Replied) -> None:
         lane = self.lanes.get(m.key)
-        if lane is None or m.reply is None:
-            return
-        lane.wake_heard = True
-        if not m.reply.accepted and m.reply.code not in PASSING_REFUSALS and lane.record.state is SeatState.PARKED:
-            lane.refusal = m.reply.reason or m.reply.code
-            self._alarms.set(("refusal", m.key), self._now + (m.reply.retry_after_seconds or REFUSAL_SECONDS))
-            self._dirty.setdefault(lane.model, None)
-
-    def _ask(self, lane: Lane) -> None:
-        node, url = lane.record.node, lane.record.manager_url
-        if url and node not in self._asking:
-            self._asking.add(node)
-            self._out.append(h.AskManager(node, url))
+        if lane is not None and m.reply is not None:
+            self._asks.wake_answered(lane, m.reply, self._now)
+            self._stir([lane])
 
     def _manager_said(self, m: h.ManagerSaid) -> None:
-        self._asking.discard(m.node)
+        self._asks.ask_answered(m.node, heard=m.records is not None, now=self._now)
         if m.records is None:
-            self._asking.add(m.node)
-            self._alarms.set(("ask", m.node), self._now + ASK_SECONDS)
             return
         for record in m.records:
-            self._saw(record)
+            self._learned(self.seats.see(record))
         self.trust.verify(m.node, m.at)
-        self._stir(lane for lane in self.lanes.values() if lane.record.node == m.node)
+        self._stir_node(m.node)
 
     def _synced(self, m: h.Synced) -> None:
         first = not self.trust.ever_synced
         for record in m.records:
-            self._saw(record, overrule=True)
+            self._learned(self.seats.see(record, overrule=True))
         self.trust.sync(m.at)
         for lane in self.lanes.values():
             if lane.key not in m.present:
                 self._missing(h.SeatMissing(lane.key))
             lane.wake_sent = None
             if lane.record.state in CLOSING:
-                self._acknowledge(lane)
+                self._say(self._asks.acknowledge(lane, self._now))
         self._stir(self.lanes.values())
         if first:
             for model in [model for model in self.models.values() if not model.lanes]:
@@ -477,6 +373,9 @@ class Traffic:
     def _confirmed(self, m: h.Confirmed) -> None:
         if not self.trust.confirm(m.at):
             self._out.append(h.Resync())
+
+    def _stir_node(self, node: str) -> None:
+        self._stir(lane for lane in self.lanes.values() if lane.record.node == node)
 
     def _stir(self, lanes: Iterable[Lane]) -> None:
         for lane in lanes:
@@ -499,22 +398,26 @@ class Traffic:
                 self._ended(h.Ended(of))
             return
         if kind == "ask":
-            self._asking.discard(of)
-            self._stir(lane for lane in self.lanes.values() if lane.record.node == of)
+            self._asks.ask_again(of)
+            self._stir_node(of)
             return
         lane = self.lanes.get(of)
         if lane is None:
             return
         if kind == "ack" and lane.record.state in CLOSING:
-            self._acknowledge(lane)
+            self._say(self._asks.acknowledge(lane, self._now))
         elif kind == "wake" and lane.waiting and lane.record.state is SeatState.PARKED:
-            self._wake(lane)
+            self._say(self._asks.wake(lane, self._now))
             self._alarms.set(name, self._now + WAKE_UNHEARD_SECONDS)
         elif kind == "refusal":
             lane.refusal = None
         elif kind == "missing" and lane.unseen:
-            self._drop(lane)
+            self._learned(self.seats.drop(lane))
         self._stir([lane])
+
+    def _say(self, effect: h.Effect | None) -> None:
+        if effect is not None:
+            self._out.append(effect)
 
     def _touch(self, model: str, lane: Lane | None, *, edge: bool) -> None:
         self._out.append(h.LevelChanged(model, lane.key if lane else None, edge))

@@ -9,7 +9,8 @@ from kybernate.messages import EVENT_OF_STATE, CommandReply, DrainAck, SeatAlloc
 from kybernate.roster import SeatRecord, seat_key
 from kybernate.seat import SeatState
 from services.router import happenings as h
-from services.router.traffic import Identity, Limits, Traffic
+from services.router.asks import Identity
+from services.router.traffic import Limits, Traffic
 
 S = SeatState
 K0, K1 = seat_key("n", "s0"), seat_key("n", "s1")
