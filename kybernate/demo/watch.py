@@ -16,6 +16,8 @@ from kybernate.seat import SeatState
 
 IN_SWITCH = frozenset({SeatState.DRAINING, SeatState.PARKING, SeatState.ACTIVATING})
 _AGAIN_SECONDS = 0.1
+_LONGEST_SECONDS = 3.0
+"""Wall seconds after which a seat counts as out of its switch although no event said so: the event may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Watch:
 
     def was_switching(self, at: float) -> bool:
         """Whether some seat was in a switch at this moment (unix seconds), by what is known now."""
-        return any(begin <= at <= end for begin, end in self._spans)
+        return any(begin <= at <= min(end, begin + _LONGEST_SECONDS) for begin, end in self._spans)
 
     async def entered(self, state: SeatState, timeout: float) -> bool:
         """Until some seat newly enters this state; False when none did in time."""

@@ -9,8 +9,8 @@ A row that tells of no work (a failed request without tokens) is None and is lef
 * ``burstgpt``: Timestamp, Model, Request tokens, Response tokens, Total tokens, Log Type, and newer columns.
 * ``gentd26``: ``lora_request_trace.csv`` of Alibaba GenTD26. Image generation: the model identity and the arrivals
   count; four characters of prompt are taken as a token, a second of execution as ``GENTD26_TOKENS_PER_SECOND``.
-* ``router-log``: one JSON object per line with ``time``, ``model``, ``prompt_tokens``, ``output_tokens``: what a
-  router writes when it is told to keep an access log.
+* ``access-log``: one JSON object per line with ``time`` (ISO or unix seconds), ``model``, ``prompt_tokens`` and
+  ``output_tokens``, whatever else is in it; lines may come in the order in which answers ended.
 * ``servegen-windows`` has no arrivals but statistics of them; ``windows.py`` draws from it.
 """
 
@@ -81,7 +81,7 @@ def _gentd26(row: Fields, _: str) -> Arrival | None:
     return _arrival(_moment(row["gmt_create"]), _name(row, "checkpoint_model_version_id"), prompt, output)
 
 
-def _router_log(row: Fields, _: str) -> Arrival:
+def _access_log(row: Fields, _: str) -> Arrival:
     at = row["time"]
     seconds = _moment(at) if isinstance(at, str) else float(at)
     return _arrival(seconds, _name(row, "model"), _count(row, "prompt_tokens"), _count(row, "output_tokens"))
@@ -139,5 +139,5 @@ FORMATS: tuple[Format, ...] = (
         True,
         _gentd26,
     ),
-    Format("router-log", frozenset({"time", "model", "prompt_tokens", "output_tokens"}), True, True, _router_log),
+    Format("access-log", frozenset({"time", "model", "prompt_tokens", "output_tokens"}), True, True, _access_log),
 )

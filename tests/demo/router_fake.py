@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +12,18 @@ from aiohttp import web
 
 from kybernate.fakes.engine.answers import expected_text
 from kybernate.health import HttpServer
-from kybernate.messages import SeatEvent
+from kybernate.messages import EVENT_OF_STATE, SeatEvent
+from kybernate.seat import SeatState
 
 right_text = expected_text
+
+
+def event(
+    seat: str, state: SeatState, previous: SeatState | None = None, *, at: float | None = None, **rest: object
+) -> SeatEvent:
+    kind = EVENT_OF_STATE[state]
+    given = {"cause": "c", "node": "n", "seat": seat, "state": state, "previous": previous, **rest}
+    return kind.model_validate(given | {"at": time.time() if at is None else at})
 
 
 @dataclass

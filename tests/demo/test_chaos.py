@@ -13,13 +13,14 @@ from kybernate.demo.chaos import (
     SERVICES,
     Chaos,
     Kill,
+    Killed,
     NatsOutage,
     plan,
 )
 from kybernate.demo.verdict import Outages
 from kybernate.demo.watch import Watch
 from kybernate.seat import SeatState as S
-from tests.demo.test_watch import event
+from tests.demo.router_fake import event
 
 
 @dataclass
@@ -112,7 +113,7 @@ async def test_too_few_kills_in_a_switch_are_made_up_for() -> None:
     chaos, target = chaos_on(watch)
     async with switching(watch):
         for service in SERVICES:
-            chaos.kills += [_killed_outside(service)] * 2
+            chaos.kills += [Killed(service, 1.0, 0.1)] * 2
         await chaos.run([])
     assert 8 <= len(target.killed) <= 20
     assert 2 * chaos.during_switch().total() >= len(chaos.kills)
@@ -155,12 +156,6 @@ async def test_order_is_waited_for_and_its_absence_told() -> None:
     late, _ = chaos_on(Watch())
     await late.settle(_no, 0.1)
     assert not late.recovered
-
-
-def _killed_outside(service: str):  # type: ignore[no-untyped-def]
-    from kybernate.demo.chaos import Killed
-
-    return Killed(service, 1.0, 0.1)
 
 
 async def _yes() -> bool:

@@ -39,7 +39,7 @@ GENTD26 = (
     "2030-01-01 10:00:05,TXT_2_IMG,PROCESSING,,G0,63.0,,1.0,30.0,M0,0\n"
     "2030-01-01 10:00:07,IMG_2_IMG,SUCCEED,9.5,G1,,,1.0,30.0,M1,0\n"
 )
-ROUTER_LOG = (
+ACCESS_LOG = (
     '{"time": "2030-01-01T10:00:00.500Z", "model": "a", "prompt_tokens": 7, "output_tokens": 9, "status": 200}\n'
     '{"time": "2030-01-01T10:00:02.500Z", "model": "b", "prompt_tokens": 8, "output_tokens": 10, "status": 200}\n'
 )
@@ -65,7 +65,7 @@ def written(folder: Path, text: str, name: str = "some_trace.csv") -> Path:
         (BURST, "burstgpt", [(5.0, "ChatGPT", 472, 18), (118.0, "GPT-4", 417, 276)]),
         (BURST_NEW, "burstgpt", [(5.0, "ChatGPT", 472, 18)]),
         (GENTD26, "gentd26", [(0.0, "M0", 16, 640), (7.0, "M1", 1, 190)]),
-        (ROUTER_LOG, "router-log", [(0.0, "a", 7, 9), (2.0, "b", 8, 10)]),
+        (ACCESS_LOG, "access-log", [(0.0, "a", 7, 9), (2.0, "b", 8, 10)]),
     ],
 )
 def test_each_format_is_recognised_and_read(
@@ -126,7 +126,7 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", r"t\.csv:1: the file is empty"),
-        ("a,b\n1,2\n", r"t\.csv:1: no known trace has the columns a, b; known formats: azure-llm, burstgpt"),
+        ("a,b\n1,2\n", r"t\.csv:1: no known trace has the columns a, b; known formats: access-log, azure-llm, burstgpt"),
         ('{"a": 1}\n', r"t\.csv:1: no known trace has the columns a;"),
         (MANY + "x,m,1,1\n", r"t\.csv:4: arrival_s is 'x', not a number; correct or remove the row"),
         (MANY + "-1,m,1,1\n", r"t\.csv:4: arrival_s is '-1', which is negative"),
