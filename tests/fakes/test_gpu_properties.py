@@ -11,7 +11,7 @@ from tests.fakes.machines import Stand
 
 PIDS = st.integers(1, 3)
 GPUS = st.integers(0, 1)
-GIBS = st.integers(0, 50)
+GIBS = st.integers(0, 81)
 
 
 class AnySequence(RuleBasedStateMachine):
@@ -20,13 +20,12 @@ class AnySequence(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.stand = Stand(host_gib=120)
-
-    @rule(pid=PIDS)
-    def attach(self, pid):
-        self.stand.send("attach", pid, seat=f"s{pid % 2}")
+        for pid, gpu in ((1, 0), (2, 0), (3, 1)):
+            self.stand.running(pid, 40, (gpu,))
 
     @rule(pid=PIDS, gpu=GPUS, gib=GIBS)
     def alloc(self, pid, gpu, gib):
+        self.stand.send("attach", pid, seat=f"s{pid % 2}")
         self.stand.send("alloc", pid, gpu=self.stand.gpus[gpu], bytes=gib * GIB)
 
     @rule(pid=PIDS, gpu=GPUS)
@@ -49,31 +48,38 @@ class AnySequence(RuleBasedStateMachine):
         more = {"gpu_map": {a: b, b: a}} if swap and verb == "restore" else {}
         self.stand.send(verb, 99, target=Target(stopped=stopped), pid=pid, epoch=epoch, **more)
 
-    @rule(pid=PIDS, verb=st.sampled_from(["lock", "checkpoint", "restore"]))
-    def go_on(self, pid, verb):
-        """Legal steps, so that deep states are reached."""
+    @rule(
+        pid=PIDS,
+        verbs=st.sampled_from([("lock", "checkpoint"), ("restore", "unlock")]),
+        seconds=st.sampled_from([200, 200, 200, 10, 0]),
+    )
+    def switch(self, pid, verbs, seconds):
+        """Legal steps, so that deep states are reached; not always with the time that they need."""
         self.stand.stopped(pid, False)
-        self.stand.send(verb, 99, pid=pid, epoch=10)
-        self.stand.later(200)
+        for verb in verbs:
+            self.stand.send(verb, 99, pid=pid, epoch=10)
+            self.stand.later(seconds)
 
     @rule(pid=PIDS, stopped=st.booleans())
     def observe(self, pid, stopped):
         self.stand.stopped(pid, stopped)
 
-    @rule(pid=PIDS)
-    def die(self, pid):
-        self.stand.gone(pid)
+    @rule(pid=PIDS, really=st.sampled_from([False, False, False, True]))
+    def die(self, pid, really):
+        if really:
+            self.stand.gone(pid)
 
     @rule(seconds=st.sampled_from([0.1, 5.0, 100.0]))
     def later(self, seconds):
         self.stand.later(seconds)
 
     @rule(
+        pid=PIDS,
         fault=st.sampled_from(["oom", "busy", "die-mid-checkpoint", "slow", "clear", "hang"]),
         verb=st.sampled_from(["lock", "checkpoint", "restore"]),
     )
-    def inject(self, fault, verb):
-        self.stand.send("inject", 99, fault=fault, verb=verb, seconds=3, factor=2)
+    def inject(self, pid, fault, verb):
+        self.stand.send("inject", 99, pid=pid, fault=fault, verb=verb, seconds=3, factor=2)
 
     @invariant()
     def memory_is_never_given_twice_and_sums_agree(self):
@@ -105,4 +111,4 @@ class AnySequence(RuleBasedStateMachine):
 
 
 TestAnySequence = AnySequence.TestCase
-TestAnySequence.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnySequence.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -35,9 +35,10 @@ class Verbs:
             raise RefusedError(Code.NOT_INITIALIZED, f"process {pid} does not use the GPU driver")
         if call.name == "get_restore_tid":
             return {"tid": pid}
+        process.stopped = target.stopped
+        self.advance(process)  # what waited for SIGCONT comes before this call
         if call.name != "get_state":
             self._check_epoch(process, call)
-        process.stopped = target.stopped
         transfer = call.name in ("checkpoint", "restore")  # these hang midway, so that queries wait for them as well
         if not transfer and self._world.faults.take("hang", process, call.name) is not None:
             return None
