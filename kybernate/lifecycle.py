@@ -31,8 +31,9 @@ async def run(**jobs: Coroutine[Any, Any, object]) -> None:
             for task in reversed(tasks):
                 task.cancel()
     finally:
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(signum)
+        if not stop.is_set():  # a second signal while resources are being closed must not cut that short
+            for signum in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(signum)
 
 
 def main(serve: Callable[[], Coroutine[Any, Any, None]]) -> None:

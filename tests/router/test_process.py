@@ -1,0 +1,116 @@
+"""The router as a process, with a real nats-server."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from kybernate.bus.nats import NatsBus
+from kybernate.bus.server import NatsServer, free_port
+from kybernate.bus.setup import init
+from kybernate.messages import SeatActivated
+from kybernate.roster import BUCKET, SeatRecord
+from kybernate.seat import SeatState
+from tests.router.engine import Engine
+
+
+@asynccontextmanager
+async def router(nats_url: str, log: Path, **more: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
+    env = clean | {"KYB_NATS_URL": nats_url, "KYB_PORT": "0", "KYB_LOG_FORMAT": "json", **more}
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "services.router", env=env, stderr=out)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def url_of(log: Path) -> str:
+    async with asyncio.timeout(15):
+        while True:
+            for line in log.read_text().splitlines():
+                if url := json.loads(line).get("url"):
+                    return str(url)
+            await asyncio.sleep(0.02)
+
+
+async def until_status(http: aiohttp.ClientSession, url: str, status: int) -> None:
+    async with asyncio.timeout(15):
+        while True:
+            async with http.get(url) as answer:
+                if answer.status == status:
+                    return
+            await asyncio.sleep(0.02)
+
+
+async def test_nats_may_come_later_and_two_sigterms_end_it_quietly(tmp_path: Path):
+    log, port = tmp_path / "router.log", free_port()
+    engine = Engine()
+    await engine.start()
+    async with router(f"nats://127.0.0.1:{port}", log) as process, aiohttp.ClientSession() as http:
+        url = await url_of(log)
+        await until_status(http, f"{url}/healthz", 200)
+        await until_status(http, f"{url}/readyz", 503)
+        async with NatsServer(tmp_path / "nats", port) as server:
+            await init(server.url)
+            async with NatsBus.connect(server.url, source="kyb/test", name="test") as bus:
+                await bus.until_connected()
+                bucket = await bus.bucket(BUCKET)
+                row = SeatRecord(
+                    node="n",
+                    seat="s0",
+                    state=SeatState.ACTIVE,
+                    epoch=1,
+                    model="m",
+                    endpoint=engine.endpoint,
+                    reported_at=1.0,
+                )
+                await bucket.put(row.key, row.model_dump_json().encode())
+                await until_status(http, f"{url}/readyz", 200)
+                async with http.post(f"{url}/v1/completions", json={"model": "m"}) as answer:
+                    assert answer.status == 200
+                past = [
+                    SeatActivated(cause="c", node="n", seat="s0", state=SeatState.ACTIVE, epoch=n, model="m")
+                    for n in (2, 3)
+                ]
+                for event in past:
+                    await bus.publish(event)
+                await bus.flush()
+                headers = {"Last-Event-ID": past[0].id}
+                async with http.get(f"{url}/v1/events", headers=headers) as stream, asyncio.timeout(10):
+                    async for line in stream.content:
+                        if line.startswith(b"id: "):
+                            assert line.decode().split()[1] == past[1].id
+                            break
+                engine.gate.clear()
+                running = await http.post(f"{url}/v1/completions", json={"model": "m", "stream": True})
+                began = time.monotonic()
+                process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0)
+                process.send_signal(signal.SIGTERM)
+                assert await process.wait() == 0
+                assert time.monotonic() - began < 2.5
+                running.close()
+    await engine.stop()
+    assert "Traceback" not in log.read_text()
+
+
+async def test_a_wrong_setting_is_named_and_ends_with_code_2():
+    env = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")} | {"KYB_PROT": "1"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.router", env=env, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 2
+    assert b"KYB_PROT" in said
+    assert b"KYB_PORT" in said
