@@ -120,8 +120,8 @@ class Board:
                 owners.processes_told(self, reply.seats)
             case JobAnswered():
                 switching.answered(self, message, now)
-            case PodsSeen(pods=pods):
-                owners.pods_seen(self, pods, now)
+            case PodsSeen(owners=seen):
+                owners.pods_seen(self, seen, now)
             case StartCalls(calls=calls):
                 owners.start_calls(self, calls, now)
             case EngineSeen():
@@ -240,6 +240,7 @@ class Board:
         epoch = self.next_epoch(now)
         call, row.call = row.call, None
         row.ticket = call.call
+        row.ticket_open = True
         row.seen_running = False
         if row.state is S.WAITING:
             self.go(row, T.TICKET, now, epoch=epoch)

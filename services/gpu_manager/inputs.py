@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from kybernate.ledger import Ledger
 from kybernate.messages import JobReply
-from services.gpu_manager.seat_pod import SeatPod
+from services.gpu_manager.seat_pod import Owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class PodsSeen:
-    """All pods that own a seat on this node, as of now."""
+    """Who owns the seats of this node now."""
 
-    pods: tuple[SeatPod, ...]
+    owners: Owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class JobsTold:
 class Recovered:
     """Everything a manager knows after its start: pods, the ledger's memory, the checkpointer's evidence."""
 
-    pods: tuple[SeatPod, ...]
+    owners: Owners
     ledger: Ledger
     reply: JobReply
 

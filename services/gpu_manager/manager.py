@@ -111,7 +111,8 @@ class Manager:
         while True:
             message, reply = await self._next()
             effects = self.board.handle(message, self.now())
-            self.ledger.write(looking.ledger(self.board, self.boot_id))
+            if effects:
+                self.ledger.write(looking.ledger(self.board, self.boot_id))
             for effect in effects:
                 await self._say(effect, reply, group)
             self.engines.follow(looking.probes(self.board), group, self.hear)
@@ -272,18 +273,18 @@ class Manager:
         ledger = self.ledger.read()
         while True:
             try:
-                pods = await self.pods.seats()
-                reply = await self._evidence(ledger, pods)
+                owners = await self.pods.seats()
+                reply = await self._evidence(ledger, owners.pods)
                 break
             except (PodsError, BusError) as error:
                 log.info("manager.waits", error=str(error) or repr(error))
                 await asyncio.sleep(0.25)
-        recovered = Recovered(pods, ledger, reply)
+        recovered = Recovered(owners, ledger, reply)
         for effect in self.board.handle(recovered, self.now()):
             self.ledger.write(looking.ledger(self.board, self.boot_id))
             await self._say(effect, None, group)
         self.roster.all_changed()
-        log.info("manager.recovered", seats=len(pods), jobs=len(reply.jobs), epoch=self.board.epoch)
+        log.info("manager.recovered", seats=len(owners.pods), jobs=len(reply.jobs), epoch=self.board.epoch)
 
     async def _evidence(self, ledger: Ledger, pods: tuple[SeatPod, ...]) -> JobReply:
         """What the checkpointer knows. The epoch fences: no job of an earlier manager is taken after this."""

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 from kybernate.messages import ReleaseJob, SeatActivated, SeatProgress
 from kybernate.seat import SeatState, Trigger
+from services.gpu_manager import looking
 from services.gpu_manager.inputs import Now, StartCall
 from services.gpu_manager.rows import Row
-from services.gpu_manager.seat_pod import SeatPod
+from services.gpu_manager.seat_pod import Owners, SeatPod
 
 if TYPE_CHECKING:
     from services.gpu_manager.board import Board
@@ -20,23 +21,29 @@ START_DEADLINE_SECONDS = 270.0
 HAS_PROCESS = (S.STARTING, S.ACTIVE, S.DRAINING, S.PARKING, S.PARKED, S.ACTIVATING, S.MIGRATING, S.QUARANTINED)
 
 
-def pods_seen(board: "Board", pods: Iterable[SeatPod], now: Now) -> None:
-    """Who owns which seat now. An owner that is missing twice in a row is gone."""
-    seen = {pod.seat: pod for pod in pods}
+def pods_seen(board: "Board", owners: Owners, now: Now) -> None:
+    """Who owns which seat now. An owner that is missing twice in a row, and not listed any more, is gone."""
+    seen = {pod.seat: pod for pod in owners.pods}
     for row in list(board.rows.values()):
         pod = seen.get(row.seat)
         if pod is None or (row.pod is not None and pod.uid != row.pod.uid):
-            row.misses += 1
-            if row.misses >= 2 and row.state not in (S.FREE, S.RELEASING):
-                _delete(board, row, now)
+            if pod is not None or row.pod is None or row.pod.uid not in owners.listed:
+                _missed(board, row, now)
             continue
         row.misses = 0
-        if row.state is S.FREE:
-            if not pod.deleting:
-                row.pod, row.started = pod, False
-                board.go(row, T.ALLOCATED, now, epoch=board.next_epoch(now))
-        else:
+        if row.state is not S.FREE:
             _owner_seen(board, row, pod, now)
+        elif not pod.deleting:
+            row.pod, row.started = pod, False
+            board.go(row, T.ALLOCATED, now, epoch=board.next_epoch(now))
+            if pod.running:
+                _runs(board, row, pod, now)
+
+
+def _missed(board: "Board", row: Row, now: Now) -> None:
+    row.misses += 1
+    if row.misses >= 2 and row.state not in (S.FREE, S.RELEASING):
+        _delete(board, row, now)
 
 
 def _owner_seen(board: "Board", row: Row, pod: SeatPod, now: Now) -> None:
@@ -54,12 +61,22 @@ def _owner_seen(board: "Board", row: Row, pod: SeatPod, now: Now) -> None:
 
 
 def _runs(board: "Board", row: Row, pod: SeatPod, now: Now) -> None:
-    if pod.container_id == row.container_id:
+    """A container runs. A new one had a ticket, or went past the gate: a kubelet that just restarted may skip it."""
+    if pod.container_id == row.container_id or row.state in (S.RELEASING, S.LOST):
         return
-    if row.state is S.WAITING:  # started late, after its ticket had been taken back: it holds all the same
-        board.go(row, T.TICKET, now, epoch=board.next_epoch(now), reason="its container came after the deadline")
-    if row.state is S.STARTING:
-        row.container_id, row.seen_running = pod.container_id, True
+    ungated = not row.ticket_open
+    if row.state in HAS_PROCESS and row.state is not S.STARTING:
+        exited(board, row, "its container was started again", now)
+    if row.state is S.BACKOFF:
+        board.go(row, T.CALLED, now, epoch=board.next_epoch(now))
+    if row.state is S.WAITING:
+        ungated = True
+        board.go(row, T.TICKET, now, epoch=board.next_epoch(now), reason="its container started without a ticket")
+    row.container_id, row.seen_running, row.ticket_open = pod.container_id, True, False
+    if ungated and not looking.room(board, row):
+        row.conflict = True
+        reason = f"its container started without a ticket while others hold group {row.group.name}"
+        board.go(row, T.QUARANTINE, now, epoch=board.next_epoch(now), reason=reason)
 
 
 def _delete(board: "Board", row: Row, now: Now) -> None:
@@ -96,7 +113,7 @@ def exited(board: "Board", row: Row, reason: str, now: Now) -> None:
     operation = board.operation_of(row.seat)
     if operation is not None and operation.phase == "draining" and operation.victim == row.seat:
         board.end(operation)
-    row.seen_running = False
+    row.seen_running = row.conflict = False
     board.go(row, T.EXITED, now, epoch=board.next_epoch(now), reason=reason)
 
 
@@ -110,7 +127,10 @@ def processes_told(board: "Board", seats: Iterable[SeatProgress]) -> None:
 
 def end_of_life(board: "Board", row: Row, now: Now) -> None:
     """Starts that never came, lost seats whose processes are gone, deleted pods whose processes are gone."""
-    if row.state is S.STARTING and not row.seen_running:
+    if row.state is S.QUARANTINED and row.conflict and looking.room(board, row):
+        row.conflict = False
+        board.go(row, T.CLEARED_ACTIVE, now, epoch=board.next_epoch(now), reason="it holds its group alone again")
+    elif row.state is S.STARTING and not row.seen_running:
         if now.wall > row.entered_wall + START_DEADLINE_SECONDS:
             reason = f"no process came within {START_DEADLINE_SECONDS:.0f} s of the ticket"
             board.go(row, T.NO_PROCESS, now, epoch=board.next_epoch(now), reason=reason)

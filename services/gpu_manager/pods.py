@@ -18,7 +18,7 @@ import grpc.aio
 
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.pb import podresources_pb2_grpc as rpc
-from services.gpu_manager.seat_pod import SeatPod
+from services.gpu_manager.seat_pod import Owners, SeatPod
 
 TIMEOUT_SECONDS = 5.0
 _SEAT = re.compile(r"\d+x-[0-9a-f]{6}\.s\d{2,}")
@@ -37,7 +37,7 @@ class PodsError(Exception):
 class Pods(Protocol):
     """Who owns the seats. Ask at most once a second: kubelet limits PodResources for the whole node."""
 
-    async def seats(self) -> tuple[SeatPod, ...]:
+    async def seats(self) -> Owners:
         """Every container that has a seat, in seat order. Raises PodsError."""
         ...
 
@@ -82,7 +82,7 @@ class KubeletPods:
         self._resources = PodResources(pod_resources_socket)
         self._http = _Http()
 
-    async def seats(self) -> tuple[SeatPod, ...]:
+    async def seats(self) -> Owners:
         """Every container that has a seat. Raises PodsError."""
         resources = await self._resources.list()
         return joined(resources, await self._http.get(self._url))
@@ -106,7 +106,7 @@ class ApiServerPods:
         self._resources = PodResources(pod_resources_socket)
         self._http = _Http(account / "ca.crt")
 
-    async def seats(self) -> tuple[SeatPod, ...]:
+    async def seats(self) -> Owners:
         """Every container that has a seat. Raises PodsError."""
         resources = await self._resources.list()
         token = await asyncio.to_thread(self._token)  # read each time: it is rotated
@@ -130,7 +130,7 @@ class ApiServerPods:
             raise PodsError(f"{path}: {error.strerror}; the pod needs automountServiceAccountToken: true") from error
 
 
-def joined(resources: pb.ListPodResourcesResponse, pod_list: Mapping[str, Any]) -> tuple[SeatPod, ...]:
+def joined(resources: pb.ListPodResourcesResponse, pod_list: Mapping[str, Any]) -> Owners:
     """Both views made one: a SeatPod for each seat. Pure.
 
     A device on several NUMA nodes comes several times and counts once. A pod that only one side knows yet (or still)
@@ -148,7 +148,8 @@ def joined(resources: pb.ListPodResourcesResponse, pod_list: Mapping[str, Any]) 
                     owner = _seat_pod(seat, devices.resource_name, container.name, pod)
                     if seat not in found or found[seat].deleting:
                         found[seat] = owner
-    return tuple(found[seat] for seat in sorted(found))
+    listed = frozenset(pod["metadata"]["uid"] for pod in pods.values() if not _over(pod))
+    return Owners(tuple(found[seat] for seat in sorted(found)), listed)
 
 
 def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any]) -> SeatPod:
@@ -167,9 +168,15 @@ def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any]) 
         restarts=int(state.get("restartCount", 0)),
         exit_code=None if ended is None else int(ended.get("exitCode", 0)),
         ip=status.get("podIP") or None,
-        deleting=bool(meta.get("deletionTimestamp")) or status.get("phase") in _OVER,
+        deleting=_over(pod),
         annotations=dict(meta.get("annotations") or {}),
     )
+
+
+def _over(pod: Mapping[str, Any]) -> bool:
+    """Its deletion was asked for, or it has ended for good."""
+    deleted = bool(pod["metadata"].get("deletionTimestamp"))
+    return deleted or (pod.get("status") or {}).get("phase") in _OVER
 
 
 def _container_status(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:

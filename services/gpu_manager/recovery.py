@@ -25,7 +25,7 @@ def recover(board: "Board", known: Recovered, now: Now) -> None:
     """Fill the board; from then on it decides."""
     board.epoch = max(board.epoch, known.ledger.epoch, known.reply.highest_epoch)
     entries = {entry.seat: entry for entry in known.ledger.seats}
-    pods = {pod.seat: pod for pod in known.pods}
+    pods = {pod.seat: pod for pod in known.owners.pods}
     evidence = {(seat.seat, seat.pod_uid): seat for seat in known.reply.seats}
     for row in board.rows.values():
         pod, entry = pods.get(row.seat), entries.get(row.seat)
@@ -121,7 +121,7 @@ def _quarantine_conflicts(board: "Board") -> None:
         if len(holders) > group.slots:
             names = ", ".join(row.seat for row in holders)
             for row in holders:
-                row.state = S.QUARANTINED
+                row.state, row.conflict = S.QUARANTINED, True
                 row.reason = f"{names} all seem to hold group {group.name}; delete the pods that should not"
 
 

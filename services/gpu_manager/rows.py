@@ -31,8 +31,12 @@ class Row:
     call: StartCall | None = None
     ticket: str = ""
     """The waiting call that got the last ticket."""
+    ticket_open: bool = False
+    """The last ticket has not been used by a container yet, as far as was seen."""
     seen_running: bool = False
     """Since the last ticket, a process was seen."""
+    conflict: bool = False
+    """Quarantined only because others seem to hold its group too; over when they do not."""
     misses: int = 0
     """Polls in a row in which nobody owned it."""
     processes_gone: bool = False

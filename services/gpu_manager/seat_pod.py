@@ -68,3 +68,13 @@ class SeatPod:
             return parse_bytes(self.annotations.get(ANNOTATION + "vram", "0"))
         except ValueError:
             return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Who owns the seats of a node, as of one look."""
+
+    pods: tuple[SeatPod, ...] = ()
+    listed: frozenset[str] = frozenset()
+    """UIDs of all pods that the pod list shows and that are not over. Kubelet forgets devices for a moment when it
+    restarts; a pod that is still listed has not lost its seat."""

@@ -30,23 +30,23 @@ def listed(name: str, uid: str = "u", **status: Any) -> dict[str, Any]:
 
 
 def test_a_seat_on_two_numa_nodes_counts_once() -> None:
-    (owner,) = joined(resources(("p", SEAT), times=2), {"items": [listed("p")]})
+    (owner,) = joined(resources(("p", SEAT), times=2), {"items": [listed("p")]}).pods
     assert (owner.seat, owner.resource, owner.pod, owner.uid) == (SEAT, RESOURCE, "default/p", "u")
 
 
 def test_a_pod_that_only_one_side_knows_is_left_out() -> None:
-    assert joined(resources(("p", SEAT)), {"items": [listed("q")]}) == ()
-    assert joined(resources(), {"items": [listed("p")]}) == ()
+    assert joined(resources(("p", SEAT)), {"items": [listed("q")]}).pods == ()
+    assert joined(resources(), {"items": [listed("p")]}).pods == ()
 
 
 def test_devices_of_other_plugins_are_no_seats() -> None:
-    assert joined(resources(("p", "GPU-1234")), {"items": [listed("p")]}) == ()
+    assert joined(resources(("p", "GPU-1234")), {"items": [listed("p")]}).pods == ()
 
 
 def test_of_two_pods_with_one_seat_the_one_that_goes_on_has_it() -> None:
     both = {"items": [listed("new", "n"), listed("old", "o", phase="Failed")]}
     for order in ((("old", SEAT), ("new", SEAT)), (("new", SEAT), ("old", SEAT))):
-        (owner,) = joined(resources(*order), both)
+        (owner,) = joined(resources(*order), both).pods
         assert (owner.uid, owner.deleting) == ("n", False)
 
 
@@ -64,7 +64,7 @@ def test_the_state_of_the_container_is_read(
     container: dict[str, Any], running: bool, exit_code: int | None, restarts: int
 ) -> None:
     status = {"containerStatuses": [{"name": "sidecar"}, {"name": "engine"} | container], "podIP": "10.0.0.1"}
-    (owner,) = joined(resources(("p", SEAT)), {"items": [listed("p", **status)]})
+    (owner,) = joined(resources(("p", SEAT)), {"items": [listed("p", **status)]}).pods
     assert (owner.running, owner.exit_code, owner.restarts) == (running, exit_code, restarts)
     assert owner.container_id == container.get("containerID")
     assert owner.ip == "10.0.0.1"
@@ -79,7 +79,7 @@ async def test_the_owners_are_learnt_from_kubelet() -> None:
         plugin.preferred = [SEAT]
         source = KubeletPods(http.url, kubelet.options.folder / "pod-resources" / "kubelet.sock")
         try:
-            assert await source.seats() == ()
+            assert (await source.seats()).pods == ()
             (spec,) = pods(
                 f"""
 apiVersion: v1
@@ -91,23 +91,23 @@ spec:
             )
             created = kubelet.create(spec)
             await until(lambda: "running" in state(created)["state"])
-            (owner,) = await source.seats()
+            (owner,) = (await source.seats()).pods
             assert (owner.seat, owner.uid, owner.running, owner.deleting) == (SEAT, created.uid, True, False)
             assert owner.container_id == state(created)["containerID"]
             assert owner.endpoint == f"http://{created.ip}:9001"
             assert owner.vram_bytes == 40 * 2**30
             kubelet.restart_container("default", "llama")
             await until(lambda: state(created)["restartCount"] == 1)
-            (again,) = await source.seats()
+            (again,) = (await source.seats()).pods
             assert (again.uid, again.restarts) == (owner.uid, 1)
             kubelet.restart_container("default", "llama", signum=signal.SIGSTOP)  # parked: hears nothing but SIGKILL
             stat = Path(f"/proc/{str(again.container_id).removeprefix('process://')}/stat")
             await until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
             kubelet.delete("default", "llama", 0.5)
-            (ending,) = await source.seats()
+            (ending,) = (await source.seats()).pods
             assert ending.deleting
             await until(lambda: not kubelet.pods)
-            assert await source.seats() == ()
+            assert (await source.seats()).pods == ()
         finally:
             await source.close()
 
@@ -153,7 +153,7 @@ async def test_in_a_cluster_the_owners_are_learnt_from_the_api_server(tmp_path: 
         async with api_server([listed("llama", "from-api")], seen) as url:
             source = ApiServerPods("node-7", socket, url=url, account=tmp_path)
             try:
-                (owner,) = await source.seats()
+                (owner,) = (await source.seats()).pods
                 assert (owner.seat, owner.uid) == (SEAT, "from-api")
                 assert seen[0].query["fieldSelector"] == "spec.nodeName=node-7"
                 (tmp_path / "token").write_text("rotated")

@@ -1,5 +1,7 @@
 """The board, told in messages."""
 
+from dataclasses import replace
+
 import pytest
 
 from kybernate.messages import (
@@ -19,6 +21,7 @@ from kybernate.messages import (
 )
 from kybernate.seat import SeatState as S
 from services.gpu_manager.inputs import BusChanged, JobAnswered, PodsSeen, Ticket
+from services.gpu_manager.seat_pod import Owners
 from tests.manager.world import World, make_group, status
 
 
@@ -479,6 +482,40 @@ def test_a_seat_keeps_its_owner_while_the_pod_list_repeats_itself(world: World) 
     events = len(world.events(a))
 
     for _ in range(5):
-        world.hear(PodsSeen(tuple(world.pods.values())))
+        world.hear(PodsSeen(world.owners()))
 
     assert len(world.events(a)) == events
+
+
+def test_a_pod_that_kubelet_still_lists_keeps_its_seat_when_devices_are_forgotten(world: World) -> None:
+    (a,) = world.fill("a")
+    for _ in range(3):
+        world.hear(PodsSeen(Owners((), frozenset({"uid-a"}))))
+
+    assert world.state(a) is S.ACTIVE
+
+
+class TestPastTheGate:
+    def restart(self, world: World, seat: str) -> None:
+        """Kubelet starts the container again without asking the gate."""
+        world.pods[seat] = replace(world.pods[seat], container_id="process://999", running=True)
+        world.look()
+
+    def test_a_container_that_comes_without_a_ticket_takes_a_free_group(self, world: World) -> None:
+        (a,) = world.fill("a")
+        self.restart(world, a)
+
+        assert world.state(a) is S.STARTING
+        assert world.row(a).lease
+
+    def test_one_that_meets_another_holder_is_quarantined_until_it_is_alone(self, world: World) -> None:
+        a, b = world.fill("a", "b")
+        self.restart(world, a)
+        assert world.state(a) is S.QUARANTINED
+        assert "without a ticket" in world.row(a).reason
+        world.traffic(b, waiting=1)
+        assert world.state(b) is S.ACTIVE
+
+        world.exit(b)
+
+        assert world.state(a) is S.ACTIVE

@@ -29,7 +29,7 @@ def restart(world: World, *, ledger: Ledger | None = None, jobs: tuple[object, .
         )
     reply = JobReply(accepted=True, highest_epoch=7, jobs=jobs, seats=tuple(seen))  # type: ignore[arg-type]
     world.hear(BusChanged(True))
-    world.hear(Recovered(pods, kept, reply))
+    world.hear(Recovered(world.owners(), kept, reply))
 
 
 def test_seats_at_rest_stay_what_they_were(world: World) -> None:
@@ -155,7 +155,7 @@ def test_a_taken_ticket_is_not_mistaken_for_a_new_call_after_a_restart(world: Wo
 
 
 def test_a_pod_that_left_while_nobody_looked_is_released(world: World) -> None:
-    a, b = world.fill("a", "b")
+    _, b = world.fill("a", "b")
     world.pods.pop(b)
 
     restart(world)

@@ -45,7 +45,7 @@ from services.gpu_manager.inputs import (
     Ticket,
 )
 from services.gpu_manager.rows import Row
-from services.gpu_manager.seat_pod import SeatPod
+from services.gpu_manager.seat_pod import Owners, SeatPod
 
 GIB = 2**30
 C = TypeVar("C", bound=Command)
@@ -122,7 +122,7 @@ class World:
     def boot(self) -> None:
         """A fresh node: bus up, nothing known, one router."""
         self.hear(BusChanged(True))
-        self.hear(Recovered((), looking.ledger(self.new_board(), ""), JobReply(accepted=True)))
+        self.hear(Recovered(Owners(), looking.ledger(self.new_board(), ""), JobReply(accepted=True)))
         self.router("router-0")
         self.tick(5.0)
 
@@ -143,8 +143,11 @@ class World:
         )
         self.look()
 
+    def owners(self) -> Owners:
+        return Owners(tuple(self.pods.values()), frozenset(pod.uid for pod in self.pods.values()))
+
     def look(self) -> list[object]:
-        return self.hear(PodsSeen(tuple(self.pods.values())))
+        return self.hear(PodsSeen(self.owners()))
 
     def call(self, seat: str) -> list[object]:
         """Kubelet asks the start gate for this seat."""
