@@ -20,7 +20,7 @@ from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.fake import fake_helper_command
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
-from services.checkpointer.procedure import Patience
+from services.checkpointer.patience import Patience
 from services.checkpointer.settings import CheckpointerSettings
 from services.checkpointer.worker import Worker
 
@@ -59,7 +59,9 @@ async def serve(settings: CheckpointerSettings) -> None:
         )
         app = web.Application()
         app.add_routes(health.routes())
-        await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
+        http = await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
+        unfinished = [op for op, job in journal.jobs.items() if not job.done]
+        logs.get_logger().info("checkpointer.serving", health=http.url, bus=url, unfinished=unfinished)
 
         async def probe() -> None:
             while True:

@@ -16,6 +16,9 @@ from typing import Any, Self
 from kybernate.logs import get_logger
 from services.checkpointer.processes import Identity, alive, identify, send
 
+ANSWER_BYTES = 1 << 22
+"""No answer is longer; a node with thousands of GPU processes fits."""
+
 
 class HelperHungError(Exception):
     """A call overran its deadline; the helper was killed and the next call gets a new one."""
@@ -162,6 +165,7 @@ class HelperPool:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,
+                limit=ANSWER_BYTES,
             )
         except OSError as error:
             raise HelperDiedError(f"no helper: {self.command[0]}: {error.strerror}") from error

@@ -76,6 +76,7 @@ class Journal:
         self.jobs[job.op] = job
         line = job.records[0].line()
         self._open[job.op] = await self._in_thread(lambda: _create(job.path, line))
+        job.on_disk_at = time.time()
 
     async def add(self, job: JobFile, record: Record) -> None:
         """Append a record; it is on disk when this returns."""

@@ -50,6 +50,7 @@ class Sim:
             raise TroubleError(fault.trouble)
         if step.verb is Verb.ROOM and not self.room:
             raise TroubleError(Trouble.REFUSED)
+        assert step.verb not in (Verb.STATE, Verb.VERIFY) or not self.frozen, f"{step} of a frozen process hangs"
         if step.verb is Verb.VERIFY and set(self.states) != {Seen.RUNNING}:
             raise TroubleError(Trouble.REFUSED)
         if step.verb is Verb.EVIDENCE and set(self.states) != {Seen.CHECKPOINTED}:

@@ -111,7 +111,7 @@ def test_a_helper_that_dies_in_a_checkpoint_leaves_the_driver_to_finish_it(troub
 
 
 def test_a_checkpoint_that_hangs_twice_is_quarantine() -> None:
-    end, sim = park(Fault(V.CHECKPOINT, T.HUNG, member=1, times=2))
+    end, _ = park(Fault(V.CHECKPOINT, T.HUNG, member=1, times=2))
     assert end.outcome == "quarantined"
 
 
@@ -148,7 +148,7 @@ def test_a_restore_that_fails_otherwise_parks_those_before_it_again(trouble: Tro
 
 
 def test_a_restore_that_fails_and_leaves_a_process_failed_is_a_cold_start() -> None:
-    end, sim = activate(Fault(V.RESTORE, T.REFUSED, member=2, becomes=F))
+    end, _ = activate(Fault(V.RESTORE, T.REFUSED, member=2, becomes=F))
     assert end.outcome == "lost"
 
 
@@ -164,14 +164,14 @@ def test_an_unlock_error_is_no_error_when_the_process_runs() -> None:
 
 
 def test_an_unlock_is_retried_three_times_and_then_the_seat_is_killed() -> None:
-    end, sim = activate(Fault(V.UNLOCK, T.REFUSED, member=1, times=3))
+    end, _ = activate(Fault(V.UNLOCK, T.REFUSED, member=1, times=3))
     assert end.outcome == "active"
-    end, sim = activate(Fault(V.UNLOCK, T.REFUSED, member=1, times=4))
+    end, _ = activate(Fault(V.UNLOCK, T.REFUSED, member=1, times=4))
     assert end.outcome == "lost"
 
 
 def test_what_cannot_be_killed_is_quarantined() -> None:
-    end, sim = activate(Fault(V.RESTORE, T.OUT_OF_MEMORY, member=0, becomes=F), Fault(V.KILL, T.REFUSED))
+    end, _ = activate(Fault(V.RESTORE, T.OUT_OF_MEMORY, member=0, becomes=F), Fault(V.KILL, T.REFUSED))
     assert end.outcome == "quarantined"
 
 

@@ -60,7 +60,19 @@ async def test_a_seat_of_several_processes_and_gpus_moves_as_one() -> None:
         status = await it.do(park=(engine.target,))
         assert status.park[0].outcome == "parked", status
         assert steps(it, status.op) == (
-            ["switch", "half", "lock", "lock", "lock", "checkpoint", "checkpoint", "checkpoint", "freeze", "end", "done"]
+            [
+                "switch",
+                "half",
+                "lock",
+                "lock",
+                "lock",
+                "checkpoint",
+                "checkpoint",
+                "checkpoint",
+                "freeze",
+                "end",
+                "done",
+            ]
         )
         assert set((await here.used()).values()) == {0}
         status = await it.do(activate=engine.target)
@@ -214,6 +226,7 @@ async def test_nothing_is_restored_without_room() -> None:
         assert status.activate is not None
         assert status.activate.outcome == "parked"
         assert "free" in status.activate.reason
+        assert "killed" not in status.activate.reason, "a frozen process is not asked"
         assert here.frozen(engine)
         assert await it.outcome(engine) == "parked"
         assert "restore" not in "".join((await here.violations())["by_kind"])
@@ -290,6 +303,28 @@ async def test_engines_that_die_are_gone_whenever_it_happens() -> None:
         assert set((await here.used()).values()) == {0}
 
 
+async def test_seats_are_parked_at_the_same_time_and_all_must_be_out_before_the_next_comes_in() -> None:
+    async with node() as here, checkpointer(here) as it:
+        big = await here.engine("2x.s00", gpus=(0, 1), gib=100)
+        await it.do(park=(big.target,), group="G2")
+        one, two = await here.engine("s00"), await here.engine("t00", gpus=(1,))
+        await slowly(it)
+        op = await it.begin(park=(one.target, two.target), activate=big.target, group="G2")
+        await until(lambda: steps(it, op).count("checkpoint") == 2, what="both at once")
+        status = await it.done(op)
+        assert status.activate is not None
+        assert [seat.outcome for seat in (*status.park, status.activate)] == ["parked", "parked", "active"]
+        await it.do(park=(big.target,), group="G2")
+        await it.do(activate=one.target)
+        await it.do(activate=two.target, group="G1")
+        await here.inject("hang", verb="lock", seat="t00")
+        status = await it.do(park=(one.target, two.target), activate=big.target, group="G2")
+        assert status.activate is not None
+        assert [seat.outcome for seat in (*status.park, status.activate)] == ["parked", "active", "pending"]
+        assert await it.outcome(big) == "parked"
+        assert (await here.violations())["count"] == 0
+
+
 async def test_a_helper_killed_in_a_transfer_does_not_stop_it() -> None:
     async with node() as here, checkpointer(here) as it:
         engine = await here.engine("s00")
@@ -318,8 +353,8 @@ async def test_refusals_say_what_to_do() -> None:
         reply = await it.ask(it.switch(park=(odd,)))
         assert (reply.code, "magic" in reply.reason) == ("unsupported", True)
         assert (await it.ask(it.switch())).code == "empty"
+        job = it.switch(park=(engine.target,)).model_copy(update={"node": "elsewhere"})
         with pytest.raises(NoAnswerError):
-            job = it.switch(park=(engine.target,)).model_copy(update={"node": "elsewhere"})
             await it.bus.request(job, JobReply, timeout=1)
 
 

@@ -29,7 +29,7 @@ from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.fake import fake_helper_command
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
-from services.checkpointer.procedure import Patience
+from services.checkpointer.patience import Patience
 from services.checkpointer.worker import Worker
 
 NODE = "n1"
@@ -39,16 +39,14 @@ GIB = 2**30
 ENGINE = """
 import os, sys
 from kybernate.fakes.gpu.sync_client import SyncDriverClient
-path, seat, processes, uuids, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4].split(","), int(sys.argv[5])
-for number in range(processes - 1):
+path, seat, processes, uuids, size = sys.argv[1:]
+for number in range(int(processes) - 1):
     if os.fork() == 0:
         break
-else:
-    number = processes - 1
 client = SyncDriverClient(path)
 assert client.request("attach", seat=seat)["code"] == 0
-for uuid in uuids:
-    assert client.request("alloc", gpu=uuid, bytes=size)["code"] == 0
+for uuid in uuids.split(","):
+    assert client.request("alloc", gpu=uuid, bytes=int(size))["code"] == 0
 sys.stdout.write("ready\\n")
 sys.stdout.flush()
 sys.stdin.read()

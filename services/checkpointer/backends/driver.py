@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError
+from services.checkpointer.backends.evidence import Evidence
 from services.checkpointer.backends.port import (
     Capabilities,
     DriverUnreadableError,
@@ -24,11 +25,7 @@ from services.checkpointer.backends.port import (
 from services.checkpointer.procedure import READS, Goal, Procedure, Seen, Step, Trouble, Verb
 from services.checkpointer.processes import Identity, alive, identify, send, stopped, tree
 
-FREED_SHARE = 0.9
-"""Park evidence: memory in use must have fallen by this share of the footprint (research/checkpoint.md §7)."""
 POLL_SECONDS = 0.01
-UNKNOWN_FOOTPRINT_IDLE_SHARE = 0.05
-"""A seat whose footprint nobody knows is only restored on GPUs that are as good as empty."""
 
 _LABELS = {Verb.EVIDENCE: "verify", Verb.VERIFY: "verify"}
 
@@ -44,9 +41,8 @@ class DriverBackend:
     """Parks and activates by the checkpoint API of whichever driver the helper speaks to."""
 
     calls: DriverCalls
+    evidence: Evidence
     locate: Callable[[str], Identity | None] = container_process
-    margin_bytes: int = 0
-    """Free memory wanted beyond the footprint before a restore."""
     capabilities: Capabilities = field(
         default=Capabilities(
             frees_all_vram=True, needs_host_ram=True, migrates=False, multi_process=True, needs_cooperation=False
@@ -82,7 +78,7 @@ class DriverBackend:
     async def prepare(self, unit: Unit) -> Unit:
         """Read what is in use before the park, so that the fall can be proven. Unknown stays empty."""
         try:
-            return unit.model_copy(update={"baseline": await self._unaccounted(unit)})
+            return unit.model_copy(update={"baseline": await self.evidence.baseline(unit)})
         except StepFailedError:
             return unit
 
@@ -182,11 +178,11 @@ class DriverBackend:
             return None, 0
         match step.verb:
             case Verb.EVIDENCE:
-                await self._prove(unit)
+                await self.evidence.prove(unit)
             case Verb.ROOM:
-                await self._make_sure_of_room(unit, states)
+                await self.evidence.make_sure_of_room(unit, states)
             case Verb.VERIFY:
-                await self._verify(unit)
+                await self.evidence.verify(unit)
             case Verb.FREEZE:
                 await self._signal_all(unit, signal.SIGSTOP, until_stopped=True)
             case Verb.THAW:
@@ -209,73 +205,6 @@ class DriverBackend:
                 state = Seen.CHECKPOINTED
             states.append(state)
         return states, frozen
-
-    async def _verify(self, unit: Unit) -> None:
-        for member in unit.members:
-            state = await self.calls.state(unit.group, member)
-            if state is not Seen.RUNNING:
-                raise StepFailedError(Trouble.REFUSED, f"pid {member.who.pid} is {state} and not RUNNING")
-
-    async def _prove(self, unit: Unit) -> None:
-        """All checkpointed, none listed, memory fell. Waits a little: real drivers show it late."""
-        for member in unit.members:
-            state = await self.calls.state(unit.group, member)
-            if state is not Seen.CHECKPOINTED:
-                raise StepFailedError(Trouble.REFUSED, f"pid {member.who.pid} is {state} and not CHECKPOINTED")
-        deadline = time.monotonic() + self.calls.patience.wall(self.calls.patience.settle_seconds)
-        while missing := await self._missing_evidence(unit):
-            if time.monotonic() > deadline:
-                raise StepFailedError(Trouble.REFUSED, missing)
-            await asyncio.sleep(POLL_SECONDS)
-
-    async def _missing_evidence(self, unit: Unit) -> str:
-        """What still speaks against the memory being free; empty when nothing does."""
-        listed = {use.pid for use in await self.calls.processes(unit.group)}
-        still = sorted(listed & {member.who.pid for member in unit.members})
-        if still:
-            return f"the driver still lists {still} as using GPU memory"
-        if not unit.baseline:
-            return ""
-        now = await self._unaccounted(unit)
-        for gpu, size in unit.footprint.items():
-            fell = unit.baseline.get(gpu, 0) - now.get(gpu, 0)
-            if fell < FREED_SHARE * size:
-                return f"memory in use on {gpu} fell by {fell} of {size} bytes"
-        return ""
-
-    async def _unaccounted(self, unit: Unit) -> dict[str, int]:
-        """Bytes in use on each GPU of the unit, without those of processes outside it."""
-        ours = {member.who.pid for member in unit.members}
-        used = {gpu: used for gpu, (used, _) in (await self.calls.memory(unit.group)).items()}
-        for use in await self.calls.processes(unit.group):
-            if use.pid not in ours:
-                used[use.gpu] = used.get(use.gpu, 0) - use.size
-        return {gpu: used.get(gpu, 0) for gpu in unit.footprint}
-
-    async def _make_sure_of_room(self, unit: Unit, states: list[Seen]) -> None:
-        """Free memory on each GPU for all that is still checkpointed: a restore without room destroys the process."""
-        need: dict[str, int] = {}
-        for member, state in zip(unit.members, states, strict=True):
-            if state is Seen.CHECKPOINTED:
-                for gpu, size in member.gpu_bytes.items():
-                    need[gpu] = need.get(gpu, 0) + size
-        if not need:
-            share = unit.target.vram_bytes // max(1, len(unit.target.gpus))
-            need = dict.fromkeys(unit.target.gpus, share)
-        deadline = time.monotonic() + self.calls.patience.wall(self.calls.patience.settle_seconds)
-        while missing := self._missing_room(need, await self.calls.memory(unit.group)):
-            if time.monotonic() > deadline:
-                raise StepFailedError(Trouble.REFUSED, missing)
-            await asyncio.sleep(POLL_SECONDS)
-
-    def _missing_room(self, need: dict[str, int], memory: dict[str, tuple[int, int]]) -> str:
-        for gpu, size in need.items():
-            used, total = memory.get(gpu, (0, 0))
-            if size == 0 and used > total * UNKNOWN_FOOTPRINT_IDLE_SHARE:
-                return f"{gpu} has {used} bytes in use, and nobody knows how much the seat needs"
-            if total - used < size + self.margin_bytes:
-                return f"{gpu} has {total - used} bytes free and the seat needs {size + self.margin_bytes}"
-        return ""
 
     def _living(self, unit: Unit) -> list[Identity]:
         """Every process of the seat that exists: the container's tree, and members that left it."""

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from services.checkpointer.backends.port import Member
 from services.checkpointer.helper_pool import HelperDiedError, HelperHungError, HelperPool
-from services.checkpointer.procedure import Patience, Seen, Trouble, Verb
+from services.checkpointer.patience import Patience
+from services.checkpointer.procedure import Seen, Trouble, Verb
 from services.checkpointer.processes import Identity, alive
 
 SUCCESS, OUT_OF_MEMORY, NOT_INITIALIZED, OPERATING_SYSTEM, NOT_READY, UNREACHABLE = 0, 2, 3, 304, 600, -1

@@ -1,0 +1,121 @@
+"""What survives: jobs, epochs, helpers that must not."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from kybernate.messages import JobStatus, SeatTarget, SwitchJob
+from services.checkpointer import journal as journal_module
+from services.checkpointer.helper_pool import HelperDiedError, HelperHungError, HelperPool
+from services.checkpointer.journal import Journal
+from services.checkpointer.processes import Identity, alive, identify, send
+from services.checkpointer.records import JobFile, Record
+
+ECHO = """
+import json, sys, time
+for line in sys.stdin:
+    call = json.loads(line)
+    time.sleep(60 if call["verb"] == "hang" else 0)
+    print(json.dumps({"id": call["id"], "code": 0}), flush=True)
+"""
+
+
+def job(epoch: int) -> JobFile:
+    target = SeatTarget(seat="s00", pod_uid="u", container_id="process://1", gpus=("GPU-a",))
+    switch = SwitchJob(cause="test", node="n", epoch=epoch, op=f"op-{epoch}", group="G0", park=(target,))
+    return JobFile([Record(kind="switch", switch=switch)])
+
+
+def opened(folder: Path) -> Journal:
+    journal = Journal(folder)
+    journal.load()
+    return journal
+
+
+async def test_old_jobs_go_and_their_epochs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "KEPT_JOBS", 3)
+    journal = opened(tmp_path)
+    for epoch in range(1, 8):
+        one = job(epoch)
+        await journal.begin(one)
+        status = JobStatus(op=one.op, epoch=epoch, group="G0", done=True)
+        await journal.finish(one, Record(kind="done", status=status))
+    journal.close()
+    again = opened(tmp_path)
+    assert list(again.jobs) == ["op-5", "op-6", "op-7"]
+    assert all(one.done for one in again.jobs.values())
+    for file in (tmp_path / "journal").iterdir():
+        file.unlink()
+    assert opened(tmp_path).seen_epoch(("GPU-a",)) == 7
+    assert opened(tmp_path).seen_epoch(("GPU-b",)) == 0
+
+
+async def test_a_torn_line_is_cut_off_before_the_next_is_written(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    one = job(1)
+    await journal.begin(one)
+    journal.close()
+    with one.path.open("ab") as file:
+        file.write(b'{"kind":"st')
+    again = opened(tmp_path)
+    await again.add(again.jobs["op-1"], Record(kind="step", step="lock"))
+    again.close()
+    assert [record.kind for record in opened(tmp_path).jobs["op-1"].records] == ["switch", "step"]
+
+
+async def test_a_job_is_known_by_its_op_from_the_moment_it_is_on_disk(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    await journal.begin(job(1))
+    assert "op-1" in opened(tmp_path).jobs, "read while the writer lives: it is on disk"
+    journal.close()
+
+
+async def test_a_helper_that_overruns_is_killed_and_replaced(tmp_path: Path) -> None:
+    async with HelperPool((sys.executable, "-c", ECHO), tmp_path) as pool:
+        assert (await pool.call("G0", "state", deadline=10))["code"] == 0
+        first = pool._lines["G0"].helper
+        assert first is not None
+        with pytest.raises(HelperHungError):
+            await pool.call("G0", "hang", deadline=0.2)
+        assert first.process.returncode == -signal.SIGKILL
+        assert (await pool.call("G0", "state", deadline=10))["code"] == 0
+        second = pool._lines["G0"].helper
+        assert second is not None
+        second.process.kill()
+        await second.process.wait()
+        with pytest.raises(HelperDiedError):
+            await pool.call("G0", "state", deadline=10)
+        assert (await pool.call("G0", "state", deadline=10))["code"] == 0
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_helper_that_cannot_start_is_a_dead_helper(tmp_path: Path) -> None:
+    async with HelperPool((str(tmp_path / "nowhere"),), tmp_path / "notes") as pool:
+        with pytest.raises(HelperDiedError, match="No such file"):
+            await pool.call("G0", "state", deadline=10)
+
+
+async def test_helpers_of_a_killed_checkpointer_are_ended_first(tmp_path: Path) -> None:
+    left = await asyncio.create_subprocess_exec("sleep", "60")
+    who = identify(left.pid)
+    assert who is not None
+    (tmp_path / f"{who.pid}-{who.start}").touch()
+    (tmp_path / f"{who.pid}-1").touch()  # the same number, once somebody else's
+    async with HelperPool((sys.executable, "-c", ECHO), tmp_path):
+        assert await left.wait() == -signal.SIGKILL
+
+
+async def test_a_signal_never_hits_a_stranger_with_the_same_pid() -> None:
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    who = identify(process.pid)
+    assert who is not None
+    stranger = Identity(pid=who.pid, start=who.start - 1)
+    assert not alive(stranger)
+    assert not send(stranger, signal.SIGKILL)
+    assert alive(who)
+    assert send(who, signal.SIGKILL)
+    await process.wait()
+    assert not send(who, signal.SIGKILL)
