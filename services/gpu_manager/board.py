@@ -22,6 +22,7 @@ from kybernate.messages import (
     CommandReply,
     DrainAck,
     JobProgress,
+    JobStatus,
     KillJob,
     Presence,
     ReleaseJob,
@@ -145,9 +146,7 @@ class Board:
             return
         expired = self.levels.expire(now)
         self.routers.expire(now)
-        seat = None if expired else getattr(message, "seat", None)
-        row = self.rows.get(seat) if isinstance(seat, str) else None
-        for group in self.groups if row is None else (row.group,):
+        for group in self.groups if expired else self._concerned(message):
             for name in group.seat_ids:
                 looking.follow_traffic(self, self.rows[name], now)
                 owners.end_of_life(self, self.rows[name], now)
@@ -155,6 +154,18 @@ class Board:
                 self._decide(group, now)
             if group.name in self.operations:
                 switching.step(self, self.operations[group.name], now)
+
+    def _concerned(self, message: object) -> tuple[Group, ...]:
+        """Groups for which a message may change something; all of them when it is not plain."""
+        match message:
+            case Presence():
+                return tuple(group for group in self.groups if group.name in self.operations)
+            case JobProgress(status=JobStatus(group=name)):
+                return tuple(group for group in self.groups if group.name == name)
+            case JobAnswered(op=op):
+                return tuple(group for group in self.groups if op.startswith(f"{group.name}-"))
+        row = self.rows.get(getattr(message, "seat", None) or "")
+        return self.groups if row is None else (row.group,)
 
     def _bus_changed(self, connected: bool, now: Now) -> None:
         """Without the bus nothing is evicted and drains stand still; with it again, routers are heard first."""

@@ -1,0 +1,56 @@
+"""Run the benchmarks, print a table, keep the figures: ``python -m bench [bus|board|router …] [--json FILE]``.
+
+Machines are noisy: compare figures of one run with each other, and CPU figures before rates.
+"""
+
+import argparse
+import asyncio
+import importlib
+import json
+import os
+import platform
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from kybernate import __version__
+from kybernate.logs import configure
+
+BENCHES = ("bus", "board", "router")
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(BENCHES)}; none: all")
+    parser.add_argument("--json", type=Path, help="where the figures go (default: bench/results/<time>.json)")
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in BENCHES]
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(BENCHES)}")
+    configure("bench", level="warning")
+    began = time.time()
+    load = os.getloadavg()[0]
+    console = Console()
+    figures: dict[str, dict[str, float]] = {}
+    for name in options.names or BENCHES:
+        console.print(f"[dim]bench: {name} …[/dim]")
+        figures[name] = asyncio.run(importlib.import_module(f"bench.bench_{name}").run())
+    table = Table("benchmark", "figure", title=f"Kybernate {__version__} on {os.cpu_count()} cores, load {load:.1f}")
+    table.add_column("value", justify="right")
+    for name, values in figures.items():
+        for figure, value in values.items():
+            table.add_row(name, figure, f"{value:,.2f}")
+        table.add_section()
+    console.print(table)
+    path = options.json or RESULTS / time.strftime("%Y%m%dT%H%M%S.json", time.gmtime(began))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load_before": load}
+    path.write_text(json.dumps({"at": began, "version": __version__, "machine": machine, "figures": figures}, indent=2))
+    console.print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()

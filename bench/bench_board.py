@@ -1,0 +1,150 @@
+"""How fast the board decides: 8 GPUs, 64 seats, no I/O. CPU time of this process."""
+
+import random
+import time
+
+from kybernate.config import Profile
+from kybernate.gpus import Gpu
+from kybernate.messages import (
+    DrainAck,
+    JobProgress,
+    JobReply,
+    JobStatus,
+    Presence,
+    SeatProgress,
+    SwitchJob,
+    TrafficSignal,
+)
+from kybernate.policy import FifoBatch
+from kybernate.seat import SeatState
+from kybernate.topology import Group, group_key, seat_id
+from services.gpu_manager.board import Board
+from services.gpu_manager.inputs import BusChanged, DrainAnnounced, EngineSeen, JobAnswered, Now, PodsSeen, Recovered
+from services.gpu_manager.looking import ledger
+from services.gpu_manager.seat_pod import Owners, SeatPod
+
+GPUS = 8
+SEATS_PER_GROUP = 8
+SIGNALS = 20_000
+SWITCHES = 2_000
+
+
+async def run(signals: int = SIGNALS, switches: int = SWITCHES) -> dict[str, float]:
+    """Figures by name: decisions per CPU second for signals that change nothing, and whole switches per CPU second."""
+    node = _Node()
+    chance = random.Random(7)
+    began = time.process_time()
+    for number in range(signals):
+        node.signal(node.active[chance.randrange(GPUS)], in_flight=number % 5)
+    signalled = time.process_time() - began
+    began = time.process_time()
+    for number in range(switches):
+        node.switch(number % GPUS, chance)
+    switched = time.process_time() - began
+    return {
+        "signal_decisions_per_cpu_second": signals / signalled,
+        "signal_decision_cpu_us": signalled / signals * 1e6,
+        "switches_per_cpu_second": switches / switched,
+        "switch_cpu_us": switched / switches * 1e6,
+    }
+
+
+class _Node:
+    """A board with every seat owned, one of each group active, and neighbours that answer at once."""
+
+    def __init__(self) -> None:
+        self.wall = 1000.0
+        self.groups = tuple(_group(index) for index in range(GPUS))
+        self.board = Board(node="bench", groups=self.groups, policy=FifoBatch(min_active_seconds=0.0))
+        self.hear(BusChanged(True))
+        pods = {seat: _pod(seat) for group in self.groups for seat in group.seat_ids}
+        seen = tuple(
+            SeatProgress(
+                seat=pod.seat,
+                pod_uid=pod.uid,
+                container_id=pod.container_id or "",
+                outcome="active" if pod.seat.endswith(".s00") else "parked",
+            )
+            for pod in pods.values()
+        )
+        owners = Owners(tuple(pods.values()), frozenset(pod.uid for pod in pods.values()))
+        self.hear(Recovered(owners, ledger(self.board, ""), JobReply(accepted=True, seats=seen)))
+        self.hear(Presence(cause="p", component="router", instance="r", incarnation="a"))
+        self.wall += 5
+        self.hear(Presence(cause="p", component="router", instance="r", incarnation="a"))
+        self.hear(PodsSeen(owners))
+        self.active = [group.seat_ids[0] for group in self.groups]
+
+    def hear(self, message: object) -> list[object]:
+        self.wall += 0.0001
+        return list(self.board.handle(message, Now(wall=self.wall, model=self.wall, unix=1.8e9 + self.wall)))
+
+    def signal(self, seat: str, *, waiting: int = 0, in_flight: int = 0) -> None:
+        model = self.board.rows[seat].model
+        self.hear(
+            TrafficSignal(
+                cause="c", source="r", model=model, seat=seat, waiting=waiting, in_flight=in_flight, ttl_seconds=9
+            )
+        )
+
+    def switch(self, number: int, chance: random.Random) -> None:
+        """One whole switch: demand, drain, job, evidence, verified."""
+        group = self.groups[number]
+        victim = self.active[number]
+        winner = chance.choice([seat for seat in group.seat_ids if seat != victim])
+        self.signal(victim)
+        self.hear(Presence(cause="p", component="router", instance="r", incarnation="a"))
+        self.signal(winner, waiting=1)
+        row = self.board.rows[victim]
+        self.hear(DrainAnnounced(victim, row.epoch))
+        self.hear(
+            DrainAck(cause="d", node="bench", seat=victim, instance="r", incarnation="a", epoch=row.epoch, in_flight=0)
+        )
+        said = self.hear(EngineSeen(victim, row.container_id or "", True, 0, self.wall + 1))
+        job = next(effect for effect in said if isinstance(effect, SwitchJob))
+        self.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+        self.hear(JobProgress(cause=job.cause, node="bench", status=_status(job)))
+        assert self.board.rows[winner].state is SeatState.ACTIVE, self.board.rows[winner].state
+        self.signal(winner)
+        self.active[number] = winner
+
+
+def _group(index: int) -> Group:
+    gpu = Gpu(index, f"GPU-{index}", index, f"0000:{index:02x}:00.0", "Bench", 80 * 2**30, 0)
+    key = group_key([gpu.uuid])
+    profile = Profile(name="p", resource="kyb.ai/gpu-1x-seat", group_size=1, seats_per_group=SEATS_PER_GROUP)
+    return Group(f"G{index}", key, profile, (gpu,), tuple(seat_id(1, key, n) for n in range(SEATS_PER_GROUP)), 1)
+
+
+def _pod(seat: str) -> SeatPod:
+    return SeatPod(
+        seat=seat,
+        resource="kyb.ai/gpu-1x-seat",
+        namespace="default",
+        name=seat,
+        uid=f"uid-{seat}",
+        container="engine",
+        container_id=f"process://{seat}",
+        running=True,
+        ip="127.0.0.9",
+        annotations={"kyb.ai/backend": "fake"},
+    )
+
+
+def _status(job: SwitchJob) -> JobStatus:
+    park = tuple(
+        SeatProgress(seat=t.seat, pod_uid=t.pod_uid, container_id=t.container_id, outcome="parked") for t in job.park
+    )
+    assert job.activate is not None
+    target = job.activate
+    active = SeatProgress(
+        seat=target.seat, pod_uid=target.pod_uid, container_id=target.container_id, outcome="active", last_call_at=1.8e9
+    )
+    return JobStatus(op=job.op, epoch=job.epoch, group=job.group, park=park, activate=active, done=True)
+
+
+if __name__ == "__main__":
+    import asyncio
+    import json
+
+    print(json.dumps(asyncio.run(run()), indent=2))
