@@ -141,8 +141,16 @@ class Calls:
         event = self.dispatcher.traffic.activation(to.key, to.epoch) if to.opened else None
         if event is None or event.last_call_at is None or sent.sent_at is None or event.last_call_at < arrived_at:
             return None
-        asked = ticket.accepted_at - arrived_at if ticket.accepted_at is not None else 0.0
-        return asked + event.seconds.get("control", 0.0) + max(0.0, sent.sent_at - event.last_call_at)
+        parts = {
+            "accept": ticket.accepted_at - arrived_at if ticket.accepted_at is not None else 0.0,
+            "journal": event.seconds.get("control", 0.0),
+            "send": max(0.0, sent.sent_at - event.last_call_at),
+        }
+        for part, seconds in parts.items():
+            self.metrics.control_part_seconds.labels(part).observe(seconds)
+        overhead = sum(parts.values())
+        self.metrics.control_seconds.observe(overhead)
+        return overhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +171,5 @@ class _Headers:
         }
         overhead = calls.overhead(self.ticket, to, sent, self.arrived_at)
         if overhead is not None:
-            calls.metrics.control_seconds.observe(overhead)
             headers["X-Kyb-Overhead-Seconds"] = f"{overhead:.6f}"
         return headers

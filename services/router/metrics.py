@@ -44,6 +44,13 @@ class Metrics:
             buckets=_CONTROL,
             registry=registry,
         )
+        self.control_part_seconds = Histogram(
+            "kybernate_router_control_part_seconds",
+            "The three parts of the control overhead: accept, journal, send",
+            ["part"],
+            buckets=_CONTROL,
+            registry=registry,
+        )
         self.switches = Counter(
             "kybernate_router_switches_seen", "Activations that this router heard of", registry=registry
         )

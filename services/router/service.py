@@ -71,7 +71,7 @@ async def open_router(settings: RouterSettings, bus: Bus) -> AsyncIterator[Route
     dispatcher = Dispatcher(traffic, bus, upstreams, http)
     levels = LevelPublisher(bus, traffic, clock, settings.instance)
     dispatcher.on_level = levels.touch
-    url = [settings.url]
+    url = [settings.advertise_url]
 
     def presence() -> Presence:
         return Presence(

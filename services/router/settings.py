@@ -12,7 +12,7 @@ class RouterSettings(Settings):
     """Address of the OpenAI API; health and metrics answer on the same port."""
     port: int = Field(8780, ge=0, le=65535)
     """Port of the OpenAI API; 0 takes a free one."""
-    url: str = ""
+    advertise_url: str = ""
     """How others reach this router; empty: http://host:port."""
     hold_seconds: float = Field(300.0, gt=0)
     """Model seconds that a request may wait for its model before it gets a 503."""

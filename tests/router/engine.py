@@ -22,6 +22,10 @@ class Engine:
         self.silent.set()
         """Closed: nothing is answered at all."""
         self.break_after_first = False
+        self.torn = False
+        """The first chunk of a stream ends in the middle of an event."""
+        self.whole = False
+        """Streams are answered whole, as some engines do with errors."""
         self.running = 0
         self.aborted = 0
         self._runner: web.AppRunner | None = None
@@ -51,7 +55,7 @@ class Engine:
         self.running += 1
         try:
             await self.silent.wait()
-            return await (self._stream(request, body) if body.get("stream") else self._whole(body))
+            return await (self._stream(request, body) if body.get("stream") and not self.whole else self._whole(body))
         except asyncio.CancelledError:
             self.aborted += 1
             raise
@@ -74,7 +78,8 @@ class Engine:
             delta = {"index": 0, "delta": {"role": "assistant", "content": f"w{number} "}, "finish_reason": None}
             chunk = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
             with contextlib.suppress(ConnectionResetError):
-                await response.write(b"data: " + json.dumps({**chunk, "choices": [delta]}).encode() + b"\n\n")
+                end = b"" if self.torn else b"\n\n"
+                await response.write(b"data: " + json.dumps({**chunk, "choices": [delta]}).encode() + end)
             if self.break_after_first:
                 assert request.transport is not None
                 request.transport.abort()

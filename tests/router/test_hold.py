@@ -5,6 +5,7 @@ import io
 import json
 import time
 
+import aiohttp
 import openai
 import pytest
 
@@ -367,3 +368,37 @@ async def test_held_requests_are_told_when_the_router_stops():
         answer = await call
         assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "router_stopping", "1")
         assert time.monotonic() - began < 1
+
+
+async def test_after_a_comment_errors_come_as_events():
+    async with world(keepalive_seconds=0.02, hold_seconds=10, speed=100) as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        answer = await w.ask("llama", stream=True)
+        assert answer.status == 200
+        assert answer.body.startswith(b": waiting for the model\n\n")
+        last = answer.body.strip().split(b"\n\n")[-1]
+        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "hold_timeout"
+
+
+async def test_a_plain_answer_after_a_comment_comes_as_an_event():
+    async with world(keepalive_seconds=0.02) as w:
+        engine = await w.seat("s0", "llama")
+        engine.whole = True
+        w.manager.auto = False
+        call = w.ask("llama", stream=True)
+        await until(lambda: w.held("llama") == 1)
+        await asyncio.wait([call], timeout=0.1)  # long enough for a comment, not for the hold
+        await w.manager.activate("s0")
+        answer = await call
+        last = answer.body.strip().split(b"\n\n")[-1]
+        assert json.loads(last.removeprefix(b"data: "))["object"] == "chat.completion"
+
+
+async def test_half_an_event_is_never_completed_by_an_error():
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        engine.break_after_first = True
+        engine.torn = True
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await w.ask("llama", stream=True)
