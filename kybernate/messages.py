@@ -193,7 +193,10 @@ class KillJob(Job):
 
 
 class AskJobs(Job):
-    """What became of these operations, and what are these seats' processes doing? Changes nothing; epoch is 0."""
+    """What became of these operations, and what are these seats' processes doing? Moves nothing.
+
+    An epoch above 0 fences: on the GPUs of these seats no job with a lower one is taken after the answer.
+    """
 
     subject_template: ClassVar[str] = "kyb.v1.job.{node}.status"
 

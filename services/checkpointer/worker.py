@@ -124,7 +124,14 @@ class Worker:
         return self._refusal(file.targets, file.gpus, job.epoch, wait=True) or await self._take(file)
 
     async def ask(self, job: AskJobs) -> JobReply:
-        """Statuses of operations, and what the processes of seats do now, by evidence."""
+        """Statuses of operations, and what the processes of seats do now, by evidence.
+
+        An epoch fences: on the GPUs of the asked seats nothing older is taken after this answer, so that a manager
+        that has just started need not fear jobs of the one before it.
+        """
+        gpus = tuple(sorted({gpu for target in job.targets for gpu in target.gpus}))
+        if gpus and job.epoch > self._journal.seen_epoch(gpus):
+            await self._guarded(self._journal.fence(gpus, job.epoch))
         known = [self._journal.jobs[op] for op in job.ops if op in self._journal.jobs]
         files = known if job.ops else [run.file for run in self.running.values() if run.file.switch is not None]
         statuses = tuple(self._status(file) for file in files)

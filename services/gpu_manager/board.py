@@ -118,7 +118,7 @@ class Board:
             case JobsTold(reply=reply):
                 for status in reply.jobs:
                     switching.told(self, status, now)
-                owners.processes_told(self, reply.seats)
+                owners.processes_told(self, reply.seats, now)
             case JobAnswered():
                 switching.answered(self, message, now)
             case PodsSeen(owners=seen):

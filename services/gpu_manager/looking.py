@@ -120,6 +120,13 @@ def probes(board: "Board") -> list[Probe]:
     return wanted
 
 
+def unclear(board: "Board") -> list[Row]:
+    """Seats whose processes somebody should look at: dying ones, and quarantined ones whose cause may be gone."""
+    rows = board.rows.values()
+    dying = [row for row in rows if row.state in (S.RELEASING, S.LOST) and not row.processes_gone]
+    return dying + [row for row in rows if row.state is S.QUARANTINED and not row.conflict]
+
+
 def next_wake(board: "Board", now: Now) -> float:
     """Wall seconds until something is due even if nothing is heard; at most 1, at least 0.001."""
     due = [1.0]

@@ -184,10 +184,8 @@ class Manager:
             await asyncio.sleep(ASK_SECONDS)
             late = self.now().wall - ASK_SECONDS
             ops = [o.op for o in self.board.operations.values() if o.journaled and (o.sent_wall or 0.0) < late]
-            states = (SeatState.RELEASING, SeatState.LOST)
-            dying = [r for r in self.board.rows.values() if r.state in states and not r.processes_gone]
-            if ops or dying:
-                targets = tuple(row.target() for row in dying)
+            targets = tuple(row.target() for row in looking.unclear(self.board))
+            if ops or targets:
                 job = AskJobs(cause="status", node=self.board.node, epoch=0, ops=tuple(ops), targets=targets)
                 reply = await self._ask(job)
                 if reply is not None:

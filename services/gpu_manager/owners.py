@@ -18,6 +18,9 @@ S, T = SeatState, Trigger
 START_DEADLINE_SECONDS = 270.0
 """Wall: a runtime may take two minutes each to create and to start a container."""
 
+CLEARED = {"active": T.CLEARED_ACTIVE, "parked": T.CLEARED_PARKED, "gone": T.EXITED}
+"""How quarantine ends, by what the driver reports."""
+
 HAS_PROCESS = (S.STARTING, S.ACTIVE, S.DRAINING, S.PARKING, S.PARKED, S.ACTIVATING, S.MIGRATING, S.QUARANTINED)
 
 
@@ -117,12 +120,17 @@ def exited(board: "Board", row: Row, reason: str, now: Now) -> None:
     board.go(row, T.EXITED, now, epoch=board.next_epoch(now), reason=reason)
 
 
-def processes_told(board: "Board", seats: Iterable[SeatProgress]) -> None:
-    """The checkpointer looked for processes."""
+def processes_told(board: "Board", seats: Iterable[SeatProgress], now: Now) -> None:
+    """The checkpointer looked at processes: some are gone, some quarantined seats are what they should be again."""
     for progress in seats:
         row = board.rows.get(progress.seat)
-        if row is not None and row.pod is not None and row.pod.uid == progress.pod_uid:
+        if row is None or row.pod is None or row.pod.uid != progress.pod_uid:
+            continue
+        if row.state in (S.RELEASING, S.LOST):
             row.processes_gone = row.processes_gone or progress.outcome == "gone"
+        elif row.state is S.QUARANTINED and not row.conflict and progress.outcome in CLEARED:
+            trigger = CLEARED[progress.outcome]
+            board.go(row, trigger, now, epoch=board.next_epoch(now), reason="the driver reports it as it should be")
 
 
 def end_of_life(board: "Board", row: Row, now: Now) -> None:

@@ -100,6 +100,17 @@ async def test_a_stale_epoch_is_refused_also_after_a_restart() -> None:
             assert status.done
 
 
+async def test_a_question_with_an_epoch_fences_off_jobs_of_an_earlier_manager() -> None:
+    async with node() as here:
+        engine = await here.engine("s00")
+        async with checkpointer(here) as it:
+            await it.ask(AskJobs(cause="test", node=NODE, epoch=70, targets=(engine.target,)))
+            assert (await it.ask(it.switch(park=(engine.target,), epoch=69))).code == "stale-epoch"
+        async with checkpointer(here) as it:
+            assert (await it.ask(it.switch(park=(engine.target,), epoch=69))).code == "stale-epoch"
+            assert (await it.do(park=(engine.target,), epoch=71)).done
+
+
 async def test_one_job_at_a_time_on_a_gpu_and_several_on_several() -> None:
     async with node() as here, checkpointer(here) as it:
         first, other = await here.engine("s00"), await here.engine("t00", gpus=(1,))

@@ -519,3 +519,21 @@ class TestPastTheGate:
         world.exit(b)
 
         assert world.state(a) is S.ACTIVE
+
+
+@pytest.mark.parametrize(("outcome", "state"), [("active", S.ACTIVE), ("parked", S.PARKED), ("gone", S.BACKOFF)])
+def test_quarantine_ends_as_the_driver_reports(world: World, outcome: str, state: S) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.announce(b)
+    world.ack(b)
+    world.idle(b)
+    world.progress(world.job(), "quarantined", "pending")
+    assert world.state(b) is S.QUARANTINED
+    world.traffic(a)
+    assert world.state(a) is S.PARKED
+
+    world.look_at(b, outcome)
+
+    assert world.state(b) is state

@@ -17,9 +17,7 @@ from kybernate.messages import (
     JobProgress,
     JobReply,
     JobStatus,
-    KillJob,
     Presence,
-    ReleaseJob,
     SeatEvent,
     SeatProgress,
     SwitchJob,
@@ -290,9 +288,18 @@ class World:
 
     def end_processes(self, seat: str) -> None:
         """The checkpointer finds nothing of this seat any more."""
-        job = next(e for e in reversed(self.said) if isinstance(e, KillJob | ReleaseJob) and e.target.seat == seat)
-        gone = SeatProgress(seat=seat, pod_uid=job.target.pod_uid, container_id=job.target.container_id, outcome="gone")
-        self.hear(JobsTold(JobReply(accepted=True, seats=(gone,))))
+        self.look_at(seat, "gone")
+
+    def look_at(self, seat: str, outcome: str) -> None:
+        """The checkpointer tells what the processes of a seat do."""
+        target = self.row(seat).target()
+        seen = SeatProgress(
+            seat=seat,
+            pod_uid=target.pod_uid,
+            container_id=target.container_id,
+            outcome=outcome,  # type: ignore[arg-type]
+        )
+        self.hear(JobsTold(JobReply(accepted=True, seats=(seen,))))
 
 
 def status(job: SwitchJob, park: str = "parked", activate: str = "active", *, done: bool = True) -> JobStatus:
