@@ -1,7 +1,9 @@
 """The node's ledger: what a manager must not forget, in one file that is always whole.
 
-Written with fsync and rename before a grant becomes visible. After a restart it says who held what; evidence from
-the processes decides over it. Losing it loses no seat: every live process without park evidence then holds its group.
+Written before anything that follows from it is said, and on disk (fsync) before a start ticket or a pin is. After a
+restart it says who held what; evidence from the processes decides over it. Switches need no fsync here: the
+checkpointer journals them, and a machine that crashed has no processes left. Losing it loses no seat: every live
+process without park evidence then holds its group.
 """
 
 import contextlib
@@ -53,45 +55,67 @@ class Ledger(BaseModel):
 
 
 class LedgerFile:
-    """The ledger on disk."""
+    """The ledger on disk: one JSON line per change, and the last whole line is the truth.
 
-    def __init__(self, path: Path) -> None:
+    Appending keeps a change below 0.1 ms (replacing a file makes ext4 flush it); the file is begun anew when it grows.
+    """
+
+    def __init__(self, path: Path, *, longest_bytes: int = 4 * 2**20) -> None:
         self.path = path
-        self._written: bytes | None = None
+        self._longest = longest_bytes
+        self._handle: int | None = None
+        self._size = 0
+        self._written = b""
+        self._durable = True
 
     def read(self) -> Ledger:
-        """The last whole ledger, or an empty one. An unreadable file is set aside, not overwritten."""
+        """The last whole ledger, or an empty one. A file without one is set aside, not overwritten."""
         try:
-            return Ledger.model_validate_json(self.path.read_bytes())
+            data = self.path.read_bytes()
         except FileNotFoundError:
             return Ledger()
-        except ValidationError:
-            os.replace(self.path, self.path.with_suffix(".unreadable"))
-            return Ledger()
+        for line in reversed(data.splitlines()):
+            with contextlib.suppress(ValidationError):
+                return Ledger.model_validate_json(line)
+        os.replace(self.path, self.path.with_suffix(".unreadable"))
+        return Ledger()
 
-    def write(self, ledger: Ledger) -> None:
-        """Make it durable; nothing is written when nothing changed."""
-        data = ledger.model_dump_json().encode()
-        if data == self._written:
-            return
-        write_durably(self.path, data)
-        self._written = data
+    def write(self, ledger: Ledger, *, durable: bool) -> None:
+        """Append the ledger if it changed. It outlives this process; with ``durable`` also a crash of the machine."""
+        line = ledger.model_dump_json().encode() + b"\n"
+        if line != self._written:
+            if self._handle is None or self._size + len(line) > self._longest:
+                self._begin(line)
+            else:
+                os.write(self._handle, line)
+                self._size += len(line)
+                self._durable = False
+            self._written = line
+        if durable and not self._durable and self._handle is not None:
+            os.fdatasync(self._handle)
+            self._durable = True
 
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file so that after a crash it is the old one or the new one, whole, and the new one is on disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
-    with fresh.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    def _begin(self, line: bytes) -> None:
+        """A new file with this line only, whole and on disk before it takes the old one's place."""
+        self.close()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_name(self.path.name + ".new")
+        handle = os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o600)
+        os.write(handle, line)
+        os.fsync(handle)
+        os.replace(fresh, self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        self._handle, self._size, self._durable = handle, len(line), True
 
 
 def boot_id() -> str:

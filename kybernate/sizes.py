@@ -3,7 +3,9 @@
 import re
 
 _UNITS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
-    prefix + suffix: 2**power for prefix, power in (("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40)) for suffix in ("", "B")
+    prefix + suffix: 2**power
+    for prefix, power in (("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40))
+    for suffix in ("", "B")
 }
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 

@@ -44,6 +44,8 @@ class Attempt:
     """Monotonic seconds of the first streamed token."""
     overhead_seconds: float | None = None
     """Wall seconds of control, by ``x-kyb-overhead-seconds``."""
+    release_seconds: float | None = None
+    """Wall seconds from the last backend call until it was sent to its engine, by ``x-kyb-release-seconds``."""
 
 
 def question(number: int, arrival: Arrival) -> Question:
@@ -87,6 +89,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, q: Question, expect: Ex
             _seconds(response, "x-kyb-held-seconds"),
             first,
             _seconds(response, "x-kyb-overhead-seconds"),
+            _seconds(response, "x-kyb-release-seconds"),
         )
 
 

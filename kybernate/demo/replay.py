@@ -32,10 +32,12 @@ class Sample:
     first_byte_seconds: float | None
     """Arrival to first streamed token, model seconds; None for answers that do not stream."""
     overhead_seconds: float | None
-    """Control overhead, wall seconds; None for requests that met an active seat."""
+    """Control overhead, wall seconds; only for requests that caused a switch."""
     late_seconds: float
     """How late the client itself was, wall seconds."""
     repeats: int = 0
+    release_seconds: float | None = None
+    """Last backend call to sent upstream, wall seconds; None for requests that met an active seat."""
 
 
 @dataclass
@@ -118,6 +120,7 @@ class Player:
                 attempt.overhead_seconds,
                 late,
                 repeats,
+                attempt.release_seconds,
             )
         )
 

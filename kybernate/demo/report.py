@@ -51,6 +51,7 @@ def build(tally: Tally, switches: Sequence[Switch], violations: int | None, spee
         **summary("wait", (sample.wait_seconds for sample in good)),
         **summary("first_byte", (sample.first_byte_seconds for sample in good)),
         **summary("overhead", (sample.overhead_seconds for sample in good)),
+        **summary("release", (sample.release_seconds for sample in good)),
         **summary("client_late", (sample.late_seconds for sample in tally.samples), mean=False),
         "phases": phases(switches, speed),
         "switches_by_group": dict(sorted(Counter(switch.group for switch in switches).items())),
@@ -106,7 +107,7 @@ def show(report: Report, console: Console) -> None:
     by_group = ", ".join(f"{group} {count}" for group, count in report["switches_by_group"].items())
     table.add_row("switches by group", by_group or "–")
     console.print(table)
-    console.print("\ntimes in model seconds; overhead and client lateness in wall milliseconds", style="bold")
+    console.print("\ntimes in model seconds; overhead, release and client lateness in wall milliseconds", style="bold")
     console.print(_times(report))
     for reason, count in list(report["reasons"].items())[:5]:
         console.print(f"  {count} × {reason}", markup=False, highlight=False)
@@ -119,7 +120,8 @@ def _times(report: Report) -> Table:
     for name in ("", "mean", "p50", "p95", "p99"):
         table.add_column(name, justify="right" if name else "left")
     rows = (("wait", "wait", 1.0), ("first byte", "first_byte", 1.0), ("control overhead", "overhead", 1000.0))
-    for label, key, factor in (*rows, ("client lateness", "client_late", 1000.0)):
+    more = (("release of all who waited", "release", 1000.0), ("client lateness", "client_late", 1000.0))
+    for label, key, factor in (*rows, *more):
         cells = [report.get(f"{key}_{part}_s") for part in ("mean", "p50", "p95", "p99")]
         table.add_row(label, *(_text(None if cell is None else cell * factor) for cell in cells))
     for name, phase in report["phases"].items():

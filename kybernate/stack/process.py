@@ -159,7 +159,7 @@ class Process:
         self._ended.clear()
         try:
             self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", _LAUNCH, str(os.getpid())),
+                *(sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), "0"),
                 *self.command.argv,
                 env=dict(self.command.env),
                 stdin=asyncio.subprocess.DEVNULL,

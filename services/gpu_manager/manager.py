@@ -27,6 +27,8 @@ from kybernate.messages import (
     ReleaseJob,
     SeatAllocated,
     SeatEvent,
+    SeatPinned,
+    SeatUnpinned,
     SwitchJob,
     TrafficSignal,
 )
@@ -59,6 +61,8 @@ POLL_SECONDS, POLL_SOON_SECONDS = 1.0, 0.2
 JOB_TIMEOUT_SECONDS = 2.0
 """Wall: the checkpointer answers once the job is journaled; a slow disk may take a while."""
 ASK_SECONDS = 1.0
+DURABLE = (Ticket, SeatPinned, SeatUnpinned)
+"""What must not be forgotten even if the machine crashes right after it was said."""
 
 
 @dataclass
@@ -110,12 +114,24 @@ class Manager:
     async def _decide(self, group: asyncio.TaskGroup) -> None:
         while True:
             message, reply = await self._next()
-            effects = self.board.handle(message, self.now())
-            if effects:
-                self.ledger.write(looking.ledger(self.board, self.boot_id))
-            for effect in effects:
-                await self._say(effect, reply, group)
+            await self._carry_out(self.board.handle(message, self.now()), reply, group)
             self.engines.follow(looking.probes(self.board), group, self.hear)
+
+    async def _carry_out(
+        self, effects: list[Effect], reply: asyncio.Future[CommandReply] | None, group: asyncio.TaskGroup
+    ) -> None:
+        """Answer at once; everything else only after the ledger knows."""
+        told = [effect for effect in effects if not isinstance(effect, CommandReply)]
+        for effect in effects:
+            if isinstance(effect, CommandReply) and reply is not None and not reply.done():
+                reply.set_result(effect)
+        if told:
+            durable = any(isinstance(effect, DURABLE) for effect in told)
+            self.ledger.write(looking.ledger(self.board, self.boot_id), durable=durable)
+        for effect in told:
+            await self._say(effect, group)
+        for effect in told:
+            _log(effect)
 
     async def _next(self) -> tuple[object, asyncio.Future[CommandReply] | None]:
         if not self.inbox.empty():
@@ -126,11 +142,10 @@ class Manager:
         except TimeoutError:
             return Tick(), None
 
-    async def _say(self, effect: Effect, reply: asyncio.Future[CommandReply] | None, group: asyncio.TaskGroup) -> None:
+    async def _say(self, effect: Effect, group: asyncio.TaskGroup) -> None:
         match effect:
             case SeatEvent():
                 self.roster.changed(effect.seat)
-                _log_event(effect)
                 try:
                     await self.bus.publish(effect)
                 except BusDownError:
@@ -142,11 +157,6 @@ class Manager:
                 group.create_task(self._send_switch(effect), name=f"job {effect.op}")
             case ReleaseJob() | KillJob():
                 group.create_task(self._send_ending(effect), name=f"end {effect.target.seat}")
-            case CommandReply():
-                if reply is not None and not reply.done():
-                    reply.set_result(effect)
-            case Decided():
-                log.info("group.decided", group=effect.group, why=effect.text)
 
     # --- jobs ---------------------------------------------------------------------------------------------------
 
@@ -278,9 +288,7 @@ class Manager:
                 log.info("manager.waits", error=str(error) or repr(error))
                 await asyncio.sleep(0.25)
         recovered = Recovered(owners, ledger, reply)
-        for effect in self.board.handle(recovered, self.now()):
-            self.ledger.write(looking.ledger(self.board, self.boot_id))
-            await self._say(effect, None, group)
+        await self._carry_out(self.board.handle(recovered, self.now()), None, group)
         self.roster.all_changed()
         log.info("manager.recovered", seats=len(owners.pods), jobs=len(reply.jobs), epoch=self.board.epoch)
 
@@ -292,6 +300,14 @@ class Manager:
             cause="recovery", node=self.board.node, epoch=epoch, targets=recovery.targets(self.board, ledger, pods)
         )
         return await self.node_bus.request(job, JobReply, timeout=5.0)
+
+
+def _log(effect: Effect) -> None:
+    match effect:
+        case SeatEvent():
+            _log_event(effect)
+        case Decided():
+            log.info("group.decided", group=effect.group, why=effect.text)
 
 
 def _log_event(event: SeatEvent) -> None:

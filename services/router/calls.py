@@ -132,25 +132,29 @@ class Calls:
         if sent.first_byte_at is not None:
             self.metrics.first_byte_seconds.observe(sent.first_byte_at - arrived_at)
 
-    def overhead(self, ticket: Ticket, to: Forward, sent: Sent, arrived_at: float) -> float | None:
-        """Kybernate's own share of a hold that an activation ended, wall seconds; None when it cannot be told.
+    def control(self, ticket: Ticket, to: Forward, sent: Sent, arrived_at: float) -> tuple[float | None, float | None]:
+        """(overhead, release) of a hold that an activation ended, wall seconds; None where there is nothing to tell.
 
-        Arrival to accepted (of the one that asked; 0 for those that joined), decision to journaled (the manager's
-        part), last backend call to sent upstream.
+        Release is last backend call to sent upstream, for every call that waited. Overhead is for the one that caused
+        the switch: arrival to accepted, decision to journaled (the manager's part), and its release.
         """
         event = self.dispatcher.traffic.activation(to.key, to.epoch) if to.opened else None
         if event is None or event.last_call_at is None or sent.sent_at is None or event.last_call_at < arrived_at:
-            return None
+            return None, None
+        release = max(0.0, sent.sent_at - event.last_call_at)
+        self.metrics.release_seconds.observe(release)
+        if ticket.cause != event.cause:
+            return None, release
         parts = {
             "accept": ticket.accepted_at - arrived_at if ticket.accepted_at is not None else 0.0,
             "journal": event.seconds.get("control", 0.0),
-            "send": max(0.0, sent.sent_at - event.last_call_at),
+            "send": release,
         }
         for part, seconds in parts.items():
             self.metrics.control_part_seconds.labels(part).observe(seconds)
         overhead = sum(parts.values())
         self.metrics.control_seconds.observe(overhead)
-        return overhead
+        return overhead, release
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,9 @@ class _Headers:
             "X-Kyb-Held-Seconds": f"{calls.clock.to_model(to.held_seconds):.3f}",
             "X-Kyb-Cause": self.ticket.cause,
         }
-        overhead = calls.overhead(self.ticket, to, sent, self.arrived_at)
+        overhead, release = calls.control(self.ticket, to, sent, self.arrived_at)
         if overhead is not None:
             headers["X-Kyb-Overhead-Seconds"] = f"{overhead:.6f}"
+        if release is not None:
+            headers["X-Kyb-Release-Seconds"] = f"{release:.6f}"
         return headers

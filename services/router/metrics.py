@@ -44,6 +44,12 @@ class Metrics:
             buckets=_CONTROL,
             registry=registry,
         )
+        self.release_seconds = Histogram(
+            "kybernate_router_release_seconds",
+            "From the last backend call of an activation until a held request was sent upstream",
+            buckets=_CONTROL,
+            registry=registry,
+        )
         self.control_part_seconds = Histogram(
             "kybernate_router_control_part_seconds",
             "The three parts of the control overhead: accept, journal, send",

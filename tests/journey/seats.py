@@ -44,7 +44,9 @@ def active(found: dict[str, Seat], group: str) -> str:
     return next(model for model, seat in sorted(found.items()) if seat["group"] == group and seat["state"] == "active")
 
 
-async def complete(url: str, model: str, prompt: str = "Hello", tokens: int = 8, **headers: str) -> tuple[int, str, float]:
+async def complete(
+    url: str, model: str, prompt: str = "Hello", tokens: int = 8, **headers: str
+) -> tuple[int, str, float]:
     """Ask without streaming: status, text, wall seconds."""
     body = {"model": model, "max_tokens": tokens, "messages": [{"role": "user", "content": prompt}]}
     began = time.monotonic()

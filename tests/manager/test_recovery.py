@@ -196,7 +196,7 @@ class TestLedgerFile:
 
     def test_what_is_written_is_read(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
         file = LedgerFile(tmp_path / "deep" / "ledger")
-        file.write(Ledger(epoch=3, seats=(self.entry(),)))
+        file.write(Ledger(epoch=3, seats=(self.entry(),)), durable=True)
 
         assert LedgerFile(tmp_path / "deep" / "ledger").read() == Ledger(epoch=3, seats=(self.entry(),))
 
@@ -211,8 +211,25 @@ class TestLedgerFile:
 
     def test_the_same_ledger_is_written_once(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
         file = LedgerFile(tmp_path / "ledger")
-        file.write(Ledger(epoch=1))
-        first = (tmp_path / "ledger").stat().st_ino
-        file.write(Ledger(epoch=1))
+        for _ in range(2):
+            file.write(Ledger(epoch=1), durable=False)
 
-        assert (tmp_path / "ledger").stat().st_ino == first
+        assert (tmp_path / "ledger").read_bytes().count(b"\n") == 1
+
+    def test_the_last_whole_line_counts(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
+        file = LedgerFile(tmp_path / "ledger")
+        file.write(Ledger(epoch=1), durable=False)
+        file.write(Ledger(epoch=2), durable=True)
+        with (tmp_path / "ledger").open("ab") as torn:
+            torn.write(b'{"epoch": 3, "sea')
+
+        assert LedgerFile(tmp_path / "ledger").read().epoch == 2
+
+    def test_a_long_ledger_is_begun_anew(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
+        file = LedgerFile(tmp_path / "ledger", longest_bytes=300)
+        for epoch in range(1, 100):
+            file.write(Ledger(epoch=epoch), durable=epoch % 7 == 0)
+        file.close()
+
+        assert (tmp_path / "ledger").stat().st_size <= 300
+        assert LedgerFile(tmp_path / "ledger").read().epoch == 99

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from kybernate.messages import CommandReply, SeatClosed, SeatEvicted
+from kybernate.messages import SeatClosed, SeatEvicted
 from services.gpu_manager import __main__, switching
 from services.gpu_manager.board import Board, Effect
 from services.gpu_manager.inputs import Now
@@ -16,11 +16,9 @@ def no_drain(board: Board, operation: Operation, now: Now) -> None:
     switching._drained(board, operation, now, "sabotage")
 
 
-async def silent(
-    self: Manager, effect: Effect, reply: asyncio.Future[CommandReply] | None, group: asyncio.TaskGroup
-) -> None:
+async def silent(self: Manager, effect: Effect, group: asyncio.TaskGroup) -> None:
     if not isinstance(effect, SeatClosed | SeatEvicted):
-        await say(self, effect, reply, group)
+        await say(self, effect, group)
 
 
 switching._drain = no_drain

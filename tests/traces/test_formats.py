@@ -126,7 +126,10 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", r"t\.csv:1: the file is empty"),
-        ("a,b\n1,2\n", r"t\.csv:1: no known trace has the columns a, b; known formats: access-log, azure-llm, burstgpt"),
+        (
+            "a,b\n1,2\n",
+            r"t\.csv:1: no known trace has the columns a, b; known formats: access-log, azure-llm, burstgpt",
+        ),
         ('{"a": 1}\n', r"t\.csv:1: no known trace has the columns a;"),
         (MANY + "x,m,1,1\n", r"t\.csv:4: arrival_s is 'x', not a number; correct or remove the row"),
         (MANY + "-1,m,1,1\n", r"t\.csv:4: arrival_s is '-1', which is negative"),

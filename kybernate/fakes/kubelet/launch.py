@@ -1,7 +1,8 @@
-"""Becomes a pod's process: ``python -I -S launch.py <kubelet's pid> <command …>``.
+"""Becomes a process of a pod or a stack: ``python -I -S launch.py <parent's pid> <niceness> <command …>``.
 
-Dies with kubelet (PR_SET_PDEATHSIG survives exec), so that a killed stack leaves nothing behind. A program of its own
-and not a ``preexec_fn``, since forking without exec from a process with gRPC threads can hang.
+Dies with its parent (PR_SET_PDEATHSIG survives exec), so that a killed stack leaves nothing behind. A program of its
+own and not a ``preexec_fn``, since forking without exec from a process with gRPC threads can hang. Pods run at a
+lower priority: on a GPU node engines and control have cores of their own, here they share a few.
 """
 
 import ctypes
@@ -13,12 +14,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Tie this process to kubelet's life, then become the command."""
-    parent, *command = sys.argv[1:]
+    """Tie this process to its parent's life, then become the command."""
+    parent, niceness, *command = sys.argv[1:]
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"launch: prctl: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != int(parent):  # kubelet died before prctl
+    if os.getppid() != int(parent):  # the parent died before prctl
         sys.exit(137)
+    os.nice(int(niceness))
     try:
         os.execvp(command[0], command)
     except OSError as error:

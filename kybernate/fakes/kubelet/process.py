@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LAUNCH = Path(__file__).with_name("launch.py")
+POD_NICENESS = "5"
 
 
 class StartError(Exception):
@@ -49,7 +50,7 @@ class Process:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), *command),
+                *(sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), POD_NICENESS, *command),
                 env=dict(env),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
