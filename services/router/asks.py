@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 from kybernate.messages import ActivateSeat, CommandReply, DrainAck
-from kybernate.seat import SeatState
 from services.router import happenings as h
 from services.router.alarms import Alarms
-from services.router.lanes import Lane
+from services.router.lanes import ASKABLE, Lane
 
 ACK_SECONDS = 1.0
 """Acknowledgements are repeated so often while a seat is being closed."""
@@ -54,7 +53,7 @@ class Asks:
     def wake_answered(self, lane: Lane, reply: CommandReply, now: float) -> None:
         """The manager took it or refused it."""
         lane.wake_heard = True
-        if not reply.accepted and reply.code not in PASSING_REFUSALS and lane.record.state is SeatState.PARKED:
+        if not reply.accepted and reply.code not in PASSING_REFUSALS and lane.record.state in ASKABLE:
             lane.refusal = reply.reason or reply.code
             self._alarms.set(("refusal", lane.key), now + (reply.retry_after_seconds or REFUSAL_SECONDS))
 

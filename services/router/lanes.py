@@ -1,7 +1,7 @@
 """What a router knows about one seat, and which seat a request goes to. Pure.
 
-A seat's state moves only to an equal or higher epoch; within one epoch in the order in which its manager said it
-(``SeatEvent.at``, ``SeatRecord.since``: one clock, the manager's). A complete reading of the roster overrules that.
+What is said about a seat is ordered by epoch, and within one epoch by ``seq``, which rises with everything that its
+manager says. A complete reading of the roster overrules the order within an epoch.
 """
 
 import hashlib
@@ -18,6 +18,8 @@ _S = SeatState
 
 CLOSING = frozenset({_S.DRAINING, _S.PARKING, _S.MIGRATING})
 """The seat is being closed: nothing new goes there and its manager waits for acknowledgements."""
+ASKABLE = frozenset({_S.WAITING, _S.DRAINING, _S.PARKING, _S.PARKED, _S.BACKOFF, _S.LOST})
+"""Nothing is under way that would make it serve: those who wait here ask its manager for it."""
 CUT = frozenset({_S.PARKING, _S.PARKED, _S.LOST})
 """What still runs there cannot be finished."""
 FINAL_STATES = frozenset({_S.FREE, _S.RELEASING})
@@ -76,8 +78,6 @@ class Lane:
     """One seat as this router sees it, with its own requests there."""
 
     record: SeatRecord
-    told_at: float
-    """When the manager said the present state, unix seconds by its clock."""
     cause: str = "roster"
     key: str = ""
     """Key of the seat in the roster."""
@@ -128,27 +128,20 @@ class Lane:
         ``overrule`` when it belongs to a complete reading: then only a lower epoch is older.
         """
         mine = self.record
-        if record.epoch < mine.epoch or (
-            record.epoch == mine.epoch
-            and record.state is not mine.state
-            and record.since < self.told_at
-            and not overrule
-        ):
+        if record.epoch < mine.epoch or ((record.epoch, record.seq) < (mine.epoch, mine.seq) and not overrule):
             return False
         self.unseen = False
         if record.epoch > mine.epoch:
             self.cause = f"roster:{record.key}:{record.epoch}"
-        self.told_at = record.since if record.state is not mine.state else max(self.told_at, record.since)
         return self._become(record)
 
     def hear(self, event: SeatEvent) -> bool:
         """Take an event; returns whether anything was learned."""
         if isinstance(event, SeatActivated) and (self.activation is None or event.epoch >= self.activation.epoch):
             self.activation = event
-        if (event.epoch, event.at) < (self.record.epoch, self.told_at):
+        if (event.epoch, event.seq) < (self.record.epoch, self.record.seq):
             return False
         self.unseen = False
-        self.told_at = event.at
         self.cause = event.cause
         return self._become(_updated(self.record, event))
 
@@ -172,7 +165,7 @@ def lane_of(event: SeatEvent) -> Lane | None:
         return None
     record = _updated(SeatRecord(node=event.node, seat=event.seat, state=event.state, reported_at=event.at), event)
     activation = event if isinstance(event, SeatActivated) else None
-    return Lane(record, event.at, event.cause, activation=activation)
+    return Lane(record, event.cause, activation=activation)
 
 
 def best(lanes: Iterable[tuple[Rank, Lane]], stay: Lane | None) -> tuple[Rank, Lane] | None:
@@ -199,7 +192,8 @@ def _better(rank: Rank, lane: Lane, than: Lane, stay: Lane | None) -> bool:
 
 def _updated(record: SeatRecord, event: SeatEvent) -> SeatRecord:
     """The row as the event leaves it."""
-    changes: dict[str, object] = {"state": event.state, "epoch": event.epoch, "since": event.at, "reason": event.reason}
+    changes: dict[str, object] = {"state": event.state, "epoch": event.epoch, "seq": event.seq}
+    changes |= {"since": event.at, "reason": event.reason}
     for name in ("model", "group", "pod", "pod_uid", "endpoint", "vram_bytes"):
         if value := getattr(event, name):
             changes[name] = value

@@ -77,7 +77,7 @@ class SeatTable:
         """Take a row of the roster; None when it says nothing new."""
         lane = self.lanes.get(record.key)
         if lane is None:
-            return self._change(Lane(record, record.since, f"roster:{record.key}:{record.epoch}"), None)
+            return self._change(Lane(record, f"roster:{record.key}:{record.epoch}"), None)
         before, unseen = lane.record, lane.unseen
         return self._change(lane, before) if lane.see(record, overrule=overrule) or unseen != lane.unseen else None
 

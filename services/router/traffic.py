@@ -15,7 +15,7 @@ from kybernate.seat import SeatState
 from services.router import happenings as h
 from services.router.alarms import Alarms, Name
 from services.router.asks import WAKE_UNHEARD_SECONDS, Asks, Identity
-from services.router.lanes import CLOSING, CUT, Call, Lane, Rank, best
+from services.router.lanes import ASKABLE, CLOSING, CUT, Call, Lane, Rank, best
 from services.router.seats import Change, Model, SeatTable
 from services.router.trust import Trust
 
@@ -184,7 +184,7 @@ class Traffic:
             self._touch(model.name, lane, edge=len(queue) == 1)
         if found is not None and found[0] is Rank.UNSURE:
             self._say(self._asks.ask(found[1]))
-        elif found is not None and found[0] is Rank.PARKED:
+        elif found is not None and found[1].record.state in ASKABLE:
             self._say(self._asks.wake(found[1], self._now))
 
     def _unplace(self, call: Call, model: Model) -> None:
@@ -317,7 +317,7 @@ class Traffic:
             self._dirty.setdefault(change.left, None)
         if change.moved:
             self._out.append(h.Disconnect(lane.key))
-        if state is not SeatState.PARKED:
+        if state not in ASKABLE:
             lane.wake_sent = None
         if state in CUT:
             self._cut(lane)
@@ -406,7 +406,7 @@ class Traffic:
             return
         if kind == "ack" and lane.record.state in CLOSING:
             self._say(self._asks.acknowledge(lane, self._now))
-        elif kind == "wake" and lane.waiting and lane.record.state is SeatState.PARKED:
+        elif kind == "wake" and lane.waiting and lane.record.state in ASKABLE:
             self._say(self._asks.wake(lane, self._now))
             self._alarms.set(name, self._now + WAKE_UNHEARD_SECONDS)
         elif kind == "refusal":

@@ -17,13 +17,21 @@ K0, K1 = seat_key("n", "s0"), seat_key("n", "s1")
 
 
 def record(seat: str = "s0", state: S = S.PARKED, epoch: int = 10, since: float = 1.0, **fields: Any) -> SeatRecord:
-    values = {"model": "m", "endpoint": f"http://{seat}", "manager_url": "http://manager", "reported_at": since}
+    values: dict[str, Any] = {
+        "model": "m",
+        "endpoint": f"http://{seat}",
+        "manager_url": "http://manager",
+        "reported_at": since,
+    }
+    values["seq"] = int(since)
     return SeatRecord(node="n", seat=seat, state=state, epoch=epoch, since=since, **{**values, **fields})
 
 
 def event(seat: str = "s0", state: S = S.ACTIVE, epoch: int = 10, at: float = 2.0, **fields: Any) -> SeatEvent:
     kind = EVENT_OF_STATE[state]
-    return kind(cause="c", node="n", seat=seat, state=state, epoch=epoch, at=at, **{"model": "m", **fields})
+    return kind(
+        cause="c", node="n", seat=seat, state=state, epoch=epoch, at=at, seq=int(at), **{"model": "m", **fields}
+    )
 
 
 def synced(*records: SeatRecord, at: float = 0.0) -> h.Synced:
@@ -113,7 +121,7 @@ def test_a_complete_reading_overrules_the_order_within_an_epoch():
 
 def test_pins_and_the_plugins_hints_do_not_move_a_seat():
     traffic = router(record(state=S.ACTIVE))
-    pinned = SeatPinned(cause="c", node="n", seat="s0", state=S.ACTIVE, epoch=10, at=5.0, model="m")
+    pinned = SeatPinned(cause="c", node="n", seat="s0", state=S.ACTIVE, epoch=10, at=5.0, seq=5, model="m")
     traffic.handle(pinned, 1.0)
     assert traffic.lanes[K0].record.pinned
     traffic.handle(SeatAllocated(cause="c", node="n", seat="s0", state=S.WAITING, epoch=99), 1.0)
@@ -125,7 +133,9 @@ def test_a_closing_seat_gets_nothing_and_is_acknowledged_until_empty():
     arrive(traffic, 1)
     (ack,) = kinds(traffic.handle(event(state=S.DRAINING, epoch=11), 2.0), DrainAck)
     assert (ack.epoch, ack.in_flight, ack.instance, ack.incarnation) == (11, 1, "r", "i1")
-    assert not kinds(arrive(traffic, 2, now=2.1), h.Forward, h.Wake)
+    out = arrive(traffic, 2, now=2.1)
+    assert not kinds(out, h.Forward)
+    assert len(kinds(out, h.Wake)) == 1, "it is asked for at once, so that it comes back when it can"
     (ack,) = kinds(traffic.handle(h.Ended(1), 2.5), DrainAck)
     assert ack.in_flight == 0
     assert kinds(traffic.handle(h.Tick(), 3.1), DrainAck)
@@ -147,9 +157,10 @@ def test_eviction_cuts_what_runs_there():
     traffic.handle(event(state=S.DRAINING, epoch=11), 2.0)
     assert kinds(traffic.handle(event(state=S.PARKING, epoch=11, at=3.0), 3.0), h.Cut) == [h.Cut(1, "seat_evicted")]
     out = traffic.handle(h.Refused(1, suspect=False), 3.1)
+    assert len(kinds(out, h.Wake)) == 1
     assert [a.in_flight for a in kinds(out, DrainAck)] == [0]
     assert traffic.level("m", K0, 3.1)[:2] == (1, 0)
-    assert len(kinds(traffic.handle(event(state=S.PARKED, epoch=11, at=4.0), 4.0), h.Wake)) == 1
+    assert not kinds(traffic.handle(event(state=S.PARKED, epoch=11, at=4.0), 4.0), h.Wake), "asked a moment ago"
 
 
 def test_lost_processes_cut_with_another_code():

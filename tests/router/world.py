@@ -56,6 +56,7 @@ class Manager:
         self.asked_over_http = 0
         self.url = ""
         self.epochs = itertools.count(100)
+        self.seqs = itertools.count(1)
         self.control_seconds = 0.001
 
     def of(self, kind: type[Any]) -> list[Any]:
@@ -68,7 +69,8 @@ class Manager:
         """Write a row of the roster without an event."""
         known = self.rows.get(seat)
         values = known.model_dump() if known else {"node": NODE, "seat": seat, "manager_url": self.url}
-        values |= {"state": state, "since": time.time(), "reported_at": time.time(), "epoch": next(self.epochs)}
+        values |= {"state": state, "since": time.time(), "reported_at": time.time()}
+        values |= {"epoch": next(self.epochs), "seq": next(self.seqs)}
         record = SeatRecord.model_validate(values | fields)
         self.rows[seat] = record
         bucket = await self.bus.bucket(BUCKET)
@@ -88,6 +90,7 @@ class Manager:
             state=state,
             previous=old.state,
             epoch=epoch,
+            seq=next(self.seqs),
             model=old.model,
             group=old.group,
             endpoint=old.endpoint,
