@@ -13,7 +13,6 @@ ledger before it says any of it. The neighbours: ``switching`` (one switch under
 processes), ``commands``, ``recovery``, ``looking`` (everything that only reads).
 """
 
-import uuid
 from dataclasses import dataclass, field
 
 from kybernate.messages import (
@@ -235,7 +234,7 @@ class Board:
             group=group.name,
             victim=victim.seat if victim else None,
             winner=winner.seat if winner else None,
-            cause=cause or f"policy-{uuid.uuid4().hex[:12]}",
+            cause=cause or f"policy-{group.name}-{epoch}",
             decided_wall=now.wall,
             deadline=now.model + self.drain_seconds,
             work_ended_wall=now.wall,
