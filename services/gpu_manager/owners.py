@@ -53,6 +53,8 @@ def _owner_seen(board: "Board", row: Row, pod: SeatPod, now: Now) -> None:
     moved = row.pod is not None and row.pod.endpoint != pod.endpoint
     row.pod = pod
     if pod.deleting:
+        if pod.running and (row.state is not S.RELEASING or row.ticket_open):
+            _runs(board, row, pod, now)  # it started since the last look
         if row.state is not S.RELEASING:
             _delete(board, row, now)
     elif pod.running:
@@ -65,7 +67,10 @@ def _owner_seen(board: "Board", row: Row, pod: SeatPod, now: Now) -> None:
 
 def _runs(board: "Board", row: Row, pod: SeatPod, now: Now) -> None:
     """A container runs. A new one had a ticket, or went past the gate: a kubelet that just restarted may skip it."""
-    if pod.container_id == row.container_id or row.state in (S.RELEASING, S.LOST):
+    if pod.container_id == row.container_id or row.state is S.LOST:
+        return
+    if row.state is S.RELEASING:
+        row.container_id, row.seen_running, row.ticket_open, row.processes_gone = pod.container_id, True, False, False
         return
     ungated = not row.ticket_open
     if row.state in HAS_PROCESS and row.state is not S.STARTING:
@@ -90,7 +95,7 @@ def _delete(board: "Board", row: Row, now: Now) -> None:
     held, has_process = row.lease, row.seen_running
     row.processes_gone = not has_process
     board.go(row, T.DELETED, now, epoch=board.next_epoch(now))
-    row.lease = held and has_process
+    row.lease = held and (has_process or row.ticket_open)  # a ticket may be used as long as the pod is there
     if has_process:
         job = ReleaseJob(cause=row.why, node=board.node, epoch=row.epoch, target=row.target())
         board.said.append(job)
@@ -145,7 +150,14 @@ def end_of_life(board: "Board", row: Row, now: Now) -> None:
     elif row.state is S.LOST and row.processes_gone:
         row.seen_running = False
         board.go(row, T.GONE, now, epoch=board.next_epoch(now), reason="its processes ended; it starts cold")
-    elif row.state is S.RELEASING and row.processes_gone and row.misses >= 2:
+    elif row.state is S.RELEASING and row.processes_gone:
+        _released(board, row, now)
+
+
+def _released(board: "Board", row: Row, now: Now) -> None:
+    """No process of a deleted pod is left: nothing is held any more, and once the pod is gone the seat is free."""
+    row.lease = row.lease and row.ticket_open
+    if row.misses >= 2:
         board.go(row, T.GONE, now, epoch=board.next_epoch(now))
         board.rows[row.seat] = Row(
             row.seat, row.group, epoch=row.epoch, entered_at=now.unix, entered_wall=now.wall, misses=row.misses

@@ -164,6 +164,8 @@ def told(board: "Board", status: JobStatus, now: Now) -> None:
         row = board.rows.get(progress.seat)
         if row is not None and row.state is S.PARKING and _same_pod(row, progress):
             _park_told(board, operation, row, progress, now)
+        elif row is not None and row.state is S.RELEASING and _same_pod(row, progress):
+            row.lease = row.lease and progress.outcome not in ("parked", "gone")
     free = all(progress.outcome in ("parked", "gone") for progress in status.park)
     progress_of = status.activate
     winner = board.rows.get(operation.winner or "")
@@ -173,6 +175,9 @@ def told(board: "Board", status: JobStatus, now: Now) -> None:
             board.go(winner, T.LEASE, now, epoch=operation.epoch, operation=operation)
         if winner.state is S.ACTIVATING and _same_pod(winner, progress_of):
             _activate_told(board, operation, winner, progress_of, now)
+        if winner.state is S.RELEASING and _same_pod(winner, progress_of):  # its pod went; the job goes on
+            unused = dropped or winner.processes_gone or progress_of.outcome in ("parked", "gone")
+            winner.lease = not unused
     if status.done:
         board.end(operation)
 

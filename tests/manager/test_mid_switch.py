@@ -1,0 +1,101 @@
+"""Pods that go in the middle of a switch."""
+
+from dataclasses import replace
+
+from kybernate.messages import SwitchJob
+from kybernate.seat import SeatState as S
+from services.gpu_manager.inputs import Ticket
+from tests.manager.world import World
+
+
+def switch_under_way(world: World) -> tuple[str, str, SwitchJob]:
+    """The job that parks b and activates a is sent."""
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.announce(b)
+    world.ack(b)
+    world.idle(b)
+    return a, b, world.job()
+
+
+def delete(world: World, seat: str) -> None:
+    world.pods[seat] = replace(world.pods[seat], deleting=True)
+    world.look()
+
+
+def test_a_seat_whose_pod_goes_while_it_is_parked_makes_room(world: World) -> None:
+    a, b, job = switch_under_way(world)
+    delete(world, b)
+    assert world.row(b).lease
+
+    world.progress(job)
+
+    assert (world.state(b), world.row(b).lease) == (S.RELEASING, False)
+    assert world.state(a) is S.ACTIVE
+
+
+def test_a_seat_whose_pod_goes_before_it_is_activated_holds_what_the_job_gives_it(world: World) -> None:
+    a, b, job = switch_under_way(world)
+    delete(world, a)
+
+    world.progress(job)
+    world.traffic(b, waiting=1)
+
+    assert (world.state(a), world.row(a).lease) == (S.RELEASING, True)
+    assert world.state(b) is S.PARKED
+    world.end_processes(a)
+    assert world.state(b) is S.ACTIVATING
+
+
+def test_a_seat_whose_pod_goes_and_is_not_restored_holds_nothing(world: World) -> None:
+    a, b, job = switch_under_way(world)
+    delete(world, a)
+
+    world.progress(job, "parked", "started", done=False)
+    assert world.row(a).lease
+    world.progress(job, "parked", "parked")
+
+    assert not world.row(a).lease
+
+
+def test_a_container_that_started_just_before_its_pod_was_deleted_holds_its_group(world: World) -> None:
+    first, second = world.seat(0, 0), world.seat(0, 1)
+    world.pod(first, "a")
+    world.pod(second, "b")
+    world.call(first)
+    del world.calls[first]
+    world.call(second)
+
+    world.pods[first] = replace(world.pods[first], container_id="process://9", running=True, deleting=True)
+    world.look()
+    assert (world.state(first), world.row(first).lease) == (S.RELEASING, True)
+    assert world.state(second) is S.WAITING
+
+    world.end_processes(first)
+    del world.pods[first]
+    world.look()
+    world.look()
+    assert world.state(second) is S.STARTING
+
+
+def test_a_ticket_that_may_still_be_used_keeps_the_group_of_a_deleted_pod(world: World) -> None:
+    first, second = world.seat(0, 0), world.seat(0, 1)
+    world.pod(first, "a")
+    world.pod(second, "b")
+    world.call(first)
+    world.call(second)
+    delete(world, first)
+    assert world.state(second) is S.WAITING
+
+    world.pods[first] = replace(world.pods[first], container_id="process://9", running=True)
+    world.look()
+    assert (world.state(first), world.row(first).lease) == (S.RELEASING, True)
+    del world.pods[first]
+    world.look()
+    world.look()
+    assert world.state(second) is S.WAITING
+    world.end_processes(first)
+
+    assert world.state(first) is S.FREE
+    assert [e.seat for e in world.said if isinstance(e, Ticket)] == [first, second]
