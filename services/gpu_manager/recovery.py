@@ -9,7 +9,7 @@ over: nobody has been told to go on with it, so the seat serves.
 from typing import TYPE_CHECKING
 
 from kybernate.ledger import Ledger, LedgerEntry
-from kybernate.messages import EVENT_OF_STATE, JobStatus, SeatProgress, SeatTarget
+from kybernate.messages import EVENT_OF_STATE, JobStatus, KillJob, ReleaseJob, SeatProgress, SeatTarget
 from kybernate.seat import SeatState
 from services.gpu_manager.inputs import Now, Recovered
 from services.gpu_manager.rows import Operation, Row
@@ -42,11 +42,12 @@ def recover(board: "Board", known: Recovered, now: Now) -> None:
         if row.state is S.ACTIVE:
             row.active_since = row.busy_at = now.model
         row.processes_gone = not row.seen_running
-    _quarantine_conflicts(board)
     for status in known.reply.jobs:
         if not status.done:
             _adopt(board, status, now)
+    _quarantine_conflicts(board)  # after that: both seats of a switch seem to live while it is under way
     _say(board, entries, now)
+    _end_again(board)
     board.routers.unsettle(now)
     board.recovered = True
 
@@ -164,6 +165,15 @@ def _say(board: "Board", entries: dict[str, LedgerEntry], now: Now) -> None:
         if board.operation_of(row.seat) is None:
             row.epoch = board.next_epoch(now)
         board.tell(row, EVENT_OF_STATE[row.state], now, previous=entry.state if entry else S.FREE)
+
+
+def _end_again(board: "Board") -> None:
+    """Whether a kill or a release was ever taken is not known: ask again, it does no harm twice."""
+    for row in board.rows.values():
+        if row.state is S.LOST:
+            board.said.append(KillJob(cause=row.why, node=board.node, epoch=row.epoch, target=row.target()))
+        elif row.state is S.RELEASING and row.seen_running:
+            board.said.append(ReleaseJob(cause=row.why, node=board.node, epoch=row.epoch, target=row.target()))
 
 
 _AT_REST = frozenset({S.WAITING, S.PARKED, S.BACKOFF, S.ACTIVE, S.STARTING, S.QUARANTINED})

@@ -49,7 +49,7 @@ def test_a_seat_whose_pod_goes_before_it_is_activated_holds_what_the_job_gives_i
 
 
 def test_a_seat_whose_pod_goes_and_is_not_restored_holds_nothing(world: World) -> None:
-    a, b, job = switch_under_way(world)
+    a, _, job = switch_under_way(world)
     delete(world, a)
 
     world.progress(job, "parked", "started", done=False)

@@ -1,9 +1,11 @@
 """What a manager believes after its start, whatever happened before."""
 
+from dataclasses import replace
+
 import pytest
 
 from kybernate.ledger import Ledger, LedgerEntry, LedgerFile
-from kybernate.messages import JobReply, SeatActivated, SeatProgress
+from kybernate.messages import JobReply, KillJob, ReleaseJob, SeatActivated, SeatProgress, SeatQuarantined
 from kybernate.seat import SeatState as S
 from services.gpu_manager import looking, recovery
 from services.gpu_manager.inputs import BusChanged, Recovered, Ticket
@@ -233,3 +235,43 @@ class TestLedgerFile:
 
         assert (tmp_path / "ledger").stat().st_size <= 300
         assert LedgerFile(tmp_path / "ledger").read().epoch == 99
+
+
+def test_a_lost_seat_is_killed_again_after_a_restart(world: World) -> None:
+    _, b = world.fill("a", "b")
+    restart(world, b="lost")
+    assert world.state(b) is S.LOST
+
+    kill = world.last(KillJob)
+    assert isinstance(kill, KillJob)
+    assert (kill.target.seat, kill.epoch) == (b, world.row(b).epoch)
+
+
+def test_a_parked_seat_whose_pod_was_deleted_meanwhile_is_thawed(world: World) -> None:
+    a, _ = world.fill("a", "b")
+    world.pods[a] = replace(world.pods[a], deleting=True)
+
+    restart(world)
+
+    assert (world.state(a), world.row(a).lease) == (S.RELEASING, False)
+    release = world.last(ReleaseJob)
+    assert isinstance(release, ReleaseJob)
+    assert (release.target.seat, release.epoch) == (a, world.row(a).epoch)
+
+
+def test_both_seats_of_an_adopted_job_are_no_conflict(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.announce(b)
+    world.ack(b)
+    world.idle(b)
+    job = world.job()
+
+    restart(world, jobs=(status(job, "started", "pending", done=False),), a="started", b="started")
+
+    assert (world.state(b), world.state(a)) == (S.PARKING, S.PARKED)
+    assert not world.row(a).conflict
+    assert not world.row(b).conflict
+    assert not world.row(b).reason
+    assert not any(isinstance(event, SeatQuarantined) for event in world.said)
