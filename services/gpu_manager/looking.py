@@ -30,7 +30,7 @@ def _seat_view(board: "Board", row: Row, now: Now) -> SeatView:
     demand = traffic(board, row)
     start_wait = None
     if row.state is S.WAITING and row.call is not None and row.calls(now):
-        waited = max(0.0, now.unix - row.call.since)
+        waited = 0.0 if row.called_wall is None else now.wall - row.called_wall
         asked = demand.waiting or row.wanted_since is not None or row.is_pinned
         if board.warmup or asked or waited > board.start_within_seconds:
             start_wait = waited * now.pace
@@ -130,8 +130,10 @@ def unclear(board: "Board") -> list[Row]:
 def next_wake(board: "Board", now: Now) -> float:
     """Wall seconds until something is due even if nothing is heard; at most 1, at least 0.001."""
     due = [1.0]
-    due += [(at - now.model) / now.pace for at in board.wake_at.values()]
-    due += [until - now.wall for until in board.pause_until.values() if until > now.wall]
+    paused = {name: until for name, until in board.pause_until.items() if until > now.wall}
+    due += [until - now.wall for until in paused.values()]
+    undecided = [at for name, at in board.wake_at.items() if name not in paused and name not in board.operations]
+    due += [(at - now.model) / now.pace for at in undecided]
     if not board.routers.settled(now):
         due.append(board.routers.settled_at - now.wall)
     elif board.bus_up:

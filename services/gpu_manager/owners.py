@@ -108,6 +108,8 @@ def start_calls(board: "Board", calls: dict[str, StartCall], now: Now) -> None:
         row.call = call if call is not None and call.call != row.ticket else None
         if not row.calls(now):
             continue
+        if row.called_wall is None:
+            row.called_wall = now.wall
         if row.seen_running and row.state in HAS_PROCESS:
             exited(board, row, "its container is started again", now)
         if row.state is S.BACKOFF:

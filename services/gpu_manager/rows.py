@@ -31,6 +31,8 @@ class Row:
     call: StartCall | None = None
     ticket: str = ""
     """The waiting call that got the last ticket."""
+    called_wall: float | None = None
+    """Wall time of the first call since the last ticket: each call is short, and kubelet calls again."""
     ticket_open: bool = False
     """The last ticket has not been used by a container yet, as far as was seen."""
     seen_running: bool = False
@@ -72,6 +74,8 @@ class Row:
         """Follow the table; the lease follows the state. Returns the state before."""
         before = self.state
         self.state = advance(self.state, trigger)
+        if self.state is SeatState.STARTING:
+            self.called_wall = None
         if self.state is not SeatState.RELEASING:
             self.lease = self.state in HOLDING
         return before
