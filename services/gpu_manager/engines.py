@@ -20,6 +20,8 @@ Hear = Callable[[EngineSeen], Awaitable[None]]
 
 AGAIN_SECONDS = 0.05
 """Wall seconds between two questions to the same engine."""
+ANSWER_SECONDS = 2.0
+"""Wall seconds in which an engine has to answer."""
 
 
 class Engines:
@@ -48,18 +50,28 @@ class Engines:
 
     async def _healthy(self, probe: Probe) -> tuple[bool, None]:
         try:
-            timeout = aiohttp.ClientTimeout(total=2.0)
+            timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
             async with self._session.get(probe.endpoint + "/health", timeout=timeout) as answer:
                 return answer.status == 200, None
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False, None
 
     async def _running(self, probe: Probe) -> tuple[bool, int | None]:
-        """How many requests it works on; None when it does not tell or does not answer."""
+        """(whether it answers, how many requests it works on). None: it does not tell, or not in time."""
         try:
-            timeout = aiohttp.ClientTimeout(total=2.0)
+            timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
             async with self._session.get(probe.endpoint + "/metrics", timeout=timeout) as answer:
-                found = RUNNING.findall(await answer.read()) if answer.status == 200 else []
-                return True, int(sum(float(value) for value in found)) if found else None
+                return True, _count(await answer.read()) if answer.status == 200 else None
+        except aiohttp.ClientConnectorError:  # nobody listens, so nobody can have asked it for anything
+            return False, 0
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False, None
+
+
+def _count(metrics: bytes) -> int | None:
+    """Requests that the metrics speak of; None when they do not, or not in numbers."""
+    found = RUNNING.findall(metrics)
+    try:
+        return int(sum(float(value) for value in found)) if found else None
+    except (ValueError, OverflowError):
+        return None

@@ -51,7 +51,10 @@ class StartCalls:
 
 @dataclass(frozen=True, slots=True)
 class EngineSeen:
-    """What an engine answered. ``running`` counts its requests; None when it does not tell."""
+    """What an engine answered. ``running`` counts its requests; None when it does not tell.
+
+    Not healthy and None: it did not answer in time, which says nothing about what it does.
+    """
 
     seat: str
     container_id: str

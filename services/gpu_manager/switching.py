@@ -81,7 +81,8 @@ def engine_seen(board: "Board", seen: EngineSeen, now: Now) -> None:
     operation = board.operation_of(seen.seat)
     if operation is None or operation.victim != seen.seat:
         return
-    idle = not seen.running
+    # An engine that answers and does not count its requests is taken for idle; one that does not answer is not.
+    idle = seen.running == 0 or (seen.healthy and seen.running is None)
     if not idle:
         operation.work_ended_wall = now.wall
     if operation.phase == "draining" and operation.quiet_at is not None and seen.asked_at >= operation.quiet_at:

@@ -1,0 +1,102 @@
+"""Asking engines over real HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from kybernate.seat import SeatState as S
+from services.gpu_manager import engines
+from services.gpu_manager.engines import Engines
+from services.gpu_manager.inputs import EngineSeen, Probe
+from tests.manager.world import World
+
+
+class Engine:
+    """An engine with any metrics; without any it does not answer."""
+
+    def __init__(self) -> None:
+        self.metrics: str | None = "vllm:num_requests_running 0\n"
+        self.url = ""
+
+    async def answer(self, _: web.Request) -> web.Response:
+        if self.metrics is None:
+            await asyncio.Event().wait()
+        return web.Response(text=self.metrics)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    engine = Engine()
+    app = web.Application()
+    app.add_routes([web.get("/metrics", engine.answer)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield engine
+    await runner.cleanup()
+
+
+async def first_answer(url: str) -> EngineSeen:
+    heard: asyncio.Queue[EngineSeen] = asyncio.Queue()
+    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
+        asking = Engines(session)
+        asking.follow([Probe("s", url, "c", idle=True, since=0.0)], group, heard.put)
+        seen = await heard.get()
+        asking.follow([], group, heard.put)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("metrics", "running"),
+    [
+        ('vllm:num_requests_running{m="a"} 2.0\nvllm:num_requests_waiting 1\n', 3),
+        ("vllm:num_requests_running 1e999\n", None),
+        ("vllm:num_requests_running 1.2.3\n", None),
+        ("something_else 1\n", None),
+    ],
+)
+async def test_metrics_of_any_kind_are_an_answer(engine: Engine, metrics: str, running: int | None) -> None:
+    engine.metrics = metrics
+
+    seen = await first_answer(engine.url)
+
+    assert (seen.healthy, seen.running) == (True, running)
+
+
+async def test_an_engine_that_does_not_answer_in_time_may_compute(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "ANSWER_SECONDS", 0.05)
+    engine.metrics = None
+
+    seen = await first_answer(engine.url)
+
+    assert (seen.healthy, seen.running) == (False, None)
+
+
+async def test_an_engine_that_nobody_can_connect_to_computes_nothing() -> None:
+    seen = await first_answer("http://127.0.0.1:1")
+
+    assert (seen.healthy, seen.running) == (False, 0)
+
+
+def test_a_silent_engine_is_parked_only_at_the_deadline(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.announce(b)
+    world.ack(b)
+
+    silent = EngineSeen(b, world.row(b).container_id or "", healthy=False, running=None, asked_at=world.wall)
+    world.hear(silent)
+    assert world.state(b) is S.DRAINING
+    for _ in range(8):
+        world.tick(8.0)
+        world.beat()
+
+    assert world.state(b) is S.PARKING
