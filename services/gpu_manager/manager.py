@@ -61,6 +61,8 @@ POLL_SECONDS, POLL_SOON_SECONDS = 1.0, 0.2
 JOB_TIMEOUT_SECONDS = 2.0
 """Wall: the checkpointer answers once the job is journaled; a slow disk may take a while."""
 ASK_SECONDS = 1.0
+EVIDENCE_SECONDS, LONGEST_SECONDS = 5.0, 60.0
+"""Wall: how long a look at processes is waited for, and at most after it was too short: hung ones take their time."""
 DURABLE = (Ticket, SeatPinned, SeatUnpinned)
 """What must not be forgotten even if the machine crashes right after it was said."""
 
@@ -172,7 +174,10 @@ class Manager:
         while True:
             reply = await self._ask(job)
             row = self.board.rows.get(job.target.seat)
-            if reply is not None:
+            if reply is not None and reply.code == "stale-epoch":  # a switch of its group overtook it
+                self.board.epoch = max(self.board.epoch, reply.highest_epoch)
+                job = job.model_copy(update={"epoch": self.board.next_epoch(self.now())})
+            elif reply is not None:
                 await self.hear(JobsTold(reply))
                 if not reply.accepted:
                     log.warning("job.refused", seat=job.target.seat, code=reply.code, reason=reply.reason)
@@ -181,23 +186,30 @@ class Manager:
                 return
             await asyncio.sleep(ASK_SECONDS)
 
-    async def _ask(self, job: Job) -> JobReply | None:
+    async def _ask(self, job: Job, timeout: float | None = None) -> JobReply | None:
         try:
-            return await self.node_bus.request(job, JobReply, timeout=JOB_TIMEOUT_SECONDS)
+            return await self.node_bus.request(job, JobReply, timeout=timeout or JOB_TIMEOUT_SECONDS)
         except (NoAnswerError, BusDownError):
             await asyncio.sleep(0.05)
             return None
 
     async def _ask_about_jobs(self) -> None:
-        """Reports may be lost: ask about switches that take long, and whether dying processes are gone."""
+        """Reports may be lost: ask about switches that take long, and whether dying processes are gone.
+
+        Each seat by itself: a process that hangs makes its own answer slow, and must not hide the others.
+        """
+        timeout = JOB_TIMEOUT_SECONDS
         while True:
             await asyncio.sleep(ASK_SECONDS)
             late = self.now().wall - ASK_SECONDS
             ops = [o.op for o in self.board.operations.values() if o.journaled and (o.sent_wall or 0.0) < late]
-            targets = tuple(row.target() for row in looking.unclear(self.board))
-            if ops or targets:
-                job = AskJobs(cause="status", node=self.board.node, epoch=0, ops=tuple(ops), targets=targets)
-                reply = await self._ask(job)
+            question = AskJobs(cause="status", node=self.board.node, epoch=0)
+            questions = [question.model_copy(update={"ops": tuple(ops)})] if ops else []
+            for row in looking.unclear(self.board):
+                questions.append(question.model_copy(update={"targets": (row.target(),)}))
+            for one in questions:
+                reply = await self._ask(one, timeout)
+                timeout = min(timeout * 2, LONGEST_SECONDS) if reply is None else JOB_TIMEOUT_SECONDS
                 if reply is not None:
                     await self.hear(JobsTold(reply))
 
@@ -278,13 +290,17 @@ class Manager:
 
     async def _recover(self, group: asyncio.TaskGroup) -> None:
         """Learn from kubelet, the ledger and the checkpointer before anything is granted; ask until they answer."""
-        ledger = self.ledger.read()
+        ledger, timeout = self.ledger.read(), EVIDENCE_SECONDS
         while True:
+            began = self.clock.wall()
             try:
                 owners = await self.pods.seats()
-                reply = await self._evidence(ledger, owners.pods)
+                began = self.clock.wall()
+                reply = await self._evidence(ledger, owners.pods, timeout)
                 break
             except (PodsError, BusError) as error:
+                if self.clock.wall() >= began + timeout:
+                    timeout = min(timeout * 2, LONGEST_SECONDS)
                 log.info("manager.waits", error=str(error) or repr(error))
                 await asyncio.sleep(0.25)
         recovered = Recovered(owners, ledger, reply)
@@ -292,14 +308,14 @@ class Manager:
         self.roster.all_changed()
         log.info("manager.recovered", seats=len(owners.pods), jobs=len(reply.jobs), epoch=self.board.epoch)
 
-    async def _evidence(self, ledger: Ledger, pods: tuple[SeatPod, ...]) -> JobReply:
+    async def _evidence(self, ledger: Ledger, pods: tuple[SeatPod, ...], timeout: float) -> JobReply:
         """What the checkpointer knows. The epoch fences: no job of an earlier manager is taken after this."""
         self.board.epoch = max(self.board.epoch, ledger.epoch)
         epoch = self.board.next_epoch(self.now())
         job = AskJobs(
             cause="recovery", node=self.board.node, epoch=epoch, targets=recovery.targets(self.board, ledger, pods)
         )
-        return await self.node_bus.request(job, JobReply, timeout=5.0)
+        return await self.node_bus.request(job, JobReply, timeout=timeout)
 
 
 def _log(effect: Effect) -> None:

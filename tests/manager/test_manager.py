@@ -1,0 +1,158 @@
+"""The manager's shell with a bus in memory and a checkpointer that does what it is told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from pydantic import BaseModel
+
+from kybernate.bus.memory import MemoryBus, MemoryServer
+from kybernate.clock import Clock
+from kybernate.envelope import Message
+from kybernate.ledger import Ledger, LedgerEntry, LedgerFile
+from kybernate.messages import AskJobs, JobReply, Presence, ReleaseJob, SeatProgress
+from kybernate.seat import SeatState as S
+from services.gpu_manager import manager as shell
+from services.gpu_manager.engines import Engines
+from services.gpu_manager.gate import Gate
+from services.gpu_manager.manager import Manager
+from services.gpu_manager.seat_pod import Owners
+from tests.manager.world import World
+
+Handler = Callable[[Message], Awaitable[BaseModel]]
+
+
+class NoPods:
+    """Kubelet knows no pod with a seat."""
+
+    async def seats(self) -> Owners:
+        return Owners()
+
+    async def close(self) -> None:
+        pass
+
+
+def leftover(world: World, number: int) -> LedgerEntry:
+    """A parked seat of a pod that is gone by now."""
+    seat = world.seat(0, number)
+    return LedgerEntry(
+        seat=seat,
+        state=S.PARKED,
+        epoch=3,
+        lease=False,
+        pod=f"d/p{number}",
+        pod_uid=f"u{number}",
+        container_id=f"process://{number + 1}",
+        seen_running=True,
+    )
+
+
+def look(job: AskJobs, outcome: str) -> JobReply:
+    """The same answer for every asked seat."""
+    seats = tuple(
+        SeatProgress(seat=t.seat, pod_uid=t.pod_uid, container_id=t.container_id, outcome=outcome)  # type: ignore[arg-type]
+        for t in job.targets
+    )
+    return JobReply(accepted=True, seats=seats)
+
+
+@asynccontextmanager
+async def running(world: World, folder: Path, ask: Handler, release: Handler) -> AsyncIterator[Manager]:
+    """A manager that starts with the ledger of two deleted parked pods."""
+    file = LedgerFile(folder / "ledger")
+    file.write(Ledger(epoch=3, seats=(leftover(world, 0), leftover(world, 1))), durable=True)
+    file.close()
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(MemoryBus.connect(server := MemoryServer()))
+        node = await stack.enter_async_context(MemoryBus.connect(server))
+        await stack.enter_async_context(node.serve(AskJobs.pattern(node="n1"), ask))
+        await stack.enter_async_context(node.serve(ReleaseJob.pattern(node="n1"), release))
+        ledger = LedgerFile(folder / "ledger")
+        stack.callback(ledger.close)
+        manager = Manager(
+            board=world.new_board(),
+            bus=bus,
+            node_bus=bus,
+            pods=NoPods(),
+            gate=Gate(folder),
+            ledger=ledger,
+            clock=Clock(),
+            engines=Engines(await stack.enter_async_context(aiohttp.ClientSession())),
+            presence=Presence(cause="p", component="gpu-manager", instance="m", incarnation="1", node="n1"),
+        )
+        task = asyncio.create_task(manager.run())
+        try:
+            yield manager
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def taken(_: Message) -> JobReply:
+    return JobReply(accepted=True)
+
+
+async def test_a_checkpointer_that_takes_long_to_look_is_given_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "EVIDENCE_SECONDS", 0.05)
+
+    async def ask(job: Message) -> JobReply:
+        assert isinstance(job, AskJobs)
+        await asyncio.sleep(0.3)
+        return look(job, "gone")
+
+    async with running(World(), tmp_path, ask, taken) as manager:
+        await until(lambda: manager.board.recovered)
+
+
+async def test_a_seat_that_cannot_be_looked_at_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "JOB_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(shell, "ASK_SECONDS", 0.05)
+    world = World()
+    stuck, ended = world.seat(0, 0), world.seat(0, 1)
+
+    async def ask(job: Message) -> JobReply:
+        assert isinstance(job, AskJobs)
+        if job.cause == "recovery":
+            return look(job, "parked")
+        if any(target.seat == stuck for target in job.targets):
+            await asyncio.sleep(0.5)
+            return look(job, "quarantined")
+        return look(job, "gone")
+
+    async with running(world, tmp_path, ask, taken) as manager:
+        await until(lambda: manager.board.recovered and manager.board.rows[ended].state is S.FREE)
+
+        assert manager.board.rows[stuck].state is S.RELEASING
+
+
+async def test_a_release_that_came_too_late_is_asked_for_again_with_a_higher_epoch(tmp_path: Path) -> None:
+    world = World()
+    highest = 4_000_000_000_000
+    accepted: set[str] = set()
+
+    async def ask(job: Message) -> JobReply:
+        assert isinstance(job, AskJobs)
+        return look(job, "parked")
+
+    async def release(job: Message) -> JobReply:
+        assert isinstance(job, ReleaseJob)
+        if job.epoch <= highest:
+            return JobReply(accepted=False, code="stale-epoch", reason="go above", highest_epoch=highest)
+        accepted.add(job.target.seat)
+        return JobReply(accepted=True)
+
+    async with running(world, tmp_path, ask, release):
+        await until(lambda: accepted == {world.seat(0, 0), world.seat(0, 1)})
