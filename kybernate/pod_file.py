@@ -49,7 +49,7 @@ def load_pods(path: Path | str, config: NodeConfig) -> tuple[PodSpec, ...]:
     pods = []
     seen: set[tuple[str, str]] = set()
     for document in read_documents(Path(path)):
-        for place, manifest in _manifests(document):
+        for place, manifest in manifests(document):
             pod = _pod(document, place, manifest, config)
             key = (pod.namespace, pod.name)
             if key in seen:
@@ -82,7 +82,8 @@ def check_vram(path: Path | str, pods: Sequence[PodSpec], groups: Sequence[Group
             )
 
 
-def _manifests(document: Document) -> Iterator[tuple[Place, Any]]:
+def manifests(document: Document) -> Iterator[tuple[Place, Any]]:
+    """Every Pod of a document, and its place there: the document itself, or the items of a List."""
     data = document.data
     if isinstance(data, dict) and data.get("kind") == "List" and isinstance(data.get("items"), tuple):
         for index, item in enumerate(data["items"]):

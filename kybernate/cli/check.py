@@ -5,7 +5,7 @@ from typing import Any
 
 from kybernate.config import load
 from kybernate.pod_file import check_seats, load_pods
-from kybernate.stack.options import fake_gpus
+from kybernate.stack.options import check_manifests, fake_gpus
 from kybernate.topology import Topology, plan
 
 
@@ -15,6 +15,7 @@ def report(file: Path, gpus: int | None, pods: Path | None) -> dict[str, Any]:
     topology = plan(config, fake_gpus(gpus, "80GiB")) if gpus is not None else Topology((), ())
     if pods is not None:
         specs = load_pods(pods, config)
+        check_manifests(pods)
         if gpus is not None:
             check_seats(pods, specs, topology.groups)
     return {

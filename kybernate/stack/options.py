@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 from kybernate.config import NodeConfig, load
-from kybernate.config_errors import ConfigError
+from kybernate.config_errors import ConfigError, read_documents
 from kybernate.fakes.gpu.spec import build_gpus
+from kybernate.fakes.kubelet.manifest import ManifestError, parse_pod
 from kybernate.gpus import Gpu
-from kybernate.pod_file import PodSpec, check_seats, check_vram, load_pods
+from kybernate.pod_file import PodSpec, check_seats, check_vram, load_pods, manifests
 from kybernate.sizes import parse_bytes
 from kybernate.topology import Topology, plan
 
@@ -65,9 +66,21 @@ def check(options: StackOptions) -> Plan:
     except ValueError as error:
         raise ConfigError(f"--gpus {options.gpus} --memory {options.memory}: {error}") from None
     pods = load_pods(options.pods, config)
+    check_manifests(options.pods)
     check_seats(options.pods, pods, topology.groups)
     check_vram(options.pods, pods, topology.groups)
     return Plan(config, topology, pods)
+
+
+def check_manifests(path: Path) -> None:
+    """Raise ConfigError for what the fake kubelet would not run."""
+    for document in read_documents(path):
+        for place, manifest in manifests(document):
+            try:
+                parse_pod(manifest, str(path))
+            except ManifestError as error:
+                at = (*place, *error.place)
+                raise document.source.error(at, None, error.what, error.remedy) from None
 
 
 def fake_gpus(count: int, memory: str) -> tuple[Gpu, ...]:

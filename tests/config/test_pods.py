@@ -24,6 +24,7 @@ spec:
         limits:
           kyb.ai/gpu-1x-seat: 1
 """
+COMMAND = POD.replace("    - name: engine\n", "    - name: engine\n      command: [serve]\n")
 SECOND = "          kyb.ai/gpu-2x-seat: 1\n"
 
 BAD = {
@@ -111,14 +112,33 @@ def test_a_list_of_pods_and_equal_requests_are_fine(tmp_path: Path) -> None:
 
 def test_more_pods_than_seats_are_refused_before_anything_starts(tmp_path: Path) -> None:
     path = tmp_path / "pods.yaml"
-    path.write_text("---\n".join(POD.replace("name: qwen", f"name: qwen-{number}") for number in range(7)))
+    path.write_text("---\n".join(COMMAND.replace("name: qwen", f"name: qwen-{number}") for number in range(7)))
     with pytest.raises(ConfigError, match=r"kyb.ai/gpu-1x-seat: 7 pods ask for it and this machine has 6 seats of it"):
         check(StackOptions(pods=path))
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (POD, ":11: spec.containers[0].command: is missing; a local process has no image to take it from"),
+        (COMMAND.replace("name: qwen\n", "name: Qwen_3\n"), ":4: metadata.name: 'Qwen_3'; use small letters, digits"),
+        (COMMAND.replace("[serve]", "[serve, 5]"), ":12: spec.containers[0].command[1]: is 5, must be text; put it in"),
+        (COMMAND + "---\n" + POD.replace("qwen", "q"), ":27: spec.containers[0].command: is missing; a local process"),
+    ],
+)
+def test_what_the_fake_kubelet_would_not_run_is_refused_before_anything_starts(
+    text: str, expected: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        check(StackOptions(pods=path))
+    assert str(caught.value).startswith(f"{path}{expected}")
+
+
 def test_a_pod_larger_than_every_group_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pods.yaml"
-    path.write_text(POD.replace("60GiB", "81GiB"))
+    path.write_text(COMMAND.replace("60GiB", "81GiB"))
     with pytest.raises(ConfigError, match=r"pod qwen: kyb.ai/vram: '81GiB': the largest group .* has 80 GiB; lower it"):
         check(StackOptions(pods=path))
 

@@ -43,11 +43,14 @@ def test_several_documents_and_lists_are_read() -> None:
     ("text", "message"),
     [
         ("a: [", "x: line 1: no valid YAML"),
-        ("[]", "x: document 1: is [], must be a mapping"),
+        ("[]", "x: document 1: is []; it must be a mapping"),
         ("{kind: Deployment, apiVersion: apps/v1}", "only kind: Pod with apiVersion: v1"),
         ("{kind: Pod, apiVersion: v1}", "x: document 1: metadata: is missing"),
         ("{kind: Pod, apiVersion: v1, metadata: {name: A}, spec: {}}", "'A'; use small letters"),
-        ("{kind: Pod, apiVersion: v1, metadata: {name: 5}, spec: {}}", "metadata.name: is 5, must be text (in quotes)"),
+        (
+            "{kind: Pod, apiVersion: v1, metadata: {name: 5}, spec: {}}",
+            "metadata.name: is 5; it must be text (in quotes)",
+        ),
         ("{kind: Pod, apiVersion: v1, metadata: {name: a}, spec: {}}", "a pod needs at least one container"),
         (
             container("{name: c, command: [a]}").replace("name: p", "name: p, annotations: {kyb.ai/port: 80}"),

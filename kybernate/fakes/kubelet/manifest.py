@@ -11,14 +11,21 @@ from typing import Any
 
 import yaml
 
+from kybernate.config_errors import Place, dotted
+
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _REFERENCE = re.compile(r"\$(\$|\(([^)]*)\))")
+_NAMES = "use small letters, digits and '-'"
 _POLICIES = ("Always", "OnFailure", "Never")
 DEFAULT_GRACE_SECONDS = 30.0
 
 
 class ManifestError(Exception):
     """A pod cannot be run as written; the text says where, what, and what to do."""
+
+    def __init__(self, where: str, place: Place, what: str, remedy: str) -> None:
+        super().__init__(": ".join(part for part in (where, dotted(place), f"{what}; {remedy}") if part))
+        self.place, self.what, self.remedy = place, what, remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ def load(path: Path) -> tuple[PodSpec, ...]:
     try:
         text = path.read_text()
     except OSError as error:
-        raise ManifestError(f"{path}: {error.strerror or error}; name a file with v1 Pods") from error
+        raise ManifestError(str(path), (), error.strerror or str(error), "name a file with v1 Pods") from error
     return parse(text, str(path))
 
 
@@ -83,8 +90,8 @@ def parse(text: str, place: str) -> tuple[PodSpec, ...]:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}:" if mark else ""
-        raise ManifestError(f"{place}:{line} no valid YAML: {getattr(error, 'problem', error)}") from error
+        where = f"{place}: line {mark.line + 1}" if mark else place
+        raise ManifestError(where, (), f"no valid YAML: {getattr(error, 'problem', error)}", "correct it") from error
     pods = [
         parse_pod(item, f"{place}: document {number}{where}")
         for number, document in enumerate(documents, 1)
@@ -93,7 +100,7 @@ def parse(text: str, place: str) -> tuple[PodSpec, ...]:
     seen: set[str] = set()
     for pod in pods:
         if pod.key in seen:
-            raise ManifestError(f"{place}: two pods are called {pod.key}; give each its own metadata.name")
+            raise ManifestError(place, (), f"two pods are called {pod.key}", "give each its own metadata.name")
         seen.add(pod.key)
     return tuple(pods)
 
@@ -102,22 +109,22 @@ def parse_pod(document: object, place: str) -> PodSpec:
     """One v1 Pod. Raises ManifestError."""
     pod = _Reader(document, place)
     if pod.text("kind") != "Pod" or pod.text("apiVersion") != "v1":
-        raise ManifestError(f"{place}: is {document!r:.60}; only kind: Pod with apiVersion: v1 can be run here")
+        raise pod.wrong((), f"is {document!r:.60}", "only kind: Pod with apiVersion: v1 can be run here")
     meta, spec = pod.reader("metadata"), pod.reader("spec")
     namespace, name = meta.text("namespace", "default"), meta.text("name")
     for field_name, value in (("namespace", namespace), ("name", name)):
         if not _DNS_LABEL.fullmatch(value):
-            raise ManifestError(f"{meta.place}.{field_name}: {value!r}; use small letters, digits and '-'")
+            raise meta.wrong((field_name,), repr(value), _NAMES)
     policy = spec.text("restartPolicy", "Always")
     if policy not in _POLICIES:
-        raise ManifestError(f"{spec.place}.restartPolicy: {policy!r}; known are {', '.join(_POLICIES)}")
+        raise spec.wrong(("restartPolicy",), repr(policy), f"known are {', '.join(_POLICIES)}")
     inits = [_container(reader, init=True) for reader in spec.readers("initContainers")]
     mains = [_container(reader, init=False) for reader in spec.readers("containers")]
     if not mains:
-        raise ManifestError(f"{spec.place}.containers: is empty; a pod needs at least one container")
+        raise spec.wrong(("containers",), "is empty", "a pod needs at least one container")
     names = [container.name for container in (*inits, *mains)]
     if len(set(names)) < len(names):
-        raise ManifestError(f"{spec.place}: two containers have the same name; names are {', '.join(names)}")
+        raise spec.wrong((), "two containers have the same name", f"names are {', '.join(names)}")
     return PodSpec(
         namespace=namespace,
         name=name,
@@ -151,10 +158,10 @@ def _items(document: object) -> Iterator[tuple[str, object]]:
 def _container(reader: "_Reader", *, init: bool) -> ContainerSpec:
     name = reader.text("name")
     if not _DNS_LABEL.fullmatch(name):
-        raise ManifestError(f"{reader.place}.name: {name!r}; use small letters, digits and '-'")
+        raise reader.wrong(("name",), repr(name), _NAMES)
     command = (*reader.strings("command"), *reader.strings("args"))
     if not reader.strings("command"):
-        raise ManifestError(f"{reader.place}.command: is missing; a local process has no image to take it from")
+        raise reader.wrong(("command",), "is missing", "a local process has no image to take it from")
     ports = [port.number("containerPort", None) for port in reader.readers("ports")]
     return ContainerSpec(
         name=name,
@@ -175,7 +182,7 @@ def _env(reader: "_Reader") -> EnvVar:
     path = reader.reader("valueFrom").reader("fieldRef").text("fieldPath")
     known = ("status.podIP", "metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName")
     if path not in known:
-        raise ManifestError(f"{reader.place}.valueFrom.fieldRef: {path!r}; this kubelet knows {', '.join(known)}")
+        raise reader.wrong(("valueFrom", "fieldRef"), repr(path), f"this kubelet knows {', '.join(known)}")
     return EnvVar(name, field_path=path)
 
 
@@ -191,39 +198,36 @@ def _limits(reader: "_Reader") -> dict[str, int]:
         except ValueError:
             count = -1
         if count < 0:
-            raise ManifestError(f"{limits.place}.{resource}: {quantity!r}; must be a whole number")
+            raise limits.wrong((str(resource),), repr(quantity), "it must be a whole number")
         if str(requests.data.get(resource, quantity)) != str(limits.data.get(resource)):
-            raise ManifestError(f"{reader.place}: requests and limits of {resource} must be equal; set limits only")
+            raise reader.wrong((), f"requests and limits of {resource} must be equal", "set limits only")
         if count:
             found[str(resource)] = count
     return found
 
 
 class _Reader:
-    """A mapping of the document and where it stands in it."""
+    """A mapping of the document and where it stands in it. Lists may be tuples."""
 
-    def __init__(self, data: object, where: str, path: str = "") -> None:
+    def __init__(self, data: object, where: str, place: Place = ()) -> None:
         self.where = where
-        self.path = path
-        self.place = f"{where}: {path}" if path else where
+        self.place = place
         if not isinstance(data, dict):
-            raise ManifestError(f"{self.place}: is {data!r:.60}, must be a mapping")
+            raise self.wrong((), f"is {data!r:.60}", "it must be a mapping")
         self.data: dict[Any, Any] = data
 
-    def _inside(self, name: str) -> str:
-        return f"{self.path}.{name}" if self.path else name
-
-    def _at(self, name: str) -> str:
-        return f"{self.where}: {self._inside(name)}"
+    def wrong(self, inside: Place, what: str, remedy: str) -> ManifestError:
+        """The error to raise about a place below this one."""
+        return ManifestError(self.where, (*self.place, *inside), what, remedy)
 
     def _get(self, name: str, default: object, kinds: tuple[type, ...], what: str) -> Any:
         value = self.data.get(name)
         if value is None:
             if default is _REQUIRED:
-                raise ManifestError(f"{self._at(name)}: is missing, must be {what}")
+                raise self.wrong((name,), "is missing", f"it must be {what}")
             return default
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise ManifestError(f"{self._at(name)}: is {value!r:.60}, must be {what}")
+            raise self.wrong((name,), f"is {value!r:.60}", f"it must be {what}")
         return value
 
     def text(self, name: str, default: object = None) -> str:
@@ -234,15 +238,15 @@ class _Reader:
         """A number that is not negative."""
         value = float(self._get(name, _REQUIRED if default is None else default, (int, float), "a number"))
         if value < 0:
-            raise ManifestError(f"{self._at(name)}: is {value}, must not be negative")
+            raise self.wrong((name,), f"is {value}", "it must not be negative")
         return value
 
     def strings(self, name: str) -> tuple[str, ...]:
         """A list of strings; empty when absent."""
-        values = self._get(name, [], (list,), "a list of texts")
+        values = self._get(name, [], (list, tuple), "a list of texts")
         for number, value in enumerate(values):
             if not isinstance(value, str):
-                raise ManifestError(f"{self._at(name)}[{number}]: is {value!r:.60}, must be text; put it in quotes")
+                raise self.wrong((name, number), f"is {value!r:.60}, must be text", "put it in quotes")
         return tuple(values)
 
     def texts(self, name: str) -> dict[str, str]:
@@ -250,18 +254,18 @@ class _Reader:
         values = self._get(name, {}, (dict,), "a mapping of texts")
         for key, value in values.items():
             if not isinstance(value, str):
-                raise ManifestError(f"{self._at(name)}.{key}: is {value!r:.60}, must be text; put it in quotes")
+                raise self.wrong((name, key), f"is {value!r:.60}, must be text", "put it in quotes")
         return dict(values)
 
     def reader(self, name: str, *, optional: bool = False) -> "_Reader":
         """A mapping inside this one."""
         data = self._get(name, {} if optional else _REQUIRED, (dict,), "a mapping")
-        return _Reader(data, self.where, self._inside(name))
+        return _Reader(data, self.where, (*self.place, name))
 
     def readers(self, name: str) -> list["_Reader"]:
         """A list of mappings; empty when absent."""
-        values = self._get(name, [], (list,), "a list")
-        return [_Reader(value, self.where, f"{self._inside(name)}[{number}]") for number, value in enumerate(values)]
+        values = self._get(name, [], (list, tuple), "a list")
+        return [_Reader(value, self.where, (*self.place, name, number)) for number, value in enumerate(values)]
 
 
 _REQUIRED = object()
