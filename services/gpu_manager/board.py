@@ -13,7 +13,7 @@ ledger before it says any of it. The neighbours: ``switching`` (one switch under
 processes), ``commands``, ``recovery``, ``looking`` (everything that only reads).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kybernate.messages import (
     EVENT_OF_STATE,
@@ -183,7 +183,11 @@ class Board:
     def _decide(self, group: Group, now: Now) -> None:
         if self.pause_until.get(group.name, 0.0) > now.wall:
             return
-        decision = self.policy.decide(looking.view(self, group, now))
+        view = looking.view(self, group, now)
+        decision = self.policy.decide(view)
+        comer = self.rows[decision.activate] if isinstance(decision, Switch) and decision.evict is None else None
+        if comer is not None and not looking.room(self, comer):  # a slot is free but no room: somebody has to yield
+            decision = self.policy.decide(replace(view, slots=0))
         self.why[group.name] = decision.reason
         self.wake_at.pop(group.name, None)
         match decision:
@@ -215,6 +219,8 @@ class Board:
         if not self.bus_up or victim.state is not S.ACTIVE or not self.routers.settled(now):
             return
         self.say_decided(victim.group, reason)
+        if winner is not None and not looking.room(self, winner, without=victim):
+            winner = None  # one more has to yield before it fits
         self.drain(victim, winner, reason, now)
 
     def drain(self, victim: Row, winner: Row | None, reason: str, now: Now) -> Operation:

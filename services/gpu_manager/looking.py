@@ -89,10 +89,11 @@ def still_wanted(board: "Board", operation: Operation, now: Now) -> bool:
     return seat.state is S.PARKED and bool(seat.waiting or seat.pinned or seat.wanted_seconds is not None)
 
 
-def room(board: "Board", row: Row) -> bool:
-    """Whether this seat may take its group's GPUs now: slots, other groups on the same GPUs, VRAM."""
+def room(board: "Board", row: Row, *, without: Row | None = None) -> bool:
+    """Whether this seat may take its group's GPUs now (once ``without`` left): slots, other groups' GPUs, VRAM."""
     gpus = {gpu.uuid for gpu in row.group.gpus}
-    holders = [other for other in board.rows.values() if other.lease and other.seat != row.seat]
+    aside = (row.seat, without.seat if without is not None else "")
+    holders = [other for other in board.rows.values() if other.lease and other.seat not in aside]
     same = [other for other in holders if other.group.name == row.group.name]
     if len(same) >= row.group.slots:
         return False

@@ -100,11 +100,11 @@ class Row:
         return self.cause or f"seat-{self.seat}"
 
     def reserved_bytes(self, memory_bytes: int) -> int:
-        """VRAM reserved on each GPU: all of it, unless the group has several slots and the pod declares."""
+        """VRAM reserved on each GPU: all of it, unless the group has several slots and the pod declares less."""
         declared = max(self.pod.vram_bytes if self.pod else 0, self.vram_bytes)
         if self.group.slots == 1 or not declared:
             return memory_bytes
-        return -(-declared // len(self.group.gpus))
+        return min(memory_bytes, -(-declared // len(self.group.gpus)))
 
     def target(self) -> SeatTarget:
         """How the checkpointer finds its processes."""

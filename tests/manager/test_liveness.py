@@ -3,7 +3,7 @@
 from kybernate.messages import ParkSeat
 from kybernate.seat import SeatState as S
 from services.gpu_manager import looking
-from tests.manager.world import World
+from tests.manager.world import World, make_group
 
 
 def test_a_start_without_demand_comes_after_start_within_over_many_calls() -> None:
@@ -48,3 +48,30 @@ def test_a_look_that_is_due_during_a_switch_or_a_pause_does_not_spin(world: Worl
     assert world.state(b) is S.DRAINING
     world.tick(40.0)
     assert looking.next_wake(world.board, world.now) > 0.1
+
+
+def start(world: World, seat: str, model: str, vram: str) -> None:
+    world.pod(seat, model, vram=vram)
+    world.call(seat)
+    world.finish()
+    world.start(seat)
+    world.healthy(seat)
+
+
+def test_a_free_slot_without_room_is_made_room_for() -> None:
+    world = World(groups=(make_group("G", [0, 1], 3, slots=2),))
+    world.boot()
+    small, other, big = world.groups[0].seat_ids
+    start(world, big, "big", "150GiB")
+    start(world, small, "small", "60GiB")
+    assert (world.state(big), world.state(small)) == (S.PARKED, S.ACTIVE)
+    start(world, other, "other", "60GiB")
+    assert world.state(small) is S.ACTIVE
+    world.tick(10)
+
+    world.traffic(big, waiting=1)
+    world.finish()
+    world.tick(1)
+    world.finish()
+
+    assert [world.state(seat) for seat in (small, other, big)] == [S.PARKED, S.PARKED, S.ACTIVE]
