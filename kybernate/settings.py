@@ -72,6 +72,9 @@ class Settings(BaseModel):
         if any(arg in ("-h", "--help") for arg in sys.argv[1:]):
             sys.stdout.write(f"{program}: settings are read from the environment\n\n{cls.describe()}")
             raise SystemExit(0)
+        if sys.argv[1:]:
+            sys.stderr.write(f"{program}: {sys.argv[1]!r}: takes no arguments, only KYB_* variables; see --help\n")
+            raise SystemExit(2)
         try:
             return cls.from_env()
         except SettingsError as error:
@@ -83,7 +86,8 @@ class Settings(BaseModel):
         """One line per setting: variable, default, meaning."""
         lines = []
         for name, info in cls.model_fields.items():
-            default = "(host name)" if info.default_factory else repr(info.get_default())
+            value = info.get_default()
+            default = "(host name)" if info.default_factory else str(value) if isinstance(value, Path) else repr(value)
             lines.append(f"  {PREFIX + name.upper():32} {default:28} {info.description or ''}\n")
         return "".join(lines)
 
