@@ -66,7 +66,9 @@ class Admin:
             raise ApiError(503, code, text, 2) from error
         await self._audit(command, verb, reply.accepted, reply.reason, request)
         if not reply.accepted:
-            raise ApiError(409, reply.code or "refused", f"seat {record.seat}: {reply.reason or reply.code}")
+            why = reply.reason or reply.code
+            text = why if record.seat in why else f"seat {record.seat}: {why}"
+            raise ApiError(409, reply.code or "refused", text)
         body = {"accepted": True, "op": reply.op, "epoch": reply.epoch, "node": record.node, "seat": record.seat}
         body |= {"model": record.model, "cause": command.cause, "reason": reply.reason}
         return web.json_response(body, status=202)

@@ -8,7 +8,7 @@ from multidict import CIMultiDict
 
 from services.router.happenings import Reject
 
-_TYPES = {400: "invalid_request_error", 404: "invalid_request_error", 413: "invalid_request_error"}
+_TYPES = dict.fromkeys((400, 404, 405, 413, 415), "invalid_request_error")
 _TYPES |= {409: "conflict_error", 429: "rate_limit_error"}
 
 

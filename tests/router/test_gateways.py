@@ -179,7 +179,10 @@ async def test_commands_refused_or_unheard_say_so():
         w.manager.reply = CommandReply(accepted=False, code="quarantined", reason="foreign process 4711")
         answer = await w.call("POST", "/v1/seats/s0/activate")
         assert (answer.status, answer.code) == (409, "quarantined")
-        assert "foreign process 4711" in answer.json["error"]["message"]
+        assert answer.json["error"]["message"] == "seat s0: foreign process 4711"
+        w.manager.reply = CommandReply(accepted=False, code="pinned", reason="seat s0 is pinned; unpin it first")
+        answer = await w.call("POST", "/v1/seats/s0/park")
+        assert answer.json["error"]["message"] == "seat s0 is pinned; unpin it first"
         await w.manager.put("s9", node="elsewhere", model="far")
         await until(lambda: "elsewhere.s9" in w.router.traffic.lanes)
         answer = await w.call("POST", "/v1/seats/s9/pin")

@@ -172,7 +172,8 @@ async def test_other_paths_are_never_forwarded():
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
         answer = await w.call("POST", "/admin/sleep", json={"model": "llama"})
         assert (answer.status, answer.code) == (404, "not_found")
-        assert (await w.call("GET", "/v1/chat/completions")).status in (404, 405)
+        answer = await w.call("GET", "/v1/chat/completions")
+        assert (answer.status, answer.json["error"]["type"]) == (405, "invalid_request_error")
         assert not engine.requests
 
 
