@@ -67,15 +67,19 @@ class RosterSync:
 
     async def watch(self) -> None:
         """Take every change of the roster."""
+        said = ""
         while True:
             try:
                 bucket = await self._bus.bucket(BUCKET)
                 async with bucket.watch() as entries:
+                    said = ""
                     async for entry in entries:
                         if entry is not None:
                             self._take(entry)
             except BusError as error:
-                get_logger().info("roster.unwatched", error=str(error))
+                if str(error) != said:  # once, not at every try
+                    said = str(error)
+                    get_logger().info("roster.unwatched", error=said)
             await asyncio.sleep(RETRY_SECONDS)
 
     async def listen(self) -> None:
