@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class TraceError(Exception):
-    """A trace cannot be read; the text says file, line, what is wrong and what to do."""
+    """A trace cannot be read; the text says file, line (0: none), what is wrong and what to do."""
 
     def __init__(self, path: str, line: int, what: str, remedy: str) -> None:
-        super().__init__(f"{path}:{line}: {what}; {remedy}")
+        super().__init__(f"{path}:{line}: {what}; {remedy}" if line else f"{path}: {what}; {remedy}")
 
 
 class Arrival(NamedTuple):
