@@ -95,7 +95,7 @@ def demo(context: typer.Context) -> None:
     """Replay a workload against a private stack and report. See kyb demo --help."""
     from kybernate.demo.command import demo as command
 
-    inner = typer.Typer(pretty_exceptions_enable=False)
+    inner = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
     inner.command()(command)
     inner(args=context.args, prog_name="kyb demo")
 
