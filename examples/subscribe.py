@@ -1,6 +1,7 @@
 """Print what happens to seats. Needs only nats-py: python examples/subscribe.py nats://127.0.0.1:4222"""
 
 import asyncio
+import contextlib
 import json
 import sys
 
@@ -22,4 +23,5 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "nats://127.0.0.1:4222"))
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "nats://127.0.0.1:4222"))
