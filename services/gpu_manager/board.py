@@ -114,9 +114,10 @@ class Board:
                 self.said.append(commands.answer(self, message, now))
             case JobProgress(status=status):
                 switching.told(self, status, now)
-            case JobsTold(reply=reply):
+            case JobsTold(reply=reply, asked=asked):
                 for status in reply.jobs:
                     switching.told(self, status, now)
+                switching.forgotten(self, set(asked) - {status.op for status in reply.jobs})
                 owners.processes_told(self, reply.seats, now)
             case JobAnswered():
                 switching.answered(self, message, now)

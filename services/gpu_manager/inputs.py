@@ -86,6 +86,8 @@ class JobsTold:
     """The checkpointer answered a question about jobs and processes."""
 
     reply: JobReply
+    asked: tuple[str, ...] = ()
+    """The operations asked for; it does not know those that the reply leaves out."""
 
 
 @dataclass(frozen=True, slots=True)

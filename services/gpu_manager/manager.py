@@ -211,7 +211,7 @@ class Manager:
                 reply = await self._ask(one, timeout)
                 timeout = min(timeout * 2, LONGEST_SECONDS) if reply is None else JOB_TIMEOUT_SECONDS
                 if reply is not None:
-                    await self.hear(JobsTold(reply))
+                    await self.hear(JobsTold(reply, asked=one.ops))
 
     # --- ears ---------------------------------------------------------------------------------------------------
 

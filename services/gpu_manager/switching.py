@@ -140,7 +140,7 @@ def answered(board: "Board", answer: JobAnswered, now: Now) -> None:
 def _journaled(operation: Operation, now: Now) -> None:
     if not operation.journaled:
         operation.journaled = True
-        operation.control_seconds = max(0.0, now.wall - max(operation.decided_wall, operation.work_ended_wall))
+        operation.control_seconds = max(0.0, now.wall - operation.drained_wall)
 
 
 def _refused(board: "Board", operation: Operation, reason: str, now: Now) -> None:
@@ -159,6 +159,7 @@ def told(board: "Board", status: JobStatus, now: Now) -> None:
     """Take in the whole truth about a switch; hearing it twice changes nothing."""
     operation = next((o for o in board.operations.values() if o.op == status.op), None)
     if operation is None:
+        _kill_told(board, status, now)
         return
     _journaled(operation, now)
     for progress in status.park:
@@ -181,6 +182,21 @@ def told(board: "Board", status: JobStatus, now: Now) -> None:
             winner.lease = not unused
     if status.done:
         board.end(operation)
+
+
+def forgotten(board: "Board", ops: set[str]) -> None:
+    """The checkpointer lost its journal: it gets these jobs anew, and the processes tell it what is left to do."""
+    for operation in board.operations.values():
+        if operation.op in ops:
+            operation.journaled, operation.sent_wall = False, None
+
+
+def _kill_told(board: "Board", status: JobStatus, now: Now) -> None:
+    """A kill that failed is for a person; one that worked shows when the processes are looked at."""
+    for progress in status.park:
+        row = board.rows.get(progress.seat)
+        if row is not None and row.state is S.LOST and _same_pod(row, progress) and progress.outcome == "quarantined":
+            board.go(row, T.QUARANTINE, now, epoch=board.next_epoch(now), reason=progress.reason)
 
 
 def _park_told(board: "Board", operation: Operation, row: Row, progress: SeatProgress, now: Now) -> None:

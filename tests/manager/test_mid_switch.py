@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from kybernate.messages import SwitchJob
+from kybernate.messages import JobProgress, JobReply, KillJob, SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import Ticket
-from tests.manager.world import World
+from services.gpu_manager.inputs import JobAnswered, JobsTold, Ticket
+from tests.manager.world import World, status
 
 
 def switch_under_way(world: World) -> tuple[str, str, SwitchJob]:
@@ -99,3 +99,32 @@ def test_a_ticket_that_may_still_be_used_keeps_the_group_of_a_deleted_pod(world:
 
     assert world.state(first) is S.FREE
     assert [e.seat for e in world.said if isinstance(e, Ticket)] == [first, second]
+
+
+def test_a_job_that_the_checkpointer_lost_is_sent_again(world: World) -> None:
+    a, b, job = switch_under_way(world)
+    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+
+    effects = world.hear(JobsTold(JobReply(accepted=True), asked=(job.op,)))
+
+    assert [(e.op, e.epoch) for e in effects if isinstance(e, SwitchJob)] == [(job.op, job.epoch)]
+    world.progress(job)
+    assert (world.state(b), world.state(a)) == (S.PARKED, S.ACTIVE)
+
+
+def test_a_seat_that_cannot_be_killed_is_quarantined_until_its_processes_are_gone(world: World) -> None:
+    _, b, job = switch_under_way(world)
+    world.progress(job, "lost", "pending")
+    assert world.state(b) is S.LOST
+    kill = world.last(KillJob)
+    assert isinstance(kill, KillJob)
+
+    stuck = status(
+        SwitchJob(cause="k", node="n1", epoch=kill.epoch, op="kill", group="kill", park=(kill.target,)), "quarantined"
+    )
+    world.hear(JobProgress(cause="k", node="n1", status=stuck))
+    assert (world.state(b), world.row(b).lease) == (S.QUARANTINED, True)
+    assert world.row(b).reason == "made quarantined"
+    world.look_at(b, "gone")
+
+    assert (world.state(b), world.row(b).lease) == (S.BACKOFF, False)
