@@ -90,7 +90,12 @@ def _runs(board: "Board", row: Row, pod: SeatPod, now: Now) -> None:
 def _delete(board: "Board", row: Row, now: Now) -> None:
     """Its pod is going: thaw what is frozen; its GPUs stay with it until its processes are gone."""
     operation = board.operation_of(row.seat)
-    if operation is not None and operation.phase == "draining" and operation.victim == row.seat:
+    if (
+        operation is not None
+        and operation.sent_wall is None
+        and operation.victim == row.seat
+        and not operation.journaled
+    ):
         board.end(operation)
     held, has_process = row.lease, row.seen_running
     row.processes_gone = not has_process
@@ -121,7 +126,12 @@ def start_calls(board: "Board", calls: dict[str, StartCall], now: Now) -> None:
 def exited(board: "Board", row: Row, reason: str, now: Now) -> None:
     """The container is gone, and with it the VRAM it held."""
     operation = board.operation_of(row.seat)
-    if operation is not None and operation.phase == "draining" and operation.victim == row.seat:
+    if (
+        operation is not None
+        and operation.sent_wall is None
+        and operation.victim == row.seat
+        and not operation.journaled
+    ):
         board.end(operation)
     row.seen_running = row.conflict = False
     board.go(row, T.EXITED, now, epoch=board.next_epoch(now), reason=reason)

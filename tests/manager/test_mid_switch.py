@@ -128,3 +128,21 @@ def test_a_seat_that_cannot_be_killed_is_quarantined_until_its_processes_are_gon
     world.look_at(b, "gone")
 
     assert (world.state(b), world.row(b).lease) == (S.BACKOFF, False)
+
+
+def test_a_victim_that_goes_while_its_streams_are_cut_is_not_parked_any_more(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    while world.state(b) is S.DRAINING:
+        world.tick(9.0)
+        world.beat()
+    assert world.board.operations["G0"].phase == "cutting"
+
+    delete(world, b)
+    world.tick(3.0)
+
+    assert (world.state(b), world.state(a)) == (S.RELEASING, S.PARKED)
+    assert not any(isinstance(e, SwitchJob) and e.park and e.park[0].seat == b for e in world.said)
+    world.end_processes(b)
+    assert world.state(a) is S.ACTIVATING
