@@ -89,14 +89,7 @@ def _runs(board: "Board", row: Row, pod: SeatPod, now: Now) -> None:
 
 def _delete(board: "Board", row: Row, now: Now) -> None:
     """Its pod is going: thaw what is frozen; its GPUs stay with it until its processes are gone."""
-    operation = board.operation_of(row.seat)
-    if (
-        operation is not None
-        and operation.sent_wall is None
-        and operation.victim == row.seat
-        and not operation.journaled
-    ):
-        board.end(operation)
+    _leave_switch(board, row)
     held, has_process = row.lease, row.seen_running
     row.processes_gone = not has_process
     board.go(row, T.DELETED, now, epoch=board.next_epoch(now))
@@ -104,6 +97,14 @@ def _delete(board: "Board", row: Row, now: Now) -> None:
     if has_process:
         job = ReleaseJob(cause=row.why, node=board.node, epoch=row.epoch, target=row.target())
         board.said.append(job)
+
+
+def _leave_switch(board: "Board", row: Row) -> None:
+    """A seat that goes by itself need not be parked, unless the checkpointer may have been told to already."""
+    operation = board.operation_of(row.seat)
+    if operation is None or operation.victim != row.seat or operation.journaled or operation.sent_wall is not None:
+        return
+    board.end(operation)
 
 
 def start_calls(board: "Board", calls: dict[str, StartCall], now: Now) -> None:
@@ -125,14 +126,7 @@ def start_calls(board: "Board", calls: dict[str, StartCall], now: Now) -> None:
 
 def exited(board: "Board", row: Row, reason: str, now: Now) -> None:
     """The container is gone, and with it the VRAM it held."""
-    operation = board.operation_of(row.seat)
-    if (
-        operation is not None
-        and operation.sent_wall is None
-        and operation.victim == row.seat
-        and not operation.journaled
-    ):
-        board.end(operation)
+    _leave_switch(board, row)
     row.seen_running = row.conflict = False
     board.go(row, T.EXITED, now, epoch=board.next_epoch(now), reason=reason)
 
