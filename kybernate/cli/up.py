@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from kybernate.cli.errors import CliError
@@ -57,10 +59,15 @@ def banner(stack: Stack, seats: list[dict[str, Any]], seconds: float) -> str:
     if model or seats:
         lines += ["", f"  Try a {'parked ' if model else ''}model:", "", *_curl(stack.url, model or seats[0]["model"])]
     url = "" if stack.announced else f" --url {stack.url}"
-    lines += ["", f"  Look:  kyb status{url} · kyb events -f{url}", "  Stop:  Ctrl-C", ""]
+    lines += ["", f"  Look:  {_kyb()} status{url} · {_kyb()} events -f{url}", "  Stop:  Ctrl-C", ""]
     if url:
         lines.insert(-1, "  (another stack runs here; commands without --url go to it)")
     return "\n".join(lines)
+
+
+def _kyb() -> str:
+    """This command as it can be pasted: ``kyb``, or the path by which it was started when that is not on PATH."""
+    return "kyb" if shutil.which("kyb") or Path(sys.argv[0]).name != "kyb" else sys.argv[0]
 
 
 def _curl(url: str, model: str) -> list[str]:
