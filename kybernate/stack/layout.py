@@ -75,15 +75,15 @@ def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[s
         servers["nats"] = _server(layout, "nats", layout.nats_port)
     if options.two_buses:
         servers["node_nats"] = _server(layout, "node_nats", layout.node_nats_port)
-    folder, speed = layout.folder, str(options.speed)
-    driver = [*("--socket", str(layout.driver_socket)), *("--speed", speed)]
+    folder, speed, form = layout.folder, str(options.speed), ("--log-format", options.log_format)
+    driver = [*("--socket", str(layout.driver_socket)), *("--speed", speed), *form]
     driver += [
         *("--gpus", str(options.gpus)),
         *("--memory", options.memory),
         *("--name", GPU_NAME),
         *("--slots", str(slots)),
     ]
-    kubelet = [*("--pods", str(folder / "pods.yaml")), *("--dir", str(folder / "kubelet")), *("--speed", speed)]
+    kubelet = [*("--pods", str(folder / "pods.yaml")), *("--dir", str(folder / "kubelet")), *("--speed", speed), *form]
     kubelet += [*("--run-dir", str(folder / "run")), *("--port", str(layout.kubelet_port)), *("--node", NODE)]
     plain = _environment(folder)
     node = _settings(layout, options) | _node_settings(layout)

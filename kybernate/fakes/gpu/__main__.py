@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         spec = build_spec(options)
     except ValueError as error:
         parser.error(str(error))
-    logs.configure("fake-gpu", level=options.log_level)
+    logs.configure("fake-gpu", form=options.log_format, level=options.log_level)
     try:
         asyncio.run(_serve(spec, options.socket))
     except OSError as error:
@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--slots", type=int, default=1, help="seats that may have memory on one GPU; more is a violation")
     add("--host-memory", help="room for the copies of parked processes; default: four times all GPUs")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    add("--log-format", choices=("auto", "json", "pretty"), default="auto", help="auto: pretty on a terminal")
     return parser
 
 

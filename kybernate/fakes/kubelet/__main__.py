@@ -29,6 +29,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--backoff-max", type=float, default=5.0, help="longest crash back-off, seconds")
     parser.add_argument("--readmit", type=float, default=1.0, help="seconds from a restart to admitting pods again")
     parser.add_argument("--seed", type=int, default=None, help="of every random choice")
+    parser.add_argument("--log-format", choices=("auto", "json", "pretty"), default="auto", help="auto: terminals")
     return parser.parse_args(argv)
 
 
@@ -56,7 +57,7 @@ async def serve(args: argparse.Namespace, pods: Sequence[manifest.PodSpec]) -> N
 def main() -> None:
     """Read the command line, check the pods, serve."""
     args = arguments()
-    logs.configure("kubelet", node=args.node)
+    logs.configure("kubelet", form=args.log_format, node=args.node)
     try:
         pods = [spec for path in args.pods for spec in manifest.load(path)]
     except manifest.ManifestError as error:
