@@ -252,12 +252,17 @@ class Stack:
         return self._processes[name]
 
 
+def why(seat: dict[str, Any]) -> str:
+    """What the manager says about a seat, in brackets."""
+    return f" ({seat['reason']})" if seat.get("reason") else ""
+
+
 def unready(seats: list[dict[str, Any]], pods: int) -> str | None:
     """Why these rows of ``GET /v1/seats`` are not a ready stack of so many pods; None when they are."""
     owned = [seat for seat in seats if seat.get("state") != "free"]
     settled = [seat for seat in owned if seat.get("started") and seat.get("state") in ("active", "parked")]
     if len(settled) >= pods:
         return None
-    late = [f"{seat.get('seat')} ({seat.get('model') or '?'}) is {seat.get('state')}" for seat in owned]
+    late = [f"{seat.get('seat')} ({seat.get('model') or '?'}) is {seat.get('state')}{why(seat)}" for seat in owned]
     late = [text for text, seat in zip(late, owned, strict=True) if seat not in settled]
     return f"{len(settled)} of {pods} models are ready; {', '.join(late) or 'no seat is being started'}"
