@@ -76,10 +76,12 @@ class Process:
 
     def send(self, signum: int) -> int | None:
         """Send a signal to it; returns its pid, or None when it is not running. It is restarted if that ends it."""
-        if self._child is None:
+        if self._child is None or self._child.returncode is not None:
             return None
         with contextlib.suppress(ProcessLookupError):
-            self._child.send_signal(signum)
+            # Not Popen.send_signal: before Python 3.13 its poll() can reap the child before asyncio's watcher does,
+            # which then warns on stderr and reports code 255.
+            os.kill(self._child.pid, signum)
         return self._child.pid
 
     async def stop(self, *, deadline: float | None = None) -> None:
