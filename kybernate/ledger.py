@@ -52,6 +52,8 @@ class Ledger(BaseModel):
     boot_id: str = ""
     epoch: int = 0
     seats: tuple[LedgerEntry, ...] = ()
+    routers: dict[str, str] = Field(default_factory=dict)
+    """Present routers, instance → incarnation: a successor must not forget one that it cannot hear."""
 
 
 class LedgerFile:

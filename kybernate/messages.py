@@ -298,8 +298,8 @@ class SeatEvent(Message):
     reason: str = ""
     vram_bytes: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
-    """Wall seconds of the switch by phase: drain, park, activate, verify, release, and control (decision to
-    journaled)."""
+    """Wall seconds of the switch by phase: drain (decision to drained), control (drained to
+    journaled), park, activate, verify, release; and total."""
     last_call_at: float | None = None
     """Unix seconds at which the last backend call of an activation ended."""
 

@@ -148,8 +148,7 @@ class NatsServer:
         """SIGTERM, and SIGKILL after two seconds. Nothing happens when it does not run."""
         if self._process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+        self._send(signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._process.wait()
@@ -161,10 +160,15 @@ class NatsServer:
         """SIGKILL, as a power cut would end it."""
         if self._process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._send(signal.SIGKILL)
         await self._process.wait()
         self._process = None
+
+    def _send(self, signum: signal.Signals) -> None:
+        """Not the process' own ``kill``: that one polls, and may reap the child before asyncio's watcher does."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signum)
 
     async def _launch(self) -> None:
         argv = [*server_argv(self.folder, self.port, name=self._name), *self._arguments]

@@ -7,6 +7,7 @@ call of the past must not come true after the replay has looked at the states.
 import asyncio
 import contextlib
 import json
+import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -56,7 +57,9 @@ class _Helper:
     async def end(self) -> None:
         """Kill it and wait until it is gone."""
         with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+            if self.process.returncode is None:
+                # Not process.kill(): it polls, and may reap the child before asyncio's watcher does.
+                os.kill(self.process.pid, signal.SIGKILL)
         await self.process.wait()
         assert self.process.stdin is not None
         assert self.process.stdout is not None

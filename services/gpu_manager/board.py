@@ -34,6 +34,7 @@ from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group
 from services.gpu_manager import commands, looking, owners, recovery, switching
 from services.gpu_manager.inputs import (
+    AskedOverHttp,
     BusChanged,
     Decided,
     DrainAnnounced,
@@ -133,6 +134,8 @@ class Board:
                     operation.announced = True
             case BusChanged(connected=connected):
                 self._bus_changed(connected, now)
+            case AskedOverHttp():
+                self.routers.permit(now)
             case Recovered():
                 recovery.recover(self, message, now)
             case Presence() | Tick():
@@ -244,7 +247,6 @@ class Board:
             cause=cause or f"policy-{group.name}-{epoch}",
             decided_wall=now.wall,
             deadline=now.model + self.drain_seconds,
-            work_ended_wall=now.wall,
             drained_wall=now.wall,
         )
         self.operations[group.name] = operation

@@ -100,6 +100,11 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedOverHttp:
+    """A router that lost NATS asked what is active, and goes by the answer for a moment."""
+
+
+@dataclass(frozen=True, slots=True)
 class BusChanged:
     """The cluster bus was lost or came back."""
 

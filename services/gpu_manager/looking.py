@@ -83,9 +83,10 @@ def still_wanted(board: "Board", operation: Operation, now: Now) -> bool:
     """Whether the winner of a drain still has a reason to come. A drain without a winner was an order."""
     if operation.winner is None:
         return True
-    seat = _seat_view(board, board.rows[operation.winner], now)
-    if seat.state is S.WAITING:
-        return seat.start_wait_seconds is not None
+    row = board.rows[operation.winner]
+    if row.state is S.WAITING:
+        return row.called_wall is not None  # between two calls of kubelet it still wants to start
+    seat = _seat_view(board, row, now)
     return seat.state is S.PARKED and bool(seat.waiting or seat.pinned or seat.wanted_seconds is not None)
 
 
@@ -180,7 +181,8 @@ def record(board: "Board", row: Row, now: Now) -> SeatRecord:
 def ledger(board: "Board", boot: str) -> Ledger:
     """What must survive a restart."""
     owned = [row for row in board.rows.values() if row.pod is not None]
-    return Ledger(boot_id=boot, epoch=board.epoch, seats=tuple(_entry(row) for row in owned))
+    routers = {instance: incarnation for instance, (incarnation, _) in sorted(board.routers.present.items())}
+    return Ledger(boot_id=boot, epoch=board.epoch, seats=tuple(_entry(row) for row in owned), routers=routers)
 
 
 def _entry(row: Row) -> LedgerEntry:

@@ -117,6 +117,8 @@ class Manager:
         while True:
             message, reply = await self._next()
             await self._carry_out(self.board.handle(message, self.now()), reply, group)
+            if isinstance(message, Presence):
+                self.ledger.write(looking.ledger(self.board, self.boot_id), durable=False)
             self.engines.follow(looking.probes(self.board), group, self.hear)
 
     async def _carry_out(
@@ -130,8 +132,10 @@ class Manager:
         if told:
             durable = any(isinstance(effect, DURABLE) for effect in told)
             self.ledger.write(looking.ledger(self.board, self.boot_id), durable=durable)
-        for effect in told:
+        for effect in sorted(told, key=lambda effect: not isinstance(effect, SwitchJob)):  # what takes longest first
             await self._say(effect, group)
+        if told:
+            await asyncio.sleep(0)  # what was said goes out before it is logged
         for effect in told:
             _log(effect)
 

@@ -48,6 +48,7 @@ def recover(board: "Board", known: Recovered, now: Now) -> None:
     _quarantine_conflicts(board)  # after that: both seats of a switch seem to live while it is under way
     _say(board, entries, now)
     _end_again(board)
+    board.routers.remember(known.ledger.routers, now)
     board.routers.unsettle(now)
     board.recovered = True
 
@@ -143,7 +144,6 @@ def _adopt(board: "Board", status: JobStatus, now: Now) -> None:
         phase="job",
         decided_wall=now.wall,
         drained_wall=now.wall,
-        work_ended_wall=now.wall,
         journaled=True,
     )
     parked = victim is None or any(p.seat == victim.seat and p.outcome == "parked" for p in status.park)

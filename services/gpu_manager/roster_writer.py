@@ -42,14 +42,16 @@ class RosterWriter:
     async def run(self) -> None:
         """Write until cancelled. What could not be written is written after the bus has come back."""
         self._bus.on_change(self._bus_changed)
+        bucket: Bucket | None = None
         while True:
             await self._wake.wait()
             self._wake.clear()
             try:
-                bucket = await self._bus.bucket(BUCKET)
+                bucket = bucket or await self._bus.bucket(BUCKET)  # asks the server; once is enough
                 while self._dirty:
                     await self._write(bucket, next(iter(self._dirty)))
             except BusError as error:
+                bucket = None
                 log.warning("roster.unwritten", seats=len(self._dirty), error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
                 self._wake.set()

@@ -11,7 +11,9 @@ from services.gpu_manager.inputs import Now
 
 DEAD_AFTER_SECONDS = 10.0
 SETTLE_SECONDS = 3.0
-"""Wall seconds after a start or a return of the bus in which every living router has said that it is there."""
+"""Wall seconds after a start or a return of the bus in which every router that is on the bus says that it is there."""
+PERMIT_SECONDS = 1.5
+"""Wall seconds for which a router without NATS may go by an answer that the manager gave it over HTTP."""
 
 
 @dataclass
@@ -24,6 +26,8 @@ class Routers:
     """Seat → instance → its last acknowledgement."""
     settled_at: float = 0.0
     """Wall time before which the list of routers may be incomplete."""
+    permitted_until: float = 0.0
+    """Wall time until which some router may forward by what it was told over HTTP."""
 
     def unsettle(self, now: Now) -> None:
         """Routers may be there that were not heard: wait a little before trusting the list."""
@@ -36,6 +40,15 @@ class Routers:
     def hear(self, presence: Presence, now: Now) -> None:
         """A router is alive; a new incarnation replaces the old one, whose requests died with it."""
         self.present[presence.instance] = (presence.incarnation, now.wall + DEAD_AFTER_SECONDS)
+
+    def remember(self, known: dict[str, str], now: Now) -> None:
+        """Routers that the manager before this one knew: present until heard again or expired, also off the bus."""
+        for instance, incarnation in known.items():
+            self.present.setdefault(instance, (incarnation, now.wall + DEAD_AFTER_SECONDS))
+
+    def permit(self, now: Now) -> None:
+        """Somebody was told over HTTP what is active."""
+        self.permitted_until = now.wall + PERMIT_SECONDS
 
     def expire(self, now: Now) -> None:
         """Forget routers that fell silent."""
@@ -50,14 +63,9 @@ class Routers:
         """The seat does not drain any more."""
         self.acks.pop(seat, None)
 
-    def in_flight(self, seat: str, epoch: int) -> int:
-        """Requests that routers said are still in flight at this seat."""
-        acks = self.acks.get(seat, {}).values()
-        return sum(ack.in_flight for ack in acks if ack.epoch == epoch)
-
     def quiet(self, seat: str, epoch: int, now: Now) -> bool:
         """Whether every present router has acknowledged (seat, epoch) with nothing in flight."""
-        if not self.settled(now):
+        if not self.settled(now) or now.wall < self.permitted_until:
             return False
         acks = self.acks.get(seat, {})
         for instance, (incarnation, _) in self.present.items():

@@ -139,8 +139,6 @@ class Operation:
     """The roster entry that closes the victim is written."""
     quiet_at: float | None = None
     """Wall time since which every router has been quiet."""
-    work_ended_wall: float = 0.0
-    """Wall time at which the last request in flight was seen to have ended; until then we waited for work."""
     drained_wall: float = 0.0
     sent_wall: float | None = None
     """When the job was last sent; None: send it now."""

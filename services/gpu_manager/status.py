@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from kybernate.seat import SeatState
 from services.gpu_manager import looking
+from services.gpu_manager.inputs import AskedOverHttp
 
 if TYPE_CHECKING:
     from services.gpu_manager.manager import Manager
@@ -22,6 +23,7 @@ def routes(manager: "Manager", registry: CollectorRegistry) -> list[web.RouteDef
     async def seats(_: web.Request) -> web.Response:
         if not manager.board.recovered:
             return web.json_response({"error": {"message": "the manager has just started"}}, status=503)
+        await manager.hear(AskedOverHttp())  # before the answer is made: a drain that begins now waits for it
         now = manager.now()
         owned = [row for row in manager.board.rows.values() if row.state is not SeatState.FREE]
         records = [looking.record(manager.board, row, now).model_dump(mode="json") for row in owned]

@@ -56,8 +56,6 @@ def _drain(board: "Board", operation: Operation, now: Now) -> None:
         return
     if not board.bus_up:
         return
-    if board.routers.in_flight(victim.seat, operation.epoch):
-        operation.work_ended_wall = now.wall
     quiet = operation.announced and board.routers.quiet(victim.seat, operation.epoch, now)
     if not quiet:
         operation.quiet_at = None
@@ -83,8 +81,6 @@ def engine_seen(board: "Board", seen: EngineSeen, now: Now) -> None:
         return
     # An engine that answers and does not count its requests is taken for idle; one that does not answer is not.
     idle = seen.running == 0 or (seen.healthy and seen.running is None)
-    if not idle:
-        operation.work_ended_wall = now.wall
     if operation.phase == "draining" and operation.quiet_at is not None and seen.asked_at >= operation.quiet_at:
         if idle:
             _drained(board, operation, now, "")

@@ -20,7 +20,7 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import BusChanged, JobAnswered, PodsSeen, Ticket
+from services.gpu_manager.inputs import AskedOverHttp, BusChanged, JobAnswered, PodsSeen, StartCalls, Ticket
 from services.gpu_manager.seat_pod import Owners
 from tests.manager.world import World, make_group, status
 
@@ -537,3 +537,42 @@ def test_quarantine_ends_as_the_driver_reports(world: World, outcome: str, state
     world.look_at(b, outcome)
 
     assert world.state(b) is state
+
+
+def test_nothing_is_parked_while_a_router_may_go_by_an_answer_over_http(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.beat()
+    world.hear(AskedOverHttp())
+    world.traffic(a, waiting=1)
+    world.announce(b)
+    world.ack(b)
+    world.idle(b)
+    assert world.state(b) is S.DRAINING
+
+    world.tick(1.6)
+    world.idle(b)
+
+    assert world.state(b) is S.PARKING
+
+
+def test_a_drain_for_a_container_at_the_gate_does_not_turn_back_between_two_calls(world: World) -> None:
+    (a,) = world.fill("a")
+    world.traffic(a, in_flight=1)
+    b = world.seat(0, 1)
+    world.pod(b, "b")
+    world.call(b)
+    for _ in range(70):
+        world.tick(1)
+        world.beat()
+        world.traffic(a, in_flight=1)
+        if world.state(a) is S.DRAINING:
+            break
+        world.call(b)
+    assert world.state(a) is S.DRAINING
+
+    world.calls.clear()
+    world.hear(StartCalls({}))
+    world.tick(1)
+
+    assert world.state(a) is S.DRAINING

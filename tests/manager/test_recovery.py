@@ -275,3 +275,24 @@ def test_both_seats_of_an_adopted_job_are_no_conflict(world: World) -> None:
     assert not world.row(b).conflict
     assert not world.row(b).reason
     assert not any(isinstance(event, SeatQuarantined) for event in world.said)
+
+
+def test_a_router_that_the_last_manager_knew_must_still_say_that_it_is_quiet(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.router("router-1")
+    restart(world)
+    world.tick(4)
+    world.router("router-0")
+    world.traffic(a, waiting=1)
+    assert world.state(b) is S.DRAINING
+    world.announce(b)
+    world.ack(b)
+    world.idle(b)
+    assert world.state(b) is S.DRAINING, "router-1 may be there, only not heard"
+
+    for _ in range(8):
+        world.tick(1)
+        world.router("router-0")
+    world.idle(b)
+
+    assert world.state(b) is S.PARKING
