@@ -2,20 +2,15 @@
 
 import asyncio
 import contextlib
-import fcntl
-import os
 import sys
-import time
-import uuid
-from collections.abc import Iterator
-from pathlib import Path
 
 from aiohttp import web
 
 from kybernate import lifecycle, logs
-from kybernate.bus import Bus, BusDownError, open_bus
+from kybernate.bus import open_bus
 from kybernate.health import Health, HttpServer
-from kybernate.messages import Presence
+from kybernate.node_lock import alone
+from kybernate.presence import be_present
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.fake import fake_helper_command
 from services.checkpointer.helper_pool import HelperPool
@@ -24,10 +19,7 @@ from services.checkpointer.patience import Patience
 from services.checkpointer.settings import CheckpointerSettings
 from services.checkpointer.worker import Worker
 
-PRESENCE_SECONDS = 2.0
 PROBE_SECONDS = 5.0
-PREDECESSOR_SECONDS = 5.0
-"""How long a predecessor that is still ending is waited for."""
 
 
 async def serve(settings: CheckpointerSettings) -> None:
@@ -69,55 +61,12 @@ async def serve(settings: CheckpointerSettings) -> None:
                 await asyncio.sleep(PROBE_SECONDS)
 
         await lifecycle.run(
-            worker=worker.serve(), reports=worker.reporter.run(), probe=probe(), presence=_presence(bus, settings)
+            worker=worker.serve(),
+            reports=worker.reporter.run(),
+            probe=probe(),
+            presence=be_present(bus, "checkpointer", instance=settings.instance, node=settings.node),
+            bus=bus.closed(),
         )
-
-
-async def _presence(bus: Bus, settings: CheckpointerSettings) -> None:
-    incarnation = uuid.uuid4().hex
-    while True:
-        with contextlib.suppress(BusDownError):
-            await bus.publish(
-                Presence(
-                    cause="presence",
-                    component="checkpointer",
-                    instance=settings.instance,
-                    incarnation=incarnation,
-                    node=settings.node,
-                )
-            )
-        await asyncio.sleep(PRESENCE_SECONDS)
-
-
-@contextlib.contextmanager
-def alone(run_dir: Path, *, patience_seconds: float = PREDECESSOR_SECONDS) -> Iterator[None]:
-    """Hold the lock of this node's one checkpointer. Ends the process with code 1 when another one holds it."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    path = run_dir / "checkpointer.lock"
-    file = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        holder = os.read(file, 32).decode().strip()
-        deadline = time.monotonic() + patience_seconds
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    text = (
-                        f"kyb-checkpointer: process {holder} holds {path}; one per node: stop it, or set KYB_RUN_DIR\n"
-                    )
-                    sys.stderr.write(text)
-                    raise SystemExit(1) from None
-                time.sleep(0.05)
-        if holder:
-            logs.get_logger().warning("lock.left_behind", file=str(path), by_pid=holder)
-        os.ftruncate(file, 0)
-        os.pwrite(file, str(os.getpid()).encode(), 0)
-        yield
-        os.ftruncate(file, 0)
-    finally:
-        os.close(file)
 
 
 def main() -> None:
@@ -127,7 +76,7 @@ def main() -> None:
     if settings.fake_driver is None:
         sys.stderr.write("kyb-checkpointer: KYB_DRIVER=fake needs KYB_FAKE_DRIVER, the fake driver's socket\n")
         raise SystemExit(2)
-    with alone(settings.run_dir):
+    with alone(settings.run_dir, "checkpointer"):
         lifecycle.main(lambda: serve(settings))
 
 

@@ -1,11 +1,7 @@
 """The GPU manager of one node: settings → open → run."""
 
 import contextlib
-import fcntl
-import os
 import sys
-import uuid
-from pathlib import Path
 
 import aiohttp
 from aiohttp import web
@@ -17,7 +13,8 @@ from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.gpus import GpuError, open_gpus
 from kybernate.health import Health, HttpServer
 from kybernate.ledger import LedgerFile
-from kybernate.messages import Presence
+from kybernate.node_lock import alone
+from kybernate.presence import be_present
 from kybernate.topology import build_groups
 from services.gpu_manager.board import Board
 from services.gpu_manager.engines import Engines
@@ -55,13 +52,6 @@ async def serve(settings: ManagerSettings, config: NodeConfig) -> None:
         pods = open_pods(settings)
         stack.push_async_callback(pods.close)
         health = Health()
-        presence = Presence(
-            cause="presence",
-            component="gpu-manager",
-            instance=settings.instance,
-            incarnation=uuid.uuid4().hex,
-            node=settings.node,
-        )
         manager = Manager(
             board=board,
             bus=bus,
@@ -71,7 +61,6 @@ async def serve(settings: ManagerSettings, config: NodeConfig) -> None:
             ledger=LedgerFile(settings.state_dir / "ledger"),
             clock=clock,
             engines=Engines(session),
-            presence=presence,
         )
         health.conditions["bus"] = lambda: None if bus.connected else f"no connection to {settings.nats_url}"
         health.conditions["recovered"] = lambda: None if board.recovered else "still looking at its seats"
@@ -79,7 +68,12 @@ async def serve(settings: ManagerSettings, config: NodeConfig) -> None:
         app.add_routes([*health.routes(), *routes(manager, health.registry)])
         http = await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
         board.manager_url = http.url
-        await lifecycle.run(manager=manager.run())
+        await lifecycle.run(
+            manager=manager.run(),
+            presence=be_present(bus, "gpu-manager", instance=settings.instance, node=settings.node, url=http.url),
+            bus=bus.closed(),
+            node_bus=node_bus.closed(),
+        )
 
 
 def open_pods(settings: ManagerSettings) -> Pods:
@@ -87,20 +81,6 @@ def open_pods(settings: ManagerSettings) -> Pods:
     if settings.pods == "kubelet":
         return KubeletPods(settings.kubelet_url, settings.pod_resources)
     return ApiServerPods(settings.node, settings.pod_resources)
-
-
-def alone(run_dir: Path) -> object:
-    """The lock of the node's one manager, held as long as the result lives. Ends the process if another holds it."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    file = os.open(run_dir / "gpu-manager.lock", os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.stderr.write(
-            f"kyb-gpu-manager: another manager of this node holds {run_dir}/gpu-manager.lock; stop it first\n"
-        )
-        raise SystemExit(1) from None
-    return file
 
 
 def main() -> None:
@@ -112,7 +92,6 @@ def main() -> None:
     except ConfigError as error:
         sys.stderr.write(f"kyb-gpu-manager: {error}\n")
         raise SystemExit(2) from None
-    lock = alone(settings.run_dir)
 
     async def run() -> None:
         try:
@@ -121,8 +100,8 @@ def main() -> None:
             logs.get_logger().error("manager.cannot_start", reason=str(error))
             raise
 
-    lifecycle.main(run)
-    del lock
+    with alone(settings.run_dir, "gpu-manager"):
+        lifecycle.main(run)
 
 
 if __name__ == "__main__":

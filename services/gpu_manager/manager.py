@@ -6,7 +6,6 @@ Everything else here is an ear (bus, pods, start gate, engines, time) that puts 
 """
 
 import asyncio
-import contextlib
 import time
 from dataclasses import dataclass, field
 
@@ -55,7 +54,6 @@ from services.gpu_manager.seat_pod import SeatPod
 
 log = get_logger()
 
-PRESENCE_SECONDS = 2.0
 GATE_SECONDS = 0.05
 POLL_SECONDS, POLL_SOON_SECONDS = 1.0, 0.2
 JOB_TIMEOUT_SECONDS = 2.0
@@ -79,7 +77,6 @@ class Manager:
     ledger: LedgerFile
     clock: Clock
     engines: Engines
-    presence: Presence
     inbox: asyncio.Queue[tuple[object, asyncio.Future[CommandReply] | None]] = field(default_factory=asyncio.Queue)
     look_now: asyncio.Event = field(default_factory=asyncio.Event)
     """Pods may have changed."""
@@ -104,7 +101,7 @@ class Manager:
         """Listen from the first moment, recover, then decide; until cancelled."""
         self.bus.on_change(lambda up: self.inbox.put_nowait((BusChanged(up), None)))
         async with asyncio.TaskGroup() as group:
-            for job in (self._listen_cluster, self._listen_node, self._answer, self._be_present, self.roster.run):
+            for job in (self._listen_cluster, self._listen_node, self._answer, self.roster.run):
                 group.create_task(job(), name=job.__name__)
             await self._recover(group)
             for job in (self._watch_pods, self._watch_gate, self._ask_about_jobs):
@@ -282,13 +279,6 @@ class Manager:
                 await self.hear(found)
             self.gate.write_texts(looking.gate_texts(self.board, self.now()))
             await asyncio.sleep(GATE_SECONDS)
-
-    async def _be_present(self) -> None:
-        while True:
-            presence = self.presence.model_copy(update={"at": time.time()})
-            with contextlib.suppress(BusDownError):
-                await self.bus.publish(presence)
-            await asyncio.sleep(PRESENCE_SECONDS)
 
     # --- recovery -----------------------------------------------------------------------------------------------
 

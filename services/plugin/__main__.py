@@ -19,7 +19,8 @@ from kybernate.bus.port import Bus, BusError
 from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.gpus import Gpu, GpuError, Gpus, open_gpus
 from kybernate.health import Health, HttpServer
-from kybernate.messages import Presence, SeatAllocated
+from kybernate.messages import SeatAllocated
+from kybernate.presence import be_present
 from kybernate.seat import SeatState
 from kybernate.topology import plan
 from services.plugin.devices import Offer, Probation, device_paths
@@ -28,7 +29,6 @@ from services.plugin.kubelet import Registration, remove_stale
 from services.plugin.servicer import Node
 from services.plugin.settings import PluginSettings
 
-PRESENCE_SECONDS = 2.0
 GPU_RETRY_SECONDS = 1.0
 HINTS = 1000
 """Allocations that wait to be published; more are dropped, since PodResources tells them too."""
@@ -84,7 +84,8 @@ async def _plugin(settings: PluginSettings, config: NodeConfig, gpus: Gpus, bus:
             group.create_task(registration.keep(), name=f"register {registration.resource}")
         group.create_task(_reread(gpus, node, settings.reread_seconds), name="reread GPUs")
         group.create_task(_hint(bus, settings.node, offer, hints), name="hint allocations")
-        group.create_task(_present_on(bus, settings, url), name="presence")
+        presence = be_present(bus, "plugin", instance=settings.instance, node=settings.node, url=url)
+        group.create_task(presence, name="presence")
 
 
 async def _read_gpus(gpus: Gpus) -> tuple[Gpu, ...]:
@@ -131,23 +132,6 @@ async def _hint(bus: Bus, node: str, offer: Offer, hints: "asyncio.Queue[str]") 
                     group=seat.group.name,
                 )
             )
-
-
-async def _present_on(bus: Bus, settings: PluginSettings, url: str) -> NoReturn:
-    incarnation = uuid.uuid4().hex
-    while True:
-        with contextlib.suppress(BusError):
-            await bus.publish(
-                Presence(
-                    cause=incarnation,
-                    component="plugin",
-                    instance=settings.instance,
-                    incarnation=incarnation,
-                    node=settings.node,
-                    url=url,
-                )
-            )
-        await asyncio.sleep(PRESENCE_SECONDS)
 
 
 def _prepare(gate: StartGate, offer: Offer, folder: Path) -> None:

@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from kybernate.bus.port import Bucket, Bus, BusError, Entry
 from kybernate.logs import get_logger
 from kybernate.messages import Presence, SeatEvent, TrafficSignal
+from kybernate.presence import PRESENCE_SECONDS
 from kybernate.roster import BUCKET, SeatRecord
 from services.router.dispatch import Dispatcher
 from services.router.happenings import BusLost, Confirmed, SeatMissing, Synced
 
-PRESENCE_SECONDS = 2.0
 RETRY_SECONDS = 0.5
 COMPARE_SECONDS = 60.0
 

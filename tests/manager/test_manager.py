@@ -13,7 +13,7 @@ from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.clock import Clock
 from kybernate.envelope import Message
 from kybernate.ledger import Ledger, LedgerEntry, LedgerFile
-from kybernate.messages import AskJobs, JobReply, Presence, ReleaseJob, SeatProgress
+from kybernate.messages import AskJobs, JobReply, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState as S
 from services.gpu_manager import manager as shell
 from services.gpu_manager.engines import Engines
@@ -81,7 +81,6 @@ async def running(world: World, folder: Path, ask: Handler, release: Handler) ->
             ledger=ledger,
             clock=Clock(),
             engines=Engines(await stack.enter_async_context(aiohttp.ClientSession())),
-            presence=Presence(cause="p", component="gpu-manager", instance="m", incarnation="1", node="n1"),
         )
         task = asyncio.create_task(manager.run())
         try:

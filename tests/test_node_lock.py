@@ -1,0 +1,41 @@
+"""One process of a kind per node."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kybernate.node_lock import alone
+
+HOLD = "import sys; from pathlib import Path; from kybernate.node_lock import alone\n" + (
+    "with alone(Path(sys.argv[1]), 'x', patience_seconds=0.1): print('held', flush=True); sys.stdin.read()"
+)
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_second_one_is_told_who_holds_it_and_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with holder(tmp_path) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        with pytest.raises(SystemExit) as ended, alone(tmp_path, "x", patience_seconds=0.1):
+            pass
+        first.communicate()
+
+    assert ended.value.code == 1
+    assert f"process {first.pid} holds" in capsys.readouterr().err
+
+
+def test_a_killed_holder_leaves_nothing_locked(tmp_path: Path) -> None:
+    with holder(tmp_path) as first:
+        assert first.stdout is not None
+        first.stdout.readline()
+        first.kill()
+        first.communicate()
+
+    with alone(tmp_path, "x", patience_seconds=0.1):
+        assert (tmp_path / "x.lock").exists()
