@@ -95,8 +95,11 @@ def _delete(board: "Board", row: Row, now: Now) -> None:
     board.go(row, T.DELETED, now, epoch=board.next_epoch(now))
     row.lease = held and (has_process or row.ticket_open)  # a ticket may be used as long as the pod is there
     if has_process:
-        job = ReleaseJob(cause=row.why, node=board.node, epoch=row.epoch, target=row.target())
-        board.said.append(job)
+        _release(board, row)
+
+
+def _release(board: "Board", row: Row) -> None:
+    board.said.append(ReleaseJob(cause=row.why, node=board.node, epoch=row.epoch, target=row.target()))
 
 
 def _leave_switch(board: "Board", row: Row) -> None:
@@ -139,6 +142,8 @@ def processes_told(board: "Board", seats: Iterable[SeatProgress], now: Now) -> N
             continue
         if row.state in (S.RELEASING, S.LOST):
             row.processes_gone = row.processes_gone or progress.outcome == "gone"
+            if row.state is S.RELEASING and progress.outcome == "parked":
+                _release(board, row)  # a checkpointer that died right after it took the first one has forgotten it
         elif row.state is S.QUARANTINED and not row.conflict and progress.outcome in CLEARED:
             trigger = CLEARED[progress.outcome]
             board.go(row, trigger, now, epoch=board.next_epoch(now), reason="the driver reports it as it should be")

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kybernate.messages import JobProgress, JobReply, KillJob, SwitchJob
+from kybernate.messages import JobProgress, JobReply, KillJob, ReleaseJob, SwitchJob
 from kybernate.seat import SeatState as S
 from services.gpu_manager.inputs import JobAnswered, JobsTold, Ticket
 from tests.manager.world import World, status
@@ -146,3 +146,17 @@ def test_a_victim_that_goes_while_its_streams_are_cut_is_not_parked_any_more(wor
     assert not any(isinstance(e, SwitchJob) and e.park and e.park[0].seat == b for e in world.said)
     world.end_processes(b)
     assert world.state(a) is S.ACTIVATING
+
+
+def test_a_deleted_seat_that_is_still_frozen_is_released_again(world: World) -> None:
+    a, _ = world.fill("a", "b")
+    world.pods.pop(a)
+    world.look()
+    world.look()
+    before = sum(isinstance(effect, ReleaseJob) for effect in world.said)
+
+    world.look_at(a, "parked")
+    assert sum(isinstance(effect, ReleaseJob) for effect in world.said) == before + 1
+    world.look_at(a, "gone")
+
+    assert world.state(a) is S.FREE
