@@ -64,9 +64,7 @@ def test_a_request_for_a_parked_seat_drains_parks_and_activates_with_one_cause(w
 
     world.traffic(a, waiting=1, cause="req-7")
     assert world.state(b) is S.DRAINING
-    world.announce(b)
-    world.ack(b)
-    world.idle(b)
+    world.quiet(b)
     job = world.job()
     assert world.state(b) is S.PARKING
     assert (job.park[0].seat, job.activate.seat if job.activate else None) == (b, a)
@@ -125,9 +123,7 @@ def test_a_router_that_fell_silent_counts_until_its_presence_expires(world: Worl
     world.traffic(a, waiting=1)
     world.tick(3)
     world.traffic(a, waiting=1)
-    world.announce(b)
-    world.ack(b)
-    world.idle(b)
+    world.quiet(b)
     assert world.state(b) is S.DRAINING
 
     del world.routers["router-1"]
@@ -178,9 +174,7 @@ def test_a_failed_park_leaves_the_victim_serving_and_is_not_tried_at_once(world:
     a, b = world.fill("a", "b")
     world.tick(10)
     world.traffic(a, waiting=1)
-    world.announce(b)
-    world.ack(b)
-    world.idle(b)
+    world.quiet(b)
 
     world.progress(world.job(), "active", "pending")
 
@@ -195,9 +189,7 @@ def test_a_seat_lost_in_its_restore_is_killed_and_starts_cold(world: World) -> N
     a, b = world.fill("a", "b")
     world.tick(10)
     world.traffic(a, waiting=1)
-    world.announce(b)
-    world.ack(b)
-    world.idle(b)
+    world.quiet(b)
 
     world.progress(world.job(), "parked", "lost")
     assert world.state(a) is S.LOST
@@ -213,9 +205,7 @@ def test_an_unanswered_job_is_sent_again_with_the_same_name(world: World) -> Non
     a, b = world.fill("a", "b")
     world.tick(10)
     world.traffic(a, waiting=1)
-    world.announce(b)
-    world.ack(b)
-    world.idle(b)
+    world.quiet(b)
     job = world.job()
 
     world.hear(JobAnswered(job.op, job.epoch, None))
@@ -228,9 +218,7 @@ def test_a_stale_epoch_is_raised_above_what_the_checkpointer_saw(world: World) -
     a, b = world.fill("a", "b")
     world.tick(10)
     world.traffic(a, waiting=1)
-    world.announce(b)
-    world.ack(b)
-    world.idle(b)
+    world.quiet(b)
     job = world.job()
     high = job.epoch + 1_000_000_000
 
@@ -459,9 +447,7 @@ def test_a_status_that_comes_twice_changes_nothing(world: World) -> None:
     a, b = world.fill("a", "b")
     world.tick(10)
     world.traffic(a, waiting=1)
-    world.announce(b)
-    world.ack(b)
-    world.idle(b)
+    world.quiet(b)
     job = world.job()
     world.progress(job)
     said = len(world.events(a))
@@ -526,9 +512,7 @@ def test_quarantine_ends_as_the_driver_reports(world: World, outcome: str, state
     a, b = world.fill("a", "b")
     world.tick(10)
     world.traffic(a, waiting=1)
-    world.announce(b)
-    world.ack(b)
-    world.idle(b)
+    world.quiet(b)
     world.progress(world.job(), "quarantined", "pending")
     assert world.state(b) is S.QUARANTINED
     world.traffic(a)
@@ -545,9 +529,7 @@ def test_nothing_is_parked_while_a_router_may_go_by_an_answer_over_http(world: W
     world.beat()
     world.hear(AskedOverHttp())
     world.traffic(a, waiting=1)
-    world.announce(b)
-    world.ack(b)
-    world.idle(b)
+    world.quiet(b)
     assert world.state(b) is S.DRAINING
 
     world.tick(1.6)

@@ -13,9 +13,7 @@ def switch_under_way(world: World) -> tuple[str, str, SwitchJob]:
     a, b = world.fill("a", "b")
     world.tick(10)
     world.traffic(a, waiting=1)
-    world.announce(b)
-    world.ack(b)
-    world.idle(b)
+    world.quiet(b)
     return a, b, world.job()
 
 

@@ -64,9 +64,7 @@ def test_an_unfinished_job_is_adopted_and_ends_as_usual(world: World, half: str)
     a, b = world.fill("a", "b")
     world.tick(10)
     world.traffic(a, waiting=1)
-    world.announce(b)
-    world.ack(b)
-    world.idle(b)
+    world.quiet(b)
     job = world.job()
     far = status(job, "started" if half == "park" else "parked", "pending" if half == "park" else "started", done=False)
 
@@ -83,9 +81,7 @@ def test_a_job_that_ended_meanwhile_is_known_by_its_evidence(world: World) -> No
     a, b = world.fill("a", "b")
     world.tick(10)
     world.traffic(a, waiting=1)
-    world.announce(b)
-    world.ack(b)
-    world.idle(b)
+    world.quiet(b)
 
     restart(world, a="active", b="parked")
 
@@ -263,9 +259,7 @@ def test_both_seats_of_an_adopted_job_are_no_conflict(world: World) -> None:
     a, b = world.fill("a", "b")
     world.tick(10)
     world.traffic(a, waiting=1)
-    world.announce(b)
-    world.ack(b)
-    world.idle(b)
+    world.quiet(b)
     job = world.job()
 
     restart(world, jobs=(status(job, "started", "pending", done=False),), a="started", b="started")
@@ -285,9 +279,7 @@ def test_a_router_that_the_last_manager_knew_must_still_say_that_it_is_quiet(wor
     world.router("router-0")
     world.traffic(a, waiting=1)
     assert world.state(b) is S.DRAINING
-    world.announce(b)
-    world.ack(b)
-    world.idle(b)
+    world.quiet(b)
     assert world.state(b) is S.DRAINING, "router-1 may be there, only not heard"
 
     for _ in range(8):

@@ -237,6 +237,12 @@ class World:
     def idle(self, seat: str, running: int | None = 0) -> None:
         self.hear(EngineSeen(seat, self.row(seat).container_id or "", True, running, asked_at=self.wall))
 
+    def quiet(self, seat: str) -> None:
+        """All that a drain needs from the first router: the roster says it, nothing in flight, the engine idle."""
+        self.announce(seat)
+        self.ack(seat)
+        self.idle(seat)
+
     def job(self) -> SwitchJob:
         job = self.last(SwitchJob)
         assert isinstance(job, SwitchJob)
