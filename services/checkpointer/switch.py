@@ -53,6 +53,12 @@ class JobRun:
         return frozenset(target.seat for target in self.file.targets)
 
     @property
+    def under_way(self) -> bool:
+        """Whether anything is still to be done to the seats. Whoever reads "done" must not be told "busy" after it,
+        also while the journal's file is being closed."""
+        return not self.file.done
+
+    @property
     def status(self) -> JobStatus:
         """The whole truth now."""
         file = self.file

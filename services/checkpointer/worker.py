@@ -163,7 +163,7 @@ class Worker:
                 return self._refused(
                     "unsupported", f"seat {target.seat} wants backend {target.backend!r}; this node has {known}"
                 )
-        busy = [op for op, run in self.running.items() if op != besides and run.gpus & set(gpus)]
+        busy = [op for op, run in self.running.items() if op != besides and run.under_way and run.gpus & set(gpus)]
         if busy and not wait:
             return self._refused("busy", f"{', '.join(busy)} is under way on these GPUs; ask again when it is done")
         return None
@@ -241,7 +241,7 @@ class Worker:
 
     async def _state(self, target: SeatTarget) -> Ending:
         for op, run in self.running.items():
-            if target.seat in run.seats:  # asking the driver now would wait for the transfer
+            if run.under_way and target.seat in run.seats:  # asking the driver now would wait for the transfer
                 return Ending("started", f"{op} is under way")
         backend = self._backends.get(target.backend)
         if backend is None:

@@ -188,7 +188,7 @@ async def test_not_ready_says_what_is_missing() -> None:
 
 async def test_a_service_that_refuses_its_configuration_ends_the_wait_with_its_words() -> None:
     refusing = [sys.executable, "-c", "import sys; print('KYB_SPEED=x: no number'); sys.exit(2)"]
-    async with small(replace=stand_ins(plugin=refusing)) as stack:
+    async with small(replace=stand_ins(rows=3, plugin=refusing)) as stack:  # three of seven: never ready by itself
         with pytest.raises(StackError, match=r"(?s)plugin refuses its configuration:.*KYB_SPEED=x: no number"):
             await stack.ready(30)
         assert "plugin" in str(await stack.failed())
