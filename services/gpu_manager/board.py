@@ -10,7 +10,7 @@ Invariants, checked by ``looking.validate`` and by property tests:
 
 ``handle`` is the only way in. It returns what must be said: events, jobs, tickets, replies. The shell writes the
 ledger before it says any of it. The neighbours: ``switching`` (one switch under way), ``owners`` (pods and their
-processes), ``commands``, ``recovery``, ``looking`` (everything that only reads).
+processes), ``overlap`` (groups that share GPUs), ``commands``, ``recovery``, ``looking`` (everything that only reads).
 """
 
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ from kybernate.messages import (
 from kybernate.policy import Park, Policy, Stay, Switch
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group
-from services.gpu_manager import commands, looking, owners, recovery, switching
+from services.gpu_manager import commands, looking, overlap, owners, recovery, switching
 from services.gpu_manager.inputs import (
     AskedOverHttp,
     BusChanged,
@@ -87,9 +87,14 @@ class Board:
     """By group: failed switches in a row."""
     why: dict[str, str] = field(default_factory=dict)
     """By group: the policy's last sentence."""
+    claims: dict[str, str] = field(default_factory=dict)
+    """By group: its seat for which GPUs that other groups hold are being cleared."""
+    neighbours: dict[str, tuple[Group, ...]] = field(init=False)
+    """By group: others that share a GPU with it."""
     said: list[Effect] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.neighbours = overlap.neighbours(self.groups)
         for group in self.groups:
             for seat in group.seat_ids:
                 self.rows.setdefault(seat, Row(seat, group))
@@ -149,6 +154,7 @@ class Board:
             return
         expired = self.levels.expire(now)
         self.routers.expire(now)
+        overlap.expire(self, now)
         for group in self.groups if expired else self._concerned(message):
             for name in group.seat_ids:
                 looking.follow_traffic(self, self.rows[name], now)
@@ -159,16 +165,19 @@ class Board:
                 switching.step(self, self.operations[group.name], now)
 
     def _concerned(self, message: object) -> tuple[Group, ...]:
-        """Groups for which a message may change something; all of them when it is not plain."""
+        """Groups for which a message may change something, and those that share GPUs; all when it is not plain."""
         match message:
             case Presence():
-                return tuple(group for group in self.groups if group.name in self.operations)
+                plain = [group for group in self.groups if group.name in self.operations]
             case JobProgress(status=JobStatus(group=name)):
-                return tuple(group for group in self.groups if group.name == name)
+                plain = [group for group in self.groups if group.name == name]
             case JobAnswered(op=op):
-                return tuple(group for group in self.groups if op.startswith(f"{group.name}-"))
-        row = self.rows.get(getattr(message, "seat", None) or "")
-        return self.groups if row is None else (row.group,)
+                plain = [group for group in self.groups if op.startswith(f"{group.name}-")]
+            case _:
+                row = self.rows.get(getattr(message, "seat", None) or "")
+                plain = [row.group] if row is not None else list(self.groups)
+        sharing = [other for group in plain for other in self.neighbours[group.name]]
+        return tuple({group.name: group for group in (*plain, *sharing)}.values())
 
     def _bus_changed(self, connected: bool, now: Now) -> None:
         """Without the bus nothing is evicted and drains stand still; with it again, routers are heard first."""
@@ -186,6 +195,15 @@ class Board:
 
     def _decide(self, group: Group, now: Now) -> None:
         if self.pause_until.get(group.name, 0.0) > now.wall:
+            return
+        comer_elsewhere = overlap.claimed_for(self, group)
+        if comer_elsewhere is not None:
+            self.why[group.name] = f"its GPUs are being cleared for {comer_elsewhere}"
+            return
+        others = overlap.in_the_way(self, group)
+        if others:
+            if overlap.decide(self, group, others, now):
+                self._clear(self.rows[self.claims[group.name]], others, now)
             return
         view = looking.view(self, group, now)
         decision = self.policy.decide(view)
@@ -210,9 +228,11 @@ class Board:
         if not looking.room(self, winner):
             return
         if winner.state is S.WAITING and winner.calls(now):
+            self.claims.pop(winner.group.name, None)
             self.say_decided(winner.group, reason)
             self.give_ticket(winner, now)
         elif winner.state is S.PARKED and self.bus_up:
+            self.claims.pop(winner.group.name, None)
             self.say_decided(winner.group, reason)
             operation = self.begin(winner.group, None, winner, now)
             operation.phase = "job"
@@ -226,6 +246,17 @@ class Board:
         if winner is not None and not looking.room(self, winner, without=victim):
             winner = None  # one more has to yield before it fits
         self.drain(victim, winner, reason, now)
+
+    def _clear(self, comer: Row, others: list[Row], now: Now) -> None:
+        """Drain all seats of other groups that hold GPUs which ``comer`` needs."""
+        if not self.bus_up or not self.routers.settled(now):
+            return
+        for victim in others:
+            paused = self.pause_until.get(victim.group.name, 0.0) > now.wall
+            if victim.state is S.ACTIVE and victim.group.name not in self.operations and not paused:
+                reason = f"its GPUs are needed together for {comer.seat} of group {comer.group.name}"
+                operation = self.drain(victim, None, reason, now)
+                operation.clears_for, operation.cause = comer.seat, comer.cause or operation.cause
 
     def drain(self, victim: Row, winner: Row | None, reason: str, now: Now) -> Operation:
         """Begin the switch that takes ``victim`` off its GPUs."""

@@ -7,6 +7,7 @@ from kybernate.policy import GroupView, SeatView
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 from kybernate.topology import Group
+from services.gpu_manager import overlap
 from services.gpu_manager.inputs import Now, Probe
 from services.gpu_manager.levels import Traffic
 from services.gpu_manager.rows import CUT_GRACE_SECONDS, Operation, Row
@@ -23,10 +24,11 @@ PREFERENCE = {S.ACTIVE: 0, S.ACTIVATING: 1, S.STARTING: 2, S.DRAINING: 3, S.PARK
 
 def view(board: "Board", group: Group, now: Now) -> GroupView:
     """What the policy sees of a group."""
-    return GroupView(group.name, group.slots, tuple(_seat_view(board, board.rows[s], now) for s in group.seat_ids))
+    return GroupView(group.name, group.slots, tuple(seat_view(board, board.rows[s], now) for s in group.seat_ids))
 
 
-def _seat_view(board: "Board", row: Row, now: Now) -> SeatView:
+def seat_view(board: "Board", row: Row, now: Now) -> SeatView:
+    """What the policy sees of one seat."""
     demand = traffic(board, row)
     start_wait = None
     if row.state is S.WAITING and row.call is not None and row.calls(now):
@@ -80,13 +82,16 @@ def follow_traffic(board: "Board", row: Row, now: Now) -> None:
 
 
 def still_wanted(board: "Board", operation: Operation, now: Now) -> bool:
-    """Whether the winner of a drain still has a reason to come. A drain without a winner was an order."""
-    if operation.winner is None:
-        return True
-    row = board.rows[operation.winner]
+    """Whether the winner of a drain still has a reason to come. A drain for nobody was an order."""
+    comer = operation.winner or operation.clears_for
+    return comer is None or wants(board, board.rows[comer], now)
+
+
+def wants(board: "Board", row: Row, now: Now) -> bool:
+    """Whether a seat has a reason to come."""
     if row.state is S.WAITING:
         return row.called_wall is not None  # between two calls of kubelet it still wants to start
-    seat = _seat_view(board, row, now)
+    seat = seat_view(board, row, now)
     return seat.state is S.PARKED and bool(seat.waiting or seat.pinned or seat.wanted_seconds is not None)
 
 
@@ -216,7 +221,7 @@ def gate_texts(board: "Board", now: Now) -> dict[str, str]:
     for group in board.groups:
         rows = [board.rows[seat] for seat in group.seat_ids]
         queue = sorted((row for row in rows if row.call is not None), key=lambda row: row.call.since if row.call else 0)
-        holders = [row for row in rows if row.lease]
+        holders = [row for row in rows if row.lease] or overlap.in_the_way(board, group)
         held = ", ".join(
             f"{row.seat} (model {row.model}, {row.state} for {now.unix - row.entered_at:.0f} s)" for row in holders
         )

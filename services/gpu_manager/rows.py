@@ -129,6 +129,8 @@ class Operation:
     victim: str | None
     winner: str | None
     cause: str
+    clears_for: str | None = None
+    """A seat of another group for which these GPUs are cleared."""
     phase: Literal["draining", "cutting", "job"] = "draining"
     decided_wall: float = 0.0
     deadline: float = 0.0
