@@ -42,7 +42,10 @@ BAD = {
         ONE.replace("seatsPerGroup", "seatsPerGrup"),
         ":5: profiles[0].seatsPerGrup: unknown key; did you mean seatsPerGroup?",
     ),
-    "unknown key at the top": (ONE + "color: red\n", ":6: color: unknown key; known are drainSeconds,"),
+    "unknown key at the top": (
+        ONE + "color: red\n",
+        ":6: color: unknown key; known are deviceListStrategy, drainSeconds,",
+    ),
     "snake case key": (ONE + "drain_seconds: 3\n", ":6: drain_seconds: unknown key; did you mean drainSeconds?"),
     "missing key": (
         ONE.replace("    groupSize: 1\n", ""),
@@ -123,10 +126,6 @@ BAD = {
         ONE + "    placement: firstfit\n",
         ":6: profiles[0].placement: 'firstfit': is not a placement; did you mean first-fit?",
     ),
-    "placement of a later version": (
-        ONE + "    placement: spread\n",
-        ":6: profiles[0].placement: 'spread': comes with a later version; use first-fit",
-    ),
     "unknown exposeDevices": (
         ONE + "    exposeDevices: grup\n",
         ":6: profiles[0].exposeDevices: 'grup': is not known; did you mean group?",
@@ -135,10 +134,51 @@ BAD = {
         ONE + "migStrategy: mixd\n",
         ":6: migStrategy: 'mixd': is not a MIG strategy; did you mean mixed?",
     ),
-    "migStrategy of a later version": (ONE + "migStrategy: single\n", "'single': comes with a later version; use none"),
-    "overlap of a later version": (
-        GROUPS + "  overlap: timeshare\n",
-        ":16: gpuTopology.overlap: 'timeshare': groups that share GPUs are not in this version; use none",
+    "migStrategy that is no text": (
+        ONE + "migStrategy: [single]\n",
+        ":6: migStrategy: ['single']: is not a MIG strategy; did you mean single?",
+    ),
+    "single without groups of one": (
+        ONE.replace("groupSize: 1", "groupSize: 2") + "migStrategy: single\n",
+        ":6: migStrategy: 'single': MIG instances are groups of one GPU and no profile has groupSize 1; add such a",
+    ),
+    "migProfile without mixed": (
+        ONE + "    migProfile: 3g.40gb\n",
+        ":6: profiles[0].migProfile: '3g.40gb': MIG profiles need migStrategy: mixed, and it is none; write migStrategy",
+    ),
+    "migProfile that is none": (
+        ONE + "    migProfile: 3g\nmigStrategy: mixed\n",
+        ":6: profiles[0].migProfile: '3g': is not a MIG profile; write it as nvidia-smi mig -lgip does",
+    ),
+    "groups of several MIG instances": (
+        ONE.replace("groupSize: 1", "groupSize: 2") + "    migProfile: 3g.40gb\nmigStrategy: mixed\n",
+        ":4: profiles[0].groupSize: 2: MIG instances cannot be joined into larger groups; write groupSize: 1",
+    ),
+    "two profiles of one MIG profile": (
+        TWO.replace("groupSize: 2", "groupSize: 1, migProfile: 3g.40gb".replace(", ", "\n    "))
+        + "  - {name: three, resource: x.io/a, groupSize: 1, seatsPerGroup: 1, migProfile: 3g.40gb}\n"
+        + "migStrategy: mixed\n",
+        ":11: profiles[2].migProfile: '3g.40gb': profile two has instances already; two profiles cannot sell",
+    ),
+    "unknown overlap": (
+        GROUPS + "  overlap: timesharing\n",
+        ":16: gpuTopology.overlap: 'timesharing': is not known; did you mean timeshare?",
+    ),
+    "unknown deviceListStrategy": (
+        ONE + "deviceListStrategy: cdi\n",
+        ":6: deviceListStrategy: 'cdi': is not known; did you mean cdi-cri?",
+    ),
+    "XID 0": (
+        ONE + "health:\n  ignoredXids: [13, 0]\n",
+        ":7: health.ignoredXids[1]: 0: is out of range; it must be at least 1",
+    ),
+    "unknown key of health": (
+        ONE + "health:\n  ignoreXids: [13]\n",
+        ":7: health.ignoreXids: unknown key; did you mean ignoredXids?",
+    ),
+    "no probation": (
+        ONE + "health: {recoveryReads: 0}\n",
+        ":6: health.recoveryReads: 0: is out of range; it must be at least 1",
     ),
     "more slots than seats": (
         ONE + "    activeSlots: 5\n",
@@ -219,8 +259,8 @@ def test_a_missing_file_is_named() -> None:
         load("nowhere.yaml")
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+def test_a_folder_without_configurations_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a folder without configurations; put NAME.yaml there"):
         load(tmp_path)
 
 

@@ -1,0 +1,24 @@
+"""The node's configuration: profiles, groups, policy. One YAML schema, read by every part.
+
+``load`` gives a checked NodeConfig or raises ConfigError. What depends on the machine (GPUs that it lacks) is checked
+by ``kybernate.topology.plan``. The format is described in ``docs/config.md``.
+"""
+
+from kybernate.config.fields import PLACEMENTS
+from kybernate.config.files import CONFIG_LABEL, load, load_all
+from kybernate.config.model import GpuTopology, GroupSpec, HealthConfig, NodeConfig, PolicyConfig, Profile
+from kybernate.config_errors import ConfigError
+
+__all__ = [
+    "CONFIG_LABEL",
+    "PLACEMENTS",
+    "ConfigError",
+    "GpuTopology",
+    "GroupSpec",
+    "HealthConfig",
+    "NodeConfig",
+    "PolicyConfig",
+    "Profile",
+    "load",
+    "load_all",
+]

@@ -1,0 +1,88 @@
+"""What concerns more than one field of a configuration. Pure; what needs the machine is checked by ``topology``."""
+
+from collections.abc import Hashable, Iterator, Sequence
+
+from kybernate.config.model import NodeConfig
+from kybernate.config_errors import Place, dotted
+
+
+def check(config: NodeConfig) -> None:
+    """Raise ConfigError about the first thing that does not fit together."""
+    _check_names(config)
+    _check_sizes(config)
+    _check_mig(config)
+    for index, profile in enumerate(config.profiles):
+        if profile.active_slots > profile.seats_per_group:
+            what = f"more active slots than seats ({profile.seats_per_group})"
+            remedy = "lower activeSlots or raise seatsPerGroup"
+            raise config.error(("profiles", index, "activeSlots"), profile.active_slots, what, remedy)
+    _check_groups(config)
+
+
+def _check_names(config: NodeConfig) -> None:
+    profiles, groups = config.profiles, config.topology.groups
+    for what, top, values in (
+        ("name", ("profiles",), [profile.name for profile in profiles]),
+        ("resource", ("profiles",), [profile.resource for profile in profiles]),
+        ("name", ("gpuTopology", "groups"), [group.name for group in groups]),
+    ):
+        place: Place = top
+        for index, value, first in _repeated(values):
+            used = f"is already the {what} of {dotted((*place, first))}"
+            raise config.error((*place, index, what), value, used, f"give each its own {what}")
+
+
+def _check_sizes(config: NodeConfig) -> None:
+    kinds = [profile.mig_profile or profile.group_size for profile in config.profiles]
+    for index, kind, first in _repeated(kinds):
+        key = "migProfile" if isinstance(kind, str) else "groupSize"
+        of = "instances" if isinstance(kind, str) else "groups of this size"
+        what = f"profile {config.profiles[first].name} has {of} already"
+        raise config.error(("profiles", index, key), kind, what, "two profiles cannot sell the same groups")
+
+
+def _check_mig(config: NodeConfig) -> None:
+    for index, profile in enumerate(config.profiles):
+        if profile.mig_profile is None:
+            continue
+        if config.mig_strategy != "mixed":
+            what = f"MIG profiles need migStrategy: mixed, and it is {config.mig_strategy}"
+            raise config.error(
+                ("profiles", index, "migProfile"), profile.mig_profile, what, "write migStrategy: mixed or remove it"
+            )
+        if profile.group_size != 1:
+            what = "MIG instances cannot be joined into larger groups"
+            raise config.error(("profiles", index, "groupSize"), profile.group_size, what, "write groupSize: 1")
+    if config.mig_strategy == "single" and all(profile.group_size != 1 for profile in config.profiles):
+        what = "MIG instances are groups of one GPU and no profile has groupSize 1"
+        raise config.error(("migStrategy",), "single", what, "add such a profile, or write none")
+
+
+def _check_groups(config: NodeConfig) -> None:
+    """Groups as far as their text tells; that two names are one GPU is seen on the machine only."""
+    sizes = {profile.group_size for profile in config.profiles if profile.mig_profile is None}
+    sizes |= {1 for profile in config.profiles if profile.mig_profile is not None}
+    owners: dict[int | str, str] = {}
+    for index, group in enumerate(config.topology.groups):
+        place: Place = ("gpuTopology", "groups", index, "gpus")
+        for position, gpu, _ in _repeated(group.gpus):
+            raise config.error((*place, position), gpu, f"stands twice in group {group.name}", "name each GPU once")
+        for position, gpu in enumerate(group.gpus if config.topology.overlap == "none" else ()):
+            if gpu in owners:
+                what = f"groups {owners[gpu]} and {group.name} share this GPU"
+                remedy = "groups must be disjoint; take it out of one, or nest them and write overlap: timeshare"
+                raise config.error((*place, position), gpu, what, remedy)
+            owners[gpu] = group.name
+        if len(group.gpus) not in sizes:
+            what = f"group {group.name} has {len(group.gpus)} GPUs and no profile has this groupSize"
+            have = ", ".join(str(size) for size in sorted(sizes))
+            raise config.error(place, group.gpus, what, f"add such a profile, or give it {have} GPUs")
+
+
+def _repeated(values: "Sequence[int | str]") -> "Iterator[tuple[int, int | str, int]]":
+    """Each value that stands there again: its index, itself, the index of the first."""
+    first: dict[Hashable, int] = {}
+    for index, value in enumerate(values):
+        if value in first:
+            yield index, value, first[value]
+        first.setdefault(value, index)

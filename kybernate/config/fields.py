@@ -1,0 +1,78 @@
+"""What single values of a configuration must look like; each refusal says what to write instead. Pure."""
+
+import re
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, cast
+
+from pydantic import Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from kybernate.config_errors import suggest
+
+PLACEMENTS = ("first-fit", "best-fit", "worst-fit", "bin-pack", "spread", "topology-aware")
+MIG_STRATEGIES = ("none", "single", "mixed")
+OVERLAPS = ("none", "timeshare")
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]+")
+_MIG_PROFILE = re.compile(r"([1-7]c\.)?[1-7]g\.[1-9]\d{0,3}gb([+-][a-z.]+)*")
+
+
+def _wrong(what: str, remedy: str) -> PydanticCustomError:
+    return PydanticCustomError("kyb", cast(Any, what), {"remedy": remedy})
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str):
+        raise _wrong("is not text", "names are text; put it in quotes")
+    if not _NAME.fullmatch(value):
+        raise _wrong(
+            "is not a valid name",
+            "use 1 to 63 letters, digits, '-', '_' or '.', beginning and ending with a letter or digit",
+        )
+    return value
+
+
+def _resource(value: object) -> str:
+    domain, slash, name = value.partition("/") if isinstance(value, str) else ("", "", "")
+    good = slash and len(domain) <= 253 and _DOMAIN.fullmatch(domain) and _NAME.fullmatch(name)
+    if not good or domain.startswith("requests.") or domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
+        raise _wrong(
+            "is not a valid extended resource name",
+            "write domain/name outside of kubernetes.io, such as kyb.ai/gpu-1x-seat",
+        )
+    return cast(str, value)
+
+
+def _gpu(value: object) -> int | str:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, str) and _UUID.fullmatch(value):
+        return value
+    raise _wrong("is not a GPU", "name it by its index (0, 1, …) or by its UUID (GPU-…)")
+
+
+def _mig_profile(value: object) -> str:
+    if isinstance(value, str) and _MIG_PROFILE.fullmatch(value):
+        return value
+    raise _wrong("is not a MIG profile", "write it as nvidia-smi mig -lgip does, without MIG: 3g.40gb")
+
+
+def _one_of(known: Collection[str], kind: str) -> Callable[[object], str]:
+    def check(value: object) -> str:
+        if not isinstance(value, str) or value not in known:
+            raise _wrong(f"is not {kind}", suggest(str(value), known))
+        return value
+
+    return check
+
+
+Name = Annotated[str, PlainValidator(_name)]
+Resource = Annotated[str, PlainValidator(_resource)]
+GpuName = Annotated[int | str, PlainValidator(_gpu)]
+"""A host index or a UUID."""
+MigProfile = Annotated[str, PlainValidator(_mig_profile)]
+Placement = Annotated[str, PlainValidator(_one_of(PLACEMENTS, "a placement"))]
+MigStrategy = Annotated[str, PlainValidator(_one_of(MIG_STRATEGIES, "a MIG strategy"))]
+Overlap = Annotated[str, PlainValidator(_one_of(OVERLAPS, "known"))]
+Seconds = Annotated[float, Field(ge=0)]

@@ -1,0 +1,141 @@
+"""Reading configurations: one file, one file with several named ones, or a folder of files (a mounted ConfigMap)."""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ConfigDict, Field, create_model
+
+from kybernate.config.checks import check
+from kybernate.config.fields import Name
+from kybernate.config.model import NodeConfig, PolicyConfig
+from kybernate.config_errors import ConfigError, Document, Place, Strict, read_documents, suggest
+from kybernate.policy import POLICIES
+
+DEFAULT = "default"
+"""The configuration of nodes that name none."""
+CONFIG_LABEL = "kyb.ai/config"
+"""Node label that names the node's configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One configuration: the document that it stands in, its data and its place there."""
+
+    document: Document
+    data: Any
+    at: Place = ()
+
+
+def load(path: Path | str, name: str | None = None) -> NodeConfig:
+    """Read and check the configuration called ``name`` (empty or None: ``default``) of a file or a folder.
+
+    The others of the same file are only checked as YAML: a mistake in another node's configuration must not stop this
+    one. Raises ConfigError: one message with file, line, place, value and remedy.
+    """
+    entries = _entries(Path(path))
+    wanted = name or DEFAULT
+    if wanted not in entries:
+        have = ", ".join(entries)
+        if name:
+            raise ConfigError(f"{path}: no configuration {name!r}; {suggest(name, entries)} (it has {have})")
+        remedy = f"set KYB_CONFIG_NAME or the node label {CONFIG_LABEL} to one of {have}, or add one called {DEFAULT}"
+        raise ConfigError(f"{path}: has no configuration {DEFAULT!r} for nodes that name none; {remedy}")
+    note = ""
+    if not name and len(entries) > 1:
+        others = ", ".join(each for each in entries if each != DEFAULT)
+        note = f"this node names no configuration, so it gets {DEFAULT}; {CONFIG_LABEL} could say {others}"
+    return _read(entries[wanted], wanted, note)
+
+
+def load_all(path: Path | str) -> dict[str, NodeConfig]:
+    """Read and check all configurations of a file or a folder, by name. Raises ConfigError about the first bad one."""
+    return {name: _read(entry, name, "") for name, entry in _entries(Path(path)).items()}
+
+
+def _entries(path: Path) -> dict[str, _Entry]:
+    if not path.is_dir():
+        return _in_file(path)
+    # Kubernetes mounts a ConfigMap as links into a hidden folder; what begins with a dot is its own business.
+    files = sorted(file for file in path.iterdir() if not file.name.startswith(".") and file.is_file())
+    files = [file for file in files if file.suffix in ("", ".yaml", ".yml")]
+    if not files:
+        raise ConfigError(f"{path}: a folder without configurations; put NAME.yaml there, one file per configuration")
+    if len(files) == 1 and isinstance(_document(files[0]).data, dict) and "configs" in _document(files[0]).data:
+        return _in_file(files[0])
+    found: dict[str, _Entry] = {}
+    for file in files:
+        document = _document(file)
+        if isinstance(document.data, dict) and "configs" in document.data:
+            what = "a folder of several files has one configuration in each"
+            raise document.source.error(("configs",), None, what, "make each of these a file of its own")
+        if file.stem in found:
+            raise ConfigError(f"{file}: a second configuration called {file.stem}; rename one of them")
+        found[file.stem] = _Entry(document, document.data)
+    return found
+
+
+def _in_file(path: Path) -> dict[str, _Entry]:
+    document = _document(path)
+    if not isinstance(document.data, dict) or "configs" not in document.data:
+        return {DEFAULT: _Entry(document, document.data)}
+    configs = document.data["configs"]
+    for key in document.data:
+        if key != "configs":
+            raise document.source.error((key,), None, "stands beside configs", "move it into one of the configurations")
+    if not isinstance(configs, dict) or not configs:
+        value = configs if isinstance(configs, (str, int, float)) else None
+        raise document.source.error(("configs",), value, "is not a mapping", f"write {DEFAULT}: and others below it")
+    for name in configs:
+        document.validate(_Named, {"name": name}, ("configs", name))
+    return {name: _Entry(document, data, ("configs", name)) for name, data in configs.items()}
+
+
+def _document(path: Path) -> Document:
+    documents = read_documents(path)
+    if len(documents) > 1:
+        raise documents[1].source.error((), None, "a second YAML document", "keep one document in this file")
+    return documents[0]
+
+
+def _read(entry: _Entry, name: str, note: str) -> NodeConfig:
+    document, data, at = entry.document, entry.data, entry.at
+    if not isinstance(data, dict):
+        raise document.source.error(at, None, "is not a mapping", "begin with profiles: and gpuTopology:")
+    rest = {key: value for key, value in data.items() if key != "policy"}
+    config = document.validate(NodeConfig, rest, at)
+    if "policy" in data:
+        config = config.model_copy(update={"policy": _policy(document, data["policy"], (*at, "policy"))})
+    config.read_from(document.source, at, name, note)
+    check(config)
+    return config
+
+
+def _policy(document: Document, data: object, at: Place) -> PolicyConfig:
+    """The flat mapping ``policy``: a name, and constants that must be fields of that policy's dataclass."""
+    if not isinstance(data, Mapping):
+        raise document.source.error(at, data, "is not a mapping", "write name: fifo-batch below it")
+    name = data.get("name", PolicyConfig.name)
+    if name not in POLICIES:
+        raise document.source.error((*at, "name"), name, "no such policy", suggest(str(name), POLICIES))
+    kind = cast(Any, POLICIES[name])
+    hints = typing.get_type_hints(kind)
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        # A duration below zero would make a rule never or always hold.
+        bound = Field(field.default, ge=0) if field.name.endswith("_seconds") else field.default
+        fields[field.name] = (hints[field.name], bound)
+    constants = create_model(f"{name} constants", __base__=_Constants, name=(str, ...), **fields)
+    given = document.validate(constants, {**data, "name": name}, at)
+    return PolicyConfig(name, given.model_dump(exclude={"name"}, exclude_unset=True))
+
+
+class _Constants(Strict):
+    model_config = ConfigDict(protected_namespaces=())
+
+
+class _Named(Strict):
+    name: Name

@@ -1,0 +1,122 @@
+"""The node's configuration as data: profiles, groups, policy. Pure; what a field must look like is in ``fields``."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import Field, PrivateAttr
+
+from kybernate.config.fields import GpuName, MigProfile, MigStrategy, Name, Overlap, Placement, Resource, Seconds
+from kybernate.config_errors import ConfigError, Place, Source, Strict
+from kybernate.policy import POLICIES, Policy
+
+IGNORED_XIDS = (13, 31, 43, 45, 68, 109)
+"""Faults of applications, not of GPUs; NVIDIA's own plugin ignores the same."""
+
+
+class Profile(Strict):
+    """A kind of seat: what kubelet sells, on groups of which size, how many per group."""
+
+    name: Name
+    resource: Resource
+    """The extended resource that pods ask for, e.g. ``kyb.ai/gpu-2x-seat``."""
+    group_size: Annotated[int, Field(ge=1, le=64)]
+    """GPUs per group."""
+    seats_per_group: Annotated[int, Field(ge=1, le=100)]
+    active_slots: Annotated[int, Field(ge=1)] = 1
+    """How many seats of one group may hold VRAM at the same time."""
+    placement: Placement = "first-fit"
+    """Which group gets the next seat."""
+    expose_devices: Literal["group", "node"] = "group"
+    """Device nodes in the container: the group's, or all of the node (needed to move a seat between groups)."""
+    mig_profile: MigProfile | None = None
+    """With ``migStrategy: mixed``: its groups are the MIG instances of this profile, e.g. ``3g.40gb``, one each."""
+
+
+class GroupSpec(Strict):
+    """One listed group."""
+
+    name: Name
+    gpus: Annotated[tuple[GpuName, ...], Field(min_length=1)]
+    """Its GPUs, each by host index or UUID."""
+
+
+class GpuTopology(Strict):
+    """The listed groups. Profile sizes without any are discovered on the machine."""
+
+    groups: tuple[GroupSpec, ...] = ()
+    overlap: Overlap = "none"
+    """``timeshare``: groups may lie inside each other (4 ⊃ 2 ⊃ 1) and take turns on the GPUs that they share."""
+
+
+class HealthConfig(Strict):
+    """What makes the seats of a GPU unhealthy, and how they become healthy again."""
+
+    ignored_xids: tuple[Annotated[int, Field(ge=1)], ...] = IGNORED_XIDS
+    """XID events that change nothing."""
+    recovery_reads: Annotated[int, Field(ge=1)] = 2
+    """Probation: so many good readings in a row before the seats of a faulty GPU are offered again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyConfig:
+    """Which brain, and its constants (those of the policy's dataclass, in snake_case)."""
+
+    name: str = "fifo-batch"
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def build(self) -> Policy:
+        """The policy, ready to decide."""
+        return cast(Callable[..., Policy], POLICIES[self.name])(**self.settings)
+
+
+class NodeConfig(Strict):
+    """Everything that a node is told. Durations in model seconds."""
+
+    profiles: Annotated[tuple[Profile, ...], Field(min_length=1)]
+    gpu_topology: GpuTopology = GpuTopology()
+    mig_strategy: MigStrategy = "none"
+    """none: GPUs in MIG mode are not offered; single: all GPUs are cut alike; mixed: profiles name MIG profiles."""
+    device_list_strategy: Literal["auto", "envvar", "cdi-cri"] = "auto"
+    """How a container gets its GPUs: variables and device nodes, CDI names, or what fits this node."""
+    health: HealthConfig = HealthConfig()
+    policy: PolicyConfig = Field(default_factory=PolicyConfig)
+    drain_seconds: Seconds = 60.0
+    """How long requests in flight may take to end before they are cut."""
+    warmup: bool = True
+    """Idle groups start waiting containers one after another without demand."""
+    start_within_seconds: Seconds = 120.0
+    """A container at the start gate goes before requests once it has waited this long."""
+
+    _source: Source = PrivateAttr(default_factory=Source)
+    _at: Place = PrivateAttr(default=())
+    _chosen: str = PrivateAttr(default="default")
+    _note: str = PrivateAttr(default="")
+
+    @property
+    def topology(self) -> GpuTopology:
+        """The listed groups."""
+        return self.gpu_topology
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """The extended resources of all profiles."""
+        return tuple(profile.resource for profile in self.profiles)
+
+    @property
+    def chosen(self) -> str:
+        """The name of this configuration among those of its file or folder; ``default`` when it has none."""
+        return self._chosen
+
+    @property
+    def note(self) -> str:
+        """What a person should know about how it was chosen; empty where there was no choice."""
+        return self._note
+
+    def read_from(self, source: Source, at: Place, chosen: str, note: str) -> None:
+        """Remember where this stands, for errors, and how it was chosen. For ``load``."""
+        self._source, self._at, self._chosen, self._note = source, at, chosen, note
+
+    def error(self, place: Place, value: object, what: str, remedy: str) -> ConfigError:
+        """An error about a place of the file that this was read from."""
+        return self._source.error((*self._at, *place), value, what, remedy)
