@@ -1,0 +1,119 @@
+"""The checkpoint API through ctypes on ``libcuda.so.1``: no package needed, and next to nothing to import.
+
+The structs are the driver's ABI since CUDA 12.8 (GPU pairs since 13.0): 64 bytes each, what is reserved must be zero.
+"""
+
+import ctypes
+
+from kybernate.cuda.port import CudaUnavailableError, GpuPairs
+
+LIBRARY = "libcuda.so.1"
+_NEEDED = (
+    "cuInit",
+    "cuDriverGetVersion",
+    "cuCheckpointProcessGetState",
+    "cuCheckpointProcessGetRestoreThreadId",
+    "cuCheckpointProcessLock",
+    "cuCheckpointProcessCheckpoint",
+    "cuCheckpointProcessRestore",
+    "cuCheckpointProcessUnlock",
+)
+
+
+class GpuPair(ctypes.Structure):
+    """``CUcheckpointGpuPair``."""
+
+    _fields_ = (("old", ctypes.c_uint8 * 16), ("new", ctypes.c_uint8 * 16))
+
+
+class LockArgs(ctypes.Structure):
+    """``CUcheckpointLockArgs``."""
+
+    _fields_ = (("timeout_ms", ctypes.c_uint32), ("reserved", ctypes.c_uint8 * 60))
+
+
+class PlainArgs(ctypes.Structure):
+    """``CUcheckpointCheckpointArgs`` without custom storage, and ``CUcheckpointUnlockArgs``."""
+
+    _fields_ = (("reserved", ctypes.c_uint64 * 8),)
+
+
+class RestoreArgs(ctypes.Structure):
+    """``CUcheckpointRestoreArgs`` without custom storage."""
+
+    _fields_ = (
+        ("pairs", ctypes.POINTER(GpuPair)),
+        ("pairs_count", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint8 * 52),
+    )
+
+
+class CtypesApi:
+    """See CheckpointApi. ctypes lets other threads run during a call."""
+
+    def __init__(self, library: str = LIBRARY) -> None:
+        """Load the library. Raises CudaUnavailableError naming what is missing."""
+        try:
+            self._lib = ctypes.CDLL(library)
+        except OSError as error:
+            raise CudaUnavailableError(
+                f"no CUDA driver library: {error}; install the NVIDIA driver, or give this container runtimeClass "
+                "nvidia and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+            ) from error
+        missing = [name for name in _NEEDED if not hasattr(self._lib, name)]
+        if missing:
+            raise CudaUnavailableError(
+                f"{library} has no {missing[0]}: the driver is older than 570; needs 570 or newer (580 recommended)"
+            )
+        for name in _NEEDED:
+            getattr(self._lib, name).restype = ctypes.c_int
+        self.binding = f"ctypes on {library}"
+
+    def init(self) -> int:
+        """``cuInit(0)``."""
+        return int(self._lib.cuInit(ctypes.c_uint(0)))
+
+    def driver_version(self) -> tuple[int, int]:
+        """(result, CUDA version)."""
+        version = ctypes.c_int(0)
+        return int(self._lib.cuDriverGetVersion(ctypes.byref(version))), version.value
+
+    def state(self, pid: int) -> tuple[int, int]:
+        """(result, state number or -1)."""
+        return self._read("cuCheckpointProcessGetState", pid)
+
+    def restore_tid(self, pid: int) -> tuple[int, int]:
+        """(result, thread id or -1)."""
+        return self._read("cuCheckpointProcessGetRestoreThreadId", pid)
+
+    def lock(self, pid: int, timeout_ms: int = 0) -> int:
+        """RUNNING → LOCKED."""
+        return self._do("cuCheckpointProcessLock", pid, LockArgs(timeout_ms=timeout_ms))
+
+    def checkpoint(self, pid: int) -> int:
+        """LOCKED → CHECKPOINTED."""
+        return self._do("cuCheckpointProcessCheckpoint", pid, PlainArgs())
+
+    def restore(self, pid: int, pairs: GpuPairs | None = None) -> int:
+        """CHECKPOINTED → LOCKED."""
+        arguments = RestoreArgs()
+        array = (GpuPair * len(pairs or ()))()  # referenced until the call is over
+        for entry, (old, new) in zip(array, pairs or (), strict=True):
+            entry.old[:] = old
+            entry.new[:] = new
+        if pairs:
+            arguments.pairs = array
+            arguments.pairs_count = len(array)
+        return self._do("cuCheckpointProcessRestore", pid, arguments)
+
+    def unlock(self, pid: int) -> int:
+        """LOCKED → RUNNING."""
+        return self._do("cuCheckpointProcessUnlock", pid, PlainArgs())
+
+    def _read(self, name: str, pid: int) -> tuple[int, int]:
+        value = ctypes.c_int(-1)
+        code = int(getattr(self._lib, name)(ctypes.c_int(pid), ctypes.byref(value)))
+        return code, value.value if code == 0 else -1
+
+    def _do(self, name: str, pid: int, arguments: ctypes.Structure) -> int:
+        return int(getattr(self._lib, name)(ctypes.c_int(pid), ctypes.byref(arguments)))

@@ -1,0 +1,81 @@
+"""What is asked of the CUDA driver, and how a binding to it is chosen."""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+Binding = Literal["auto", "bindings", "ctypes"]
+GpuPairs = Sequence[tuple[bytes, bytes]]
+"""(old, new) UUID of every GPU that the kernel driver shows, 16 bytes each."""
+
+
+class CudaUnavailableError(Exception):
+    """The driver cannot be called at all; the text says what is missing and what to do."""
+
+
+class CheckpointApi(Protocol):
+    """The checkpoint API of one process' driver library. Calls block, and may do so for ever.
+
+    Results are ``CUresult`` numbers and never exceptions. CudaUnavailableError means that there is no such function.
+    """
+
+    binding: str
+    """Which binding this is, for people."""
+
+    def init(self) -> int:
+        """``cuInit(0)``: seconds on a large machine. Makes no context."""
+        ...
+
+    def driver_version(self) -> tuple[int, int]:
+        """(result, newest CUDA version that the driver knows: 13000 is 13.0). Needs no init."""
+        ...
+
+    def state(self, pid: int) -> tuple[int, int]:
+        """(result, state number or -1). Blocks while a checkpoint or restore of the process is under way."""
+        ...
+
+    def restore_tid(self, pid: int) -> tuple[int, int]:
+        """(result, thread id or -1). Tells processes that use CUDA from all others."""
+        ...
+
+    def lock(self, pid: int, timeout_ms: int = 0) -> int:
+        """RUNNING → LOCKED. ``timeout_ms`` (wall, 0 is none) bounds the wait for submitted work only."""
+        ...
+
+    def checkpoint(self, pid: int) -> int:
+        """LOCKED → CHECKPOINTED: memory moves to the host, GPUs are let go."""
+        ...
+
+    def restore(self, pid: int, pairs: GpuPairs | None = None) -> int:
+        """CHECKPOINTED → LOCKED. ``pairs`` moves it to other GPUs; driver 580 or newer."""
+        ...
+
+    def unlock(self, pid: int) -> int:
+        """LOCKED → RUNNING."""
+        ...
+
+
+def open_cuda(binding: Binding = "auto") -> CheckpointApi:
+    """The driver library of this machine; nothing is initialized. ``auto``: cuda-bindings if usable, else ctypes.
+
+    Raises CudaUnavailableError.
+    """
+    if binding == "ctypes":
+        return _open_ctypes()
+    try:
+        return _open_bindings()
+    except CudaUnavailableError:
+        if binding == "bindings":
+            raise
+    return _open_ctypes()
+
+
+def _open_ctypes() -> CheckpointApi:
+    from kybernate.cuda.ctypes_api import CtypesApi
+
+    return CtypesApi()
+
+
+def _open_bindings() -> CheckpointApi:
+    from kybernate.cuda.bindings_api import BindingsApi
+
+    return BindingsApi()
