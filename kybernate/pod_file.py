@@ -6,7 +6,7 @@ Only what Kybernate needs is looked at here; everything else of a Pod is kept as
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kybernate.config import NodeConfig
 from kybernate.config_errors import ConfigError, Document, Place, read_documents, suggest
@@ -44,13 +44,13 @@ class PodSpec:
     """The whole Pod."""
 
 
-def load_pods(path: Path | str, config: NodeConfig) -> tuple[PodSpec, ...]:
-    """Read and check a file of Pods (several documents, or a List). Raises ConfigError."""
+def load_pods(path: Path | str, config: NodeConfig, backend: Literal["fake", "cuda"] = "fake") -> tuple[PodSpec, ...]:
+    """Read and check a file of Pods (several documents, or a List), all parked by ``backend``. Raises ConfigError."""
     pods = []
     seen: set[tuple[str, str]] = set()
     for document in read_documents(Path(path)):
         for place, manifest in manifests(document):
-            pod = _pod(document, place, manifest, config)
+            pod = _pod(document, place, manifest, config, backend)
             key = (pod.namespace, pod.name)
             if key in seen:
                 what = f"namespace {pod.namespace} has this pod already"
@@ -92,7 +92,7 @@ def manifests(document: Document) -> Iterator[tuple[Place, Any]]:
         yield (), data
 
 
-def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig) -> PodSpec:
+def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, backend: str) -> PodSpec:
     source = document.source
     kind = manifest.get("kind") if isinstance(manifest, dict) else None
     if kind != "Pod" or manifest.get("apiVersion") != "v1":
@@ -112,10 +112,11 @@ def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig) ->
             raise source.error((*notes, key), value, "annotations are text", "put the value in quotes")
         if key.startswith("kyb.ai/") and key not in ANNOTATIONS:
             raise source.error((*notes, key), None, "unknown annotation", suggest(key, ANNOTATIONS))
-    if annotations.get("kyb.ai/backend") != "fake":
+    if annotations.get("kyb.ai/backend", "cuda") != backend:
         value = annotations.get("kyb.ai/backend")
-        what = "is missing (the default is cuda)" if value is None else "cannot park on fake GPUs"
-        raise source.error((*notes, "kyb.ai/backend"), value, what, "write kyb.ai/backend: fake")
+        cannot = "cannot park on fake GPUs" if backend == "fake" else "cannot park with --driver stub"
+        what = "is missing (the default is cuda)" if value is None else cannot
+        raise source.error((*notes, "kyb.ai/backend"), value, what, f"write kyb.ai/backend: {backend}")
     return PodSpec(
         namespace=str(metadata.get("namespace", "default")),
         name=name,

@@ -44,6 +44,13 @@ class LogFormat(StrEnum):
     PRETTY = "pretty"
 
 
+class Driver(StrEnum):
+    """How everything reaches the fake GPUs."""
+
+    FAKE = "fake"
+    STUB = "stub"
+
+
 Url = Annotated[
     str | None,
     typer.Option("--url", metavar="URL", help="The router. Default: KYB_URL, else the stack that runs here."),
@@ -56,6 +63,10 @@ Seat = Annotated[str, typer.Argument(metavar="SEAT|MODEL", help="seat/x, model/x
 def up(
     config: Annotated[Path | None, typer.Option(help="Profiles, groups, policy (YAML). Default: a laptop's.")] = None,
     pods: Annotated[Path | None, typer.Option(help="v1 Pods (YAML), one seat each. Default: seven models.")] = None,
+    driver: Annotated[
+        Driver,
+        typer.Option(help="fake: the fake's own protocol. stub: CUDA and NVML libraries in front of it (needs cc)."),
+    ] = Driver.FAKE,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The router's. Default: 8780 or a free one.")
     ] = None,
@@ -74,8 +85,9 @@ def up(
 
     pretty = log_format is LogFormat.PRETTY or (log_format is LogFormat.AUTO and sys.stderr.isatty())
     options = StackOptions(
+        driver=driver.value,
         config=config or LAPTOP / "config.yaml",
-        pods=pods or LAPTOP / "pods.yaml",
+        pods=pods,
         port=port,
         gpus=gpus,
         memory=memory,

@@ -5,6 +5,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,13 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
+class Driver(StrEnum):
+    """The drivers of a stack."""
+
+    FAKE = "fake"
+    STUB = "stub"
+
+
 def demo(
     trace: Annotated[
         list[Path] | None, typer.Option(help="Replay this trace (docs/demo.md lists the formats); may be given again.")
@@ -39,6 +47,9 @@ def demo(
     router: Annotated[
         str | None, typer.Option(metavar="URL", help="Ask this router instead of a private stack.")
     ] = None,
+    driver: Annotated[
+        Driver, typer.Option(help="How the private stack reaches its fake GPUs; stub: by CUDA and NVML libraries.")
+    ] = Driver.FAKE,
     map_: Annotated[
         list[str] | None, typer.Option("--map", metavar="TRACE=MODEL", help="Let MODEL play the trace's model TRACE.")
     ] = None,
@@ -57,6 +68,7 @@ def demo(
             seed=seed,
             chaos=chaos,
             router=router,
+            driver=driver.value,
             models=_mapping(map_ or []),
             logs=keep_logs,
         )

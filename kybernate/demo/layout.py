@@ -8,7 +8,7 @@ import heapq
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -69,15 +69,17 @@ def config_yaml(layout: Layout) -> str:
     return yaml.safe_dump(document, sort_keys=False)
 
 
-def pods_yaml(layout: Layout) -> str:
-    """One pod per model, in the order of the seats."""
+def pods_yaml(layout: Layout, driver: Literal["fake", "stub"] = "fake") -> str:
+    """One pod per model, in the order of the seats, for a stack with this driver."""
     names = _pod_names(layout.models)
-    return yaml.safe_dump_all((_pod(names[model], model) for model in layout.models), sort_keys=False)
+    return yaml.safe_dump_all((_pod(names[model], model, driver) for model in layout.models), sort_keys=False)
 
 
-def _pod(name: str, model: str) -> dict[str, Any]:
+def _pod(name: str, model: str, driver: str) -> dict[str, Any]:
     command = ["python", "-m", "kybernate.fakes.engine", "--model", model, "--vram", VRAM]
-    annotations = {"kyb.ai/model": model, "kyb.ai/vram": VRAM, "kyb.ai/backend": "fake"}
+    command += ["--cuda"] if driver == "stub" else []
+    backend = "cuda" if driver == "stub" else "fake"
+    annotations = {"kyb.ai/model": model, "kyb.ai/vram": VRAM, "kyb.ai/backend": backend}
     container = {"name": "engine", "image": "fake", "command": command, "resources": {"limits": {RESOURCE: 1}}}
     return {
         "apiVersion": "v1",

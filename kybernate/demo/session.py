@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import aiohttp
 
@@ -47,6 +48,8 @@ class Demo:
     seed: int = 1
     chaos: bool = False
     router: str | None = None
+    driver: Literal["fake", "stub"] = "fake"
+    """How the private stack reaches its fake GPUs."""
     models: Mapping[str, str] = field(default_factory=dict)
     """Trace model → model that plays it."""
     logs: Path | None = None
@@ -95,6 +98,8 @@ async def play(demo: Demo, expect: Expect, live: Live, say: Callable[[str], None
 async def _on_router(demo: Demo, url: str, expect: Expect, live: Live, say: Callable[[str], None]) -> report.Report:
     if demo.chaos:
         raise DemoError("--chaos breaks things; it does so only to a stack of its own: leave out --router")
+    if demo.driver != "fake":
+        raise DemoError(f"--driver {demo.driver} is for the private stack; give it to kyb up, or leave out --router")
     known = await _models(url)
     read = arrivals(demo) if demo.traces else _shipped(known, demo)
     unmapped = sorted({arrival.model for arrival in read()} - set(known))
@@ -169,15 +174,15 @@ def _stack_options(demo: Demo, folder: Path, speed: float) -> StackOptions:
     """The laptop stack, or for traces one with a seat per model."""
     settings = {"router": {"KYB_HOLD_SECONDS": str(HOLD_MODEL_SECONDS)}}
     if not demo.traces:
-        return StackOptions(port=0, gpus=GPUS, speed=speed, settings=settings)
+        return StackOptions(driver=demo.driver, port=0, gpus=GPUS, speed=speed, settings=settings)
     weights: dict[str, float] = {}
     for arrival in arrivals(demo)():
         weights[arrival.model] = weights.get(arrival.model, 0.0) + arrival.output_tokens
     seats = layout.plan(weights, GPUS)
     config, pods = folder / "config.yaml", folder / "pods.yaml"
     config.write_text(layout.config_yaml(seats))
-    pods.write_text(layout.pods_yaml(seats))
-    return StackOptions(config=config, pods=pods, port=0, gpus=GPUS, speed=speed, settings=settings)
+    pods.write_text(layout.pods_yaml(seats, demo.driver))
+    return StackOptions(driver=demo.driver, config=config, pods=pods, port=0, gpus=GPUS, speed=speed, settings=settings)
 
 
 def _shipped(models: list[str], demo: Demo) -> Callable[[], Iterator[Arrival]]:

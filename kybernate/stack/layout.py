@@ -31,6 +31,8 @@ class Layout:
     node_nats_port: int
     nats_url: str
     node_nats_url: str | None
+    stubs: Path | None = None
+    """Folder of the stub libraries that play NVIDIA's; None: nobody needs any."""
 
     @property
     def url(self) -> str:
@@ -48,12 +50,12 @@ class Layout:
         return f"http://{HOST}:{self.kubelet_port}"
 
 
-def lay_out(options: StackOptions) -> Layout:
+def lay_out(options: StackOptions, stubs: Path | None = None) -> Layout:
     """Make the folder with its files, and choose the ports. Raises OSError when the asked port is taken."""
     port = usable_port(options.port)
     folder = _short_folder()
     shutil.copy(options.config, folder / "config.yaml")
-    shutil.copy(options.pods, folder / "pods.yaml")
+    shutil.copy(options.pod_file, folder / "pods.yaml")
     for name in ("kubelet", "run", "state", "logs"):
         (folder / name).mkdir()
     kubelet_port, nats_port, node_nats_port = (free_port() for _ in range(3))
@@ -65,6 +67,7 @@ def lay_out(options: StackOptions) -> Layout:
         node_nats_port=node_nats_port,
         nats_url=options.nats_url or f"nats://{HOST}:{nats_port}",
         node_nats_url=f"nats://{HOST}:{node_nats_port}" if options.two_buses else None,
+        stubs=stubs,
     )
 
 
@@ -85,6 +88,8 @@ def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[s
     ]
     kubelet = [*("--pods", str(folder / "pods.yaml")), *("--dir", str(folder / "kubelet")), *("--speed", speed), *form]
     kubelet += [*("--run-dir", str(folder / "run")), *("--port", str(layout.kubelet_port)), *("--node", NODE)]
+    for name, value in _libraries(layout).items():
+        kubelet += ["--inject-env", f"{name}={value}"]
     plain = _environment(folder)
     node = _settings(layout, options) | _node_settings(layout)
     config = {"KYB_CONFIG": str(folder / "config.yaml")}
@@ -95,12 +100,13 @@ def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[s
         "KYB_POD_RESOURCES": str(folder / "kubelet" / "pod-resources" / "kubelet.sock"),
     }
     router = _settings(layout, options) | {"KYB_HOST": HOST, "KYB_PORT": str(layout.port)}
-    fake = {"KYB_GPUS": "fake"}
+    gpus = {"KYB_GPUS": "fake"} if layout.stubs is None else {"KYB_GPUS": "nvml"} | _libraries(layout)
+    driver_kind = {"KYB_DRIVER": "fake"} if layout.stubs is None else {"KYB_DRIVER": "cuda"} | _libraries(layout)
     found = servers | {
         "driver": _python("driver", "kybernate.fakes.gpu", plain, *driver),
-        "checkpointer": _python("checkpointer", "services.checkpointer", plain | node | {"KYB_DRIVER": "fake"}),
-        "gpu_manager": _python("gpu_manager", "services.gpu_manager", plain | node | config | manager | fake),
-        "plugin": _python("plugin", "services.plugin", plain | node | config | plugin | fake),
+        "checkpointer": _python("checkpointer", "services.checkpointer", plain | node | driver_kind),
+        "gpu_manager": _python("gpu_manager", "services.gpu_manager", plain | node | config | manager | gpus),
+        "plugin": _python("plugin", "services.plugin", plain | node | config | plugin | gpus),
         "router": _python("router", "services.router", plain | router),
         "kubelet": _python("kubelet", "kybernate.fakes.kubelet", plain, *kubelet),
     }
@@ -163,6 +169,14 @@ def _node_settings(layout: Layout) -> dict[str, str]:
     if layout.node_nats_url:
         settings["KYB_NODE_NATS_URL"] = layout.node_nats_url
     return settings
+
+
+def _libraries(layout: Layout) -> dict[str, str]:
+    """What makes a process find the stub libraries, and those the fake driver. Empty without stubs."""
+    if layout.stubs is None:
+        return {}
+    folders = [str(layout.stubs), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {"LD_LIBRARY_PATH": os.pathsep.join(folders), "KYB_FAKE_DRIVER": str(layout.driver_socket)}
 
 
 def _server(layout: Layout, name: str, port: int) -> Command:

@@ -16,6 +16,8 @@ from kybernate.topology import Topology, plan
 
 LAPTOP = Path(__file__).with_name("laptop")
 """The configuration and the pods that ``kyb up`` starts when it is told nothing."""
+BACKENDS: Mapping[str, Literal["fake", "cuda"]] = {"fake": "fake", "stub": "cuda"}
+"""What pods must name to be parked, by driver."""
 NODE = "laptop"
 GPU_NAME = "Fake GPU"
 
@@ -24,8 +26,13 @@ GPU_NAME = "Fake GPU"
 class StackOptions:
     """One stack of real processes on fake GPUs."""
 
+    driver: Literal["fake", "stub"] = "fake"
+    """How the processes reach the fake GPUs: by the fake's own protocol; or by NVIDIA's libraries, CUDA and NVML, of
+    which C stubs are compiled: then checkpointer, plugin, manager and engines run the code that they run on a GPU."""
+
     config: Path = LAPTOP / "config.yaml"
-    pods: Path = LAPTOP / "pods.yaml"
+    pods: Path | None = None
+    """None: seven models, with the backend that ``driver`` needs."""
     port: int | None = None
     """The router's port; None takes 8780, or a free one when that is taken."""
     gpus: int = 4
@@ -48,6 +55,11 @@ class StackOptions:
     arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """More command-line arguments, by process name."""
 
+    @property
+    def pod_file(self) -> Path:
+        """The pods that are started."""
+        return self.pods or LAPTOP / ("pods.yaml" if self.driver == "fake" else "pods-cuda.yaml")
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -65,10 +77,10 @@ def check(options: StackOptions) -> Plan:
         topology = plan(config, fake_gpus(options.gpus, options.memory))
     except ValueError as error:
         raise ConfigError(f"--gpus {options.gpus} --memory {options.memory}: {error}") from None
-    pods = load_pods(options.pods, config)
-    check_manifests(options.pods)
-    check_seats(options.pods, pods, topology.groups)
-    check_vram(options.pods, pods, topology.groups)
+    pods = load_pods(options.pod_file, config, BACKENDS[options.driver])
+    check_manifests(options.pod_file)
+    check_seats(options.pod_file, pods, topology.groups)
+    check_vram(options.pod_file, pods, topology.groups)
     return Plan(config, topology, pods)
 
 

@@ -18,6 +18,7 @@ import aiohttp
 
 from kybernate.bus import setup
 from kybernate.bus.port import BusError
+from kybernate.fakes.stubs.build import StubError, build_stubs
 from kybernate.stack import guard
 from kybernate.stack.layout import Layout, commands, lay_out
 from kybernate.stack.options import Plan, StackOptions, check
@@ -164,7 +165,7 @@ class Stack:
             await self._end_guard()
 
     async def _start(self) -> None:
-        self._layout = lay_out(self.options)
+        self._layout = lay_out(self.options, await self._stubs())
         await self._start_guard()
         if self.options.announce:
             self._file.claim()
@@ -181,6 +182,15 @@ class Stack:
         await self._set_up_bus()
         for process in self._processes.values():
             process.start()
+
+    async def _stubs(self) -> Path | None:
+        """NVIDIA's libraries as stubs, where the driver is reached through them."""
+        if self.options.driver != "stub":
+            return None
+        try:
+            return await asyncio.to_thread(build_stubs)
+        except StubError as error:
+            raise StackError(f"--driver stub: {error}") from None
 
     async def _set_up_bus(self) -> None:
         """Streams and buckets, as soon as the server answers."""

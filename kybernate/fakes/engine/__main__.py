@@ -17,6 +17,7 @@ from aiohttp import web
 from kybernate.clock import Clock
 from kybernate.fakes.engine.app import build_app
 from kybernate.fakes.engine.engine import Engine, EngineOptions
+from kybernate.fakes.engine.libcuda import CudaError
 from kybernate.fakes.engine.vram import Vram
 from kybernate.fakes.gpu.client import DriverError
 from kybernate.sizes import parse_bytes
@@ -26,8 +27,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Serve until SIGTERM. Exit code 1: no room, no address or dead; 2: a wrong option; 3: the driver is gone."""
     parser = _parser()
     options = parser.parse_args(argv)
-    if options.driver is None or not options.gpus:
-        parser.error("no GPUs: set KYB_FAKE_DRIVER (socket) and KYB_FAKE_GPU (UUIDs), or give --driver and --gpus")
+    if not options.cuda and (options.driver is None or not options.gpus):
+        text = "no GPUs: set KYB_FAKE_DRIVER (socket) and KYB_FAKE_GPU (UUIDs), or give --driver and --gpus"
+        parser.error(f"{text}; or --cuda where there is a libcuda.so.1")
     sys.exit(asyncio.run(_serve(options)))
 
 
@@ -48,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=8000)
     add("--driver", type=Path, default=env.get("KYB_FAKE_DRIVER"), help="socket of the fake GPU driver")
     add("--gpus", type=_names, default=env.get("KYB_FAKE_GPU", ""), help="UUIDs, separated by commas")
+    add("--cuda", action="store_true", help="take the memory of the visible GPUs through libcuda.so.1")
     add("--seat", default=env.get("KYB_GPU_SEAT", ""), help="seat that it says it has")
     return parser
 
@@ -60,7 +63,7 @@ async def _serve(options: argparse.Namespace) -> int:
     clock = Clock(options.speed)
     residue = options.vram // 20 if options.residue is None else options.residue
     try:
-        vram = await Vram.connect(options.driver, options.seat, options.gpus, options.vram, residue, clock)
+        vram = await _vram(options, residue, clock)
         engine = Engine(_engine_options(options), vram, clock)
         runner = web.AppRunner(
             build_app(engine),
@@ -76,9 +79,15 @@ async def _serve(options: argparse.Namespace) -> int:
         finally:
             await runner.cleanup()
             await vram.close()
-    except (DriverError, OSError) as error:
+    except (CudaError, DriverError, OSError) as error:
         _log("engine.failed", model=options.model, error=str(error))
         return 3 if isinstance(error, ConnectionError) else 1
+
+
+async def _vram(options: argparse.Namespace, residue: int, clock: Clock) -> Vram:
+    if options.cuda:
+        return await Vram.open_cuda(options.driver, options.vram, residue, clock)
+    return await Vram.connect(options.driver, options.seat, options.gpus, options.vram, residue, clock)
 
 
 async def _live(engine: Engine, vram: Vram, stop: asyncio.Event) -> int:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from kybernate.clock import Clock
+from kybernate.fakes.engine.libcuda import CudaError
 from kybernate.fakes.engine.protocol import ApiError, Generation
 from kybernate.fakes.engine.vram import Vram
 from kybernate.fakes.gpu.client import DriverError
@@ -45,7 +46,7 @@ class Engine:
         self._changing = asyncio.Lock()
 
     async def load(self) -> None:
-        """Load the weights, then take the memory. Raises DriverError when there is no room."""
+        """Load the weights, then take the memory. Raises DriverError or CudaError when there is no room."""
         await self._clock.sleep(self.options.load_seconds)
         await self._vram.take()
         self.ready = True
@@ -63,7 +64,7 @@ class Engine:
                 await self._compute(prompt_tokens / self.options.prefill_tokens_per_second)
                 self.totals["prompt_tokens"] += prompt_tokens
                 yield
-        except DriverError as error:
+        except (CudaError, DriverError) as error:
             raise ApiError(500, "EngineDeadError", f"the engine cannot compute: {error}") from error
         finally:
             if counted:
@@ -101,7 +102,7 @@ class Engine:
                 await self._vram.wake()
                 if self.sleep_level == 2:  # level 2 threw the weights away
                     await self._clock.sleep(self.options.load_seconds)
-            except DriverError as error:
+            except (CudaError, DriverError) as error:
                 self.failed.set()
                 raise ApiError(500, "EngineDeadError", f"wake-up failed: {error}") from error
             self.sleep_level = 0

@@ -22,6 +22,14 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--run-dir", type=Path, required=True, help="seat folders and logs of pods")
     parser.add_argument("--node", default="node-0", help="name of this node")
     parser.add_argument("--speed", type=float, default=1.0, help="model seconds per wall second, given to pods")
+    parser.add_argument(
+        "--inject-env",
+        type=variable,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="put into every container, as a container runtime puts the driver's libraries there (repeatable)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address of HTTP")
     parser.add_argument("--port", type=int, default=0, help="port of HTTP; 0 takes a free one")
     parser.add_argument("--grace", type=float, default=300.0, help="seconds that a stopped plugin keeps its capacity")
@@ -33,6 +41,14 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def variable(text: str) -> tuple[str, str]:
+    """``NAME=VALUE``. Raises ArgumentTypeError."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
 async def serve(args: argparse.Namespace, pods: Sequence[manifest.PodSpec]) -> None:
     """Run until SIGTERM."""
     options = Options(
@@ -40,6 +56,7 @@ async def serve(args: argparse.Namespace, pods: Sequence[manifest.PodSpec]) -> N
         run_dir=args.run_dir,
         node=args.node,
         speed=args.speed,
+        inject=dict(args.inject_env),
         grace_seconds=args.grace,
         backoff=BackOff(args.backoff, args.backoff_max),
         readmit_seconds=args.readmit,

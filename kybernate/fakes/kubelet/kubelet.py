@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,8 @@ class Options:
     """Seat folders (made by the plugin), and logs of pods under ``pods/``."""
     node: str = "node-0"
     speed: float = 1.0
+    inject: Mapping[str, str] = field(default_factory=dict)
+    """Put into every container, as a runtime's hook does; a pod's own variables come after it."""
     grace_seconds: float = 300.0
     """How long the capacity of a stopped plugin stays."""
     backoff: BackOff = field(default_factory=BackOff)
@@ -62,7 +65,7 @@ class Kubelet:
             devices=self.devices,
             node=options.node,
             logs=options.run_dir / "pods",
-            env={"KYB_SPEED": f"{options.speed:g}"},
+            env={"KYB_SPEED": f"{options.speed:g}", **options.inject},
             backoff=options.backoff,
             address=self._address,
         )

@@ -27,7 +27,7 @@ class Surroundings:
     node: str
     logs: Path
     env: Mapping[str, str]
-    """Added to every container (KYB_SPEED)."""
+    """Added to every container: KYB_SPEED, and what is injected."""
     backoff: BackOff
     address: Callable[[PodSpec], str]
     """Finds a pod address."""
