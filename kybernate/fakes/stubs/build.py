@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 
 _SOURCES = Path(__file__).resolve().parent
-_LIBRARIES = {"libcuda.so.1": "libcuda.c", "libnvidia-ml.so.1": "libnvidia-ml.c"}
+_LIBRARIES = {"libcuda.so.1": "libcuda*.c", "libnvidia-ml.so.1": "libnvidia-ml*.c"}
+"""The sources of each, beside wire.c."""
 _FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread")
 _HIDDEN = "-fvisibility=hidden"
 _COMPILE_SECONDS = 120
@@ -31,8 +32,8 @@ def build_stubs(folder: Path | None = None) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".stubs-", dir=target.parent) as work:
-            for library, source in _present().items():
-                _compile(compiler, source, Path(work) / library)
+            for library, sources in _present().items():
+                _compile(compiler, sources, Path(work) / library)
             target.mkdir(exist_ok=True)
             for library in _present():  # each rename is atomic, and whoever comes second puts the same file there
                 os.replace(Path(work) / library, target / library)
@@ -51,10 +52,10 @@ def find_compiler() -> str:
     raise StubError(f"no C compiler ({', '.join(names)} not found); install gcc, or set CC to a compiler")
 
 
-def _present() -> dict[str, Path]:
+def _present() -> dict[str, list[Path]]:
     """Libraries and their sources."""
-    found = {library: _SOURCES / source for library, source in _LIBRARIES.items()}
-    return {library: source for library, source in found.items() if source.exists()}
+    found = {library: sorted(_SOURCES.glob(pattern)) for library, pattern in _LIBRARIES.items()}
+    return {library: sources for library, sources in found.items() if sources}
 
 
 def _complete(folder: Path) -> bool:
@@ -76,12 +77,12 @@ def _fingerprint(compiler: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def _compile(compiler: str, source: Path, library: Path) -> None:
+def _compile(compiler: str, sources: list[Path], library: Path) -> None:
     command = [compiler, *_FLAGS, _HIDDEN, f"-Wl,-soname,{library.name}", "-o", str(library)]
-    command += [str(source), str(_SOURCES / "wire.c"), "-ldl"]
+    command += [*map(str, sources), str(_SOURCES / "wire.c"), "-ldl"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
-        raise StubError(f"{compiler} needs more than {_COMPILE_SECONDS} s for {source.name}; try again") from error
+        raise StubError(f"{compiler} needs more than {_COMPILE_SECONDS} s for {library.name}; try again") from error
     if done.returncode != 0:
-        raise StubError(f"{compiler} refuses {source.name} (exit code {done.returncode}):\n{done.stderr.strip()}")
+        raise StubError(f"{compiler} refuses {library.name} (exit code {done.returncode}):\n{done.stderr.strip()}")
