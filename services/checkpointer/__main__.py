@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+from collections.abc import Sequence
 
 from aiohttp import web
 
@@ -12,7 +13,7 @@ from kybernate.health import Health, HttpServer
 from kybernate.node_lock import alone
 from kybernate.presence import be_present
 from services.checkpointer.backends import open_backends
-from services.checkpointer.backends.fake import fake_helper_command
+from services.checkpointer.helper_command import helper_command
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
 from services.checkpointer.patience import Patience
@@ -22,10 +23,8 @@ from services.checkpointer.worker import Worker
 PROBE_SECONDS = 5.0
 
 
-async def serve(settings: CheckpointerSettings) -> None:
-    """Run until SIGTERM."""
-    assert settings.fake_driver is not None
-    command = fake_helper_command(settings.fake_driver)
+async def serve(settings: CheckpointerSettings, command: Sequence[str]) -> None:
+    """Run until SIGTERM. ``command`` starts a helper."""
     patience = Patience(
         lock_seconds=settings.lock_seconds,
         base_seconds=settings.transfer_base_seconds,
@@ -73,11 +72,13 @@ def main() -> None:
     """Settings, lock, serve."""
     settings = CheckpointerSettings.from_env_or_exit("kyb-checkpointer")
     logs.configure("checkpointer", form=settings.log_format, level=settings.log_level, node=settings.node)
-    if settings.fake_driver is None:
-        sys.stderr.write("kyb-checkpointer: KYB_DRIVER=fake needs KYB_FAKE_DRIVER, the fake driver's socket\n")
-        raise SystemExit(2)
+    try:
+        command = helper_command(settings)
+    except ValueError as error:
+        sys.stderr.write(f"kyb-checkpointer: {error}\n")
+        raise SystemExit(2) from None
     with alone(settings.run_dir, "checkpointer"):
-        lifecycle.main(lambda: serve(settings))
+        lifecycle.main(lambda: serve(settings, command))
 
 
 if __name__ == "__main__":

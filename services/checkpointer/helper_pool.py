@@ -1,73 +1,25 @@
 """Helper processes, one per group: started ahead, given one call at a time, killed when a call overruns its deadline.
 
 Each is noted in a file while it lives, so that a restarted checkpointer can first end those of a killed one: a driver
-call of the past must not come true after the replay has looked at the states.
+call of the past must not come true after the replay has looked at the states. A process inside the driver may not even
+die of SIGKILL (state D). Then it is called stuck, its key says why, and work goes on with a new one.
 """
 
 import asyncio
 import contextlib
-import json
-import os
-import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from kybernate.logs import get_logger
-from services.checkpointer.processes import Identity, alive, identify, send
+from services.checkpointer.helper_process import HelperDiedError, HelperHungError, HelperProcess, Leftover, sigkill
+from services.checkpointer.processes import Identity, alive
 
-ANSWER_BYTES = 1 << 22
-"""No answer is longer; a node with thousands of GPU processes fits."""
+__all__ = ["HelperDiedError", "HelperHungError", "HelperPool"]
 
-
-class HelperHungError(Exception):
-    """A call overran its deadline; the helper was killed and the next call gets a new one."""
-
-
-class HelperDiedError(Exception):
-    """The helper ended during a call, or cannot be started."""
-
-
-@dataclass
-class _Helper:
-    """One helper process and the pipe to it."""
-
-    process: asyncio.subprocess.Process
-    note: Path
-    last_id: int = 0
-
-    async def call(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """One call, without a deadline of its own. Raises HelperDiedError."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.last_id += 1
-        line = json.dumps({"id": self.last_id, "verb": verb, **arguments}).encode() + b"\n"
-        try:
-            self.process.stdin.write(line)
-            await self.process.stdin.drain()
-            answer = await self.process.stdout.readline()
-        except ConnectionError as error:
-            raise HelperDiedError(f"the helper ended before {verb}: {error}") from error
-        if not answer.endswith(b"\n"):
-            raise HelperDiedError(f"the helper ended during {verb}")
-        reply: dict[str, Any] = json.loads(answer)
-        return reply
-
-    async def end(self) -> None:
-        """Kill it and wait until it is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            if self.process.returncode is None:
-                # Not process.kill(): it polls, and may reap the child before asyncio's watcher does.
-                os.kill(self.process.pid, signal.SIGKILL)
-        await self.process.wait()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        with contextlib.suppress(ConnectionError):
-            await self.process.stdin.wait_closed()
-        await self.process.stdout.read()  # to its end, which closes the pipe
-        self.note.unlink(missing_ok=True)
+MOST_STUCK = 3
+"""So many stuck helpers may one key have; more would only be more of the same."""
 
 
 @dataclass
@@ -75,7 +27,7 @@ class _Line:
     """What one group has: its helper, if any, and the turn to use it."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    helper: _Helper | None = None
+    helper: HelperProcess | None = None
 
 
 @dataclass
@@ -85,25 +37,41 @@ class HelperPool:
     command: Sequence[str]
     folder: Path
     """Where living helpers are noted."""
+    start_seconds: float = 60.0
+    """A new helper must have initialized the driver within this time (wall); cuInit takes seconds on large machines."""
+    kill_seconds: float = 5.0
+    """A killed helper that still exists after this time (wall) is stuck."""
+    kill: Callable[[Identity], None] = sigkill
     _lines: dict[str, _Line] = field(default_factory=dict)
-    _spares: list[_Helper] = field(default_factory=list)
+    _spares: list[HelperProcess] = field(default_factory=list)
     _filling: asyncio.Task[None] | None = None
+    _stuck: dict[Identity, tuple[str, str]] = field(default_factory=dict)
+    """Key and reason."""
+    _ending: set[asyncio.Task[str]] = field(default_factory=set)
+    _watching: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        await self._end_leftovers()
+        await asyncio.gather(*(self._end_leftover(leftover) for leftover in Leftover.read(self.folder)))
         self._fill()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._filling is not None:
-            self._filling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._filling
-        helpers = [line.helper for line in self._lines.values() if line.helper is not None]
-        await asyncio.gather(*(helper.end() for helper in [*helpers, *self._spares]))
+        await _cancelled(*([] if self._filling is None else [self._filling]))
+        helpers = [(line.helper, key) for key, line in self._lines.items() if line.helper is not None]
+        helpers += [(spare, "") for spare in self._spares]
         self._lines.clear()
         self._spares.clear()
+        await asyncio.gather(*self._ending, *(self._end(helper, key) for helper, key in helpers))
+        await _cancelled(*self._watching)
+
+    @property
+    def stuck(self) -> dict[str, str]:
+        """Why, by key, where killed helpers do not end. Key "" is of helpers that had no group yet."""
+        reasons: dict[str, str] = {}
+        for key, reason in self._stuck.values():
+            reasons[key] = f"{reasons[key]}; {reason}" if key in reasons else reason
+        return reasons
 
     async def call(self, key: str, verb: str, *, deadline: float, **arguments: Any) -> dict[str, Any]:
         """One driver call through the helper of ``key``, after the calls that came before it.
@@ -112,44 +80,44 @@ class HelperPool:
         """
         line = self._lines.setdefault(key, _Line())
         async with line.turn:
-            if line.helper is None:
-                line.helper = await self._take()
-            finished = False
+            helper = line.helper = line.helper or await self._take(key)
             try:
                 async with asyncio.timeout(deadline):
-                    reply = await line.helper.call(verb, arguments)
-                finished = True
-                return reply
+                    return await helper.call(verb, arguments)
             except TimeoutError:
-                raise HelperHungError(f"{verb} did not end within {deadline:.1f} s; its helper was killed") from None
-            finally:
-                if not finished:  # overrun, death or cancellation: the pipe is not in step any more
-                    helper, line.helper = line.helper, None
-                    await asyncio.shield(helper.end())
+                line.helper = None
+                ending = await self._end(helper, key)
+                raise HelperHungError(f"{verb} did not end within {deadline:.1f} s; {ending}") from None
+            except BaseException:  # death or cancellation: the pipe is not in step any more
+                line.helper = None
+                await self._end(helper, key)
+                raise
 
     async def warm(self, key: str) -> None:
         """Have a helper ready for ``key``."""
         line = self._lines.setdefault(key, _Line())
         async with line.turn:
-            if line.helper is None:
-                line.helper = await self._take()
+            line.helper = line.helper or await self._take(key)
 
     async def close(self, key: str) -> None:
         """End the helper of ``key``, if there is one."""
         line = self._lines.pop(key, None)
         if line is not None and line.helper is not None:
-            await line.helper.end()
+            await self._end(line.helper, key)
 
-    async def _take(self) -> _Helper:
+    async def _take(self, key: str) -> HelperProcess:
         """A spare if there is one, and start the next spare meanwhile."""
+        if sum(of == key for of, _ in self._stuck.values()) >= MOST_STUCK:
+            raise HelperHungError(f"no more helpers for {key}: {self.stuck[key]}; this node needs a restart")
         while self._spares:
             helper = self._spares.pop()
-            if helper.process.returncode is None:
-                self._fill()
-                return helper
-            await helper.end()
-        helper = await self._start()
+            if not helper.ended:
+                break
+            await self._end(helper, "")
+        else:
+            helper = await self._start()
         self._fill()
+        helper.note.write_text(key)
         return helper
 
     def _fill(self) -> None:
@@ -157,33 +125,76 @@ class HelperPool:
             self._filling = asyncio.create_task(self._start_spare(), name="spare-helper")
 
     async def _start_spare(self) -> None:
-        if not self._spares:
-            with contextlib.suppress(HelperDiedError):  # the next call tries again and reports it
+        spares_stuck = sum(not of for of, _ in self._stuck.values())
+        if not self._spares and spares_stuck < MOST_STUCK:
+            with contextlib.suppress(HelperDiedError, HelperHungError):  # the next call tries again and reports it
                 self._spares.append(await self._start())
 
-    async def _start(self) -> _Helper:
+    async def _start(self) -> HelperProcess:
+        """A helper that has initialized the driver, or tried to: then each call says what came of it."""
+        helper = await HelperProcess.start(self.command, self.folder)
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self.command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,
-                limit=ANSWER_BYTES,
-            )
-        except OSError as error:
-            raise HelperDiedError(f"no helper: {self.command[0]}: {error.strerror}") from error
-        known = identify(process.pid)
-        note = self.folder / f"{process.pid}-{known.start if known else 0}"
-        note.touch()
-        return _Helper(process, note)
+            async with asyncio.timeout(self.start_seconds):
+                await helper.call("init", {})
+        except TimeoutError:
+            ending = await self._end(helper, "")
+            text = f"a new helper could not initialize the driver within {self.start_seconds:.0f} s; {ending}"
+            raise HelperHungError(text) from None
+        except BaseException:
+            await self._end(helper, "")
+            raise
+        return helper
 
-    async def _end_leftovers(self) -> None:
-        """End the helpers of a checkpointer that was killed; they are gone when this returns."""
-        for note in self.folder.iterdir():
-            pid, _, start = note.name.partition("-")
-            leftover = Identity(pid=int(pid), start=int(start))
-            if send(leftover, signal.SIGKILL):
-                get_logger().warning("helper.leftover_ended", pid=leftover.pid)
-            while alive(leftover):  # noqa: ASYNC110 - a process that is not our child has no event to wait for
-                await asyncio.sleep(0.005)
-            note.unlink(missing_ok=True)
+    async def _end(self, helper: HelperProcess, key: str) -> str:
+        """Kill it and wait, within bounds and whatever happens to the caller. Returns what came of it, for people."""
+        task = asyncio.create_task(self._kill_and_wait(helper, key), name=f"end-helper-{helper.who.pid}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return await asyncio.shield(task)
+
+    async def _kill_and_wait(self, helper: HelperProcess, key: str) -> str:
+        self.kill(helper.who)
+        gone = asyncio.create_task(helper.gone(), name=f"gone-helper-{helper.who.pid}")
+        await asyncio.wait([gone], timeout=self.kill_seconds)
+        if gone.done():
+            await gone
+            return "its helper was killed"
+        return self._keep(helper.who, key, gone)
+
+    async def _end_leftover(self, leftover: Leftover) -> None:
+        """End the helper of a checkpointer that was killed; it is gone when this returns, or stuck."""
+        if alive(leftover.who):
+            get_logger().warning("helper.leftover_ended", pid=leftover.who.pid)
+            self.kill(leftover.who)
+        gone = asyncio.create_task(leftover.gone(), name=f"gone-helper-{leftover.who.pid}")
+        await asyncio.wait([gone], timeout=self.kill_seconds)
+        if gone.done():
+            await gone
+        else:
+            self._keep(leftover.who, leftover.key, gone)
+
+    def _keep(self, who: Identity, key: str, gone: asyncio.Task[None]) -> str:
+        """Remember a helper that does not end until it does; its note stays for whoever comes after us."""
+        reason = f"helper {who.pid} was killed but does not end: it hangs inside the driver"
+        self._stuck[who] = (key, reason)
+        get_logger().error("helper.stuck", pid=who.pid, key=key)
+
+        async def forget() -> None:
+            await gone
+            del self._stuck[who]
+            get_logger().warning("helper.stuck_ended", pid=who.pid, key=key)
+
+        self._watch(forget())
+        return reason
+
+    def _watch(self, wait: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(wait, name="stuck-helper")
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+
+
+async def _cancelled(*tasks: asyncio.Task[None]) -> None:
+    """Cancel and wait; what they were waiting for is cancelled with them."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,34 @@
+"""``python -m services.checkpointer.helper``: which driver answers, and serve."""
+
+import argparse
+import os
+import sys
+
+from services.checkpointer.helper.serving import Driver, serve
+
+
+def main() -> None:
+    """Parse the command line and serve."""
+    parser = argparse.ArgumentParser(prog="services.checkpointer.helper")
+    parser.add_argument("--driver", choices=["fake", "cuda"], required=True, help="which driver answers")
+    parser.add_argument("--socket", help="socket of the fake driver")
+    parser.add_argument("--binding", choices=["auto", "bindings", "ctypes"], default="auto", help="how to call libcuda")
+    arguments = parser.parse_args()
+    driver: Driver
+    if arguments.driver == "cuda":
+        from services.checkpointer.helper.cuda_driver import CudaDriver
+
+        driver = CudaDriver(arguments.binding)
+    elif arguments.socket is None:
+        parser.error("--driver fake needs --socket")
+    else:
+        from services.checkpointer.helper.fake_driver import FakeDriver
+
+        driver = FakeDriver(arguments.socket)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not get between the answers
+    serve(driver, sys.stdin.readline, answers)
+
+
+if __name__ == "__main__":
+    main()

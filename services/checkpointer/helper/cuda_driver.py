@@ -1,0 +1,139 @@
+"""The real driver: the checkpoint API of libcuda, and NVML. One ``cuInit``, never a context.
+
+A context would take VRAM and make this process one of those that use the GPU. ``epoch`` is not the driver's business:
+commands of the past are turned away by the journal.
+"""
+
+from typing import Any
+
+from kybernate.cuda import (
+    Binding,
+    CheckpointApi,
+    CudaUnavailableError,
+    Result,
+    gpu_pairs,
+    open_cuda,
+    result_name,
+    state_name,
+    support,
+    why_no_checkpoint,
+)
+from kybernate.nvml_reader import NvmlReader, NvmlUnreadableError
+from services.checkpointer.helper.serving import Reply, unreachable
+
+_LASTING = {Result.STUB_LIBRARY, Result.SYSTEM_DRIVER_MISMATCH, Result.COMPAT_NOT_SUPPORTED_ON_DEVICE}
+"""Results of cuInit that come from the library itself, which this process cannot exchange: asked once only."""
+
+_REMEDIES: dict[int, str] = {
+    Result.NO_DEVICE: "no GPU is visible; give this container NVIDIA_VISIBLE_DEVICES=all, see nvidia-smi",
+    Result.STUB_LIBRARY: "this is the toolkit's link-time libcuda; take it out of LD_LIBRARY_PATH",
+    Result.SYSTEM_NOT_READY: "on NVSwitch machines the fabric manager must run",
+    Result.SYSTEM_DRIVER_MISMATCH: "the library is of another version than the kernel module; restart this pod",
+    Result.COMPAT_NOT_SUPPORTED_ON_DEVICE: "take the CUDA compatibility library out of LD_LIBRARY_PATH",
+    Result.UNKNOWN: "is the kernel module loaded? see nvidia-smi and the kernel log",
+}
+
+
+class CudaDriver:
+    """What the checkpoint API and NVML answer. Opened and initialized at the first call."""
+
+    def __init__(self, binding: Binding = "auto") -> None:
+        self._binding = binding
+        self._nvml = NvmlReader()
+        self._api: CheckpointApi | None = None
+        self._init_code: int | None = None
+        self._cuda_version = 0
+
+    def call(self, verb: str, arguments: dict[str, Any]) -> Reply:
+        """One call. While the driver is not ready, every verb says why; ``describe`` tells what it can as well."""
+        try:
+            api, trouble = self._ready()
+            if verb == "describe":
+                return self._describe(api, trouble)
+            if trouble is not None:
+                return trouble
+            return self._do(api, verb, arguments)
+        except (CudaUnavailableError, NvmlUnreadableError) as error:
+            reply = unreachable(str(error))
+            return {**reply, **self._machine()} if verb == "describe" else reply
+
+    def _ready(self) -> tuple[CheckpointApi, Reply | None]:
+        """The driver, and the answer to every verb while it cannot be used. Raises CudaUnavailableError."""
+        if self._api is None:
+            self._api = open_cuda(self._binding)
+        if self._init_code is None or (self._init_code != 0 and self._init_code not in _LASTING):
+            self._cuda_version = self._api.driver_version()[1]
+            self._init_code = self._api.init()
+        if self._init_code != 0:
+            remedy = _REMEDIES.get(self._init_code, "see nvidia-smi and the kernel log")
+            return self._api, _reply(self._init_code, text=f"cuInit failed: {remedy}")
+        if not support(self._cuda_version).checkpoint:
+            return self._api, unreachable(str(why_no_checkpoint(self._cuda_version, self._driver_version())))
+        return self._api, None
+
+    def _do(self, api: CheckpointApi, verb: str, arguments: dict[str, Any]) -> Reply:
+        pid = int(arguments.get("pid", 0))
+        match verb:
+            case "init":
+                return _reply(0)
+            case "state":
+                code, state = api.state(pid)
+                return _reply(code) if code else _reply(code, state=state_name(state))
+            case "restore_tid":
+                code, tid = api.restore_tid(pid)
+                return _reply(code) if code else _reply(code, tid=tid)
+            case "lock":
+                return _reply(api.lock(pid, int(arguments.get("timeout_ms", 0))))
+            case "checkpoint":
+                return _reply(api.checkpoint(pid))
+            case "restore":
+                return self._restore(api, pid, arguments.get("gpu_map"))
+            case "unlock":
+                return _reply(api.unlock(pid))
+            case "memory":
+                return _reply(0, memory=self._nvml.memory(arguments.get("gpus")))
+            case "processes":
+                return _reply(0, processes=[use._asdict() for use in self._nvml.processes(arguments.get("gpus"))])
+        return _reply(Result.INVALID_VALUE, text=f"no verb {verb!r}")
+
+    def _restore(self, api: CheckpointApi, pid: int, moves: dict[str, str] | None) -> Reply:
+        """Never asks an older driver to move: it would not look at the map and restore where there is no room."""
+        try:
+            pairs = gpu_pairs(moves) if moves else None
+        except ValueError as error:
+            return _reply(Result.INVALID_VALUE, text=f"{error}; nothing was done")
+        if pairs is not None and not support(self._cuda_version).gpu_map:
+            text = "this driver cannot restore to other GPUs; needs 580 or newer; nothing was done"
+            return _reply(Result.NOT_SUPPORTED, text=text)
+        return _reply(api.restore(pid, pairs))
+
+    def _describe(self, api: CheckpointApi, trouble: Reply | None) -> Reply:
+        return {
+            **(trouble or _reply(0)),
+            "cuda": self._cuda_version,
+            "binding": api.binding,
+            "capabilities": support(self._cuda_version)._asdict(),
+            **self._machine(),
+        }
+
+    def _machine(self) -> Reply:
+        """What NVML tells of the machine; ``nvml`` is why it does not."""
+        try:
+            gpus = self._nvml.gpus()
+            return {
+                "driver": self._nvml.driver_version(),
+                "persistence": {gpu.uuid: gpu.persistence for gpu in gpus},
+                "mig": {gpu.uuid: gpu.mig for gpu in gpus},
+            }
+        except NvmlUnreadableError as error:
+            return {"driver": "", "persistence": {}, "mig": {}, "nvml": str(error)}
+
+    def _driver_version(self) -> str:
+        try:
+            return self._nvml.driver_version()
+        except NvmlUnreadableError:
+            return ""
+
+
+def _reply(code: int, **members: Any) -> Reply:
+    return {"code": int(code), "name": result_name(code), **members}

@@ -1,0 +1,60 @@
+"""The helper's conversation with the checkpointer: one JSON line per call, answered in order.
+
+Reads ``{"id": n, "verb": ..., ...}`` from stdin and answers ``{"id": n, "code": c, "name": ..., ...}`` on stdout. A
+driver call may hang for ever: the checkpointer then kills this process, which a thread of its own could not offer. It
+ends by itself when stdin closes, even in the middle of a call.
+
+Verbs: ``init``, ``describe``; with ``pid``: ``state``, ``restore_tid``, ``lock`` (``timeout_ms``), ``checkpoint``,
+``restore`` (``gpu_map``), ``unlock``; ``processes`` and ``memory``, both for ``gpus`` or all. ``code`` is a CUresult;
+-1 means that the driver could not be asked at all, and ``text`` says why.
+"""
+
+import json
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO
+
+Reply = dict[str, Any]
+
+UNREACHABLE = -1
+
+
+class Driver(Protocol):
+    """What a driver offers to the helper; every call blocks and answers with at least ``code``."""
+
+    def call(self, verb: str, arguments: dict[str, Any]) -> Reply:
+        """Do it. Raises OSError when the driver cannot be reached."""
+        ...
+
+
+def unreachable(text: str) -> Reply:
+    """The answer when the driver could not be asked."""
+    return {"code": UNREACHABLE, "name": "UNREACHABLE", "text": text}
+
+
+def answer(driver: Driver, request: dict[str, Any]) -> Reply:
+    """The reply to one request line; a driver that cannot be reached is an answer too."""
+    number, verb = request.pop("id"), request.pop("verb")
+    try:
+        reply = driver.call(verb, request)
+    except OSError as error:
+        reply = unreachable(str(error))
+    return {**reply, "id": number}
+
+
+def serve(driver: Driver, read_line: Callable[[], str], answers: TextIO) -> None:
+    """Answer until stdin closes. Reading has a thread of its own so that a closed stdin ends a hanging call."""
+    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        while line := read_line():
+            requests.put(line)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        reply = answer(driver, json.loads(requests.get()))
+        answers.write(json.dumps(reply) + "\n")
+        answers.flush()
