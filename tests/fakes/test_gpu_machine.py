@@ -208,11 +208,14 @@ def test_links_and_uuids_are_stable_and_wrong_links_are_named():
     assert gpus == build_gpus(4, GIB, "x")
     assert {gpu.uuid for gpu in gpus}.isdisjoint(gpu.uuid for gpu in build_gpus(4, GIB, "x", seed="1"))
     assert [gpu.numa_node for gpu in gpus] == [0, 0, 1, 1]
-    assert len(parse_links("nvswitch:all", gpus)) == 6
-    assert parse_links("none", gpus) == ()
-    for wrong in ("nvlink", "nvlink:0-4", "nvlink:1-1", "nvlink:a-b"):
+    switched, pairs = parse_links("nvswitch:all", 4)
+    assert switched
+    assert len(pairs) == 6
+    assert parse_links("nvlink:1-0,2-3", 4) == (False, {(0, 1), (2, 3)})
+    assert parse_links("none", 4) == (False, frozenset())
+    for wrong in ("nvlink", "nvlink:0-4", "nvlink:1-1", "nvlink:a-b", "nvswitch:0-1", "wire:all"):
         with pytest.raises(ValueError, match="link"):
-            parse_links(wrong, gpus)
+            parse_links(wrong, 4)
 
 
 def test_a_gpu_that_computes_is_busy_and_warms_up(stand):

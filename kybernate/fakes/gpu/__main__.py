@@ -5,13 +5,18 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kybernate import lifecycle, logs
 from kybernate.fakes.gpu.machine import Machine
+from kybernate.fakes.gpu.presets import places_of
 from kybernate.fakes.gpu.server import listening
-from kybernate.fakes.gpu.spec import PRESETS, MachineSpec, build_gpus, parse_links
+from kybernate.fakes.gpu.spec import PRESETS, MachineSpec, Preset, build
 from kybernate.sizes import parse_bytes
+
+_USUAL_NVLINKS = 12
+"""Between two cards with a bridge, and of an A100 behind NVSwitch."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -32,22 +37,38 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def build_spec(options: argparse.Namespace) -> MachineSpec:
     """The machine that the options describe: a preset, and what differs from it. Raises ValueError."""
-    preset = PRESETS[options.preset]
-    memory_bytes = parse_bytes(options.memory) if options.memory else preset.memory_bytes
-    count = options.gpus or preset.count
-    gpus = build_gpus(count, memory_bytes, options.name or preset.name, options.seed)
-    usual_links = preset.links if count == preset.count or preset.links.endswith(":all") else "none"
+    preset = _changed(PRESETS[options.preset], options)
+    gpus, links, instances = build(preset, options.seed)
     bandwidth, speed = parse_bytes(options.bandwidth), options.speed
     if bandwidth <= 0 or speed <= 0 or options.slots < 1:
         raise ValueError("--bandwidth and --speed must be above 0, --slots at least 1")
     return MachineSpec(
         gpus=gpus,
-        links=parse_links(usual_links if options.links is None else options.links, gpus),
+        links=links,
+        instances=instances,
         bandwidth=bandwidth,
         slots=options.slots,
-        host_memory_bytes=parse_bytes(options.host_memory) if options.host_memory else 4 * count * memory_bytes,
+        host_memory_bytes=parse_bytes(options.host_memory)
+        if options.host_memory
+        else 4 * sum(gpu.memory_bytes for gpu in gpus),
         speed=speed,
     )
+
+
+def _changed(preset: Preset, options: argparse.Namespace) -> Preset:
+    """The preset with the GPUs and links that the options name; another number of GPUs is another board."""
+    if options.gpus is not None and options.gpus != preset.count:
+        if any(preset.partitions):
+            raise ValueError(
+                f"--gpus {options.gpus}: preset {options.preset} has {preset.count}, split by MIG; omit it"
+            )
+        links = preset.links if preset.links.endswith(":all") else "none"
+        preset = Preset(preset.name, preset.memory_bytes, places_of(options.gpus), links, preset.nvlinks)
+    if options.memory:
+        preset = replace(preset, memory_bytes=parse_bytes(options.memory))
+    if options.links is not None:
+        preset = replace(preset, links=options.links, nvlinks=preset.nvlinks or _USUAL_NVLINKS)
+    return replace(preset, name=options.name or preset.name)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--preset", choices=sorted(PRESETS), default="default", help="the machine; other options override it")
     add("--gpus", type=int, help="number of GPUs")
     add("--memory", help="memory of each GPU, e.g. 80GiB")
-    add("--links", help="none, nvlink:0-1,2-3 or nvswitch:all")
+    add("--links", help="none, nvlink:0-1,2-3, nvlink:all or nvswitch:all")
     add("--name", help="name of the GPUs")
     add("--seed", default="0", help="makes other UUIDs, for a second machine")
     add("--bandwidth", default="48G", help="bytes per model second of a checkpoint or restore")

@@ -7,7 +7,7 @@ from kybernate.fakes.gpu.codes import Code
 from kybernate.fakes.gpu.process import Process, RefusedError
 
 ONCE = frozenset({"hang", "oom", "die-mid-checkpoint", "busy"})
-"""Faults that wait for their moment; ``slow`` stands until cleared and ``xid`` happens at once."""
+"""Faults that wait for their moment; ``slow`` stands until cleared, XIDs and lost GPUs happen at once."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Faults:
         """Arm one. Raises RefusedError naming what is wrong."""
         name = arguments.get("fault")
         if name not in ONCE | {"slow"}:
-            known = ", ".join(sorted(ONCE | {"slow", "xid", "clear"}))
+            known = ", ".join(sorted(ONCE | {"slow", "xid", "lost", "found", "clear"}))
             raise RefusedError(Code.INVALID_VALUE, f"fault {name!r}; known are {known}")
         if name == "hang" and not isinstance(arguments.get("verb"), str):
             raise RefusedError(Code.INVALID_VALUE, "a hang needs verb, e.g. checkpoint")

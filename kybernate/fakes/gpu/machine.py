@@ -7,8 +7,7 @@ continued, state queries wait for a running checkpoint or restore, a parked proc
 
 import math
 
-from kybernate.fakes.gpu.arguments import integer, text
-from kybernate.fakes.gpu.codes import Code, State
+from kybernate.fakes.gpu.codes import Code
 from kybernate.fakes.gpu.own_calls import OwnCalls
 from kybernate.fakes.gpu.process import Call, Caller, Effect, Process, RefusedError, Target
 from kybernate.fakes.gpu.readings import Readings
@@ -16,9 +15,7 @@ from kybernate.fakes.gpu.spec import MachineSpec
 from kybernate.fakes.gpu.verbs import Verbs
 from kybernate.fakes.gpu.violations import Violations
 from kybernate.fakes.gpu.world import Result, World
-
-FATAL_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140})
-"""XIDs after which the processes on the GPU compute no more."""
+from kybernate.fakes.gpu.xids import Xids
 
 
 class Machine:
@@ -29,6 +26,7 @@ class Machine:
         self._own_calls = OwnCalls(self.world)
         self._verbs = Verbs(self.world, self._own_calls)
         self._readings = Readings(self.world)
+        self._xids = Xids(self.world)
 
     @property
     def violations(self) -> Violations:
@@ -51,6 +49,7 @@ class Machine:
         self.world.now = now
         for process in tuple(self.processes.values()):
             self._verbs.finish_due(process)
+        self._xids.expire()
         return self._take_effects()
 
     def observe(self, pid: int, *, stopped: bool, now: float) -> list[Effect]:
@@ -77,7 +76,7 @@ class Machine:
     def next_time(self) -> float | None:
         """When the next operation ends, as far as that needs only time."""
         ends = [p.operation.ends_at for p in self.processes.values() if p.operation is not None and not p.stopped]
-        return min((end for end in ends if end < math.inf), default=None)
+        return min((end for end in (*ends, self._xids.next_time()) if end < math.inf), default=None)
 
     def watched(self) -> list[int]:
         """Processes whose stop and continue matter now: something about them waits."""
@@ -92,34 +91,28 @@ class Machine:
             return self._readings.table[call.name](call.arguments)
         if call.name == "attach":
             return self._own_calls.attach(call, caller)
+        if call.name == "wait_xid":
+            return self._xids.wait(call)
         if call.name == "inject":
             return self._inject(call)
         tables = (self._own_calls.table, self._verbs.table, self._readings.table)
-        known = ", ".join(sorted({"attach", "inject", "get_restore_tid"}.union(*tables)))
+        known = ", ".join(sorted({"attach", "inject", "get_restore_tid", "wait_xid"}.union(*tables)))
         raise RefusedError(Code.NOT_SUPPORTED, f"unknown call {call.name!r}; known are {known}")
 
     def _inject(self, call: Call) -> Result:
         fault = call.arguments.get("fault")
-        if fault == "xid":
-            self._xid(call)
+        if fault in ("xid", "lost", "found"):
+            self._xids.inject(call)
         elif fault == "clear":
             self._clear()
         else:
             self.world.faults.inject(call.arguments)
         return {"armed": len(self.world.faults.armed)}
 
-    def _xid(self, call: Call) -> None:
-        gpu, xid = text(call.arguments, "gpu"), integer(call.arguments, "xid")
-        if gpu not in self.world.xids:
-            raise RefusedError(Code.INVALID_VALUE, f"no GPU {gpu!r}; GPUs are {', '.join(self.world.xids)}")
-        self.world.xids[gpu].append(xid)
-        for process in self.processes.values():
-            if xid in FATAL_XIDS and process.memory.get(gpu, 0) > 0:
-                self.world.enter(process, State.FAILED)
-
     def _clear(self) -> None:
-        """No faults any more; transfers that hung end now."""
+        """No faults any more; transfers that hung end now, lost GPUs are there again."""
         self.world.faults.armed.clear()
+        self.world.lost.clear()
         for process in self.processes.values():
             if process.operation is not None and process.operation.ends_at == math.inf:
                 process.operation.ends_at = self.world.now

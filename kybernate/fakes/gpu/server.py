@@ -154,8 +154,6 @@ class Daemon:
     def _arm(self) -> None:
         """One timer for whatever comes first: an operation's end, or the next look at stopped processes."""
         watched = self._machine.watched()
-        if not watched and self._timer is None:
-            return
         when = self._machine.next_time()
         if any(self._machine.processes[pid].stopped for pid in watched):
             poll = time.monotonic() + _POLL_SECONDS

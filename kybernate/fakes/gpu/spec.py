@@ -1,41 +1,42 @@
-"""The made-up machine: its GPUs, links, speeds and presets. Pure."""
+"""The made-up machine: its GPUs, MIG instances, links and speeds. Pure.
+
+``hardware("8xL40S")`` gives GPUs, links and instances of a preset without any daemon.
+"""
 
 import itertools
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-GIB = 2**30
+from kybernate.fakes.gpu.presets import GIB, PRESETS, Preset, places_of
+from kybernate.machine import Gpu, Level, Link, Mig
+
+__all__ = ["GIB", "PRESETS", "Hardware", "MachineSpec", "Preset", "build", "build_gpus", "hardware", "parse_links"]
+
 _NAMESPACE = uuid.UUID("6b796265-726e-4174-a567-707566616b65")
+_MIG_MIB = {"1g.10gb": 9728, "1g.20gb": 19968, "2g.20gb": 19968, "3g.40gb": 40192, "4g.40gb": 40192, "7g.80gb": 81152}
+"""Memory of an instance of an 80 GB GPU, which is a little less than its share."""
+_LEVELS = (Level.SYS, Level.NODE, Level.PHB, Level.PXB, Level.PIX)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSpec:
-    """One made-up GPU. The UUID depends on the seed and the index only, so it survives restarts of the daemon."""
+class Hardware(NamedTuple):
+    """What is in a machine, as ``kybernate.topology.plan`` takes it."""
 
-    index: int
-    uuid: str
-    minor: int
-    pci_bus_id: str
-    name: str
-    memory_bytes: int
-    numa_node: int
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Two GPUs that reach each other without the CPU."""
-
-    kind: str
-    a: str
-    b: str
+    gpus: tuple[Gpu, ...]
+    links: tuple[Link, ...]
+    """Every pair once."""
+    instances: tuple[Gpu, ...]
+    """MIG instances of the GPUs in MIG mode."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineSpec:
     """What the daemon pretends to be."""
 
-    gpus: tuple[GpuSpec, ...]
+    gpus: tuple[Gpu, ...]
     links: tuple[Link, ...] = ()
+    instances: tuple[Gpu, ...] = ()
     bandwidth: float = 48e9
     """Bytes per model second of one process' checkpoint or restore."""
     overhead_seconds: float = 0.2
@@ -48,56 +49,95 @@ class MachineSpec:
     """Model seconds per wall second."""
 
 
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """A named machine."""
-
-    count: int
-    memory_bytes: int
-    links: str
-    name: str
+def hardware(preset: str, seed: str = "0") -> Hardware:
+    """A preset's machine, as the daemon shows it. Raises ValueError for an unknown name, naming those there are."""
+    if preset not in PRESETS:
+        raise ValueError(f"no preset {preset!r}; presets are {', '.join(sorted(PRESETS))}")
+    return build(PRESETS[preset], seed)
 
 
-PRESETS = {
-    "default": Preset(4, 80 * GIB, "nvlink:0-1,2-3", "Fake H100 PCIe"),
-    "single-24gb": Preset(1, 24 * GIB, "none", "Fake RTX 4090"),
-    "4xA100": Preset(4, 80 * GIB, "nvlink:all", "Fake A100-SXM4-80GB"),
-    "8xH100-nvswitch": Preset(8, 80 * GIB, "nvswitch:all", "Fake H100 80GB HBM3"),
-}
-
-
-def build_gpus(count: int, memory_bytes: int, name: str, seed: str = "0") -> tuple[GpuSpec, ...]:
-    """``count`` equal GPUs, split between two NUMA nodes from four GPUs on."""
+def build(preset: Preset, seed: str = "0") -> Hardware:
+    """The machine that a preset describes. Raises ValueError when it cannot be."""
+    count = preset.count
     if not 1 <= count <= 64:
         raise ValueError(f"{count} GPUs; give 1 to 64")
-    nodes = 2 if count >= 4 else 1
-    return tuple(
-        GpuSpec(
+    partitions = preset.partitions or ((),) * count
+    gpus = tuple(
+        Gpu(
             index=index,
             uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{seed}/{index}')}",
-            minor=index,
-            pci_bus_id=f"{index // 16:08X}:{(index % 16) * 16 + 1:02X}:00.0",
-            name=name,
-            memory_bytes=memory_bytes,
-            numa_node=index * nodes // count,
+            minor=preset.minors[index] if preset.minors else index,
+            pci_bus_id=_bus_id(preset.slots[index] if preset.slots else index),
+            name=preset.name,
+            memory_bytes=preset.memory_bytes,
+            numa_node=int(place.split("/")[0]),
+            mig_enabled=bool(partitions[index]),
         )
-        for index in range(count)
+        for index, place in enumerate(preset.places)
     )
+    instances = tuple(
+        _instance(gpu, number, profile, seed) for gpu in gpus for number, profile in enumerate(partitions[gpu.index])
+    )
+    return Hardware(gpus, _links(preset, gpus), instances)
 
 
-def parse_links(text: str, gpus: tuple[GpuSpec, ...]) -> tuple[Link, ...]:
-    """Links from ``nvlink:0-1,2-3``, ``nvswitch:all`` or ``none``. Raises ValueError naming the wrong part."""
+def build_gpus(count: int, memory_bytes: int, name: str, seed: str = "0") -> tuple[Gpu, ...]:
+    """``count`` equal GPUs, split between two NUMA nodes from four GPUs on.
+
+    A UUID depends on the seed and the index only, so it survives restarts of the daemon.
+    """
+    return build(Preset(name, memory_bytes, places_of(count)), seed).gpus
+
+
+def parse_links(text: str, count: int) -> tuple[bool, frozenset[tuple[int, int]]]:
+    """``nvlink:0-1,2-3``, ``nvlink:all``, ``nvswitch:all`` or ``none`` → (through switches?, pairs of indices).
+
+    Raises ValueError naming the wrong part.
+    """
     if text in ("", "none"):
-        return ()
+        return False, frozenset()
     kind, colon, pairs = text.partition(":")
-    if not colon:
-        raise ValueError(f"links {text!r}; write none, kind:all or kind:0-1,2-3")
+    if not colon or kind not in ("nvlink", "nvswitch") or (kind == "nvswitch" and pairs != "all"):
+        raise ValueError(f"links {text!r}; write none, nvlink:0-1,2-3, nvlink:all or nvswitch:all")
     if pairs == "all":
-        return tuple(Link(kind, a.uuid, b.uuid) for a, b in itertools.combinations(gpus, 2))
-    links = []
+        return kind == "nvswitch", frozenset(itertools.combinations(range(count), 2))
+    found = set()
     for pair in pairs.split(","):
         a, _, b = pair.partition("-")
-        if not (a.isdigit() and b.isdigit() and int(a) != int(b) and max(int(a), int(b)) < len(gpus)):
-            raise ValueError(f"link {pair!r} in {text!r}; write two of the GPUs 0 to {len(gpus) - 1}, e.g. 0-1")
-        links.append(Link(kind, gpus[int(a)].uuid, gpus[int(b)].uuid))
-    return tuple(links)
+        if not (a.isdigit() and b.isdigit() and int(a) != int(b) and max(int(a), int(b)) < count):
+            raise ValueError(f"link {pair!r} in {text!r}; write two of the GPUs 0 to {count - 1}, e.g. 0-1")
+        found.add((min(int(a), int(b)), max(int(a), int(b))))
+    return False, frozenset(found)
+
+
+def _links(preset: Preset, gpus: Sequence[Gpu]) -> tuple[Link, ...]:
+    switched, pairs = parse_links(preset.links, len(gpus))
+    found = []
+    for a, b in itertools.combinations(gpus, 2):
+        level = _level(preset.places[a.index], preset.places[b.index])
+        linked = (a.index, b.index) in pairs
+        p2p = linked or preset.p2p_across_nodes or level is not Level.SYS
+        found.append(Link(a.uuid, b.uuid, level, preset.nvlinks if linked else 0, switched and linked, p2p))
+    return tuple(found)
+
+
+def _level(a: str, b: str) -> Level:
+    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a.split("/"), b.split("/"), strict=True))
+    return _LEVELS[len(tuple(shared))]
+
+
+def _bus_id(slot: int) -> str:
+    return f"{slot // 15:04x}:{(slot % 15) * 16 + 17:02x}:00.0"
+
+
+def _instance(gpu: Gpu, number: int, profile: str, seed: str) -> Gpu:
+    return Gpu(
+        index=gpu.index,
+        uuid=f"MIG-{uuid.uuid5(_NAMESPACE, f'{seed}/{gpu.index}/{number}')}",
+        minor=gpu.minor,
+        pci_bus_id=gpu.pci_bus_id,
+        name=f"{gpu.name} MIG {profile}",
+        memory_bytes=_MIG_MIB[profile] << 20,
+        numa_node=gpu.numa_node,
+        mig=Mig(gpu.uuid, profile, gpu_instance=number + 1, compute_instance=0),
+    )

@@ -19,20 +19,29 @@ class World:
         self.spec = spec
         self.now = 0.0
         """Wall seconds; set by the machine before it lets anybody work."""
-        self.capacity = {gpu.uuid: gpu.memory_bytes for gpu in spec.gpus}
+        usable = (*(gpu for gpu in spec.gpus if not gpu.mig_enabled), *spec.instances)
+        self.capacity = {gpu.uuid: gpu.memory_bytes for gpu in usable}
+        """Memory of all that a process can use: whole GPUs, and the instances of those in MIG mode."""
         self.processes: dict[int, Process] = {}
         self.epochs = dict.fromkeys(self.capacity, 0)
         """Highest epoch that each GPU has seen."""
         self.violations = Violations()
         self.faults = Faults()
         self.totals = {"requests": 0, "checkpoints": 0, "restores": 0}
-        self.xids: dict[str, list[int]] = {uuid: [] for uuid in self.capacity}
+        self.xids: dict[str, list[int]] = {gpu.uuid: [] for gpu in (*spec.gpus, *spec.instances)}
+        self.lost: set[str] = set()
+        """GPUs that fell off the bus: nothing can be read of them."""
         self.effects: list[Effect] = []
         self._crowded: dict[str, frozenset[str]] = {}
 
     def used_bytes(self, gpu: str) -> int:
         """Memory in use on a GPU."""
-        return sum(process.memory.get(gpu, 0) for process in self.processes.values())
+        parts = self.parts(gpu)
+        return sum(process.memory.get(part, 0) for process in self.processes.values() for part in parts)
+
+    def parts(self, gpu: str) -> tuple[str, ...]:
+        """The GPU and its MIG instances."""
+        return (gpu, *(one.uuid for one in self.spec.instances if one.mig and one.mig.parent == gpu))
 
     def free_bytes(self, gpu: str) -> int:
         """Room on a GPU."""

@@ -1,0 +1,88 @@
+"""GPUs as the fake driver tells."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from kybernate.fakes.gpu.client import DriverError, FakeDriverClient
+from kybernate.gpus.protocol import GpuError
+from kybernate.machine import Gpu, GpuEvent, GpuProcess, Level, Link, Mig
+
+
+class FakeGpus:
+    """GPUs as the fake driver tells; connects at the first call, and again after the driver was restarted."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._client: FakeDriverClient | None = None
+        self._connecting = asyncio.Lock()
+        self._seen: tuple[FakeDriverClient, int] | None = None
+        """The last event that was handed out; numbers begin anew with each connection's driver."""
+
+    async def list(self) -> tuple[Gpu, ...]:
+        """All GPUs that answer, in index order. Raises GpuError."""
+        return tuple(_gpu(one) for one in (await self._call("devices"))["gpus"] if not one["lost"])
+
+    async def instances(self) -> tuple[Gpu, ...]:
+        """MIG instances. Raises GpuError."""
+        return tuple(_gpu(one) for one in (await self._call("devices"))["instances"] if not one["lost"])
+
+    async def links(self) -> tuple[Link, ...]:
+        """Every pair of GPUs once. Raises GpuError."""
+        there = {gpu.uuid for gpu in await self.list()}
+        found = (await self._call("links"))["links"]
+        return tuple(_link(one) for one in found if {one["a"], one["b"]} <= there)
+
+    async def used_bytes(self) -> dict[str, int]:
+        """Memory in use by UUID, MIG instances included. Raises GpuError."""
+        reply = await self._call("devices")
+        return {one["uuid"]: one["used_bytes"] for one in (*reply["gpus"], *reply["instances"]) if not one["lost"]}
+
+    async def processes(self) -> tuple[GpuProcess, ...]:
+        """Processes with a context. Raises GpuError."""
+        there = await self.used_bytes()
+        found = (await self._call("processes"))["processes"]
+        return tuple(GpuProcess(one["pid"], one["gpu"], one["bytes"]) for one in found if one["gpu"] in there)
+
+    async def events(self, timeout_seconds: float) -> tuple[GpuEvent, ...]:
+        """XID events; see ``Gpus``. Raises GpuError."""
+        client = await self._connected()
+        if self._seen is None or self._seen[0] is not client:
+            self._seen = client, (await self._ask(client, "wait_xid", timeout_ms=0))["last"]
+        timeout_ms = max(0, round(timeout_seconds * 1000))
+        reply = await self._ask(client, "wait_xid", after=self._seen[1], timeout_ms=timeout_ms)
+        self._seen = client, reply["last"]
+        return tuple(GpuEvent(one["gpu"], one["xid"]) for one in reply["events"])
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.close()
+
+    async def _call(self, name: str) -> dict[str, Any]:
+        return await self._ask(await self._connected(), name)
+
+    async def _connected(self) -> FakeDriverClient:
+        try:
+            async with self._connecting:
+                if self._client is None or self._client.closed:
+                    self._client = await FakeDriverClient.connect(self._socket)
+                return self._client
+        except ConnectionError as error:
+            raise GpuError(str(error)) from error
+
+    async def _ask(self, client: FakeDriverClient, name: str, **arguments: Any) -> dict[str, Any]:
+        try:
+            return await client.call(name, **arguments)
+        except (DriverError, ConnectionError) as error:
+            raise GpuError(str(error)) from error
+
+
+def _gpu(one: dict[str, Any]) -> Gpu:
+    known = {name: one[name] for name in Gpu.__dataclass_fields__}
+    return Gpu(**known | {"mig": Mig(**one["mig"]) if one["mig"] else None})
+
+
+def _link(one: dict[str, Any]) -> Link:
+    return Link(one["a"], one["b"], Level(one["level"]), one["nvlinks"], one["switched"], one["p2p"])
