@@ -110,8 +110,13 @@ class ScriptedPlugin(rpc.DevicePluginServicer):
     gate_error: str = ""
     held: dict[str, asyncio.Event] = field(default_factory=dict)
     """By seat: PreStartContainer answers when the event is set."""
+    may_allocate: asyncio.Event = field(default_factory=asyncio.Event)
+    """Allocate answers while it is set."""
     envs: dict[str, str] = field(default_factory=dict)
     mounts: list[pb.Mount] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.may_allocate.set()
 
     def send(self, *ids: str, unhealthy: tuple[str, ...] = (), health: str = "Healthy") -> None:
         devices = [pb.Device(ID=device, health=health) for device in ids]
@@ -138,6 +143,7 @@ class ScriptedPlugin(rpc.DevicePluginServicer):
 
     async def Allocate(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.calls.append(("allocate", list(request.container_requests[0].devices_ids)))
+        await self.may_allocate.wait()
         if self.allocate_error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.allocate_error)
         envs = {"SEAT": request.container_requests[0].devices_ids[0]} | self.envs

@@ -1,6 +1,7 @@
 import random
 
-from kybernate.fakes.kubelet.device_manager import Allocation, DeviceManager
+from kybernate.fakes.kubelet.allocations import Allocation
+from kybernate.fakes.kubelet.device_manager import DeviceManager
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.kubelet.stand import RESOURCE, ScriptedPlugin, pod, pods, registered, running_kubelet, state, until
 
@@ -54,7 +55,8 @@ async def test_a_refused_allocation_fails_the_pod_for_good_with_the_text() -> No
         await until(lambda: rejected.phase == "Failed")
         status = rejected.document()["status"]
         assert status["message"] == (
-            "Allocate failed due to rpc error: code = FailedPrecondition desc = one seat is enough, which is unexpected"
+            "Pod was rejected: Allocate failed due to "
+            "rpc error: code = FailedPrecondition desc = one seat is enough, which is unexpected"
         )
         assert "containerStatuses" not in status
         plugin.allocate_error = ""

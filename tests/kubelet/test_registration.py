@@ -36,12 +36,13 @@ async def test_kubelet_dials_back_so_an_endpoint_that_is_not_served_is_refused(m
         ("x.kubernetes.io/gpu", "v1beta1", "p.sock", "is invalid"),
         ("requests.kyb.ai/gpu", "v1beta1", "p.sock", "is invalid"),
         ("kyb.ai/", "v1beta1", "p.sock", "is invalid"),
-        (RESOURCE, "v1beta1", "/tmp/p.sock", "must be a file name"),
+        (RESOURCE, "v1beta1", "/tmp/p.sock", "failed to dial device plugin: context deadline exceeded"),
     ],
 )
 async def test_a_wrong_registration_is_refused_with_the_reason(
-    resource: str, version: str, endpoint: str, text: str
+    resource: str, version: str, endpoint: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(plugins, "DIAL_SECONDS", 0.2)
     async with running_kubelet() as kubelet:
         assert text in (await register(kubelet.options.folder, endpoint, resource, version) or "")
 
@@ -156,3 +157,41 @@ async def test_a_pod_that_waits_goes_on_when_its_plugin_is_back_in_time() -> Non
         await kubelet.restart()
         async with registered(kubelet, "a", endpoint="again.sock"):
             await until(lambda: "running" in state(waiting)["state"])
+
+
+async def test_the_health_of_a_pods_devices_stands_in_its_status() -> None:
+    async with running_kubelet() as kubelet, registered(kubelet, "a", "b") as plugin:
+        plugin.preferred = ["a"]
+        running = kubelet.create(pod())
+        await until(lambda: "running" in state(running)["state"])
+
+        def health() -> list[dict[str, str]]:
+            (told,) = state(running)["allocatedResourcesStatus"]
+            assert told["name"] == RESOURCE
+            return list(told["resources"])
+
+        assert health() == [{"resourceID": "a", "health": "Healthy"}]
+        plugin.send("b", unhealthy=("a",))
+        await until(lambda: health() == [{"resourceID": "a", "health": "Unhealthy"}])
+        assert "running" in state(running)["state"]
+
+
+async def test_an_admission_that_a_restart_cuts_short_is_begun_again() -> None:
+    async with running_kubelet() as kubelet, registered(kubelet, "a") as plugin:
+        plugin.may_allocate.clear()
+        created = kubelet.create(pod())
+        await until(lambda: plugin.called("allocate"))
+        await kubelet.restart()
+        assert kubelet.devices.allocations == []
+        plugin.may_allocate.set()
+        async with registered(kubelet, "a", endpoint="again.sock") as again:
+            await until(lambda: "running" in state(created)["state"])
+            assert again.called("allocate") == [["a"]]
+
+
+async def test_a_failed_second_registration_does_not_touch_the_first_ones_seats() -> None:
+    async with running_kubelet() as kubelet, registered(kubelet, "a"):
+        broken = ScriptedPlugin(options_error="not today")
+        async with serving(broken, kubelet.options.folder, "broken.sock"):
+            assert "not today" in (await register(kubelet.options.folder, "broken.sock") or "")
+        assert capacity(kubelet) == (1, 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from kybernate import lifecycle, logs
 from kybernate.fakes.kubelet import manifest
 from kybernate.fakes.kubelet.container import BackOff
+from kybernate.fakes.kubelet.device_manager import Topology
 from kybernate.fakes.kubelet.http import application
 from kybernate.fakes.kubelet.kubelet import Kubelet, Options, write_address
 from kybernate.health import HttpServer
@@ -36,6 +37,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--backoff", type=float, default=0.2, help="first crash back-off, seconds")
     parser.add_argument("--backoff-max", type=float, default=5.0, help="longest crash back-off, seconds")
     parser.add_argument("--readmit", type=float, default=1.0, help="seconds from a restart to admitting pods again")
+    policies = ("none", "best-effort", "restricted", "single-numa-node")
+    parser.add_argument("--topology-policy", choices=policies, default="none", help="of the topology manager")
+    parser.add_argument("--numa-nodes", type=int, default=2, help="of this machine, numbered from 0")
     parser.add_argument("--seed", type=int, default=None, help="of every random choice")
     parser.add_argument("--log-format", choices=("auto", "json", "pretty"), default="auto", help="auto: terminals")
     return parser.parse_args(argv)
@@ -60,6 +64,7 @@ async def serve(args: argparse.Namespace, pods: Sequence[manifest.PodSpec]) -> N
         grace_seconds=args.grace,
         backoff=BackOff(args.backoff, args.backoff_max),
         readmit_seconds=args.readmit,
+        topology=Topology(args.topology_policy, tuple(range(args.numa_nodes))),
         seed=args.seed,
     )
     async with Kubelet(options) as kubelet:

@@ -1,84 +1,54 @@
 """What kubelet's device manager knows and decides: devices by resource, who has which, what the plugin answered.
 
-Follows the device manager of Kubernetes 1.36, oddities included, since plugins must live with them:
-a client is disconnected *by name*, so that the end of an old stream disconnects its successor; a stopped endpoint keeps
-its capacity for a grace period; after a restart of kubelet the options of a plugin are unknown until it registers.
+Follows the device manager of Kubernetes 1.36, oddities included, since plugins must live with them: a stopped endpoint
+keeps its capacity for a grace period; what was given survives a restart of kubelet in its checkpoint, but plugins and
+their options are unknown until they register again.
 """
 
+import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from kybernate.fakes.kubelet import affinity, checkpoint
+from kybernate.fakes.kubelet.allocations import Allocation, RunOptions, merged
+from kybernate.fakes.kubelet.endpoint import (
+    HEALTHY,
+    AdmissionError,
+    Endpoint,
+    GateError,
+    Plugin,
+    PluginCallError,
+    TopologyAffinityError,
+)
 from kybernate.fakes.kubelet.manifest import ContainerSpec, PodSpec
+from kybernate.logs import get_logger
 from kybernate.pb import deviceplugin_pb2 as pb
-
-HEALTHY = "Healthy"
-
-
-class AdmissionError(Exception):
-    """A pod cannot have its devices. Kubelet fails it for good with this text."""
-
-
-class GateError(Exception):
-    """A container may not start now. Kubelet says why and asks again."""
-
-
-class PluginCallError(Exception):
-    """A plugin answered a call with an error; the text is what grpc-go would print."""
-
-
-class Plugin(Protocol):
-    """A registered plugin, as the device manager calls it. All raise PluginCallError."""
-
-    async def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """GetPreferredAllocation for one container."""
-        ...
-
-    async def allocate(self, device_ids: list[str]) -> pb.AllocateResponse:
-        """Allocate for one container."""
-        ...
-
-    async def pre_start(self, device_ids: list[str]) -> None:
-        """PreStartContainer, with kubelet's 30 s limit."""
-        ...
-
-
-@dataclass
-class Endpoint:
-    """What kubelet knows about one resource."""
-
-    plugin: Plugin | None = None
-    options: pb.DevicePluginOptions | None = None
-    """None after a restart of kubelet: then containers start without PreStartContainer, as with the real one."""
-    stopped_at: float | None = None
-    devices: dict[str, pb.Device] = field(default_factory=dict)
-    healthy: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
-    """Devices of one container and resource, and the plugin's cached answer."""
+class Topology:
+    """The machine's NUMA nodes and kubelet's ``--topology-manager-policy``."""
+
+    policy: affinity.Policy = "none"
+    nodes: tuple[int, ...] = (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Want:
+    """One container's claim on one resource."""
 
     pod_uid: str
     container: str
     resource: str
-    device_ids: tuple[str, ...]
-    response: pb.ContainerAllocateResponse
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """What the answers of all resources of a container add up to."""
-
-    envs: Mapping[str, str]
-    mounts: tuple[tuple[str, str], ...]
-    """(container path, host path)."""
-    devices: tuple[tuple[str, str], ...]
-    """(container path, host path)."""
-    conflicts: tuple[str, ...]
-    """What two resources both set; the first one won."""
+    count: int
+    reusable: frozenset[str]
+    """Devices of the pod's init containers."""
+    nodes: frozenset[int] | None
+    """NUMA nodes to take them from; None: any."""
 
 
 class DeviceManager:
@@ -91,16 +61,22 @@ class DeviceManager:
         grace_seconds: float = 300.0,
         rng: random.Random | None = None,
         now: Callable[[], float] = time.monotonic,
+        memory: Path | None = None,
+        topology: Topology | None = None,
     ) -> None:
         self._active = active
         """UIDs of the pods that are not over; the devices of others are free."""
         self._grace_seconds = grace_seconds
         self._rng = rng or random.Random()
         self._now = now
+        self._memory = memory
+        """The checkpoint; None: allocations are only kept in this object."""
+        self._topology = topology or Topology()
         self.endpoints: dict[str, Endpoint] = {}
         self.allocations: list[Allocation] = []
         self._reusable: dict[str, dict[str, set[str]]] = {}
         self._gone: set[str] = set()
+        self._allocating = asyncio.Lock()
 
     # --- what plugins say ---------------------------------------------------------------------------------------
 
@@ -116,6 +92,7 @@ class DeviceManager:
         if endpoint is not None:
             endpoint.devices = {device.ID: device for device in devices}
             endpoint.healthy = {device.ID for device in devices if device.health == HEALTHY}
+            self._remember()
 
     def disconnected(self, resource: str) -> None:
         """The stream of some client of this resource ended: all devices are unhealthy, the endpoint is stopped."""
@@ -124,10 +101,23 @@ class DeviceManager:
             endpoint.healthy = set()
             endpoint.stopped_at = self._now()
 
-    def restart(self) -> None:
-        """Kubelet starts again from its checkpoint: allocations stay, plugins and their devices are unknown."""
-        for resource in self.endpoints:
-            self.endpoints[resource] = Endpoint(stopped_at=self._now())
+    def start(self) -> None:
+        """Kubelet starts: allocations and the names of resources come from its checkpoint, nothing else is known."""
+        registered = list(self.endpoints)
+        if self._memory is not None:
+            try:
+                self.allocations, registered = checkpoint.read(self._memory)
+            except checkpoint.CheckpointError as error:
+                get_logger().error("kubelet.checkpoint_unread", reason=str(error))
+                self.allocations, registered = [], []
+        self._reusable.clear()
+        self._gone |= self.endpoints.keys() - set(registered)
+        self.endpoints = {resource: Endpoint(stopped_at=self._now()) for resource in registered}
+
+    def _remember(self) -> None:
+        if self._memory is not None:
+            healthy = {resource: endpoint.healthy for resource, endpoint in self.endpoints.items()}
+            checkpoint.write(self._memory, self.allocations, healthy)
 
     # --- what the node has --------------------------------------------------------------------------------------
 
@@ -137,6 +127,7 @@ class DeviceManager:
             if endpoint.stopped_at is not None and self._now() - endpoint.stopped_at > self._grace_seconds:
                 del self.endpoints[resource]
                 self._gone.add(resource)
+                self._remember()
         present = {name: (len(end.devices), len(end.healthy)) for name, end in self.endpoints.items()}
         return dict.fromkeys(self._gone, (0, 0)) | present
 
@@ -150,33 +141,76 @@ class DeviceManager:
         """Allocations of one container."""
         return [entry for entry in self.allocations if (entry.pod_uid, entry.container) == (pod_uid, container)]
 
+    def health(self, pod_uid: str, container: str) -> list[dict[str, Any]]:
+        """``allocatedResourcesStatus`` of a container. A device that nobody lists any more counts as healthy."""
+        return [
+            {
+                "name": allocation.resource,
+                "resources": [
+                    {"resourceID": device, "health": self._health(allocation.resource, device)}
+                    for device in allocation.device_ids
+                ],
+            }
+            for allocation in self.of(pod_uid, container)
+        ]
+
+    def _health(self, resource: str, device_id: str) -> str:
+        device = self.endpoints.get(resource, Endpoint()).devices.get(device_id)
+        return "Healthy" if device is None or device.health == HEALTHY else "Unhealthy"
+
     # --- admission ----------------------------------------------------------------------------------------------
 
-    async def admit(self, pod_uid: str, pod: PodSpec) -> None:
+    async def admit(self, pod_uid: str, pod: PodSpec, running: Iterable[str] = ()) -> None:
         """Give every container its devices, or raise AdmissionError.
 
-        What was given before a failure is freed lazily, as ``collect`` is called.
+        Containers that a restarted kubelet finds ``running`` have theirs, whatever became of their plugin. What was
+        given before a failure is freed lazily, as ``collect`` is called.
         """
-        reusable = self._reusable.setdefault(pod_uid, {})
         for container in pod.containers:
-            resources = list(container.limits.items())
-            self._rng.shuffle(resources)
-            self.collect()
-            for resource, count in resources:
-                if resource not in self.endpoints and not any(a.resource == resource for a in self.allocations):
-                    continue  # no device plugin resource, as far as kubelet knows
-                pool = reusable.setdefault(resource, set())
-                given = await self._allocate(pod_uid, container, resource, count, pool)
-                if container.init and not container.sidecar:
-                    pool |= given  # an app container may have them once the init container is done
-                else:
-                    pool -= given
+            if container.name not in set(running):
+                await self._admit(pod_uid, container)
 
-    async def _allocate(
-        self, pod_uid: str, container: ContainerSpec, resource: str, count: int, reusable: set[str]
-    ) -> set[str]:
+    async def _admit(self, pod_uid: str, container: ContainerSpec) -> None:
+        pools = self._reusable.setdefault(pod_uid, {})
+        resources = [(name, count) for name, count in container.limits.items() if self._known(name)]
+        self._rng.shuffle(resources)
+        self.collect()
+        nodes = self._nodes(pod_uid, container, resources)
+        for resource, count in resources:
+            pool = pools.setdefault(resource, set())
+            wanted = _Want(pod_uid, container.name, resource, count, frozenset(pool), nodes)
+            async with self._allocating:
+                given = await self._allocate(wanted)
+            if container.init and not container.sidecar:
+                pool |= given  # an app container may have them once the init container is done
+            else:
+                pool -= given
+
+    def _known(self, resource: str) -> bool:
+        """Whether a device plugin offers it, or has offered it to a pod that is still there."""
+        return resource in self.endpoints or any(entry.resource == resource for entry in self.allocations)
+
+    def _nodes(self, pod_uid: str, container: ContainerSpec, resources: list[tuple[str, int]]) -> frozenset[int] | None:
+        """What the topology manager says. Raises TopologyAffinityError."""
+        had = {entry.resource: entry.device_ids for entry in self.of(pod_uid, container.name)}
+        requests = []
+        for resource, count in resources:
+            endpoint = self.endpoints.get(resource, Endpoint())
+            free = frozenset(had.get(resource) or endpoint.healthy - self._in_use(resource))
+            reusable = frozenset() if resource in had else frozenset(self._reusable[pod_uid].get(resource, ()))
+            requests.append(affinity.Request(endpoint.nodes(), free, reusable, count))
+        nodes, admitted = affinity.best(self._topology.policy, requests, self._topology.nodes)
+        if not admitted:
+            raise TopologyAffinityError("Resources cannot be allocated with Topology locality")
+        return nodes
+
+    def _in_use(self, resource: str) -> set[str]:
+        return {device for entry in self.allocations if entry.resource == resource for device in entry.device_ids}
+
+    async def _allocate(self, wanted: _Want) -> set[str]:
+        resource = wanted.resource
         endpoint = self.endpoints.get(resource)
-        had = next((a for a in self.of(pod_uid, container.name) if a.resource == resource), None)
+        had = next((a for a in self.of(wanted.pod_uid, wanted.container) if a.resource == resource), None)
         if endpoint is None:
             raise AdmissionError(f"cannot allocate unregistered device {resource}")
         if not endpoint.healthy:
@@ -187,80 +221,103 @@ class DeviceManager:
                     f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
                 )
             return set(had.device_ids)
-        if endpoint.plugin is None or endpoint.stopped_at is not None:
-            raise AdmissionError(f"endpoint {resource} has been stopped")
         try:
-            chosen = await self._choose(endpoint, endpoint.plugin, resource, count, reusable)
+            chosen = await self._choose(endpoint, wanted)
+            if endpoint.plugin is None or endpoint.stopped_at is not None:
+                raise AdmissionError(f"endpoint {resource} has been stopped")
             answer = await endpoint.plugin.allocate(chosen)
         except PluginCallError as error:
             raise AdmissionError(str(error)) from error
         if not answer.container_responses:
             raise AdmissionError(f"no containers return in allocation response of {resource}")
+        nodes = {device: own for device, own in endpoint.nodes().items() if device in chosen}
         self.allocations.append(
-            Allocation(pod_uid, container.name, resource, tuple(chosen), answer.container_responses[0])
+            Allocation(
+                wanted.pod_uid, wanted.container, resource, tuple(chosen), answer.container_responses[0], nodes=nodes
+            )
         )
+        self._remember()
         return set(chosen)
 
-    async def _choose(
-        self, endpoint: Endpoint, plugin: Plugin, resource: str, count: int, reusable: set[str]
-    ) -> list[str]:
-        """Which devices: first those of the pod's init containers, then as the plugin prefers, then any."""
-        chosen = self._some(reusable, count)
-        if len(chosen) == count:
+    async def _choose(self, endpoint: Endpoint, wanted: _Want) -> list[str]:
+        """Which devices: of the pod's init containers, then aligned ones, then as the plugin prefers, then any."""
+        chosen = self._some(wanted.reusable, wanted.count)
+        if len(chosen) == wanted.count:
             return chosen
-        in_use = {device for a in self.allocations if a.resource == resource for device in a.device_ids}
-        available = endpoint.healthy - in_use
-        needed = count - len(chosen)
+        available = endpoint.healthy - self._in_use(wanted.resource)
+        needed = wanted.count - len(chosen)
         if len(available) < needed:
             raise AdmissionError(
-                f"requested number of devices unavailable for {resource}. "
+                f"requested number of devices unavailable for {wanted.resource}. "
                 f"Requested: {needed}, Available: {len(available)}"
             )
-        preferred: list[str] = []
-        if endpoint.options is not None and endpoint.options.get_preferred_allocation_available:
-            offered = self._some(available | set(chosen), len(available) + len(chosen))
-            preferred = await plugin.preferred(offered, chosen, count)
-        wished = (available & set(preferred)) - set(chosen)
-        chosen += self._some(wished, needed)
-        chosen += self._some(available - set(chosen), count - len(chosen))
+        aligned, elsewhere, nowhere = affinity.split(endpoint.nodes(), available, wanted.nodes)
+        if needed < len(aligned):
+            wished = await self._preferred(endpoint, wanted, aligned, chosen)
+            stages = [wished & aligned, aligned]
+        else:  # all that are aligned are taken without asking
+            chosen += self._some(aligned, needed)
+            wished = await self._preferred(endpoint, wanted, available, chosen) if len(chosen) < wanted.count else set()
+            stages = [wished & available, elsewhere, nowhere]
+        for stage in stages:
+            chosen += self._some(stage - set(chosen), wanted.count - len(chosen))
         self._rng.shuffle(chosen)
         return chosen
 
-    def _some(self, devices: set[str], count: int) -> list[str]:
+    async def _preferred(self, endpoint: Endpoint, wanted: _Want, offered: set[str], chosen: list[str]) -> set[str]:
+        if endpoint.options is None or not endpoint.options.get_preferred_allocation_available:
+            return set()
+        everyone = offered | set(chosen)
+        try:
+            if endpoint.plugin is None or endpoint.stopped_at is not None:
+                raise PluginCallError(f"endpoint {wanted.resource} has been stopped")
+            return set(await endpoint.plugin.preferred(self._some(everyone, len(everyone)), list(chosen), wanted.count))
+        except PluginCallError as error:
+            raise AdmissionError(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
+
+    def _some(self, devices: Iterable[str], count: int) -> list[str]:
         """Up to ``count`` of them in no particular order, as from a Go map."""
-        return self._rng.sample(sorted(devices), min(count, len(devices)))
+        everyone = sorted(devices)
+        return self._rng.sample(everyone, min(count, len(everyone)))
 
     # --- start of a container -----------------------------------------------------------------------------------
 
-    async def gate(self, pod_uid: str, container: str) -> None:
-        """PreStartContainer of every resource of the container. Raises GateError."""
-        for allocation in self.of(pod_uid, container):
-            endpoint = self.endpoints.get(allocation.resource)
-            if endpoint is None:
-                raise GateError(f"endpoint not found in cache for a registered resource: {allocation.resource}")
-            if endpoint.options is None or not endpoint.options.pre_start_required:
+    async def gate(self, pod_uid: str, container: ContainerSpec) -> None:
+        """PreStartContainer of every resource of the container. Raises GateError.
+
+        A container of which kubelet remembers no devices (its checkpoint was lost) gets new ones, but only if no
+        plugin wants PreStartContainer: that check comes first, and needs devices.
+        """
+        forgotten = False
+        for resource in container.limits:
+            if not self._known(resource):
                 continue
+            endpoint = self.endpoints.get(resource)
+            if endpoint is None:
+                raise GateError(f"endpoint not found in cache for a registered resource: {resource}")
+            had = next((a for a in self.of(pod_uid, container.name) if a.resource == resource), None)
+            forgotten |= had is None
+            if endpoint.options is not None and endpoint.options.pre_start_required:
+                if had is None:
+                    raise GateError(
+                        f"no devices found allocated in local cache for pod {pod_uid}, "
+                        f"container {container.name}, resource {resource}"
+                    )
+                await self._pre_start(endpoint, had)
+        if forgotten:
+            try:
+                await self._admit(pod_uid, container)
+            except AdmissionError as error:
+                raise GateError(str(error)) from error
+
+    async def _pre_start(self, endpoint: Endpoint, allocation: Allocation) -> None:
+        try:
             if endpoint.plugin is None or endpoint.stopped_at is not None:
-                error: object = f"endpoint {allocation.resource} has been stopped"
-            else:
-                try:
-                    await endpoint.plugin.pre_start(self._some(set(allocation.device_ids), len(allocation.device_ids)))
-                    continue
-                except PluginCallError as refusal:
-                    error = refusal
-            raise GateError(f"device plugin PreStartContainer rpc failed with err: {error}")
+                raise PluginCallError(f"endpoint {allocation.resource} has been stopped")
+            await endpoint.plugin.pre_start(self._some(allocation.device_ids, len(allocation.device_ids)))
+        except PluginCallError as error:
+            raise GateError(f"device plugin PreStartContainer rpc failed with err: {error}") from error
 
     def run_options(self, pod_uid: str, container: str) -> RunOptions:
         """The cached answers of a container, merged: the first to set something wins, the rest is reported."""
-        merged: dict[str, dict[str, str]] = {"env": {}, "mount": {}, "device": {}}
-        conflicts: list[str] = []
-        for allocation in self.of(pod_uid, container):
-            answer = allocation.response
-            entries = [("env", name, value) for name, value in answer.envs.items()]
-            entries += [("mount", mount.container_path, mount.host_path) for mount in answer.mounts]
-            entries += [("device", device.container_path, device.host_path) for device in answer.devices]
-            for what, key, value in entries:
-                if merged[what].setdefault(key, value) != value:
-                    conflicts.append(f"{what} {key}: {allocation.resource} wants {value!r}")
-        envs, mounts, devices = merged["env"], merged["mount"], merged["device"]
-        return RunOptions(envs, tuple(mounts.items()), tuple(devices.items()), tuple(conflicts))
+        return merged(self.of(pod_uid, container))

@@ -5,23 +5,28 @@ import json
 import os
 import random
 import signal
+from collections import deque
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kybernate.fakes.kubelet import checkpoint
 from kybernate.fakes.kubelet.container import BackOff, rfc3339
-from kybernate.fakes.kubelet.device_manager import AdmissionError, DeviceManager
+from kybernate.fakes.kubelet.device_manager import DeviceManager, Topology
+from kybernate.fakes.kubelet.endpoint import AdmissionError
 from kybernate.fakes.kubelet.manifest import PodSpec
-from kybernate.fakes.kubelet.plugins import PluginServer
+from kybernate.fakes.kubelet.plugins import Call, PluginServer
 from kybernate.fakes.kubelet.pod import Pod, Surroundings
 from kybernate.fakes.kubelet.pod_resources import PodResourcesServer
 from kybernate.fakes.kubelet.process import free_address
+from kybernate.fakes.kubelet.scheduling import lacking
 from kybernate.logs import get_logger
 
 SCHEDULE_SECONDS = 0.5
 SHUTDOWN_GRACE_SECONDS = 1.0
+REMEMBERED_CALLS = 1000
 DEFAULT_PORT = 8000
 
 
@@ -49,7 +54,11 @@ class Options:
     """How long the capacity of a stopped plugin stays."""
     backoff: BackOff = field(default_factory=BackOff)
     readmit_seconds: float = 1.0
-    """After a restart: how long plugins have to come back before pods that do not run are admitted again."""
+    """After a restart: how long plugins have to come back before pods that do not run are admitted again.
+
+    Real kubelets give none, so that such pods often fail; 0 does the same.
+    """
+    topology: Topology = field(default_factory=Topology)
     seed: int | None = None
 
 
@@ -60,7 +69,16 @@ class Kubelet:
         self.options = options
         self.pods: list[Pod] = []
         self._rng = random.Random(options.seed)
-        self.devices = DeviceManager(self._active, grace_seconds=options.grace_seconds, rng=self._rng)
+        self.calls: deque[Call] = deque(maxlen=REMEMBERED_CALLS)
+        """What plugins were asked, and what they answered."""
+        self.devices = DeviceManager(
+            self._active,
+            grace_seconds=options.grace_seconds,
+            rng=self._rng,
+            memory=options.folder / checkpoint.NAME,
+            topology=options.topology,
+        )
+        self._up = asyncio.Event()
         self._around = Surroundings(
             devices=self.devices,
             node=options.node,
@@ -68,14 +86,19 @@ class Kubelet:
             env={"KYB_SPEED": f"{options.speed:g}", **options.inject},
             backoff=options.backoff,
             address=self._address,
+            up=self._up,
         )
         self._admission = asyncio.Lock()
+        self._admitting: asyncio.Task[None] | None = None
+        self._resuming: list[Pod] = []
+        """Pods that wait for their admission after a restart."""
         self._wake = asyncio.Event()
         self._servers = AsyncExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
         self._lingering: list[Pod] = []
 
     async def __aenter__(self) -> "Kubelet":
+        self.devices.start()
         await self._serve()
         self._background(self._schedule(), "scheduler")
         return self
@@ -140,14 +163,21 @@ class Kubelet:
         raise UnknownPodError(f'pods "{pod.spec.key}" has no running container {container or ""}'.rstrip())
 
     async def restart(self, down_seconds: float = 0.0) -> None:
-        """Kubelet itself restarts: connections break, sockets are wiped, plugins must come again; processes run on."""
+        """Kubelet itself restarts: connections break, sockets are wiped, plugins must come again; processes run on.
+
+        What is in the middle of its admission is forgotten, except for devices that were given already.
+        """
+        self._up.clear()
+        if self._admitting is not None:
+            self._admitting.cancel()
         async with self._admission:
-            waiting = [pod for pod in self.pods if pod.admitted and pod.failure is None and _unfinished(pod)]
+            waiting = [pod for pod in self.pods if pod.bound and pod.failure is None and _unfinished(pod)]
+            self._resuming = waiting
             for pod in waiting:
                 await pod.cancel()
             await self._servers.aclose()
             await asyncio.sleep(down_seconds)
-            self.devices.restart()
+            self.devices.start()
             await self._serve()
         get_logger().info("kubelet.restarted")
         self._background(self._readmit(waiting), "readmit")
@@ -179,10 +209,12 @@ class Kubelet:
     # --- inside -------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        await self._servers.enter_async_context(PluginServer(self.options.folder, self.devices, self._wake.set))
+        plugins = PluginServer(self.options.folder, self.devices, self._wake.set, self.calls)
+        await self._servers.enter_async_context(plugins)
         await self._servers.enter_async_context(
             PodResourcesServer(self.options.folder, self.devices, lambda: list(self.pods))
         )
+        self._up.set()
 
     async def _schedule(self) -> None:
         """The scheduler and the admission loop: whoever fits is bound and admitted, in order of creation."""
@@ -191,7 +223,8 @@ class Kubelet:
             for pod in list(self.pods):
                 if not pod.bound and not pod.deleted_at and self._fits(pod):
                     pod.bound = True
-                if pod.bound and not pod.admitted and pod.failure is None and not pod.deleted_at:
+                new = pod.bound and not pod.admitted and pod.failure is None and not pod.deleted_at
+                if new and pod not in self._resuming:
                     await self._admit(pod)
             try:
                 async with asyncio.timeout(SCHEDULE_SECONDS):
@@ -202,36 +235,46 @@ class Kubelet:
     def _fits(self, pod: Pod) -> bool:
         if pod.spec.node_name:
             return True
-        capacity = self.devices.capacity()
-        used: dict[str, int] = {}
-        for other in self.pods:
-            if other.bound and other.active:
-                for resource, count in _wanted(other.spec).items():
-                    used[resource] = used.get(resource, 0) + count
-        for resource, count in _wanted(pod.spec).items():
-            if capacity.get(resource, (0, 0))[1] - used.get(resource, 0) < count:
-                pod.unschedulable = f"0/1 nodes are available: 1 Insufficient {resource}."
-                return False
-        return True
+        allocatable = {name: healthy for name, (_, healthy) in self.devices.capacity().items()}
+        bound = (other.spec for other in self.pods if other.bound and other.active)
+        pod.unschedulable = lacking(pod.spec, bound, allocatable)
+        return not pod.unschedulable
 
-    async def _admit(self, pod: Pod) -> None:
-        """One at a time, as in kubelet's sync loop: a slow plugin holds up everybody."""
+    async def _admit(self, pod: Pod, running: tuple[str, ...] | None = None) -> None:
+        """One at a time, as in kubelet's sync loop: a slow plugin holds up everybody.
+
+        ``running``: after a restart, the containers that need nothing.
+        """
         async with self._admission:
+            if running is None and pod in self._resuming:
+                return  # kubelet restarted while this pod waited for its turn
+            self._admitting = asyncio.create_task(self.devices.admit(pod.uid, pod.spec, running or ()))
             try:
-                await self.devices.admit(pod.uid, pod.spec)
+                await self._admitting
             except AdmissionError as error:
-                pod.fail("UnexpectedAdmissionError", f"Allocate failed due to {error}, which is unexpected")
+                pod.fail(error.reason, error.message)
                 get_logger().warning("kubelet.pod_rejected", pod=pod.spec.key, reason=str(error))
                 self._background(pod.stop(pod.spec.grace_seconds), f"end rejected {pod.spec.key}")
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                get_logger().warning("kubelet.admission_cut_short", pod=pod.spec.key)
             else:
                 pod.start()
+            finally:
+                self._admitting = None
 
     async def _readmit(self, pods: list[Pod]) -> None:
         """Pods that do not run are admitted again; without their plugin and devices they fail for good."""
         await asyncio.sleep(self.options.readmit_seconds)
         for pod in pods:
+            if self._resuming is not pods:
+                return  # kubelet restarted once more
             if pod in self.pods and not pod.deleted_at:
-                await self._admit(pod)
+                await self._admit(pod, tuple(c.spec.name for c in pod.containers if c.process is not None or c.done))
+        if self._resuming is pods:
+            self._resuming = []
 
     async def _end(self, pod: Pod, grace_seconds: float) -> None:
         async with self._admission:  # not in the middle of its admission
@@ -265,20 +308,6 @@ class Kubelet:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             get_logger().error("kubelet.job_failed", job=task.get_name(), exc_info=task.exception())
-
-
-def _wanted(spec: PodSpec) -> dict[str, int]:
-    """What the scheduler counts: the sum over app containers and sidecars, or the largest init container."""
-    total: dict[str, int] = {}
-    for container in spec.containers:
-        if not container.init or container.sidecar:
-            for resource, count in container.limits.items():
-                total[resource] = total.get(resource, 0) + count
-    for container in spec.containers:
-        if container.init and not container.sidecar:
-            for resource, count in container.limits.items():
-                total[resource] = max(total.get(resource, 0), count)
-    return total
 
 
 def _unfinished(pod: Pod) -> bool:

@@ -4,13 +4,17 @@ import asyncio
 import contextlib
 import re
 import stat
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
 
-from kybernate.fakes.kubelet.device_manager import DeviceManager, PluginCallError
+from kybernate.fakes.kubelet.device_manager import DeviceManager
+from kybernate.fakes.kubelet.endpoint import PluginCallError
 from kybernate.logs import get_logger
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
@@ -27,12 +31,29 @@ _OPTIONS = (
 )
 
 
-class PluginClient:
-    """A connection of kubelet to one plugin."""
+DEPRECATION = "DEPRECATION"
+"""A plain file that kubelet keeps in the folder; plugins must not trip over it."""
 
-    def __init__(self, resource: str, socket: Path) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What kubelet asked of a plugin."""
+
+    resource: str
+    name: str
+    request: Any
+    answer: Any
+    """None: it was refused, or kubelet hung up."""
+    refusal: str = ""
+
+
+class PluginClient:
+    """A connection of kubelet to one plugin. Finished calls are noted in ``calls``."""
+
+    def __init__(self, resource: str, socket: Path, calls: "deque[Call]") -> None:
         self.resource = resource
         self.socket = socket
+        self._calls = calls
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
         self._stub: rpc.DevicePluginAsyncStub = rpc.DevicePluginStub(self._channel)
 
@@ -42,9 +63,12 @@ class PluginClient:
             async with asyncio.timeout(DIAL_SECONDS):
                 await self._channel.channel_ready()
         except TimeoutError:
-            raise PluginCallError(f"failed to dial device plugin at {self.socket}: deadline exceeded") from None
-        with _go_errors():
-            return await self._stub.GetDevicePluginOptions(pb.Empty())
+            raise PluginCallError("failed to dial device plugin: context deadline exceeded") from None
+        try:
+            options: pb.DevicePluginOptions = await self._call("GetDevicePluginOptions", pb.Empty())
+        except PluginCallError as error:
+            raise PluginCallError(f"failed to get device plugin options: {error}") from error
+        return options
 
     async def watch(self, listed: Callable[[list[pb.Device]], None]) -> str:
         """Hand on every list of devices until the stream ends; returns why it ended."""
@@ -69,32 +93,41 @@ class PluginClient:
         request = pb.ContainerPreferredAllocationRequest(
             available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
         )
-        with _go_errors():
-            answer = await self._stub.GetPreferredAllocation(
-                pb.PreferredAllocationRequest(container_requests=[request])
-            )
+        answer = await self._call("GetPreferredAllocation", pb.PreferredAllocationRequest(container_requests=[request]))
         return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
 
     async def allocate(self, device_ids: list[str]) -> pb.AllocateResponse:
         """Allocate, without a time-out, as kubelet calls it."""
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=device_ids)])
-        with _go_errors():
-            return await self._stub.Allocate(request)
+        answer: pb.AllocateResponse = await self._call("Allocate", request)
+        return answer
 
     async def pre_start(self, device_ids: list[str]) -> None:
         """PreStartContainer, with 30 s."""
         request = pb.PreStartContainerRequest(devices_ids=device_ids)
-        with _go_errors():
-            await self._stub.PreStartContainer(request, timeout=PRE_START_SECONDS)
+        await self._call("PreStartContainer", request, timeout=PRE_START_SECONDS)
+
+    async def _call(self, name: str, request: Any, timeout: float | None = None) -> Any:
+        answer, refusal = None, ""
+        try:
+            with _go_errors():
+                answer = await getattr(self._stub, name)(request, timeout=timeout)
+        except PluginCallError as error:
+            refusal = str(error)
+            raise
+        finally:
+            self._calls.append(Call(self.resource, name, request, answer, refusal))
+        return answer
 
 
 class PluginServer(rpc.RegistrationServicer):
     """``kubelet.sock`` and the clients of everybody who registered on it; ``async with`` serves it."""
 
-    def __init__(self, folder: Path, devices: DeviceManager, changed: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, devices: DeviceManager, changed: Callable[[], None], calls: "deque[Call]") -> None:
         self._folder = folder
         self._devices = devices
         self._changed = changed
+        self._calls = calls
         self._clients: dict[str, PluginClient] = {}
         self._watchers: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None
@@ -104,6 +137,7 @@ class PluginServer(rpc.RegistrationServicer):
         for entry in self._folder.iterdir():  # kubelet wipes sockets at start and leaves everything else
             if stat.S_ISSOCK(entry.lstat().st_mode):
                 entry.unlink()
+        (self._folder / DEPRECATION).touch()
         self._server = grpc.aio.server()
         rpc.add_RegistrationServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix:{self._folder / 'kubelet.sock'}")
@@ -127,7 +161,8 @@ class PluginServer(rpc.RegistrationServicer):
         """Check, dial back, ask for options; only then the registration counts."""
         wrong = check_request(request)
         if wrong is None:
-            wrong = await self._connect(request.resource_name, self._folder / request.endpoint)
+            # Joined as text, as kubelet does: a path is looked for inside the folder, and not found there.
+            wrong = await self._connect(request.resource_name, Path(f"{self._folder}/{request.endpoint}"))
         if wrong is not None:
             get_logger().warning("kubelet.register_refused", resource=request.resource_name, reason=wrong)
             await context.abort(grpc.StatusCode.UNKNOWN, wrong)
@@ -136,15 +171,14 @@ class PluginServer(rpc.RegistrationServicer):
 
     async def _connect(self, resource: str, socket: Path) -> str | None:
         """Take the plugin on; returns why not."""
-        client = PluginClient(resource, socket)
+        client = PluginClient(resource, socket, self._calls)
         self._clients[resource] = client
         try:
             options = await client.connect()
         except PluginCallError as error:
-            if self._clients.get(resource) is client:
-                del self._clients[resource]
+            self._clients.pop(resource, None)  # by name, too
             await client.close()
-            return f"failed to get device plugin options: {error}"
+            return str(error)
         self._devices.connected(resource, client, options)
         watcher = asyncio.create_task(self._watch(client), name=f"watch {resource}")
         self._watchers.add(watcher)
@@ -180,8 +214,6 @@ def check_request(request: pb.RegisterRequest) -> str | None:
     good = bool(slash) and _DOMAIN.fullmatch(domain) and len(domain) <= 253 and _QUALIFIED.fullmatch(rest)
     if not good or "kubernetes.io/" in name or name.startswith("requests."):
         return f'the ResourceName "{name}" is invalid'
-    if not request.endpoint or "/" in request.endpoint:
-        return f'the endpoint "{request.endpoint}" must be a file name in the device plugin folder'
     return None
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kybernate.fakes.kubelet.allocations import RunOptions
 from kybernate.fakes.kubelet.container import BackOff, Container, rfc3339
-from kybernate.fakes.kubelet.device_manager import DeviceManager, GateError, RunOptions
+from kybernate.fakes.kubelet.device_manager import DeviceManager
+from kybernate.fakes.kubelet.endpoint import GateError
 from kybernate.fakes.kubelet.manifest import ContainerSpec, PodSpec, expand
 from kybernate.fakes.kubelet.process import Process, StartError, base_environment
 from kybernate.logs import get_logger
@@ -31,6 +33,8 @@ class Surroundings:
     backoff: BackOff
     address: Callable[[PodSpec], str]
     """Finds a pod address."""
+    up: asyncio.Event
+    """Set while kubelet runs: nothing is started without it."""
 
 
 @dataclass
@@ -119,9 +123,10 @@ class Pod:
         """Gate and create, again and again until the container runs; the reason stands in the status."""
         pause = GATE_PAUSE_SECONDS
         while True:
+            await self.around.up.wait()
             began = time.monotonic()
             try:
-                await self.around.devices.gate(self.uid, container.spec.name)
+                await self.around.devices.gate(self.uid, container.spec)
                 await self._create(container)
                 return
             except GateError as error:
@@ -249,8 +254,12 @@ class Pod:
             status |= {"podIP": self.ip, "podIPs": [{"ip": self.ip}], "hostIP": "127.0.0.1"}
         if self.admitted:
             status["initContainerStatuses"] = [c.status() for c in self.containers if c.spec.init]
-            status["containerStatuses"] = [c.status() for c in self.containers if not c.spec.init]
+            status["containerStatuses"] = [self._with_health(c) for c in self.containers if not c.spec.init]
         return status
+
+    def _with_health(self, container: Container) -> dict[str, Any]:
+        health = self.around.devices.health(self.uid, container.spec.name)
+        return container.status() | ({"allocatedResourcesStatus": health} if health else {})
 
     def _conditions(self) -> list[dict[str, str]]:
         if not self.bound:

@@ -1,7 +1,7 @@
 """Kubelet's PodResources API v1: which container has which devices."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import grpc
@@ -9,7 +9,6 @@ import grpc.aio
 
 from kybernate.fakes.kubelet.device_manager import DeviceManager
 from kybernate.fakes.kubelet.pod import Pod
-from kybernate.pb import deviceplugin_pb2
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.pb import podresources_pb2_grpc as rpc
 
@@ -61,8 +60,9 @@ class PodResourcesServer(rpc.PodResourcesListerServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
         answer = pb.AllocatableResourcesResponse()
         for resource, endpoint in self._devices.endpoints.items():
+            nodes = endpoint.nodes()
             for device_id in sorted(endpoint.healthy):
-                answer.devices.extend(_entries(resource, device_id, endpoint.devices.get(device_id)))
+                answer.devices.extend(_entries(resource, device_id, nodes.get(device_id, ())))
         return answer
 
     async def Get(  # noqa: N802
@@ -70,13 +70,15 @@ class PodResourcesServer(rpc.PodResourcesListerServicer):
         request: pb.GetPodResourcesRequest,
         context: grpc.aio.ServicerContext[pb.GetPodResourcesRequest, pb.GetPodResourcesResponse],
     ) -> pb.GetPodResourcesResponse:
-        """One pod by name."""
+        """One pod by name, over or not."""
+        if self._limited():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
         wanted = (request.pod_namespace, request.pod_name)
         for pod in self._pods():
             if (pod.spec.namespace, pod.spec.name) == wanted:
                 return pb.GetPodResourcesResponse(pod_resources=self._resources(pod))
         text = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
-        await context.abort(grpc.StatusCode.NOT_FOUND, text)
+        await context.abort(grpc.StatusCode.UNKNOWN, text)
         raise AssertionError("abort returned")
 
     def _resources(self, pod: Pod) -> pb.PodResources:
@@ -86,10 +88,9 @@ class PodResourcesServer(rpc.PodResourcesListerServicer):
                 continue
             entry = answer.containers.add(name=container.name)
             for allocation in self._devices.of(pod.uid, container.name):
-                endpoint = self._devices.endpoints.get(allocation.resource)
-                known = endpoint.devices if endpoint is not None else {}
                 for device_id in sorted(allocation.device_ids):
-                    entry.devices.extend(_entries(allocation.resource, device_id, known.get(device_id)))
+                    own = allocation.nodes.get(device_id, ())
+                    entry.devices.extend(_entries(allocation.resource, device_id, own))
         return answer
 
     def _limited(self) -> bool:
@@ -102,9 +103,8 @@ class PodResourcesServer(rpc.PodResourcesListerServicer):
         return False
 
 
-def _entries(resource: str, device_id: str, device: deviceplugin_pb2.Device | None) -> list[pb.ContainerDevices]:
+def _entries(resource: str, device_id: str, nodes: Sequence[int]) -> list[pb.ContainerDevices]:
     """One entry per device, and one per NUMA node of it: consumers must dedupe."""
-    nodes = [node.ID for node in device.topology.nodes] if device is not None else []
     if not nodes:
         return [pb.ContainerDevices(resource_name=resource, device_ids=[device_id])]
     return [

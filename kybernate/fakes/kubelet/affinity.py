@@ -1,0 +1,89 @@
+"""Kubelet's topology manager, as far as devices are concerned: which NUMA nodes a container's devices come from. Pure.
+
+Scope ``container``; memory and CPUs have no say, since the fake kubelet manages none.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Policy = Literal["none", "best-effort", "restricted", "single-numa-node"]
+Nodes = Mapping[str, Sequence[int]]
+"""NUMA nodes by device; a device may have several, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A set of NUMA nodes that can serve a request; preferred when no smaller set could."""
+
+    nodes: frozenset[int] | None
+    """None: any."""
+    preferred: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one container wants of one resource."""
+
+    devices: Nodes
+    """Every device of the resource, healthy or not."""
+    available: frozenset[str]
+    reusable: frozenset[str]
+    """Devices of the pod's init containers."""
+    count: int
+
+
+def hints(request: Request, machine: Iterable[int]) -> list[Hint]:
+    """Every set of NUMA nodes with enough devices. Nodes that the machine does not have are dropped."""
+    if not any(request.devices.values()):
+        return [Hint(None, True)]  # no device says where it is: no preference
+    if len(request.available | request.reusable) < request.count:
+        return [Hint(None, False)]
+    nodes = sorted({node for own in request.devices.values() for node in own} & set(machine)) or sorted(machine)
+    found: list[frozenset[int]] = []
+    smallest = len(nodes)
+    for size in range(1, len(nodes) + 1):
+        for mask in map(frozenset, itertools.combinations(nodes, size)):
+            inside = {device for device, own in request.devices.items() if mask.intersection(own)}
+            if len(inside) >= request.count:
+                smallest = min(smallest, size)
+            placed = {device for device in request.reusable if request.devices.get(device)}
+            if placed <= inside and len(inside & (request.available | placed)) >= request.count:
+                found.append(mask)
+    return [Hint(mask, len(mask) == smallest) for mask in found] or [Hint(None, False)]
+
+
+def best(policy: Policy, requests: Sequence[Request], machine: Sequence[int]) -> tuple[frozenset[int] | None, bool]:
+    """Where the container's devices shall come from (None: anywhere), and whether it is admitted at all."""
+    if policy == "none" or not requests:
+        return None, True
+    everywhere = frozenset(machine)
+    offers = [hints(request, machine) for request in requests]
+    if policy == "single-numa-node":
+        offers = [[h for h in own if h.preferred and (h.nodes is None or len(h.nodes) == 1)] for own in offers]
+    chosen = Hint(everywhere, False)
+    for together in itertools.product(*offers):
+        nodes = everywhere.intersection(*(everywhere if hint.nodes is None else hint.nodes for hint in together))
+        merged = Hint(nodes, all(hint.preferred for hint in together))
+        if nodes and _rank(merged) < _rank(chosen):
+            chosen = merged
+    return chosen.nodes, policy == "best-effort" or chosen.preferred
+
+
+def split(
+    devices: Nodes, available: Iterable[str], affinity: frozenset[int] | None
+) -> tuple[set[str], set[str], set[str]]:
+    """Available devices that are aligned with the affinity, that are not, and of which nothing can be said."""
+    everyone = set(available)
+    if affinity is None or not any(devices.values()):
+        return set(), set(), everyone
+    aligned = {device for device in everyone if affinity.intersection(devices.get(device, ()))}
+    nowhere = {device for device in everyone if not devices.get(device)}
+    return aligned, everyone - aligned - nowhere, nowhere
+
+
+def _rank(hint: Hint) -> tuple[bool, int, list[int]]:
+    """Smaller is better: preferred before others, fewer nodes before more, lower numbers before higher."""
+    nodes = hint.nodes or frozenset()
+    return not hint.preferred, len(nodes), sorted(nodes, reverse=True)
