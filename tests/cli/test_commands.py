@@ -120,8 +120,10 @@ async def test_following_goes_on_after_a_restart_of_the_router_with_each_event_o
 
 @pytest.mark.parametrize("command", [["events", "-f"], ["status", "--watch"], ["status", "--watch", "-o", "json"]])
 async def test_ctrl_c_is_the_way_to_end_what_goes_on(router: "SmallRouter", command: list[str]) -> None:
+    # Whoever runs the tests in the background has Ctrl-C ignored, and children inherit that.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", "from kybernate.cli import main; main()", *command, "--url", router.url),
+        *(sys.executable, "-c", f"{heard}from kybernate.cli import main; main()", *command, "--url", router.url),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
