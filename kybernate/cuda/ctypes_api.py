@@ -4,20 +4,11 @@ The structs are the driver's ABI since CUDA 12.8 (GPU pairs since 13.0): 64 byte
 """
 
 import ctypes
+from collections.abc import Callable
 
 from kybernate.cuda.port import CudaUnavailableError, GpuPairs
 
 LIBRARY = "libcuda.so.1"
-_NEEDED = (
-    "cuInit",
-    "cuDriverGetVersion",
-    "cuCheckpointProcessGetState",
-    "cuCheckpointProcessGetRestoreThreadId",
-    "cuCheckpointProcessLock",
-    "cuCheckpointProcessCheckpoint",
-    "cuCheckpointProcessRestore",
-    "cuCheckpointProcessUnlock",
-)
 
 
 class GpuPair(ctypes.Structure):
@@ -60,23 +51,16 @@ class CtypesApi:
                 f"no CUDA driver library: {error}; install the NVIDIA driver, or give this container runtimeClass "
                 "nvidia and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
             ) from error
-        missing = [name for name in _NEEDED if not hasattr(self._lib, name)]
-        if missing:
-            raise CudaUnavailableError(
-                f"{library} has no {missing[0]}: the driver is older than 570; needs 570 or newer (580 recommended)"
-            )
-        for name in _NEEDED:
-            getattr(self._lib, name).restype = ctypes.c_int
         self.binding = f"ctypes on {library}"
 
     def init(self) -> int:
         """``cuInit(0)``."""
-        return int(self._lib.cuInit(ctypes.c_uint(0)))
+        return int(self._function("cuInit")(ctypes.c_uint(0)))
 
     def driver_version(self) -> tuple[int, int]:
         """(result, CUDA version)."""
         version = ctypes.c_int(0)
-        return int(self._lib.cuDriverGetVersion(ctypes.byref(version))), version.value
+        return int(self._function("cuDriverGetVersion")(ctypes.byref(version))), version.value
 
     def state(self, pid: int) -> tuple[int, int]:
         """(result, state number or -1)."""
@@ -112,8 +96,17 @@ class CtypesApi:
 
     def _read(self, name: str, pid: int) -> tuple[int, int]:
         value = ctypes.c_int(-1)
-        code = int(getattr(self._lib, name)(ctypes.c_int(pid), ctypes.byref(value)))
+        code = int(self._function(name)(ctypes.c_int(pid), ctypes.byref(value)))
         return code, value.value if code == 0 else -1
 
     def _do(self, name: str, pid: int, arguments: ctypes.Structure) -> int:
-        return int(getattr(self._lib, name)(ctypes.c_int(pid), ctypes.byref(arguments)))
+        return int(self._function(name)(ctypes.c_int(pid), ctypes.byref(arguments)))
+
+    def _function(self, name: str) -> Callable[..., int]:
+        try:
+            function: Callable[..., int] = getattr(self._lib, name)  # all return CUresult, an int
+        except AttributeError as error:
+            raise CudaUnavailableError(
+                f"{LIBRARY} has no {name}; the driver must be 570 or newer (580 recommended)"
+            ) from error
+        return function

@@ -75,6 +75,7 @@ class CudaDriver:
         pid = int(arguments.get("pid", 0))
         match verb:
             case "init":
+                self._driver_version()  # opens NVML now rather than in the first call that needs it
                 return _reply(0)
             case "state":
                 code, state = api.state(pid)
