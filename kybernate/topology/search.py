@@ -1,0 +1,206 @@
+"""Cutting GPUs into the best disjoint groups of one size. Pure; numbers in, numbers out.
+
+What is cut are *atoms*: single GPUs, or sets that must stay together (smaller groups inside larger ones). As many
+groups as possible come first; among those cuts, the one whose pairs inside groups are nearest in sum; among equal ones
+the first in the order of the atoms.
+
+The search takes the first atom that is left, tries every group that it can be in (and leaving it out, where GPUs must
+be left over), and remembers the best cut of every set of atoms seen. Two rules keep it small: *twins*, atoms that are
+equally near to everything else, are taken in order; and it stops trying where the nearest neighbours of every GPU say
+that nothing better can follow. Regular machines need a handful of steps, irregular ones of up to 12 GPUs a few
+thousand. Past ``STEPS`` it gives up being exact: the best group that grows from any atom, again and again, then swaps
+between groups until no swap helps. The same input always gives the same cut; nothing depends on time.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+STEPS = 40_000
+"""Groups tried before the exact search gives up; about 0.1 s."""
+_MORE_GROUPS = 1 << 120
+"""Above any sum of nearness: one more group is always better."""
+
+Cut = list[tuple[int, ...]]
+"""Groups as tuples of atom numbers, ascending, in the order of their first atoms."""
+
+
+class _TooManyStepsError(Exception):
+    pass
+
+
+def best_cut(weights: Sequence[int], near: Sequence[Sequence[int]], size: int) -> Cut:
+    """The best groups of exactly ``size`` GPUs. ``near[a][b]``: summed nearness of all pairs between two atoms
+    (``near[a][a]``: of all pairs inside one); ``weights``: GPUs per atom.
+    """
+    exact = _Exact(weights, near, size)
+    try:
+        return exact.cut()
+    except _TooManyStepsError:
+        return _swapped(_grown(weights, near, size), weights, near)
+
+
+class _Exact:
+    """The search with memory. Sets of atoms are the bits of a number; worth is twice the summed nearness."""
+
+    def __init__(self, weights: Sequence[int], near: Sequence[Sequence[int]], size: int) -> None:
+        self.weights, self.near, self.size = weights, near, size
+        self.atoms = range(len(weights))
+        self.single = all(weight == 1 for weight in weights)
+        self.twins_before = [self._twins_before(atom) for atom in self.atoms]
+        self.potential = [self._potential(atom) for atom in self.atoms]
+        self.best: dict[int, tuple[int, int, bool]] = {0: (0, 0, False)}
+        """By set of atoms: worth of its best cut, the atoms to take away first, whether they are a group."""
+        self.steps = 0
+
+    def cut(self) -> Cut:
+        free = (1 << len(self.weights)) - 1
+        self._worth(free)
+        found: Cut = []
+        while free:
+            _, atoms, is_group = self.best[free]
+            if is_group:
+                found.append(tuple(atom for atom in self.atoms if atoms >> atom & 1))
+            free &= ~atoms
+        return found
+
+    def _worth(self, free: int) -> int:
+        """Worth of the best cut of these atoms."""
+        if free in self.best:
+            return self.best[free][0]
+        bound = self._bound(free)
+        lowest = free & -free
+        best = (-1, 0, False)
+        for group, worth in self._groups(lowest.bit_length() - 1, free):
+            total = _MORE_GROUPS + worth + self._after(free & ~group)
+            if total > best[0]:
+                best = (total, group, True)
+            if best[0] >= bound:
+                break
+        if best[0] < bound and not (self.single and free.bit_count() % self.size == 0):
+            total = self._after(free & ~lowest)
+            if total > best[0]:
+                best = (total, lowest, False)
+        self.best[free] = best
+        return best[0]
+
+    def _after(self, free: int) -> int:
+        self.steps += 1
+        if self.steps > STEPS:
+            raise _TooManyStepsError
+        return self._worth(free)
+
+    def _groups(self, first: int, free: int) -> Iterator[tuple[int, int]]:
+        """Every group with ``first`` as its first atom, up to twins, and its worth.
+
+        Depth first, lower atoms first: the first of several equal cuts is the one that people expect.
+        """
+        stack = [(first, 1 << first, self.weights[first], 2 * self.near[first][first])]
+        while stack:
+            last, group, weight, worth = stack.pop()
+            if weight == self.size:
+                yield group, worth
+                continue
+            for atom in reversed(self.atoms[last + 1 :]):
+                passed_over = self.twins_before[atom] & free & ~group
+                if free >> atom & 1 and not passed_over and weight + self.weights[atom] <= self.size:
+                    gain = self._gain(group, atom)
+                    stack.append((atom, group | 1 << atom, weight + self.weights[atom], worth + gain))
+
+    def _gain(self, group: int, atom: int) -> int:
+        row = self.near[atom]
+        return 2 * (row[atom] + sum(row[other] for other in self.atoms if group >> other & 1))
+
+    def _twins_before(self, atom: int) -> int:
+        """Earlier atoms that could stand in its place: equally near to everything else."""
+        found = 0
+        for other in range(atom):
+            alike = self.weights[other] == self.weights[atom] and self.near[other][other] == self.near[atom][atom]
+            if alike and all(self.near[other][x] == self.near[atom][x] for x in self.atoms if x not in (other, atom)):
+                found |= 1 << other
+        return found
+
+    def _potential(self, atom: int) -> int:
+        """What it adds to the worth of a group at most: its inside, and its nearest neighbours as far as they fit."""
+        room = self.size - self.weights[atom]
+        others = [other for other in self.atoms if other != atom and self.weights[other] <= room]
+        others.sort(key=lambda other: Fraction(self.near[atom][other], self.weights[other]), reverse=True)
+        total = 2 * self.near[atom][atom]
+        for other in others:
+            if room <= 0:
+                break
+            total += self.near[atom][other]
+            room -= self.weights[other]
+        return total
+
+    def _bound(self, free: int) -> int:
+        """No cut of these atoms is worth more."""
+        atoms = [atom for atom in self.atoms if free >> atom & 1]
+        weight = sum(self.weights[atom] for atom in atoms)
+        values = sorted((self.potential[atom] for atom in atoms), reverse=True)
+        if self.single:
+            values = values[: weight - weight % self.size]
+        return weight // self.size * _MORE_GROUPS + sum(values)
+
+
+def _grown(weights: Sequence[int], near: Sequence[Sequence[int]], size: int) -> Cut:
+    """The nearest group that grows from any atom, again and again."""
+    free = set(range(len(weights)))
+    found: Cut = []
+    while True:
+        groups = [group for atom in sorted(free) if (group := _grow(atom, free, weights, near, size))]
+        if not groups:
+            return sorted(found)
+        best = max(groups, key=lambda group: (_inside(group, near), [-atom for atom in group]))
+        found.append(best)
+        free -= set(best)
+
+
+def _grow(
+    seed: int, free: set[int], weights: Sequence[int], near: Sequence[Sequence[int]], size: int
+) -> tuple[int, ...] | None:
+    group = [seed]
+    weight = weights[seed]
+    while weight < size:
+        fitting = [atom for atom in free if atom not in group and weight + weights[atom] <= size]
+        if not fitting:
+            return None
+        # Per GPU, so that a heavy atom does not win by its weight alone.
+        nearest = max(
+            fitting, key=lambda atom: (sum(near[atom][other] for other in group) // weights[atom], weights[atom], -atom)
+        )
+        group.append(nearest)
+        weight += weights[nearest]
+    return tuple(sorted(group)) if weight == size else None
+
+
+def _swapped(cut: Cut, weights: Sequence[int], near: Sequence[Sequence[int]]) -> Cut:
+    """Exchange atoms of equal weight between groups, or with those left over, as long as that brings things nearer."""
+    groups = [set(group) for group in cut]
+    spare = set(range(len(weights))) - set().union(*groups)
+    sides = [*groups, spare]
+    better = True
+    while better:
+        better = False
+        for first, second in itertools.combinations(range(len(sides)), 2):
+            for a, b in itertools.product(sorted(sides[first]), sorted(sides[second])):
+                if weights[a] != weights[b] or a not in sides[first] or b not in sides[second]:
+                    continue
+                gain = _swap_gain(sides[first], a, b, near)
+                gain += _swap_gain(sides[second], b, a, near) if sides[second] is not spare else 0
+                if gain > 0:
+                    sides[first] ^= {a, b}
+                    sides[second] ^= {a, b}
+                    better = True
+    return sorted(tuple(sorted(group)) for group in groups)
+
+
+def _swap_gain(group: set[int], out: int, into: int, near: Sequence[Sequence[int]]) -> int:
+    rest = group - {out}
+    inside = near[into][into] - near[out][out]
+    return inside + sum(near[into][other] - near[out][other] for other in rest)
+
+
+def _inside(group: Sequence[int], near: Sequence[Sequence[int]]) -> int:
+    own = sum(near[atom][atom] for atom in group)
+    return own + sum(near[a][b] for a, b in itertools.combinations(group, 2))
