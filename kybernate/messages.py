@@ -418,6 +418,27 @@ EVENT_OF_STATE: dict[SeatState, type[SeatEvent]] = {
 """Which event tells that a seat entered a state."""
 
 
+class GpuHealthChanged(Message):
+    """A GPU became faulty, or sound again, as the node's device plugin sees it. Its seats are not offered meanwhile."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{gpu}.gpu-health"
+
+    node: str
+    gpu: str
+    """UUID."""
+    index: int = 0
+    """Host index, for people."""
+    healthy: bool
+    reason: str = ""
+    """Why it is faulty."""
+    xid: int | None = None
+    """The XID event that said so, if one did."""
+    groups: tuple[str, ...] = ()
+    """Names of all groups that contain it."""
+    seats: tuple[str, ...] = ()
+    """All seats of these groups."""
+
+
 class AuditRecord(Message):
     """Somebody asked for something that changes what runs."""
 

@@ -1,18 +1,19 @@
 """What kubelet is told: which seats exist, which are healthy, which one to take, and what a container gets with it.
 
-Pure: everything comes from the groups that were built at start, so that an answer never waits for anything.
+Pure: everything comes from the groups that were built before, so that an answer never waits for anything.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kybernate.gpus import Gpu
+from kybernate.cdi import GroupDevice
+from kybernate.machine import Gpu, Link
+from kybernate.placement import Place, Strategy, best
 from kybernate.topology import Group
+from services.plugin.surroundings import Surroundings
 
 CONTROL_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-RECOVERY_READS = 2
-"""Probation: a GPU that was missing must be seen this often in a row before its seats are offered again."""
 
 
 class RefusedError(Exception):
@@ -27,7 +28,7 @@ class Seat:
     resource: str
     group: Group
     order: int
-    """Place among all seats: groups in the order of the configuration, then by number. First-fit and ties use it."""
+    """Place among all seats: groups in the order of the configuration, then by number. Ties go by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,9 @@ class Answer:
     mounts: tuple[tuple[str, str], ...]
     """Read-only (container path, host path)."""
     devices: tuple[str, ...]
-    """Device nodes, the same path on both sides."""
+    """Device nodes, the same path on both sides; none when ``cdi`` names them."""
+    cdi: tuple[str, ...] = ()
+    """Qualified CDI names, ``vendor/class=name``."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,16 @@ class Offer:
     """Device nodes that exist on this host; others are not handed out, since creating the container would fail."""
     fake_driver: Path | None = None
     """Set with the fakes: no device nodes, but the socket of the fake driver."""
+    links: tuple[Link, ...] = ()
+    """How near the GPUs are to each other, for topology-aware placement."""
+    mig_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By UUID of a MIG instance: the device nodes that give access to it, beside its GPU's."""
+    cdi: Mapping[str, tuple[str, ...]] | None = None
+    """By group name: the CDI names of its devices. None: device nodes and environment instead."""
+    kept: frozenset[str] = frozenset()
+    """Seats that the configuration no longer has; listed as long as somebody has them."""
     seats: Mapping[str, Seat] = field(init=False)
+    _around: Surroundings = field(init=False)
 
     def __post_init__(self) -> None:
         pairs = [(seat_id, group) for group in self.groups for seat_id in group.seat_ids]
@@ -70,6 +82,7 @@ class Offer:
             seat_id: Seat(seat_id, group.profile.resource, group, order) for order, (seat_id, group) in enumerate(pairs)
         }
         object.__setattr__(self, "seats", seats)
+        object.__setattr__(self, "_around", Surroundings.of(self.groups, self.links))
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -78,22 +91,100 @@ class Offer:
 
     def listed(self, resource: str, faulty: frozenset[str]) -> tuple[OfferedSeat, ...]:
         """The complete list. A faulty GPU (UUID) makes every seat of every group that contains it unhealthy."""
+        sick = self.touched(faulty)
         return tuple(
-            OfferedSeat(seat.id, faulty.isdisjoint(gpu.uuid for gpu in seat.group.gpus), _numa_nodes(seat.group))
+            OfferedSeat(seat.id, seat.group.name not in sick, self._around.numa_nodes[seat.group.name])
             for seat in self.seats.values()
             if seat.resource == resource
         )
 
+    def touched(self, gpus: Collection[str]) -> frozenset[str]:
+        """Names of the groups that contain one of these GPUs (UUIDs), or a MIG instance of one."""
+        return frozenset(name for name, own in self._around.physical.items() if not own.isdisjoint(gpus))
+
     def preferred(
-        self, available: Iterable[str], must_include: Sequence[str], size: int, faulty: frozenset[str]
+        self,
+        available: Iterable[str],
+        must_include: Sequence[str],
+        size: int,
+        faulty: frozenset[str],
+        *,
+        in_use: Collection[str] = (),
+        wish: str = "",
     ) -> tuple[str, ...]:
-        """First-fit: the first seats of the first groups. An empty list where there is no good answer."""
+        """The seats to take, by the profile's strategy. An empty list where there is no good answer.
+
+        ``available`` tells which seats of this resource are free; ``in_use`` which seats of the others are not.
+        ``wish`` names a group that goes first.
+        """
         must = [seat_id for seat_id in must_include if seat_id in self.seats]
-        others = [self.seats[seat_id] for seat_id in set(available) - set(must) if seat_id in self.seats]
-        sound = [seat for seat in others if faulty.isdisjoint(gpu.uuid for gpu in seat.group.gpus)]
-        ranked = [seat.id for seat in sorted(sound, key=lambda seat: seat.order)]
-        chosen = (*must, *ranked)[: max(size, 0)]
-        return chosen if len(chosen) == size else ()
+        free = self._free(set(available) - set(must), faulty)
+        if len(must) >= size or not free:
+            return tuple(must[: max(size, 0)]) if len(must) >= size else ()
+        some = next(iter(free.values()))[0]
+        places = self._places(some.resource, free, in_use)
+        strategy = Strategy(some.group.profile.placement)
+        chosen = list(must)
+        while len(chosen) < size:
+            place = best(strategy, places.values(), wish)
+            if place is None:
+                return ()
+            seats = free[place.name]
+            chosen.append(seats.pop(0).id)
+            places[place.name] = self._place(seats, place)
+        return tuple(chosen)
+
+    def _free(self, available: set[str], faulty: frozenset[str]) -> dict[str, list[Seat]]:
+        """By group: its seats that may be given, first number first. Seats that are going come last of all."""
+        sick = self.touched(faulty) if faulty else frozenset()
+        found = [self.seats[seat_id] for seat_id in available - self.kept if seat_id in self.seats]
+        free: dict[str, list[Seat]] = {}
+        for seat in sorted(found, key=lambda seat: seat.order):
+            if seat.group.name not in sick:
+                free.setdefault(seat.group.name, []).append(seat)
+        return free
+
+    def _places(self, resource: str, free: Mapping[str, list[Seat]], in_use: Collection[str]) -> dict[str, Place]:
+        """The groups of a resource as they are now."""
+        used = dict.fromkeys((group.name for group in self.groups), 0)
+        for seat_id in in_use:
+            seat = self.seats.get(seat_id)
+            if seat is not None and seat.resource != resource:
+                used[seat.group.name] += 1
+        own = [group for group in self.groups if group.profile.resource == resource]
+        for group in own:
+            used[group.name] = len(group.seat_ids) - len(free.get(group.name, ()))
+        around = self._around
+        return {
+            group.name: Place(
+                name=group.name,
+                order=around.order[group.name],
+                seats=len(group.seat_ids),
+                free=len(free[group.name]),
+                slots=group.slots,
+                overlapping_in_use=sum(used[name] for name in around.overlapping[group.name]),
+                nearby_in_use=sum(used[name] for name in around.nearby[group.name]),
+                distance=around.distance[group.name],
+                numa_nodes=len(around.numa_nodes[group.name]),
+            )
+            for group in own
+            if group.name in free
+        }
+
+    @staticmethod
+    def _place(seats: list[Seat], place: Place) -> Place:
+        """The same group with one seat less."""
+        return Place(
+            place.name,
+            place.order,
+            place.seats,
+            len(seats),
+            place.slots,
+            place.overlapping_in_use,
+            place.nearby_in_use + 1,
+            place.distance,
+            place.numa_nodes,
+        )
 
     def answer(self, resource: str, seat_ids: Sequence[str]) -> Answer:
         """What the container gets. Raises RefusedError. The same seats always give the same answer."""
@@ -108,24 +199,43 @@ class Offer:
                 f"seat {seat_ids[0]} of {resource} does not exist on this node any more; "
                 f"its configuration changed since the seat was offered; delete the pod so that it gets another one"
             )
+        group = seat.group
         folder = str(self.seats_dir / seat.id)
+        uuids = ",".join(gpu.uuid for gpu in group.gpus)
+        names = self.cdi.get(group.name, ()) if self.cdi is not None and self.fake_driver is None else ()
         envs = {
-            "KYB_GPU_INDICES": ",".join(str(gpu.index) for gpu in seat.group.gpus),
-            "KYB_GPU_GROUP": seat.group.name,
+            "KYB_GPU_INDICES": ",".join(str(gpu.index) for gpu in group.gpus),
+            "KYB_GPU_GROUP": group.name,
             "KYB_GPU_SEAT": seat.id,
             "KYB_SEAT_DIR": folder,
-            "NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in seat.group.gpus),  # images carry "all"
+            # Images carry "all". Where NVIDIA's CDI devices are named, its runtime must not inject a second time.
+            "NVIDIA_VISIBLE_DEVICES": "void" if len(names) > 1 else uuids,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": ",".join(str(ordinal) for ordinal in self._ordinals(seat.group)),
+            "CUDA_VISIBLE_DEVICES": ",".join(str(ordinal) for ordinal in self._ordinals(group)),
         }
         if self.fake_driver is not None:
-            envs["KYB_FAKE_GPU"] = envs["NVIDIA_VISIBLE_DEVICES"]
+            envs["KYB_FAKE_GPU"] = uuids
             envs["KYB_FAKE_DRIVER"] = str(self.fake_driver)
-        return Answer(envs, ((folder, folder),), self._devices(seat.group))
+        return Answer(envs, ((folder, folder),), () if names else self.devices(group), names)
+
+    def cdi_devices(self) -> tuple[GroupDevice, ...]:
+        """The groups as CDI devices, for the spec file. A group without any device node has none."""
+        nodes = {group.name: self.devices(group) for group in self.groups}
+        return tuple(GroupDevice(name, paths) for name, paths in nodes.items() if paths)
+
+    def devices(self, group: Group) -> tuple[str, ...]:
+        """Device nodes of a container on this group, by minor number; none with the fakes."""
+        if self.fake_driver is not None:
+            return ()
+        exposed = self._exposed(group)
+        nodes = [f"/dev/nvidia{gpu.minor}" for gpu in exposed]
+        nodes += [path for gpu in exposed for path in self.mig_nodes.get(gpu.uuid, ())]
+        return tuple(path for path in dict.fromkeys((*nodes, *CONTROL_DEVICES)) if path in self.present)
 
     def _exposed(self, group: Group) -> list[Gpu]:
         """GPUs whose device nodes the container has, in the order in which CUDA counts them there."""
-        exposed = self.gpus if group.profile.expose_devices == "node" else group.gpus
+        whole = group.profile.expose_devices == "node" and all(gpu.mig is None for gpu in group.gpus)
+        exposed = self.gpus if whole else group.gpus
         return sorted(exposed, key=lambda gpu: gpu.pci_bus_id.lower())
 
     def _ordinals(self, group: Group) -> list[int]:
@@ -133,36 +243,8 @@ class Offer:
         own = {gpu.uuid for gpu in group.gpus}
         return [ordinal for ordinal, gpu in enumerate(self._exposed(group)) if gpu.uuid in own]
 
-    def _devices(self, group: Group) -> tuple[str, ...]:
-        if self.fake_driver is not None:
-            return ()
-        nodes = [f"/dev/nvidia{gpu.minor}" for gpu in self._exposed(group)]
-        return tuple(path for path in (*nodes, *CONTROL_DEVICES) if path in self.present)
 
-
-def device_paths(gpus: Iterable[Gpu]) -> tuple[str, ...]:
+def device_paths(gpus: Iterable[Gpu], mig_nodes: Mapping[str, tuple[str, ...]] | None = None) -> tuple[str, ...]:
     """Every device node that an answer may name; the caller looks which exist."""
-    return (*(f"/dev/nvidia{gpu.minor}" for gpu in gpus), *CONTROL_DEVICES)
-
-
-@dataclass
-class Probation:
-    """Which of the node's GPUs count as faulty, from one reading of the machine after another."""
-
-    expected: frozenset[str]
-    faulty: frozenset[str] = frozenset()
-    _seen: dict[str, int] = field(default_factory=dict)
-
-    def read(self, uuids: Iterable[str]) -> bool:
-        """Take a reading; returns whether the faulty ones changed."""
-        there = set(uuids)
-        self._seen = {uuid: self._seen.get(uuid, RECOVERY_READS) + 1 if uuid in there else 0 for uuid in self.expected}
-        before = self.faulty
-        self.faulty = frozenset(
-            uuid for uuid in self.expected if self._seen[uuid] < (RECOVERY_READS if uuid in before else 1)
-        )
-        return self.faulty != before
-
-
-def _numa_nodes(group: Group) -> tuple[int, ...]:
-    return tuple(sorted({gpu.numa_node for gpu in group.gpus if gpu.numa_node is not None}))
+    parts = [path for paths in (mig_nodes or {}).values() for path in paths]
+    return (*dict.fromkeys(f"/dev/nvidia{gpu.minor}" for gpu in gpus), *parts, *CONTROL_DEVICES)

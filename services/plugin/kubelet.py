@@ -6,12 +6,15 @@ before, since a gRPC server that stops late would unlink its successor's socket 
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import socket
 import stat
+import struct
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -47,6 +50,9 @@ class Registration:
     resource: str
     folder: Path
     """Kubelet's device plugin folder."""
+    refused: Callable[[], str | None] = lambda: None
+    """Why this node's seats must not be offered now; asked before each registration. A standing one stays: ending it
+    would take containers that restart their start gate."""
     unmet: str | None = "not yet registered with kubelet"
     """Why it is not registered; None when it is."""
 
@@ -56,14 +62,15 @@ class Registration:
 
     async def keep(self) -> NoReturn:
         """Register and register again, for ever."""
-        pause = FIRST_RETRY_SECONDS
+        pause, said = FIRST_RETRY_SECONDS, ""
         while True:
             began = time.monotonic()
             try:
                 await self._once()
             except NotRegisteredError as error:
-                self.unmet = f"{self.resource}: {error}"
-                get_logger().warning("plugin.not_registered", resource=self.resource, reason=str(error))
+                if self.unmet is None or str(error) != said:  # once, not at every try
+                    get_logger().warning("plugin.not_registered", resource=self.resource, reason=str(error))
+                self.unmet, said = f"{self.resource}: {error}", str(error)
             lasted = time.monotonic() - began
             pause = FIRST_RETRY_SECONDS if lasted > LAST_RETRY_SECONDS else min(LAST_RETRY_SECONDS, pause * 2)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
@@ -71,6 +78,9 @@ class Registration:
     async def _once(self) -> NoReturn:
         """One registration from its beginning to its end. Raises NotRegisteredError."""
         kubelet = self.folder / "kubelet.sock"
+        reason = self.refused()
+        if reason is not None:
+            raise NotRegisteredError(reason)
         identity = await self._kubelet_there(kubelet)
         own = self.folder / f"{PREFIX}{slug(self.resource.rpartition('/')[2])}-{uuid.uuid4().hex[:8]}.sock"
         if len(os.fsencode(own)) > MAX_SOCKET_PATH:
@@ -130,20 +140,31 @@ class Registration:
                     raise NotRegisteredError("somebody removed the plugin's socket") from None
 
 
-def remove_stale(folder: Path) -> None:
-    """Remove sockets that earlier plugins left behind: those on which nobody listens. Blocking."""
-    for path in folder.glob(f"{PREFIX}*.sock"):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            continue
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(1.0)
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink(missing_ok=True)
-                get_logger().info("plugin.stale_socket_removed", socket=path.name)
-            except OSError:
-                continue
+def remove_stale(folder: Path) -> list[str]:
+    """Remove sockets that earlier plugins left behind: those on which nobody listens. Blocking.
+
+    Returns those on which somebody does, with the process if it can be told: another plugin serves this node.
+    """
+    live = []
+    for path in sorted(folder.glob(f"{PREFIX}*.sock")):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(path.lstat().st_mode) and (owner := _owner(path)) is not None:
+                live.append(f"{path}{owner}")
+    return live
+
+
+def _owner(path: Path) -> str | None:
+    """Who listens there; None when nobody did, and then the socket is gone."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            get_logger().info("plugin.stale_socket_removed", socket=path.name)
+            return None
+        pid = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0]
+        return f" (process {pid})" if pid else ""
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:

@@ -1,7 +1,8 @@
 """The wire to kubelet: translates the device plugin calls of one resource. Decisions are in ``devices``."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
@@ -11,8 +12,11 @@ import grpc.aio
 from kybernate.logs import get_logger
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
-from services.plugin.devices import Answer, Offer, Probation, RefusedError
+from services.plugin.book import Book, Held
+from services.plugin.devices import Answer, Offer, RefusedError
+from services.plugin.faults import Probation
 from services.plugin.gate import NotGrantedError, StartGate
+from services.plugin.wishes import Wishes
 
 OPTIONS = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 HURRY_SECONDS = 2.0
@@ -27,14 +31,40 @@ class Node:
     """What the servicers of all resources share."""
 
     offer: Offer
+    """Replaced as a whole when the configuration changes."""
     gate: StartGate
     probation: Probation
     allocated: Callable[[str], None]
     """Told each allocated seat after the answer is made; must not block."""
+    book: Book = field(default_factory=Book)
+    wishes: Wishes = field(default_factory=Wishes)
     _watchers: set[asyncio.Event] = field(default_factory=set)
 
+    def preferred(self, resource: str, available: Sequence[str], must: Sequence[str], size: int) -> tuple[str, ...]:
+        """The seats to take; grants a wish that fits."""
+        offer = self.offer
+        groups = {offer.seats[seat].group.name for seat in available if seat in offer.seats}
+        wish = self.wishes.fitting(resource, groups, time.time())
+        wished = wish.group if wish is not None else ""
+        faulty = self.probation.faulty
+        chosen = offer.preferred(available, must, size, faulty, in_use=self.book.held, wish=wished)
+        if wish is not None and any(offer.seats[seat].group.name == wished for seat in chosen[len(must) :]):
+            self.wishes.grant(wish)
+            get_logger().info("wish.granted", group=wished, seats=chosen, why=wish.why)
+        return chosen
+
+    def allocate(self, resource: str, requests: Sequence[Sequence[str]]) -> list[Answer]:
+        """What the containers get; remembers who has which seat. Raises RefusedError, and then nobody has anything."""
+        offer = self.offer
+        answers = [offer.answer(resource, seat_ids) for seat_ids in requests]
+        for answer in answers:
+            seat = offer.seats[answer.envs["KYB_GPU_SEAT"]]
+            self.book.allocate(Held(seat.id, resource, tuple(gpu.uuid for gpu in seat.group.gpus)))
+            self.allocated(seat.id)
+        return answers
+
     def changed(self) -> None:
-        """Healthy seats are others now: every open ListAndWatch sends the complete list again."""
+        """Seats or their health are others now: every open ListAndWatch sends the complete list again."""
         for watcher in self._watchers:
             watcher.set()
 
@@ -93,12 +123,8 @@ class SeatPlugin(rpc.DevicePluginServicer):
         """A hint. Never an error: kubelet would fail the pod for good."""
         answer = pb.PreferredAllocationResponse()
         for wanted in request.container_requests:
-            chosen = self._node.offer.preferred(
-                wanted.available_deviceIDs,
-                wanted.must_include_deviceIDs,
-                wanted.allocation_size,
-                self._node.probation.faulty,
-            )
+            available, must = wanted.available_deviceIDs, wanted.must_include_deviceIDs
+            chosen = self._node.preferred(self._resource, available, must, wanted.allocation_size)
             answer.container_responses.add(deviceIDs=chosen)
         return answer
 
@@ -107,12 +133,10 @@ class SeatPlugin(rpc.DevicePluginServicer):
     ) -> pb.AllocateResponse:
         """From memory, at once: kubelet waits without a time-out and does nothing else meanwhile."""
         try:
-            answers = [self._node.offer.answer(self._resource, r.devices_ids) for r in request.container_requests]
+            answers = self._node.allocate(self._resource, [r.devices_ids for r in request.container_requests])
         except RefusedError as refusal:
             get_logger().warning("plugin.allocation_refused", resource=self._resource, reason=str(refusal))
             await _refuse(context, str(refusal))
-        for answer in answers:
-            self._node.allocated(answer.envs["KYB_GPU_SEAT"])
         return pb.AllocateResponse(container_responses=[_container_response(answer) for answer in answers])
 
     async def PreStartContainer(  # noqa: N802
@@ -147,6 +171,7 @@ def _container_response(answer: Answer) -> pb.ContainerAllocateResponse:
         envs=answer.envs,
         mounts=[pb.Mount(container_path=inside, host_path=host, read_only=True) for inside, host in answer.mounts],
         devices=[pb.DeviceSpec(container_path=path, host_path=path, permissions="rw") for path in answer.devices],
+        cdi_devices=[pb.CDIDevice(name=name) for name in answer.cdi],
     )
 
 

@@ -12,7 +12,8 @@ from kybernate.config import NodeConfig
 from kybernate.fakes.kubelet.kubelet import Kubelet
 from kybernate.gpus import Gpu
 from kybernate.topology import build_groups
-from services.plugin.devices import Offer, Probation
+from services.plugin.devices import Offer
+from services.plugin.faults import Probation
 from services.plugin.gate import StartGate
 from services.plugin.kubelet import Registration
 from services.plugin.servicer import Node

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from services.plugin.devices import Offer, Probation, RefusedError, device_paths
+from services.plugin.devices import Offer, RefusedError, device_paths
+from services.plugin.faults import Probation
 from tests.plugin import stand
 from tests.plugin.stand import GPUS, ONE, TWO
 

@@ -1,0 +1,102 @@
+"""The API server, as far as a node's service needs it: its own Node, and who else offers GPUs there.
+
+Read-only, with this pod's service account: ``get`` of ``nodes``, ``list`` of ``resourceslices.resource.k8s.io``.
+"""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+TIMEOUT_SECONDS = 5.0
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+SLICE_VERSIONS = ("v1", "v1beta2", "v1beta1")
+"""Of ``resource.k8s.io``, newest first; a cluster without Dynamic Resource Allocation serves none."""
+
+
+class KubeError(Exception):
+    """The API server cannot be asked, or refused; the text says what and why."""
+
+
+def in_cluster(env: Mapping[str, str] | None = None) -> str | None:
+    """Address of the API server, as Kubernetes tells every pod; None outside of a cluster."""
+    env = os.environ if env is None else env
+    host, port = env.get("KUBERNETES_SERVICE_HOST"), env.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        return None
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+class Kube:
+    """One connection; ``account`` is the folder with ``token`` and ``ca.crt``."""
+
+    def __init__(self, url: str, account: Path = ACCOUNT) -> None:
+        self._url = url.rstrip("/")
+        self._account = account
+        self._session: aiohttp.ClientSession | None = None
+
+    async def node(self, name: str) -> dict[str, Any]:
+        """The Node object. Raises KubeError."""
+        found = await self._get(f"/api/v1/nodes/{name}")
+        if found is None:
+            raise KubeError(f"the API server knows no node {name!r}; set KYB_NODE from spec.nodeName")
+        return found
+
+    async def resource_slices(self, node: str) -> list[dict[str, Any]]:
+        """ResourceSlices of devices on this node; empty in clusters without them. Raises KubeError."""
+        for version in SLICE_VERSIONS:
+            path = f"/apis/resource.k8s.io/{version}/resourceslices"
+            found = await self._get(path, {"fieldSelector": f"spec.nodeName={node}"})
+            if found is not None:
+                items = found.get("items") or []
+                return [item for item in items if isinstance(item, dict)]
+        return []
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+    async def _get(self, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any] | None:
+        """A JSON object; None when there is no such thing. Raises KubeError."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=await asyncio.to_thread(self._tls)),
+                timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
+            )
+        token = await asyncio.to_thread(self._token)  # read each time: it is rotated
+        headers = {"Authorization": f"Bearer {token}"}
+        try:
+            async with self._session.get(self._url + path, params=params, headers=headers) as answer:
+                if answer.status == 404:
+                    return None
+                if answer.status in (401, 403):
+                    raise KubeError(f"GET {path}: HTTP {answer.status}; the service account may not read this")
+                answer.raise_for_status()
+                found = await answer.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise KubeError(f"GET {self._url}{path}: {type(error).__name__}: {error}") from error
+        if not isinstance(found, dict):
+            raise KubeError(f"GET {path}: the answer is no JSON object")
+        return found
+
+    def _token(self) -> str:
+        path = self._account / "token"
+        try:
+            return path.read_text().strip()
+        except OSError as error:
+            raise KubeError(f"{path}: {error.strerror}; the pod needs automountServiceAccountToken: true") from error
+
+    def _tls(self) -> ssl.SSLContext | bool:
+        if not self._url.startswith("https:"):
+            return True
+        path = self._account / "ca.crt"
+        try:
+            return ssl.create_default_context(cafile=path)
+        except (OSError, ssl.SSLError) as error:
+            raise KubeError(f"{path}: {error}; it must hold the API server's certificate authority") from error

@@ -1,0 +1,60 @@
+"""Kubelet's PodResources socket: which container has which devices."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from kybernate.pb import podresources_pb2 as pb
+from kybernate.pb import podresources_pb2_grpc as rpc
+
+TIMEOUT_SECONDS = 5.0
+_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # a kubelet that was away must not make the next channel fail unseen
+    ("grpc.max_receive_message_length", 16 * 2**20),  # as kubelet allows itself
+]
+
+
+class PodResourcesError(Exception):
+    """Kubelet did not tell; the text says why and what to check."""
+
+
+class PodResources:
+    """Ask at most once a second: kubelet limits the calls for the whole node."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._channel: grpc.aio.Channel | None = None
+
+    async def list(self) -> pb.ListPodResourcesResponse:
+        """All active pods with their devices. Raises PodResourcesError."""
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
+        stub: rpc.PodResourcesListerAsyncStub = rpc.PodResourcesListerStub(self._channel)
+        try:
+            return await stub.List(pb.ListPodResourcesRequest(), timeout=TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            await self.close()  # a fresh connection next time, without this one's backoff
+            raise PodResourcesError(
+                f"PodResources at {self._socket}: {error.code().name}: {error.details()}; "
+                f"check that kubelet runs and that its pod-resources folder is mounted here"
+            ) from error
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            await channel.close()
+
+
+def devices(answer: pb.ListPodResourcesResponse, resources: Collection[str] | None = None) -> dict[str, str]:
+    """Resource by device ID, of all containers or only of these resources. A device on two NUMA nodes counts once."""
+    return {
+        device_id: entry.resource_name
+        for pod in answer.pod_resources
+        for container in pod.containers
+        for entry in container.devices
+        if resources is None or entry.resource_name in resources
+        for device_id in entry.device_ids
+    }

@@ -1,0 +1,51 @@
+"""The file of wishes for groups: the node's GPU manager writes it, the device plugin reads it.
+
+``<run_dir>/wishes.json``: ``{"wishes": [{"id", "group", "resource", "until", "why"}]}``. A file, like the start gate,
+so that it works without any bus.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+FILE = "wishes.json"
+
+
+class Wish(BaseModel):
+    """The next seat should be on this group."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    """A wish that was granted is not granted again under the same id."""
+    group: str
+    """Name of the group."""
+    resource: str = ""
+    """Only for seats of this resource; empty: any that the group has."""
+    until: float
+    """Unix seconds at which it lapses."""
+    why: str = ""
+    """For people: the pod's annotation, or the move that it is for."""
+
+
+class _File(BaseModel):
+    wishes: tuple[Wish, ...] = ()
+
+
+def write(run_dir: Path, wishes: Sequence[Wish]) -> None:
+    """Replace the file, whole or not at all. Blocking. Raises OSError."""
+    path = run_dir / FILE
+    fresh = path.with_name(f".{FILE}.{os.getpid()}.new")
+    fresh.write_text(json.dumps({"wishes": [wish.model_dump() for wish in wishes]}))
+    os.replace(fresh, path)
+
+
+def read(run_dir: Path) -> tuple[Wish, ...]:
+    """The wishes; none where there is no file or no sense in it. Blocking."""
+    try:
+        return _File.model_validate_json((run_dir / FILE).read_bytes()).wishes
+    except (OSError, ValidationError):
+        return ()

@@ -1,0 +1,335 @@
+"""The plugin of one node, put together: what it looks at, and what follows from what it sees.
+
+Every look is a job of its own beside the registrations; what kubelet asks is answered from ``Node`` alone.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from kybernate import cdi, wishes
+from kybernate.bus.port import Bus, BusError
+from kybernate.config import CONFIG_LABEL, ConfigError, NodeConfig, load
+from kybernate.config_watch import changes
+from kybernate.gpus import GpuError, Gpus
+from kybernate.health import Health
+from kybernate.inventory import BUCKET, GpuRecord
+from kybernate.logs import get_logger
+from kybernate.messages import GpuHealthChanged, SeatAllocated
+from kybernate.pod_resources import PodResources, PodResourcesError, devices
+from kybernate.presence import be_present
+from kybernate.seat import SeatState
+from services.plugin import memory, offering
+from services.plugin.book import Held
+from services.plugin.coexistence import Neighbours
+from services.plugin.faults import Probation
+from services.plugin.gate import StartGate
+from services.plugin.kubelet import Registration
+from services.plugin.machine import Machine
+from services.plugin.outbox import Outbox
+from services.plugin.registrations import Registrations
+from services.plugin.servicer import Node
+from services.plugin.settings import PluginSettings
+
+EVENT_SECONDS = 5.0
+OWNERS_SECONDS, OWNERS_SOON_SECONDS = 2.0, 0.5
+WISHES_SECONDS = 0.5
+RETRY_SECONDS = 1.0
+
+
+@dataclass
+class Plugin:
+    """``run`` it until cancelled."""
+
+    settings: PluginSettings
+    config: NodeConfig
+    machine: Machine
+    gpus: Gpus
+    bus: Bus
+    health: Health
+    neighbours: Neighbours
+    node: Node = field(init=False)
+    outbox: Outbox = field(init=False)
+    refused_config: str | None = None
+    """Why the last change of the configuration was not taken; None: it was."""
+    hangup: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set on SIGHUP: read the configuration again."""
+    _owners: PodResources = field(init=False)
+    _allocated: asyncio.Event = field(default_factory=asyncio.Event)
+    _unsaved: asyncio.Event = field(default_factory=asyncio.Event)
+    _inventory: asyncio.Event = field(default_factory=asyncio.Event)
+    _since: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.outbox = Outbox(self.bus)
+        self._owners = PodResources(self.settings.pod_resources)
+
+    async def run(self, url: str) -> None:
+        """Make the offer, register, and look at everything; until cancelled. Raises ConfigError at the start only."""
+        await self._open()
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._registrations = Registrations(group, self._registration, self.health)
+                if self.settings.neighbours == "refuse":
+                    group.create_task(self.neighbours.watch(), name="neighbours")
+                    await self.neighbours.looked()
+                self._registrations.follow(self.node.offer.resources)
+                jobs: tuple[Callable[[], object], ...] = (
+                    self._poll_gpus,
+                    self._hear_gpus,
+                    self._follow_owners,
+                    self._follow_wishes,
+                    self._follow_config,
+                    self._save,
+                    self._tell_inventory,
+                    self.outbox.run,
+                )
+                for job in jobs:
+                    group.create_task(job(), name=getattr(job, "__name__", "job"))  # type: ignore[arg-type]
+                await be_present(self.bus, "plugin", instance=self.settings.instance, node=self.settings.node, url=url)
+        finally:
+            await self._close()
+
+    # --- the offer ----------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        """The first offer. Seats that somebody has are in it, whatever the configuration says now."""
+        settings, config = self.settings, self.config
+        held = {seat.seat: seat for seat in await asyncio.to_thread(memory.load, settings.state_dir)}
+        with contextlib.suppress(PodResourcesError):
+            listed = devices(await self._owners.list())
+            held = {seat: h for seat, h in held.items() if seat in listed} | {
+                seat: Held(seat, resource) for seat, resource in listed.items() if _is_seat(seat) and seat not in held
+            }
+        made = offering.make(settings, config, self.machine, held, nvidia=await self._nvidia())
+        offer = made.offer
+        gate = StartGate(offer.seats_dir, settings.gate_seconds)
+        probation = Probation(
+            frozenset(gpu.uuid for gpu in self.machine.gpus),
+            ignored_xids=config.health.ignored_xids,
+            recovery_reads=config.health.recovery_reads,
+        )
+        self.node = Node(offer, gate, probation, self._given)
+        self.node.book.held.update({seat: h for seat, h in held.items() if seat in offer.seats})
+        await asyncio.to_thread(gate.prepare, offer.seats)
+        await offering.prepare(settings, made, config.device_list_strategy)
+        self._since = dict.fromkeys((gpu.uuid for gpu in self.machine.gpus), time.time())
+        self.health.conditions["config"] = lambda: self.refused_config
+        self.health.conditions["neighbours"] = self._sold_twice
+        self._inventory.set()
+
+    def _registration(self, resource: str) -> Registration:
+        return Registration(self.node, resource, self.settings.device_plugin_dir, refused=self._sold_twice)
+
+    def _sold_twice(self) -> str | None:
+        return self.neighbours.conflict if self.settings.neighbours == "refuse" else None
+
+    async def _apply(self, config: NodeConfig) -> None:
+        """Offer what this configuration says; seats that somebody has stay. Raises ConfigError, changing nothing."""
+        before = self.node.offer
+        made = offering.make(
+            self.settings,
+            config,
+            self.machine,
+            self.node.book.held,
+            before=before.groups,
+            nvidia=await self._nvidia(),
+        )
+        offer = made.offer
+        await asyncio.to_thread(offering.prepare_folders, offer.seats_dir, offer.seats, before.seats)
+        await offering.prepare(self.settings, made, config.device_list_strategy)
+        probation = self.node.probation
+        probation.ignored_xids, probation.recovery_reads = config.health.ignored_xids, config.health.recovery_reads
+        self.config, self.node.offer = config, offer
+        self.node.changed()
+        self._registrations.follow(offer.resources)
+        self._inventory.set()
+
+    async def _follow_config(self) -> NoReturn:
+        """A configuration that cannot be used is said, and the last good one stays."""
+        async for _ in changes(self.settings.config, self.hangup):
+            try:
+                name = self.settings.config_name or self.neighbours.labels.get(CONFIG_LABEL)
+                await self._apply(await asyncio.to_thread(load, self.settings.config, name))
+            except ConfigError as error:
+                self.refused_config = f"the changed configuration is not used, the one before is: {error}"
+                get_logger().error("config.refused", reason=str(error), meaning="the one before stays in force")
+            else:
+                self.refused_config = None
+                get_logger().info("config.applied", config=self.config.chosen, seats=len(self.node.offer.seats))
+        raise AssertionError("changes ended")
+
+    async def _nvidia(self) -> frozenset[str]:
+        if self.settings.gpus == "fake" or self.config.device_list_strategy == "envvar":
+            return frozenset()
+        folders = dict.fromkeys((*cdi.FOLDERS, self.settings.cdi_dir))
+        return await asyncio.to_thread(cdi.nvidia_devices, folders)
+
+    # --- health -------------------------------------------------------------------------------------------------
+
+    async def _poll_gpus(self) -> NoReturn:
+        """A GPU that is gone makes its seats unhealthy; a driver that does not answer proves nothing."""
+        while True:
+            await asyncio.sleep(self.settings.reread_seconds)
+            try:
+                found = await self.gpus.list()
+            except GpuError as error:
+                get_logger().warning("plugin.gpus_unread", reason=str(error))
+                continue
+            self._health_changed(self.node.probation.read(gpu.uuid for gpu in found))
+
+    async def _hear_gpus(self) -> NoReturn:
+        """XID events, as they come."""
+        said, parents = "", self.machine.parents
+        while True:
+            try:
+                events = await self.gpus.events(EVENT_SECONDS)
+            except GpuError as error:
+                if str(error) != said:
+                    get_logger().warning("plugin.events_unheard", reason=str(error))
+                said = str(error)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            said = ""
+            for event in events:
+                ignored = event.xid in self.node.probation.ignored_xids
+                get_logger().warning("gpu.xid", gpu=event.gpu, xid=event.xid, ignored=ignored)
+                self._health_changed(self.node.probation.event(event, parents))
+
+    def _health_changed(self, changed: bool) -> None:
+        if not changed:
+            return
+        offer, log = self.node.offer, get_logger()
+        for change in self.node.probation.take():
+            gpu = next(gpu for gpu in self.machine.gpus if gpu.uuid == change.gpu)
+            groups = offer.touched({change.gpu})
+            seats = tuple(seat.id for seat in offer.seats.values() if seat.group.name in groups)
+            say = log.warning if change.reason else log.info
+            said = {"gpu": gpu.uuid, "index": gpu.index, "reason": change.reason, "groups": sorted(groups)}
+            say("gpu.faulty" if change.reason else "gpu.recovered", **said, seats=len(seats))
+            self._since[gpu.uuid] = time.time()
+            self.outbox.put(
+                GpuHealthChanged(
+                    cause=uuid.uuid4().hex,
+                    node=self.settings.node,
+                    gpu=gpu.uuid,
+                    index=gpu.index,
+                    healthy=not change.reason,
+                    reason=change.reason,
+                    xid=change.xid,
+                    groups=tuple(sorted(groups)),
+                    seats=seats,
+                )
+            )
+        self.node.changed()
+        self._inventory.set()
+
+    # --- seats in use -------------------------------------------------------------------------------------------
+
+    def _given(self, seat_id: str) -> None:
+        """Kubelet was answered."""
+        seat = self.node.offer.seats[seat_id]
+        self.outbox.put(
+            SeatAllocated(
+                cause=uuid.uuid4().hex,
+                node=self.settings.node,
+                seat=seat.id,
+                state=SeatState.WAITING,
+                group=seat.group.name,
+            )
+        )
+        self._allocated.set()
+        self._unsaved.set()
+
+    async def _follow_owners(self) -> NoReturn:
+        """Who has which seat, from PodResources; a seat that only its owner kept here goes with its owner."""
+        said = ""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(OWNERS_SECONDS):
+                    await self._allocated.wait()
+                    await asyncio.sleep(OWNERS_SOON_SECONDS)  # an admission takes a moment to show
+            self._allocated.clear()
+            try:
+                listed = devices(await self._owners.list())
+            except PodResourcesError as error:
+                if str(error) != said:
+                    get_logger().warning("plugin.owners_unread", reason=str(error))
+                said = str(error)
+                continue
+            said = ""
+            mine = {seat: resource for seat, resource in listed.items() if _is_seat(seat)}
+            if self.node.book.see(mine):
+                self._unsaved.set()
+            if self.node.offer.kept - self.node.book.held.keys():
+                with contextlib.suppress(ConfigError):  # it was good before, on the same machine
+                    await self._apply(self.config)
+
+    async def _follow_wishes(self) -> NoReturn:
+        while True:
+            self.node.wishes.read(await asyncio.to_thread(wishes.read, self.settings.run_dir))
+            await asyncio.sleep(WISHES_SECONDS)
+
+    async def _save(self) -> NoReturn:
+        while True:
+            await self._unsaved.wait()
+            self._unsaved.clear()
+            try:
+                await asyncio.to_thread(memory.save, self.settings.state_dir, tuple(self.node.book.held.values()))
+            except OSError as error:
+                get_logger().warning("plugin.memory_unwritten", folder=str(self.settings.state_dir), reason=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+
+    # --- what the cluster is told -------------------------------------------------------------------------------
+
+    async def _tell_inventory(self) -> NoReturn:
+        """A row per GPU, whenever something changed or the bus came back."""
+        self.bus.on_change(lambda connected: self._inventory.set() if connected else None)
+        while True:
+            await self._inventory.wait()
+            await self.bus.until_connected()
+            self._inventory.clear()
+            try:
+                bucket = await self.bus.bucket(BUCKET)
+                for record in self._records():
+                    await bucket.put(record.key, record.model_dump_json().encode())
+            except BusError as error:
+                get_logger().info("inventory.unwritten", error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+                self._inventory.set()
+
+    def _records(self) -> list[GpuRecord]:
+        offer, reasons = self.node.offer, self.node.probation.reasons
+        return [
+            GpuRecord(
+                node=self.settings.node,
+                gpu=gpu.uuid,
+                index=gpu.index,
+                name=gpu.name,
+                memory_bytes=gpu.memory_bytes,
+                numa_node=gpu.numa_node,
+                groups=tuple(sorted(offer.touched({gpu.uuid}))),
+                healthy=gpu.uuid not in reasons,
+                reason=reasons.get(gpu.uuid, ""),
+                since=self._since.get(gpu.uuid, 0.0),
+            )
+            for gpu in self.machine.gpus
+        ]
+
+    async def _close(self) -> None:
+        """The CDI spec stays while somebody has a seat: each restart of a container resolves its names again."""
+        await self._owners.close()
+        if self.node.offer.cdi is not None and not self.node.book.held:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(cdi.remove, self.settings.cdi_dir)
+
+
+def _is_seat(device_id: str) -> bool:
+    """Whether a device ID looks like ours: ``2x-7f3a9c.s03``."""
+    size, dash, rest = device_id.partition("x-")
+    key, dot, number = rest.partition(".s")
+    return bool(dash and dot) and size.isdecimal() and number.isdecimal() and key.isalnum()
