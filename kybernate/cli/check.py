@@ -5,14 +5,14 @@ from typing import Any
 
 from kybernate.config import load
 from kybernate.pod_file import check_seats, load_pods
-from kybernate.stack.options import check_manifests, fake_gpus
+from kybernate.stack.options import check_manifests, fake_hardware
 from kybernate.topology import Topology, plan
 
 
 def report(file: Path, gpus: int | None, pods: Path | None) -> dict[str, Any]:
     """Profiles, and with ``gpus`` the groups and warnings. Raises ConfigError."""
     config = load(file)
-    topology = plan(config, fake_gpus(gpus, "80GiB")) if gpus is not None else Topology((), ())
+    topology = plan(config, *fake_hardware(gpus, "80GiB")) if gpus is not None else Topology((), ())
     if pods is not None:
         specs = load_pods(pods, config)
         check_manifests(pods)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from kybernate.config import NodeConfig, load
 from kybernate.config_errors import ConfigError, read_documents
-from kybernate.fakes.gpu.spec import build_gpus
+from kybernate.fakes.gpu.spec import Hardware, build, changed
 from kybernate.fakes.kubelet.manifest import ManifestError, parse_pod
 from kybernate.gpus import Gpu
 from kybernate.pod_file import PodSpec, check_seats, check_vram, load_pods, manifests
@@ -74,7 +74,7 @@ def check(options: StackOptions) -> Plan:
     """Read and check everything that a person wrote. Raises ConfigError."""
     config = load(options.config)
     try:
-        topology = plan(config, fake_gpus(options.gpus, options.memory))
+        topology = plan(config, *fake_hardware(options.gpus, options.memory))
     except ValueError as error:
         raise ConfigError(f"--gpus {options.gpus} --memory {options.memory}: {error}") from None
     pods = load_pods(options.pod_file, config, BACKENDS[options.driver])
@@ -95,9 +95,11 @@ def check_manifests(path: Path) -> None:
                 raise document.source.error(at, None, error.what, error.remedy) from None
 
 
+def fake_hardware(count: int, memory: str) -> Hardware:
+    """GPUs and links that the fake driver will show. Raises ValueError for a wrong count or size."""
+    return build(changed("default", count, parse_bytes(memory), gpu_name=GPU_NAME))
+
+
 def fake_gpus(count: int, memory: str) -> tuple[Gpu, ...]:
     """The GPUs that the fake driver will show. Raises ValueError for a wrong count or size."""
-    return tuple(
-        Gpu(spec.index, spec.uuid, spec.minor, spec.pci_bus_id, spec.name, spec.memory_bytes, spec.numa_node)
-        for spec in build_gpus(count, parse_bytes(memory), GPU_NAME)
-    )
+    return fake_hardware(count, memory).gpus

@@ -34,7 +34,7 @@ async def serve(settings: ManagerSettings, config: NodeConfig) -> None:
         stack.push_async_callback(gpus.close)
         board = Board(
             node=settings.node,
-            groups=build_groups(config, await gpus.list()),
+            groups=build_groups(config, await gpus.list(), await gpus.links(), await gpus.instances()),
             policy=config.policy.build(),
             drain_seconds=config.drain_seconds,
             warmup=config.warmup,

@@ -5,18 +5,13 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from kybernate import lifecycle, logs
 from kybernate.fakes.gpu.machine import Machine
-from kybernate.fakes.gpu.presets import places_of
 from kybernate.fakes.gpu.server import listening
-from kybernate.fakes.gpu.spec import PRESETS, MachineSpec, Preset, build
+from kybernate.fakes.gpu.spec import PRESETS, MachineSpec, build, changed
 from kybernate.sizes import parse_bytes
-
-_USUAL_NVLINKS = 12
-"""Between two cards with a bridge, and of an A100 behind NVSwitch."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -37,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def build_spec(options: argparse.Namespace) -> MachineSpec:
     """The machine that the options describe: a preset, and what differs from it. Raises ValueError."""
-    preset = _changed(PRESETS[options.preset], options)
+    memory = parse_bytes(options.memory) if options.memory else None
+    preset = changed(options.preset, options.gpus, memory, options.links, options.name or "")
     gpus, links, instances = build(preset, options.seed)
     bandwidth, speed = parse_bytes(options.bandwidth), options.speed
     if bandwidth <= 0 or speed <= 0 or options.slots < 1:
@@ -53,22 +49,6 @@ def build_spec(options: argparse.Namespace) -> MachineSpec:
         else 4 * sum(gpu.memory_bytes for gpu in gpus),
         speed=speed,
     )
-
-
-def _changed(preset: Preset, options: argparse.Namespace) -> Preset:
-    """The preset with the GPUs and links that the options name; another number of GPUs is another board."""
-    if options.gpus is not None and options.gpus != preset.count:
-        if any(preset.partitions):
-            raise ValueError(
-                f"--gpus {options.gpus}: preset {options.preset} has {preset.count}, split by MIG; omit it"
-            )
-        links = preset.links if preset.links.endswith(":all") else "none"
-        preset = Preset(preset.name, preset.memory_bytes, places_of(options.gpus), links, preset.nvlinks)
-    if options.memory:
-        preset = replace(preset, memory_bytes=parse_bytes(options.memory))
-    if options.links is not None:
-        preset = replace(preset, links=options.links, nvlinks=preset.nvlinks or _USUAL_NVLINKS)
-    return replace(preset, name=options.name or preset.name)
 
 
 def _parser() -> argparse.ArgumentParser:

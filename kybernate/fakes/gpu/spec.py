@@ -6,17 +6,30 @@
 import itertools
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kybernate.fakes.gpu.presets import GIB, PRESETS, Preset, places_of
 from kybernate.machine import Gpu, Level, Link, Mig
 
-__all__ = ["GIB", "PRESETS", "Hardware", "MachineSpec", "Preset", "build", "build_gpus", "hardware", "parse_links"]
+__all__ = [
+    "GIB",
+    "PRESETS",
+    "Hardware",
+    "MachineSpec",
+    "Preset",
+    "build",
+    "build_gpus",
+    "changed",
+    "hardware",
+    "parse_links",
+]
 
 _NAMESPACE = uuid.UUID("6b796265-726e-4174-a567-707566616b65")
 _MIG_MIB = {"1g.10gb": 9728, "1g.20gb": 19968, "2g.20gb": 19968, "3g.40gb": 40192, "4g.40gb": 40192, "7g.80gb": 81152}
 """Memory of an instance of an 80 GB GPU, which is a little less than its share."""
+_USUAL_NVLINKS = 12
+"""Between two cards with a bridge, and of an A100 behind NVSwitch."""
 _LEVELS = (Level.SYS, Level.NODE, Level.PHB, Level.PXB, Level.PIX)
 
 
@@ -54,6 +67,23 @@ def hardware(preset: str, seed: str = "0") -> Hardware:
     if preset not in PRESETS:
         raise ValueError(f"no preset {preset!r}; presets are {', '.join(sorted(PRESETS))}")
     return build(PRESETS[preset], seed)
+
+
+def changed(
+    name: str, gpus: int | None = None, memory_bytes: int | None = None, links: str | None = None, gpu_name: str = ""
+) -> Preset:
+    """A preset with the GPUs and links that are given; another number of GPUs is another board. Raises ValueError."""
+    preset = PRESETS[name]
+    if gpus is not None and gpus != preset.count:
+        if any(preset.partitions):
+            raise ValueError(f"--gpus {gpus}: preset {name} has {preset.count}, split by MIG; omit it")
+        kept = preset.links if preset.links.endswith(":all") else "none"
+        preset = Preset(preset.name, preset.memory_bytes, places_of(gpus), kept, preset.nvlinks)
+    if memory_bytes is not None:
+        preset = replace(preset, memory_bytes=memory_bytes)
+    if links is not None:
+        preset = replace(preset, links=links, nvlinks=preset.nvlinks or _USUAL_NVLINKS)
+    return replace(preset, name=gpu_name or preset.name)
 
 
 def build(preset: Preset, seed: str = "0") -> Hardware:
