@@ -25,8 +25,10 @@ app = typer.Typer(
 )
 bus_app = typer.Typer(no_args_is_help=True, help="The NATS bus.")
 config_app = typer.Typer(no_args_is_help=True, help="Configuration files.")
+doctor_app = typer.Typer(no_args_is_help=True, help="What works on this machine, and what to do about the rest.")
 app.add_typer(bus_app, name="bus")
 app.add_typer(config_app, name="config")
+app.add_typer(doctor_app, name="doctor")
 
 
 class Output(StrEnum):
@@ -34,6 +36,14 @@ class Output(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+
+
+class CudaBinding(StrEnum):
+    """How libcuda is called."""
+
+    AUTO = "auto"
+    BINDINGS = "bindings"
+    CTYPES = "ctypes"
 
 
 class LogFormat(StrEnum):
@@ -240,6 +250,21 @@ def config_check(
         print(f"  {group['name']:8} GPU {indices:12} {len(group['seats'])} seats of {group['resource']}")
     for warning in found["warnings"]:
         print(f"  warning: {warning}")
+
+
+@doctor_app.command("gpu")
+def doctor_gpu(
+    binding: Annotated[
+        CudaBinding, typer.Option(envvar="KYB_CUDA_BINDING", help="auto: cuda-bindings if usable, else ctypes.")
+    ] = CudaBinding.AUTO,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that the driver may take to answer.")] = 60.0,
+    output: OutputOption = Output.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+) -> None:
+    """Check whether GPU processes can be parked here. Exit code 1 if something is in the way."""
+    from kybernate.cli.doctor import gpu
+
+    gpu(binding.value, timeout, as_json=as_json or output is Output.JSON)
 
 
 @app.command()

@@ -99,7 +99,8 @@ class BindingsApi:
             return (number, -1) if unknown[2] == "CUresult" else (0, number)
         except RuntimeError as error:  # no libcuda (DynamicLibNotFoundError is one too), or a function is not in it
             raise CudaUnavailableError(
-                f"{name}: {error} Is the NVIDIA driver installed (570 or newer, 580 recommended), and visible here?"
+                f"cuda-bindings cannot call {name}: {str(error).rstrip('.')}; the NVIDIA driver (570 or newer, 580 "
+                "recommended) must be installed and visible here"
             ) from error
         value = values[0] if values else None
         return int(code), -1 if value is None or int(code) != 0 else int(value)

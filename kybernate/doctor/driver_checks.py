@@ -1,0 +1,122 @@
+"""Judgement of what the driver says: versions, GPUs, MIG, persistence. Pure; sources: research/checkpoint.md §1, §3."""
+
+from collections.abc import Iterator
+
+from kybernate.cuda import result_name, support, why_no_checkpoint
+from kybernate.cuda.support import cuda_text
+from kybernate.doctor.facts import DriverFacts, HostFacts
+from kybernate.doctor.finding import Finding, fail, ok, warn
+
+OPERATING_SYSTEM = 304
+_INSTALL = "install the NVIDIA driver (580 recommended), runtimeClass nvidia in a container; without a GPU: kyb up"
+_REMEDIES = {
+    100: "make the GPUs visible here: NVIDIA_VISIBLE_DEVICES=all, runtimeClass nvidia; see nvidia-smi",
+    802: "start the fabric manager (NVSwitch machines)",
+    803: "library and kernel module differ in version: reboot the node, or restart this container",
+    804: "take the CUDA compatibility library out of LD_LIBRARY_PATH",
+}
+
+
+def check_driver(facts: DriverFacts, host: HostFacts) -> Iterator[Finding]:
+    """libcuda, version, NVML and GPUs."""
+    yield from _libcuda(facts)
+    yield from _version(facts, host)
+    yield from _nvml(facts)
+    if facts.gpus:
+        yield from _mig(facts)
+        yield _persistence(facts)
+    yield from _access(facts)
+
+
+def _libcuda(facts: DriverFacts) -> Iterator[Finding]:
+    if facts.hung:
+        yield fail(
+            "driver", f"{facts.hung}; what comes after is not known", "see the kernel log for XID; reboot the node"
+        )
+    if facts.trouble:
+        nothing = facts.nvml_trouble and not facts.gpus
+        where = "no NVIDIA driver on this machine" if nothing else "libcuda cannot be called"
+        what, _, remedy = facts.trouble.partition("; ")
+        yield fail("libcuda", f"{where}: {what}", _INSTALL if nothing else remedy)
+    elif facts.init_code:
+        remedy = _REMEDIES.get(facts.init_code, "see nvidia-smi and the kernel log")
+        yield fail("libcuda", f"cuInit answers {result_name(facts.init_code)} ({facts.init_code})", remedy)
+    elif facts.binding and facts.cuda_version:
+        took = "" if facts.init_code is None else f"; cuInit took {facts.init_seconds:.2f} s"
+        yield ok("libcuda", f"CUDA {cuda_text(facts.cuda_version)} through {facts.binding}{took}")
+    elif facts.fake:
+        yield ok("libcuda", f"not asked: {facts.binding}")
+
+
+def _version(facts: DriverFacts, host: HostFacts) -> Iterator[Finding]:
+    if not facts.cuda_version:
+        return
+    known = support(facts.cuda_version)
+    name = f"driver {facts.release}" if facts.release else f"a driver for CUDA {cuda_text(facts.cuda_version)}"
+    if not known.checkpoint:
+        why = why_no_checkpoint(facts.cuda_version, facts.release)
+        yield fail("version", str(why), "install driver 580")
+        return
+    works = [
+        ("park and activate", True, "570"),
+        ("activate on other GPUs", known.gpu_map, "580"),
+        ("several processes as one launch-job", known.launch_job, "590"),
+        ("custom storage", known.custom_storage, "CUDA 13.4"),
+    ]
+    can = ", ".join(what for what, there, _ in works if there)
+    cannot = ", ".join(f"{what} ({needs})" for what, there, needs in works if not there)
+    text = f"{name} can: {can}" + (f"; not: {cannot}" if cannot else "")
+    if not known.gpu_map:
+        yield warn("version", text, "install driver 580: seats can move, and PyTorch works (early 570 refuses it)")
+    elif facts.release.partition(".")[0] == "595":
+        worst = "; its open kernel module has hung hosts when a restored process was killed" if host.open_module else ""
+        yield warn("version", f"{text}; 595 breaks NCCL and UVM processes at a park{worst}", "install driver 580")
+    else:
+        yield ok("version", text)
+
+
+def _nvml(facts: DriverFacts) -> Iterator[Finding]:
+    if facts.nvml_trouble:
+        what, _, remedy = facts.nvml_trouble.partition("; ")
+        yield fail("nvml", what, remedy)
+    elif facts.gpus:
+        sizes = sorted({f"{gpu.name} {_gib(gpu.total_bytes)}" for gpu in facts.gpus})
+        yield ok("nvml", f"{len(facts.gpus)} x {', '.join(sizes)}; {len(facts.uses)} entries of processes")
+    elif not facts.hung:
+        yield fail("nvml", "no GPU", "see nvidia-smi; NVIDIA_VISIBLE_DEVICES=all gives a container all GPUs")
+
+
+def _mig(facts: DriverFacts) -> Iterator[Finding]:
+    split = [gpu for gpu in facts.gpus if gpu.mig]
+    for gpu in split:
+        text = f"GPU {gpu.index} is in MIG mode: its processes cannot be checkpointed"
+        yield warn("mig", text, f"nvidia-smi -i {gpu.index} -mig 0, or park by engine sleep there")
+    if not split:
+        yield ok("mig", f"off on all {len(facts.gpus)} GPUs")
+
+
+def _persistence(facts: DriverFacts) -> Finding:
+    off = [str(gpu.index) for gpu in facts.gpus if gpu.persistence is False]
+    if off:
+        text = f"off on GPU {', '.join(off)}: the driver unloads when nobody uses them (the checkpointer keeps it up)"
+        return warn("persistence", text, "nvidia-smi -pm 1, or run nvidia-persistenced")
+    if all(gpu.persistence is None for gpu in facts.gpus):
+        return ok("persistence", "the driver does not say; the checkpointer stands in for it")
+    return ok("persistence", "on")
+
+
+def _access(facts: DriverFacts) -> Iterator[Finding]:
+    """Whether the driver lets this process at others, tried with a question that changes nothing."""
+    refused = sorted(pid for pid, code in facts.answers.items() if code == OPERATING_SYSTEM)
+    good = [pid for pid, code in facts.answers.items() if code == 0]
+    if refused:
+        text = f"the driver cannot reach processes {', '.join(map(str, refused))} (OPERATING_SYSTEM)"
+        yield fail("access", text, "hostPID: true and CAP_SYS_PTRACE, or the same user; gVisor does not allow it")
+    elif good:
+        yield ok("access", f"the driver reaches all {len(good)} processes that use CUDA")
+    elif not facts.trouble and facts.init_code == 0:
+        yield ok("access", "no process uses a GPU, so none was tried")
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.0f} GiB"
