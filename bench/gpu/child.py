@@ -1,0 +1,113 @@
+"""Child processes of the bench that speak JSON lines; everything they are asked has a deadline."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import IO, Any
+
+LINE_BYTES = 1 << 24
+
+
+class ChildError(Exception):
+    """A child ended, said that something failed, or did not answer in time; the text ends with its last words."""
+
+
+class Child:
+    """One child process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, name: str, errors: IO[bytes]) -> None:
+        self._process, self._name, self._errors = process, name, errors
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.returncode is None
+
+    def send(self, op: str, **arguments: Any) -> None:
+        """Ask without waiting. Raises ChildError when it is gone."""
+        assert self._process.stdin is not None
+        if not self.running:
+            raise ChildError(self._gone())
+        self._process.stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
+
+    async def answer(self, seconds: float) -> dict[str, Any]:
+        """What it says next. Raises ChildError; TimeoutError when it says nothing for so long."""
+        assert self._process.stdout is not None
+        async with asyncio.timeout(seconds):
+            line = await self._process.stdout.readline()
+        if not line:
+            await self._process.wait()
+            raise ChildError(self._gone())
+        said: dict[str, Any] = json.loads(line)
+        if "failed" in said:
+            raise ChildError(f"{self._name}: {said['failed']}")
+        return said
+
+    async def ask(self, op: str, seconds: float, **arguments: Any) -> dict[str, Any]:
+        """Ask and wait for the answer."""
+        self.send(op, **arguments)
+        return await self.answer(seconds)
+
+    def signal(self, signum: signal.Signals) -> None:
+        """Send a signal to the whole process group; nothing happens when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.running:
+                os.killpg(self.pid, signum)
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait."""
+        self.signal(signal.SIGKILL)
+        await self._process.wait()
+
+    async def end(self, seconds: float) -> None:
+        """Let it end by itself, which is the gentle way for a process that was restored once; then SIGKILL."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self.signal(signal.SIGCONT)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
+        await self.kill()
+        with contextlib.suppress(ConnectionError):
+            await self._process.stdin.wait_closed()
+        await self._process.stdout.read()
+        self._errors.close()
+
+    def _gone(self) -> str:
+        self._errors.seek(0)
+        last = self._errors.read()[-800:].decode(errors="replace").strip()
+        return f"{self._name} (pid {self.pid}) ended with code {self._process.returncode}: {last or 'it said nothing'}"
+
+
+@asynccontextmanager
+async def child(
+    module: str, *arguments: object, env: Mapping[str, str] | None = None, end_seconds: float = 30.0
+) -> AsyncIterator[Child]:
+    """``python -m module`` in a session of its own; ended with the block. ``env`` is added to this environment."""
+    with tempfile.TemporaryFile() as errors:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module, *map(str, arguments)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+            limit=LINE_BYTES,
+        )
+        started = Child(process, module, errors)
+        try:
+            yield started
+        finally:
+            await started.end(end_seconds)

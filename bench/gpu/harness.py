@@ -1,0 +1,144 @@
+"""Parking as the checkpointer parks: its helpers, backend, procedure and fsynced journal; only the bus is left out."""
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kybernate.messages import KillJob, SeatProgress, SeatTarget, SwitchJob
+from services.checkpointer.backends import open_backends
+from services.checkpointer.backends.port import Backend
+from services.checkpointer.helper_pool import HelperPool
+from services.checkpointer.journal import Journal
+from services.checkpointer.patience import Patience
+from services.checkpointer.records import JobFile, Record
+from services.checkpointer.switch import JobRun
+
+NODE = "bench"
+GROUP = "g"
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """How one half of a job went. ``driver`` is what of it was spent in the driver's own verbs."""
+
+    outcome: str
+    reason: str
+    wall: float
+    """Seconds from the job's arrival to its last journal record."""
+    cpu: float
+    """CPU seconds of this process and the helpers meanwhile."""
+    seconds: dict[str, float]
+    """By step."""
+    vram_bytes: int
+    records: int
+    """Lines that were journaled; each is one fsync."""
+
+    @property
+    def driver(self) -> float:
+        """Wall seconds inside lock, checkpoint, restore and unlock, with the helper's round trip."""
+        return sum(self.seconds.get(verb, 0.0) for verb in ("lock", "checkpoint", "restore", "unlock"))
+
+    @property
+    def beyond(self) -> float:
+        """Wall seconds that are not the driver's."""
+        return self.wall - self.driver
+
+
+@dataclass
+class Checkpointer:
+    """The checkpointer without its bus."""
+
+    journal: Journal
+    pool: HelperPool
+    backend: Backend
+    folder: Path
+    _epoch: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+
+    async def park(self, target: SeatTarget) -> Half:
+        """Take a seat out of VRAM."""
+        epoch = next(self._epoch)
+        job = SwitchJob(cause="bench", node=NODE, epoch=epoch, op=f"park-{epoch}", group=GROUP, park=(target,))
+        return await self._run(Record(kind="switch", switch=job))
+
+    async def activate(self, target: SeatTarget) -> Half:
+        """Bring it back."""
+        epoch = next(self._epoch)
+        job = SwitchJob(cause="bench", node=NODE, epoch=epoch, op=f"activate-{epoch}", group=GROUP, activate=target)
+        return await self._run(Record(kind="switch", switch=job))
+
+    async def kill(self, target: SeatTarget) -> Half:
+        """End its processes and prove that their memory is free."""
+        return await self._run(
+            Record(kind="kill", kill=KillJob(cause="b", node=NODE, epoch=next(self._epoch), target=target))
+        )
+
+    async def _run(self, record: Record) -> Half:
+        file = JobFile([record])
+        cpu, began = self._cpu(), time.perf_counter()
+        await self.journal.begin(file)
+        status = await JobRun(file, self.journal, {"cuda": self.backend, "fake": self.backend}, lambda _: None).run()
+        wall = time.perf_counter() - began
+        progress: SeatProgress = status.park[0] if status.park else status.activate or _none()
+        return Half(
+            outcome=progress.outcome,
+            reason=progress.reason,
+            wall=wall,
+            cpu=self._cpu() - cpu,
+            seconds=dict(progress.seconds),
+            vram_bytes=progress.vram_bytes,
+            records=len(file.records),
+        )
+
+    def _cpu(self) -> float:
+        """CPU seconds of this process, to the microsecond, and of its helpers, to the clock tick."""
+        ticks = 0
+        for note in (self.folder / "helpers").iterdir():
+            try:
+                fields = Path(f"/proc/{note.name.partition('-')[0]}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            ticks += int(fields[11]) + int(fields[12])
+        return time.process_time() + ticks / _TICKS
+
+
+def helper_command(binding: str) -> tuple[str, ...]:
+    """The helper for the CUDA driver of this machine."""
+    return (sys.executable, "-m", "services.checkpointer.helper", "--driver", "cuda", "--binding", binding)
+
+
+@asynccontextmanager
+async def checkpointer(
+    folder: Path, command: Sequence[str], *, lock_seconds: float = 60.0, speed: float = 1.0
+) -> AsyncIterator[Checkpointer]:
+    """One with its state under ``folder``. ``lock_seconds``: how long work may take. Raises HelperDiedError."""
+    journal = Journal(folder)
+    journal.load()
+    patience = Patience(lock_seconds=lock_seconds, speed=speed)
+    try:
+        async with HelperPool(command, folder / "helpers") as pool:
+            await pool.warm(GROUP)  # as for every group of a checkpointer that has worked before
+            yield Checkpointer(journal, pool, open_backends(pool, patience)["cuda"], folder)
+    finally:
+        journal.close()
+
+
+def seat_of(pid: int, gpus: Sequence[str], vram_bytes: int = 0, *, name: str = "") -> SeatTarget:
+    """The process (and its descendants) as a seat on these GPUs."""
+    return SeatTarget(
+        seat=name or f"bench.{pid}",
+        pod_uid=f"uid-{pid}",
+        container_id=f"process://{pid}",
+        gpus=tuple(gpus),
+        vram_bytes=vram_bytes,
+        backend="cuda",
+    )
+
+
+def _none() -> SeatProgress:
+    raise RuntimeError("the job named no seat")

@@ -1,0 +1,233 @@
+"""Hazards of research/checkpoint.md §3 on hardware. Each has a target of its own, and may lose it.
+
+``promise`` is what the product says it does about the hazard, and ``kept`` whether it did; ``driver`` is what this
+driver does to whoever meets the hazard unprotected, for the record: it is never right or wrong.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from bench.gpu import machine
+from bench.gpu.child import Child, ChildError
+from bench.gpu.room import CaseError, Room, Target, do
+
+Finding = dict[str, Any]
+GIB_BYTES = machine.GIB
+
+
+async def h1(room: Room, gib: float) -> Finding:
+    """A restore without room destroys the process: the product does not try, and the seat stays parked."""
+    async with room.target(gib) as target:
+        park = await room.checkpointer.park(target.seat)
+        async with room.filled():
+            refused = await room.checkpointer.activate(target.seat)
+        await room.settled(room.total_bytes - int((gib + 1 / 8) * GIB_BYTES))
+        activate = await room.checkpointer.activate(target.seat)
+        intact = await target.intact() if activate.outcome == "active" else {}
+    outcomes = [park.outcome, refused.outcome, activate.outcome]
+    driver = await _unprotected(_restore_without_room, room, gib)
+    kept = outcomes == ["parked", "parked", "active"] and all(intact.values())
+    return {"kept": kept, "outcomes": outcomes, "reason": refused.reason, "driver": driver}
+
+
+async def _restore_without_room(room: Room, target: Target, bare: Child) -> str:
+    pid, seconds = target.child.pid, target.patience
+    for verb in ("lock", "checkpoint"):
+        await do(bare, verb, pid, seconds)
+    async with room.filled():
+        first = await do(bare, "restore", pid, seconds, expect=None)
+    await room.settled(room.total_bytes // 2)
+    second = await do(bare, "restore", pid, seconds, expect=None)
+    unlock = await do(bare, "unlock", pid, seconds, expect=None)
+    return f"restore {first['name']}, again with room {second['name']}, unlock {unlock['name']}"
+
+
+async def h2(room: Room, gib: float) -> Finding:
+    """Killing a live process that was restored hung hosts: the product locks and checkpoints it before the kill."""
+    before = await room.used()
+    async with room.target(gib) as target:
+        outcomes = [(await room.checkpointer.park(target.seat)).outcome]
+        outcomes.append((await room.checkpointer.activate(target.seat)).outcome)
+        began = time.perf_counter()
+        kill = await room.checkpointer.kill(target.seat)
+        seconds = time.perf_counter() - began
+        freed = await room.settled(before + GIB_BYTES // 8)
+    steps = [verb for verb in ("lock", "checkpoint", "kill") if verb in kill.seconds]
+    kept = outcomes == ["parked", "active"] and freed and steps == ["lock", "checkpoint", "kill"]
+    return {"kept": kept, "outcomes": [*outcomes, kill.outcome], "seconds": seconds, "steps": steps}
+
+
+async def h3(room: Room, gib: float) -> Finding:
+    """A lock kills a process whose NVML was unloaded without shutdown (610): parked, or known to be lost."""
+    return await _survives(room, gib, "nvml", may_be_lost=True)
+
+
+async def h4(room: Room, gib: float) -> Finding:
+    """A synchronize as the first call while parked crashes the process: it is frozen, so there is no such call."""
+    async with room.target(gib) as target:
+        park = await room.checkpointer.park(target.seat)
+        target.child.send("synchronize")
+        activate = await room.checkpointer.activate(target.seat)
+        try:
+            await target.child.answer(target.patience)
+            intact = await target.intact()
+        except ChildError as error:
+            return {"kept": False, "reason": str(error), "outcomes": [park.outcome, activate.outcome]}
+    driver = await _unprotected(_synchronize_while_parked, room, gib)
+    outcomes = [park.outcome, activate.outcome]
+    return {"kept": outcomes == ["parked", "active"] and all(intact.values()), "outcomes": outcomes, "driver": driver}
+
+
+async def _synchronize_while_parked(room: Room, target: Target, bare: Child) -> str:
+    for verb in ("lock", "checkpoint"):
+        await do(bare, verb, target.child.pid, target.patience)
+    target.child.send("synchronize")
+    try:
+        await target.child.answer(room.hang_seconds)
+    except TimeoutError:
+        return "the synchronize waits"
+    except ChildError as error:
+        return str(error)[:200]
+    return "the synchronize returned"
+
+
+async def h5(room: Room, gib: float) -> Finding:
+    """Driver calls on a stopped process hang: the product continues it first."""
+    async with room.target(gib) as target:
+        os.killpg(target.child.pid, signal.SIGSTOP)
+        park = await room.checkpointer.park(target.seat)
+        activate = await room.checkpointer.activate(target.seat)
+        target.child.signal(signal.SIGCONT)
+        intact = await target.intact() if activate.outcome == "active" else {}
+    outcomes = [park.outcome, activate.outcome]
+    driver = await _unprotected(_lock_while_stopped, room, gib)
+    return {"kept": outcomes == ["parked", "active"] and all(intact.values()), "outcomes": outcomes, "driver": driver}
+
+
+async def _lock_while_stopped(room: Room, target: Target, bare: Child) -> str:
+    target.child.signal(signal.SIGSTOP)
+    bare.send("lock", pid=target.child.pid, timeout_ms=1000)
+    try:
+        answer = await bare.answer(room.hang_seconds)
+    except TimeoutError:
+        target.child.signal(signal.SIGCONT)
+        late = await bare.answer(target.patience)
+        return f"the lock hangs beyond its own time-out; after SIGCONT {late['name']}"
+    target.child.signal(signal.SIGCONT)
+    return f"the lock answered {answer['name']} while stopped"
+
+
+async def h6(room: Room, gib: float) -> Finding:
+    """The copy is host memory of the process itself, and counts against its pod's limit."""
+    async with room.target(gib) as target:
+        before = machine.resident(target.pids)
+        park = await room.checkpointer.park(target.seat)
+        grown = machine.resident(target.pids) - before
+        activate = await room.checkpointer.activate(target.seat)
+        intact = await target.intact()
+    share = grown / max(1, park.vram_bytes)
+    return {
+        "kept": [park.outcome, activate.outcome] == ["parked", "active"] and all(intact.values()),
+        "outcomes": [park.outcome, activate.outcome],
+        "driver": f"resident memory grew by {grown / GIB_BYTES:.2f} GiB, {share:.0%} of the VRAM",
+    }
+
+
+async def h7(room: Room, gib: float) -> Finding:
+    """A process group of one with NCCL aborts on some drivers: refused, or it comes back whole."""
+    return await _survives(room, gib, "nccl", may_be_lost=False)
+
+
+async def h9(room: Room, gib: float) -> Finding:
+    """Memory shared by CUDA IPC breaks at a checkpoint: refused, or it comes back whole."""
+    return await _survives(room, gib, "share", may_be_lost=False)
+
+
+async def h10(room: Room, gib: float) -> Finding:
+    """Managed memory is not supported: refused, or it comes back whole."""
+    return await _survives(room, gib, "managed", may_be_lost=False)
+
+
+async def h14(room: Room, gib: float) -> Finding:
+    """A map that does not name every GPU is refused by the driver and changes nothing; the product never sends one."""
+    if not room.described.get("capabilities", {}).get("gpu_map"):
+        return {"skipped": "this driver takes no GPU map; needs 580 or newer"}
+    stranger = "GPU-00000000-0000-4000-8000-000000000001"
+    async with room.target(gib) as target, room.bare() as bare:
+        pid = target.child.pid
+        for verb in ("lock", "checkpoint"):
+            await do(bare, verb, pid, target.patience)
+        wrong = await do(bare, "restore", pid, target.patience, expect=None, pairs=[[stranger, stranger]])
+        state = await do(bare, "state", pid, target.patience, expect=None)
+        if wrong["code"] != 0:
+            await do(bare, "restore", pid, target.patience)
+        await do(bare, "unlock", pid, target.patience)
+        intact = await target.intact()
+    told = f"the wrong map answered {wrong['name']}, the process was {state['value']} after it"
+    return {"kept": all(intact.values()), "driver": told}
+
+
+async def h15(room: Room, gib: float) -> Finding:
+    """Some drivers do not answer about another process at all: seen at the first question, not in the middle."""
+    async with room.target(gib) as target, room.bare() as bare:
+        state = await do(bare, "state", target.child.pid, 60, expect=None)
+    return {"kept": state["code"] == 0 and state["value"] == "RUNNING", "driver": f"state: {state['name']}"}
+
+
+async def _survives(room: Room, gib: float, op: str, *, may_be_lost: bool) -> Finding:
+    """Whatever the target does first: its park is refused with a reason, or it comes back whole, and never half."""
+    before = await room.used()
+    async with room.target(gib) as target:
+        try:
+            said = await target.child.ask(op, target.patience)
+        except ChildError as error:
+            return {"skipped": f"this machine cannot do it: {str(error)[:200]}"}
+        park = await room.checkpointer.park(target.seat)
+        outcomes, reason = [park.outcome], park.reason
+        if park.outcome == "parked":
+            activate = await room.checkpointer.activate(target.seat)
+            outcomes, reason = [*outcomes, activate.outcome], reason or activate.reason
+        lost = outcomes[-1] in ("lost", "gone")
+        intact = {} if lost else await target.intact()
+    freed = await room.settled(before + GIB_BYTES // 8)
+    refused = outcomes == ["active"] and bool(reason)
+    whole = outcomes == ["parked", "active"]
+    kept = (may_be_lost and freed) if lost else ((refused or whole) and all(intact.values()))
+    return {"kept": kept, "outcomes": outcomes, "reason": reason, "said": said}
+
+
+async def _unprotected(meet: Callable[[Room, Target, Child], Awaitable[str]], room: Room, gib: float) -> str:
+    """What the driver does to a target that nobody protects. The target is lost."""
+    try:
+        async with room.bare() as bare, room.target(gib) as target:
+            try:
+                return await meet(room, target, bare)
+            finally:
+                await target.child.kill()
+    except (CaseError, ChildError, TimeoutError) as error:
+        return f"not seen: {type(error).__name__}: {error}"[:300]
+
+
+HAZARDS: dict[str, Callable[[Room, float], Awaitable[Finding]]] = {
+    "h1": h1, "h2": h2, "h3": h3, "h4": h4, "h5": h5, "h6": h6, "h7": h7, "h9": h9, "h10": h10, "h14": h14, "h15": h15,
+}  # fmt: skip
+ELSEWHERE = {
+    "h8": "NCCL between processes needs two GPUs; this bench has one",
+    "h11": "MIG needs a GPU in MIG mode; the product refuses it by NVML's word (tests/checkpointer)",
+    "h12": "a move to another GPU needs two of one kind",
+    "h13": "device nodes that a container lacks need a container runtime",
+    "h16": "an engine's sleep mode and a checkpoint together need that engine",
+}
+"""Hazards that one GPU without containers cannot show, and why."""
+
+
+async def meet(room: Room, name: str, gib: float) -> Finding:
+    """One hazard. What goes wrong on the way is part of the finding."""
+    told: Finding = {"hazard": name, "promise": (HAZARDS[name].__doc__ or "").strip()}
+    try:
+        return told | await HAZARDS[name](room, gib)
+    except (CaseError, ChildError, TimeoutError) as error:
+        return told | {"kept": False, "reason": f"{type(error).__name__}: {error}"}

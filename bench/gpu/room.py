@@ -1,0 +1,145 @@
+"""One run of the bench: its options, its GPU, and the processes that every case needs."""
+
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.gpu import harness, machine
+from bench.gpu.child import Child, child
+from bench.gpu.harness import Checkpointer, checkpointer, helper_command
+from kybernate.messages import SeatTarget
+from services.checkpointer.processes import identify, tree
+
+
+class CaseError(Exception):
+    """A case could not be measured; the text says at which step and why."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where cases happen."""
+
+    folder: Path
+    checkpointer: Checkpointer
+    gpu: str
+    """UUID of the GPU that is used."""
+    everyone: tuple[str, ...]
+    """UUIDs of all GPUs that the kernel driver shows; a map must name each."""
+    total_bytes: int
+    described: dict[str, Any]
+    """What the helper says of driver and bindings."""
+    binding: str = "auto"
+    load: str = "auto"
+    hang_seconds: float = 8.0
+    """After this time without an answer a call counts as hung, where a hang is expected."""
+    busy_seconds: float = 8.0
+    fill_step_gib: float = 0.25
+    speed: float = 1.0
+    make_busy: Callable[[int], Awaitable[None]] | None = None
+    """The stub's way to have work submitted; None: the target does it."""
+    _numbers: list[int] = field(default_factory=lambda: [0])
+
+    def patience(self, gib: float) -> float:
+        """Seconds for anything that moves so much, or starts a process that does."""
+        return 90.0 + 6.0 * gib
+
+    @asynccontextmanager
+    async def target(self, gib: float, *, processes: int = 1) -> AsyncIterator["Target"]:
+        """A process (tree) that holds so much in each, ready."""
+        options = ("--gib", gib, "--processes", processes, "--load", self.load)
+        async with child("bench.gpu.target", *options, env={"CUDA_VISIBLE_DEVICES": self.gpu}) as started:
+            ready = await started.answer(self.patience(gib * processes))
+            root = identify(started.pid)
+            pids = [one.pid for one in tree(root)] if root is not None else []
+            name = f"bench.{self._next()}"
+            seat = harness.seat_of(started.pid, [self.gpu], ready["bytes"], name=name)
+            yield Target(started, ready, tuple(pids), seat, self.patience(gib * processes))
+
+    @asynccontextmanager
+    async def bare(self) -> AsyncIterator[Child]:
+        """A process that makes driver calls and nothing else."""
+        async with child("bench.gpu.bare", self.binding, end_seconds=1.0) as started:
+            said = await started.answer(120)
+            if said["code"] != 0:
+                raise CaseError(f"cuInit answered {said['name']} ({said['code']})")
+            yield started
+
+    @asynccontextmanager
+    async def filled(self, gib: float | None = None) -> AsyncIterator[float]:
+        """Another process has taken all that is free (or so much); how many GiB that is."""
+        free = (self.total_bytes - await self.used()) / machine.GIB
+        wanted = free if gib is None else gib
+        options = ("--role", "fill", "--gib", wanted, "--step", self.fill_step_gib, "--load", self.load)
+        async with child("bench.gpu.target", *options, env={"CUDA_VISIBLE_DEVICES": self.gpu}) as started:
+            yield float((await started.answer(self.patience(free)))["gib"])
+
+    @asynccontextmanager
+    async def impatient(self) -> AsyncIterator[Checkpointer]:
+        """A second checkpointer that gives submitted work one second."""
+        with tempfile.TemporaryDirectory(prefix="kyb-impatient-", dir=self.folder) as folder:
+            command = helper_command(self.binding)
+            async with checkpointer(Path(folder), command, lock_seconds=self.speed, speed=self.speed) as other:
+                yield other
+
+    async def used(self) -> int:
+        """Bytes in use on the GPU, as the helper's NVML says."""
+        reply = await self.checkpointer.pool.call("ask", "memory", deadline=60)
+        if reply["code"] != 0:
+            raise CaseError(f"NVML does not answer: {reply.get('text', reply.get('name'))}")
+        return int(reply["memory"][self.gpu][0])
+
+    async def settled(self, below: int, seconds: float = 20.0) -> bool:
+        """Whether the memory in use falls to ``below`` within this time."""
+        import asyncio
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while await self.used() > below:  # noqa: ASYNC110 - NVML has no event for it
+                    await asyncio.sleep(0.05)
+                return True
+        return False
+
+    def _next(self) -> int:
+        self._numbers[0] += 1
+        return self._numbers[0]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target that is ready."""
+
+    child: Child
+    ready: dict[str, Any]
+    """Its first answer: bytes, checksum, work, graph."""
+    pids: tuple[int, ...]
+    seat: SeatTarget
+    patience: float
+
+    async def intact(self) -> dict[str, bool]:
+        """Compare with the first answer: checksums, results, and what the CUDA graph gives."""
+        again = await self.child.ask("verify", self.patience)
+        same = {key: again[key] == self.ready[key] for key in ("checksum", "work", "graph")}
+        return same if self.has_graph else {key: value for key, value in same.items() if key != "graph"}
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether it has a CUDA graph (PyTorch only)."""
+        graph = self.ready["graph"]
+        return graph is not None and graph != [None] * len(self.pids)
+
+
+async def do(
+    bare: Child, op: str, pid: int, seconds: float, *, expect: int | None = 0, **arguments: Any
+) -> dict[str, Any]:
+    """One driver call. Raises CaseError when it answers otherwise than expected (None: any) or not in time."""
+    try:
+        answer = await bare.ask(op, seconds, pid=pid, **arguments)
+    except TimeoutError:
+        raise CaseError(f"{op} of pid {pid} did not end within {seconds:g} s") from None
+    if expect is not None and answer["code"] != expect:
+        raise CaseError(f"{op} of pid {pid} answered {answer['name']} ({answer['code']})")
+    return answer
