@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kybernate.cli.errors import CliError
+from kybernate.cli.output import Output, OutputOption
+from kybernate.cli.topology import topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,13 +31,6 @@ doctor_app = typer.Typer(no_args_is_help=True, help="What works on this machine,
 app.add_typer(bus_app, name="bus")
 app.add_typer(config_app, name="config")
 app.add_typer(doctor_app, name="doctor")
-
-
-class Output(StrEnum):
-    """How a command answers."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 class CudaBinding(StrEnum):
@@ -65,7 +60,6 @@ Url = Annotated[
     str | None,
     typer.Option("--url", metavar="URL", help="The router. Default: KYB_URL, else the stack that runs here."),
 ]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="text, or JSON for programs.")]
 Seat = Annotated[str, typer.Argument(metavar="SEAT|MODEL", help="seat/x, model/x, or x if only one seat fits.")]
 
 
@@ -265,6 +259,9 @@ def doctor_gpu(
     from kybernate.cli.doctor import gpu
 
     gpu(binding.value, timeout, as_json=as_json or output is Output.JSON)
+
+
+app.command()(topology)
 
 
 @app.command()

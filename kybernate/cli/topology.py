@@ -1,0 +1,185 @@
+"""``kyb topology``: how a machine's GPUs are connected, the groups that they form, and why."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kybernate.cli.errors import CliError
+from kybernate.cli.output import Output, OutputOption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kybernate.config import NodeConfig
+    from kybernate.machine import Gpu, Link
+
+    Machine = tuple[tuple[Gpu, ...], tuple[Link, ...], tuple[Gpu, ...]]
+    """GPUs, links of every pair, MIG instances."""
+
+
+def topology(
+    preset: Annotated[str | None, typer.Option(metavar="NAME", help="A made-up machine, such as 8xL40S.")] = None,
+    stack: Annotated[bool, typer.Option("--stack", help="The GPUs of the stack that runs here.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="Whose groups. Default: KYB_CONFIG, with --stack the stack's, else every size.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Which of its configurations. Default: KYB_CONFIG_NAME.")] = None,
+    output: OutputOption = Output.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+) -> None:
+    """Show how GPUs are connected, as nvidia-smi topo -m does, and the groups that they form, and why.
+
+    Without --preset and --stack: this machine's GPUs, by NVML, or as KYB_GPUS and KYB_FAKE_DRIVER say.
+    """
+    from kybernate.config import load
+
+    if preset and stack:
+        raise CliError("--preset and --stack name two machines; leave one out", code=2)
+    machine, found = _machine(preset, stack)
+    path = config or found
+    chosen = load(path, name or os.environ.get("KYB_CONFIG_NAME")) if path else every_size(*machine)
+    body = report(chosen, *machine)
+    if as_json or output is Output.JSON:
+        print(json.dumps({"config": str(path) if path else None, "name": chosen.chosen, **body}))
+        return
+    for line in lines(body, path):
+        print(line)
+
+
+def every_size(gpus: "tuple[Gpu, ...]", links: "tuple[Link, ...]", instances: "tuple[Gpu, ...]") -> "NodeConfig":
+    """What to show where nobody has configured anything: groups of 1, 2, 4, 8 … inside each other, MIG as it is."""
+    del links
+    from kybernate.config import GpuTopology, NodeConfig, Profile
+
+    whole = sum(not gpu.mig_enabled for gpu in gpus)
+    sizes = [1 << power for power in range(7) if 1 << power <= whole]
+    kinds = sorted({gpu.mig.profile for gpu in instances if gpu.mig is not None})
+    profiles = [Profile(name=f"{n}x", resource=f"kyb.ai/gpu-{n}x-seat", group_size=n, seats_per_group=1) for n in sizes]
+    profiles += [
+        Profile(
+            name=f"mig-{kind}",
+            resource=f"kyb.ai/mig-{kind.replace('+', '.')}-seat",
+            group_size=1,
+            seats_per_group=1,
+            mig_profile=kind,
+        )
+        for kind in kinds
+    ]
+    if not profiles:
+        raise CliError("this machine has no GPU that can be used; see nvidia-smi")
+    return NodeConfig(
+        profiles=tuple(profiles),
+        gpu_topology=GpuTopology(overlap="timeshare"),
+        mig_strategy="mixed" if kinds else "none",
+    )
+
+
+def report(
+    config: "NodeConfig", gpus: "tuple[Gpu, ...]", links: "tuple[Link, ...]", instances: "tuple[Gpu, ...]"
+) -> dict[str, Any]:
+    """GPUs, matrix, groups and warnings as data. Raises ConfigError where the configuration does not fit."""
+    from dataclasses import asdict
+
+    from kybernate.topology import plan
+    from kybernate.topology.matrix import matrix
+
+    found = plan(config, gpus, links, instances)
+    return {
+        "gpus": [asdict(gpu) for gpu in gpus],
+        "links": [asdict(link) for link in links],
+        "instances": [asdict(gpu) for gpu in instances],
+        "matrix": matrix(gpus, links),
+        "groups": [
+            {
+                "name": group.name,
+                "profile": group.profile.name,
+                "resource": group.profile.resource,
+                "gpus": [gpu.index for gpu in group.gpus],
+                "uuids": [gpu.uuid for gpu in group.gpus],
+                "seats": list(group.seat_ids),
+                "why": group.why,
+                "overlaps": list(group.overlaps),
+            }
+            for group in found.groups
+        ],
+        "warnings": list(found.warnings),
+        "note": config.note,
+    }
+
+
+def lines(body: dict[str, Any], config: Path | None) -> list[str]:
+    """The report for people."""
+    from kybernate.sizes import format_bytes
+    from kybernate.topology.matrix import legend
+
+    table = body["matrix"]
+    text = [*_columns(table), "", *_columns(legend(table)), ""]
+    parts = [gpu["mig"]["parent"] for gpu in body["instances"]]
+    rows = []
+    for gpu in body["gpus"]:
+        mode = f"MIG mode, {parts.count(gpu['uuid'])} instances" if gpu["mig_enabled"] else ""
+        rows.append((f"GPU{gpu['index']}", gpu["name"], format_bytes(gpu["memory_bytes"]), gpu["pci_bus_id"], mode))
+    text += [*_columns(rows), ""]
+    text.append(f"Groups by {config}" if config else "Groups of every size, inside each other (no --config)")
+    if body["note"]:
+        text.append(f"  {body['note']}")
+    for profile in dict.fromkeys(group["profile"] for group in body["groups"]):
+        groups = [group for group in body["groups"] if group["profile"] == profile]
+        first = groups[0]
+        text.append(f"{profile} ({first['resource']}, {len(first['seats'])} seats each)" if config else profile)
+        text += [f"  {line}" for line in _columns([_group_row(group) for group in groups])]
+    return [*text, *(f"warning: {warning}" for warning in body["warnings"])]
+
+
+def _group_row(group: dict[str, Any]) -> tuple[str, str, str]:
+    return group["name"], f"GPU {','.join(str(index) for index in group['gpus'])}", group["why"]
+
+
+def _columns(rows: "Sequence[Sequence[str]]") -> list[str]:
+    """Rows with their cells below each other."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _machine(preset: str | None, stack: bool) -> "tuple[Machine, Path | None]":
+    """The machine that is asked for, and the configuration that goes with it."""
+    if preset:
+        from kybernate.fakes.gpu.spec import hardware
+
+        try:
+            return hardware(preset), None
+        except ValueError as error:
+            raise CliError(f"--preset: {error}", code=2) from None
+    if stack:
+        from kybernate.stack_file import find_stack
+
+        running = find_stack()
+        if running is None:
+            raise CliError("no stack runs here; start one with kyb up, or name a --preset")
+        return _read("fake", Path(str(running["driver_socket"]))), Path(str(running["folder"])) / "config.yaml"
+    kind, socket, path = (os.environ.get(f"KYB_{name}") for name in ("GPUS", "FAKE_DRIVER", "CONFIG"))
+    return _read(kind or "nvml", Path(socket) if socket else None), Path(path) if path else None
+
+
+def _read(kind: str, socket: Path | None) -> "Machine":
+    import asyncio
+
+    from kybernate.gpus import GpuError, open_gpus
+
+    if kind not in ("nvml", "fake"):
+        raise CliError(f"KYB_GPUS={kind!r}: write nvml or fake", code=2)
+
+    async def read() -> "Machine":
+        gpus = open_gpus("fake" if kind == "fake" else "nvml", socket)
+        try:
+            return await gpus.list(), await gpus.links(), await gpus.instances()
+        finally:
+            await gpus.close()
+
+    try:
+        return asyncio.run(read())
+    except GpuError as error:
+        raise CliError(f"{error} (--preset NAME shows a made-up machine, --stack the one of kyb up)") from None
