@@ -46,22 +46,25 @@ class NvmlReader:
         """The driver's release, as 580.95.05."""
         return self._read(lambda: _text(self._nvml.nvmlSystemGetDriverVersion()))
 
+    def count(self) -> int:
+        """How many GPUs there are, also those that do not answer."""
+        return self._read(lambda: int(self._nvml.nvmlDeviceGetCount()))
+
     def gpus(self) -> list[GpuReading]:
-        """All GPUs in index order."""
-        return self._read(lambda: [self._gpu(index) for index in range(self._nvml.nvmlDeviceGetCount())])
+        """All GPUs that answer, in index order."""
+        return self._read(lambda: self._each(None, self._gpu))
 
     def memory(self, gpus: Iterable[str] | None = None) -> dict[str, tuple[int, int]]:
         """(bytes in use, bytes that can be used at all) by UUID; without the driver's own reserve in either.
 
-        So their difference is what can be allocated. ``gpus``: only these; then others may be broken.
+        So their difference is what can be allocated. ``gpus``: just these, and each has to answer; otherwise GPUs that
+        do not answer are left out.
         """
-        return self._read(lambda: {uuid: self._memory(handle) for uuid, handle in self._handles(gpus)})
+        return self._read(lambda: dict(self._each(gpus, lambda uuid, handle: (uuid, self._memory(handle)))))
 
     def processes(self, gpus: Iterable[str] | None = None) -> list[ProcessReading]:
-        """Processes with a compute context. ``gpus``: only on these; then others may be broken."""
-        return self._read(
-            lambda: [entry for uuid, handle in self._handles(gpus) for entry in self._processes(uuid, handle)]
-        )
+        """Processes with a compute context; ``gpus`` as in ``memory``."""
+        return self._read(lambda: [entry for found in self._each(gpus, self._processes) for entry in found])
 
     def close(self) -> None:
         """Shut NVML down; a later call opens it again."""
@@ -82,20 +85,28 @@ class NvmlReader:
             self.close()
             raise NvmlUnreadableError(f"NVML failed: {error}; look for XID events in the kernel log") from error
 
-    def _handles(self, gpus: Iterable[str] | None) -> Iterable[tuple[str, Any]]:
+    def _each(self, gpus: Iterable[str] | None, read: Callable[[str, Any], T]) -> list[T]:
+        """``read`` of the GPUs named, or of all that answer. One broken GPU says nothing about the others."""
         nvml = self._nvml
         if gpus is not None:
-            return [(uuid, nvml.nvmlDeviceGetHandleByUUID(uuid)) for uuid in gpus]
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return [(_text(nvml.nvmlDeviceGetUUID(handle)), handle) for handle in handles]
+            return [read(uuid, nvml.nvmlDeviceGetHandleByUUID(uuid)) for uuid in gpus]
+        found, errors = [], []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                found.append(read(_text(nvml.nvmlDeviceGetUUID(handle)), handle))
+            except nvml.NVMLError as error:
+                errors.append(error)
+        if errors and not found:
+            raise errors[0]
+        return found
 
-    def _gpu(self, index: int) -> GpuReading:
+    def _gpu(self, uuid: str, handle: Any) -> GpuReading:
         nvml = self._nvml
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
         persistence = self._optional(lambda: int(nvml.nvmlDeviceGetPersistenceMode(handle)))
         mig = self._optional(lambda: int(nvml.nvmlDeviceGetMigMode(handle)[0]))
         return GpuReading(
-            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+            uuid=uuid,
             minor=int(nvml.nvmlDeviceGetMinorNumber(handle)),
             name=_text(nvml.nvmlDeviceGetName(handle)),
             total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
@@ -115,13 +126,13 @@ class NvmlReader:
         known = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
         return int(known.used), int(known.used + known.free)
 
-    def _processes(self, uuid: str, handle: Any) -> Iterable[ProcessReading]:
+    def _processes(self, uuid: str, handle: Any) -> list[ProcessReading]:
+        found = []
         for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle):
             size = process.usedGpuMemory  # None is how pynvml says NVML_VALUE_NOT_AVAILABLE
-            if size is None:
-                yield ProcessReading(int(process.pid), uuid, self._memory(handle)[0], exact=False)
-            else:
-                yield ProcessReading(int(process.pid), uuid, int(size), exact=True)
+            exact = size is not None
+            found.append(ProcessReading(int(process.pid), uuid, int(size if exact else self._memory(handle)[0]), exact))
+        return found
 
 
 def _opened() -> Any:

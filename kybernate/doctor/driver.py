@@ -64,6 +64,7 @@ def read_fake(socket: str) -> DriverFacts:
         fake=True,
         binding=f"the fake driver at {socket}",
         init_code=0,
+        gpu_count=len(gpus),
         gpus=tuple(
             GpuFacts(
                 index=gpu["index"],
@@ -75,6 +76,7 @@ def read_fake(socket: str) -> DriverFacts:
                 mig=bool(gpu.get("mig_enabled", False)),
             )
             for gpu in gpus
+            if not gpu.get("lost", False)
         ),
         uses=tuple(UseFacts(use["pid"], use["gpu"], use["bytes"]) for use in uses),
         answers=answers,

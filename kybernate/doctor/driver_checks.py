@@ -79,6 +79,9 @@ def _nvml(facts: DriverFacts) -> Iterator[Finding]:
     if facts.nvml_trouble:
         what, _, remedy = facts.nvml_trouble.partition("; ")
         yield fail("nvml", what, remedy)
+    elif silent := facts.gpu_count - len(facts.gpus):
+        text = f"{silent} of {facts.gpu_count} GPUs do not answer"
+        yield fail("nvml", text, "see the kernel log for XID events and nvidia-smi -L; reset them or reboot the node")
     elif facts.gpus:
         sizes = sorted({f"{gpu.name} {_gib(gpu.total_bytes)}" for gpu in facts.gpus})
         yield ok("nvml", f"{len(facts.gpus)} x {', '.join(sizes)}; {len(facts.uses)} entries of processes")

@@ -28,7 +28,7 @@ def _ask_nvml() -> list[int]:
     _say(begin="NVML")
     reader = NvmlReader()
     try:
-        _say(release=reader.driver_version())
+        _say(release=reader.driver_version(), gpu_count=reader.count())
         memory = reader.memory()
         gpus = [{**gpu._asdict(), "used_bytes": memory[gpu.uuid][0]} for gpu in reader.gpus()]
         uses = reader.processes()

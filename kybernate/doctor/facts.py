@@ -45,6 +45,8 @@ class DriverFacts:
     nvml_trouble: str = ""
     release: str = ""
     """580.95.05."""
+    gpu_count: int = 0
+    """How many GPUs there are; ``gpus`` has those that answer."""
     gpus: tuple[GpuFacts, ...] = ()
     uses: tuple[UseFacts, ...] = ()
     answers: dict[int, int] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kybernate.fakes.gpu.sync_client import SyncDriverClient
-from services.checkpointer.helper.serving import Reply
+from services.checkpointer.helper.serving import Reply, unreachable
 
 _CALLS = {"state": "get_state", "restore_tid": "get_restore_tid"}
 
@@ -25,7 +25,7 @@ class FakeDriver:
         try:
             if verb in ("memory", "describe"):
                 reply = self._client.request("devices")
-                return (self._memory if verb == "memory" else self._describe)(reply, wanted)
+                return self._memory(reply, wanted) if verb == "memory" else self._describe(reply)
             reply = self._client.request(_CALLS.get(verb, verb), **arguments)
         except OSError:
             self._client = None
@@ -35,11 +35,16 @@ class FakeDriver:
         return reply
 
     def _memory(self, reply: Reply, wanted: list[str] | None) -> Reply:
-        gpus = [gpu for gpu in reply.get("gpus", ()) if wanted is None or gpu["uuid"] in wanted]
+        """Like NVML: a lost GPU has no numbers, and is an error only for who wants just that one."""
+        answering = {gpu["uuid"]: gpu for gpu in reply.get("gpus", ()) if not gpu.get("lost", False)}
+        missing = [] if wanted is None else [uuid for uuid in wanted if uuid not in answering]
+        if missing:
+            return unreachable(f"GPU {missing[0]} does not answer")
+        gpus = answering.values() if wanted is None else [answering[uuid] for uuid in wanted]
         memory = {gpu["uuid"]: [gpu["used_bytes"], gpu["memory_bytes"]] for gpu in gpus}
         return {"code": reply["code"], "name": reply["name"], "memory": memory}
 
-    def _describe(self, reply: Reply, _: list[str] | None) -> Reply:
+    def _describe(self, reply: Reply) -> Reply:
         gpus = reply.get("gpus", ())
         return {
             "code": reply["code"],
