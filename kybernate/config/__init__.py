@@ -5,7 +5,7 @@ by ``kybernate.topology.plan``. The format is described in ``docs/config.md``.
 """
 
 from kybernate.config.fields import PLACEMENTS
-from kybernate.config.files import CONFIG_LABEL, load, load_all
+from kybernate.config.files import CONFIG_LABEL, load, load_all, names
 from kybernate.config.model import GpuTopology, GroupSpec, HealthConfig, NodeConfig, PolicyConfig, Profile
 from kybernate.config_errors import ConfigError
 
@@ -21,4 +21,5 @@ __all__ = [
     "Profile",
     "load",
     "load_all",
+    "names",
 ]

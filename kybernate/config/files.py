@@ -51,6 +51,11 @@ def load(path: Path | str, name: str | None = None) -> NodeConfig:
     return _read(entries[wanted], wanted, note)
 
 
+def names(path: Path | str) -> tuple[str, ...]:
+    """The configurations of a file or a folder; ``default`` alone for a file without names. Raises ConfigError."""
+    return tuple(_entries(Path(path)))
+
+
 def load_all(path: Path | str) -> dict[str, NodeConfig]:
     """Read and check all configurations of a file or a folder, by name. Raises ConfigError about the first bad one."""
     return {name: _read(entry, name, "") for name, entry in _entries(Path(path)).items()}

@@ -12,12 +12,16 @@ from kybernate.clock import Clock
 from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.gpus import GpuError, open_gpus
 from kybernate.health import Health, HttpServer
+from kybernate.kube import Kube, in_cluster
 from kybernate.ledger import LedgerFile
+from kybernate.logs import get_logger
+from kybernate.node_config import label_decides, load_by_label
 from kybernate.node_lock import alone
 from kybernate.presence import be_present
-from kybernate.topology import build_groups
+from kybernate.topology import Topology, plan
 from services.gpu_manager.board import Board
 from services.gpu_manager.engines import Engines
+from services.gpu_manager.foreign import Watch
 from services.gpu_manager.gate import Gate
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods
@@ -25,16 +29,19 @@ from services.gpu_manager.settings import ManagerSettings
 from services.gpu_manager.status import routes
 
 
-async def serve(settings: ManagerSettings, config: NodeConfig) -> None:
-    """Run until SIGTERM."""
+async def serve(settings: ManagerSettings, config: NodeConfig | None) -> None:
+    """Run until SIGTERM. Without a configuration, the node's label says which of several it is."""
     clock = Clock(settings.speed)
     source = f"kyb/gpu-manager/{settings.node}"
     async with contextlib.AsyncExitStack() as stack:
         gpus = open_gpus(settings.gpus, settings.fake_driver)
         stack.push_async_callback(gpus.close)
+        config = config or await _by_label(settings)
+        topology = plan(config, await gpus.list(), await gpus.links(), await gpus.instances())
+        _say(config, topology)
         board = Board(
             node=settings.node,
-            groups=build_groups(config, await gpus.list(), await gpus.links(), await gpus.instances()),
+            groups=topology.groups,
             policy=config.policy.build(),
             drain_seconds=config.drain_seconds,
             warmup=config.warmup,
@@ -61,6 +68,7 @@ async def serve(settings: ManagerSettings, config: NodeConfig) -> None:
             ledger=LedgerFile(settings.state_dir / "ledger"),
             clock=clock,
             engines=Engines(session),
+            strangers=Watch(gpus),
         )
         health.conditions["bus"] = lambda: None if bus.connected else f"no connection to {settings.nats_url}"
         health.conditions["recovered"] = lambda: None if board.recovered else "still looking at its seats"
@@ -76,6 +84,25 @@ async def serve(settings: ManagerSettings, config: NodeConfig) -> None:
         )
 
 
+async def _by_label(settings: ManagerSettings) -> NodeConfig:
+    client = Kube(in_cluster() or "")
+    try:
+        return await load_by_label(settings.config, settings.node, client)
+    finally:
+        await client.close()
+
+
+def _say(config: NodeConfig, topology: Topology) -> None:
+    """Which configuration it is, what it makes here, and why."""
+    log = get_logger()
+    log.info("manager.configured", config=config.chosen, note=config.note)
+    for group in topology.groups:
+        indices = [gpu.index for gpu in group.gpus]
+        log.info("group.formed", group=group.name, gpus=indices, resource=group.profile.resource, why=group.why)
+    for warning in topology.warnings:
+        log.warning("topology.warning", reason=warning)
+
+
 def open_pods(settings: ManagerSettings) -> Pods:
     """The source of pods that the settings name."""
     if settings.pods == "kubelet":
@@ -88,7 +115,8 @@ def main() -> None:
     settings = ManagerSettings.from_env_or_exit("kyb-gpu-manager")
     logs.configure("gpu-manager", form=settings.log_format, level=settings.log_level, node=settings.node)
     try:
-        config = load(settings.config)
+        by_label = label_decides(settings.config, settings.config_name)
+        config = None if by_label else load(settings.config, settings.config_name)
     except ConfigError as error:
         sys.stderr.write(f"kyb-gpu-manager: {error}\n")
         raise SystemExit(2) from None

@@ -10,7 +10,9 @@ class ManagerSettings(NodeSettings):
     """What the manager of one node needs to know."""
 
     config: Path = Path("/etc/kybernate/config.yaml")
-    """Profiles, groups and policy of this node."""
+    """Profiles, groups and policy of this node: a file, or a folder of named configurations."""
+    config_name: str = ""
+    """Which of several named configurations; empty: as the node label kyb.ai/config says, else the default one."""
     gpus: Literal["nvml", "fake"] = "nvml"
     """Where the list of GPUs comes from."""
     pods: Literal["apiserver", "kubelet"] = "apiserver"

@@ -1,0 +1,32 @@
+"""Which of several named configurations is a node's: as it is told, or as the node's label ``kyb.ai/config`` says."""
+
+import asyncio
+from pathlib import Path
+
+from kybernate.config import CONFIG_LABEL, NodeConfig, load, names
+from kybernate.kube import Kube, KubeError, in_cluster
+from kybernate.logs import get_logger
+
+RETRY_SECONDS = 2.0
+
+
+def label_decides(path: Path, name: str) -> bool:
+    """Whether the node's label must be read: nothing is named and there are several. Raises ConfigError."""
+    return not name and in_cluster() is not None and len(names(path)) > 1
+
+
+async def load_by_label(path: Path, node: str, kube: Kube, *, retry_seconds: float = RETRY_SECONDS) -> NodeConfig:
+    """The configuration that the node's label names; without the label ``default``. Raises ConfigError.
+
+    Waits for an API server that does not answer, saying so once: a guess would give this node another's groups.
+    """
+    said = ""
+    while True:
+        try:
+            labels = (await kube.node(node)).get("metadata", {}).get("labels") or {}
+            return await asyncio.to_thread(load, path, labels.get(CONFIG_LABEL))
+        except KubeError as error:
+            if str(error) != said:
+                get_logger().warning("config.waiting_for_label", label=CONFIG_LABEL, reason=str(error))
+            said = str(error)
+            await asyncio.sleep(retry_seconds)
