@@ -43,6 +43,8 @@ class SeatRecord(BaseModel):
     host_bytes: int = 0
     """Host memory that its parked copy takes."""
     reason: str = ""
+    blocked: str = ""
+    """Why it is not started or activated at present, whoever asks: a refused pod, a foreign process on its GPUs."""
     since: float = 0.0
     """Unix seconds at which it entered this state."""
     started: bool = False

@@ -45,6 +45,8 @@ from services.gpu_manager.inputs import (
     PodsSeen,
     Recovered,
     StartCalls,
+    Stranger,
+    StrangersSeen,
     Tick,
     Ticket,
 )
@@ -89,6 +91,8 @@ class Board:
     """By group: the policy's last sentence."""
     claims: dict[str, str] = field(default_factory=dict)
     """By group: its seat for which GPUs that other groups hold are being cleared."""
+    strangers: tuple[Stranger, ...] = ()
+    """Processes on the GPUs that belong to no seat."""
     neighbours: dict[str, tuple[Group, ...]] = field(init=False)
     """By group: others that share a GPU with it."""
     said: list[Effect] = field(default_factory=list)
@@ -141,6 +145,8 @@ class Board:
                 self._bus_changed(connected, now)
             case AskedOverHttp():
                 self.routers.permit(now)
+            case StrangersSeen(strangers=strangers):
+                self._strangers_seen(strangers)
             case Recovered():
                 recovery.recover(self, message, now)
             case Presence() | Tick():
@@ -179,6 +185,15 @@ class Board:
         sharing = [other for group in plain for other in self.neighbours[group.name]]
         return tuple({group.name: group for group in (*plain, *sharing)}.values())
 
+    def _strangers_seen(self, strangers: tuple[Stranger, ...]) -> None:
+        """A group with a foreign process on one of its GPUs is quarantined until it is gone."""
+        before = {group.name: looking.strangers_on(self, group) for group in self.groups}
+        self.strangers = strangers
+        for group in self.groups:
+            why = looking.strangers_on(self, group)
+            if bool(why) != bool(before[group.name]):
+                self.say_decided(group, why or "no foreign process uses its GPUs any more")
+
     def _bus_changed(self, connected: bool, now: Now) -> None:
         """Without the bus nothing is evicted and drains stand still; with it again, routers are heard first."""
         if connected and not self.bus_up:
@@ -195,6 +210,10 @@ class Board:
 
     def _decide(self, group: Group, now: Now) -> None:
         if self.pause_until.get(group.name, 0.0) > now.wall:
+            return
+        foreign = looking.strangers_on(self, group)
+        if foreign:
+            self.why[group.name] = foreign
             return
         comer_elsewhere = overlap.claimed_for(self, group)
         if comer_elsewhere is not None:

@@ -1,6 +1,7 @@
 """The start gate, seen from the manager: waiting calls in, tickets and reasons out, as files in seat folders.
 
-The plugin's side is ``services/plugin/gate.py``; ``docs/start-gate.md`` has the protocol.
+The plugin's side is ``services/plugin/gate.py``; ``docs/start-gate.md`` has the protocol. Beside it, the wishes for
+groups that the plugin grants at the next fitting pod (``kybernate.wishes``).
 """
 
 import contextlib
@@ -9,6 +10,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from kybernate import wishes
+from kybernate.logs import get_logger
 from services.gpu_manager.inputs import StartCall, Ticket
 
 
@@ -17,7 +20,9 @@ class Gate:
 
     def __init__(self, run_dir: Path) -> None:
         self.seats = run_dir / "seats"
+        self._run_dir = run_dir
         self._texts: dict[str, str] = {}
+        self._wishes: tuple[wishes.Wish, ...] = ()
 
     def calls(self, seats: Iterable[str]) -> dict[str, StartCall]:
         """Calls that wait now. One whose ticket is already taken is over, also if its file was left behind."""
@@ -46,6 +51,17 @@ class Gate:
             if self._texts.get(seat) != text:
                 _write(self.seats / seat / "status.json", {"text": text})
         self._texts = texts
+
+    def write_wishes(self, wanted: tuple[wishes.Wish, ...]) -> None:
+        """Which groups the next seats should be on; only what changed is written."""
+        if wanted == self._wishes:
+            return
+        try:
+            wishes.write(self._run_dir, wanted)
+        except OSError as error:
+            get_logger().warning("wishes.unwritten", folder=str(self._run_dir), reason=str(error))
+            return
+        self._wishes = wanted
 
 
 def _read(path: Path) -> dict[str, object] | None:

@@ -32,6 +32,23 @@ class PodsSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class Stranger:
+    """A process on a GPU that belongs to no seat."""
+
+    gpu: str
+    """UUID."""
+    pid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StrangersSeen:
+    """All of them, as of one look."""
+
+    strangers: tuple[Stranger, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StartCall:
     """Kubelet waits at the start gate for this seat (PreStartContainer)."""
 

@@ -11,6 +11,7 @@ from services.gpu_manager import overlap
 from services.gpu_manager.inputs import Now, Probe
 from services.gpu_manager.levels import Traffic
 from services.gpu_manager.rows import CUT_GRACE_SECONDS, Operation, Row
+from services.gpu_manager.seat_pod import refusal
 
 if TYPE_CHECKING:
     from services.gpu_manager.board import Board
@@ -31,7 +32,7 @@ def seat_view(board: "Board", row: Row, now: Now) -> SeatView:
     """What the policy sees of one seat."""
     demand = traffic(board, row)
     start_wait = None
-    if row.state is S.WAITING and row.call is not None and row.calls(now):
+    if row.state is S.WAITING and row.call is not None and row.calls(now) and not refused(row):
         waited = 0.0 if row.called_wall is None else now.wall - row.called_wall
         asked = demand.waiting or row.wanted_since is not None or row.is_pinned
         if board.warmup or asked or waited > board.start_within_seconds:
@@ -51,6 +52,23 @@ def seat_view(board: "Board", row: Row, now: Now) -> SeatView:
         idle_seconds=now.model - max(row.busy_at, row.active_since),
         park_seconds=row.park_seconds,
         activate_seconds=row.activate_seconds,
+    )
+
+
+def refused(row: Row) -> str:
+    """Why this seat's container can never start; empty when it can."""
+    return refusal(row.pod, row.group) if row.pod is not None else ""
+
+
+def strangers_on(board: "Board", group: Group) -> str:
+    """Why nothing is started on this group: a process that belongs to no seat uses its GPUs. Empty: none does."""
+    index = {uuid: gpu.index for gpu in group.gpus for uuid in {gpu.uuid, gpu.mig.parent if gpu.mig else gpu.uuid}}
+    found = [f"{one.name} (pid {one.pid}) on GPU {index[one.gpu]}" for one in board.strangers if one.gpu in index]
+    if not found:
+        return ""
+    return (
+        f"group {group.name} is quarantined: {', '.join(found)} belongs to no seat; end it, or take these GPUs out "
+        f"of the configuration"
     )
 
 
@@ -179,6 +197,7 @@ def record(board: "Board", row: Row, now: Now) -> SeatRecord:
         started=row.started,
         activate_seconds=row.switch_seconds,
         manager_url=board.manager_url,
+        blocked=refused(row) or strangers_on(board, row.group),
         reported_at=now.unix,
     )
 
@@ -225,8 +244,13 @@ def gate_texts(board: "Board", now: Now) -> dict[str, str]:
         held = ", ".join(
             f"{row.seat} (model {row.model}, {row.state} for {now.unix - row.entered_at:.0f} s)" for row in holders
         )
+        foreign = strangers_on(board, group)
         for place, row in enumerate(queue, start=1):
+            if never := refused(row):
+                texts[row.seat] = f"seat {row.seat} is refused: {never}"
+                continue
             why = f"group {group.name} is held by {held}" if held else f"group {group.name} is free"
+            why = f"{foreign}; {why}" if foreign else why
             texts[row.seat] = f"seat {row.seat} waits: {why}; place {place} of {len(queue)} at the start gate"
     return texts
 

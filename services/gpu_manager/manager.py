@@ -32,9 +32,11 @@ from kybernate.messages import (
     TrafficSignal,
 )
 from kybernate.seat import SeatState
+from kybernate.wishes import Wish
 from services.gpu_manager import looking, recovery
 from services.gpu_manager.board import Board, Effect
 from services.gpu_manager.engines import Engines
+from services.gpu_manager.foreign import Watch
 from services.gpu_manager.gate import Gate
 from services.gpu_manager.inputs import (
     BusChanged,
@@ -45,16 +47,21 @@ from services.gpu_manager.inputs import (
     PodsSeen,
     Recovered,
     StartCalls,
+    Stranger,
+    StrangersSeen,
     Tick,
     Ticket,
 )
 from services.gpu_manager.pods import Pods, PodsError
 from services.gpu_manager.roster_writer import RosterWriter
-from services.gpu_manager.seat_pod import SeatPod
+from services.gpu_manager.seat_pod import ANNOTATION, Owners, SeatPod
 
 log = get_logger()
 
 GATE_SECONDS = 0.05
+STRANGER_SECONDS = 2.0
+WISH_SECONDS = 10.0
+"""Wall: how long a pending pod's wish for a group outlives the last look at the pod."""
 POLL_SECONDS, POLL_SOON_SECONDS = 1.0, 0.2
 JOB_TIMEOUT_SECONDS = 2.0
 """Wall: the checkpointer answers once the job is journaled; a slow disk may take a while."""
@@ -77,6 +84,8 @@ class Manager:
     ledger: LedgerFile
     clock: Clock
     engines: Engines
+    strangers: Watch | None = None
+    """Looks for foreign processes on the GPUs; None: nobody does."""
     inbox: asyncio.Queue[tuple[object, asyncio.Future[CommandReply] | None]] = field(default_factory=asyncio.Queue)
     look_now: asyncio.Event = field(default_factory=asyncio.Event)
     """Pods may have changed."""
@@ -84,6 +93,8 @@ class Manager:
     """Seats with a waiting call at the start gate."""
     boot_id: str = field(default_factory=boot_id)
     roster: RosterWriter = field(init=False)
+    steering: dict[str, Wish] = field(default_factory=dict)
+    """Wishes for groups that were told to ``steer``, by id."""
 
     def __post_init__(self) -> None:
         self.roster = RosterWriter(self.bus, self.now, self.board, self.hear)
@@ -104,7 +115,7 @@ class Manager:
             for job in (self._listen_cluster, self._listen_node, self._answer, self.roster.run):
                 group.create_task(job(), name=job.__name__)
             await self._recover(group)
-            for job in (self._watch_pods, self._watch_gate, self._ask_about_jobs):
+            for job in (self._watch_pods, self._watch_gate, self._ask_about_jobs, self._watch_strangers):
                 group.create_task(job(), name=job.__name__)
             await self._decide(group)
 
@@ -264,9 +275,30 @@ class Manager:
                 pass
             self.look_now.clear()
             try:
-                await self.hear(PodsSeen(await self.pods.seats()))
+                owners = await self.pods.seats()
+                self.gate.write_wishes(self._wishes(owners))
+                await self.hear(PodsSeen(owners))
             except PodsError as error:
                 log.warning("pods.unreadable", error=str(error))
+
+    def steer(self, wish: Wish) -> None:
+        """The next fitting seat should be on this group until the wish lapses: for a pod that replaces another one."""
+        self.steering[wish.id] = wish
+        self.look_now.set()
+
+    def _wishes(self, owners: Owners) -> tuple[Wish, ...]:
+        """Of pending pods, by their annotation, and those that ``steer`` was told. Sorted, so that equal is equal."""
+        unix = time.time()
+        self.steering = {key: wish for key, wish in self.steering.items() if wish.until > unix}
+        until = (unix // WISH_SECONDS + 2) * WISH_SECONDS  # in steps: an unchanged wish is not written each second
+        found = [
+            Wish(id=pod.uid, group=group, resource=resource, until=until, why=f"{ANNOTATION}prefer-group of {pod.pod}")
+            for pod in owners.pending
+            if (group := pod.group_on(self.board.node))
+            for resource in sorted({g.profile.resource for g in self.board.groups if g.name == group})
+            if resource in pod.resources
+        ]
+        return tuple(sorted((*found, *self.steering.values()), key=lambda wish: wish.id))
 
     async def _watch_gate(self) -> None:
         known: StartCalls | None = None
@@ -279,6 +311,17 @@ class Manager:
                 await self.hear(found)
             self.gate.write_texts(looking.gate_texts(self.board, self.now()))
             await asyncio.sleep(GATE_SECONDS)
+
+    async def _watch_strangers(self) -> None:
+        known: tuple[Stranger, ...] = ()
+        while True:
+            await asyncio.sleep(STRANGER_SECONDS)
+            containers = {row.container_id for row in self.board.rows.values() if row.container_id}
+            found = await self.strangers.look(containers) if self.strangers is not None else known
+            if found is not None and found != known:
+                known = found
+                await self.hear(StrangersSeen(found))
+                self.roster.all_changed()
 
     # --- recovery -----------------------------------------------------------------------------------------------
 

@@ -8,26 +8,24 @@ import asyncio
 import os
 import re
 import ssl
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import aiohttp
-import grpc
-import grpc.aio
 
 from kybernate.pb import podresources_pb2 as pb
-from kybernate.pb import podresources_pb2_grpc as rpc
-from services.gpu_manager.seat_pod import Owners, SeatPod
+from kybernate.pod_resources import PodResources, PodResourcesError
+from services.gpu_manager.seat_pod import ANNOTATION, Owners, PendingPod, SeatPod
 
 TIMEOUT_SECONDS = 5.0
+PENDING_SECONDS = 5.0
+"""How often pods without a node are looked at: only wishes come from there, and the list is the whole cluster's."""
+PENDING_LIMIT = 500
 _SEAT = re.compile(r"\d+x-[0-9a-f]{6}\.s\d{2,}")
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _OVER = ("Succeeded", "Failed")
-_OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),  # a kubelet that was away must not make the next channel fail unseen
-    ("grpc.max_receive_message_length", 16 * 2**20),  # as kubelet allows itself
-]
 
 
 class PodsError(Exception):
@@ -46,34 +44,6 @@ class Pods(Protocol):
         ...
 
 
-class PodResources:
-    """Kubelet's PodResources socket."""
-
-    def __init__(self, socket: Path) -> None:
-        self._socket = socket
-        self._channel: grpc.aio.Channel | None = None
-
-    async def list(self) -> pb.ListPodResourcesResponse:
-        """All active pods with their devices. Raises PodsError."""
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
-        stub: rpc.PodResourcesListerAsyncStub = rpc.PodResourcesListerStub(self._channel)
-        try:
-            return await stub.List(pb.ListPodResourcesRequest(), timeout=TIMEOUT_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            await self.close()  # a fresh connection next time, without this one's backoff
-            raise PodsError(
-                f"PodResources at {self._socket}: {error.code().name}: {error.details()}; "
-                f"check that kubelet runs and that its pod-resources folder is mounted here"
-            ) from error
-
-    async def close(self) -> None:
-        """Close the connection."""
-        if self._channel is not None:
-            channel, self._channel = self._channel, None
-            await channel.close()
-
-
 class KubeletPods:
     """The pod list from kubelet's ``/pods``."""
 
@@ -84,7 +54,7 @@ class KubeletPods:
 
     async def seats(self) -> Owners:
         """Every container that has a seat. Raises PodsError."""
-        resources = await self._resources.list()
+        resources = await _listed(self._resources)
         return joined(resources, await self._http.get(self._url))
 
     async def close(self) -> None:
@@ -105,17 +75,21 @@ class ApiServerPods:
         self._account = account
         self._resources = PodResources(pod_resources_socket)
         self._http = _Http(account / "ca.crt")
+        self._unplaced: Mapping[str, Any] = {}
+        self._look_at = 0.0
 
     async def seats(self) -> Owners:
         """Every container that has a seat. Raises PodsError."""
-        resources = await self._resources.list()
+        resources = await _listed(self._resources)
         token = await asyncio.to_thread(self._token)  # read each time: it is rotated
-        pods = await self._http.get(
-            self._url,
-            params={"fieldSelector": f"spec.nodeName={self._node}"},
-            headers={"Authorization": f"Bearer {token}"},
-        )
-        return joined(resources, pods)
+        headers = {"Authorization": f"Bearer {token}"}
+        own = {"fieldSelector": f"spec.nodeName={self._node}"}
+        pods = await self._http.get(self._url, params=own, headers=headers)
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + PENDING_SECONDS
+            unplaced = {"fieldSelector": "spec.nodeName=,status.phase=Pending", "limit": str(PENDING_LIMIT)}
+            self._unplaced = await self._http.get(self._url, params=unplaced, headers=headers)
+        return joined(resources, pods, self._unplaced)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -130,8 +104,17 @@ class ApiServerPods:
             raise PodsError(f"{path}: {error.strerror}; the pod needs automountServiceAccountToken: true") from error
 
 
-def joined(resources: pb.ListPodResourcesResponse, pod_list: Mapping[str, Any]) -> Owners:
-    """Both views made one: a SeatPod for each seat. Pure.
+async def _listed(resources: PodResources) -> pb.ListPodResourcesResponse:
+    try:
+        return await resources.list()
+    except PodResourcesError as error:
+        raise PodsError(str(error)) from error
+
+
+def joined(
+    resources: pb.ListPodResourcesResponse, pod_list: Mapping[str, Any], unplaced: Mapping[str, Any] | None = None
+) -> Owners:
+    """Both views made one: a SeatPod for each seat. ``unplaced``: pods that have no node yet. Pure.
 
     A device on several NUMA nodes comes several times and counts once. A pod that only one side knows yet (or still)
     is left out: the next poll knows more. When two pods claim one seat, the one that goes on existing has it.
@@ -143,16 +126,33 @@ def joined(resources: pb.ListPodResourcesResponse, pod_list: Mapping[str, Any]) 
         if pod is None:
             continue
         for container in entry.containers:
-            for devices in container.devices:
-                for seat in filter(_SEAT.fullmatch, devices.device_ids):
-                    owner = _seat_pod(seat, devices.resource_name, container.name, pod)
-                    if seat not in found or found[seat].deleting:
-                        found[seat] = owner
+            seats = {s: d.resource_name for d in container.devices for s in d.device_ids if _SEAT.fullmatch(s)}
+            for seat, resource in seats.items():
+                owner = _seat_pod(seat, resource, container.name, pod, tuple(sorted(set(seats.values()))))
+                if seat not in found or found[seat].deleting:
+                    found[seat] = owner
     listed = frozenset(pod["metadata"]["uid"] for pod in pods.values() if not _over(pod))
-    return Owners(tuple(found[seat] for seat in sorted(found)), listed)
+    have = {owner.uid for owner in found.values()}
+    waiting = [pod for pod in (*pods.values(), *_items(unplaced or {})) if pod["metadata"]["uid"] not in have]
+    pending = tuple(wish for pod in waiting if (wish := _pending(pod)) is not None)
+    return Owners(tuple(found[seat] for seat in sorted(found)), listed, pending)
 
 
-def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any]) -> SeatPod:
+def _pending(pod: Mapping[str, Any]) -> PendingPod | None:
+    """A pod that has no seat yet and would like one on a certain group."""
+    meta, status = pod["metadata"], pod.get("status") or {}
+    wanted = str((meta.get("annotations") or {}).get(ANNOTATION + "prefer-group", ""))
+    if not wanted or _over(pod) or status.get("phase", "Pending") != "Pending":
+        return None
+    limits = [
+        (container.get("resources") or {}).get("limits") or {}
+        for container in (pod.get("spec") or {}).get("containers") or ()
+    ]
+    name = f"{meta.get('namespace', 'default')}/{meta['name']}"
+    return PendingPod(meta["uid"], name, wanted, tuple(sorted({resource for found in limits for resource in found})))
+
+
+def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any], resources: tuple[str, ...]) -> SeatPod:
     meta, status = pod["metadata"], pod.get("status") or {}
     state = _container_status(status, container)
     ended = _ended(state)
@@ -170,6 +170,7 @@ def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any]) 
         ip=status.get("podIP") or None,
         deleting=_over(pod),
         annotations=dict(meta.get("annotations") or {}),
+        resources=resources,
     )
 
 

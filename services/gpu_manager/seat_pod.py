@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from kybernate.sizes import parse_bytes
+from kybernate.topology import Group, mig_refusal
 
 ANNOTATION = "kyb.ai/"
 
@@ -27,6 +28,8 @@ class SeatPod:
     deleting: bool = False
     """Its deletion was asked for (or it has already ended for good)."""
     annotations: dict[str, str] = field(default_factory=dict, hash=False)
+    resources: tuple[str, ...] = ()
+    """Resources of all seats of this container; more than one cannot work."""
 
     @property
     def pod(self) -> str:
@@ -70,6 +73,36 @@ class SeatPod:
             return 0
 
 
+def refusal(pod: SeatPod, group: Group) -> str:
+    """Why this container can never start on this group, and what to do; empty when it can."""
+    if len(pod.resources) > 1:
+        return (
+            f"container {pod.container} of pod {pod.pod} asks for {' and '.join(pod.resources)}: a container runs on "
+            f"one group of GPUs; keep one of them in resources.limits and make the pod anew"
+        )
+    return mig_refusal(group, pod.backend) or ""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPod:
+    """A pod without a seat that names the group it would like (annotation ``kyb.ai/prefer-group``)."""
+
+    uid: str
+    pod: str
+    """``namespace/name``."""
+    prefers: str
+    """``group``, or ``node/group``."""
+    resources: tuple[str, ...] = ()
+    """What its containers ask for."""
+
+    def group_on(self, node: str) -> str:
+        """The group it means on this node; empty when it names another node."""
+        where, slash, group = self.prefers.partition("/")
+        if not slash:
+            return where
+        return group if where == node else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Owners:
     """Who owns the seats of a node, as of one look."""
@@ -78,3 +111,5 @@ class Owners:
     listed: frozenset[str] = frozenset()
     """UIDs of all pods that the pod list shows and that are not over. Kubelet forgets devices for a moment when it
     restarts; a pod that is still listed has not lost its seat."""
+    pending: tuple[PendingPod, ...] = ()
+    """Pods that have no seat yet and name a group."""
