@@ -21,6 +21,7 @@ from kybernate.presence import be_present
 from kybernate.topology import Topology, plan
 from services.gpu_manager.board import Board
 from services.gpu_manager.engines import Engines
+from services.gpu_manager.foreign import Watch
 from services.gpu_manager.gate import Gate
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods
@@ -67,6 +68,7 @@ async def serve(settings: ManagerSettings, config: NodeConfig | None) -> None:
             ledger=LedgerFile(settings.state_dir / "ledger"),
             clock=clock,
             engines=Engines(session),
+            strangers=Watch(gpus),
         )
         health.conditions["bus"] = lambda: None if bus.connected else f"no connection to {settings.nats_url}"
         health.conditions["recovered"] = lambda: None if board.recovered else "still looking at its seats"
