@@ -5,7 +5,8 @@ import json
 import os
 import subprocess
 import sys
-import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -51,48 +52,55 @@ async def test_an_operator_activates_parks_pins_and_unpins(up: Up) -> None:
 
 
 async def test_kyb_events_follows_a_switch(up: Up) -> None:
-    model = parked(await calm(up.url), "G0")
+    found = await calm(up.url)
+    model, holder = parked(found, "G0"), active(found, "G0")
     command = [sys.executable, "-c", "from kybernate.cli import main; main()", "events", "-f", "-o", "json"]
     process = await asyncio.create_subprocess_exec(*command, env=up.env, stdout=asyncio.subprocess.PIPE)
     try:
         assert process.stdout is not None
-        deadline = time.monotonic() + 20
-        asked = asyncio.create_task(_ask_until_done(up.url, model))
-        states = []
-        while "active" not in states and time.monotonic() < deadline:
-            event = json.loads(await asyncio.wait_for(process.stdout.readline(), 20))
-            if event["model"] == model:
-                states.append(event["state"])
-        await asked
+        states: list[str] = []
+        async with _switching(up.url, model, holder):
+            while states[-2:] != ["activating", "active"]:
+                event = json.loads(await asyncio.wait_for(process.stdout.readline(), 20))
+                if event["model"] == model:
+                    states.append(event["state"])
     finally:
         process.terminate()
         await process.wait()
 
-    assert states[-2:] == ["activating", "active"]
 
+@asynccontextmanager
+async def _switching(url: str, *models: str) -> AsyncIterator[None]:
+    """Requests for one model after the other while somebody looks on who has to connect first: events are live."""
 
-async def _ask_until_done(url: str, model: str) -> None:
-    await asyncio.sleep(1.0)  # the command line needs a moment to connect; events are live
-    assert (await complete(url, model))[0] == 200
+    async def ask() -> None:
+        while True:
+            for model in models:
+                assert (await complete(url, model))[0] == 200
+
+    asking = asyncio.create_task(ask())
+    try:
+        yield
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 async def test_a_subscriber_that_knows_only_the_published_subjects_sees_seat_events(up: Up) -> None:
-    model = parked(await calm(up.url), "G0")
+    found = await calm(up.url)
+    model, holder = parked(found, "G0"), active(found, "G0")
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(ROOT / "examples" / "subscribe.py"), up.nats_url, stdout=asyncio.subprocess.PIPE
     )
     try:
-        asked = asyncio.create_task(_ask_until_done(up.url, model))
         assert process.stdout is not None
         seen = ""
-        while f"active       {model}" not in seen:
-            seen += (await asyncio.wait_for(process.stdout.readline(), 20)).decode()
-        await asked
+        async with _switching(up.url, model, holder):
+            while not (f"active       {model}" in seen and "parking" in seen):
+                seen += (await asyncio.wait_for(process.stdout.readline(), 20)).decode()
     finally:
         process.terminate()
         await process.wait()
-
-    assert "parking" in seen
 
 
 async def test_load_told_by_another_gateway_alone_wakes_a_seat_and_its_end_lets_it_be_parked(up: Up) -> None:
@@ -116,7 +124,7 @@ async def test_load_told_by_another_gateway_alone_wakes_a_seat_and_its_end_lets_
     await until(up.url, lambda now: now[model]["state"] == "active")
     await signal(0, in_flight=2)
     other = asyncio.create_task(complete(up.url, holder))
-    await asyncio.sleep(1.0)
+    await until(up.url, lambda now: now[holder]["waiting"] > 0)
     assert (await until(up.url, lambda _: True))[model]["state"] == "active", "its visit is not over"
     await signal(0)
     assert (await other)[0] == 200
