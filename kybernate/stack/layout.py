@@ -93,12 +93,13 @@ def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[s
     plain = _environment(folder)
     node = _settings(layout, options) | _node_settings(layout)
     config = {"KYB_CONFIG": str(folder / "config.yaml")}
-    plugin = {"KYB_DEVICE_PLUGIN_DIR": str(folder / "kubelet")}
-    manager = {
-        "KYB_PODS": "kubelet",
-        "KYB_KUBELET_URL": layout.kubelet_url,
-        "KYB_POD_RESOURCES": str(folder / "kubelet" / "pod-resources" / "kubelet.sock"),
-    }
+    owners = {"KYB_POD_RESOURCES": str(folder / "kubelet" / "pod-resources" / "kubelet.sock")}
+    plugin = {
+        "KYB_DEVICE_PLUGIN_DIR": str(folder / "kubelet"),
+        "KYB_CDI_DIR": str(folder / "cdi"),
+        "KYB_NEIGHBOURS": "ignore",  # these GPUs are made up, whatever the cluster around offers
+    } | owners
+    manager = {"KYB_PODS": "kubelet", "KYB_KUBELET_URL": layout.kubelet_url} | owners
     router = _settings(layout, options) | {"KYB_HOST": HOST, "KYB_PORT": str(layout.port)}
     gpus = {"KYB_GPUS": "fake"} if layout.stubs is None else {"KYB_GPUS": "nvml"} | _libraries(layout)
     driver_kind = {"KYB_DRIVER": "fake"} if layout.stubs is None else {"KYB_DRIVER": "cuda"} | _libraries(layout)
