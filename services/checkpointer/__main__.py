@@ -13,6 +13,8 @@ from kybernate.health import Health, HttpServer
 from kybernate.node_lock import alone
 from kybernate.presence import be_present
 from services.checkpointer.backends import open_backends
+from services.checkpointer.backends.inspection import names
+from services.checkpointer.backends.site import open_site
 from services.checkpointer.helper_command import helper_command
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
@@ -39,7 +41,9 @@ async def serve(settings: CheckpointerSettings, command: Sequence[str]) -> None:
         pool = await stack.enter_async_context(HelperPool(command, settings.state_dir / "helpers"))
         source = f"kyb/checkpointer/{settings.node}"
         bus = await stack.enter_async_context(open_bus(url, source=source, name=f"checkpointer {settings.node}"))
-        backends = open_backends(pool, patience)
+        site = open_site(settings.fake_driver, patience.floor_wall_seconds, names(settings.park_allow))
+        margin_bytes = settings.room_margin_bytes if settings.fake_driver is None else 0
+        backends = open_backends(pool, patience, site, margin_bytes)
         worker = Worker(settings.node, bus, journal, pool, backends)
         driver_says: list[str] = ["not asked yet"]
         health = Health()

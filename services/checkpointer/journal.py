@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from kybernate.logs import get_logger
 from kybernate.slugs import slug
 from services.checkpointer.backends.port import Unit
+from services.checkpointer.history import History
 from services.checkpointer.records import JobFile, Record, read_records
 
 R = TypeVar("R")
@@ -42,6 +43,8 @@ class Journal:
         """Remembered processes by seat."""
         self.jobs: dict[str, JobFile] = {}
         """Jobs on disk by op, oldest first."""
+        self.history = History()
+        """What the records say about each seat's past."""
 
     def load(self) -> None:
         """Read everything. An unreadable file is set aside and said, never fatal."""
@@ -59,6 +62,8 @@ class Journal:
             if job is not None:
                 self.jobs[job.op] = job
                 self._raise_epochs(job.gpus, job.epoch)
+                for record in job.records:
+                    self.history.hear(job, record)
 
     @property
     def highest_epoch(self) -> int:
@@ -81,6 +86,7 @@ class Journal:
     async def add(self, job: JobFile, record: Record) -> None:
         """Append a record; it is on disk when this returns."""
         job.records.append(record)
+        self.history.hear(job, record)
         self._raise_epochs(job.gpus, job.epoch)
 
         def write() -> None:

@@ -4,118 +4,33 @@
 it and says how it went. The same object drives a fresh job, a rollback and the replay after a crash, because the next
 step follows from the observed states and not from a position in a script.
 
-Order of a park: lock all, checkpoint each, prove that the memory is free, freeze. Of an activation: make sure of room,
-thaw, restore all, unlock all, verify. A half turns back at most once, hangs at most once and retries a few times, so
-every half ends: ``parked``, ``active``, ``lost`` (killed, its memory proven free), ``gone`` or ``quarantined``.
+Order of a park: check what speaks against it, make sure of host memory, lock all, checkpoint each, prove that the
+memory is free, freeze. Of an activation: look at the move if it goes to other GPUs, make sure of room, thaw, restore
+all, unlock all, verify. A half turns back at most once, and retries a few times; the second hang of a seat, in this
+half or since an earlier one, is quarantine. So every half ends: ``parked``, ``active``, ``lost`` (killed, its memory
+proven free), ``gone`` or ``quarantined``.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from kybernate.messages import Outcome
+from services.checkpointer.failures import (
+    MAX_HANGS,
+    MAX_HELPER_DEATHS,
+    MAX_RETRIES,
+    RULES,
+    Goal,
+    Remedy,
+    Rule,
+    Seen,
+    Trouble,
+    Verb,
+)
 
-
-class Seen(StrEnum):
-    """What the driver says about one process."""
-
-    RUNNING = "RUNNING"
-    LOCKED = "LOCKED"
-    CHECKPOINTED = "CHECKPOINTED"
-    FAILED = "FAILED"  # beyond use; only killing it frees what it holds
-    GONE = "GONE"  # no such process any more, or it does not use CUDA any more
-    UNKNOWN = "UNKNOWN"  # has to be read (again)
-
-
-class Goal(StrEnum):
-    """Where a half is heading."""
-
-    PARKED = "parked"
-    ACTIVE = "active"
-    DEAD = "dead"
-
-
-class Verb(StrEnum):
-    """One step. The first five are about one process, the others about the whole seat."""
-
-    STATE = "state"
-    LOCK = "lock"
-    CHECKPOINT = "checkpoint"
-    RESTORE = "restore"
-    UNLOCK = "unlock"
-    EVIDENCE = "evidence"  # all checkpointed, none in the process list, the memory is free
-    FREEZE = "freeze"
-    ROOM = "room"  # the GPUs have free what the restore will take
-    THAW = "thaw"
-    VERIFY = "verify"  # all run
-    KILL = "kill"  # and prove that the memory is free
-
-
-READS = frozenset({Verb.STATE, Verb.EVIDENCE, Verb.ROOM, Verb.VERIFY})
-"""Steps that change nothing; they are not journaled."""
-
-
-class Trouble(StrEnum):
-    """How a step can go wrong."""
-
-    NOT_READY = "not ready"  # submitted work did not finish in time; nothing changed
-    REFUSED = "refused"  # any other result code, or an unmet condition
-    OUT_OF_MEMORY = "out of memory"
-    OPERATING_SYSTEM = "operating system"
-    HUNG = "hung"  # its deadline passed and the helper was killed
-    HELPER_DIED = "helper died"  # or the driver cannot be reached
-    GONE = "gone"  # the process is not the one we know
-
-
-class Remedy(StrEnum):
-    """What follows from a trouble. The state of the process is always read again first."""
-
-    REREAD = "reread"  # go on from what the driver says now
-    TURN_BACK = "turn back"  # undo: head for the other end
-    RETRY = "retry"  # the same again, three times at most
-    CONDEMN = "condemn"  # kill, prove that the memory is free; a cold start follows
-    QUARANTINE = "quarantine"  # touch nothing any more and tell a person
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A remedy, and what to do when it is used up (a second turn, a fourth try)."""
-
-    remedy: Remedy
-    then: Remedy = Remedy.CONDEMN
-
-
-_V, _T, _R = Verb, Trouble, Remedy
-_PLAIN = (_T.NOT_READY, _T.REFUSED, _T.OUT_OF_MEMORY, _T.OPERATING_SYSTEM)
-
-RULES: dict[tuple[Verb, Trouble], Rule] = {
-    # A hang is counted beside this table: the second one of a half is quarantine. So are deaths of the helper.
-    **{(verb, _T.HUNG): Rule(_R.REREAD) for verb in Verb},
-    **{(verb, _T.HELPER_DIED): Rule(_R.REREAD) for verb in Verb},
-    (_V.LOCK, _T.HUNG): Rule(_R.TURN_BACK),
-    **{(_V.STATE, trouble): Rule(_R.RETRY, _R.QUARANTINE) for trouble in _PLAIN},
-    **{(_V.LOCK, trouble): Rule(_R.TURN_BACK) for trouble in _PLAIN},
-    # Out of memory here is host memory (or MIG's misleading answer): the seat runs on as it was.
-    **{(_V.CHECKPOINT, trouble): Rule(_R.TURN_BACK) for trouble in _PLAIN},
-    (_V.RESTORE, _T.NOT_READY): Rule(_R.TURN_BACK),
-    (_V.RESTORE, _T.REFUSED): Rule(_R.TURN_BACK),
-    # Terminal on real drivers: every later restore answers 304 and part of the memory stays held.
-    (_V.RESTORE, _T.OUT_OF_MEMORY): Rule(_R.CONDEMN),
-    (_V.RESTORE, _T.OPERATING_SYSTEM): Rule(_R.CONDEMN),
-    **{(_V.UNLOCK, trouble): Rule(_R.RETRY) for trouble in _PLAIN},
-    # Everything is checkpointed but memory is still in use: give it back to the seat rather than to somebody else.
-    (_V.EVIDENCE, _T.REFUSED): Rule(_R.TURN_BACK, _R.QUARANTINE),
-    (_V.FREEZE, _T.REFUSED): Rule(_R.TURN_BACK, _R.QUARANTINE),
-    # In a rollback the memory was the seat's own; whoever took it is foreign, and a person must look.
-    (_V.ROOM, _T.REFUSED): Rule(_R.TURN_BACK, _R.QUARANTINE),
-    (_V.THAW, _T.REFUSED): Rule(_R.TURN_BACK, _R.QUARANTINE),
-    (_V.VERIFY, _T.REFUSED): Rule(_R.RETRY),
-}
-"""The failure table. A pair that is not listed means condemn; what cannot be killed is quarantined."""
-
-MAX_RETRIES = 3
-MAX_HANGS = 1
-MAX_HELPER_DEATHS = 3
+RESTORED = {Seen.LOCKED, Seen.RUNNING}
+HUNG_TOO_OFTEN = "the second hang of this seat, so nobody touches it any more: see the kernel log, then delete its pod"
+UNREACHABLE = "the driver cannot be asked about this seat: see the checkpointer's log and nvidia-smi"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,18 +72,28 @@ class Procedure:
     """Some process of the seat is stopped; verbs on it would hang."""
     replaying: bool = False
     """After a crash: the goal is decided anew once all states are known."""
+    hangs: int = 0
+    """How often a call about this seat hung, also in halves before this one."""
+    moving: bool = False
+    """An activation goes to other GPUs than those the seat was parked on."""
     reason: str = ""
     turned: bool = False
+    _intent: Goal = field(init=False)
+    _checked: bool = False
+    _headroom: bool = False
+    _mapped: bool = False
     _room: bool = False
     _proven: bool = False
     _froze: bool = False
     _verified: bool = False
     _killed: int | None = None
-    _hangs: int = 0
     _deaths: int = 0
     _tries: Counter[Step] = field(default_factory=Counter)
     _spent: set[int] = field(default_factory=set)
     _quarantined: bool = False
+
+    def __post_init__(self) -> None:
+        self._intent = self.goal
 
     def next(self) -> Step | End:
         """The next step, or the end. Asking twice without an answer in between gives the same."""
@@ -195,6 +120,12 @@ class Procedure:
         if step.member is not None and after is not None:
             self.states[step.member] = after
         match step.verb:
+            case Verb.CHECKS:
+                self._checked = True
+            case Verb.HEADROOM:
+                self._headroom = True
+            case Verb.MAP:
+                self._mapped = True
             case Verb.EVIDENCE:
                 self._proven = True
             case Verb.FREEZE:
@@ -218,10 +149,13 @@ class Procedure:
         if trouble is Trouble.GONE:
             self.reason = self.reason or what
             return
-        self._hangs += trouble is Trouble.HUNG
+        self.hangs += trouble is Trouble.HUNG
         self._deaths += trouble is Trouble.HELPER_DIED
-        if self._hangs > MAX_HANGS or self._deaths > MAX_HELPER_DEATHS:
-            self._apply(Remedy.QUARANTINE, what)
+        if trouble is Trouble.HUNG and self.hangs > MAX_HANGS:
+            self._apply(Remedy.QUARANTINE, f"{what}; {HUNG_TOO_OFTEN}")
+            return
+        if self._deaths > MAX_HELPER_DEATHS:
+            self._apply(Remedy.QUARANTINE, f"{what}; {UNREACHABLE}")
             return
         rule = RULES.get((step.verb, trouble), Rule(Remedy.CONDEMN))
         remedy = rule.remedy
@@ -246,8 +180,15 @@ class Procedure:
             if self.goal is not intent:
                 self.turned = True
                 self.reason = self.reason or "interrupted by a restart of the checkpointer, and undone"
+        elif self.goal is Goal.PARKED and self._intent is Goal.ACTIVE and not set(self.states) - RESTORED:
+            self.goal = Goal.ACTIVE  # what was reported as a failed restore took place all the same
 
     def _towards_parked(self) -> Step | End:
+        if set(self.states) != {Seen.CHECKPOINTED}:
+            if not self._checked and not self.turned and Seen.CHECKPOINTED not in self.states:
+                return Step(Verb.CHECKS)
+            if not self._headroom:
+                return Step(Verb.HEADROOM)
         if Seen.RUNNING in self.states:
             return self._awake(Step(Verb.LOCK, self.states.index(Seen.RUNNING)))
         if Seen.LOCKED in self.states:
@@ -258,6 +199,8 @@ class Procedure:
 
     def _towards_active(self) -> Step | End:
         if Seen.CHECKPOINTED in self.states:
+            if self.moving and not self._mapped:
+                return Step(Verb.MAP)
             restore = Step(Verb.RESTORE, self.states.index(Seen.CHECKPOINTED))
             return self._awake(restore) if self._room else Step(Verb.ROOM)
         locked = [index for index, state in enumerate(self.states) if state is Seen.LOCKED]
@@ -300,7 +243,7 @@ class Procedure:
         self.reason = f"{self.reason}; {what}" if self.reason else what
         match remedy:
             case Remedy.TURN_BACK:
-                self.turned, self.replaying = True, False
+                self.turned, self.replaying, self._headroom = True, False, False
                 self.goal = Goal.ACTIVE if self.goal is Goal.PARKED else Goal.PARKED
             case Remedy.CONDEMN:
                 self.goal = Goal.DEAD

@@ -7,9 +7,12 @@ through a pidfd after that pair was checked, so it can never hit a stranger.
 import contextlib
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
+
+PROC = Path("/proc")
 
 
 class Identity(BaseModel):
@@ -21,34 +24,59 @@ class Identity(BaseModel):
     start: int
 
 
-def identify(pid: int) -> Identity | None:
+def identify(pid: int, proc: Path = PROC) -> Identity | None:
     """Who has this pid now; None when nobody has, or only a zombie."""
-    fields = _stat(pid)
+    fields = _stat(pid, proc)
     return None if fields is None else Identity(pid=pid, start=int(fields[19]))
 
 
-def alive(process: Identity) -> bool:
+def alive(process: Identity, proc: Path = PROC) -> bool:
     """Whether this very process still exists and is no zombie."""
-    return identify(process.pid) == process
+    return identify(process.pid, proc) == process
 
 
-def stopped(process: Identity) -> bool:
-    """Whether it is stopped by a signal or a debugger."""
-    fields = _stat(process.pid)
+def stopped(process: Identity, proc: Path = PROC) -> bool:
+    """Whether it is stopped by a signal or a debugger. Freezers of control groups: ``freezer.Freezer.stopped``."""
+    fields = _stat(process.pid, proc)
     return fields is not None and fields[0] in ("T", "t") and int(fields[19]) == process.start
 
 
-def tree(root: Identity) -> list[Identity]:
+def tree(root: Identity, proc: Path = PROC) -> list[Identity]:
     """The process and all its descendants, parents first; empty when it is gone."""
     found: list[Identity] = []
-    todo = [root] if alive(root) else []
+    todo = [root] if alive(root, proc) else []
     while todo:
         process = todo.pop(0)
         if process in found:
             continue
         found.append(process)
-        todo += [child for pid in _children(process.pid) if (child := identify(pid)) is not None]
+        todo += [child for pid in _children(process.pid, proc) if (child := identify(pid, proc)) is not None]
     return found
+
+
+def group(leader: int, among: Iterable[int] | None = None, proc: Path = PROC) -> list[Identity]:
+    """Processes of the group that ``leader`` founded, also those whose parents are gone; of all, or ``among`` these."""
+    found = []
+    for pid in pids(proc) if among is None else among:
+        fields = _stat(pid, proc)
+        if fields is not None and int(fields[2]) == leader:
+            found.append(Identity(pid=pid, start=int(fields[19])))
+    return found
+
+
+def pids(proc: Path = PROC) -> list[int]:
+    """Every process that can be seen from here."""
+    return [int(name) for name in os.listdir(proc) if name.isdigit()]
+
+
+def thread_names(pid: int, proc: Path = PROC) -> frozenset[str]:
+    """Names of its threads; empty when it is gone."""
+    names = set()
+    with contextlib.suppress(OSError):
+        for thread in (proc / str(pid) / "task").iterdir():
+            with contextlib.suppress(OSError):
+                names.add((thread / "comm").read_text().strip())
+    return frozenset(names)
 
 
 def send(process: Identity, signum: signal.Signals) -> bool:
@@ -68,20 +96,20 @@ def send(process: Identity, signum: signal.Signals) -> bool:
     return True
 
 
-def _stat(pid: int) -> list[str] | None:
+def _stat(pid: int, proc: Path = PROC) -> list[str] | None:
     """Fields of /proc/<pid>/stat after the name, from the state on; None for the gone and for zombies."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = (proc / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()
     return None if fields[0] in ("Z", "X") else fields
 
 
-def _children(pid: int) -> list[int]:
+def _children(pid: int, proc: Path = PROC) -> list[int]:
     children: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
+        for thread in (proc / str(pid) / "task").iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 children += [int(child) for child in (thread / "children").read_text().split()]
     return children

@@ -33,8 +33,12 @@ class Record(BaseModel):
     """half: what is about to be touched."""
     step: str | None = None
     pid: int | None = None
+    detail: str | None = None
+    """step: how it is done, where that is not obvious; of ``hung``: which call."""
     progress: SeatProgress | None = None
     """end: how the half ended for this seat."""
+    failed: bool | None = None
+    """end: the backend failed, which a refusal beforehand is not; None where nothing was begun."""
     status: JobStatus | None = None
     """done: how the job ended."""
 
@@ -119,6 +123,10 @@ class JobFile:
             if record.kind == "half" and record.half == half and record.seat == seat:
                 return record.unit
         return None
+
+    def stepped(self, half: HalfName, seat: str, step: str) -> bool:
+        """Whether a step was journaled in this half."""
+        return any(r.kind == "step" and (r.half, r.seat, r.step) == (half, seat, step) for r in self.records)
 
     def ended(self, half: HalfName, seat: str) -> SeatProgress | None:
         """How a half ended for a seat, if it did."""

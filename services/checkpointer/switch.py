@@ -5,6 +5,7 @@ it says was begun is replayed from what the driver says now, and the rest is don
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -19,12 +20,15 @@ from services.checkpointer.backends.port import (
     Note,
     Unit,
 )
+from services.checkpointer.failures import Goal
+from services.checkpointer.history import DEMOTE_AFTER
 from services.checkpointer.journal import Journal
-from services.checkpointer.procedure import Goal
 from services.checkpointer.records import HalfName, JobFile, Record
 
 ROOM_MADE = ("parked", "gone")
 """Ends of the park half after which the second half may begin."""
+
+ANOTHER_BACKEND = "read the reasons, and give its pod another annotation kyb.ai/backend if they do not go away"
 
 log = get_logger()
 
@@ -109,7 +113,7 @@ class JobRun:
             self._first[target.seat] = ended
             return
         backend, note = self._backends[target.backend], self._note(half, target.seat)
-        begun = self.file.begun(half, target.seat)
+        begun = self._begun(half, target)
         found = begun or await self._find(backend, target, key, half)
         if isinstance(found, Ending):
             unit, ending = None, found
@@ -123,9 +127,9 @@ class JobRun:
                 ending = await backend.kill(unit, note)
             else:
                 ending = await (backend.replay(unit, Goal.PARKED, note) if begun else backend.park(unit, note))
-        progress = _progress(target, ending)
+        progress = self._judged(target, ending)
         self._say_first(progress)
-        await self._close(half, progress, unit)
+        await self._close(half, progress, unit, ending)
 
     async def _second_half(self) -> None:
         async with self._turn:  # from here on it cannot be retargeted
@@ -138,7 +142,7 @@ class JobRun:
                 self._activate = ended
                 return
             backend, note = self._backends[target.backend], self._note("activate", target.seat)
-            begun = self.file.begun("activate", target.seat)
+            begun = self._begun("activate", target)
             found = begun or await self._find(backend, target, self.file.group, "activate")
             if begun is None and isinstance(found, Unit):
                 record = Record(kind="half", half="activate", seat=target.seat, unit=found)
@@ -149,14 +153,35 @@ class JobRun:
         else:
             self._say_second(_started(target))
             ending = await (backend.replay(found, Goal.ACTIVE, note) if begun else backend.activate(found, note))
-        progress = _progress(target, ending)
+        progress = self._judged(target, ending)
         self._say_second(progress)
-        await self._close("activate", progress, unit)
+        await self._close("activate", progress, unit, ending)
+
+    def _begun(self, half: HalfName, target: SeatTarget) -> Unit | None:
+        """What an interrupted half was about to touch, as it must be now; None when it is not begun."""
+        unit = self.file.begun(half, target.seat)
+        if unit is None:
+            return None
+        if half == "activate" and unit.moves and self.file.stepped(half, target.seat, "checkpoint"):
+            unit = unit.moved()  # it had been restored elsewhere, and then been checkpointed there
+        return unit.model_copy(update={"hangs": self._hangs(target)})
+
+    def _hangs(self, target: SeatTarget) -> int:
+        return self._journal.history.hangs(target.seat, target.container_id, time.time())
+
+    def _judged(self, target: SeatTarget, ending: Ending) -> SeatProgress:
+        """What is reported; a seat that fails again and again says what to do about it."""
+        failures = self._journal.history.failures(target.seat, target.container_id) + 1
+        if ending.failed and failures >= DEMOTE_AFTER:
+            advice = f"failure {failures} in a row with backend {target.backend}: {ANOTHER_BACKEND}"
+            ending.reason = f"{ending.reason}; {advice}" if ending.reason else advice
+        return _progress(target, ending)
 
     async def _find(self, backend: Backend, target: SeatTarget, key: str, half: HalfName) -> Unit | Ending:
         """The seat's processes: remembered ones while it is parked, else those that run."""
         try:
-            return await find_unit(self._journal, backend, target, key, self.file.epoch)
+            unit = await find_unit(self._journal, backend, target, key, self.file.epoch)
+            return unit.model_copy(update={"hangs": self._hangs(target)})
         except NoProcessError as error:
             return Ending("gone", str(error))
         except NoMemberError as error:
@@ -169,18 +194,21 @@ class JobRun:
             return Ending("quarantined", str(error))
 
     def _note(self, half: HalfName, seat: str) -> Note:
-        async def note(step: str, pid: int | None) -> None:
-            await self._journal.add(self.file, Record(kind="step", half=half, seat=seat, step=step, pid=pid))
+        async def note(step: str, pid: int | None, detail: str = "") -> None:
+            record = Record(kind="step", half=half, seat=seat, step=step, pid=pid, detail=detail or None)
+            await self._journal.add(self.file, record)
 
         return note
 
-    async def _close(self, half: HalfName, progress: SeatProgress, unit: Unit | None) -> None:
+    async def _close(self, half: HalfName, progress: SeatProgress, unit: Unit | None, ending: Ending) -> None:
         """Keep or forget the seat's processes, and journal how the half ended."""
         if progress.outcome == "parked" and unit is not None:
             await self._journal.remember(unit)
         elif progress.outcome not in ("parked", "quarantined"):
             await self._journal.forget(progress.seat)
-        await self._journal.add(self.file, Record(kind="end", half=half, seat=progress.seat, progress=progress))
+        failed = None if unit is None else ending.failed
+        record = Record(kind="end", half=half, seat=progress.seat, progress=progress, failed=failed)
+        await self._journal.add(self.file, record)
         log.info(
             "half.ended",
             op=self.file.op,
@@ -207,7 +235,8 @@ async def find_unit(journal: Journal, backend: Backend, target: SeatTarget, key:
     """
     known = journal.parked.get(target.seat)
     if known is not None and known.target.container_id == target.container_id:
-        return known.model_copy(update={"target": target, "group": key, "epoch": epoch, "baseline": {}})
+        now = {"target": target, "group": key, "epoch": epoch, "baseline": {}, "parked_on": known.at}
+        return known.model_copy(update=now)
     return await backend.discover(target, key, epoch)
 
 

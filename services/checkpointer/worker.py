@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
@@ -207,9 +208,10 @@ class Worker:
 
     async def _release(self, target: SeatTarget) -> None:
         await self._until_free(frozenset(target.gpus), "")
-        with contextlib.suppress(NoProcessError, NoMemberError, DriverUnreadableError):
-            backend = self._backends[target.backend]
-            await backend.thaw(await find_unit(self._journal, backend, target, "ask", 0))
+        backend = self._backends[target.backend]
+        known = self._journal.parked.get(target.seat)
+        same = known is not None and known.target.container_id == target.container_id
+        await backend.thaw(known if known is not None and same else backend.container(target, "ask", 0))
         await self._journal.forget(target.seat)
         log.info("seat.released", seat=target.seat)
 
@@ -246,6 +248,9 @@ class Worker:
         backend = self._backends.get(target.backend)
         if backend is None:
             return Ending("quarantined", f"this node has no backend {target.backend!r}")
+        alone = self._journal.history.left_alone(target.seat, target.container_id, time.time())
+        if alone is not None and backend.container(target, "ask", 0).root is not None:
+            return Ending("quarantined", alone)
         try:
             return await backend.state(await find_unit(self._journal, backend, target, "ask", 0))
         except NoProcessError:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from services.checkpointer.procedure import End, Goal, Procedure, Seen, Step, Trouble, Verb
+from services.checkpointer.failures import Goal, Seen, Trouble, Verb
+from services.checkpointer.procedure import End, Procedure, Step
 
 NEEDS = {
     Verb.LOCK: (Seen.RUNNING, Seen.LOCKED),
@@ -34,6 +35,8 @@ class Sim:
     room: bool = True
     done: list[Step] = field(default_factory=list)
     killed: bool = False
+    dying: bool = False
+    """A checkpoint before a kill needs no room: what becomes of it does not matter."""
 
     def do(self, step: Step) -> Seen | None:
         """Raises TroubleError; asserts what no procedure may ever do."""
@@ -68,10 +71,12 @@ class Sim:
                 raise TroubleError(Trouble.REFUSED)
             assert not self.frozen, f"{step} on a frozen process hangs"
             if step.verb is Verb.RESTORE:
-                assert self.done[-1] is step
-                rooms = [i for i, s in enumerate(self.done) if s.verb is Verb.ROOM]
-                assert rooms, "restored without a look at the room"
+                assert self._since(Verb.CHECKPOINT, Verb.ROOM), "restored without a look at the room"
+            if step.verb is Verb.CHECKPOINT and not self.dying:
+                assert self._since(Verb.RESTORE, Verb.HEADROOM), "checkpointed without room for the copy"
             self.states[step.member] = after
+        elif step.verb in (Verb.CHECKS, Verb.MAP):
+            assert not {Verb.LOCK, Verb.RESTORE} & {one.verb for one in self.done}, "too late for a refusal"
         elif step.verb is Verb.FREEZE:
             assert set(self.states) == {Seen.CHECKPOINTED}, "froze what is not checkpointed"
             self.frozen = True
@@ -81,6 +86,11 @@ class Sim:
             self.killed = any(state is not Seen.GONE for state in self.states)
             self.states = [Seen.GONE] * len(self.states)
         return None
+
+    def _since(self, last: Verb, wanted: Verb) -> bool:
+        """Whether ``wanted`` was done after the last ``last``."""
+        done = [one.verb for one in self.done[:-1]]
+        return wanted in (done[len(done) - done[::-1].index(last) :] if last in done else done)
 
     def observed(self) -> list[Seen]:
         """What a checkpointer sees at its start: a stopped process is not asked."""
@@ -108,6 +118,7 @@ def run(procedure: Procedure, sim: Sim, *, steps: int | None = None, limit: int 
         if count == steps:
             return None
         was_alive = any(state is not Seen.GONE for state in sim.states)
+        sim.dying = procedure.goal is Goal.DEAD
         try:
             seen = sim.do(step)
         except TroubleError as error:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.checkpointer.procedure import RULES, End, Goal, Procedure, Remedy, Seen, Step, Trouble, Verb, replay_goal
+from services.checkpointer.failures import RULES, Goal, Remedy, Seen, Trouble, Verb
+from services.checkpointer.procedure import End, Procedure, Step, replay_goal
 from tests.checkpointer.sim import Fault, Sim, run
 
 V, T = Verb, Trouble
@@ -29,10 +30,12 @@ def activate(*faults: Fault, members: int = 3, room: bool = True) -> tuple[End, 
     return end, sim
 
 
-def test_a_park_locks_all_then_checkpoints_each_then_proves_then_freezes() -> None:
+def test_a_park_looks_first_then_locks_all_then_checkpoints_each_then_proves_then_freezes() -> None:
     end, sim = park(members=2)
     assert end == End("parked")
     assert verbs(sim) == [
+        (V.CHECKS, None),
+        (V.HEADROOM, None),
         (V.LOCK, 0),
         (V.LOCK, 1),
         (V.CHECKPOINT, 0),
@@ -86,7 +89,7 @@ def test_a_member_that_dies_in_a_lock_makes_the_seat_lost() -> None:
 def test_a_checkpoint_that_fails_restores_those_before_it_and_unlocks_all(trouble: Trouble) -> None:
     end, sim = park(Fault(V.CHECKPOINT, trouble, member=2))
     assert (end.outcome, sim.states, sim.frozen) == ("active", [R, R, R], False)
-    assert verbs(sim)[6:] == [
+    assert verbs(sim)[8:] == [
         (V.ROOM, None),
         (V.RESTORE, 0),
         (V.RESTORE, 1),

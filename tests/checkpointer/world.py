@@ -27,6 +27,7 @@ from kybernate.messages import (
 )
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.fake import fake_helper_command
+from services.checkpointer.backends.site import open_site
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
 from services.checkpointer.patience import Patience
@@ -255,7 +256,9 @@ async def checkpointer(node: Node, **patience: float) -> AsyncIterator[Checkpoin
         )
         own = await stack.enter_async_context(MemoryBus.connect(node.server))
         managers = await stack.enter_async_context(MemoryBus.connect(node.server))
-        worker = Worker(NODE, own, journal, pool, open_backends(pool, waits))
+        worker = Worker(
+            NODE, own, journal, pool, open_backends(pool, waits, open_site(node.socket, waits.floor_wall_seconds))
+        )
         here = Checkpointer(node, worker, managers, journal, pool)
         listening = asyncio.Event()
         tasks = [

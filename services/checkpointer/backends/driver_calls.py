@@ -1,16 +1,20 @@
 """Calls of the checkpoint API through a helper: deadlines, result codes, and who a process is before each verb."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from services.checkpointer.backends.port import Member
+from services.checkpointer.backends.refusals import Driver, driver_from
+from services.checkpointer.failures import Seen, Trouble, Verb
 from services.checkpointer.helper_pool import HelperDiedError, HelperHungError, HelperPool
 from services.checkpointer.patience import Patience
-from services.checkpointer.procedure import Seen, Trouble, Verb
 from services.checkpointer.processes import Identity, alive
 
-SUCCESS, OUT_OF_MEMORY, NOT_INITIALIZED, OPERATING_SYSTEM, NOT_READY, UNREACHABLE = 0, 2, 3, 304, 600, -1
-"""CUresult numbers (research/checkpoint.md §1.3); -1 is the helper's own."""
+SUCCESS, OUT_OF_MEMORY, NOT_INITIALIZED, OPERATING_SYSTEM, NOT_READY, NOT_SUPPORTED = 0, 2, 3, 304, 600, 801
+"""CUresult numbers (research/checkpoint.md §1.3)."""
+UNREACHABLE = -1
+"""The helper's own: the driver could not be asked."""
 
 _TROUBLES = {
     NOT_READY: Trouble.NOT_READY,
@@ -19,15 +23,30 @@ _TROUBLES = {
     UNREACHABLE: Trouble.HELPER_DIED,
 }
 
+_HINTS = {
+    ("state", OPERATING_SYSTEM): "may the checkpointer look into it? it needs hostPID: true and SYS_PTRACE",
+    ("lock", NOT_SUPPORTED): "managed memory, CUDA IPC, MIG or MPS cannot be checkpointed",
+    ("checkpoint", NOT_SUPPORTED): "managed memory, CUDA IPC, MIG or MPS cannot be checkpointed",
+    ("checkpoint", OUT_OF_MEMORY): "host memory, or MIG, which the driver reports so",
+    ("restore", NOT_SUPPORTED): "is the GPU's device node in the container?",
+}
+"""What a result code meant where it was met (research/checkpoint.md §3)."""
+
 
 class Use(NamedTuple):
     """One process on one GPU, as the driver lists it."""
 
     pid: int
     gpu: str
-    size: int
+    size: int | None
+    """Bytes; None where the driver does not tell."""
     seat: str
     """Whose process the driver thinks it is; empty where it does not know (real drivers never do)."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it may hold memory. NVML also lists processes with none, which are no evidence of anything."""
+        return self.size is None or self.size > 0
 
 
 class StepFailedError(Exception):
@@ -60,11 +79,18 @@ class DriverCalls:
             text = f"pid {member.who.pid} is in the unknown state {reply['state']}"
             raise StepFailedError(Trouble.REFUSED, text) from None
 
-    async def move(self, key: str, verb: Verb, member: Member, epoch: int) -> None:
-        """lock, checkpoint, restore or unlock one process; its identity is checked right before."""
+    async def move(
+        self, key: str, verb: Verb, member: Member, epoch: int, gpu_map: dict[str, str] | None = None
+    ) -> None:
+        """lock, checkpoint, restore or unlock one process; its identity is checked right before.
+
+        ``gpu_map``: for a restore to other GPUs, old → new for every GPU of the machine.
+        """
         if not alive(member.who):
             raise StepFailedError(Trouble.GONE, f"pid {member.who.pid} is gone")
         arguments: dict[str, Any] = {"pid": member.who.pid, "epoch": epoch}
+        if gpu_map is not None:
+            arguments["gpu_map"] = gpu_map
         match verb:
             case Verb.LOCK:
                 deadline = self.patience.lock()
@@ -78,22 +104,31 @@ class DriverCalls:
             raise StepFailedError(Trouble.GONE, f"pid {member.who.pid} ended during {verb}")
         self._check(reply, str(verb), member.who)
 
-    async def knows(self, key: str, process: Identity) -> bool:
-        """Whether this process uses CUDA (the restore thread tells it from a mere coordinator)."""
+    async def describe(self, key: str) -> Driver:
+        """Version and abilities of the driver."""
+        reply = await self._call(key, "describe", self._short())
+        self._check(reply, "describe", None)
+        return driver_from(reply)
+
+    async def knows(self, key: str, process: Identity, *, surely: bool = False) -> bool:
+        """Whether this process uses CUDA (the restore thread tells it from a mere coordinator).
+
+        ``surely``: it does, by the driver's own list, so that any answer but yes is a failure.
+        """
         reply = await self._call(key, "restore_tid", self._short(), pid=process.pid)
-        if reply["code"] == UNREACHABLE:
+        if reply["code"] == UNREACHABLE or (surely and reply["code"] != NOT_INITIALIZED and alive(process)):
             self._check(reply, "restore_tid", process)
         return bool(reply["code"] == SUCCESS) and alive(process)
 
-    async def processes(self, key: str) -> list[Use]:
-        """Everything that uses a GPU; the parked do not appear."""
-        reply = await self._call(key, "processes", self._short())
+    async def processes(self, key: str, gpus: Iterable[str] | None = None) -> list[Use]:
+        """Everything that uses these GPUs, or any; the parked do not appear."""
+        reply = await self._call(key, "processes", self._short(), **_only(gpus))
         self._check(reply, "processes", None)
-        return [Use(int(e["pid"]), str(e["gpu"]), int(e["bytes"]), e.get("seat") or "") for e in reply["processes"]]
+        return [Use(int(e["pid"]), str(e["gpu"]), e["bytes"], e.get("seat") or "") for e in reply["processes"]]
 
-    async def memory(self, key: str) -> dict[str, tuple[int, int]]:
-        """(bytes in use, bytes in all) by GPU."""
-        reply = await self._call(key, "memory", self._short())
+    async def memory(self, key: str, gpus: Iterable[str] | None = None) -> dict[str, tuple[int, int]]:
+        """(bytes in use, bytes in all) by GPU, of these or all."""
+        reply = await self._call(key, "memory", self._short(), **_only(gpus))
         self._check(reply, "memory", None)
         return {gpu: (int(used), int(total)) for gpu, (used, total) in reply["memory"].items()}
 
@@ -113,6 +148,11 @@ class DriverCalls:
         if code == SUCCESS:
             return
         of = "" if process is None else f" of pid {process.pid}"
-        detail = f": {reply['text']}" if reply.get("text") else ""
+        hint = reply.get("text") or _HINTS.get((verb, code))
+        detail = f": {hint}" if hint else ""
         text = f"{verb}{of} answered {reply.get('name', 'UNKNOWN')} ({code}){detail}"
         raise StepFailedError(_TROUBLES.get(code, Trouble.REFUSED), text)
+
+
+def _only(gpus: Iterable[str] | None) -> dict[str, Any]:
+    return {} if gpus is None else {"gpus": sorted(gpus)}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError
 from services.checkpointer.backends.port import Unit
-from services.checkpointer.procedure import Seen, Trouble
-from services.checkpointer.processes import stopped
+from services.checkpointer.failures import Seen, Trouble
+from services.checkpointer.freezer import Freezer
 
 FREED_SHARE = 0.9
 """Park evidence: memory in use must have fallen by this share of the footprint (research/checkpoint.md §7)."""
@@ -21,8 +21,9 @@ class Evidence:
     """Proofs about units. Every one raises StepFailedError saying what speaks against it."""
 
     calls: DriverCalls
+    freezer: Freezer
     margin_bytes: int = 0
-    """Free memory wanted beyond the footprint before a restore."""
+    """Free memory wanted beyond the footprint before a restore beside other processes."""
 
     async def baseline(self, unit: Unit) -> dict[str, int]:
         """Before a park: what must fall. Never less than the seat's own memory, whoever came or went meanwhile."""
@@ -42,7 +43,7 @@ class Evidence:
         A stopped process is not asked (that hangs); we stop only what is checkpointed, and the list speaks for it.
         """
         for member in unit.members:
-            if stopped(member.who):
+            if self.freezer.stopped(member.who):
                 continue
             state = await self.calls.state(unit.group, member)
             if state is not Seen.CHECKPOINTED:
@@ -55,7 +56,7 @@ class Evidence:
 
     async def _missing_evidence(self, unit: Unit) -> str:
         """What still speaks against the memory being free; empty when nothing does."""
-        listed = {use.pid for use in await self.calls.processes(unit.group)}
+        listed = {use.pid for use in await self.calls.processes(unit.group, unit.at) if use.holds}
         still = sorted(listed & {member.who.pid for member in unit.members})
         if still:
             return f"the driver still lists {still} as using GPU memory"
@@ -71,33 +72,47 @@ class Evidence:
     async def unaccounted(self, unit: Unit) -> dict[str, int]:
         """Bytes in use on each GPU of the unit, without those of processes outside it."""
         ours = {member.who.pid for member in unit.members}
-        used = {gpu: used for gpu, (used, _) in (await self.calls.memory(unit.group)).items()}
-        for use in await self.calls.processes(unit.group):
-            if use.pid not in ours:
-                used[use.gpu] = used.get(use.gpu, 0) - use.size
+        used = {gpu: used for gpu, (used, _) in (await self.calls.memory(unit.group, unit.at)).items()}
+        for use in await self.calls.processes(unit.group, unit.at):
+            if use.pid not in ours and use.gpu in used:
+                used[use.gpu] -= use.size or 0
         return {gpu: used.get(gpu, 0) for gpu in unit.footprint}
 
     async def make_sure_of_room(self, unit: Unit, states: list[Seen]) -> None:
         """Free memory on each GPU for all that is still checkpointed: a restore without room destroys the process."""
-        need: dict[str, int] = {}
-        for member, state in zip(unit.members, states, strict=True):
-            if state is Seen.CHECKPOINTED:
-                for gpu, size in member.gpu_bytes.items():
-                    need[gpu] = need.get(gpu, 0) + size
-        if not need:
-            share = unit.target.vram_bytes // max(1, len(unit.target.gpus))
-            need = dict.fromkeys(unit.target.gpus, share)
+        need = room_needed(unit, states)
         deadline = time.monotonic() + self.calls.patience.wall(self.calls.patience.settle_seconds)
-        while missing := self._missing_room(need, await self.calls.memory(unit.group)):
+        while missing := await self._missing_room(unit, need):
             if time.monotonic() > deadline:
                 raise StepFailedError(Trouble.REFUSED, missing)
             await asyncio.sleep(POLL_SECONDS)
 
-    def _missing_room(self, need: dict[str, int], memory: dict[str, tuple[int, int]]) -> str:
+    async def _missing_room(self, unit: Unit, need: dict[str, int]) -> str:
+        """The margin is for what other processes take meanwhile. Without others it would only keep a seat that fills
+        its GPU from ever coming back."""
+        ours = {member.who.pid for member in unit.members}
+        uses = await self.calls.processes(unit.group, need) if self.margin_bytes else []
+        shared = {use.gpu for use in uses if use.pid not in ours and use.holds}
+        memory = await self.calls.memory(unit.group, need)
         for gpu, size in need.items():
             used, total = memory.get(gpu, (0, 0))
+            wanted = size + (self.margin_bytes if gpu in shared else 0)
             if size == 0 and used > total * UNKNOWN_FOOTPRINT_IDLE_SHARE:
                 return f"{gpu} has {used} bytes in use, and nobody knows how much the seat needs"
-            if total - used < size + self.margin_bytes:
-                return f"{gpu} has {total - used} bytes free and the seat needs {size + self.margin_bytes}"
+            if total - used < wanted:
+                return f"{gpu} has {total - used} bytes free and the seat needs {wanted}"
         return ""
+
+
+def room_needed(unit: Unit, states: list[Seen]) -> dict[str, int]:
+    """Bytes by GPU that the restore of all that is checkpointed will take, where it will be restored."""
+    need: dict[str, int] = {}
+    for member, state in zip(unit.members, states, strict=True):
+        if state is Seen.CHECKPOINTED:
+            for gpu, size in member.gpu_bytes.items():
+                new = unit.moves.get(gpu, gpu)
+                need[new] = need.get(new, 0) + size
+    if not need:
+        share = unit.target.vram_bytes // max(1, len(unit.target.gpus))
+        need = dict.fromkeys(unit.target.gpus, share)
+    return need

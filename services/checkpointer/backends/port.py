@@ -1,13 +1,13 @@
 """What a way of parking must offer, whatever it drives: the CUDA driver, an engine's sleep mode, CRIU, a restart."""
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from kybernate.messages import Outcome, SeatTarget
-from services.checkpointer.procedure import Goal
+from services.checkpointer.backends.gpu_map import moves
+from services.checkpointer.failures import Goal
 from services.checkpointer.processes import Identity
 
 
@@ -39,11 +39,39 @@ class Unit(BaseModel):
     members: tuple[Member, ...]
     baseline: dict[str, int] = {}
     """Before a park: memory in use on each GPU that no other process accounts for; what must fall."""
+    parked_on: tuple[str, ...] = ()
+    """GPUs that its memory was on when it was parked; empty: those of the target."""
+    hangs: int = 0
+    """How often driver calls about this container hung before."""
+
+    @property
+    def at(self) -> tuple[str, ...]:
+        """GPUs that ``members`` speak of."""
+        return self.parked_on or self.target.gpus
+
+    @property
+    def moves(self) -> dict[str, str]:
+        """Old → new GPU, if it is to be restored elsewhere."""
+        return moves(self.at, self.target.gpus)
+
+    @property
+    def owner(self) -> str:
+        """Its name in reservations; no seat is in two halves at a time."""
+        return self.target.seat
+
+    def moved(self) -> "Unit":
+        """The same after it was restored to the target's GPUs."""
+        where = self.moves
+        members = tuple(
+            member.model_copy(update={"gpu_bytes": {where.get(gpu, gpu): n for gpu, n in member.gpu_bytes.items()}})
+            for member in self.members
+        )
+        return self.model_copy(update={"members": members, "parked_on": self.target.gpus})
 
     @property
     def footprint(self) -> dict[str, int]:
         """Bytes by GPU over all members."""
-        total = dict.fromkeys(self.target.gpus, 0)
+        total = dict.fromkeys(self.at, 0)
         for member in self.members:
             for gpu, size in member.gpu_bytes.items():
                 total[gpu] = total.get(gpu, 0) + size
@@ -88,10 +116,16 @@ class Ending:
     vram_bytes: int = 0
     host_bytes: int = 0
     last_call_at: float | None = None
+    failed: bool = False
+    """It did not go as asked, and not because it was refused beforehand or found no room."""
 
 
-Note = Callable[[str, int | None], Awaitable[None]]
-"""Journals a step (its name, and the pid it is about) before it is done."""
+class Note(Protocol):
+    """Journals a step before it is done, and hangs."""
+
+    async def __call__(self, step: str, pid: int | None, detail: str = "") -> None:
+        """``step``: its name; ``pid``: the process that it is about; ``detail``: how, where that is not obvious."""
+        ...
 
 
 class Backend(Protocol):

@@ -1,0 +1,132 @@
+"""Which seats are not parked through the driver, and why, in words. Pure.
+
+What is told here makes the driver fail late or lose the processes, so it is refused before anything is touched. Some of
+it leaves no trace outside the process; what counts as evidence, and what does not, is in ``docs/checkpointer.md``.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Allowance(StrEnum):
+    """What a person may allow in spite of the rules, after trying it on that stack."""
+
+    SEVERAL_GPUS = "several-gpus"
+    SEVERAL_PROCESSES = "several-processes"
+    NCCL = "nccl"
+    MANAGED_MEMORY = "managed-memory"
+
+
+MANAGED_MEMORY_SWITCHES = ("GGML_CUDA_ENABLE_UNIFIED_MEMORY", "TF_FORCE_UNIFIED_MEMORY")
+"""Environment variables that make llama.cpp, and TensorFlow and JAX, allocate managed memory."""
+NCCL_THREADS = ("pt_nccl_", "NCCL ")
+"""Names of threads that live with a communicator: PyTorch's watchdog, and NCCL's own (NCCL_SET_THREAD_NAME=1)."""
+NCCL_ABORTS_FROM_DRIVER = 590
+"""A process group of one GPU aborts on 595 and survives on 580 (H7); between them nobody has measured."""
+MPS_SERVER = "nvidia-cuda-mps"
+OFF = ("", "0", "false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """What a helper says about the driver it speaks to."""
+
+    version: str = ""
+    """``580.95.05``; empty if nobody told."""
+    checkpoint: bool = True
+    gpu_map: bool = False
+    mig: Mapping[str, bool] | None = None
+
+    @property
+    def major(self) -> int:
+        """580; 0 if nobody told."""
+        first = self.version.partition(".")[0]
+        return int(first) if first.isdigit() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What can be seen of one GPU process from outside."""
+
+    pid: int
+    nccl_library: bool = False
+    threads: frozenset[str] = frozenset()
+    environment: Mapping[str, str] | None = None
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it lives with an NCCL communicator for certain."""
+        return any(name.startswith(NCCL_THREADS) for name in self.threads)
+
+
+def driver_from(reply: Mapping[str, Any]) -> Driver:
+    """From a helper's answer to ``describe``."""
+    can = reply.get("capabilities") or {}
+    return Driver(
+        version=str(reply.get("driver") or ""),
+        checkpoint=bool(can.get("checkpoint")),
+        gpu_map=bool(can.get("gpu_map")),
+        mig=dict(reply.get("mig") or {}),
+    )
+
+
+def refusal(
+    gpus: Sequence[str],
+    driver: Driver,
+    processes: Sequence[Process],
+    neighbours: Collection[str],
+    allowed: Collection[str],
+) -> str | None:
+    """Why a seat on these GPUs is not parked; None when nothing speaks against it.
+
+    ``neighbours``: names of all processes that use these GPUs. ``allowed``: allowances of the node and of the pod.
+    """
+    if not driver.checkpoint:
+        return (
+            f"driver {driver.version or 'of this node'} has no checkpoint API; install 570 or newer (580 recommended)"
+        )
+    if parts := [gpu for gpu in gpus if gpu.startswith("MIG-") or (driver.mig or {}).get(gpu)]:
+        return f"{', '.join(parts)}: MIG is not supported by the driver's checkpoint; switch MIG off or park by restart"
+    if any(name.startswith(MPS_SERVER) for name in neighbours):
+        return "MPS serves these GPUs, which the driver's checkpoint does not support; stop nvidia-cuda-mps-control"
+    managed = [p.pid for p in processes if _on(p.environment or {}, MANAGED_MEMORY_SWITCHES)]
+    if managed and Allowance.MANAGED_MEMORY not in allowed:
+        names = " or ".join(MANAGED_MEMORY_SWITCHES)
+        return f"pid {managed[0]} uses managed memory (UVM), which cannot be checkpointed; unset {names}"
+    return _together(gpus, driver, processes, allowed)
+
+
+def _together(
+    gpus: Sequence[str], driver: Driver, processes: Sequence[Process], allowed: Collection[str]
+) -> str | None:
+    """What speaks against GPUs or processes that work with each other."""
+    several = len(gpus) > 1 or len(processes) > 1
+    pids = [process.pid for process in processes]
+    ranks = [process.pid for process in processes if process.communicates or (several and process.nccl_library)]
+    if ranks and several and Allowance.NCCL not in allowed:
+        return (
+            f"pids {ranks} use NCCL in a seat of {len(gpus)} GPUs and {len(pids)} processes; live communicators do not "
+            "survive a checkpoint: use an engine's sleep mode, or allow nccl if the engine destroys them before"
+        )
+    if ranks and driver.major >= NCCL_ABORTS_FROM_DRIVER and Allowance.NCCL not in allowed:
+        return (
+            f"pid {ranks[0]} has an NCCL process group, which aborts on driver {driver.version}; install driver 580, "
+            "or allow nccl after a trial"
+        )
+    if len(gpus) > 1 and Allowance.SEVERAL_GPUS not in allowed:
+        return (
+            f"it has {len(gpus)} GPUs, and only seats of one GPU are parked through the driver; use an engine's sleep "
+            "mode, or allow several-gpus"
+        )
+    if len(pids) > 1 and Allowance.SEVERAL_PROCESSES not in allowed:
+        return (
+            f"it has {len(pids)} GPU processes ({pids}), which may share memory by CUDA IPC, and a checkpoint breaks "
+            "both ends of that; allow several-processes if they do not"
+        )
+    return None
+
+
+def _on(environment: Mapping[str, str], names: Sequence[str]) -> bool:
+    return any(environment.get(name, "").lower() not in OFF for name in names)

@@ -1,0 +1,230 @@
+"""Control groups, versions 1 and 2: which one a container is, who is in it, what memory it may still take.
+
+Version 2 has one hierarchy (``0::/path`` in /proc/<pid>/cgroup), version 1 one per controller, and many machines have
+both. Paths are those of the host: the checkpointer must see the host's processes and the host's /sys/fs/cgroup.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.checkpointer.processes import PROC, pids
+
+SYS_CGROUP = Path("/sys/fs/cgroup")
+UNLIMITED = 1 << 60
+"""Version 1 writes "no limit" as the largest number of pages; no machine has this much memory."""
+
+
+class HiddenProcessesError(Exception):
+    """A control group holds processes of another pid namespace, which cannot be named from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Where one process is."""
+
+    unified: str | None
+    """Its path in the hierarchy of version 2."""
+    controllers: Mapping[str, str]
+    """Its path by controller of version 1."""
+
+    @property
+    def paths(self) -> list[str]:
+        """All of them."""
+        return [*([self.unified] if self.unified is not None else []), *self.controllers.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """The control group of one container."""
+
+    path: str
+    """As /proc tells it."""
+    container: str
+    pod_uid: str
+    folder: Path | None
+    """Where its processes are listed; None where /sys/fs/cgroup does not show it."""
+    freezer: Path | None
+    """The file that freezes it: ``cgroup.freeze`` of version 2, ``freezer.state`` of version 1; None without one."""
+    memory: Path | None
+    """Where its memory is accounted."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRoom:
+    """What may still be taken below one limit."""
+
+    where: str
+    limit: int
+    free: int
+
+
+def membership(text: str) -> Membership:
+    """From the lines of /proc/<pid>/cgroup: ``number:controllers:path``."""
+    unified, controllers = None, {}
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if number == "0" and not names:
+            unified = path
+        else:
+            controllers.update(dict.fromkeys(names.split(","), path))
+    return Membership(unified, controllers)
+
+
+def container_path(path: str, container: str, pod_uid: str) -> str | None:
+    """``path`` up to the part that names the container, if the pod is named there or above it; else None.
+
+    Known forms: ``/kubepods/burstable/pod<uid>/<id>``, ``…-pod<uid with underscores>.slice/cri-containerd-<id>.scope``
+    (``crio-<id>.scope``, ``docker-<id>.scope``), and ``…pod<uid>.slice:cri-containerd:<id>``, which containerd writes
+    when it and the kubelet disagree about systemd. ``crio-conmon-<id>.scope`` is the container's monitor, not its own.
+    """
+    parts = path.split("/")
+    for end, part in enumerate(parts, 1):
+        if _names_container(part, container) and any(_names_pod(one, pod_uid) for one in parts[:end]):
+            return "/".join(parts[:end])
+    return None
+
+
+def _names_container(part: str, container: str) -> bool:
+    found = re.fullmatch(rf"(?:(?P<runtime>[a-z0-9-]+)-)?{re.escape(container)}(?:\.scope)?", part.rpartition(":")[2])
+    return found is not None and "conmon" not in (found["runtime"] or "")
+
+
+def _names_pod(part: str, pod_uid: str) -> bool:
+    names = "|".join(re.escape(uid) for uid in {pod_uid, pod_uid.replace("-", "_")})
+    return any(re.fullmatch(rf"(?:.*-)?pod(?:{names})(?:\.slice)?", piece) for piece in part.split(":"))
+
+
+@dataclass(frozen=True)
+class Cgroups:
+    """The control groups of this machine."""
+
+    root: Path = SYS_CGROUP
+    proc: Path = PROC
+
+    def of(self, pid: int) -> Membership | None:
+        """Where a process is; None when it is gone."""
+        try:
+            return membership((self.proc / str(pid) / "cgroup").read_text())
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+
+    def find(self, container: str, pod_uid: str) -> Cgroup | None:
+        """The control group of a container of this pod; None when no process is in it."""
+        for pid in pids(self.proc):
+            place = self.of(pid)
+            if place is None:
+                continue
+            paths = {
+                name: found
+                for name, path in (("", place.unified or ""), *place.controllers.items())
+                if (found := container_path(path, container, pod_uid)) is not None
+            }
+            if paths:
+                return self._cgroup(container, pod_uid, paths)
+        return None
+
+    def pids(self, cgroup: Cgroup) -> list[int]:
+        """Who is in it or below it. Raises HiddenProcessesError."""
+        if cgroup.folder is None:
+            return [pid for pid in pids(self.proc) if self._inside(pid, cgroup)]
+        found: list[int] = []
+        for folder, _, files in os.walk(cgroup.folder):
+            if "cgroup.procs" in files:
+                with contextlib.suppress(OSError):  # it went away, or is threaded: then its parent lists them
+                    found += [int(pid) for pid in (Path(folder) / "cgroup.procs").read_text().split()]
+        if 0 in found:
+            text = (
+                f"processes in {cgroup.path} belong to another pid namespace; run the checkpointer with hostPID: true"
+            )
+            raise HiddenProcessesError(text)
+        return found
+
+    def frozen(self, pid: int) -> bool:
+        """Whether a control group that it is in, or one above, is frozen (or on its way there)."""
+        place = self.of(pid)
+        if place is None:
+            return False
+        if place.unified is not None and _word(self._unified(place.unified) / "cgroup.events", "frozen") == "1":
+            return True
+        freezer = place.controllers.get("freezer")
+        return freezer is not None and _read(self._below("freezer", freezer) / "freezer.state") in (
+            "FROZEN",
+            "FREEZING",
+        )
+
+    def memory_rooms(self, cgroup: Cgroup) -> Iterator[MemoryRoom]:
+        """What the container may still take: its own limit and every one above it."""
+        folder = cgroup.memory
+        while folder is not None and folder != self.root and self.root in folder.parents:
+            room = _memory_room(folder, "/" + str(folder.relative_to(self.root)))
+            if room is not None:
+                yield room
+            folder = folder.parent
+
+    def _inside(self, pid: int, cgroup: Cgroup) -> bool:
+        place = self.of(pid)
+        return place is not None and any(container_path(p, cgroup.container, cgroup.pod_uid) for p in place.paths)
+
+    def _cgroup(self, container: str, pod_uid: str, paths: Mapping[str, str]) -> Cgroup:
+        """Where the files are; version 2 comes first, but a hybrid machine has its controllers in version 1."""
+        folders = {
+            name: folder
+            for name, path in paths.items()
+            if (folder := self._unified(path) if name == "" else self._below(name, path)).is_dir()
+        }
+        freezers = [folders[""] / "cgroup.freeze"] if "" in folders else []
+        freezers += [folders["freezer"] / "freezer.state"] if "freezer" in folders else []
+        memory = [folders[name] for name in ("", "memory") if name in folders]
+        return Cgroup(
+            path=next(iter(paths.values())),
+            container=container,
+            pod_uid=pod_uid,
+            folder=next((folders[name] for name in ("", "freezer", "memory", *folders) if name in folders), None),
+            freezer=next((file for file in freezers if file.exists()), None),
+            memory=next((one for one in memory if any((one / name).exists() for name in _LIMITS)), None),
+        )
+
+    def _unified(self, path: str) -> Path:
+        """Version 2 is mounted at the root, or in ``unified`` beside version 1."""
+        mount = self.root if (self.root / "cgroup.controllers").exists() else self.root / "unified"
+        return mount / path.lstrip("/")
+
+    def _below(self, controller: str, path: str) -> Path:
+        return self.root / controller.removeprefix("name=") / path.lstrip("/")
+
+
+_LIMITS = ("memory.max", "memory.limit_in_bytes")
+
+
+def _memory_room(folder: Path, where: str) -> MemoryRoom | None:
+    """None where there is no limit. Clean page cache does not count: the kernel drops it before it kills anybody."""
+    for limit_file, use_file, prefix, dirty in (
+        ("memory.max", "memory.current", "", ("file_dirty", "file_writeback")),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_", ("total_dirty", "total_writeback")),
+    ):
+        limit, use = _read(folder / limit_file), _read(folder / use_file)
+        if not limit.isdigit() or not use.isdigit() or int(limit) >= UNLIMITED:
+            continue
+        stat = dict(line.split(maxsplit=1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
+        cache = sum(int(stat.get(f"{prefix}{name}", 0)) for name in ("inactive_file", "active_file"))
+        clean = max(0, cache - sum(int(stat.get(name, 0)) for name in dirty))
+        return MemoryRoom(where, int(limit), max(0, int(limit) - max(0, int(use) - clean)))
+    return None
+
+
+def _read(file: Path) -> str:
+    """Its text, or nothing: control groups come and go."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _word(file: Path, name: str) -> str:
+    """The value of ``name`` in a file of ``name value`` lines."""
+    return next((line.split()[1] for line in _read(file).splitlines() if line.startswith(f"{name} ")), "")

@@ -1,0 +1,99 @@
+"""Which processes are a seat's: those in the control group of its container in its pod, and nobody else.
+
+``containerd://``, ``cri-o://`` and ``docker://`` ids are looked for in /proc/<pid>/cgroup together with the pod's UID.
+``process://<pid>``, which the fake kubelet reports, is a process, its descendants and its process group.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kybernate.messages import SeatTarget
+from services.checkpointer.cgroups import SYS_CGROUP, Cgroup, Cgroups
+from services.checkpointer.processes import PROC, Identity, group, identify, tree
+
+RUNTIMES = ("containerd", "cri-o", "docker")
+
+
+class UnknownContainerError(Exception):
+    """A container id that says nothing about processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container that has a process."""
+
+    root: Identity
+    """Its first process."""
+    cgroup: Cgroup | None
+    """None for ``process://``: such processes share the control group of whoever started them."""
+
+
+@dataclass
+class Containers:
+    """Containers of this machine. ``proc`` and ``cgroup_root`` are other folders in tests only."""
+
+    proc: Path = PROC
+    cgroup_root: Path = SYS_CGROUP
+    _known: dict[tuple[str, str], Cgroup] = field(default_factory=dict)
+    """By (container, pod); a container never moves."""
+
+    @property
+    def cgroups(self) -> Cgroups:
+        """The machine's control groups."""
+        return Cgroups(self.cgroup_root, self.proc)
+
+    def find(self, target: SeatTarget) -> Container | None:
+        """The container of a seat; None when it has no process. Raises UnknownContainerError, HiddenProcessesError."""
+        scheme, _, name = target.container_id.partition("://")
+        if scheme == "process" and name.isdigit():
+            root = identify(int(name), self.proc)
+            return None if root is None else Container(root, None)
+        if scheme not in RUNTIMES or not name or not target.pod_uid:
+            known = ", ".join(f"{runtime}://" for runtime in (*RUNTIMES, "process"))
+            raise UnknownContainerError(
+                f"container {target.container_id!r} of pod {target.pod_uid!r}; known are {known}"
+            )
+        cgroup = self._cgroup(name, target.pod_uid)
+        if cgroup is None:
+            return None
+        found = self._identities(self.cgroups.pids(cgroup))
+        if not found:
+            self._known.pop((name, target.pod_uid), None)
+            return None
+        return Container(min(found, key=lambda who: (who.start, who.pid)), cgroup)
+
+    def processes(self, target: SeatTarget, root: Identity | None, *, strays: bool = False) -> list[Identity]:
+        """Every process of the seat's container now, parents first; empty when there is none.
+
+        ``root``: its first process as it was known before; ``process://<pid>`` alone could be a stranger by now.
+        ``strays``: look through all of /proc for those of its process group whose parents are gone.
+        """
+        if not target.container_id.startswith("process://"):
+            container = self.find(target)
+            if container is None or container.cgroup is None:
+                return []
+            return sorted(self._identities(self.cgroups.pids(container.cgroup)), key=lambda who: (who.start, who.pid))
+        if root is None or identify(root.pid, self.proc) not in (root, None):
+            return []  # the pid is somebody else's by now
+        found = tree(root, self.proc)
+        return found + [one for one in (group(root.pid, None, self.proc) if strays else ()) if one not in found]
+
+    def own(self, container: Container, among: Iterable[int]) -> list[Identity]:
+        """Those of these pids that belong to a container, without looking at anybody else."""
+        if container.cgroup is None:
+            return group(container.root.pid, among, self.proc)
+        inside = set(self.cgroups.pids(container.cgroup))
+        return self._identities([pid for pid in among if pid in inside])
+
+    def _cgroup(self, name: str, pod_uid: str) -> Cgroup | None:
+        known = self._known.get((name, pod_uid))
+        if known is not None and (known.folder is None or known.folder.is_dir()):
+            return known
+        found = self.cgroups.find(name, pod_uid)
+        if found is not None:
+            self._known[name, pod_uid] = found
+        return found
+
+    def _identities(self, numbers: Iterable[int]) -> list[Identity]:
+        return [who for pid in numbers if (who := identify(pid, self.proc)) is not None]
