@@ -160,7 +160,7 @@ def test_result_codes_of_processes_that_are_not_there_or_use_no_cuda(stand):
         ("alloc", {"gpu": "$0", "bytes": -1}, "bytes=-1"),
         ("alloc", {"gpu": "$0", "bytes": True}, "bytes=True"),
         ("free", {"gpu": "$0", "bytes": 2**60}, "holds"),
-        ("lock", {"pid": 1}, "epoch=None"),
+        ("lock", {"pid": 1, "epoch": None}, "epoch=None"),
         ("lock", {"pid": "1", "epoch": 1}, "pid='1'"),
         ("end", {"request": "r"}, "not being computed"),
         ("begin", {}, "request=None"),

@@ -23,6 +23,14 @@ def text(arguments: dict[str, Any], name: str, default: str | None = None) -> st
     return value
 
 
+def texts(arguments: dict[str, Any], name: str) -> list[str]:
+    """An argument that is a list of texts."""
+    value = arguments.get(name)
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise RefusedError(Code.INVALID_VALUE, f"{name}={value!r}; give a list of texts")
+    return value
+
+
 def gpu_permutation(arguments: dict[str, Any], gpus: Iterable[str]) -> dict[str, str]:
     """The ``gpu_map`` of a restore. As on real drivers it must name every GPU of the machine once on each side."""
     everyone = sorted(gpus)

@@ -18,6 +18,9 @@ class Code(IntEnum):
     NOT_READY = 600
     """The lock timed out; the process goes on running."""
     NOT_SUPPORTED = 801
+    """CUDA IPC, managed memory, a GPU whose device node the process does not have."""
+    UNKNOWN = 999
+    """A restore that failed on a live NCCL communicator."""
 
 
 class State(StrEnum):

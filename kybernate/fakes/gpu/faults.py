@@ -6,8 +6,23 @@ from typing import Any
 from kybernate.fakes.gpu.codes import Code
 from kybernate.fakes.gpu.process import Process, RefusedError
 
-ONCE = frozenset({"hang", "oom", "die-mid-checkpoint", "busy"})
+ONCE = frozenset(
+    {
+        "hang",
+        "oom",
+        "busy",
+        "fail",
+        "lose",
+        "segfault-on-lock",
+        "die-mid-checkpoint",
+        "die-mid-restore",
+        "wedge-on-kill",
+    }
+)
 """Faults that wait for their moment; ``slow`` stands until cleared, XIDs and lost GPUs happen at once."""
+
+_AMOUNTS = {"slow": "factor", "busy": "seconds", "fail": "code", "lose": "code"}
+"""The argument that says how much, or what."""
 
 
 @dataclass(slots=True)
@@ -36,13 +51,16 @@ class Faults:
         """Arm one. Raises RefusedError naming what is wrong."""
         name = arguments.get("fault")
         if name not in ONCE | {"slow"}:
-            known = ", ".join(sorted(ONCE | {"slow", "xid", "lost", "found", "clear"}))
+            known = ", ".join(sorted(ONCE | {"slow", "xid", "lost", "found", "nvml", "clear"}))
             raise RefusedError(Code.INVALID_VALUE, f"fault {name!r}; known are {known}")
         if name == "hang" and not isinstance(arguments.get("verb"), str):
             raise RefusedError(Code.INVALID_VALUE, "a hang needs verb, e.g. checkpoint")
-        amount = arguments.get({"slow": "factor", "busy": "seconds"}.get(name, ""), 0)
+        amount = arguments.get(_AMOUNTS.get(name, ""), 0)
         if not isinstance(amount, int | float) or (name == "slow" and amount <= 0):
             raise RefusedError(Code.INVALID_VALUE, "slow needs a factor above 0, busy needs model seconds")
+        if name in ("fail", "lose") and (amount not in set(Code) - {0} or arguments.get("verb") is None):
+            codes = ", ".join(f"{code.value} {code.name}" for code in Code if code)
+            raise RefusedError(Code.INVALID_VALUE, f"{name} needs verb and code, one of {codes}")
         pid, seat = arguments.get("pid"), arguments.get("seat")
         times = int(arguments.get("times", 1))
         self.armed.append(Fault(name, pid, seat, arguments.get("verb"), times, float(amount)))

@@ -70,7 +70,9 @@ class Machine:
             pending = list(process.verbs) if process.operation is None else [process.operation.call, *process.verbs]
             for call in pending:
                 self.world.refuse(call, Code.OPERATING_SYSTEM, f"process {pid} is gone")
+            self.world.wedge(process)
             self.world.memory_changed(process.memory)
+            self._verbs.peers_changed(process.communicator)
         return self._take_effects()
 
     def next_time(self) -> float | None:
@@ -85,7 +87,7 @@ class Machine:
     def _dispatch(self, call: Call, caller: Caller, target: Target) -> Result | None:
         if call.name in self._own_calls.table:
             return self._own_calls.run(call, caller)
-        if call.name in self._verbs.table or call.name == "get_restore_tid":
+        if call.name in self._verbs.table:
             return self._verbs.run(call, target)
         if call.name in self._readings.table:
             return self._readings.table[call.name](call.arguments)
@@ -96,12 +98,12 @@ class Machine:
         if call.name == "inject":
             return self._inject(call)
         tables = (self._own_calls.table, self._verbs.table, self._readings.table)
-        known = ", ".join(sorted({"attach", "inject", "get_restore_tid", "wait_xid"}.union(*tables)))
+        known = ", ".join(sorted({"attach", "inject", "wait_xid"}.union(*tables)))
         raise RefusedError(Code.NOT_SUPPORTED, f"unknown call {call.name!r}; known are {known}")
 
     def _inject(self, call: Call) -> Result:
         fault = call.arguments.get("fault")
-        if fault in ("xid", "lost", "found"):
+        if fault in ("xid", "lost", "found", "nvml"):
             self._xids.inject(call)
         elif fault == "clear":
             self._clear()
@@ -113,6 +115,8 @@ class Machine:
         """No faults any more; transfers that hung end now, lost GPUs are there again."""
         self.world.faults.armed.clear()
         self.world.lost.clear()
+        for codes in self.world.nvml_codes.values():
+            codes.clear()
         for process in self.processes.values():
             if process.operation is not None and process.operation.ends_at == math.inf:
                 process.operation.ends_at = self.world.now

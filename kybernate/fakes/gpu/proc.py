@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from kybernate.fakes.gpu.process import Target
 
+_CGROUPS = "/sys/fs/cgroup"
+_FREEZER_FUNCTIONS = frozenset({"do_freezer_trap", "__refrigerator"})
+
 
 @dataclass(frozen=True, slots=True)
 class ProcStat:
@@ -33,7 +36,35 @@ def target(pid: int) -> Target:
     stat = read_stat(pid)
     if stat is None:
         return Target(exists=False)
-    return Target(zombie=stat.state in "ZX", stopped=stat.state in "Tt")
+    return Target(zombie=stat.state in "ZX", stopped=stat.state in "Tt" or is_frozen(pid))
+
+
+def is_frozen(pid: int) -> bool:
+    """Whether the cgroup freezer holds it, for then /proc shows it asleep (v2: S, v1: D) and not as stopped.
+
+    Asked are the cgroup's own files (v2: ``frozen 1`` in cgroup.events, v1: freezer.state) where this mount namespace
+    shows them, else the kernel function that its main thread waits in, where the kernel tells that.
+    """
+    return _is_frozen_cgroup(pid) or _read(f"/proc/{pid}/wchan").strip() in _FREEZER_FUNCTIONS
+
+
+def _is_frozen_cgroup(pid: int) -> bool:
+    for line in _read(f"/proc/{pid}/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" and "frozen 1" in _read(f"{_CGROUPS}{path}/cgroup.events"):
+            return True
+        if "freezer" in controllers.split(",") and _read(f"{_CGROUPS}/freezer{path}/freezer.state").strip() == "FROZEN":
+            return True
+    return False
+
+
+def _read(path: str) -> str:
+    """The file's text; empty when it is not there, or not for us."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def peer_pid(connection: socket.socket) -> int:

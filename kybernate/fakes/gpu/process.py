@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from signal import SIGKILL
 from typing import Any
 
 from kybernate.fakes.gpu.codes import Code, State
@@ -26,6 +27,7 @@ class Target:
     exists: bool = True
     zombie: bool = False
     stopped: bool = False
+    """By SIGSTOP, a debugger or the cgroup freezer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Effect: end this process with SIGKILL."""
+    """Effect: end this process with a signal."""
 
     pid: int
+    signal: int = SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,16 @@ class Process:
     state: State = State.RUNNING
     memory: dict[str, int] = field(default_factory=dict)
     """Bytes by GPU; an entry of 0 is a context without memory, as NVML shows it."""
+    device_nodes: frozenset[str] | None = None
+    """GPUs whose device nodes it has, by UUID; None: all of them. It cannot be restored to others."""
+    communicator: str | None = None
+    """Live NCCL communicator; processes that name the same one are its ranks."""
+    ipc: bool = False
+    """It shares memory by CUDA IPC."""
+    managed: bool = False
+    """It uses managed memory (UVM)."""
+    restored: bool = False
+    """It was restored at least once."""
     parked: dict[str, int] = field(default_factory=dict)
     """Bytes by GPU that lie in host memory."""
     peak_bytes: int = 0

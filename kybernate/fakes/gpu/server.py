@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -131,14 +130,14 @@ class Daemon:
                     tracked = self._tracked.get(pid)
                     for connection in tracked.connections if tracked else ():
                         connection.send({"event": "state", "state": state.value})
-                case Kill(pid):
-                    self._kill(pid)
+                case Kill(pid, number):
+                    self._kill(pid, number)
         self._say_violations()
         self._arm()
 
-    def _kill(self, pid: int) -> None:
+    def _kill(self, pid: int, number: int) -> None:
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
         except ProcessLookupError:
             pass
         except PermissionError:

@@ -21,6 +21,8 @@ class Kind(StrEnum):
     """A restore met too little free memory; the process is lost."""
     CHECKPOINT_WITHOUT_HOST_MEMORY = "checkpoint-without-host-memory"
     """The copy did not fit into the host's memory; the kernel killed the process."""
+    KILLED_AFTER_RESTORE = "killed-after-restore"
+    """A process that was once restored ended with memory on a GPU, where that was declared to wedge the GPU."""
     STALE_EPOCH = "stale-epoch"
     """A verb came with an epoch below the highest that one of the process' GPUs has seen."""
 

@@ -31,13 +31,18 @@ class World:
         self.xids: dict[str, list[int]] = {gpu.uuid: [] for gpu in (*spec.gpus, *spec.instances)}
         self.lost: set[str] = set()
         """GPUs that fell off the bus: nothing can be read of them."""
+        self.nvml_codes: dict[str, dict[str, int]] = {uuid: {} for uuid in self.xids}
+        """By GPU: NVML functions that fail for it, with the code that they answer (stub library only)."""
+        self.wedged = dict.fromkeys(self.capacity, 0)
+        """Memory that dead processes hold for ever; only a reboot would free it."""
         self.effects: list[Effect] = []
         self._crowded: dict[str, frozenset[str]] = {}
 
     def used_bytes(self, gpu: str) -> int:
         """Memory in use on a GPU."""
         parts = self.parts(gpu)
-        return sum(process.memory.get(part, 0) for process in self.processes.values() for part in parts)
+        held = sum(process.memory.get(part, 0) for process in self.processes.values() for part in parts)
+        return held + sum(self.wedged.get(part, 0) for part in parts)
 
     def parts(self, gpu: str) -> tuple[str, ...]:
         """The GPU and its MIG instances."""
@@ -74,6 +79,17 @@ class World:
     def violated(self, kind: Kind, process: Process, why: str, gpu: str | None = None) -> None:
         """Count a violation."""
         self.violations.add(Violation(kind, why, self.now, process.pid, process.seat, gpu))
+
+    def wedge(self, process: Process) -> None:
+        """It ended. Where ``wedge-on-kill`` is armed, one that was restored and not parked again keeps its memory for
+        ever, as with open driver 595.71 (open-gpu-kernel-modules, cuda-checkpoint #53): lock and checkpoint it first.
+        """
+        if not process.restored or process.used_bytes == 0 or self.faults.take("wedge-on-kill", process) is None:
+            return
+        for gpu, count in process.memory.items():
+            self.wedged[gpu] += count
+        why = "it was restored and ended with memory on its GPUs; lock and checkpoint before a kill"
+        self.violated(Kind.KILLED_AFTER_RESTORE, process, why)
 
     def memory_changed(self, gpus: Iterable[str], *, punish: bool = True) -> None:
         """Compare seats with slots; one crowd on one GPU is one violation, however long it lasts."""

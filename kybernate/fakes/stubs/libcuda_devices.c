@@ -116,10 +116,14 @@ static void keep_chosen(void)
     device_count = count;
 }
 
-static void read_device(const char *gpu, struct kyb_device *device)
+static void read_device(const char *gpu)
 {
+    struct kyb_device *device = &devices[device_count];
+    if (device_count == MAX_DEVICES || kyb_int(gpu, "lost", 0))
+        return;
+    device_count++;
     kyb_text(gpu, "uuid", device->uuid, sizeof device->uuid);
-    if (kyb_text(gpu, "parent", device->parent, sizeof device->parent) != 0 || !device->parent[0])
+    if (kyb_text(kyb_member(gpu, "mig"), "parent", device->parent, sizeof device->parent) != 0)
         strcpy(device->parent, device->uuid);
     kyb_text(gpu, "name", device->name, sizeof device->name);
     kyb_text(gpu, "pci_bus_id", device->pci_bus_id, sizeof device->pci_bus_id);
@@ -127,16 +131,34 @@ static void read_device(const char *gpu, struct kyb_device *device)
     device->numa_node = (int)kyb_int(gpu, "numa_node", -1);
 }
 
-/* All of the machine's GPUs, in the daemon's order. */
+static int is_instance(const struct kyb_device *device) { return strcmp(device->uuid, device->parent) != 0; }
+
+/* CUDA shows a process at most one MIG instance. */
+static void keep_one_instance(void)
+{
+    int kept = 0, instances = 0;
+    for (int index = 0; index < device_count; index++) {
+        if (!is_instance(&devices[index]) || instances++ == 0)
+            devices[kept++] = devices[index];
+    }
+    device_count = kept;
+}
+
+/* All that can be used: GPUs that are not in MIG mode, and behind them the MIG instances of the others. */
 static int read_devices(void)
 {
     char *reply = malloc(KYB_REPLY_SIZE);
     int code = reply ? kyb_call("devices", NULL, reply, KYB_REPLY_SIZE) : -1;
     device_count = 0;
     if (code == 0) {
-        const char *gpus = kyb_member(reply, "gpus");
-        for (const char *gpu; device_count < MAX_DEVICES && (gpu = kyb_element(gpus, device_count)); device_count++)
-            read_device(gpu, &devices[device_count]);
+        const char *gpus = kyb_member(reply, "gpus"), *instances = kyb_member(reply, "instances");
+        for (int index = 0, count = kyb_count(gpus); index < count; index++) {
+            const char *gpu = kyb_element(gpus, index);
+            if (!kyb_int(gpu, "mig_enabled", 0))
+                read_device(gpu);
+        }
+        for (int index = 0, count = kyb_count(instances); index < count; index++)
+            read_device(kyb_element(instances, index));
     }
     free(reply);
     return code;
@@ -155,6 +177,7 @@ KYB_EXPORT CUresult cuInit(unsigned int flags)
     } else {
         keep_injected();
         keep_chosen();
+        keep_one_instance();
         if (device_count == 0)
             result = CUDA_ERROR_NO_DEVICE;
         else

@@ -1,0 +1,27 @@
+"""Ranks of one NCCL communicator, which stand in each other's way when they are checkpointed one by one. Pure."""
+
+from kybernate.fakes.gpu.codes import State
+from kybernate.fakes.gpu.process import Process
+from kybernate.fakes.gpu.world import World
+
+
+class Peers:
+    """Who shares a communicator with whom, as the processes said when they attached or by ``mark``."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def ranks(self, communicator: str | None) -> list[Process]:
+        """The processes that live with it."""
+        if communicator is None:
+            return []
+        return [one for one in self._world.processes.values() if one.communicator == communicator]
+
+    def others(self, process: Process) -> list[Process]:
+        """The other ranks of its communicator."""
+        return [one for one in self.ranks(process.communicator) if one is not process]
+
+    def hold_up(self, process: Process) -> bool:
+        """Whether its lock hangs: another rank stands still, so its submitted work never ends (cuda-checkpoint #30)."""
+        still = (State.LOCKED, State.CHECKPOINTED)
+        return process.state is State.RUNNING and any(one.state in still for one in self.others(process))
