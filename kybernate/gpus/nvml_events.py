@@ -57,15 +57,18 @@ class EventThread:
         self._free()
 
     def _run(self) -> None:
-        slices = 0
+        slices = failures = 0
         while not self._stop.is_set():
             try:
                 event = self._wait()
                 slices += 1
                 if slices % _LOOK_AGAIN_SLICES == 0:
                     self._register()
+                failures = 0
             except self._nvml.NVMLError:  # a lost GPU spoils the whole set; one without it hears the others
-                self._stop.wait(_RETRY_SECONDS)
+                failures += 1
+                if failures > 1:
+                    self._stop.wait(_RETRY_SECONDS)
                 self._listen()
                 continue
             if event is not None and not self._hand_over(event):

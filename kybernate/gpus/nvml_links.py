@@ -94,7 +94,8 @@ def _clique(nvml: Any, handle: Any) -> tuple[bytes, int] | None:
         nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
     except nvml.NVMLError:
         return None
-    if info.state != nvml.NVML_GPU_FABRIC_STATE_COMPLETED or info.status != nvml.NVML_SUCCESS:
+    state = info.state & 0xFF  # the wheel reads 32 bits where the library writes 8
+    if state != nvml.NVML_GPU_FABRIC_STATE_COMPLETED or info.status != nvml.NVML_SUCCESS:
         return None
     return bytes(info.clusterUuid), int(info.cliqueId)
 

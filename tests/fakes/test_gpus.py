@@ -1,89 +1,14 @@
-"""GPUs as the services read them: one contract for NVML and the fake driver."""
-# ruff: noqa: N802  (the names are NVML's)
+"""GPUs as the fake driver tells, and what is said where there are none. NVML beside it: tests/nvml."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from kybernate.fakes.gpu.client import FakeDriverClient
-from kybernate.gpus import FakeGpus, Gpu, GpuError, GpuProcess, NvmlGpus, open_gpus
+from kybernate.gpus import FakeGpus, GpuError, GpuEvent, GpuProcess, open_gpus
 from tests.fakes.daemons import driver
 
 GIB = 2**30
-
-
-class Nvml:
-    """As much of pynvml as is used, for a machine with two GPUs; the second does not tell what its process uses."""
-
-    class NVMLError(Exception):
-        pass
-
-    nvmlMemory_v2 = 0x2000028  # noqa: N815  (the library's name)
-
-    def __init__(self, broken=""):
-        self.broken = broken
-        self.open = 0
-
-    def nvmlInit(self):
-        if self.broken == "init":
-            raise self.NVMLError("Driver Not Loaded")
-        self.open += 1
-
-    def nvmlShutdown(self):
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self):
-        if self.broken == "count":
-            raise self.NVMLError("GPU is lost")
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
-
-    def nvmlDeviceGetUUID(self, handle):
-        return f"GPU-{handle}"
-
-    def nvmlDeviceGetMinorNumber(self, handle):
-        return 1 - handle
-
-    def nvmlDeviceGetPciInfo(self, handle):
-        return SimpleNamespace(busId=b"00000000:%02d:00.0" % handle)
-
-    def nvmlDeviceGetName(self, handle):
-        return "NVIDIA H100"
-
-    def nvmlDeviceGetMemoryInfo(self, handle, version=None):
-        reserve = 0 if version == self.nvmlMemory_v2 else GIB
-        return SimpleNamespace(total=80 * GIB, used=handle * 40 * GIB + reserve)
-
-    def nvmlDeviceGetNumaNodeId(self, handle):
-        if handle == 1:
-            raise self.NVMLError("Not Supported")
-        return 0
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return [SimpleNamespace(pid=100 + handle, usedGpuMemory=None if handle else 7)]
-
-
-async def test_nvml_is_read_once_opened_and_shut_down():
-    nvml = Nvml()
-    gpus = NvmlGpus(nvml)
-    assert await gpus.list() == (
-        Gpu(0, "GPU-0", 1, "00000000:00:00.0", "NVIDIA H100", 80 * GIB, 0),
-        Gpu(1, "GPU-1", 0, "00000000:01:00.0", "NVIDIA H100", 80 * GIB, None),
-    )
-    assert await gpus.used_bytes() == {"GPU-0": 0, "GPU-1": 40 * GIB}
-    assert await gpus.processes() == (GpuProcess(100, "GPU-0", 7), GpuProcess(101, "GPU-1", 40 * GIB))
-    assert nvml.open == 1
-    await gpus.close()
-    assert nvml.open == 0
-
-
-@pytest.mark.parametrize(("broken", "part"), [("init", "KYB_GPUS=fake"), ("count", "XID")])
-async def test_nvml_trouble_says_what_and_what_to_do(broken, part):
-    with pytest.raises(GpuError, match=part):
-        await NvmlGpus(Nvml(broken)).list()
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has NVML")
@@ -113,4 +38,37 @@ async def test_fake_gpus_tell_what_the_driver_has_and_survive_its_restart(tmp_pa
         await gpus.list()
     async with driver(socket, "--preset", "single-24gb"):
         assert await gpus.list() == (gpu,)
+        await gpus.close()
+
+
+async def test_events_go_on_after_a_restart_of_the_driver(tmp_path):
+    socket = tmp_path / "driver.sock"
+    gpus = FakeGpus(socket)
+    for round_number in range(2):
+        async with driver(socket), await FakeDriverClient.connect(socket) as client:
+            (gpu, *_) = await gpus.list()
+            assert await gpus.events(0) == ()
+            for xid in range(round_number + 1):
+                await client.call("inject", fault="xid", gpu=gpu.uuid, xid=xid + 1)
+            assert len(await gpus.events(30)) == round_number + 1
+        with pytest.raises(GpuError):
+            await gpus.events(0)
+    await gpus.close()
+
+
+async def test_an_event_that_the_driver_cannot_place_has_no_gpu(tmp_path):
+    socket = tmp_path / "driver.sock"
+    async with driver(socket), await FakeDriverClient.connect(socket) as client:
+        gpus = FakeGpus(socket)
+        await gpus.events(0)
+        await client.call("inject", fault="xid", xid=62)
+        assert await gpus.events(30) == (GpuEvent(None, 62),)
+        await gpus.close()
+
+
+async def test_a_wait_for_events_ends_without_any(tmp_path):
+    socket = tmp_path / "driver.sock"
+    async with driver(socket):
+        gpus = FakeGpus(socket)
+        assert await gpus.events(0.05) == ()
         await gpus.close()

@@ -24,9 +24,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     logs.configure("fake-gpu", form=options.log_format, level=options.log_level)
     try:
-        asyncio.run(_serve(spec, options.socket))
-    except OSError as error:
-        logs.get_logger().error("driver.cannot_serve", socket=str(options.socket), error=str(error))
+        asyncio.run(_run(spec, options.socket))
+    except ExceptionGroup as group:
+        unserved, others = group.split(OSError)
+        if unserved is None or others is not None:
+            raise
+        logs.get_logger().error("driver.cannot_serve", socket=str(options.socket), error=str(unserved.exceptions[0]))
         sys.exit(1)
 
 
@@ -70,10 +73,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+async def _run(spec: MachineSpec, path: Path) -> None:
+    await lifecycle.run(serve=_serve(spec, path))  # signals are heard before anybody can connect
+
+
 async def _serve(spec: MachineSpec, path: Path) -> None:
     async with listening(Machine(spec), path):
         logs.get_logger().info("driver.listening", socket=str(path), gpus=len(spec.gpus), speed=spec.speed)
-        await lifecycle.run(serve=asyncio.Event().wait())
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

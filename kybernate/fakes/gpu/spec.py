@@ -79,7 +79,9 @@ def changed(
             raise ValueError(f"--gpus {gpus}: preset {name} has {preset.count}, split by MIG; omit it")
         kept = preset.links if preset.links.endswith(":all") else "none"
         preset = Preset(preset.name, preset.memory_bytes, places_of(gpus), kept, preset.nvlinks)
-    if memory_bytes is not None:
+    if memory_bytes is not None and memory_bytes != preset.memory_bytes:
+        if any(preset.partitions):
+            raise ValueError(f"--memory: preset {name} is split by MIG, which fits its memory only; omit it")
         preset = replace(preset, memory_bytes=memory_bytes)
     if links is not None:
         preset = replace(preset, links=links, nvlinks=preset.nvlinks or _USUAL_NVLINKS)

@@ -1,4 +1,4 @@
-"""XID events of the fake machine, GPUs that fall off the bus, and callers that wait for either. Pure."""
+"""What befalls GPUs: XID events, and who waits for them; falling off the bus; NVML functions that fail. Pure."""
 
 import math
 from collections import deque
@@ -56,13 +56,16 @@ class Xids:
         return min((one.until for one in self._waiting), default=math.inf)
 
     def inject(self, call: Call) -> Result:
-        """The faults ``xid``, ``lost`` and ``found``."""
+        """The faults ``xid``, ``lost``, ``found`` and ``nvml``."""
         fault = call.arguments["fault"]
         gpu = text(call.arguments, "gpu") if fault != "xid" or call.arguments.get("gpu") is not None else None
         if gpu is not None and gpu not in self._world.xids:
             raise RefusedError(Code.INVALID_VALUE, f"no GPU {gpu!r}; GPUs are {', '.join(self._world.xids)}")
         if fault == "xid":
             self._happened(gpu, integer(call.arguments, "xid"))
+            return {}
+        if fault == "nvml" and gpu is not None:
+            self._world.nvml_codes[gpu][text(call.arguments, "function")] = integer(call.arguments, "code")
             return {}
         if gpu not in {one.uuid for one in self._world.spec.gpus}:
             raise RefusedError(Code.INVALID_VALUE, f"{gpu} is a MIG instance; only a whole GPU can be {fault}")

@@ -1,0 +1,33 @@
+"""NvmlGpus in a process of its own, since LD_LIBRARY_PATH counts at a process' start: the real wheel on the stub.
+
+``python reader.py FOLDER``: FOLDER stands for /sys/bus/pci/devices. Each line on stdin is ``[method, arguments…]``,
+each line on stdout ``{"ok": …}`` or ``{"error": text}``.
+"""
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from kybernate.gpus import GpuError, NvmlGpus, load_pynvml
+
+
+def plain(found):
+    return found if isinstance(found, dict) else [asdict(one) for one in found]
+
+
+async def main() -> None:
+    gpus = NvmlGpus(load_pynvml, pci_devices=Path(sys.argv[1]))
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        method, *arguments = json.loads(line)
+        try:
+            answer = {"ok": plain(await getattr(gpus, method)(*arguments))}
+        except GpuError as error:
+            answer = {"error": str(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    await gpus.close()
+
+
+asyncio.run(main())
