@@ -39,8 +39,8 @@ def keep(
     strays = {seat: resource for seat, resource in held.items() if resources.get(seat) != resource}
     found = [_without(group, strays) for group in groups]
     kept: set[str] = set()
-    for key, resource in sorted({(_key(seat), resource) for seat, resource in strays.items()}):
-        seats = tuple(sorted(seat for seat, of in strays.items() if (_key(seat), of) == (key, resource)))
+    for key, resource in sorted({(key_of(seat), resource) for seat, resource in strays.items()}):
+        seats = tuple(sorted(seat for seat, of in strays.items() if (key_of(seat), of) == (key, resource)))
         same = next((n for n, g in enumerate(found) if g.key == key and g.profile.resource == resource), None)
         if same is not None:
             found[same] = replace(found[same], seat_ids=(*found[same].seat_ids, *seats))
@@ -76,7 +76,7 @@ def _old(
             if profile.resource != resource:
                 profile = profile.model_copy(update={"resource": resource})
             return replace(group, profile=profile, seat_ids=seats)
-    own = _gpus(key, _size(seats[0]), gpus, members)
+    own = _gpus(key, size_of(seats[0]), gpus, members)
     if not own:
         return None
     name = f"{len(own)}x-{key}"
@@ -95,10 +95,12 @@ def _gpus(key: str, size: int, gpus: "Sequence[Gpu]", members: Sequence[str] | N
     return next(tried, ())
 
 
-def _key(seat: str) -> str:
+def key_of(seat: str) -> str:
+    """The group key in a seat's ID."""
     return seat.partition("-")[2].partition(".")[0]
 
 
-def _size(seat: str) -> int:
+def size_of(seat: str) -> int:
+    """The group's size in a seat's ID; 0 when it is none."""
     size = seat.partition("x-")[0]
     return int(size) if size.isdecimal() else 0

@@ -15,6 +15,16 @@ def label_decides(path: Path, name: str) -> bool:
     return not name and in_cluster() is not None and len(names(path)) > 1
 
 
+async def load_now(path: Path, name: str, node: str, kube: Kube | None) -> NodeConfig:
+    """The node's configuration as it is now, when it may have changed. Raises ConfigError.
+
+    While the API server does not answer, what the label says cannot be known: then nothing has changed.
+    """
+    if kube is None or not await asyncio.to_thread(label_decides, path, name):
+        return await asyncio.to_thread(load, path, name)
+    return await load_by_label(path, node, kube)
+
+
 async def load_by_label(path: Path, node: str, kube: Kube, *, retry_seconds: float = RETRY_SECONDS) -> NodeConfig:
     """The configuration that the node's label names; without the label ``default``. Raises ConfigError.
 

@@ -1,7 +1,10 @@
 """The GPU manager of one node: settings → open → run."""
 
+import asyncio
 import contextlib
+import signal
 import sys
+from typing import NoReturn
 
 import aiohttp
 from aiohttp import web
@@ -10,12 +13,13 @@ from kybernate import lifecycle, logs
 from kybernate.bus import open_bus
 from kybernate.clock import Clock
 from kybernate.config import ConfigError, NodeConfig, load
+from kybernate.config_watch import changes
 from kybernate.gpus import GpuError, open_gpus
 from kybernate.health import Health, HttpServer
 from kybernate.kube import Kube, in_cluster
 from kybernate.ledger import LedgerFile
 from kybernate.logs import get_logger
-from kybernate.node_config import label_decides, load_by_label
+from kybernate.node_config import label_decides, load_by_label, load_now
 from kybernate.node_lock import alone
 from kybernate.presence import be_present
 from kybernate.topology import Topology, plan
@@ -24,6 +28,7 @@ from services.gpu_manager.engines import Engines
 from services.gpu_manager.foreign import Watch
 from services.gpu_manager.gate import Gate
 from services.gpu_manager.manager import Manager
+from services.gpu_manager.owned import Machine, with_owned
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods
 from services.gpu_manager.settings import ManagerSettings
 from services.gpu_manager.status import routes
@@ -37,11 +42,13 @@ async def serve(settings: ManagerSettings, config: NodeConfig | None) -> None:
         gpus = open_gpus(settings.gpus, settings.fake_driver)
         stack.push_async_callback(gpus.close)
         config = config or await _by_label(settings)
-        topology = plan(config, await gpus.list(), await gpus.links(), await gpus.instances())
+        machine = Machine(await gpus.list(), await gpus.links(), await gpus.instances())
+        topology = plan(config, *machine)
         _say(config, topology)
+        ledger = LedgerFile(settings.state_dir / "ledger")
         board = Board(
             node=settings.node,
-            groups=topology.groups,
+            groups=with_owned(topology.groups, ledger.read(), machine),
             policy=config.policy.build(),
             drain_seconds=config.drain_seconds,
             warmup=config.warmup,
@@ -65,7 +72,7 @@ async def serve(settings: ManagerSettings, config: NodeConfig | None) -> None:
             node_bus=node_bus,
             pods=pods,
             gate=Gate(settings.run_dir),
-            ledger=LedgerFile(settings.state_dir / "ledger"),
+            ledger=ledger,
             clock=clock,
             engines=Engines(session),
             strangers=Watch(gpus),
@@ -78,10 +85,42 @@ async def serve(settings: ManagerSettings, config: NodeConfig | None) -> None:
         board.manager_url = http.url
         await lifecycle.run(
             manager=manager.run(),
+            config=_until_changed(settings, config, machine),
             presence=be_present(bus, "gpu-manager", instance=settings.instance, node=settings.node, url=http.url),
             bus=bus.closed(),
             node_bus=node_bus.closed(),
         )
+
+
+class ReconfiguredError(Exception):
+    """The configuration changed and can be used: begin again with it, as after a restart."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        super().__init__("the configuration changed")
+        self.config = config
+
+
+async def _until_changed(settings: ManagerSettings, config: NodeConfig, machine: Machine) -> NoReturn:
+    """Raises ReconfiguredError. A configuration that cannot be used is said, and the present one stays."""
+    url = in_cluster()
+    client = Kube(url) if url is not None else None
+    hangup = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
+    try:
+        async for _ in changes(settings.config, hangup):
+            try:
+                fresh = await load_now(settings.config, settings.config_name, settings.node, client)
+                plan(fresh, *machine)
+            except ConfigError as error:
+                get_logger().error("config.refused", reason=str(error), meaning="the one before stays in force")
+                continue
+            if fresh.model_dump() != config.model_dump():
+                get_logger().info("config.applied", config=fresh.chosen)
+                raise ReconfiguredError(fresh)
+    finally:
+        if client is not None:
+            await client.close()
+    raise AssertionError("changes ended")
 
 
 async def _by_label(settings: ManagerSettings) -> NodeConfig:
@@ -122,11 +161,18 @@ def main() -> None:
         raise SystemExit(2) from None
 
     async def run() -> None:
-        try:
-            await serve(settings, config)
-        except (ConfigError, GpuError) as error:
-            logs.get_logger().error("manager.cannot_start", reason=str(error))
-            raise
+        present = config
+        while True:
+            try:
+                await serve(settings, present)
+                return
+            except* (ConfigError, GpuError) as group:
+                for error in group.exceptions:
+                    logs.get_logger().error("manager.cannot_start", reason=str(error))
+                raise
+            except* ReconfiguredError as group:
+                (changed,) = (error for error in group.exceptions if isinstance(error, ReconfiguredError))
+                present = changed.config
 
     with alone(settings.run_dir, "gpu-manager"):
         lifecycle.main(run)

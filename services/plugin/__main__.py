@@ -14,9 +14,10 @@ from aiohttp import web
 from kybernate import kube, lifecycle, logs
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.port import Bus
-from kybernate.config import CONFIG_LABEL, ConfigError, NodeConfig, load
+from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.gpus import GpuError, Gpus, open_gpus
 from kybernate.health import Health, HttpServer
+from kybernate.node_config import label_decides, load_by_label
 from kybernate.node_lock import PREDECESSOR_SECONDS, alone
 from services.plugin.coexistence import Neighbours
 from services.plugin.kubelet import remove_stale
@@ -62,25 +63,12 @@ async def _plugin(
     """Once the GPUs can be read: everything else."""
     machine = await read_machine(gpus)
     if config is None:
-        await neighbours.look()
-        config = await asyncio.to_thread(load, settings.config, neighbours.labels.get(CONFIG_LABEL))
+        assert neighbours.kube is not None, "only in a cluster does a label decide"
+        config = await load_by_label(settings.config, settings.node, neighbours.kube)
     plugin = Plugin(settings, config, machine, gpus, bus, health, neighbours)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, plugin.hangup.set)
     health.conditions.pop("gpus")
     await plugin.run(url)
-
-
-def _early(settings: PluginSettings) -> NodeConfig | None:
-    """The configuration, checked before anything is opened; None where the node's label decides which it is."""
-    if settings.config_name:
-        return load(settings.config, settings.config_name)
-    try:
-        config = load(settings.config)
-    except ConfigError:
-        if kube.in_cluster() is None:
-            raise
-        return None  # there may be no default one, and this node's may be fine
-    return config if kube.in_cluster() is None else None
 
 
 def _alone(settings: PluginSettings) -> None:
@@ -100,7 +88,8 @@ def main() -> None:
     settings = PluginSettings.from_env_or_exit("kyb-plugin")
     logs.configure("plugin", form=settings.log_format, level=settings.log_level, node=settings.node)
     try:
-        config = _early(settings)
+        by_label = label_decides(settings.config, settings.config_name)
+        config = None if by_label else load(settings.config, settings.config_name)
         open_gpus(settings.gpus, settings.fake_driver)
     except (ConfigError, GpuError) as error:
         sys.stderr.write(f"kyb-plugin: {error}\n")

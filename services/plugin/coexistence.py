@@ -82,8 +82,6 @@ class Neighbours:
     """Who else sells these GPUs; None: nobody, as far as is known."""
     unchecked: str | None = "not looked yet"
     """Why nobody could be asked; None when the last look succeeded."""
-    labels: dict[str, str] = field(default_factory=dict)
-    """The node's labels."""
     _looked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def look(self) -> None:
@@ -93,7 +91,6 @@ class Neighbours:
             if self.kube is None:
                 raise KubeError("this is no pod of a cluster (KUBERNETES_SERVICE_HOST is not set)")
             node = await self.kube.node(self.node)
-            self.labels = dict((node.get("metadata") or {}).get("labels") or {})
             self.conflict = conflict(node, await self.kube.resource_slices(self.node))
             self.unchecked = None
         except KubeError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kybernate import cdi
 from kybernate.config import NodeConfig
-from kybernate.kept import keep
+from kybernate.kept import keep, key_of
 from kybernate.logs import get_logger
 from kybernate.topology import Group, Topology, plan
 from services.plugin.book import Held
@@ -40,7 +40,7 @@ def make(
         {seat.seat: seat.resource for seat in held.values()},
         (*machine.gpus, *machine.instances),
         before=before,
-        members={seat.seat.partition("-")[2].partition(".")[0]: seat.gpus for seat in held.values() if seat.gpus},
+        members={key_of(seat.seat): seat.gpus for seat in held.values() if seat.gpus},
     )
     fake = settings.gpus == "fake"
     names = None if fake else cdi_names(config.device_list_strategy, groups, nvidia)

@@ -13,13 +13,14 @@ from typing import NoReturn
 
 from kybernate import cdi, wishes
 from kybernate.bus.port import Bus, BusError
-from kybernate.config import CONFIG_LABEL, ConfigError, NodeConfig, load
+from kybernate.config import ConfigError, NodeConfig
 from kybernate.config_watch import changes
 from kybernate.gpus import GpuError, Gpus
 from kybernate.health import Health
 from kybernate.inventory import BUCKET, GpuRecord
 from kybernate.logs import get_logger
 from kybernate.messages import GpuHealthChanged, SeatAllocated
+from kybernate.node_config import load_now
 from kybernate.pod_resources import PodResources, PodResourcesError, devices
 from kybernate.presence import be_present
 from kybernate.seat import SeatState
@@ -153,8 +154,8 @@ class Plugin:
         """A configuration that cannot be used is said, and the last good one stays."""
         async for _ in changes(self.settings.config, self.hangup):
             try:
-                name = self.settings.config_name or self.neighbours.labels.get(CONFIG_LABEL)
-                await self._apply(await asyncio.to_thread(load, self.settings.config, name))
+                where = self.settings
+                await self._apply(await load_now(where.config, where.config_name, where.node, self.neighbours.kube))
             except ConfigError as error:
                 self.refused_config = f"the changed configuration is not used, the one before is: {error}"
                 get_logger().error("config.refused", reason=str(error), meaning="the one before stays in force")
