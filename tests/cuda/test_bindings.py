@@ -1,0 +1,206 @@
+"""cuda-bindings and ctypes are the same to the driver: bytes that go in, numbers that come out."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kybernate.cuda import Result, State
+from tests.cuda.recorder import Recorder, needs_no_driver
+
+PRELUDE = """
+import json, sys
+from kybernate.cuda import open_cuda
+cuda = open_cuda(sys.argv[1])
+"""
+OLD, NEW = bytes(range(16)), bytes(range(200, 216))
+ZEROS = "00" * 64
+
+both = pytest.mark.parametrize("binding", ["bindings", "ctypes"])
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Recorder:
+    return Recorder.build(tmp_path / "lib")
+
+
+def said(output: str) -> list[object]:
+    """The JSON that the program printed last; the library prints as well."""
+    found: list[object] = json.loads(output.splitlines()[-1])
+    return found
+
+
+@both
+def test_the_structs_have_64_bytes_and_what_is_reserved_is_zero(recorder: Recorder, binding: str) -> None:
+    recorder.python(
+        PRELUDE + "cuda.init(); cuda.lock(7, 0x01020304); cuda.lock(7); cuda.checkpoint(7); cuda.restore(7)\n"
+        "cuda.unlock(7)",
+        binding,
+    )
+    assert recorder.calls("cuCheckpointProcessLock") == ["04030201" + "00" * 60, ZEROS]
+    assert recorder.calls("cuCheckpointProcessCheckpoint")[0] in ("NULL", ZEROS)
+    assert recorder.calls("cuCheckpointProcessRestore")[0] in ("NULL", ZEROS[:112])
+    assert recorder.calls("cuCheckpointProcessUnlock")[0] in ("NULL", ZEROS)
+
+
+@both
+def test_a_map_is_an_array_of_pairs_of_uuids(recorder: Recorder, binding: str) -> None:
+    recorder.python(
+        PRELUDE + "old, new = (bytes.fromhex(text) for text in sys.argv[2:])\n"
+        "cuda.init(); cuda.restore(7, [(old, new), (new, old)])",
+        binding,
+        OLD.hex(),
+        NEW.hex(),
+    )
+    assert recorder.calls("pairs") == [(OLD + NEW + NEW + OLD).hex()]
+    assert recorder.calls("cuCheckpointProcessRestore") == ["02000000" + "00" * 52]
+
+
+@both
+def test_every_result_comes_back_as_its_number_even_one_that_is_newer_than_the_binding(
+    recorder: Recorder, binding: str
+) -> None:
+    codes = [*(int(code) for code in Result), 12345]
+    output = recorder.python(
+        PRELUDE
+        + """
+import os
+from pathlib import Path
+found = []
+for code in json.loads(sys.argv[2]):
+    names = ("Lock", "Checkpoint", "Restore", "Unlock", "GetState", "GetRestoreThreadId")
+    lines = [f"cuInit {code}\\n", *(f"cuCheckpointProcess{name} {code} 3\\n" for name in names)]
+    Path(os.environ["KYB_RECORDER"], "results").write_text("".join(lines))
+    found.append([cuda.init(), cuda.lock(7), cuda.checkpoint(7), cuda.restore(7), cuda.unlock(7)])
+    found[-1] += [*cuda.state(7), *cuda.restore_tid(7)]
+print()
+print(json.dumps(found))
+""",
+        binding,
+        json.dumps(codes),
+    )
+    for code, found in zip(codes, said(output), strict=True):
+        value = 3 if code == 0 else -1
+        assert found == [code] * 5 + [code, value, code, value]
+
+
+@both
+def test_every_state_comes_back_as_its_number_even_one_that_is_newer_than_the_binding(
+    recorder: Recorder, binding: str
+) -> None:
+    output = recorder.python(
+        PRELUDE
+        + """
+import os
+from pathlib import Path
+found = []
+for state in json.loads(sys.argv[2]):
+    Path(os.environ["KYB_RECORDER"], "results").write_text(f"cuCheckpointProcessGetState 0 {state}")
+    found.append(cuda.state(7))
+print(json.dumps(found))
+""",
+        binding,
+        json.dumps([*(int(state) for state in State), 9]),
+    )
+    assert said(output) == [[0, state] for state in (0, 1, 2, 3, 4, 5, 9)]
+
+
+@both
+def test_others_run_while_a_call_blocks(recorder: Recorder, binding: str) -> None:
+    recorder.answer(cuCheckpointProcessLock="wait")
+    output = recorder.python(
+        PRELUDE
+        + """
+import os, threading, time
+from pathlib import Path
+folder, codes = Path(os.environ["KYB_RECORDER"]), []
+(folder / "calls").touch()
+thread = threading.Thread(target=lambda: codes.append(cuda.lock(7)))
+thread.start()
+while "Lock" not in (folder / "calls").read_text():  # nobody comes this far if the call keeps the GIL
+    time.sleep(0.001)
+(folder / "go").touch()
+thread.join()
+print(json.dumps(codes))
+""",
+        binding,
+    )
+    assert said(output) == [0]
+
+
+@both
+def test_a_library_without_the_api_still_says_its_version_and_then_what_it_lacks(tmp_path: Path, binding: str) -> None:
+    old = Recorder.build(tmp_path / "lib", "-DOLD")
+    old.answer(cuDriverGetVersion="0 12040")
+    output = old.python(
+        PRELUDE
+        + """
+from kybernate.cuda import CudaUnavailableError
+try:
+    cuda.lock(7)
+except CudaUnavailableError as error:
+    print(json.dumps([*cuda.driver_version(), str(error)]))
+""",
+        binding,
+    )
+    code, version, text = said(output)
+    assert (code, version) == (0, 12040)
+    assert "cuCheckpointProcessLock" in str(text)
+    assert "570 or newer" in str(text)
+
+
+@needs_no_driver
+@pytest.mark.parametrize("binding", ["auto", "bindings", "ctypes"])
+def test_without_a_library_it_says_what_to_install(tmp_path: Path, binding: str) -> None:
+    output = Recorder(tmp_path).python(
+        """
+        import json, sys
+        from kybernate.cuda import CudaUnavailableError, open_cuda
+        try:
+            open_cuda(sys.argv[1])
+        except CudaUnavailableError as error:
+            print(json.dumps([str(error)]))
+        """,
+        binding,
+    )
+    assert "NVIDIA driver" in str(said(output)[0])
+
+
+CHOICE = """
+import json, sys
+{before}
+from kybernate.cuda import CudaUnavailableError, open_cuda
+found = [open_cuda("auto").binding]
+try:
+    found.append(open_cuda("bindings").binding)
+except CudaUnavailableError as error:
+    found.append(str(error))
+print(json.dumps(found))
+"""
+
+
+def test_auto_takes_cuda_bindings_where_they_are_usable(recorder: Recorder) -> None:
+    auto, bindings = said(recorder.python(CHOICE.format(before="")))
+    assert str(auto).startswith("cuda-bindings 13.")
+    assert auto == bindings
+
+
+def test_auto_takes_ctypes_where_cuda_bindings_are_not_installed(recorder: Recorder) -> None:
+    auto, bindings = said(recorder.python(CHOICE.format(before='sys.modules["cuda.bindings"] = None')))
+    assert auto == "ctypes on libcuda.so.1"
+    assert str(bindings).startswith("no cuda-bindings: ")
+    assert "KYB_CUDA_BINDING=ctypes" in str(bindings)
+
+
+def test_auto_takes_ctypes_where_cuda_bindings_are_13_0_1_which_cannot_restore(recorder: Recorder) -> None:
+    before = "from cuda.bindings import driver\ndel driver.cuCheckpointProcessRestore"
+    auto, bindings = said(recorder.python(CHOICE.format(before=before)))
+    assert auto == "ctypes on libcuda.so.1"
+    assert "lacks cuCheckpointProcessRestore; install cuda-bindings>=13.0.2,<14" in str(bindings)
+
+
+def test_importing_the_package_loads_no_binding(recorder: Recorder) -> None:
+    output = recorder.python(
+        "import json, sys; import kybernate.cuda; print(json.dumps([m in sys.modules for m in ('ctypes', 'cuda')]))"
+    )
+    assert said(output) == [False, False]

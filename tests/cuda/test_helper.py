@@ -1,0 +1,258 @@
+"""The helper process with the real driver code, against the stub libraries, through both bindings."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.checkpointer.helper_pool import HelperHungError, HelperPool
+from tests.cuda.recorder import Recorder, needs_no_driver
+from tests.cuda.stub_node import DEADLINE, GIB, Helper, stub_node
+
+SECONDS_BUSY = 1e6
+
+both = pytest.mark.parametrize("binding", ["bindings", "ctypes"])
+
+
+@both
+async def test_a_process_is_parked_and_activated(binding: str) -> None:
+    async with stub_node() as node, node.helper(binding) as helper:
+        pid = await node.user(node.gpus[0])
+        assert await helper.code("restore_tid", pid) == (0, "SUCCESS")
+        assert await helper.state(pid) == "RUNNING"
+        assert await helper.code("lock", pid, timeout_ms=5000, epoch=7) == (0, "SUCCESS")
+        assert await helper.state(pid) == "LOCKED"
+        listed = (await helper.call("processes"))["processes"]
+        assert listed == [{"pid": pid, "gpu": node.gpus[0], "bytes": 40 * GIB, "exact": True}]
+        assert (await helper.call("memory"))["memory"][node.gpus[0]] == [40 * GIB, 80 * GIB]
+        assert await helper.code("checkpoint", pid, epoch=7) == (0, "SUCCESS")
+        assert await helper.state(pid) == "CHECKPOINTED"
+        assert (await helper.call("processes"))["processes"] == [], "the helper itself is none of them"
+        assert (await helper.call("memory"))["memory"][node.gpus[0]] == [0, 80 * GIB]
+        assert await helper.code("restore", pid, epoch=7) == (0, "SUCCESS")
+        assert await helper.state(pid) == "LOCKED"
+        assert await helper.code("unlock", pid, epoch=7) == (0, "SUCCESS")
+        assert await helper.state(pid) == "RUNNING"
+        assert (await node.client.call("stats"))["violations"]["count"] == 0
+
+
+@both
+async def test_a_map_moves_a_process_to_the_other_gpu(binding: str) -> None:
+    async with stub_node() as node, node.helper(binding) as helper:
+        first, second = node.gpus
+        pid = await node.user(first)
+        await helper.code("lock", pid)
+        await helper.code("checkpoint", pid)
+        partial = await helper.call("restore", pid=pid, gpu_map={first: second})
+        assert (partial["code"], partial["name"]) == (1, "INVALID_VALUE")
+        assert partial["text"].endswith("nothing was done")
+        assert await helper.code("restore", pid, gpu_map={first: second, second: first}) == (0, "SUCCESS")
+        assert await node.used() == {first: 0, second: 40 * GIB}
+        await helper.code("checkpoint", pid)
+        assert await helper.code("restore", pid, gpu_map={first: first, second: second}) == (0, "SUCCESS")
+        assert await node.used() == {first: 0, second: 40 * GIB}, "the identity goes without a map"
+
+
+@both
+async def test_a_driver_before_580_is_never_asked_to_move_anything(binding: str) -> None:
+    """It would not look at the map and restore where there may be no room."""
+    async with stub_node() as node, node.helper(binding, KYB_STUB_CUDA_VERSION="12080") as helper:
+        first, second = node.gpus
+        pid = await node.user(first)
+        await helper.code("lock", pid)
+        await helper.code("checkpoint", pid)
+        refused = await helper.call("restore", pid=pid, gpu_map={first: second, second: first})
+        assert (refused["code"], refused["name"]) == (801, "NOT_SUPPORTED")
+        assert "needs 580 or newer" in refused["text"]
+        assert await helper.state(pid) == "CHECKPOINTED"
+        assert await helper.code("restore", pid, gpu_map={first: first, second: second}) == (0, "SUCCESS")
+
+
+@both
+async def test_a_driver_before_570_is_named_on_every_verb(binding: str) -> None:
+    async with stub_node(gpus=1) as node, node.helper(binding, KYB_STUB_CUDA_VERSION="12040") as helper:
+        text = "driver 550 has no checkpoint API; needs 570 or newer (580 recommended)"
+        for verb in ("state", "restore_tid", "lock", "checkpoint", "restore", "unlock", "memory", "processes", "init"):
+            reply = await helper.call(verb, pid=os.getpid())
+            assert (reply["code"], reply["name"], reply["text"]) == (-1, "UNREACHABLE", text)
+        described = await helper.call("describe")
+        assert (described["code"], described["cuda"], described["driver"]) == (-1, 12040, "550.163.01")
+        assert described["capabilities"]["checkpoint"] is False
+
+
+@both
+async def test_results_have_the_names_of_the_driver(binding: str) -> None:
+    async with stub_node(gpus=1) as node, node.helper(binding) as helper:
+        pid = await node.user(node.gpus[0])
+        assert await helper.code("checkpoint", pid) == (401, "ILLEGAL_STATE")
+        assert await helper.code("lock", os.getpid()) == (3, "NOT_INITIALIZED")
+        assert await helper.code("state", 4_000_000) == (304, "OPERATING_SYSTEM")
+        await node.inject("busy", pid=pid, seconds=SECONDS_BUSY)
+        assert await helper.code("lock", pid, timeout_ms=10) == (600, "NOT_READY")
+        assert await helper.state(pid) == "RUNNING"
+        assert (await helper.call("no-such-verb"))["name"] == "INVALID_VALUE"
+
+
+@both
+async def test_a_restore_without_room_loses_the_process(binding: str) -> None:
+    async with stub_node(gpus=1) as node, node.helper(binding) as helper:
+        pid = await node.user(node.gpus[0], gib=60)
+        await helper.code("lock", pid)
+        await helper.code("checkpoint", pid)
+        await node.user(node.gpus[0], gib=40)
+        assert await helper.code("restore", pid) == (2, "OUT_OF_MEMORY")
+        assert await helper.state(pid) == "FAILED"
+        assert await helper.code("restore", pid) == (304, "OPERATING_SYSTEM")
+
+
+@both
+async def test_a_call_that_hangs_ends_at_its_deadline_and_the_next_one_is_answered(binding: str) -> None:
+    async with stub_node(gpus=1) as node, node.helper(binding) as helper:
+        pid = await node.user(node.gpus[0])
+        assert await helper.state(pid) == "RUNNING"
+        hanging = helper.pool._lines["G0"].helper
+        assert hanging is not None
+        await node.inject("hang", pid=pid, verb="lock")
+        with pytest.raises(HelperHungError, match=r"lock did not end within 0\.5 s; its helper was killed"):
+            await helper.call("lock", pid=pid, deadline=0.5)
+        assert hanging.ended
+        assert await helper.state(pid) == "RUNNING"
+        assert helper.pool.stuck == {}
+
+
+async def test_another_group_goes_on_while_a_call_hangs() -> None:
+    async with stub_node() as node, node.helper("ctypes") as helper:
+        first, second = await node.user(node.gpus[0]), await node.user(node.gpus[1])
+        await node.inject("hang", pid=first, verb="lock")
+        task = asyncio.create_task(helper.pool.call("G0", "lock", deadline=3600, pid=first))
+        reply = await helper.pool.call("G1", "state", deadline=DEADLINE, pid=second)
+        assert reply["state"] == "RUNNING"
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@both
+async def test_describe_tells_what_the_machine_is(binding: str) -> None:
+    async with stub_node() as node, node.helper(binding) as helper:
+        described = await helper.call("describe")
+        assert (described["code"], described["driver"], described["cuda"]) == (0, "580.95.05", 13000)
+        assert described["binding"].startswith("cuda-bindings 13." if binding == "bindings" else "ctypes")
+        assert described["persistence"] == dict.fromkeys(node.gpus, True)
+        assert described["mig"] == dict.fromkeys(node.gpus, False)
+        capabilities = {"checkpoint": True, "gpu_map": True, "launch_job": False, "custom_storage": False}
+        assert described["capabilities"] == capabilities
+
+
+async def test_a_gpu_in_mig_mode_is_described_as_such() -> None:
+    async with stub_node(gpus=2, options=("--preset", "2xA100-half-mig")) as node, node.helper("ctypes") as helper:
+        assert sorted((await helper.call("describe"))["mig"].values()) == [False, True]
+
+
+async def test_a_lost_gpu_is_left_out_unless_it_is_the_one_that_is_wanted() -> None:
+    async with stub_node() as node, node.helper("ctypes") as helper:
+        pid = await node.user(node.gpus[1])
+        await node.inject("lost", gpu=node.gpus[0])
+        assert list((await helper.call("memory"))["memory"]) == [node.gpus[1]]
+        assert [use["pid"] for use in (await helper.call("processes"))["processes"]] == [pid]
+        assert (await helper.call("memory", gpus=[node.gpus[1]]))["code"] == 0
+        reply = await helper.call("memory", gpus=[node.gpus[0]])
+        assert (reply["code"], reply["name"]) == (-1, "UNREACHABLE")
+        assert "NVML failed" in reply["text"]
+        assert (await helper.call("processes", gpus=[node.gpus[0]]))["code"] == -1
+
+
+async def test_the_fake_driver_leaves_out_a_lost_gpu_as_nvml_does() -> None:
+    async with stub_node() as node:
+        command = (sys.executable, "-m", "services.checkpointer.helper", "--driver", "fake")
+        async with HelperPool((*command, "--socket", str(node.folder / "driver.sock")), node.folder / "h") as pool:
+            helper = Helper(pool)
+            pid = await node.user(*node.gpus)
+            assert (await helper.call("describe"))["driver"] == "fake"
+            listed = (await helper.call("processes", gpus=[node.gpus[1]]))["processes"]
+            assert [(use["pid"], use["gpu"]) for use in listed] == [(pid, node.gpus[1])]
+            await node.inject("lost", gpu=node.gpus[0])
+            assert list((await helper.call("memory"))["memory"]) == [node.gpus[1]]
+            assert (await helper.call("memory", gpus=[node.gpus[0]]))["code"] == -1
+
+
+def recorded(recorder: Recorder, binding: str, folder: Path) -> HelperPool:
+    """Helpers on the recording library, without NVML."""
+    settings = (f"LD_LIBRARY_PATH={recorder.folder}", f"KYB_RECORDER={recorder.folder}")
+    helper = (sys.executable, "-m", "services.checkpointer.helper", "--driver", "cuda", "--binding", binding)
+    return HelperPool(("/usr/bin/env", *settings, *helper), folder)
+
+
+@needs_no_driver
+@both
+async def test_a_system_that_is_not_ready_is_asked_again_at_the_next_call(tmp_path: Path, binding: str) -> None:
+    recorder = Recorder.build(tmp_path / "lib")
+    recorder.answer(cuInit=802)
+    async with recorded(recorder, binding, tmp_path / "helpers") as pool:
+        helper = Helper(pool)
+        reply = await helper.call("state", pid=1)
+        assert (reply["code"], reply["name"]) == (802, "SYSTEM_NOT_READY")
+        assert "fabric manager" in reply["text"]
+        described = await helper.call("describe")
+        assert (described["code"], described["cuda"]) == (802, 13000)
+        assert "no NVML" in described["nvml"]
+        recorder.answer(cuInit=0)
+        assert await helper.state(1) == "RUNNING"
+        reply = await helper.call("memory")
+        assert (reply["code"], reply["name"]) == (-1, "UNREACHABLE")
+        assert "no NVML on this machine" in reply["text"]
+
+
+@both
+async def test_a_library_that_does_not_fit_the_driver_is_asked_once(tmp_path: Path, binding: str) -> None:
+    recorder = Recorder.build(tmp_path / "lib")
+    recorder.answer(cuInit=803)
+    async with recorded(recorder, binding, tmp_path / "helpers") as pool:
+        helper = Helper(pool)
+        for _ in range(3):
+            assert await helper.code("lock", 1) == (803, "SYSTEM_DRIVER_MISMATCH")
+        mine = pool._lines["G0"].helper
+        assert mine is not None
+        assert recorder.pids("cuInit").count(mine.who.pid) == 1
+        assert recorder.calls("cuCheckpointProcessLock") == []
+
+
+@both
+async def test_a_library_without_the_api_is_an_old_driver(tmp_path: Path, binding: str) -> None:
+    recorder = Recorder.build(tmp_path / "lib", "-DOLD")
+    recorder.answer(cuDriverGetVersion="0 12040")
+    async with recorded(recorder, binding, tmp_path / "helpers") as pool:
+        reply = await Helper(pool).call("memory")
+        assert reply["code"] == -1
+        assert reply["text"].startswith("the driver (CUDA 12.4) has no checkpoint API")
+
+
+@both
+async def test_a_function_that_is_missing_in_spite_of_the_version_is_an_answer(tmp_path: Path, binding: str) -> None:
+    recorder = Recorder.build(tmp_path / "lib", *(() if binding == "bindings" else ("-DOLD",)))
+    recorder.answer(cuCheckpointProcessLock="absent")
+    async with recorded(recorder, binding, tmp_path / "helpers") as pool:
+        reply = await Helper(pool).call("lock", pid=1)
+        assert (reply["code"], reply["name"]) == (-1, "UNREACHABLE")
+        assert "cuCheckpointProcessLock" in reply["text"]
+
+
+@both
+async def test_states_of_cuda_13_4_and_unknown_ones_have_names(tmp_path: Path, binding: str) -> None:
+    recorder = Recorder.build(tmp_path / "lib")
+    async with recorded(recorder, binding, tmp_path / "helpers") as pool:
+        for number, name in ((4, "CHECKPOINTING"), (5, "RESTORING"), (9, "STATE_9")):
+            recorder.answer(cuCheckpointProcessGetState=f"0 {number}")
+            assert await Helper(pool).state(1) == name
+
+
+@needs_no_driver
+async def test_without_any_library_every_verb_says_what_to_install(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)  # an empty folder
+    async with recorded(recorder, "auto", tmp_path / "helpers") as pool:
+        for verb in ("state", "memory", "describe"):
+            reply = await Helper(pool).call(verb, pid=1)
+            assert (reply["code"], reply["name"]) == (-1, "UNREACHABLE")
+            assert "install the NVIDIA driver" in reply["text"]

@@ -1,0 +1,137 @@
+"""Bounds on helpers. A process that cannot be killed (state D) needs a broken driver, so that is simulated: the pool's
+``kill`` does nothing, to a real helper that goes on hanging."""
+
+import asyncio
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from services.checkpointer.helper_pool import MOST_STUCK, HelperDiedError, HelperHungError, HelperPool
+from services.checkpointer.helper_process import HelperProcess, sigkill
+from services.checkpointer.processes import Identity, alive
+from tests.cuda.stub_node import DEADLINE, until
+
+ECHO = """
+import json, sys, time
+for line in sys.stdin:
+    call = json.loads(line)
+    if call["verb"] == sys.argv[1]:
+        time.sleep(3600)
+    print(json.dumps({"id": call["id"], "code": 0}), flush=True)
+"""
+
+
+@dataclass
+class NoKill:
+    """In the place of SIGKILL: does nothing to the helpers that were chosen."""
+
+    unkillable: set[Identity] = field(default_factory=set)
+
+    def __call__(self, who: Identity) -> None:
+        if who not in self.unkillable:
+            sigkill(who)
+
+
+def pool_of(folder: Path, kill: NoKill, *, hangs: str = "hang", start_seconds: float = DEADLINE) -> HelperPool:
+    """Helpers that hang at one verb."""
+    command = (sys.executable, "-c", ECHO, hangs)
+    return HelperPool(command, folder, start_seconds=start_seconds, kill_seconds=0.5, kill=kill)
+
+
+def helper_of(pool: HelperPool, key: str) -> HelperProcess:
+    helper = pool._lines[key].helper
+    assert helper is not None
+    return helper
+
+
+async def hang(pool: HelperPool, key: str, kill: NoKill) -> HelperProcess:
+    """A call that hangs in a helper that cannot be killed; returns that helper."""
+    await pool.warm(key)
+    helper = helper_of(pool, key)
+    kill.unkillable.add(helper.who)
+    with pytest.raises(HelperHungError, match=f"helper {helper.who.pid} was killed but does not end"):
+        await pool.call(key, "hang", deadline=0.1)
+    return helper
+
+
+async def test_a_helper_that_survives_its_simulated_kill_is_left_behind_and_says_so(tmp_path: Path) -> None:
+    kill = NoKill()
+    async with pool_of(tmp_path, kill) as pool:
+        stuck = await hang(pool, "G0", kill)
+        assert pool.stuck == {"G0": f"helper {stuck.who.pid} was killed but does not end: it hangs inside the driver"}
+        assert stuck.note.read_text() == "G0", "who comes after us will find it"
+        assert (await pool.call("G0", "state", deadline=DEADLINE))["code"] == 0
+        assert helper_of(pool, "G0").who != stuck.who
+        assert (await pool.call("G1", "state", deadline=DEADLINE))["code"] == 0
+        sigkill(stuck.who)
+        await until(lambda: not pool.stuck, what="it ended after all")
+        assert not stuck.note.exists()
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_key_does_not_collect_stuck_helpers_without_end(tmp_path: Path) -> None:
+    kill = NoKill()
+    async with pool_of(tmp_path, kill) as pool:
+        stuck = [await hang(pool, "G0", kill) for _ in range(MOST_STUCK)]
+        with pytest.raises(HelperHungError, match=r"no more helpers for G0: .* this node needs a restart"):
+            await pool.call("G0", "state", deadline=DEADLINE)
+        assert (await pool.call("G1", "state", deadline=DEADLINE))["code"] == 0
+        for helper in stuck:
+            sigkill(helper.who)
+        await until(lambda: not pool.stuck, what="they ended after all")
+        assert (await pool.call("G0", "state", deadline=DEADLINE))["code"] == 0
+
+
+async def test_a_checkpointer_ends_without_a_helper_that_survives_its_simulated_kill_and_the_next_one_finds_it(
+    tmp_path: Path,
+) -> None:
+    kill = NoKill()
+    async with pool_of(tmp_path, kill) as first:
+        stuck = await hang(first, "G0", kill)
+    assert alive(stuck.who)
+    assert [note.name for note in tmp_path.iterdir()] == [stuck.note.name]
+    async with pool_of(tmp_path, kill) as second:
+        assert list(second.stuck) == ["G0"]
+        assert (await second.call("G0", "state", deadline=DEADLINE))["code"] == 0
+        sigkill(stuck.who)
+        await until(lambda: not second.stuck, what="it ended after all")
+        assert not stuck.note.exists()
+    await stuck.gone()
+
+
+async def test_a_helper_that_hangs_while_it_initializes_the_driver_is_killed_and_named(tmp_path: Path) -> None:
+    async with pool_of(tmp_path, NoKill(), hangs="init", start_seconds=0.2) as pool:
+        with pytest.raises(HelperHungError, match="could not initialize the driver within"):
+            await pool.call("G0", "state", deadline=DEADLINE)
+        assert pool.stuck == {}
+
+
+async def test_a_helper_that_ends_while_it_starts_is_a_dead_helper(tmp_path: Path) -> None:
+    async with HelperPool((sys.executable, "-c", ""), tmp_path) as pool:
+        with pytest.raises(HelperDiedError, match="ended"):
+            await pool.call("G0", "state", deadline=DEADLINE)
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_cancelled_call_takes_its_helper_with_it(tmp_path: Path) -> None:
+    """The answer would come in the place of the next one's."""
+    async with pool_of(tmp_path, NoKill()) as pool:
+        await pool.call("G0", "state", deadline=DEADLINE)
+        first = helper_of(pool, "G0")
+        task = asyncio.create_task(pool.call("G0", "hang", deadline=3600))
+        await until(lambda: first.last_id == 3, what="the call is under way")  # init, state, hang
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (await pool.call("G0", "state", deadline=DEADLINE))["code"] == 0
+        assert helper_of(pool, "G0") is not first
+        await until(lambda: first.ended, what="the first one is gone")
+
+
+async def test_the_note_says_whose_helper_it_is(tmp_path: Path) -> None:
+    async with pool_of(tmp_path, NoKill()) as pool:
+        await pool.warm("G7")
+        assert helper_of(pool, "G7").note.read_text() == "G7"
+        await pool.close("G7")
+        assert "G7" not in [note.read_text() for note in tmp_path.iterdir()]
