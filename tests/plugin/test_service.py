@@ -1,68 +1,15 @@
 """The plugin as the process that runs on a node, against the fakes as processes."""
 
 import asyncio
-import contextlib
 import json
-import os
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
-
-import aiohttp
 
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.server import NatsServer
 from kybernate.messages import Presence, SeatAllocated
 from tests.kubelet.stand import pod, running_kubelet, short_folder, until
-from tests.plugin.stand import ONE, TWO, config, ready
-
-
-@asynccontextmanager
-async def process(*arguments: str, log: Path, **env: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
-    with log.open("wb") as output:
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, *arguments, env=clean | env, stdout=output, stderr=output
-        )
-    try:
-        yield child
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()
-
-
-def environment(folder: Path, kubelet_dir: Path, **more: str) -> dict[str, str]:
-    (folder / "config.yaml").write_text(json.dumps(config()))
-    return {
-        "KYB_CONFIG": str(folder / "config.yaml"),
-        "KYB_NODE": "node-0",
-        "KYB_GPUS": "fake",
-        "KYB_FAKE_DRIVER": str(folder / "driver.sock"),
-        "KYB_DEVICE_PLUGIN_DIR": str(kubelet_dir),
-        "KYB_RUN_DIR": str(folder / "run"),
-        "KYB_STATE_DIR": str(folder / "state"),
-        "KYB_POD_RESOURCES": str(kubelet_dir / "pod-resources" / "kubelet.sock"),
-        "KYB_LOG_FORMAT": "json",
-        "KYB_NATS_URL": "nats://127.0.0.1:9",
-    } | more
-
-
-def logged(log: Path, event: str) -> dict[str, Any] | None:
-    for line in log.read_text().splitlines():
-        with contextlib.suppress(ValueError):
-            entry = json.loads(line)
-            if entry.get("event") == event:
-                return dict(entry)
-    return None
-
-
-async def readyz(url: str) -> tuple[int, dict[str, Any]]:
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as answer:
-        return answer.status, await answer.json()
+from tests.plugin.processes import environment, logged, process, readyz
+from tests.plugin.stand import ONE, TWO, ready
 
 
 async def test_without_nats_and_before_the_driver_it_waits_then_offers_its_seats_and_ends_cleanly() -> None:

@@ -1,0 +1,95 @@
+"""The plugin and the fakes as processes."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from kybernate.fakes.gpu.client import FakeDriverClient
+from tests.kubelet.stand import until
+from tests.plugin.stand import config
+
+PATIENCE = 30.0
+"""Seconds that a condition may take on a busy machine."""
+
+
+@asynccontextmanager
+async def process(*arguments: str, log: Path, **env: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
+    with log.open("wb") as output:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, *arguments, env=clean | env, stdout=output, stderr=output
+        )
+    try:
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()
+
+
+def environment(folder: Path, kubelet_dir: Path, **more: str) -> dict[str, str]:
+    (folder / "config.yaml").write_text(json.dumps(config()))
+    return {
+        "KYB_CONFIG": str(folder / "config.yaml"),
+        "KYB_NODE": "node-0",
+        "KYB_GPUS": "fake",
+        "KYB_FAKE_DRIVER": str(folder / "driver.sock"),
+        "KYB_DEVICE_PLUGIN_DIR": str(kubelet_dir),
+        "KYB_RUN_DIR": str(folder / "run"),
+        "KYB_STATE_DIR": str(folder / "state"),
+        "KYB_POD_RESOURCES": str(kubelet_dir / "pod-resources" / "kubelet.sock"),
+        "KYB_LOG_FORMAT": "json",
+        "KYB_NATS_URL": "nats://127.0.0.1:9",
+    } | more
+
+
+def logged(log: Path, event: str) -> dict[str, Any] | None:
+    for line in log.read_text().splitlines():
+        with contextlib.suppress(ValueError):
+            entry = json.loads(line)
+            if entry.get("event") == event:
+                return dict(entry)
+    return None
+
+
+async def readyz(url: str) -> tuple[int, dict[str, Any]]:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as answer:
+        return answer.status, await answer.json()
+
+
+@asynccontextmanager
+async def driver(folder: Path) -> AsyncIterator[FakeDriverClient]:
+    """A fake GPU driver with four GPUs, and a connection to it."""
+    arguments = ("-m", "kybernate.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", "4")
+    async with process(*arguments, log=folder / "driver.log"):
+        client = await FakeDriverClient.connect(folder / "driver.sock", wait_seconds=PATIENCE)
+        async with client:
+            yield client
+
+
+@asynccontextmanager
+async def plugin(folder: Path, kubelet_dir: Path, name: str = "plugin", **env: str) -> AsyncIterator[Path]:
+    """A running plugin that has read its GPUs; gives its log."""
+    log = folder / f"{name}.log"
+    async with process("-m", "services.plugin", log=log, **(environment(folder, kubelet_dir) | env)):
+        await until(lambda: logged(log, "plugin.registered") or logged(log, "plugin.not_registered"), PATIENCE)
+        yield log
+
+
+def all_logged(log: Path, event: str) -> list[dict[str, Any]]:
+    """Every line of this event."""
+    found = []
+    for line in log.read_text().splitlines():
+        with contextlib.suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict) and entry.get("event") == event:
+                found.append(entry)
+    return found

@@ -1,0 +1,126 @@
+"""Which GPUs count as faulty: XID events and readings, one after another; then the whole way to kubelet and the bus."""
+
+import asyncio
+import json
+
+import pytest
+
+from kybernate.bus.nats import NatsBus
+from kybernate.bus.server import NatsServer
+from kybernate.bus.setup import init
+from kybernate.config.model import IGNORED_XIDS
+from kybernate.inventory import BUCKET, GpuRecord
+from kybernate.machine import GpuEvent
+from kybernate.messages import GpuHealthChanged
+from services.plugin.faults import GONE, HealthChange, Probation
+from tests.kubelet.stand import pod, running_kubelet, short_folder, state, until
+from tests.plugin.processes import PATIENCE, all_logged, driver, logged, plugin
+from tests.plugin.stand import ONE, TWO, ready
+
+BOTH = frozenset({"a", "b"})
+
+
+@pytest.mark.parametrize("xid", IGNORED_XIDS)
+def test_faults_of_applications_change_nothing(xid: int) -> None:
+    probation = Probation(BOTH)
+    assert not probation.event(GpuEvent("a", xid))
+    assert not probation.event(GpuEvent(None, xid))
+    assert probation.faulty == frozenset()
+
+
+def test_a_real_fault_marks_its_gpu_and_good_readings_clear_it() -> None:
+    probation = Probation(BOTH, recovery_reads=3)
+    assert probation.event(GpuEvent("a", 79))
+    assert probation.reasons == {"a": "XID 79"}
+    assert not probation.read(BOTH)
+    assert not probation.event(GpuEvent("a", 48))  # faulty already; its probation begins anew
+    assert probation.reasons == {"a": "XID 79, XID 48"}
+    assert not probation.event(GpuEvent("a", 48))
+    assert probation.reasons == {"a": "XID 79, XID 48"}
+    assert [probation.read(BOTH) for _ in range(3)] == [False, False, True]
+    assert probation.take() == [HealthChange("a", "XID 79", 79), HealthChange("a", "")]
+    assert probation.take() == []
+
+
+def test_a_gpu_that_is_gone_is_named_so_and_an_event_alone_does_not_bring_it_back() -> None:
+    probation = Probation(BOTH)
+    assert probation.read(["b"])
+    assert probation.reasons == {"a": GONE}
+    assert not probation.event(GpuEvent("a", 79))
+    assert probation.reasons == {"a": f"{GONE}, XID 79"}
+
+
+def test_an_event_of_nobody_hits_everybody_and_one_of_a_stranger_nobody() -> None:
+    probation = Probation(BOTH)
+    assert not probation.event(GpuEvent("c", 79))
+    assert probation.event(GpuEvent(None, 79))
+    assert probation.faulty == BOTH
+    assert "unnamed" in probation.reasons["a"]
+
+
+def test_an_event_of_a_mig_instance_hits_its_gpu() -> None:
+    probation = Probation(BOTH)
+    assert probation.event(GpuEvent("MIG-1", 79), {"MIG-1": "b"})
+    assert probation.faulty == {"b"}
+
+
+def test_what_is_ignored_is_configurable() -> None:
+    probation = Probation(BOTH, ignored_xids=(79,))
+    assert not probation.event(GpuEvent("a", 79))
+    assert probation.event(GpuEvent("a", 13))
+
+
+async def test_xid_79_takes_exactly_the_seats_of_its_groups_and_gives_them_back_after_probation() -> None:
+    async with running_kubelet() as kubelet:
+        with short_folder() as folder:
+            async with (
+                NatsServer(folder / "nats") as server,
+                NatsBus.connect(server.url, source="test", name="test") as bus,
+                driver(folder) as gpus,
+            ):
+                await init(server.url)
+                await bus.until_connected()
+                uuids = [gpu["uuid"] for gpu in (await gpus.call("devices"))["gpus"]]
+                env = {"KYB_NATS_URL": server.url, "KYB_REREAD_SECONDS": "0.1"}
+                async with (
+                    bus.subscribe(GpuHealthChanged.pattern()) as events,
+                    plugin(folder, kubelet.options.folder, **env) as log,
+                ):
+                    await until(lambda: ready(kubelet), PATIENCE)
+                    running = kubelet.create(pod(resource=TWO))
+                    (call,) = await until(lambda: list((folder / "run" / "seats").glob("2x-*/call.json")), PATIENCE)
+                    ticket = {"call": json.loads(call.read_text())["call"], "seat": call.parent.name}
+                    (call.parent / "new").write_text(json.dumps(ticket))
+                    (call.parent / "new").replace(call.parent / "ticket.json")
+                    await until(lambda: "running" in state(running)["state"], PATIENCE)
+                    # XID 13 changes nothing, and is heard before the next one.
+                    await gpus.call("inject", fault="xid", gpu=uuids[3], xid=13)
+                    await gpus.call("inject", fault="lost", gpu=uuids[3])
+                    await until(lambda: kubelet.devices.capacity() == {ONE: (4, 4), TWO: (2, 0)}, PATIENCE)
+                    assert [(line["xid"], line["ignored"]) for line in all_logged(log, "gpu.xid")] == [
+                        (13, True),
+                        (79, False),
+                    ]
+                    fault = await asyncio.wait_for(anext(events), PATIENCE)
+                    assert isinstance(fault, GpuHealthChanged)
+                    assert (fault.gpu, fault.healthy, fault.xid, fault.groups) == (uuids[3], False, 79, ("G23",))
+                    assert len(fault.seats) == 2
+                    bucket = await bus.bucket(BUCKET)
+
+                    async def sick() -> dict[int, str]:
+                        rows = [GpuRecord.model_validate_json(entry.value or b"") for entry in await bucket.entries()]
+                        return {row.index: row.reason for row in rows if not row.healthy}
+
+                    while "XID 79" not in (await sick()).get(3, ""):
+                        await asyncio.sleep(0.02)
+                    refused = kubelet.create(pod("late", resource=TWO))
+                    await until(lambda: refused.phase == "Failed" or not refused.bound, PATIENCE)
+                    assert "running" in state(running)["state"]  # nobody is killed for it
+                    await gpus.call("inject", fault="found", gpu=uuids[3])
+                    await until(lambda: ready(kubelet), PATIENCE)
+                    recovered = await asyncio.wait_for(anext(events), PATIENCE)
+                    assert isinstance(recovered, GpuHealthChanged)
+                    assert (recovered.gpu, recovered.healthy, recovered.reason) == (uuids[3], True, "")
+                    while await sick():
+                        await asyncio.sleep(0.02)
+                    assert logged(log, "gpu.recovered") is not None
