@@ -1,4 +1,4 @@
-"""Run the benchmarks, print a table, keep the figures: ``python -m bench [bus|board|router …] [--json FILE]``.
+"""Run the benchmarks, print a table, keep the figures: ``python -m bench [bus|board|router|checkpoint …] [--json FILE]``.
 
 Machines are noisy: compare figures of one run with each other, and CPU figures before rates.
 """
@@ -18,7 +18,7 @@ from rich.table import Table
 from kybernate import __version__
 from kybernate.logs import configure
 
-BENCHES = ("bus", "board", "router")
+BENCHES = ("bus", "board", "router", "checkpoint")
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -16,12 +16,13 @@ from typing import Any
 
 from bench.gpu import cases, hazards, machine, report
 from bench.gpu.child import ChildError, child
-from bench.gpu.harness import checkpointer, helper_command
+from bench.gpu.harness import checkpointer
 from bench.gpu.room import CaseError, Room
 from bench.gpu.stub import stub_driver
 from kybernate import __version__
 from kybernate.gpus import GpuError, open_gpus
 from kybernate.logs import configure
+from services.checkpointer.helper_command import cuda_helper_command
 from services.checkpointer.helper_pool import HelperDiedError, HelperHungError
 
 CASES = ("limits", "sizes", "tree", "kill", "lock", "map", "waits")
@@ -128,7 +129,7 @@ async def open_room(gpu: int, binding: str, load: str, **small: Any) -> AsyncIte
     """What every case needs, on this GPU. Raises NoGpuError."""
     with tempfile.TemporaryDirectory(prefix="kyb-gpu-bench-") as text:
         folder = Path(text)
-        async with checkpointer(folder / "state", helper_command(binding)) as ours:
+        async with checkpointer(folder / "state", cuda_helper_command(binding)) as ours:
             try:
                 described = await ours.pool.call("ask", "describe", deadline=120)
                 memory = await ours.pool.call("ask", "memory", deadline=60)

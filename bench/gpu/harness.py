@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +11,8 @@ from pathlib import Path
 from kybernate.messages import KillJob, SeatProgress, SeatTarget, SwitchJob
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.port import Backend
+from services.checkpointer.backends.refusals import Allowance
+from services.checkpointer.backends.site import open_site
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
 from services.checkpointer.patience import Patience
@@ -20,6 +21,8 @@ from services.checkpointer.switch import JobRun
 
 NODE = "bench"
 GROUP = "g"
+ALLOWED = frozenset({Allowance.SEVERAL_PROCESSES})
+"""Trees of processes are parked here: the bench knows that its own share nothing."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -80,7 +83,7 @@ class Checkpointer:
 
     async def _run(self, record: Record) -> Half:
         file = JobFile([record])
-        cpu, began = self._cpu(), time.perf_counter()
+        cpu, began = self.cpu(), time.perf_counter()
         await self.journal.begin(file)
         status = await JobRun(file, self.journal, {"cuda": self.backend, "fake": self.backend}, lambda _: None).run()
         wall = time.perf_counter() - began
@@ -89,13 +92,13 @@ class Checkpointer:
             outcome=progress.outcome,
             reason=progress.reason,
             wall=wall,
-            cpu=self._cpu() - cpu,
+            cpu=self.cpu() - cpu,
             seconds=dict(progress.seconds),
             vram_bytes=progress.vram_bytes,
             records=len(file.records),
         )
 
-    def _cpu(self) -> float:
+    def cpu(self) -> float:
         """CPU seconds of this process, to the microsecond, and of its helpers, to the clock tick."""
         ticks = 0
         for note in (self.folder / "helpers").iterdir():
@@ -105,11 +108,6 @@ class Checkpointer:
                 continue
             ticks += int(fields[11]) + int(fields[12])
         return time.process_time() + ticks / _TICKS
-
-
-def helper_command(binding: str) -> tuple[str, ...]:
-    """The helper for the CUDA driver of this machine."""
-    return (sys.executable, "-m", "services.checkpointer.helper", "--driver", "cuda", "--binding", binding)
 
 
 @asynccontextmanager
@@ -123,7 +121,9 @@ async def checkpointer(
     try:
         async with HelperPool(command, folder / "helpers") as pool:
             await pool.warm(GROUP)  # as for every group of a checkpointer that has worked before
-            yield Checkpointer(journal, pool, open_backends(pool, patience)["cuda"], folder)
+            fake = os.environ.get("KYB_FAKE_DRIVER")  # set around the stub: its GPUs' copies exist by name only
+            site = open_site(Path(fake) if fake else None, patience.floor_wall_seconds, ALLOWED)
+            yield Checkpointer(journal, pool, open_backends(pool, patience, site)["cuda"], folder)
     finally:
         journal.close()
 

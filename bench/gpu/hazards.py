@@ -4,7 +4,7 @@
 driver does to whoever meets the hazard unprotected, for the record: it is never right or wrong.
 """
 
-import os
+import asyncio
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -13,6 +13,7 @@ from typing import Any
 from bench.gpu import machine
 from bench.gpu.child import Child, ChildError
 from bench.gpu.room import CaseError, Room, Target, do
+from services.checkpointer.processes import identify, stopped
 
 Finding = dict[str, Any]
 GIB_BYTES = machine.GIB
@@ -57,7 +58,11 @@ async def h2(room: Room, gib: float) -> Finding:
         freed = await room.settled(before + GIB_BYTES // 8)
     steps = [verb for verb in ("lock", "checkpoint", "kill") if verb in kill.seconds]
     kept = outcomes == ["parked", "active"] and freed and steps == ["lock", "checkpoint", "kill"]
-    return {"kept": kept, "outcomes": [*outcomes, kill.outcome], "seconds": seconds, "steps": steps}
+    return {
+        "kept": kept,
+        "outcomes": [*outcomes, kill.outcome],
+        "reason": f"{', '.join(steps)} in {seconds:.2f} s",
+    }
 
 
 async def h3(room: Room, gib: float) -> Finding:
@@ -95,20 +100,31 @@ async def _synchronize_while_parked(room: Room, target: Target, bare: Child) -> 
 
 
 async def h5(room: Room, gib: float) -> Finding:
-    """Driver calls on a stopped process hang: the product continues it first."""
+    """Driver calls on a stopped process hang: the product calls none, says why at once, and parks it when it runs."""
     async with room.target(gib) as target:
-        os.killpg(target.child.pid, signal.SIGSTOP)
+        await _stop(target)
+        stopped_park = await room.checkpointer.park(target.seat)
+        target.child.signal(signal.SIGCONT)
         park = await room.checkpointer.park(target.seat)
         activate = await room.checkpointer.activate(target.seat)
-        target.child.signal(signal.SIGCONT)
         intact = await target.intact() if activate.outcome == "active" else {}
-    outcomes = [park.outcome, activate.outcome]
+    outcomes = [stopped_park.outcome, park.outcome, activate.outcome]
     driver = await _unprotected(_lock_while_stopped, room, gib)
-    return {"kept": outcomes == ["parked", "active"] and all(intact.values()), "outcomes": outcomes, "driver": driver}
+    hung = stopped_park.wall > room.hang_seconds
+    kept = not hung and outcomes[1:] == ["parked", "active"] and all(intact.values())
+    return {"kept": kept, "outcomes": outcomes, "reason": stopped_park.reason, "driver": driver}
+
+
+async def _stop(target: Target) -> None:
+    """SIGSTOP, in effect when this returns."""
+    target.child.signal(signal.SIGSTOP)
+    async with asyncio.timeout(30):
+        while not all((who := identify(pid)) is not None and stopped(who) for pid in target.pids):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # there is no event for it
 
 
 async def _lock_while_stopped(room: Room, target: Target, bare: Child) -> str:
-    target.child.signal(signal.SIGSTOP)
+    await _stop(target)
     bare.send("lock", pid=target.child.pid, timeout_ms=1000)
     try:
         answer = await bare.answer(room.hang_seconds)

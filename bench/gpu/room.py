@@ -10,8 +10,9 @@ from typing import Any
 
 from bench.gpu import harness, machine
 from bench.gpu.child import Child, child
-from bench.gpu.harness import Checkpointer, checkpointer, helper_command
+from bench.gpu.harness import Checkpointer, checkpointer
 from kybernate.messages import SeatTarget
+from services.checkpointer.helper_command import cuda_helper_command
 from services.checkpointer.processes import identify, tree
 
 
@@ -81,7 +82,7 @@ class Room:
     async def impatient(self) -> AsyncIterator[Checkpointer]:
         """A second checkpointer that gives submitted work one second."""
         with tempfile.TemporaryDirectory(prefix="kyb-impatient-", dir=self.folder) as folder:
-            command = helper_command(self.binding)
+            command = cuda_helper_command(self.binding)
             async with checkpointer(Path(folder), command, lock_seconds=self.speed, speed=self.speed) as other:
                 yield other
 

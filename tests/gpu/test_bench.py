@@ -1,0 +1,102 @@
+"""The GPU bench itself, on the stub: that it runs, what it writes, what it says where there is no GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu import report
+
+ROOT = Path(__file__).parents[2]
+SMALL = ("--sizes", "0.0625,4000", "--small", "0.0625", "--cycles", "1")
+
+
+def bench(out: Path, *options: str) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, what it printed, and the figures."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
+    command = [sys.executable, "-m", "bench.gpu", "--out", str(out), *options]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=250, check=False)
+    file = out / "gpu.json"
+    return done.returncode, done.stdout + done.stderr, json.loads(file.read_text()) if file.exists() else {}
+
+
+@pytest.mark.timeout(300)
+def test_every_case_runs_on_the_stub_and_the_page_says_that_nothing_was_measured(tmp_path: Path) -> None:
+    code, said, result = bench(tmp_path, "--stub", *SMALL)
+    assert code == 0, said
+    rows = {(row["case"], row.get("processes"), row.get("gib")): row for row in result["cases"]}
+    one, tree, large = (rows["size", n, gib] for n, gib in ((1, 0.0625), (2, 0.0625), (1, 4000.0)))
+    assert one["ok"]
+    assert tree["ok"]
+    assert (one["vram_bytes"], tree["members"]) == (2**26, 2)
+    assert one["left_bytes"] == 0
+    assert one["filled_gib"] == 1.0, "another process had the whole GPU meanwhile"
+    assert one["turns"][0]["park"]["seconds"].keys() >= {"lock", "checkpoint", "verify", "freeze"}
+    assert "do not fit" in large["skipped"]
+    names = [row["case"] for row in result["cases"]]
+    assert names[3:] == ["kill-while-parked", "lock-under-load", "identity-map", "call-while-parked"]
+    page = (tmp_path / "gpu.md").read_text()
+    assert "not a measurement" in page.splitlines()[0]
+    assert "| 0.0625 × 2 |" in page
+
+
+@pytest.mark.timeout(300)
+def test_hazards_are_met_and_told(tmp_path: Path) -> None:
+    code, said, result = bench(tmp_path, "--stub", "--only", "", "--small", "0.0625", "--hazards", "h1,h5,h10,h14,h15")
+    assert code == 0, said
+    found = {one["hazard"]: one for one in result["hazards"]}
+    assert found["h1"]["driver"] == "restore OUT_OF_MEMORY, again with room OPERATING_SYSTEM, unlock ILLEGAL_STATE"
+    assert found["h5"]["driver"].startswith("the lock hangs")
+    assert "two GPUs" in found["h8"]["skipped"]
+
+
+def test_where_there_is_no_gpu_it_says_so_and_measures_nothing(tmp_path: Path) -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has an NVIDIA driver")
+    code, said, result = bench(tmp_path, "--sizes", "1")
+    assert (code, result) == (3, {})
+    assert "no usable NVIDIA GPU" in said
+    assert "--stub" in said
+
+
+def test_an_unknown_case_is_named(tmp_path: Path) -> None:
+    code, said, _ = bench(tmp_path, "--only", "sises")
+    assert code == 2
+    assert "no case is called sises" in said
+
+
+def test_a_case_that_fails_stands_in_the_page_and_in_the_exit_code() -> None:
+    row = {"case": "size", "gib": 8.0, "processes": 1, "ok": False, "error": "CaseError: restore answered 304"}
+    page = report.markdown(_result([row, {"case": "lock-under-load", "ok": False, "outcomes": ["active", "lost"]}]))
+    assert "* 8 **failed**: CaseError: restore answered 304" in page
+    assert "lock-under-load: **not as expected** (outcomes active → lost)" in page
+    assert page.startswith("# 2026-01-01: parking on NVIDIA H100 80GB HBM3 (80 GiB)")
+
+
+def test_shares_of_the_plain_copies_are_computed() -> None:
+    row = {
+        "case": "size", "gib": 8.0, "processes": 1, "ok": True, "graph": True, "park_s": 4.0, "activate_s": 1.6,
+        "out_gbps": 2.2, "in_gbps": 5.5, "park_overhead": 0.021, "activate_overhead": 0.034, "beyond_park_s": 0.02,
+        "beyond_activate_s": 0.01, "host_bytes": 8 * 2**30, "left_bytes": 0,
+    }  # fmt: skip
+    limits = {"pinned_out": 55.0, "pinned_in": 55.0, "pageable_out": 11.0, "pageable_in": 11.0}
+    (line,) = [line for line in report.markdown(_result([row], limits)).splitlines() if line.startswith("| 8 |")]
+    assert "4% / 10%" in line
+    assert "20% / 50%" in line
+    assert "+2.1% / +3.4%" in line
+    assert "yes, graph replays" in line
+
+
+def _result(cases: Sequence[dict[str, Any]], limits: dict[str, float] | None = None) -> dict[str, Any]:
+    return {
+        "at": 1767225600.0, "stub": False, "version": "0", "commit": "abc", "command": "python -m bench.gpu",
+        "machine": {"kernel": "6", "cores": 16, "host_memory_gib": 128, "host_room_gib": 120, "huge_pages": "madvise",
+                    "user": "root"},
+        "described": {"driver": "580.1", "cuda": 13000, "binding": "ctypes"}, "gpu_name": "NVIDIA H100 80GB HBM3",
+        "gpu_bytes": 80 * 2**30, "load": "torch", "limits": limits or {}, "cases": cases, "hazards": [],
+    }  # fmt: skip
