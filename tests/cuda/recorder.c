@@ -1,7 +1,7 @@
 /*
  * A libcuda.so.1 without a driver behind it: writes down how it was called, and answers what a file says.
- * $KYB_RECORDER/calls: one line per call: name, pid, arguments in hex, caller. $KYB_RECORDER/results: lines "name code [value]".
- * "name absent" hides a function from cuGetProcAddress; "name wait" answers only once $KYB_RECORDER/go exists.
+ * $RECORDER_FOLDER/calls: one line per call: name, pid, arguments in hex, caller. $RECORDER_FOLDER/results: lines "name code [value]".
+ * "name absent" hides a function from cuGetProcAddress; "name wait" answers only once $RECORDER_FOLDER/go exists.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -16,7 +16,7 @@
 static FILE *file(const char *name, const char *mode)
 {
     char path[4096];
-    snprintf(path, sizeof path, "%s/%s", getenv("KYB_RECORDER"), name);
+    snprintf(path, sizeof path, "%s/%s", getenv("RECORDER_FOLDER"), name);
     return fopen(path, mode);
 }
 

@@ -35,7 +35,7 @@ class Recorder:
     @property
     def environment(self) -> dict[str, str]:
         mine = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
-        return mine | {"KYB_RECORDER": str(self.folder), "LD_LIBRARY_PATH": str(self.folder)}
+        return mine | {"RECORDER_FOLDER": str(self.folder), "LD_LIBRARY_PATH": str(self.folder)}
 
     def answer(self, **results: object) -> None:
         """``cuInit=802``, ``cuCheckpointProcessGetState="0 4"``."""

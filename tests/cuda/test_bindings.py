@@ -70,7 +70,7 @@ found = []
 for code in json.loads(sys.argv[2]):
     names = ("Lock", "Checkpoint", "Restore", "Unlock", "GetState", "GetRestoreThreadId")
     lines = [f"cuInit {code}\\n", *(f"cuCheckpointProcess{name} {code} 3\\n" for name in names)]
-    Path(os.environ["KYB_RECORDER"], "results").write_text("".join(lines))
+    Path(os.environ["RECORDER_FOLDER"], "results").write_text("".join(lines))
     found.append([cuda.init(), cuda.lock(7), cuda.checkpoint(7), cuda.restore(7), cuda.unlock(7)])
     found[-1] += [*cuda.state(7), *cuda.restore_tid(7)]
 print()
@@ -95,7 +95,7 @@ import os
 from pathlib import Path
 found = []
 for state in json.loads(sys.argv[2]):
-    Path(os.environ["KYB_RECORDER"], "results").write_text(f"cuCheckpointProcessGetState 0 {state}")
+    Path(os.environ["RECORDER_FOLDER"], "results").write_text(f"cuCheckpointProcessGetState 0 {state}")
     found.append(cuda.state(7))
 print(json.dumps(found))
 """,
@@ -113,7 +113,7 @@ def test_others_run_while_a_call_blocks(recorder: Recorder, binding: str) -> Non
         + """
 import os, threading, time
 from pathlib import Path
-folder, codes = Path(os.environ["KYB_RECORDER"]), []
+folder, codes = Path(os.environ["RECORDER_FOLDER"]), []
 (folder / "calls").touch()
 thread = threading.Thread(target=lambda: codes.append(cuda.lock(7)))
 thread.start()
