@@ -116,7 +116,7 @@ def _access(facts: DriverFacts) -> Iterator[Finding]:
         text = f"the driver cannot reach processes {', '.join(map(str, refused))} (OPERATING_SYSTEM)"
         yield fail("access", text, "hostPID: true and CAP_SYS_PTRACE, or the same user; gVisor does not allow it")
     elif good:
-        yield ok("access", f"the driver reaches all {len(good)} processes that use CUDA")
+        yield ok("access", f"the driver reaches every process that uses CUDA ({len(good)})")
     elif not facts.trouble and facts.init_code == 0:
         yield ok("access", "no process uses a GPU, so none was tried")
 

@@ -6,11 +6,12 @@ nothing: of other processes it asks only for the restore thread.
 
 import argparse
 import json
+import os
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
-from kybernate.cuda import CudaUnavailableError, open_cuda, support
+from kybernate.cuda import Binding, CudaUnavailableError, open_cuda, support
 from kybernate.nvml_reader import NvmlReader, NvmlUnreadableError
 
 
@@ -19,48 +20,55 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="kybernate.doctor.driver_probe")
     parser.add_argument("--binding", choices=["auto", "bindings", "ctypes"], default="auto")
     binding = parser.parse_args().binding
-    pids = _ask_nvml()
-    _ask_cuda(binding, pids)
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not get between the answers
+        probe = _Probe(answers)
+        probe.ask_cuda(binding, probe.ask_nvml())
 
 
-def _ask_nvml() -> list[int]:
-    """GPUs and processes; returns who uses a GPU."""
-    _say(begin="NVML")
-    reader = NvmlReader()
-    try:
-        _say(release=reader.driver_version(), gpu_count=reader.count())
-        memory = reader.memory()
-        gpus = [{**gpu._asdict(), "used_bytes": memory[gpu.uuid][0]} for gpu in reader.gpus()]
-        uses = reader.processes()
-    except NvmlUnreadableError as error:
-        _say(nvml_trouble=str(error))
-        return []
-    finally:
-        reader.close()
-    _say(gpus=gpus, uses=[use._asdict() for use in uses])
-    return sorted({use.pid for use in uses})
+class _Probe:
+    """Asks, and says what it found."""
 
+    def __init__(self, answers: TextIO) -> None:
+        self._answers = answers
 
-def _ask_cuda(binding: Any, pids: list[int]) -> None:
-    _say(begin="loading libcuda")
-    try:
-        cuda = open_cuda(binding)
-        version = cuda.driver_version()[1]
-        _say(binding=cuda.binding, cuda_version=version)
-        _say(begin="cuInit")
-        began = time.monotonic()
-        code = cuda.init()
-        _say(init_code=code, init_seconds=time.monotonic() - began)
-        for pid in pids if code == 0 and support(version).checkpoint else ():
-            _say(begin=f"cuCheckpointProcessGetRestoreThreadId of process {pid}")
-            _say(answers={pid: cuda.restore_tid(pid)[0]})
-    except CudaUnavailableError as error:
-        _say(trouble=str(error))
+    def ask_nvml(self) -> list[int]:
+        """GPUs and processes; returns who uses a GPU."""
+        self._say(begin="NVML")
+        reader = NvmlReader()
+        try:
+            self._say(release=reader.driver_version(), gpu_count=reader.count())
+            memory = reader.memory()
+            gpus = [{**gpu._asdict(), "used_bytes": memory.get(gpu.uuid, (0, 0))[0]} for gpu in reader.gpus()]
+            uses = reader.processes()
+        except NvmlUnreadableError as error:
+            self._say(nvml_trouble=str(error))
+            return []
+        finally:
+            reader.close()
+        self._say(gpus=gpus, uses=[use._asdict() for use in uses])
+        return sorted({use.pid for use in uses})
 
+    def ask_cuda(self, binding: Binding, pids: list[int]) -> None:
+        """Load, initialize, and try whether it reaches the processes."""
+        self._say(begin="loading libcuda")
+        try:
+            cuda = open_cuda(binding)
+            version = cuda.driver_version()[1]
+            self._say(binding=cuda.binding, cuda_version=version)
+            self._say(begin="cuInit")
+            began = time.monotonic()
+            code = cuda.init()
+            self._say(init_code=code, init_seconds=time.monotonic() - began)
+            for pid in pids if code == 0 and support(version).checkpoint else ():
+                self._say(begin=f"cuCheckpointProcessGetRestoreThreadId of process {pid}")
+                self._say(answers={pid: cuda.restore_tid(pid)[0]})
+        except CudaUnavailableError as error:
+            self._say(trouble=str(error))
 
-def _say(**facts: Any) -> None:
-    sys.stdout.write(json.dumps(facts) + "\n")
-    sys.stdout.flush()
+    def _say(self, **facts: Any) -> None:
+        self._answers.write(json.dumps(facts) + "\n")
+        self._answers.flush()
 
 
 if __name__ == "__main__":

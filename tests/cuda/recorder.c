@@ -1,7 +1,8 @@
 /*
  * A libcuda.so.1 without a driver behind it: writes down how it was called, and answers what a file says.
  * $RECORDER_FOLDER/calls: one line per call: name, pid, arguments in hex, caller. $RECORDER_FOLDER/results: lines "name code [value]".
- * "name absent" hides a function from cuGetProcAddress; "name wait" answers only once $RECORDER_FOLDER/go exists.
+ * "name absent" hides a function from cuGetProcAddress; "name wait" answers only once $RECORDER_FOLDER/go
+ * exists, "name crash" ends the process.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -54,6 +55,8 @@ static int answer(const char *name, int pid, const void *arguments, size_t size,
     told(name, word, &number);
     if (value)
         *value = number;
+    if (strcmp(word, "crash") == 0)
+        abort();
     if (strcmp(word, "wait") == 0) {
         FILE *go;
         while (!(go = file("go", "r")))
