@@ -28,8 +28,12 @@ def fingerprint(path: Path) -> Fingerprint:
 
 
 async def changes(path: Path, poke: asyncio.Event, *, seconds: float = LOOK_SECONDS) -> AsyncIterator[None]:
-    """One item after each change, and after each ``poke`` (SIGHUP) whether anything changed or not."""
+    """One item after each change, and after each ``poke`` (SIGHUP) whether anything changed or not.
+
+    And one at the beginning: what was read before may have changed before anybody looked here.
+    """
     known = await asyncio.to_thread(_fingerprint, path)
+    yield
     while True:
         try:
             async with asyncio.timeout(seconds):

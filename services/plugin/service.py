@@ -152,10 +152,14 @@ class Plugin:
 
     async def _follow_config(self) -> NoReturn:
         """A configuration that cannot be used is said, and the last good one stays."""
-        async for _ in changes(self.settings.config, self.hangup):
+        where, first = self.settings, True
+        async for _ in changes(where.config, self.hangup):
             try:
-                where = self.settings
-                await self._apply(await load_now(where.config, where.config_name, where.node, self.neighbours.kube))
+                config = await load_now(where.config, where.config_name, where.node, self.neighbours.kube)
+                same, first = first and config.model_dump() == self.config.model_dump(), False
+                if same:
+                    continue
+                await self._apply(config)
             except ConfigError as error:
                 self.refused_config = f"the changed configuration is not used, the one before is: {error}"
                 get_logger().error("config.refused", reason=str(error), meaning="the one before stays in force")

@@ -1,0 +1,198 @@
+"""A configuration that changes under a running plugin; seats that somebody has stay, whatever it says."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from kybernate.config import NodeConfig
+from kybernate.config_watch import changes, fingerprint
+from kybernate.kept import keep
+from kybernate.topology import Group, build_groups
+from services.plugin import memory
+from services.plugin.book import FORGET_AFTER, Book, Held
+from tests.kubelet.stand import pod, running_kubelet, short_folder, until
+from tests.plugin.processes import PATIENCE, all_logged, driver, environment, logged, plugin, process, readyz
+from tests.plugin.stand import GPUS, ONE, TWO, config, offer, ready
+
+
+def groups(**changed: Any) -> tuple[Group, ...]:
+    return build_groups(NodeConfig.model_validate_json(json.dumps(config() | changed)), GPUS)
+
+
+def with_seats(number: int) -> tuple[Group, ...]:
+    profiles = [profile | {"seatsPerGroup": number} for profile in config()["profiles"]]
+    return groups(profiles=profiles)
+
+
+def only_ones() -> tuple[Group, ...]:
+    four = [{"name": f"N{i}", "gpus": [i]} for i in range(4)]
+    return groups(profiles=config()["profiles"][:1], gpuTopology={"groups": four})
+
+
+def test_a_shrunk_group_keeps_the_seats_that_somebody_has() -> None:
+    before, after = with_seats(3), with_seats(1)
+    third = before[0].seat_ids[2]
+    found, kept = keep(after, {third: ONE}, GPUS, before=before)
+    assert found[0].seat_ids == (after[0].seat_ids[0], third)
+    assert found[1:] == after[1:]
+    assert kept == {third}
+
+
+def test_a_group_that_is_gone_keeps_its_seats_and_gets_another_name_if_its_own_is_taken() -> None:
+    (pair,) = (group for group in groups() if group.name == "G23")
+    held = {pair.seat_ids[1]: TWO}
+    found, kept = keep(only_ones(), held, GPUS, before=groups())
+    assert [group.name for group in found] == ["N0", "N1", "N2", "N3", "G23"]
+    assert (found[-1].gpus, found[-1].seat_ids, kept) == (pair.gpus, (pair.seat_ids[1],), set(held))
+    taken = (dataclasses.replace(only_ones()[0], name="G23"),)
+    assert keep(taken, held, GPUS, before=groups())[0][-1].name == f"2x-{pair.key}"
+
+
+def test_a_plugin_that_starts_anew_finds_the_group_by_its_key() -> None:
+    (pair,) = (group for group in groups() if group.name == "G23")
+    held = {pair.seat_ids[0]: TWO}
+    for members in ({}, {pair.key: [gpu.uuid for gpu in pair.gpus]}):
+        found, _ = keep(only_ones(), held, GPUS, members=members)
+        assert (found[-1].key, found[-1].gpus, found[-1].profile.resource) == (pair.key, pair.gpus, TWO)
+
+
+def test_a_seat_under_its_resources_old_name_is_not_offered_under_the_new_one() -> None:
+    renamed = [config()["profiles"][0] | {"resource": "kyb.ai/small"}, config()["profiles"][1]]
+    seat = groups()[0].seat_ids[0]
+    found, kept = keep(groups(profiles=renamed), {seat: ONE}, GPUS, before=groups())
+    offered = {s: group.profile.resource for group in found for s in group.seat_ids}
+    assert offered[seat] == ONE
+    assert len(offered) == sum(len(group.seat_ids) for group in found)
+    assert kept == {seat}
+
+
+def test_a_seat_whose_gpus_are_not_here_any_more_is_left_out() -> None:
+    found, kept = keep(groups(), {"1x-000000.s00": ONE, "nonsense": ONE}, GPUS)
+    assert (found, kept) == (groups(), frozenset())
+
+
+def test_a_kept_seat_is_answered_for_but_never_proposed() -> None:
+    before, after = with_seats(3), with_seats(1)
+    third = before[0].seat_ids[2]
+    found, kept = keep(after, {third: ONE}, GPUS, before=before)
+    node = offer(groups=found, kept=kept)
+    assert third in {seat.id for seat in node.listed(ONE, frozenset())}
+    assert node.answer(ONE, [third]).envs["KYB_GPU_GROUP"] == "G0"
+    assert node.preferred([third], (), 1, frozenset()) == ()
+
+
+def test_the_book_forgets_only_what_kubelet_has_forgotten_for_a_while() -> None:
+    book = Book()
+    assert book.allocate(Held("s1", ONE, ("GPU-0",)))
+    assert not book.allocate(Held("s1", ONE, ("GPU-0",)))
+    for _ in range(FORGET_AFTER - 1):
+        assert not book.see({})
+    assert not book.see({"s1": ONE})
+    assert [book.see({"s2": TWO}) for _ in range(FORGET_AFTER)] == [True, False, True]
+    assert book.of(["s1", "s2", "s3"]) == {"s2"}
+
+
+def test_what_was_given_out_survives_on_disk(tmp_path: Path) -> None:
+    held = (Held("s1", ONE, ("GPU-0",)), Held("s2", TWO))
+    assert memory.load(tmp_path) == ()
+    memory.save(tmp_path / "new", held)
+    assert memory.load(tmp_path / "new") == held
+    (tmp_path / memory.FILE).write_text('{"seats": [{}]}')
+    assert memory.load(tmp_path) == ()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [memory.FILE]
+
+
+async def test_a_swapped_config_map_is_a_change_and_so_is_a_poke(tmp_path: Path) -> None:
+    for version in ("one", "two"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "config.yaml").write_text("same")
+    (tmp_path / "..data").symlink_to("one")
+    file = tmp_path / "config.yaml"
+    file.symlink_to("..data/config.yaml")
+    poke = asyncio.Event()
+    found = changes(file, poke, seconds=0.01)
+    first = asyncio.create_task(anext(found))
+    await asyncio.wait_for(first, PATIENCE)  # at once: it may have changed before anybody looked
+    for version in ("two", "one"):
+        (tmp_path / "..new").symlink_to(version)
+        os.replace(tmp_path / "..new", tmp_path / "..data")
+        await asyncio.wait_for(anext(found), PATIENCE)
+    poke.set()
+    await asyncio.wait_for(anext(found), PATIENCE)
+    await found.aclose()
+    assert fingerprint(tmp_path / "nothing") == ()
+    assert len(fingerprint(tmp_path)) == 1 + 2  # hidden names are Kubernetes' own business
+
+
+def write(folder: Path, **changed: Any) -> None:
+    (folder / "new.yaml").write_text(json.dumps(config() | changed))
+    (folder / "new.yaml").replace(folder / "config.yaml")
+
+
+async def test_resources_come_and_go_and_a_seat_in_use_stays_until_its_pod_is_gone() -> None:
+    async with running_kubelet() as kubelet:
+        with short_folder() as folder:
+            async with driver(folder), plugin(folder, kubelet.options.folder) as log:
+                await until(lambda: ready(kubelet), PATIENCE)
+                owner = kubelet.create(pod(resource=TWO))
+                await until(lambda: (folder / "state" / memory.FILE).exists(), PATIENCE)
+                untouched = kubelet.devices.endpoints[ONE].plugin
+                (allocation,) = kubelet.devices.allocations
+                (seat,) = allocation.device_ids
+                profiles = [*config()["profiles"][:1], {**config()["profiles"][1], "resource": "kyb.ai/pair"}]
+                write(folder, profiles=profiles)
+                expected = {ONE: (4, 4), TWO: (1, 1), "kyb.ai/pair": (1, 1)}
+                await until(lambda: kubelet.devices.capacity() == expected, PATIENCE)
+                assert set(kubelet.devices.endpoints[TWO].devices) == {seat}
+                assert seat not in kubelet.devices.endpoints["kyb.ai/pair"].devices
+                assert kubelet.devices.endpoints[ONE].plugin is untouched
+                kubelet.delete(owner.spec.namespace, owner.spec.name, grace_seconds=0)
+                await until(lambda: kubelet.devices.capacity()["kyb.ai/pair"] == (2, 2), PATIENCE)
+                await until(lambda: kubelet.devices.capacity()[TWO][1] == 0, PATIENCE)
+                assert kubelet.devices.endpoints[ONE].plugin is untouched
+                assert all_logged(log, "plugin.withdrawn")[0]["resource"] == TWO
+
+
+async def test_a_plugin_that_starts_with_another_configuration_keeps_seats_in_use() -> None:
+    async with running_kubelet() as kubelet:
+        with short_folder() as folder:
+            async with driver(folder):
+                async with plugin(folder, kubelet.options.folder, "one"):
+                    await until(lambda: ready(kubelet), PATIENCE)
+                    kubelet.create(pod(resource=TWO))
+                    await until(lambda: kubelet.devices.allocations, PATIENCE)
+                (seat,) = kubelet.devices.allocations[0].device_ids
+                env = environment(folder, kubelet.options.folder)
+                four = [{"name": f"N{i}", "gpus": [i]} for i in range(4)]
+                write(folder, profiles=config()["profiles"][:1], gpuTopology={"groups": four})
+                async with process("-m", "services.plugin", log=folder / "two.log", **env):
+                    expected = {ONE: (8, 8), TWO: (1, 1)}
+                    await until(lambda: kubelet.devices.capacity() == expected, PATIENCE)
+                    assert set(kubelet.devices.endpoints[TWO].devices) == {seat}
+
+
+async def test_a_broken_configuration_keeps_the_last_good_one_and_says_so() -> None:
+    async with running_kubelet() as kubelet:
+        with short_folder() as folder:
+            env = environment(folder, kubelet.options.folder)
+            log = folder / "plugin.log"
+            async with driver(folder), process("-m", "services.plugin", log=log, **env) as running:
+                await until(lambda: ready(kubelet), PATIENCE)
+                serving = logged(log, "plugin.serving")
+                assert serving is not None
+                (folder / "config.yaml").write_text("profiles: []")
+                refused = await until(lambda: logged(log, "config.refused"), PATIENCE)
+                assert "config.yaml" in refused["reason"]
+                status, body = await readyz(serving["url"])
+                assert status == 503
+                assert "is not used, the one before is" in body["unmet"]["config"]
+                assert ready(kubelet)
+                (folder / "config.yaml").write_text(json.dumps(config()))
+                running.send_signal(signal.SIGHUP)
+                await until(lambda: logged(log, "config.applied"), PATIENCE)
+                while (await readyz(serving["url"]))[0] != 200:
+                    await asyncio.sleep(0.02)
