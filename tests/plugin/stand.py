@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,14 +87,19 @@ class Plugin:
 
 @asynccontextmanager
 async def running_plugin(
-    folder: Path, run_dir: Path, *, gate_seconds: float = 20.0, resources: tuple[str, ...] = (ONE, TWO)
+    folder: Path,
+    run_dir: Path,
+    *,
+    gate_seconds: float = 20.0,
+    resources: tuple[str, ...] = (ONE, TWO),
+    refused: Callable[[], str | None] = lambda: None,
 ) -> AsyncIterator[Plugin]:
     gate = StartGate(run_dir / "seats", gate_seconds)
     offered = offer(seats_dir=gate.seats_dir, fake_driver=run_dir / "driver.sock")
     hinted: list[str] = []
     node = Node(offered, gate, Probation(frozenset(gpu.uuid for gpu in GPUS)), hinted.append)
     gate.prepare(offered.seats)
-    plugin = Plugin(node, [Registration(node, resource, folder) for resource in resources], hinted)
+    plugin = Plugin(node, [Registration(node, resource, folder, refused) for resource in resources], hinted)
     tasks = [asyncio.create_task(registration.keep()) for registration in plugin.registrations]
     try:
         yield plugin

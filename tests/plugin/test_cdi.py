@@ -1,0 +1,109 @@
+"""CDI names and the spec file: what runtimes read, and when they are used at all."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kybernate import cdi
+from kybernate.machine import Gpu, Mig
+from services.plugin.devices import device_paths
+from services.plugin.machine import mig_nodes
+from services.plugin.offering import cdi_names
+from tests.plugin import stand
+from tests.plugin.stand import GPUS, ONE, TWO
+
+PRESENT = frozenset(device_paths(GPUS))
+NVIDIA = """
+cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+  - name: "0"
+    containerEdits: {deviceNodes: [{path: /dev/nvidia0}]}
+  - name: GPU-0
+    containerEdits: {deviceNodes: [{path: /dev/nvidia0}]}
+containerEdits:
+  env: [NVIDIA_VISIBLE_DEVICES=void]
+"""
+
+
+def everything() -> frozenset[str]:
+    return frozenset(gpu.uuid for gpu in GPUS)
+
+
+def test_the_spec_has_what_the_specification_requires() -> None:
+    node = stand.offer(present=PRESENT)
+    document = cdi.spec(node.cdi_devices())
+    assert set(document) == {"cdiVersion", "kind", "devices"}
+    assert (document["cdiVersion"], document["kind"]) == ("0.5.0", "kyb.ai/group")
+    assert [device["name"] for device in document["devices"]] == ["G0", "G1", "G23"]
+    nodes = document["devices"][2]["containerEdits"]["deviceNodes"]
+    paths = ["/dev/nvidia4", "/dev/nvidia5", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
+    assert nodes == [{"path": path, "hostPath": path, "permissions": "rw"} for path in paths]
+
+
+def test_it_is_written_whole_and_only_when_it_changed_and_never_empty(tmp_path: Path) -> None:
+    node = stand.offer(present=PRESENT)
+    folder = tmp_path / "cdi"
+    assert cdi.write(folder, node.cdi_devices())
+    assert not cdi.write(folder, node.cdi_devices())
+    assert [path.name for path in folder.iterdir()] == ["kyb.ai-group.json"]
+    assert json.loads((folder / cdi.FILE).read_text()) == cdi.spec(node.cdi_devices())
+    assert (folder / cdi.FILE).stat().st_mode & 0o777 == 0o644
+    assert cdi.write(folder, ())
+    assert list(folder.iterdir()) == []
+    assert not cdi.remove(folder)
+    assert stand.offer().cdi_devices() == ()
+
+
+def test_nvidias_own_devices_are_found_among_other_specs(tmp_path: Path) -> None:
+    (tmp_path / "nvidia.yaml").write_text(NVIDIA)
+    (tmp_path / "other.json").write_text(json.dumps({"kind": "kyb.ai/group", "devices": [{"name": "GPU-9"}]}))
+    (tmp_path / "operator.json").write_text('{"kind": "nvidia.com/gpu", "devices": [{"name": "GPU-1"}]}')
+    (tmp_path / "broken.yaml").write_text("kind: nvidia.com/gpu\n  : [")
+    (tmp_path / "note.txt").write_text("kind: nvidia.com/gpu")
+    assert cdi.nvidia_devices([tmp_path, tmp_path / "nothing"]) == {"0", "GPU-0", "GPU-1"}
+
+
+def test_auto_takes_cdi_only_where_nvidias_specs_have_every_gpu() -> None:
+    groups = stand.offer().groups
+    assert cdi_names("auto", groups, frozenset({"GPU-0"})) is None
+    assert cdi_names("auto", groups, frozenset()) is None
+    assert cdi_names("auto", (), everything()) is None
+    assert cdi_names("envvar", groups, everything()) is None
+    pair = ("kyb.ai/group=G23", "nvidia.com/gpu=GPU-2", "nvidia.com/gpu=GPU-3")
+    assert (cdi_names("auto", groups, everything()) or {})["G23"] == pair
+    assert (cdi_names("cdi-cri", groups, frozenset()) or {})["G23"] == ("kyb.ai/group=G23",)
+
+
+@pytest.mark.parametrize("libraries", [True, False])
+def test_the_answer_names_devices_instead_of_nodes(libraries: bool) -> None:
+    groups = stand.offer().groups
+    names = cdi_names("cdi-cri", groups, everything() if libraries else frozenset())
+    node = stand.offer(present=PRESENT, cdi=names)
+    seat = next(seat.id for seat in node.seats.values() if seat.resource == TWO)
+    answer = node.answer(TWO, [seat])
+    assert answer.devices == ()
+    assert answer.cdi[0] == "kyb.ai/group=G23"
+    assert len(answer.cdi) == (3 if libraries else 1)
+    # NVIDIA's devices bring everything; its runtime must not add to them, and images say "all".
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == ("void" if libraries else "GPU-2,GPU-3")
+    assert answer.envs["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_with_the_fakes_there_is_no_cdi() -> None:
+    names = cdi_names("cdi-cri", stand.offer().groups, frozenset())
+    node = stand.offer(present=PRESENT, cdi=names, fake_driver=Path("/tmp/driver.sock"))
+    seat = next(seat.id for seat in node.seats.values() if seat.resource == ONE)
+    assert node.answer(ONE, [seat]).cdi == ()
+
+
+def test_a_mig_instance_has_its_own_device_nodes() -> None:
+    instance = Gpu(0, "MIG-1", 7, "0000:01:00.0", "fake", 1, 0, Mig("GPU-0", "3g.40gb", 2, 0))
+    minors = (
+        "config 1\nmonitor 2\ngpu7/gi2/access 21\ngpu7/gi2/ci0/access 22\ngpu7/gi2/ci1/access 23\ngpu0/gi2/access 3"
+    )
+    nodes = ("/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22")
+    assert mig_nodes((instance,), minors) == {"MIG-1": nodes}
+    assert mig_nodes((instance,), "") == {"MIG-1": ()}
+    assert set(nodes) <= set(device_paths(GPUS, {"MIG-1": nodes}))
