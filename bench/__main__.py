@@ -1,4 +1,4 @@
-"""Run the benchmarks, print a table, keep the figures: ``python -m bench [bus|board|router|checkpoint …] [--json FILE]``.
+"""Run the benchmarks, print a table, keep the figures: ``python -m bench [bus|router|checkpoint …] [--json FILE]``.
 
 Machines are noisy: compare figures of one run with each other, and CPU figures before rates.
 """

@@ -29,26 +29,31 @@ RECORDS = 300
 WARM = 5
 SPEED = 1e6
 """Model seconds per wall second of the stub: its 0.2 s per transfer become 0.2 µs."""
+SHM = Path("/dev/shm")
+HAS_SHM = SHM.is_dir()
 _SECONDS = 30.0
 
 
 async def run(cycles: int = CYCLES, calls: int = CALLS, records: int = RECORDS) -> dict[str, float]:
-    """Figures by name. ``*_beyond_*``: wall time of a half outside lock, checkpoint, restore and unlock."""
+    """Figures by name. ``*_beyond_*``: wall time of a half outside lock, checkpoint, restore and unlock, of which
+    ``*_journal_*`` went to the disk; ``*_in_memory_*``: the journal in /dev/shm, where fsync costs nothing."""
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="kyb-bench-") as folder:
         async with (
             stub_driver("80GiB", speed=SPEED),
-            checkpointer(Path(folder) / "state", cuda_helper_command("auto")) as ours,
             child("bench.gpu.target", "--gib", 1 / 16, "--load", "libcuda") as target,
             child("bench.gpu.bare") as bare,
         ):
             ready = await target.answer(_SECONDS)
             await bare.answer(_SECONDS)
-            memory = (await ours.pool.call(GROUP, "memory", deadline=_SECONDS))["memory"]
-            seat = seat_of(target.pid, tuple(memory), ready["bytes"])
             figures |= await _bare(bare, target.pid, cycles)
-            figures |= await _product(ours, seat, cycles, figures)
-            figures |= await _round_trips(ours, target.pid, calls)
+            async with checkpointer(Path(folder) / "state", cuda_helper_command()) as ours:
+                memory = (await ours.pool.call(GROUP, "memory", deadline=_SECONDS))["memory"]
+                seat = seat_of(target.pid, tuple(memory), ready["bytes"])
+                halves = await _cycles(ours, seat, cycles)
+                figures |= _figures(halves, figures)
+                figures |= await _round_trips(ours, target.pid, calls)
+            figures |= await _in_memory(seat, cycles)
         figures |= await _journal(Path(folder) / "journal", records)
     return figures
 
@@ -64,30 +69,46 @@ async def _bare(bare: Child, pid: int, cycles: int) -> dict[str, float]:
     return {f"bare_{half}_p50_ms": _quantile(values, 0.5) * 1e3 for half, values in spent.items()}
 
 
-async def _product(ours: Checkpointer, seat: SeatTarget, cycles: int, bare: dict[str, float]) -> dict[str, float]:
+async def _cycles(ours: Checkpointer, seat: SeatTarget, cycles: int) -> dict[str, list[Half]]:
     """Whole jobs, from their arrival to the last journal record."""
-    parks, activations = [], []
+    halves: dict[str, list[Half]] = {"park": [], "activate": []}
     for number in range(cycles + WARM):
         park, activate = await ours.park(seat), await ours.activate(seat)
         ends = (park.outcome, activate.outcome)
         assert ends == ("parked", "active"), (ends, park.reason, activate.reason)
         if number >= WARM:
-            parks.append(park)
-            activations.append(activate)
+            halves["park"].append(park)
+            halves["activate"].append(activate)
+    return halves
+
+
+def _figures(of: dict[str, list[Half]], bare: dict[str, float]) -> dict[str, float]:
     figures = {}
-    for name, halves in (("park", parks), ("activate", activations)):
+    for name, halves in of.items():
         wall = [half.wall for half in halves]
         figures |= {
             f"{name}_p50_ms": _quantile(wall, 0.5) * 1e3,
             f"{name}_p99_ms": _quantile(wall, 0.99) * 1e3,
             f"{name}_beyond_p50_ms": _quantile([half.beyond for half in halves], 0.5) * 1e3,
             f"{name}_beyond_p99_ms": _quantile([half.beyond for half in halves], 0.99) * 1e3,
+            f"{name}_journal_p50_ms": _quantile([half.journal for half in halves], 0.5) * 1e3,
+            f"{name}_journal_share": sum(half.journal for half in halves) / sum(wall),
             f"{name}_cpu_ms": sum(half.cpu for half in halves) / len(halves) * 1e3,
             f"{name}_records": halves[-1].records,
             f"{name}_to_bare": _quantile(wall, 0.5) * 1e3 / bare[f"bare_{name}_p50_ms"],
             **_steps(name, halves),
         }
     return figures
+
+
+async def _in_memory(seat: SeatTarget, cycles: int) -> dict[str, float]:
+    """Without a disk under the journal; left out where there is no /dev/shm."""
+    if not HAS_SHM:
+        return {}
+    with tempfile.TemporaryDirectory(prefix="kyb-bench-", dir=SHM) as folder:
+        async with checkpointer(Path(folder), cuda_helper_command()) as ours:
+            halves = await _cycles(ours, seat, cycles)
+    return {f"{name}_in_memory_p50_ms": _quantile([h.wall for h in found], 0.5) * 1e3 for name, found in halves.items()}
 
 
 def _steps(name: str, halves: Sequence[Half]) -> dict[str, float]:

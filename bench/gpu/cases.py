@@ -75,7 +75,8 @@ async def _bare_cycle(bare: Child, members: list[int], seconds: float) -> dict[s
 
 
 def _told(half: Half) -> dict[str, Any]:
-    return {"wall": half.wall, "cpu": half.cpu, "driver": half.driver, "seconds": half.seconds, "records": half.records}
+    told = {"wall": half.wall, "cpu": half.cpu, "driver": half.driver, "journal": half.journal}
+    return {**told, "seconds": half.seconds, "records": half.records}
 
 
 def _summary(turns: list[dict[str, Any]], before: int) -> dict[str, Any]:

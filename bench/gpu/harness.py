@@ -3,14 +3,14 @@
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kybernate.messages import KillJob, SeatProgress, SeatTarget, SwitchJob
 from services.checkpointer.backends import open_backends
-from services.checkpointer.backends.port import Backend
+from services.checkpointer.backends.port import Backend, Unit
 from services.checkpointer.backends.refusals import Allowance
 from services.checkpointer.backends.site import open_site
 from services.checkpointer.helper_pool import HelperPool
@@ -41,6 +41,8 @@ class Half:
     vram_bytes: int
     records: int
     """Lines that were journaled; each is one fsync."""
+    journal: float = 0.0
+    """Wall seconds in which something was being put on disk."""
 
     @property
     def driver(self) -> float:
@@ -53,11 +55,46 @@ class Half:
         return self.wall - self.driver
 
 
+class TimedJournal(Journal):
+    """The journal, with a clock around everything that waits for the disk."""
+
+    spent = 0.0
+    """Wall seconds so far."""
+
+    async def begin(self, job: JobFile) -> None:
+        """See Journal."""
+        with self._timed():
+            await super().begin(job)
+
+    async def add(self, job: JobFile, record: Record) -> None:
+        """See Journal."""
+        with self._timed():
+            await super().add(job, record)
+
+    async def remember(self, unit: Unit) -> None:
+        """See Journal."""
+        with self._timed():
+            await super().remember(unit)
+
+    async def forget(self, seat: str) -> None:
+        """See Journal."""
+        with self._timed():
+            await super().forget(seat)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent += time.perf_counter() - began
+
+
 @dataclass
 class Checkpointer:
     """The checkpointer without its bus."""
 
-    journal: Journal
+    journal: TimedJournal
     pool: HelperPool
     backend: Backend
     folder: Path
@@ -83,7 +120,7 @@ class Checkpointer:
 
     async def _run(self, record: Record) -> Half:
         file = JobFile([record])
-        cpu, began = self.cpu(), time.perf_counter()
+        cpu, journal, began = self.cpu(), self.journal.spent, time.perf_counter()
         await self.journal.begin(file)
         status = await JobRun(file, self.journal, {"cuda": self.backend, "fake": self.backend}, lambda _: None).run()
         wall = time.perf_counter() - began
@@ -96,6 +133,7 @@ class Checkpointer:
             seconds=dict(progress.seconds),
             vram_bytes=progress.vram_bytes,
             records=len(file.records),
+            journal=self.journal.spent - journal,
         )
 
     def cpu(self) -> float:
@@ -115,7 +153,7 @@ async def checkpointer(
     folder: Path, command: Sequence[str], *, lock_seconds: float = 60.0, speed: float = 1.0
 ) -> AsyncIterator[Checkpointer]:
     """One with its state under ``folder``. ``lock_seconds``: how long work may take. Raises HelperDiedError."""
-    journal = Journal(folder)
+    journal = TimedJournal(folder)
     journal.load()
     patience = Patience(lock_seconds=lock_seconds, speed=speed)
     try:

@@ -13,6 +13,7 @@ async def test_every_figure_is_there() -> None:
         assert figures[f"{half}_p99_ms"] >= figures[f"{half}_p50_ms"]
         assert figures[f"bare_{half}_p50_ms"] > 0
         assert figures[f"{half}_cpu_ms"] > 0
+        assert 0 < figures[f"{half}_journal_share"] < 1
     assert figures["park_records"] >= 6, "arrival, half, three steps at least, end and done are on disk"
     assert figures["helper_round_trip_p99_ms"] >= figures["helper_round_trip_p50_ms"] > 0
     assert figures["journal_record_p50_ms"] > figures["journal_write_only_p50_ms"] > 0
