@@ -226,24 +226,27 @@ def bus_init(
 
 @config_app.command("check")
 def config_check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration (YAML).")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration (YAML), or a folder of them.")],
     gpus: Annotated[int | None, typer.Option(min=1, max=64, help="Also fit it to a machine with so many GPUs.")] = None,
+    name: Annotated[str | None, typer.Option(help="Show only this one of several configurations.")] = None,
     pods: Annotated[Path | None, typer.Option(help="Also check these Pods against it.")] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Check a configuration file; with --gpus show the groups and seats that it makes."""
     from kybernate.cli.check import report
 
-    found = report(file, gpus, pods)
-    if output is Output.JSON:
-        print(json.dumps(found))
-        return
-    print(f"{file}: good: {', '.join(found['profiles'])}")
-    for group in found["groups"]:
-        indices = ", ".join(str(index) for index in group["gpus"])
-        print(f"  {group['name']:8} GPU {indices:12} {len(group['seats'])} seats of {group['resource']}")
-    for warning in found["warnings"]:
-        print(f"  warning: {warning}")
+    every = report(file, gpus, pods, name)
+    for found in every.values():
+        if output is Output.JSON:
+            print(json.dumps(found))
+            continue
+        which = f" ({found['name']})" if len(every) > 1 or name else ""
+        print(f"{file}{which}: good: {', '.join(found['profiles'])}")
+        for group in found["groups"]:
+            indices = ", ".join(str(index) for index in group["gpus"])
+            print(f"  {group['name']:8} GPU {indices:12} {len(group['seats'])} seats of {group['resource']}")
+        for warning in found["warnings"]:
+            print(f"  warning: {warning}")
 
 
 @doctor_app.command("gpu")

@@ -3,15 +3,24 @@
 from pathlib import Path
 from typing import Any
 
-from kybernate.config import load
+from kybernate.config import NodeConfig, load_all
+from kybernate.config_errors import ConfigError, suggest
 from kybernate.pod_file import check_seats, load_pods
 from kybernate.stack.options import check_manifests, fake_hardware
 from kybernate.topology import Topology, plan
 
 
-def report(file: Path, gpus: int | None, pods: Path | None) -> dict[str, Any]:
-    """Profiles, and with ``gpus`` the groups and warnings. Raises ConfigError."""
-    config = load(file)
+def report(file: Path, gpus: int | None, pods: Path | None, name: str | None = None) -> dict[str, dict[str, Any]]:
+    """For each configuration of a file or folder (or the one called ``name``): its profiles, and with ``gpus`` the
+    groups and warnings. All are checked. Raises ConfigError.
+    """
+    configs = load_all(file)
+    if name is not None and name not in configs:
+        raise ConfigError(f"{file}: no configuration {name!r}; {suggest(name, configs)} (it has {', '.join(configs)})")
+    return {each: _one(file, config, gpus, pods) for each, config in configs.items() if name in (None, each)}
+
+
+def _one(file: Path, config: NodeConfig, gpus: int | None, pods: Path | None) -> dict[str, Any]:
     topology = plan(config, *fake_hardware(gpus, "80GiB")) if gpus is not None else Topology((), ())
     if pods is not None:
         specs = load_pods(pods, config)
@@ -20,6 +29,7 @@ def report(file: Path, gpus: int | None, pods: Path | None) -> dict[str, Any]:
             check_seats(pods, specs, topology.groups)
     return {
         "file": str(file),
+        "name": config.chosen,
         "profiles": [profile.name for profile in config.profiles],
         "groups": [
             {
@@ -28,6 +38,8 @@ def report(file: Path, gpus: int | None, pods: Path | None) -> dict[str, Any]:
                 "resource": group.profile.resource,
                 "slots": group.slots,
                 "seats": list(group.seat_ids),
+                "why": group.why,
+                "overlaps": list(group.overlaps),
             }
             for group in topology.groups
         ],

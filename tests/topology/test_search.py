@@ -47,7 +47,7 @@ def without_insides(near: Near) -> Near:
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=28), st.integers(1, 7), st.integers(2, 4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_no_cut_of_single_gpus_is_better(values: list[int], atoms: int, size: int) -> None:
     near = without_insides(symmetric(values, atoms))
     cut = best_cut([1] * atoms, near, size)
@@ -59,7 +59,7 @@ def test_no_cut_of_single_gpus_is_better(values: list[int], atoms: int, size: in
     st.lists(st.integers(1, 3), min_size=1, max_size=6),
     st.integers(2, 6),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_no_cut_of_atoms_is_better(values: list[int], weights: list[int], size: int) -> None:
     weights = [min(weight, size - 1) for weight in weights]  # larger ones are no atoms of this size
     near = symmetric(values, len(weights))

@@ -1,0 +1,179 @@
+"""One of several configurations: in one file, in a folder, by the node's label."""
+
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from kybernate.config import ConfigError, HealthConfig, load, load_all, names
+from kybernate.fakes.gpu.spec import hardware
+from kybernate.health import HttpServer
+from kybernate.kube import Kube
+from kybernate.node_config import load_by_label
+from kybernate.topology import plan
+
+PLAIN = "profiles:\n  - {name: one, resource: kyb.ai/one, groupSize: 1, seatsPerGroup: 4}\n"
+NAMED = """\
+configs:
+  default: &default
+    profiles:
+      - {name: one, resource: kyb.ai/one, groupSize: 1, seatsPerGroup: 4}
+  a100:
+    <<: *default
+    policy: {minActiveSeconds: 7}
+    profiles:
+      - name: two
+        resource: kyb.ai/two
+        groupSize: 2
+        seatsPerGroup: 3
+"""
+
+
+def write(folder: Path, text: str, name: str = "config.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_node_gets_the_configuration_that_it_names(tmp_path: Path) -> None:
+    path = write(tmp_path, NAMED)
+    config = load(path, "a100")
+    assert (config.resources, config.chosen, config.note) == (("kyb.ai/two",), "a100", "")
+    assert config.policy.settings == {"min_active_seconds": 7.0}
+    assert names(path) == ("default", "a100")
+    assert list(load_all(path)) == ["default", "a100"]
+
+
+@pytest.mark.parametrize("name", [None, ""])
+def test_a_node_that_names_none_gets_the_default_and_a_note_says_so(tmp_path: Path, name: str | None) -> None:
+    config = load(write(tmp_path, NAMED), name)
+    assert (config.resources, config.chosen) == (("kyb.ai/one",), "default")
+    assert config.note == "this node names no configuration, so it gets default; kyb.ai/config could say a100"
+
+
+def test_a_plain_file_is_the_default_configuration(tmp_path: Path) -> None:
+    path = write(tmp_path, PLAIN)
+    assert load(path) == load(path, "default")
+    assert (load(path).chosen, load(path).note, names(path)) == ("default", "", ("default",))
+
+
+def test_a_folder_has_one_configuration_per_file(tmp_path: Path) -> None:
+    """As Kubernetes mounts a ConfigMap: the files are links through a hidden folder that is swapped in one step."""
+    data = tmp_path / "..2026_01_01"
+    data.mkdir()
+    write(data, PLAIN, "default.yaml")
+    write(data, PLAIN.replace("one", "a"), "a100.yaml")
+    (tmp_path / "..data").symlink_to(data.name)
+    for name in ("default.yaml", "a100.yaml"):
+        (tmp_path / name).symlink_to(f"..data/{name}")
+    write(tmp_path, "read me", "notes.txt")
+    assert names(tmp_path) == ("a100", "default")
+    assert load(tmp_path, "a100").resources == ("kyb.ai/a",)
+    assert load(tmp_path).resources == ("kyb.ai/one",)
+
+
+def test_a_folder_with_one_file_of_several_configurations_is_that_file(tmp_path: Path) -> None:
+    write(tmp_path, NAMED)
+    assert load(tmp_path, "a100").resources == ("kyb.ai/two",)
+
+
+def test_a_mistake_in_another_nodes_configuration_does_not_stop_this_one(tmp_path: Path) -> None:
+    path = write(tmp_path, NAMED.replace("groupSize: 2", "groupSize: 0"))
+    assert load(path).resources == ("kyb.ai/one",)
+    expected = r"config\.yaml:11: configs\.a100\.profiles\[0\]\.groupSize: 0: is out of range; it must be at least 1"
+    for read in (lambda: load(path, "a100"), lambda: load_all(path)):
+        with pytest.raises(ConfigError, match=expected):
+            read()
+
+
+def test_errors_about_the_machine_and_the_policy_name_the_place_too(tmp_path: Path) -> None:
+    path = write(tmp_path, NAMED.replace("groupSize: 2", "groupSize: 9"))
+    with pytest.raises(
+        ConfigError, match=r"yaml:11: configs\.a100\.profiles\[0\]\.groupSize: 9: this machine has only"
+    ):
+        plan(load(path, "a100"), *hardware("8xL40S"))
+    path = write(tmp_path, NAMED.replace("minActive", "minActiv"))
+    with pytest.raises(ConfigError, match=r"yaml:7: configs\.a100\.policy\.minActivSeconds: unknown key; did you mean"):
+        load(path, "a100")
+
+
+BAD = {
+    "unknown name": (NAMED, "h100", ": no configuration 'h100'; did you mean a100? (it has default, a100)"),
+    "name for a plain file": (PLAIN, "a100", ": no configuration 'a100'; known are default (it has default)"),
+    "no default": (
+        NAMED.replace("  default:", "  other:"),
+        None,
+        ": has no configuration 'default' for nodes that name none; set KYB_CONFIG_NAME or the node label",
+    ),
+    "key beside configs": (NAMED + "warmup: true\n", None, ":13: warmup: stands beside configs; move it into one of"),
+    "configs that is a list": ("configs: [1]\n", None, ":1: configs: is not a mapping; write default: and others"),
+    "configs that is empty": ("configs: {}\n", None, ":1: configs: is not a mapping; write default: and others"),
+    "a bad name": ("configs:\n  a b: {}\n", "a b", ":2: configs.a b.name: 'a b': is not a valid name; use 1 to 63"),
+    "a configuration that is none": ("configs:\n  default: 3\n", None, ":2: configs.default: is not a mapping; begin"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_is_wrong_with_names_is_told(kind: str, tmp_path: Path) -> None:
+    text, name, expected = BAD[kind]
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load(path, name)
+    assert str(caught.value).startswith(f"{path}{expected}")
+
+
+def test_a_folder_of_several_files_has_no_named_ones_inside(tmp_path: Path) -> None:
+    write(tmp_path, NAMED, "a.yaml")
+    write(tmp_path, PLAIN, "default.yaml")
+    with pytest.raises(ConfigError, match=r"a\.yaml:1: configs: a folder of several files has one configuration in"):
+        load(tmp_path)
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, PLAIN, "default.yaml")
+    write(tmp_path, PLAIN, "default.yml")
+    with pytest.raises(ConfigError, match=r"default\.yml: a second configuration called default; rename one of them"):
+        load(tmp_path)
+
+
+def test_health_and_device_lists_are_read(tmp_path: Path) -> None:
+    config = load(write(tmp_path, PLAIN))
+    assert config.health == HealthConfig(ignored_xids=(13, 31, 43, 45, 68, 109), recovery_reads=2)
+    assert config.device_list_strategy == "auto"
+    text = PLAIN + "deviceListStrategy: cdi-cri\nhealth: {ignoredXids: [], recoveryReads: 3}\n"
+    config = load(write(tmp_path, text))
+    assert (config.health.ignored_xids, config.health.recovery_reads) == ((), 3)
+    assert config.device_list_strategy == "cdi-cri"
+
+
+@pytest.mark.parametrize("name", ["first-fit", "best-fit", "worst-fit", "bin-pack", "spread", "topology-aware"])
+def test_every_placement_is_accepted(tmp_path: Path, name: str) -> None:
+    text = PLAIN.replace("}", f", placement: {name}}}")
+    assert load(write(tmp_path, text)).profiles[0].placement == name
+
+
+@pytest.mark.parametrize(("labels", "resource"), [({"kyb.ai/config": "a100"}, "kyb.ai/two"), ({}, "kyb.ai/one")])
+async def test_the_nodes_label_decides_and_an_absent_api_server_is_waited_for(
+    tmp_path: Path, labels: dict[str, str], resource: str
+) -> None:
+    """A guess would give this node the groups of another."""
+    asked = []
+
+    async def node(request: web.Request) -> web.Response:
+        asked.append(request.match_info["name"])
+        if len(asked) < 3:
+            return web.Response(status=503)
+        return web.json_response({"metadata": {"name": "n1", "labels": labels}})
+
+    (tmp_path / "account").mkdir()
+    write(tmp_path / "account", "secret", "token")
+    app = web.Application()
+    app.add_routes([web.get("/api/v1/nodes/{name}", node)])
+    async with HttpServer(app, "127.0.0.1", 0) as server:
+        kube = Kube(server.url, tmp_path / "account")
+        try:
+            config = await load_by_label(write(tmp_path, NAMED), "n1", kube, retry_seconds=0.01)
+        finally:
+            await kube.close()
+    assert config.resources == (resource,)
+    assert asked == ["n1"] * 3
