@@ -179,14 +179,13 @@ class Cgroups:
         }
         freezers = [folders[""] / "cgroup.freeze"] if "" in folders else []
         freezers += [folders["freezer"] / "freezer.state"] if "freezer" in folders else []
-        memory = [folders[name] for name in ("", "memory") if name in folders]
         return Cgroup(
             path=next(iter(paths.values())),
             container=container,
             pod_uid=pod_uid,
             folder=next((folders[name] for name in ("", "freezer", "memory", *folders) if name in folders), None),
             freezer=next((file for file in freezers if file.exists()), None),
-            memory=next((one for one in memory if any((one / name).exists() for name in _LIMITS)), None),
+            memory=folders.get("memory", folders.get("")),
         )
 
     def _unified(self, path: str) -> Path:
@@ -196,9 +195,6 @@ class Cgroups:
 
     def _below(self, controller: str, path: str) -> Path:
         return self.root / controller.removeprefix("name=") / path.lstrip("/")
-
-
-_LIMITS = ("memory.max", "memory.limit_in_bytes")
 
 
 def _memory_room(folder: Path, where: str) -> MemoryRoom | None:

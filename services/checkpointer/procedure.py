@@ -210,10 +210,10 @@ class Procedure:
 
     def _towards_dead(self) -> Step:
         # Killing a live process that was once restored can hang the host: lock and checkpoint it first if it lets us.
+        gentle = {Seen.UNKNOWN: Verb.STATE, Seen.RUNNING: Verb.LOCK, Seen.LOCKED: Verb.CHECKPOINT}
         for index, state in enumerate(self.states):
-            if index not in self._spent and state in (Seen.RUNNING, Seen.LOCKED):
-                verb = Verb.LOCK if state is Seen.RUNNING else Verb.CHECKPOINT
-                return self._awake(Step(verb, index))
+            if index not in self._spent and state in gentle:
+                return self._awake(Step(gentle[state], index))
         return Step(Verb.KILL)
 
     def _awake(self, step: Step) -> Step:

@@ -185,6 +185,15 @@ def test_a_kill_locks_and_checkpoints_what_runs_first() -> None:
     assert verbs(sim) == [(V.LOCK, 0), (V.CHECKPOINT, 0), (V.KILL, None)]
 
 
+def test_a_kill_first_finds_out_what_runs_and_leaves_the_parked_frozen() -> None:
+    sim = Sim([R, C])
+    assert run(sim.procedure(Goal.DEAD), sim) == End("lost")
+    assert verbs(sim) == [(V.LOCK, 0), (V.CHECKPOINT, 0), (V.KILL, None)]
+    sim = Sim([C, C], frozen=True)
+    assert run(sim.procedure(Goal.DEAD), sim) == End("lost")
+    assert verbs(sim) == [(V.KILL, None)]
+
+
 def test_a_kill_of_what_refuses_goes_on() -> None:
     sim = Sim([R, R], faults=[Fault(V.LOCK, T.HUNG, member=0), Fault(V.CHECKPOINT, T.REFUSED, member=1)])
     end = run(Procedure(Goal.DEAD, list(sim.states)), sim)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -11,10 +12,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.fakes.gpu.client import FakeDriverClient
+from kybernate.fakes.stubs.build import build_stubs
 from kybernate.messages import (
     AskJobs,
     Job,
@@ -27,7 +29,8 @@ from kybernate.messages import (
 )
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.fake import fake_helper_command
-from services.checkpointer.backends.site import open_site
+from services.checkpointer.backends.site import Site, open_site
+from services.checkpointer.helper_command import cuda_helper_command
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
 from services.checkpointer.patience import Patience
@@ -54,7 +57,35 @@ sys.stdin.read()
 """
 
 
-async def until(condition: Callable[[], Any], *, what: str, seconds: float = 20.0) -> Any:
+STUB_ENGINE = """
+import json, mmap, os, sys
+from kybernate.fakes.engine.libcuda import Libcuda
+from kybernate.fakes.gpu.sync_client import SyncDriverClient
+processes, size, marks, library = sys.argv[1:]
+for number in range(int(processes) - 1):
+    if os.fork() == 0:
+        break
+driver = Libcuda()
+for device in range(driver.devices if os.environ["SPREAD"] else 1):
+    driver.alloc(device, int(size))
+if json.loads(marks):
+    assert SyncDriverClient(os.environ["KYB_FAKE_DRIVER"]).request("mark", **json.loads(marks))["code"] == 0
+if library:
+    mapped = mmap.mmap(os.open(library, os.O_RDONLY), 0, prot=mmap.PROT_READ)
+sys.stdout.write("ready\\n")
+sys.stdout.flush()
+for line in sys.stdin:
+    driver.synchronize(0)
+    sys.stdout.write("synchronized\\n")
+    sys.stdout.flush()
+"""
+"""An engine that links the stub. A line on its stdin makes it synchronize."""
+
+Kind = Literal["fake", "ctypes", "bindings"]
+"""Which driver the node's helpers and engines speak to: the fake one's socket, or libcuda through either binding."""
+
+
+async def until(condition: Callable[[], Any], *, what: str, seconds: float = 30.0) -> Any:
     """Wait for a condition; fails with ``what`` after the deadline."""
     deadline = asyncio.get_running_loop().time() + seconds
     while not (value := condition()):
@@ -94,6 +125,10 @@ class Node:
     driver: asyncio.subprocess.Process
     client: FakeDriverClient
     gpus: tuple[str, ...]
+    kind: Kind = "fake"
+    stubs: Path | None = None
+    cuda_version: str = "13000"
+    """What the stub says: 13000 is driver 580, 12080 is 570."""
     server: MemoryServer = field(default_factory=MemoryServer)
     engines: list[Engine] = field(default_factory=list)
 
@@ -101,22 +136,55 @@ class Node:
     def socket(self) -> Path:
         return self.folder / "driver.sock"
 
-    async def engine(self, seat: str, *, gpus: tuple[int, ...] = (0,), gib: int = 40, processes: int = 1) -> Engine:
-        """Start an engine and wait until it holds its memory."""
+    @property
+    def helper_command(self) -> tuple[str, ...]:
+        """How a checkpointer of this node starts helpers."""
+        if self.kind == "fake":
+            return fake_helper_command(self.socket)
+        return ("/usr/bin/env", *self._settings, *cuda_helper_command(self.kind))
+
+    @property
+    def _settings(self) -> list[str]:
+        places = [f"LD_LIBRARY_PATH={self.stubs}", f"KYB_FAKE_DRIVER={self.socket}"]
+        return [*places, f"KYB_STUB_CUDA_VERSION={self.cuda_version}"]
+
+    async def engine(
+        self,
+        seat: str,
+        *,
+        gpus: tuple[int, ...] = (0,),
+        gib: int = 40,
+        processes: int = 1,
+        backend: str = "",
+        marks: dict[str, Any] | None = None,
+        library: str = "",
+        environment: dict[str, str] | None = None,
+        visible: tuple[int, ...] = (),
+    ) -> Engine:
+        """Start an engine and wait until it holds its memory. ``marks``: what its processes tell the fake driver about
+        themselves; ``library``: a file that they map; ``visible``: GPUs in its container, its own if none is named."""
         uuids = tuple(self.gpus[index] for index in gpus)
-        share = gib * GIB // len(gpus) // processes
+        share = str(gib * GIB // len(gpus) // processes)
+        if self.kind == "fake":
+            command = (ENGINE, str(self.socket), seat, str(processes), ",".join(uuids), share)
+        else:
+            command = (STUB_ENGINE, str(processes), share, json.dumps(marks or {}), library)
+        device = {
+            "NVIDIA_VISIBLE_DEVICES": ",".join(self.gpus[index] for index in (visible or gpus)),
+            "CUDA_VISIBLE_DEVICES": ",".join(uuids),
+            "KYB_GPU_SEAT": seat,
+            "SPREAD": "1",
+            **dict(setting.split("=", 1) for setting in self._settings),
+            **(environment or {}),
+        }
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
-            ENGINE,
-            str(self.socket),
-            seat,
-            str(processes),
-            ",".join(uuids),
-            str(share),
+            *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
+            env={**plain_environment(), **device},
         )
         target = SeatTarget(
             seat=seat,
@@ -124,7 +192,7 @@ class Node:
             container_id=f"process://{process.pid}",
             gpus=uuids,
             vram_bytes=gib * GIB,
-            backend="fake",
+            backend=backend or ("fake" if self.kind == "fake" else "cuda"),
         )
         engine = Engine(process, target)
         self.engines.append(engine)
@@ -152,19 +220,31 @@ class Node:
         return Path(f"/proc/{engine.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
+def plain_environment() -> dict[str, str]:
+    """This process' environment without settings of Kybernate."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
+
+
 @asynccontextmanager
-async def node(*, gpus: int = 2, memory: str = "80GiB", speed: float = SPEED) -> AsyncIterator[Node]:
-    """A node without a checkpointer."""
+async def node(
+    kind: Kind = "fake",
+    *,
+    gpus: int = 2,
+    memory: str = "80GiB",
+    speed: float = SPEED,
+    options: tuple[str, ...] = (),
+) -> AsyncIterator[Node]:
+    """A node without a checkpointer. ``options``: further ones of the fake driver."""
     folder = Path(tempfile.mkdtemp(prefix="kyb-"))
-    command = ("-m", "kybernate.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", str(gpus))
-    driver = await asyncio.create_subprocess_exec(
-        sys.executable, *command, "--memory", memory, "--speed", str(speed), stderr=asyncio.subprocess.DEVNULL
-    )
+    machine = options if "--preset" in options else ("--gpus", str(gpus), "--memory", memory, *options)
+    command = ("-m", "kybernate.fakes.gpu", "--socket", str(folder / "driver.sock"), *machine, "--speed", str(speed))
+    stubs = None if kind == "fake" else await asyncio.to_thread(build_stubs)
+    driver = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.DEVNULL)
     try:
         client = await FakeDriverClient.connect(folder / "driver.sock", wait_seconds=20)
         async with client:
             devices = (await client.call("devices"))["gpus"]
-            here = Node(folder, driver, client, tuple(gpu["uuid"] for gpu in devices))
+            here = Node(folder, driver, client, tuple(gpu["uuid"] for gpu in devices), kind, stubs)
             try:
                 yield here
             finally:
@@ -179,8 +259,10 @@ async def node(*, gpus: int = 2, memory: str = "80GiB", speed: float = SPEED) ->
 class Checkpointer:
     """A worker in this process, and the manager's end of the bus."""
 
-    def __init__(self, node: Node, worker: Worker, bus: MemoryBus, journal: Journal, pool: HelperPool) -> None:
-        self.node, self.worker, self.bus, self.journal, self.pool = node, worker, bus, journal, pool
+    def __init__(
+        self, node: Node, worker: Worker, bus: MemoryBus, journal: Journal, pool: HelperPool, site: Site
+    ) -> None:
+        self.node, self.worker, self.bus, self.journal, self.pool, self.site = node, worker, bus, journal, pool, site
         self.reports: list[JobStatus] = []
         self.epoch = journal.highest_epoch
 
@@ -244,22 +326,22 @@ class Checkpointer:
 
 
 @asynccontextmanager
-async def checkpointer(node: Node, **patience: float) -> AsyncIterator[Checkpointer]:
-    """A checkpointer of the node; leaving the context ends it like SIGTERM."""
+async def checkpointer(
+    node: Node, *, allowed: frozenset[str] | None = None, margin_bytes: int = 0, **patience: float
+) -> AsyncIterator[Checkpointer]:
+    """A checkpointer of the node; leaving the context ends it like SIGTERM. ``allowed``: exactly these hazards."""
     journal = Journal(node.folder / "state")
     journal.load()
     waits = Patience(**{"speed": SPEED, "floor_wall_seconds": 2.0, **patience})
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(journal.close)
-        pool = await stack.enter_async_context(
-            HelperPool(fake_helper_command(node.socket), node.folder / "state" / "helpers")
-        )
+        pool = await stack.enter_async_context(HelperPool(node.helper_command, node.folder / "state" / "helpers"))
         own = await stack.enter_async_context(MemoryBus.connect(node.server))
         managers = await stack.enter_async_context(MemoryBus.connect(node.server))
-        worker = Worker(
-            NODE, own, journal, pool, open_backends(pool, waits, open_site(node.socket, waits.floor_wall_seconds))
-        )
-        here = Checkpointer(node, worker, managers, journal, pool)
+        site = open_site(node.socket, waits.floor_wall_seconds)
+        site.allowed = site.allowed if allowed is None else allowed
+        worker = Worker(NODE, own, journal, pool, open_backends(pool, waits, site, margin_bytes))
+        here = Checkpointer(node, worker, managers, journal, pool, site)
         listening = asyncio.Event()
         tasks = [
             asyncio.create_task(here.listen(managers, listening)),
@@ -285,9 +367,10 @@ async def checkpointer(node: Node, **patience: float) -> AsyncIterator[Checkpoin
 
 def environment(node: Node, nats_url: str) -> dict[str, str]:
     """What a checkpointer process of its own needs."""
-    mine = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
+    driver = {"KYB_DRIVER": "cuda", "KYB_CUDA_BINDING": node.kind, "LD_LIBRARY_PATH": str(node.stubs)}
     return {
-        **mine,
+        **plain_environment(),
+        **({} if node.kind == "fake" else driver),
         "KYB_NODE": NODE,
         "KYB_NATS_URL": nats_url,
         "KYB_FAKE_DRIVER": str(node.socket),

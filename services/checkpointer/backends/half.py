@@ -72,7 +72,7 @@ class Half:
             await self.note(step.verb, pid, how)
         began = time.monotonic()
         try:
-            seen, killed = await self._do(step, procedure.states)
+            seen, killed = await self._do(step, procedure.states, dying=procedure.goal is Goal.DEAD)
         except StepFailedError as error:
             self._failed.add(step.verb)
             if error.trouble is Trouble.HUNG:
@@ -86,10 +86,13 @@ class Half:
         label = _LABELS.get(step.verb, str(step.verb))
         ending.seconds[label] = ending.seconds.get(label, 0.0) + time.monotonic() - began
 
-    async def _do(self, step: Step, states: list[Seen]) -> tuple[Seen | None, int]:
+    async def _do(self, step: Step, states: list[Seen], *, dying: bool) -> tuple[Seen | None, int]:
         """One step. Returns what STATE read and how many KILL found alive. Raises StepFailedError."""
+        if step.member is not None and step.verb is Verb.STATE:
+            return await self.calls.state(self.unit.group, self.unit.members[step.member], quick=dying), 0
         if step.member is not None:
-            return await self._do_member(step.verb, step.member, states), 0
+            await self._move(step.verb, step.member, states)
+            return None, 0
         unit, site = self.unit, self.site
         try:
             match step.verb:
@@ -115,16 +118,13 @@ class Half:
             raise StepFailedError(Trouble.REFUSED, str(error)) from error
         return None, 0
 
-    async def _do_member(self, verb: Verb, index: int, states: list[Seen]) -> Seen | None:
+    async def _move(self, verb: Verb, index: int, states: list[Seen]) -> None:
         unit, member = self.unit, self.unit.members[index]
-        if verb is Verb.STATE:
-            return await self.calls.state(unit.group, member)
         if verb is Verb.RESTORE and not self.site.reservations.holds(unit.owner, room_needed(unit, states)):
             raise StepFailedError(Trouble.REFUSED, "its GPUs are not reserved")
         await self.calls.move(unit.group, verb, member, unit.epoch, self._gpu_map if verb is Verb.RESTORE else None)
         if verb is Verb.CHECKPOINT:
             self.site.headroom.copied(unit.owner, member.total)
-        return None
 
     async def _check(self) -> None:
         """What speaks against a park, before anything is touched."""

@@ -1,0 +1,195 @@
+"""Whose processes are touched: those in the control group of the seat's container in its pod, on both versions."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from services.checkpointer.cgroups import HiddenProcessesError, container_path, membership
+from services.checkpointer.containers import Containers, UnknownContainerError
+from services.checkpointer.freezer import SIGSTOP, FreezeError, Freezer
+from services.checkpointer.processes import Identity, identify, stopped
+from tests.checkpointer.machine import CONTAINER, POD, SLICE, machine, target
+
+SCOPE = f"{SLICE}/cri-containerd-{CONTAINER}.scope"
+VERSIONS = pytest.mark.parametrize("version", [1, 2])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/kubepods/burstable/pod{POD}/{CONTAINER}",
+        SCOPE,
+        f"{SLICE}/crio-{CONTAINER}.scope",
+        f"{SLICE}/docker-{CONTAINER}.scope",
+        f"/../../kubepods/pod{POD}/{CONTAINER}",
+        f"/system.slice/containerd.service/kubepods-pod{POD.replace('-', '_')}.slice:cri-containerd:{CONTAINER}",
+    ],
+)
+def test_a_container_is_known_by_its_id_in_its_pod(path: str) -> None:
+    assert container_path(path, CONTAINER, POD) == path
+    assert container_path(f"{path}/workers/1", CONTAINER, POD) == path, "control groups of its own are part of it"
+    assert container_path(path, CONTAINER, POD.replace("0a1b", "0a1c")) is None, "another pod"
+    assert container_path(path, "4e" * 32, POD) is None, "another container of the pod"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{SLICE}/crio-conmon-{CONTAINER}.scope",
+        SLICE,
+        f"/kubepods/burstable/podx{POD}/{CONTAINER}",
+        f"/docker/{CONTAINER}",
+        f"{SLICE}/cri-containerd-{CONTAINER}0.scope",
+        "/",
+    ],
+)
+def test_monitors_strangers_and_lookalikes_are_not_in_the_container(path: str) -> None:
+    assert container_path(path, CONTAINER, POD) is None
+
+
+def test_a_hybrid_machine_has_both_versions() -> None:
+    place = membership("12:cpu,cpuacct:/a:b\n3:name=systemd:/s\n0::/u\n")
+    assert place.unified == "/u"
+    assert place.controllers == {"cpu": "/a:b", "cpuacct": "/a:b", "name=systemd": "/s"}
+
+
+@VERSIONS
+def test_only_processes_of_the_container_are_found_the_oldest_first(tmp_path: Path, version: int) -> None:
+    m = machine(tmp_path, version)
+    m.process(50, SCOPE, start=10)
+    m.process(40, f"{SCOPE}/nested", start=20)
+    m.process(60, SCOPE, start=5, state="Z")
+    m.process(70, f"{SLICE}/cri-containerd-{'4e' * 32}.scope")
+    m.process(71, f"{SLICE}/crio-conmon-{CONTAINER}.scope")
+    m.process(72, "/system.slice/sshd.service")
+    containers = m.containers
+    found = containers.find(target())
+    assert found is not None
+    assert found.root == Identity(pid=50, start=10)
+    assert containers.processes(target(), None) == [Identity(pid=50, start=10), Identity(pid=40, start=20)]
+    assert containers.own(found, [40, 70, 72]) == [Identity(pid=40, start=20)]
+    assert containers.find(target(pod_uid="f" * 32)) is None
+    assert containers.find(target(f"cri-o://{'aa' * 32}")) is None
+
+
+@VERSIONS
+def test_a_control_group_that_is_not_shown_is_found_by_its_processes(tmp_path: Path, version: int) -> None:
+    m = machine(tmp_path, version)
+    m.process(50, SCOPE)
+    containers = Containers(m.proc, tmp_path / "nothing")
+    found = containers.find(target())
+    assert found is not None
+    assert found.cgroup is not None
+    assert (found.cgroup.freezer, found.cgroup.memory) == (None, None)
+    assert [one.pid for one in containers.processes(target(), None)] == [50]
+    assert Freezer(containers.cgroups, 1.0).means(found.cgroup) == SIGSTOP
+
+
+def test_processes_of_another_pid_namespace_are_an_error_and_not_an_empty_container(tmp_path: Path) -> None:
+    m = machine(tmp_path, 2)
+    m.process(50, SCOPE)
+    (m.folders(SCOPE)[0] / "cgroup.procs").write_text("50\n0\n")
+    with pytest.raises(HiddenProcessesError, match="hostPID"):
+        m.containers.find(target())
+
+
+@pytest.mark.parametrize("container_id", ["", "process://x", "rkt://abc", "containerd://"])
+def test_an_id_that_says_nothing_is_an_error_and_not_a_gone_container(container_id: str, tmp_path: Path) -> None:
+    with pytest.raises(UnknownContainerError, match="containerd://"):
+        machine(tmp_path, 2).containers.find(target(container_id))
+
+
+async def test_a_process_is_its_tree_and_its_group_and_never_a_stranger() -> None:
+    script = "sleep 60 & (sleep 60 &) ; echo $$; wait"
+    shell = await asyncio.create_subprocess_exec(
+        "sh", "-c", script, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    root = identify(shell.pid)
+    assert root is not None
+    assert shell.stdout is not None
+    await shell.stdout.readline()
+    containers, mine = Containers(), target(f"process://{shell.pid}")
+    try:
+        found = containers.find(mine)
+        assert found is not None
+        assert found.cgroup is None, "its control group is also ours"
+        assert len(containers.processes(mine, root)) >= 2
+        everyone = containers.processes(mine, root, strays=True)
+        assert len(everyone) == 3, "the orphan is in the group"
+        orphan = next(one for one in everyone if one not in containers.processes(mine, root))
+        assert containers.own(found, [orphan.pid, 1]) == [orphan]
+        assert containers.processes(mine, Identity(pid=root.pid, start=root.start - 1), strays=True) == []
+    finally:
+        import os
+
+        os.killpg(shell.pid, signal.SIGKILL)
+        await shell.communicate()
+
+
+@VERSIONS
+async def test_a_container_is_frozen_and_thawed_by_its_control_group(tmp_path: Path, version: int) -> None:
+    m = machine(tmp_path, version)
+    m.process(50, SCOPE)
+    containers = m.containers
+    freezer = Freezer(containers.cgroups, 20.0)
+    found = containers.find(target())
+    assert found is not None
+    who = found.root
+    assert freezer.means(found.cgroup) == f"cgroup v{version}"
+    async with m.kernel(SCOPE):
+        assert not freezer.stopped(who)
+        await freezer.freeze(found.cgroup, lambda: [who])
+        assert freezer.stopped(who), "nobody may ask the driver about it"
+        await freezer.thaw(found.cgroup, list)
+        assert not freezer.stopped(who)
+        await freezer.freeze(found.cgroup, lambda: [who])
+        freezer.release(found.cgroup, list)
+    assert m.freezer(SCOPE).read_text().strip() in ("0", "THAWED")
+
+
+@VERSIONS
+def test_a_process_below_a_frozen_control_group_counts_as_stopped(tmp_path: Path, version: int) -> None:
+    m = machine(tmp_path, version)
+    m.process(50, f"{SCOPE}/nested")
+    file = m.freezer(f"{SCOPE}/nested")
+    freezer = Freezer(m.containers.cgroups, 1.0)
+    who = Identity(pid=50, start=100)
+    assert not freezer.stopped(who)
+    if version == 2:
+        file.with_name("cgroup.events").write_text("populated 1\nfrozen 1\n")  # its parent's doing: cgroup.freeze is 0
+    else:
+        file.write_text("FREEZING\n")
+    assert freezer.stopped(who)
+
+
+async def test_a_freezer_that_does_nothing_is_undone_and_said(tmp_path: Path) -> None:
+    m = machine(tmp_path, 2)
+    m.process(50, SCOPE)
+    found = m.containers.find(target())
+    assert found is not None
+    freezer = Freezer(m.containers.cgroups, 0.05)
+    with pytest.raises(FreezeError, match="did not freeze"):
+        await freezer.freeze(found.cgroup, lambda: [found.root])
+    assert m.freezer(SCOPE).read_text() == "0"
+    m.freezer(SCOPE).with_name("cgroup.events").write_text("frozen 1\n")
+    with pytest.raises(FreezeError, match="a control group above it"):
+        await freezer.thaw(found.cgroup, list)
+
+
+async def test_without_a_control_group_of_its_own_a_seat_is_stopped_by_signal() -> None:
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    who = identify(process.pid)
+    assert who is not None
+    try:
+        freezer = Freezer(Containers().cgroups, 20.0)
+        assert freezer.means(None) == SIGSTOP
+        await freezer.freeze(None, lambda: [who])
+        assert stopped(who)
+        assert freezer.stopped(who)
+        await freezer.thaw(None, lambda: [who])
+        assert not stopped(who)
+    finally:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,309 @@
+"""H1 to H16 (research/checkpoint.md §3): what real drivers do to those who park carelessly, and what we do about it.
+
+Each against the fake driver or the stub ``libcuda.so.1`` in front of it, with real processes. What only hardware can
+show has the same number in ``tests/gpu/test_hazards.py``.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from kybernate.messages import KillJob, SeatProgress
+from tests.checkpointer.world import GIB, NODE, Checkpointer, Engine, Kind, Node, checkpointer, node
+
+STUBS: tuple[Kind, ...] = ("ctypes", "bindings")
+ALL: tuple[Kind, ...] = ("fake", *STUBS)
+NOTHING: frozenset[str] = frozenset()
+
+
+@asynccontextmanager
+async def stand(
+    kind: Kind = "ctypes",
+    *,
+    allowed: frozenset[str] | None = None,
+    machine: tuple[str, ...] = (),
+    gpus: int = 2,
+    **patience: float,
+) -> AsyncIterator[tuple[Node, Checkpointer]]:
+    """A node and its checkpointer. ``allowed``: hazards that are allowed; else what the fake machine allows."""
+    waits = {"floor_wall_seconds": 1.0, **patience}
+    async with node(kind, gpus=gpus, options=machine) as here, checkpointer(here, allowed=allowed, **waits) as it:
+        yield here, it
+
+
+async def park(it: Checkpointer, engine: Engine, group: str = "G0") -> SeatProgress:
+    return (await it.do(park=(engine.target,), group=group)).park[0]
+
+
+async def activate(it: Checkpointer, engine: Engine, gpus: tuple[str, ...] | None = None) -> SeatProgress:
+    target = engine.target if gpus is None else engine.target.model_copy(update={"gpus": gpus})
+    done = (await it.do(activate=target)).activate
+    assert done is not None
+    return done
+
+
+def steps(it: Checkpointer) -> list[str]:
+    """Journaled steps of the last job."""
+    *_, last = it.journal.jobs.values()
+    return [record.step for record in last.records if record.step]
+
+
+async def kill(it: Checkpointer, engine: Engine) -> SeatProgress:
+    it.epoch += 1
+    assert (await it.ask(KillJob(cause="test", node=NODE, epoch=it.epoch, target=engine.target))).accepted
+    return (await it.done(f"kill-{engine.target.seat}-{it.epoch}")).park[0]
+
+
+async def runs_on(here: Node, it: Checkpointer, engine: Engine) -> None:
+    """The seat runs as if nothing had happened."""
+    assert await here.state(engine) == "RUNNING"
+    assert await it.outcome(engine) == "active"
+
+
+@pytest.mark.parametrize("kind", ALL)
+async def test_h1_a_restore_that_runs_out_of_memory_is_never_repeated_and_its_memory_is_proven_free(kind: Kind) -> None:
+    async with stand(kind) as (here, it):
+        engine = await here.engine("s00")
+        assert (await park(it, engine)).outcome == "parked"
+        await here.inject("oom")
+        end = await activate(it, engine)
+        assert (end.outcome in ("lost", "gone"), "OUT_OF_MEMORY" in end.reason) == (True, True), end
+        assert steps(it).count("restore") == 1
+        assert await engine.process.wait() == -signal.SIGKILL
+        assert set((await here.used()).values()) == {0}
+
+
+async def test_h1_a_restore_without_room_is_not_tried() -> None:
+    async with stand(settle_seconds=1.0) as (here, it):
+        engine = await here.engine("s00")
+        await park(it, engine)
+        await here.engine("stranger", gib=60)
+        end = await activate(it, engine)
+        assert (end.outcome, "bytes free" in end.reason) == ("parked", True), end
+        assert "restore" not in steps(it)
+        assert here.frozen(engine)
+
+
+async def test_h1_room_beside_others_needs_a_margin_and_a_whole_gpu_needs_none() -> None:
+    async with node() as here, checkpointer(here, margin_bytes=GIB, settle_seconds=1.0) as it:
+        whole = await here.engine("s00", gib=80)
+        assert (await park(it, whole)).outcome == "parked"
+        assert (await activate(it, whole)).outcome == "active"
+        await whole.end()
+        engine = await here.engine("s01", gib=40)
+        await park(it, engine)
+        await here.engine("stranger", gib=40)
+        end = await activate(it, engine)
+        assert (end.outcome, str(41 * GIB) in end.reason) == ("parked", True), end
+
+
+@pytest.mark.parametrize("kind", STUBS)
+async def test_h2_a_restored_process_is_locked_and_checkpointed_before_it_is_killed(kind: Kind) -> None:
+    async with stand(kind) as (here, it):
+        engine = await here.engine("s00")
+        await park(it, engine)
+        await activate(it, engine)
+        await here.inject("wedge-on-kill")
+        assert (await kill(it, engine)).outcome == "gone"
+        assert steps(it) == ["lock", "checkpoint", "kill"]
+        assert set((await here.used()).values()) == {0}
+        assert (await here.violations())["count"] == 0
+
+
+async def test_h2_memory_that_stays_held_after_a_kill_is_quarantine() -> None:
+    async with stand("fake", base_seconds=1.0, seconds_per_gib=0.0) as (here, it):
+        engine = await here.engine("s00")
+        await park(it, engine)
+        await activate(it, engine)
+        await here.inject("wedge-on-kill")
+        await here.inject("fail", verb="lock", code=304, times=9)
+        end = await kill(it, engine)
+        assert (end.outcome, "no process accounts for" in end.reason) == ("quarantined", True), end
+
+
+@pytest.mark.parametrize("kind", ALL)
+async def test_h3_a_process_that_a_lock_kills_is_a_cold_start(kind: Kind) -> None:
+    async with stand(kind) as (here, it):
+        engine = await here.engine("s00", processes=2)
+        await here.inject("segfault-on-lock")
+        end = await park(it, engine)
+        assert end.outcome in ("lost", "gone"), end
+        assert await it.outcome(engine) == "gone"
+        assert set((await here.used()).values()) == {0}
+
+
+async def test_h4_a_parked_process_makes_no_call_because_it_is_frozen() -> None:
+    async with stand() as (here, it):
+        engine = await here.engine("s00")
+        await park(it, engine)
+        assert here.frozen(engine)
+        assert engine.process.stdin is not None
+        assert engine.process.stdout is not None
+        engine.process.stdin.write(b"synchronize\n")  # would crash it, were it not frozen
+        assert (await activate(it, engine)).outcome == "active"
+        assert await asyncio.wait_for(engine.process.stdout.readline(), 30) == b"synchronized\n"
+
+
+@pytest.mark.parametrize("kind", ["fake", "ctypes"])
+async def test_h5_the_driver_is_never_asked_about_a_stopped_process(kind: Kind) -> None:
+    """Somebody else stops a seat: looking at it harms nobody, a park thaws it first."""
+    async with stand(kind) as (here, it):
+        engine = await here.engine("s00")
+        os.kill(engine.pid, signal.SIGSTOP)
+        assert await it.outcome(engine) == "quarantined"
+        os.kill(engine.pid, signal.SIGCONT)
+        assert (await park(it, engine)).outcome == "parked"
+        assert await it.outcome(engine) == "parked"
+        assert (await activate(it, engine)).outcome == "active"
+        assert "hung" not in steps(it)
+
+
+async def test_h6_a_copy_that_does_not_fit_into_host_memory_is_not_begun() -> None:
+    async with stand(machine=("--host-memory", "43GiB")) as (here, it):
+        engine = await here.engine("s00", gib=40)
+        end = await park(it, engine)
+        assert (end.outcome, steps(it)) == ("active", []), end
+        assert "needs 44.0 GiB of host memory" in end.reason
+        assert "43.0 GiB" in end.reason
+        await runs_on(here, it, engine)
+        assert (await here.violations())["count"] == 0
+
+
+async def test_h6_two_parks_at_once_do_not_count_on_the_same_memory() -> None:
+    """Room for one of two copies: one seat is parked, the other stays."""
+    async with stand(machine=("--host-memory", "70GiB")) as (here, it):
+        one, two = await here.engine("s00", gib=40), await here.engine("t00", gpus=(1,), gib=40)
+        await here.inject("slow", factor=20)
+        ops = [await it.begin(park=(one.target,)), await it.begin(park=(two.target,), group="G1")]
+        ends = [(await it.done(op)).park[0] for op in ops]
+        assert sorted(end.outcome for end in ends) == ["active", "parked"], ends
+        assert (await here.violations())["count"] == 0
+
+
+def nccl(folder: Path) -> str:
+    """A file that looks like NCCL in /proc/<pid>/maps."""
+    library = folder / "libnccl.so.2"
+    library.write_bytes(b"not NCCL")
+    return str(library)
+
+
+async def test_h7_and_h8_ranks_of_a_communicator_are_not_parked() -> None:
+    """(The rule for one process, H7, is in test_refusals: the stub has no driver 595.)"""
+    async with stand() as (here, it):
+        engine = await here.engine("s00", processes=2, library=nccl(here.folder))
+        end = await park(it, engine)
+        assert (end.outcome, "NCCL" in end.reason, steps(it)) == ("active", True, []), end
+        await runs_on(here, it, engine)
+        alone = await here.engine("t00", gpus=(1,), library=nccl(here.folder))
+        assert (await park(it, alone)).outcome == "parked", "loaded alone it means nothing: PyTorch always loads it"
+
+
+async def test_h8_a_lock_that_hangs_on_another_rank_ends_at_its_deadline_and_is_undone() -> None:
+    async with stand(lock_seconds=1.0) as (here, it):
+        engine = await here.engine("s00", processes=2, marks={"communicator": "world"})
+        end = await park(it, engine)
+        assert end.outcome == "active", end
+        await runs_on(here, it, engine)
+
+
+async def test_h9_several_processes_are_not_parked_unless_allowed_since_they_may_share_memory() -> None:
+    async with stand(allowed=NOTHING) as (here, it):
+        engine = await here.engine("s00", gib=20, processes=2)
+        end = await park(it, engine)
+        assert (end.outcome, "CUDA IPC" in end.reason, steps(it)) == ("active", True, []), end
+        pair = await here.engine("t00", gib=20, processes=2, environment={"KYB_PARK_ALLOW": "several-processes"})
+        assert (await park(it, pair)).outcome == "parked"
+
+
+@pytest.mark.parametrize("mark", ["ipc", "managed"])
+async def test_h9_and_h10_what_only_the_driver_knows_is_rolled_back_with_its_answer(mark: str) -> None:
+    async with stand() as (here, it):
+        engine = await here.engine("s00", marks={mark: True})
+        end = await park(it, engine)
+        assert (end.outcome, "NOT_SUPPORTED" in end.reason) == ("active", True), end
+        assert "managed memory" in end.reason or "CUDA IPC" in end.reason
+        await runs_on(here, it, engine)
+
+
+async def test_h10_an_engine_that_was_told_to_use_managed_memory_is_not_parked() -> None:
+    async with stand() as (here, it):
+        engine = await here.engine("s00", environment={"GGML_CUDA_ENABLE_UNIFIED_MEMORY": "1"})
+        end = await park(it, engine)
+        assert (end.outcome, "managed memory" in end.reason, steps(it)) == ("active", True, []), end
+        await runs_on(here, it, engine)
+
+
+async def test_h12_a_seat_of_two_gpus_is_not_restored_elsewhere() -> None:
+    async with stand(gpus=4) as (here, it):
+        engine = await here.engine("2x.s00", gpus=(0, 1))
+        await park(it, engine)
+        end = await activate(it, engine, here.gpus[2:4])
+        assert (end.outcome, "only seats of one GPU" in end.reason) == ("parked", True), end
+        assert "thaw" not in steps(it)
+        assert (await activate(it, engine)).outcome == "active", "at home it comes back"
+
+
+async def test_h13_a_gpu_without_device_node_in_the_container_leaves_the_seat_parked() -> None:
+    async with stand() as (here, it):
+        engine = await here.engine("s00")
+        await park(it, engine)
+        end = await activate(it, engine, here.gpus[1:])
+        assert (end.outcome, "device node" in end.reason) == ("parked", True), end
+        assert here.frozen(engine)
+        assert (await activate(it, engine)).outcome == "active"
+
+
+@pytest.mark.parametrize("kind", ALL)
+async def test_h14_a_seat_moves_with_a_map_of_all_gpus_and_is_found_where_it_went(kind: Kind) -> None:
+    async with stand(kind) as (here, it):
+        engine = await here.engine("s00", visible=(0, 1))
+        await park(it, engine)
+        resident = await here.engine("s01", gib=70)
+        assert (await activate(it, engine, here.gpus[1:])).outcome == "active"
+        assert await here.used() == {here.gpus[0]: 70 * GIB, here.gpus[1]: 40 * GIB}
+        engine.target = engine.target.model_copy(update={"gpus": here.gpus[1:]})
+        assert (await park(it, engine)).outcome == "parked"
+        assert (await park(it, resident)).outcome == "parked"
+        assert (await activate(it, engine, here.gpus[:1])).outcome == "active"
+        assert await here.used() == {here.gpus[0]: 40 * GIB, here.gpus[1]: 0}
+        assert (await here.violations())["count"] == 0
+
+
+async def test_h14_an_old_driver_moves_nothing() -> None:
+    async with node("ctypes") as here:
+        here.cuda_version = "12080"
+        async with checkpointer(here, floor_wall_seconds=1.0) as it:
+            engine = await here.engine("s00", visible=(0, 1))
+            await park(it, engine)
+            end = await activate(it, engine, here.gpus[1:])
+            assert (end.outcome, "needs driver 580" in end.reason) == ("parked", True), end
+            assert "thaw" not in steps(it)
+            assert (await activate(it, engine)).outcome == "active", "at home without a map"
+
+
+async def test_h15_a_driver_that_does_not_tell_states_is_quarantine_with_a_hint() -> None:
+    async with stand() as (here, it):
+        engine = await here.engine("s00")
+        await here.inject("fail", verb="get_state", code=304, times=99)
+        end = await park(it, engine)
+        assert (end.outcome, "hostPID" in end.reason) == ("quarantined", True), end
+        assert steps(it) == []
+
+
+async def test_h16_a_restore_that_hangs_ends_at_its_deadline_and_nobody_else_waits() -> None:
+    async with stand(base_seconds=10.0, seconds_per_gib=0.0) as (here, it):
+        engine, other = await here.engine("s00"), await here.engine("t00", gpus=(1,))
+        await park(it, engine)
+        await here.inject("hang", verb="restore", seat="s00", times=9)
+        op = await it.begin(activate=engine.target)
+        assert (await park(it, other, "G1")).outcome == "parked"
+        end = (await it.done(op)).activate
+        assert end is not None
+        assert end.outcome == "quarantined", end
+        assert "second hang of this seat" in end.reason
+        assert "delete its pod" in end.reason

@@ -1,0 +1,143 @@
+"""Room for the copy: the host's memory and every limit above the container, counted once."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from services.checkpointer.backends.headroom import Headroom, KernelMemory, NoHeadroomError, UnreadableMemoryError
+from services.checkpointer.backends.inspection import Inspection, NoDeviceError
+from services.checkpointer.cgroups import Cgroup
+from services.checkpointer.processes import Identity
+from tests.checkpointer.machine import CONTAINER, SLICE, Machine, machine, target
+
+GIB = 2**30
+SCOPE = f"{SLICE}/cri-containerd-{CONTAINER}.scope"
+VERSIONS = pytest.mark.parametrize("version", [1, 2])
+
+
+@dataclass
+class Host:
+    """So much is free."""
+
+    free: int
+
+    async def free_bytes(self) -> int:
+        return self.free
+
+
+def cgroup(m: Machine) -> Cgroup:
+    m.process(50, SCOPE)
+    found = m.containers.find(target())
+    assert found is not None
+    assert found.cgroup is not None
+    return found.cgroup
+
+
+@VERSIONS
+async def test_h6_the_pods_limit_must_have_room_for_the_copy(tmp_path: Path, version: int) -> None:
+    m = machine(tmp_path, version)
+    mine = cgroup(m)
+    m.memory(SCOPE, limit=60 * GIB, used=20 * GIB)
+    headroom = Headroom(Host(500 * GIB), m.containers.cgroups)
+    with pytest.raises(NoHeadroomError, match=r"needs 44.0 GiB .* has 40.0 GiB free; raise the pod's memory limit"):
+        await headroom.reserve("s00", mine, 40 * GIB, 1.0)
+    m.memory(SCOPE, limit=64 * GIB, used=20 * GIB)
+    await headroom.reserve("s00", mine, 40 * GIB, 1.0)
+
+
+@VERSIONS
+async def test_h6_clean_page_cache_counts_as_free_and_dirty_does_not(tmp_path: Path, version: int) -> None:
+    m = machine(tmp_path, version)
+    mine = cgroup(m)
+    headroom = Headroom(Host(500 * GIB), m.containers.cgroups)
+    m.memory(SCOPE, limit=64 * GIB, used=50 * GIB, cache=30 * GIB)
+    await headroom.reserve("s00", mine, 40 * GIB, 1.0)
+    m.memory(SCOPE, limit=64 * GIB, used=50 * GIB, cache=30 * GIB, dirty=10 * GIB)
+    with pytest.raises(NoHeadroomError, match=r"has 34.0 GiB free"):
+        await headroom.reserve("s00", mine, 40 * GIB, 1.0)
+
+
+@VERSIONS
+async def test_h6_every_limit_above_the_container_counts(tmp_path: Path, version: int) -> None:
+    m = machine(tmp_path, version)
+    mine = cgroup(m)
+    m.memory(SCOPE, limit=None, used=GIB)
+    m.memory("/kubepods.slice", limit=100 * GIB, used=90 * GIB)
+    headroom = Headroom(Host(500 * GIB), m.containers.cgroups)
+    with pytest.raises(NoHeadroomError, match=r"/kubepods.slice has 10.0 GiB free"):
+        await headroom.reserve("s00", mine, 40 * GIB, 1.0)
+
+
+async def test_h6_the_hosts_memory_counts_too(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   1048576 kB\n")
+    assert await KernelMemory(tmp_path).free_bytes() == GIB
+    with pytest.raises(NoHeadroomError, match=r"the host has 1.0 GiB free"):
+        await Headroom(KernelMemory(tmp_path), None).reserve("s00", None, 40 * GIB, 1.0)
+    with pytest.raises(UnreadableMemoryError):
+        await KernelMemory(tmp_path / "nowhere").free_bytes()
+
+
+async def test_h6_what_another_park_will_still_take_is_not_free() -> None:
+    host = Host(100 * GIB)
+    headroom = Headroom(host, None)
+    await headroom.reserve("a", None, 50 * GIB, 1.0)
+    with pytest.raises(NoHeadroomError, match="other parks"):
+        await headroom.reserve("b", None, 50 * GIB, 0.0)
+    headroom.release("a")
+    await headroom.reserve("b", None, 50 * GIB, 0.0)
+
+
+async def test_h6_a_park_waits_for_another_that_is_copying_and_then_looks_again() -> None:
+    host = Host(100 * GIB)
+    headroom = Headroom(host, None)
+    await headroom.reserve("a", None, 50 * GIB, 1.0)
+    waiting = asyncio.create_task(headroom.reserve("b", None, 45 * GIB, 30.0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    host.free -= 30 * GIB  # a copies
+    headroom.copied("a", 50 * GIB)
+    await waiting
+    late = asyncio.create_task(headroom.reserve("c", None, 45 * GIB, 30.0))
+    host.free -= 45 * GIB
+    with pytest.raises(NoHeadroomError, match=r"has 25.0 GiB free"):
+        await late
+
+
+def test_h13_the_destinations_device_node_must_be_in_the_container(tmp_path: Path) -> None:
+    m = machine(tmp_path, 2)
+    m.process(50, SCOPE)
+    who, look = Identity(pid=50, start=100), Inspection(m.proc)
+    with pytest.raises(NoDeviceError, match="is the driver loaded"):
+        look.check_device(who, "GPU-b")
+    card = m.proc / "driver" / "nvidia" / "gpus" / "0000:3b:00.0"
+    card.mkdir(parents=True)
+    (card / "information").write_text("Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-b\nDevice Minor: \t 3\n")
+    dev = m.proc / "50" / "root" / "dev"
+    dev.mkdir(parents=True)
+    with pytest.raises(NoDeviceError, match="/dev/nvidia3 of GPU-b is not in the container"):
+        look.check_device(who, "GPU-b")
+    (dev / "nvidia3").write_text("a file is no device")
+    with pytest.raises(NoDeviceError):
+        look.check_device(who, "GPU-b")
+    (dev / "nvidia3").unlink()
+    (dev / "nvidia3").symlink_to("/dev/null")
+    look.check_device(who, "GPU-b")
+
+
+def test_what_proc_tells_about_a_process(tmp_path: Path) -> None:
+    m = machine(tmp_path, 2)
+    m.process(50, SCOPE)
+    one, who, look = m.proc / "50", Identity(pid=50, start=100), Inspection(m.proc)
+    (one / "environ").write_bytes(b"A=1\0KYB_PARK_ALLOW=nccl, several-gpus\0broken\0")
+    (one / "maps").write_text("7f00-7f01 r-xp 0 00:00 1 /usr/lib/libnccl.so.2.27\n")
+    (one / "task" / "50" / "comm").write_text("cuda0123456789a\n")
+    seen = look.process(who)
+    assert (seen.nccl_library, seen.communicates, look.uses_cuda(who)) == (True, False, True)
+    assert look.allowances(who) == {"nccl", "several-gpus"}
+    (one / "task" / "50" / "comm").write_text("pt_nccl_watchdg\n")
+    assert look.process(who).communicates
+    assert not look.uses_cuda(who)
+    gone = look.process(Identity(pid=51, start=1))
+    assert (gone.nccl_library, gone.threads, gone.environment) == (False, frozenset(), {})

@@ -1,0 +1,110 @@
+"""What is not parked, moved or restored, and why: pure rules, one sentence each."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.checkpointer.backends.gpu_map import moves, permutation, why_not
+from services.checkpointer.backends.refusals import Allowance, Driver, Process, driver_from, refusal
+
+A, B, C = "GPU-a", "GPU-b", "GPU-c"
+D570, D580, D595 = (
+    Driver(version=v, checkpoint=True, gpu_map=v > "575") for v in ("570.158.01", "580.95.05", "595.84")
+)
+PLAIN = Process(1, environment={})
+WATCHDOG = Process(1, nccl_library=True, threads=frozenset({"python", "pt_nccl_watchdg"}), environment={})
+LOADED = Process(1, nccl_library=True, environment={})
+
+
+def why(
+    *processes: Process,
+    gpus: tuple[str, ...] = (A,),
+    driver: Driver = D580,
+    neighbours: tuple[str, ...] = ("python",),
+    allowed: tuple[str, ...] = (),
+) -> str | None:
+    return refusal(gpus, driver, processes or (PLAIN,), neighbours, allowed)
+
+
+def test_one_process_on_one_gpu_is_parked() -> None:
+    assert why() is None
+    assert why(driver=D570) is None
+    assert why(driver=Driver(version="fake")) is None
+
+
+def test_a_driver_without_the_api_is_told_by_its_version() -> None:
+    assert "570 or newer" in (why(driver=Driver(version="550.54", checkpoint=False)) or "")
+
+
+def test_h11_mig_is_refused_by_the_instances_name_and_by_the_gpus_mode() -> None:
+    assert "MIG" in (why(gpus=("MIG-1",)) or "")
+    assert "MIG" in (why(driver=Driver(mig={A: True})) or "")
+    assert why(driver=Driver(mig={A: False, B: True})) is None, "another GPU's mode is no matter"
+
+
+def test_mps_is_refused_when_its_server_uses_the_gpu() -> None:
+    assert "MPS" in (why(neighbours=("python", "nvidia-cuda-mps")) or "")
+
+
+@pytest.mark.parametrize("name", ["GGML_CUDA_ENABLE_UNIFIED_MEMORY", "TF_FORCE_UNIFIED_MEMORY"])
+def test_h10_managed_memory_is_refused_where_the_environment_asks_for_it(name: str) -> None:
+    assert "managed memory" in (why(Process(1, environment={name: "1"})) or "")
+    assert why(Process(1, environment={name: "0"})) is None
+    assert why(Process(1, environment={name: "1"}), allowed=("managed-memory",)) is None
+
+
+def test_h7_a_process_group_of_one_gpu_is_refused_from_driver_590_on() -> None:
+    assert "aborts on driver 595.84" in (why(WATCHDOG, driver=D595) or "")
+    assert why(WATCHDOG, driver=D580) is None
+    assert why(LOADED, driver=D595) is None, "PyTorch loads the library always: that alone says nothing"
+    assert why(WATCHDOG, driver=D595, allowed=("nccl",)) is None
+
+
+def test_h8_nccl_in_a_seat_of_several_is_refused_even_where_several_are_allowed() -> None:
+    both = ("several-gpus", "several-processes")
+    assert "NCCL" in (why(LOADED, Process(2, nccl_library=True), allowed=both) or "")
+    assert "NCCL" in (why(LOADED, gpus=(A, B), allowed=both) or "")
+    assert why(LOADED, LOADED, gpus=(A, B), allowed=(*both, "nccl")) is None
+
+
+def test_h9_several_processes_and_several_gpus_each_need_their_allowance() -> None:
+    two = (PLAIN, Process(2, environment={}))
+    assert "several-gpus" in (why(gpus=(A, B)) or "")
+    assert "CUDA IPC" in (why(*two) or "")
+    assert why(*two, allowed=("several-processes",)) is None
+    assert "several-gpus" in (why(*two, gpus=(A, B), allowed=("several-processes",)) or "")
+    assert why(*two, gpus=(A, B), allowed=tuple(Allowance)) is None
+
+
+def test_what_a_helper_says_about_its_driver() -> None:
+    told = driver_from(
+        {"driver": "580.95.05", "capabilities": {"checkpoint": True, "gpu_map": True}, "mig": {A: False}}
+    )
+    assert (told.major, told.checkpoint, told.gpu_map) == (580, True, True)
+    assert driver_from({"driver": "fake", "capabilities": {"checkpoint": True}}).major == 0
+    assert not driver_from({}).checkpoint
+
+
+def test_h14_the_map_names_every_gpu_and_is_left_out_where_nothing_moves() -> None:
+    assert moves((A,), (B,)) == {A: B}
+    assert permutation((A, B, C), {A: B}) == {A: B, B: A, C: C}
+    assert moves((A, B), (B, A)) == {}, "the same GPUs in another order"
+    assert permutation((A, B), {}) is None
+    with pytest.raises(ValueError, match="GPU-d"):
+        permutation((A, B), {A: "GPU-d"})
+
+
+@given(gpus=st.lists(st.integers(0, 99).map(lambda n: f"GPU-{n}"), min_size=2, max_size=8, unique=True))
+def test_h14_every_map_is_a_permutation(gpus: list[str]) -> None:
+    old, new = gpus[0], gpus[-1]
+    found = permutation((*gpus, "MIG-1"), {old: new})
+    assert found is not None
+    assert sorted(found) == sorted(found.values()) == sorted(gpus)
+    assert found[old] == new
+
+
+def test_h12_only_one_process_on_one_gpu_moves_and_only_with_a_new_driver() -> None:
+    assert why_not((A,), (B,), 1, driver_can=True, driver="580") is None
+    assert "2 GPUs" in (why_not((A, B), (B, C), 1, driver_can=True, driver="580") or "")
+    assert "2 GPU processes" in (why_not((A,), (B,), 2, driver_can=True, driver="580") or "")
+    assert "580 or newer, this is 570.1" in (why_not((A,), (B,), 1, driver_can=False, driver="570.1") or "")
