@@ -1,13 +1,15 @@
+import re
 from pathlib import Path
 
 import pytest
 
-from kybernate.config import NodeConfig, PolicyConfig, load
+from kybernate.config import NodeConfig, PolicyConfig, load, load_all
 from kybernate.policy import FifoBatch
 from kybernate.stack import LAPTOP
 from kybernate.stack.options import fake_gpus
 from kybernate.topology import build_groups, group_key, plan
 
+DOCS = Path(__file__).parents[2] / "docs"
 CUSTOMERS_SAMPLE = """\
 profiles:
   - name: gpu-1x-seat
@@ -61,6 +63,19 @@ def test_sizes_that_would_overlap_listed_groups_get_no_seats_and_a_warning(tmp_p
     assert [(group.name, len(group.seat_ids)) for group in found.groups] == [("G01", 3), ("G23", 3)]
     assert [text.split()[1] for text in found.warnings] == ["gpu-1x-seat", "gpu-4x-seat"]
     assert all("list groups of this size" in text for text in found.warnings)
+
+
+def test_the_examples_of_the_documentation_load_and_name_the_defaults(tmp_path: Path) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (DOCS / "config.md").read_text(), re.DOTALL)
+    one, several = (block for block in blocks if block.startswith(("profiles:", "configs:")))
+    config = read(tmp_path, one)
+    least = read(tmp_path, "profiles:\n" + one[one.index("  - name") : one.index("gpuTopology:")])
+    rest = {"gpu_topology", "policy"}
+    assert config.model_dump(exclude=rest) == least.model_dump(exclude=rest)
+    assert config.policy.build() == least.policy.build()
+    assert (len(config.topology.groups), config.topology.overlap) == (1, "none")
+    (tmp_path / "config.yaml").write_text(several)
+    assert list(load_all(tmp_path / "config.yaml")) == ["default", "a100"]
 
 
 def test_the_laptop_stack_has_three_disjoint_groups_and_no_warning() -> None:
