@@ -5,6 +5,7 @@ files beside this one.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,9 +66,7 @@ class NvmlGpus:
         if self._events is not None:
             events, self._events = self._events, None
             await asyncio.to_thread(events.close)
-        if self._nvml is not None:
-            nvml, self._nvml = self._nvml, None
-            await asyncio.to_thread(nvml.nvmlShutdown)
+        await asyncio.to_thread(self._shut_down)
 
     async def _in_thread(self, read: Callable[[], T]) -> T:
         def call() -> T:
@@ -90,6 +89,13 @@ class NvmlGpus:
             remedy = "install the NVIDIA driver here, give this container runtimeClass nvidia, or use KYB_GPUS=fake"
             raise GpuError(f"no NVML on this machine: {error}; {remedy}") from error
         self._nvml = nvml
+
+    def _shut_down(self) -> None:
+        with self._lock:  # a reading whose caller was cancelled may still be under way
+            nvml, self._nvml = self._nvml, None
+            if nvml is not None:
+                with contextlib.suppress(nvml.NVMLError):  # the driver is gone already
+                    nvml.nvmlShutdown()
 
     def _each(self, read: Callable[[int, Any], T]) -> tuple[T, ...]:
         """What ``read`` says of each GPU by index and handle, without those that fail unless all do."""

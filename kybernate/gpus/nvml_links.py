@@ -48,7 +48,7 @@ def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[Link, ...]:
     readings = []
     for handle in handles:
         try:
-            readings.append((handle, text(nvml.nvmlDeviceGetUUID(handle)), _ports(nvml, handle)))
+            readings.append((handle, text(nvml.nvmlDeviceGetUUID(handle)), read_ports(nvml, handle)))
         except nvml.NVMLError:  # lost: no pairs with it
             continue
     found = []
@@ -58,7 +58,8 @@ def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[Link, ...]:
     return tuple(found)
 
 
-def _ports(nvml: Any, handle: Any) -> Ports:
+def read_ports(nvml: Any, handle: Any) -> Ports:
+    """The NVLink side of a GPU. Raises NVMLError when it does not answer."""
     peers, switch_links = [], 0
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         if not _active(nvml, handle, link):

@@ -11,10 +11,20 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kybernate.gpus import GpuError, NvmlGpus, load_pynvml
+from kybernate.gpus.nvml_links import read_ports
 
 
 def plain(found):
     return found if isinstance(found, dict) else [asdict(one) for one in found]
+
+
+def cliques(nvml):
+    """The fabric's clique of each GPU, as the rule for switches gets it."""
+    nvml.nvmlInit()
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    found = [read_ports(nvml, handle).clique for handle in handles]
+    nvml.nvmlShutdown()
+    return [clique and (list(clique[0]), clique[1]) for clique in found]
 
 
 async def main() -> None:
@@ -22,7 +32,10 @@ async def main() -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
         method, *arguments = json.loads(line)
         try:
-            answer = {"ok": plain(await getattr(gpus, method)(*arguments))}
+            if method == "cliques":
+                answer = {"ok": cliques(load_pynvml())}
+            else:
+                answer = {"ok": plain(await getattr(gpus, method)(*arguments))}
         except GpuError as error:
             answer = {"error": str(error)}
         sys.stdout.write(json.dumps(answer) + "\n")

@@ -176,6 +176,14 @@ async def test_what_a_gpu_does_not_tell_is_guessed_safely(tmp_path):
         assert [gpu.index for gpu in await m.nvml.list()] == [1, 2, 3, 4, 5, 6, 7]
 
 
+async def test_gpus_of_a_fabric_that_the_driver_knows_have_one_clique(tmp_path):
+    async with machine(tmp_path, "8xH100-nvswitch") as m:
+        assert await m.nvml.ask("cliques") == [[[0] * 16, 0]] * 8
+    (tmp_path / "other").mkdir()
+    async with machine(tmp_path / "other", "8xA100-nvswitch") as m:
+        assert await m.nvml.ask("cliques") == [None] * 8
+
+
 async def test_where_no_gpu_reports_events_the_wait_says_so(tmp_path):
     async with machine(tmp_path, "single-24gb") as m:
         (gpu,) = await m.fake.list()

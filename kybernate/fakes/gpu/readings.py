@@ -91,12 +91,14 @@ class Readings:
         return {"count": len(ends), "pci_bus_id": address, "switched": switched}
 
     def _processes(self, arguments: dict[str, Any]) -> Result:
+        """Of all GPUs, or of one and the MIG instances in it."""
         only = arguments.get("gpu")
+        wanted = None if only is None else self._world.parts(only)
         found = [
             {"pid": process.pid, "seat": process.seat, "gpu": gpu, "bytes": count}
             for process in self._world.processes.values()
             for gpu, count in process.memory.items()
-            if only in (None, gpu)
+            if wanted is None or gpu in wanted
         ]
         return {"processes": found}
 

@@ -74,6 +74,10 @@ typedef struct {
     unsigned int gpuInstanceId, computeInstanceId;
 } nvmlEventData_t;
 
+_Static_assert(sizeof(nvmlPciInfo_t) == 68 && sizeof(nvmlMemory_t) == 24 && sizeof(nvmlMemory_v2_t) == 40, "ABI");
+_Static_assert(sizeof(nvmlProcessInfo_t) == 24 && sizeof(nvmlDeviceAttributes_t) == 40, "ABI");
+_Static_assert(sizeof(nvmlGpuFabricInfo_v2_t) == 36 && sizeof(nvmlEventData_t) == 32, "ABI");
+
 #define KYB_VERSION_OF(type, number) ((unsigned int)(sizeof(type) | ((number) << 24U)))
 #define KYB_NO_INSTANCE 0xFFFFFFFFU
 

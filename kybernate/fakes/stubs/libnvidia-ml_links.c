@@ -98,6 +98,7 @@ KYB_EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpu
     memset(info->clusterUuid, 0, sizeof info->clusterUuid);
     info->status = NVML_SUCCESS;
     info->cliqueId = 0;
+    memset(&info->state, 0xFF, sizeof info->healthMask); /* it is one byte; who reads more reads what lies behind it */
     info->state = FABRIC_COMPLETED;
     info->healthMask = 0;
     return NVML_SUCCESS;
