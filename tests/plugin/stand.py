@@ -93,9 +93,10 @@ async def running_plugin(
     gate_seconds: float = 20.0,
     resources: tuple[str, ...] = (ONE, TWO),
     refused: Callable[[], str | None] = lambda: None,
+    offered: Offer | None = None,
 ) -> AsyncIterator[Plugin]:
     gate = StartGate(run_dir / "seats", gate_seconds)
-    offered = offer(seats_dir=gate.seats_dir, fake_driver=run_dir / "driver.sock")
+    offered = offered or offer(seats_dir=gate.seats_dir, fake_driver=run_dir / "driver.sock")
     hinted: list[str] = []
     node = Node(offered, gate, Probation(frozenset(gpu.uuid for gpu in GPUS)), hinted.append)
     gate.prepare(offered.seats)

@@ -1,0 +1,135 @@
+"""Processes on the GPUs that belong to no seat, and what is done beside them: nothing new, and nothing is ended."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from kybernate.gpus import GpuError
+from kybernate.ledger import Ledger, LedgerEntry
+from kybernate.machine import GpuProcess
+from kybernate.messages import TrafficSignal
+from kybernate.seat import SeatState as S
+from services.gpu_manager import looking
+from services.gpu_manager.foreign import LOOKS, Watch
+from services.gpu_manager.inputs import Stranger, StrangersSeen, Ticket
+from services.gpu_manager.owned import Machine, with_owned
+from tests.manager.world import World, make_gpu, make_group
+
+STRANGER = Stranger("GPU-0", 4711, "python3")
+
+
+def wanted(world: World, model: str) -> TrafficSignal:
+    return TrafficSignal(cause="c", source="router-0", model=model, waiting=1, oldest_wait_seconds=1.0)
+
+
+def test_beside_a_stranger_nothing_is_started_and_the_reason_is_told(world: World) -> None:
+    first, other = world.seat(0, 0), world.seat(1, 0)
+    world.hear(StrangersSeen((STRANGER,)))
+    for seat, model in ((first, "a"), (other, "b")):
+        world.pod(seat, model)
+        world.call(seat)
+    assert [effect.seat for effect in world.said if isinstance(effect, Ticket)] == [other]
+    text = looking.gate_texts(world.board, world.now)[first]
+    assert "group G0 is quarantined: python3 (pid 4711) on GPU 0 belongs to no seat" in text
+    assert "python3 (pid 4711)" in looking.record(world.board, world.row(first), world.now).blocked
+    assert "is quarantined" in world.board.why["G0"]
+    assert looking.record(world.board, world.row(other), world.now).blocked == ""
+
+    world.hear(StrangersSeen(()))
+    world.call(first)
+    assert world.state(first) is S.STARTING
+
+
+def test_a_seat_that_runs_goes_on_and_is_not_evicted_for_another(world: World) -> None:
+    seats = world.fill("a", "b", "c")
+    (active,) = (seat for seat in seats if world.state(seat) is S.ACTIVE)
+    world.hear(StrangersSeen((STRANGER,)))
+    world.beat()
+    world.hear(wanted(world, "a"))
+    for _ in range(5):
+        world.tick(10.0)
+        world.beat()
+        world.hear(wanted(world, "a"))
+    assert world.state(active) is S.ACTIVE
+    world.hear(StrangersSeen(()))
+    world.hear(wanted(world, "a"))
+    assert world.state(active) is S.DRAINING
+
+
+class Processes:
+    """GPUs with these processes on them."""
+
+    def __init__(self, *found: GpuProcess) -> None:
+        self.found: tuple[GpuProcess, ...] | None = found
+
+    async def processes(self) -> tuple[GpuProcess, ...]:
+        if self.found is None:
+            raise GpuError("the driver is away")
+        return self.found
+
+
+def proc(folder: Path, pid: int, *, parent: int = 1, session: int = 1, cgroup: str = "0::/", name: str = "x") -> None:
+    (folder / str(pid)).mkdir()
+    (folder / str(pid) / "comm").write_text(f"{name}\n")
+    (folder / str(pid) / "cgroup").write_text(cgroup)
+    (folder / str(pid) / "stat").write_text(f"{pid} (a) b) S {parent} {pid} {session} 0 0")
+
+
+async def test_a_process_belongs_to_a_seat_by_its_cgroup_or_by_its_ancestors(tmp_path: Path) -> None:
+    proc(tmp_path, 10, cgroup="0::/kubepods/pod1/cri-containerd-abcdef.scope")
+    proc(tmp_path, 20, parent=19, session=18)
+    proc(tmp_path, 19, parent=1, session=18)
+    proc(tmp_path, 18, parent=1, session=18)
+    proc(tmp_path, 30, parent=29, session=28, name="train.py")  # its parents ended
+    gpus = Processes(*(GpuProcess(pid, "GPU-0", 1) for pid in (10, 20, 30, 40)))
+    watch = Watch(gpus, tmp_path)  # type: ignore[arg-type]
+    containers = ["containerd://abcdef", "process://18"]
+    for _ in range(LOOKS - 1):
+        assert await watch.look(containers) == ()
+    # 30 is nobody's; 40 cannot be seen from here, so nothing is said of it.
+    assert await watch.look(["containerd://abcdef", "process://18"]) == ()
+    proc(tmp_path, 29)
+    proc(tmp_path, 28)
+    for _ in range(LOOKS):
+        found = await watch.look(containers)
+    assert found == (Stranger("GPU-0", 30, "train.py"),)
+    assert await watch.look([*containers, "process://28"]) == ()
+    gpus.found = None
+    assert await watch.look(containers) is None
+
+
+async def test_this_very_process_is_its_own_and_its_childrens_ancestor() -> None:
+    watch = Watch(Processes(GpuProcess(os.getpid(), "GPU-0", 1)))  # type: ignore[arg-type]
+    for _ in range(LOOKS):
+        found = await watch.look([])
+    assert found is not None
+    assert [one.pid for one in found] == [os.getpid()]
+    assert await watch.look([f"process://{os.getpid()}"]) == ()
+
+
+def entry(seat: str, *gpus: str) -> LedgerEntry:
+    return LedgerEntry(
+        seat=seat, state=S.PARKED, epoch=1, lease=False, pod="default/p", pod_uid="u", container_id="", gpus=gpus
+    )
+
+
+def test_owned_seats_that_are_not_configured_any_more_are_led_on() -> None:
+    machine = Machine(tuple(make_gpu(index) for index in range(4)), (), ())
+    now = (make_group("G0", [0], 1),)
+    shrunk, gone = make_group("G0", [0], 3).seat_ids[2], make_group("old", [2, 3], 2).seat_ids[1]
+    ledger = Ledger(seats=(entry(now[0].seat_ids[0], "GPU-0"), entry(shrunk), entry(gone, "GPU-2", "GPU-3")))
+    groups = with_owned(now, ledger, machine)
+    assert [group.seat_ids for group in groups] == [(now[0].seat_ids[0], shrunk), (gone,)]
+    assert [gpu.uuid for gpu in groups[1].gpus] == ["GPU-2", "GPU-3"]
+    assert with_owned(now, Ledger(), machine) == now
+
+
+def test_a_container_with_two_kinds_of_seats_is_never_started(world: World) -> None:
+    seat = world.seat(0, 0)
+    world.pod(seat, "a")
+    world.pods[seat] = replace(world.pods[seat], resources=("kyb.ai/a", "kyb.ai/b"))
+    world.look()
+    world.call(seat)
+    assert world.state(seat) is S.WAITING
+    assert "asks for kyb.ai/a and kyb.ai/b" in looking.gate_texts(world.board, world.now)[seat]
+    assert "asks for" in looking.record(world.board, world.row(seat), world.now).blocked

@@ -1,0 +1,100 @@
+"""What the plugin tells the cluster while NATS comes and goes: in order, once, and never in kubelet's way."""
+
+import asyncio
+from pathlib import Path
+
+import grpc.aio
+
+from kybernate.bus.memory import MemoryBus, MemoryServer
+from kybernate.bus.nats import NatsBus
+from kybernate.bus.server import NatsServer, free_port
+from kybernate.bus.setup import init
+from kybernate.messages import SeatAllocated
+from kybernate.pb import deviceplugin_pb2 as pb
+from kybernate.pb import deviceplugin_pb2_grpc as rpc
+from kybernate.seat import SeatState
+from services.plugin.outbox import Outbox
+from tests.kubelet.stand import running_kubelet, short_folder, until
+from tests.plugin.processes import PATIENCE, driver, logged, plugin
+from tests.plugin.stand import ready
+
+
+def event(number: int) -> SeatAllocated:
+    return SeatAllocated(cause="c", node="n", seat=f"1x-abcdef.s{number:02d}", state=SeatState.WAITING)
+
+
+async def test_what_was_put_while_the_bus_was_away_follows_in_order_and_once() -> None:
+    server = MemoryServer()
+    async with MemoryBus.connect(server) as bus, MemoryBus.connect(server) as other:
+        outbox = Outbox(bus)
+        running = asyncio.create_task(outbox.run())
+        events = [event(number) for number in range(250)]
+        try:
+            async with other.subscribe(SeatAllocated.pattern()) as messages:
+                bus.cut()
+                for one in events[:200]:
+                    outbox.put(one)
+                assert outbox.waiting == 200
+                bus.restore()
+                for one in events[200:]:
+                    outbox.put(one)
+                got = [await asyncio.wait_for(anext(messages), PATIENCE) for _ in events]
+                assert [one.id for one in got] == [one.id for one in events]
+                await until(lambda: outbox.waiting == 0, PATIENCE)
+                assert len(server.stored) == len(events)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_of_too_many_the_oldest_are_dropped_and_counted() -> None:
+    server = MemoryServer()
+    async with MemoryBus.connect(server) as bus:
+        outbox = Outbox(bus, limit=3)
+        for number in range(5):
+            outbox.put(event(number))
+        assert (outbox.waiting, outbox.dropped) == (3, 2)
+        running = asyncio.create_task(outbox.run())
+        await until(lambda: len(server.stored) == 3, PATIENCE)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def allocate(folder: Path, seats: list[str]) -> None:
+    (own,) = (path for path in folder.glob("kyb-*.sock") if "1x" in path.name)
+    async with grpc.aio.insecure_channel(f"unix:{own}") as channel:
+        stub = rpc.DevicePluginStub(channel)
+        for seat in seats:
+            preferred = pb.ContainerPreferredAllocationRequest(available_deviceIDs=seats, allocation_size=1)
+            await stub.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=[preferred]), timeout=9)
+            request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=[seat])])
+            await stub.Allocate(request, timeout=9)
+
+
+async def test_with_nats_down_kubelet_is_answered_and_the_events_come_when_it_is_back() -> None:
+    async with running_kubelet() as kubelet:
+        with short_folder() as folder:
+            url = f"nats://127.0.0.1:{(port := free_port())}"
+            async with driver(folder), plugin(folder, kubelet.options.folder, KYB_NATS_URL=url) as log:
+                await until(lambda: ready(kubelet), PATIENCE)
+                seats = sorted(kubelet.devices.endpoints["kyb.ai/gpu-1x-seat"].devices)
+                await allocate(kubelet.options.folder, seats)
+                async with NatsServer(folder / "nats", port=port) as server:
+                    await init(server.url)
+                    async with NatsBus.connect(server.url, source="test", name="test") as bus:
+                        await bus.until_connected()
+                        found: list[str] = []
+
+                        async def told() -> list[str]:
+                            kept = [m async for m in bus.replay() if isinstance(m, SeatAllocated)]
+                            return [message.seat for message in kept]
+
+                        while len(found) < len(seats):
+                            found = await told()
+                            await asyncio.sleep(0.05)
+                        await allocate(kubelet.options.folder, seats[:1])
+                        while len(found) < len(seats) + 1:
+                            found = await told()
+                            await asyncio.sleep(0.05)
+                        assert found == [*seats, seats[0]]
+                assert logged(log, "plugin.allocation_refused") is None

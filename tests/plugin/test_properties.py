@@ -1,0 +1,221 @@
+"""Any configuration, any machine, any order of what kubelet does: nothing is counted twice, nothing raises.
+
+Kubelet is played by a few sets, as the device manager keeps them: which IDs are listed, healthy and given.
+"""
+
+import json
+import random
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kybernate.config import ConfigError, NodeConfig
+from kybernate.kept import keep
+from kybernate.machine import Gpu, GpuEvent, Level, Link
+from kybernate.placement import Strategy
+from kybernate.topology import Group, plan
+from services.plugin.book import FORGET_AFTER
+from services.plugin.devices import Answer, Offer, RefusedError
+from services.plugin.faults import Probation
+from services.plugin.gate import StartGate
+from services.plugin.servicer import Node
+
+SEATS_DIR = Path("/run/kyb/seats")
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[tuple[Gpu, ...], tuple[Link, ...]]:
+    """1 to 8 GPUs on any NUMA nodes, with any links; minor and PCI numbers in any order."""
+    count = draw(st.integers(1, 8))
+    minors = draw(st.permutations(range(count)))
+    buses = draw(st.permutations(range(count)))
+    nodes = draw(st.lists(st.none() | st.integers(0, 1), min_size=count, max_size=count))
+    gpus = tuple(
+        Gpu(i, f"GPU-{i}", minors[i], f"0000:{buses[i]:02x}:00.0", "fake", 80 << 30, nodes[i]) for i in range(count)
+    )
+    levels = st.sampled_from(Level)
+    pairs = [(a, b) for a in range(count) for b in range(a + 1, count)]
+    links = tuple(Link(f"GPU-{a}", f"GPU-{b}", draw(levels), draw(st.sampled_from([0, 12]))) for a, b in pairs)
+    return gpus, links
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> NodeConfig:
+    """Some of the sizes 1, 2, 4, each with any strategy; disjoint or nested."""
+    sizes = draw(st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=3, unique=True))
+    profiles = []
+    for size in sizes:
+        seats = draw(st.integers(1, 4))
+        profiles.append(
+            {
+                "name": f"p{size}",
+                "resource": f"kyb.ai/gpu-{size}x-seat",
+                "groupSize": size,
+                "seatsPerGroup": seats,
+                "activeSlots": draw(st.integers(1, seats)),
+                "placement": draw(st.sampled_from([strategy.value for strategy in Strategy])),
+                "exposeDevices": draw(st.sampled_from(["group", "node"])),
+            }
+        )
+    overlap = draw(st.sampled_from(["none", "timeshare"]))
+    text = json.dumps({"profiles": profiles, "gpuTopology": {"overlap": overlap}})
+    return NodeConfig.model_validate_json(text)
+
+
+def groups_of(config: NodeConfig, gpus: tuple[Gpu, ...], links: tuple[Link, ...]) -> tuple[Group, ...]:
+    """None where the configuration does not fit the machine: that is a typed error."""
+    try:
+        return plan(config, gpus, links).groups
+    except ConfigError:
+        return ()
+
+
+@dataclass
+class Kubelet:
+    """What the device manager knows, and a plugin's node that it asks."""
+
+    gpus: tuple[Gpu, ...]
+    links: tuple[Link, ...]
+    node: Node
+    chance: random.Random
+    given: dict[str, str] = field(default_factory=dict)
+    """Pod by seat ID."""
+    answers: dict[str, Answer] = field(default_factory=dict)
+    pods: int = 0
+    told: list[str] = field(default_factory=list)
+
+    def admit(self, resource: str, containers: int) -> None:
+        """A pod whose init containers, then its app container, use the same seat."""
+        listed = self.node.offer.listed(resource, self.node.probation.faulty)
+        healthy = {seat.id for seat in listed if seat.healthy}
+        self.pods += 1
+        reusable: list[str] = []
+        for _ in range(containers):
+            available = sorted((healthy - self.given.keys()) | set(reusable))
+            if not available:
+                return  # kubelet rejects the pod by itself
+            self.chance.shuffle(available)
+            chosen = self.node.preferred(resource, available, reusable, 1)
+            assert set(chosen) <= set(available)
+            assert len(chosen) in (0, 1)
+            if reusable:
+                assert list(chosen) == reusable
+            seat = chosen[0] if chosen else available[0]
+            self.given[seat] = f"pod-{self.pods}"
+            self.allocate(resource, seat)
+            reusable = [seat]
+
+    def allocate(self, resource: str, seat: str) -> None:
+        (answer,) = self.node.allocate(resource, [[seat]])
+        assert answer == self.answers.setdefault(seat, answer)  # the same seat, the same answer
+        assert answer.envs["KYB_GPU_SEAT"] == seat
+
+    def wrong(self, resource: str) -> None:
+        """What only a broken kubelet or a stale list would ask: refused, and nobody has anything by it."""
+        held = dict(self.node.book.held)
+        own = [seat.id for seat in self.node.offer.listed(resource, frozenset())]
+        for seats in ([], ["9x-000000.s00"], own[:2] if len(own) > 1 else ["", "x"]):
+            with pytest.raises(RefusedError, match=r"resources\.limits|delete the pod"):
+                self.node.allocate(resource, [seats])
+        assert self.node.book.held == held
+
+    def force_delete(self) -> None:
+        """The pod leaves kubelet's list at once; its seat may be given again in the very next admission."""
+        if self.given:
+            del self.given[self.chance.choice(sorted(self.given))]
+
+    def owners(self, looks: int) -> None:
+        """PodResources is looked at."""
+        resources = {seat.id: seat.resource for seat in self.node.offer.seats.values()}
+        for _ in range(looks):
+            self.node.book.see({seat: resources[seat] for seat in self.given})
+
+    def reload(self, config: NodeConfig) -> None:
+        """Another configuration. What somebody has must stay."""
+        before = self.node.offer
+        groups = groups_of(config, self.gpus, self.links)
+        held = {held.seat: held.resource for held in self.node.book.held.values()}
+        kept_groups, kept = keep(groups, held, self.gpus, before=before.groups)
+        self.node.offer = Offer(kept_groups, self.gpus, SEATS_DIR, links=self.links, kept=kept)
+        assert held.keys() <= self.node.offer.seats.keys()
+        self.answers = {}  # names and device nodes may differ now
+        for seat in self.given:
+            assert self.node.offer.seats[seat].resource == before.seats[seat].resource
+            assert self.node.offer.seats[seat].group.key == before.seats[seat].group.key
+
+    def check(self) -> None:
+        offer = self.node.offer
+        everything = [seat.id for resource in offer.resources for seat in offer.listed(resource, frozenset())]
+        assert len(everything) == len(set(everything)) == len(offer.seats)
+        assert all(len(seat) <= 63 for seat in everything)
+        assert len({group.name for group in offer.groups}) == len(offer.groups)
+        assert self.given.keys() <= self.node.book.held.keys()  # nothing in use is thought free
+        faulty = self.node.probation.faulty
+        for resource in offer.resources:
+            for seat in offer.listed(resource, faulty):
+                own = {gpu.uuid for gpu in offer.seats[seat.id].group.gpus}
+                assert seat.healthy == own.isdisjoint(faulty)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["admit", "admit", "admit", "wrong", "delete", "owners", "xid", "read", "reload"]),
+        st.integers(0, 99),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(machines(), configs(), st.lists(configs(), min_size=1, max_size=3), steps, st.integers())
+def test_any_life_of_a_node(
+    machine: tuple[tuple[Gpu, ...], tuple[Link, ...]],
+    config: NodeConfig,
+    others: list[NodeConfig],
+    life: list[tuple[str, int]],
+    seed: int,
+) -> None:
+    gpus, links = machine
+    told: list[str] = []
+    offer = Offer(groups_of(config, gpus, links), gpus, SEATS_DIR, links=links)
+    probation = Probation(frozenset(gpu.uuid for gpu in gpus))
+    node = Node(offer, StartGate(SEATS_DIR), probation, told.append)
+    kubelet = Kubelet(gpus, links, node, random.Random(seed), told=told)
+    kubelet.check()
+    for what, number in life:
+        resources: Any = node.offer.resources or ("kyb.ai/none",)
+        resource = resources[number % len(resources)]
+        match what:
+            case "admit":
+                kubelet.admit(resource, 1 + number % 3)
+            case "wrong":
+                kubelet.wrong(resource)
+            case "delete":
+                kubelet.force_delete()
+            case "owners":
+                kubelet.owners(1 + number % FORGET_AFTER)
+            case "xid":
+                probation.event(GpuEvent(f"GPU-{number % 9}" if number % 7 else None, number))
+            case "read":
+                probation.read(gpu.uuid for gpu in gpus if gpu.index != number)
+            case "reload":
+                kubelet.reload(others[number % len(others)])
+        kubelet.check()
+    kubelet.owners(FORGET_AFTER)
+    assert node.book.held.keys() == kubelet.given.keys()
+
+
+@given(machines(), configs(), st.randoms())
+def test_ids_survive_a_renumbered_machine(
+    machine: tuple[tuple[Gpu, ...], tuple[Link, ...]], config: NodeConfig, chance: random.Random
+) -> None:
+    gpus, links = machine
+    numbers = list(range(len(gpus)))
+    chance.shuffle(numbers)
+    renumbered = tuple(replace(gpu, index=number) for gpu, number in zip(gpus, numbers, strict=True))
+    before, after = groups_of(config, gpus, links), groups_of(config, renumbered, links)
+    assert {group.key: group.seat_ids for group in before} == {group.key: group.seat_ids for group in after}

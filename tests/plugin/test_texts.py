@@ -1,0 +1,113 @@
+"""What people read in ``kubectl describe pod`` when they ask for what cannot work."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from kybernate.config import NodeConfig
+from kybernate.fakes.kubelet.kubelet import Kubelet
+from kybernate.machine import Gpu, Mig
+from kybernate.pod_resources import PodResources
+from kybernate.policy import FifoBatch
+from kybernate.topology import build_groups
+from services.gpu_manager import looking
+from services.gpu_manager.board import Board
+from services.gpu_manager.gate import Gate
+from services.gpu_manager.inputs import Now, PodsSeen, StartCalls
+from services.gpu_manager.pods import joined
+from services.plugin.devices import Offer
+from tests.kubelet.stand import pod, pods, reason, running_kubelet, state, until
+from tests.plugin.processes import PATIENCE
+from tests.plugin.stand import ONE, TWO, plugin_at, running_plugin
+
+BOTH = f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: greedy}}
+spec:
+  containers:
+    - name: engine
+      command: [sleep, "100"]
+      resources: {{limits: {{{ONE}: 1, {TWO}: 1}}}}
+"""
+
+
+@asynccontextmanager
+async def manager(kubelet: Kubelet, offer: Offer) -> AsyncIterator[Board]:
+    """The ears and the mouth at the start gate of a manager that grants nothing, since it has not recovered."""
+    board = Board(node="n1", groups=offer.groups, policy=FifoBatch())
+    gate, owners = Gate(kubelet.options.run_dir), PodResources(kubelet.options.folder / "pod-resources/kubelet.sock")
+
+    async def look() -> None:
+        wall = 0.0
+        while True:
+            wall += 1.0
+            now = Now(wall, wall, 1.0)
+            documents = {"items": [one.document() for one in kubelet.pods]}
+            board.handle(PodsSeen(joined(await owners.list(), documents)), now)
+            board.handle(StartCalls(gate.calls(board.rows)), now)
+            gate.write_texts(looking.gate_texts(board, now))
+            await asyncio.sleep(0.05)
+
+    task = asyncio.create_task(look())
+    try:
+        yield board
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await owners.close()
+
+
+async def test_two_kinds_of_seats_in_one_container_are_refused_by_name() -> None:
+    async with (
+        running_kubelet() as kubelet,
+        plugin_at(kubelet, gate_seconds=1.0) as plugin,
+        manager(kubelet, plugin.node.offer),
+    ):
+        (spec,) = pods(BOTH)
+        greedy = kubelet.create(spec)
+        await until(lambda: "is refused" in str(state(greedy)["state"]), PATIENCE)
+        assert reason(greedy) == "CreateContainerConfigError"
+        text = state(greedy)["state"]["waiting"]["message"]
+        assert f"container engine of pod default/greedy asks for {ONE} and {TWO}" in text
+        assert "keep one of them in resources.limits and make the pod anew" in text
+
+
+async def test_mig_with_the_cuda_backend_is_refused_by_name() -> None:
+    gpu = Gpu(0, "GPU-0", 0, "0000:01:00.0", "fake", 80 << 30, 0, mig_enabled=True)
+    part = Gpu(0, "MIG-0", 0, "0000:01:00.0", "fake", 40 << 30, 0, mig=Mig("GPU-0", "3g.40gb", 1, 0))
+    text = json.dumps({"profiles": [{"name": "m", "resource": ONE, "groupSize": 1, "seatsPerGroup": 2}]})
+    config = NodeConfig.model_validate_json(text).model_copy(update={"mig_strategy": "single"})
+    async with running_kubelet() as kubelet:
+        where = kubelet.options
+        offered = Offer(
+            build_groups(config, (gpu,), (), (part,)),
+            (gpu,),
+            where.run_dir / "seats",
+            fake_driver=where.run_dir / "driver.sock",
+        )
+        async with (
+            running_plugin(where.folder, where.run_dir, gate_seconds=1.0, resources=(ONE,), offered=offered),
+            manager(kubelet, offered),
+        ):
+            await until(lambda: kubelet.devices.capacity() == {ONE: (2, 2)}, PATIENCE)
+            cuda = kubelet.create(pod())
+            await until(lambda: "is refused" in str(state(cuda)["state"]), PATIENCE)
+            text = state(cuda)["state"]["waiting"]["message"]
+            assert "backend cuda cannot park MIG instances" in text
+            assert "kyb.ai/backend" in text
+
+
+async def test_a_seat_that_does_not_exist_is_refused_with_what_to_do() -> None:
+    async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
+        offer = plugin.node.offer
+        only_pairs = tuple(group for group in offer.groups if group.profile.resource == TWO)
+        plugin.node.offer = Offer(only_pairs, offer.gpus, offer.seats_dir, fake_driver=offer.fake_driver)
+        late = kubelet.create(pod())  # kubelet has not heard the new list yet
+        await until(lambda: late.phase == "Failed", PATIENCE)
+        message = late.document()["status"]["message"]
+        assert "does not exist on this node any more" in message
+        assert "delete the pod so that it gets another one" in message

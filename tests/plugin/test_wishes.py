@@ -1,0 +1,120 @@
+"""A wish for a group: from a pod's annotation over the manager's file to the seat that kubelet gives the pod."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from kybernate import wishes
+from kybernate.bus.memory import MemoryBus, MemoryServer
+from kybernate.clock import Clock
+from kybernate.ledger import LedgerFile
+from kybernate.pb import podresources_pb2 as pb
+from kybernate.policy import FifoBatch
+from kybernate.wishes import Wish
+from services.gpu_manager.board import Board
+from services.gpu_manager.gate import Gate
+from services.gpu_manager.manager import Manager
+from services.gpu_manager.pods import joined
+from services.gpu_manager.seat_pod import Owners
+from services.plugin.wishes import Wishes
+from tests.kubelet.stand import pod, running_kubelet, until
+from tests.plugin.processes import PATIENCE
+from tests.plugin.stand import ONE, TWO, offer, plugin_at
+
+
+def wish(name: str = "w", group: str = "G1", seconds: float = 60.0, **more: Any) -> Wish:
+    return Wish(id=name, group=group, until=time.time() + seconds, **more)
+
+
+def test_the_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    assert wishes.read(tmp_path) == ()
+    wishes.write(tmp_path, [wish("a"), wish("b", resource=ONE, why="an operator")])
+    assert [(one.id, one.resource) for one in wishes.read(tmp_path)] == [("a", ""), ("b", ONE)]
+    assert [path.name for path in tmp_path.iterdir()] == [wishes.FILE]
+    (tmp_path / wishes.FILE).write_text('{"wishes": [{"id": "a"}]}')
+    assert wishes.read(tmp_path) == ()
+
+
+def test_the_one_that_lapses_first_is_granted_and_only_once() -> None:
+    known, now = Wishes(), time.time()
+    late, soon = wish("late", seconds=50), wish("soon", seconds=10)
+    known.read([late, soon])
+    assert known.fitting(ONE, {"G0"}, now) is None
+    assert known.fitting(ONE, {"G0", "G1"}, now) == soon
+    assert known.fitting(ONE, {"G1"}, now + 20) == late
+    known.grant(soon)
+    known.read([late, soon])  # the file still names it
+    assert known.fitting(ONE, {"G1"}, now) == late
+    known.read([late])
+    known.read([late, soon])  # named anew: a new wish
+    assert known.fitting(ONE, {"G1"}, now) == soon
+    assert known.fitting(ONE, {"G1"}, now + 60) is None
+    known.read([wish(resource=TWO)])
+    assert known.fitting(ONE, {"G1"}, now) is None
+
+
+async def test_the_next_pod_gets_the_group_and_the_one_after_it_does_not() -> None:
+    async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
+        plugin.node.wishes.read([wish(group="G1", resource=ONE)])
+        kubelet.create(pod("first"))
+        await until(lambda: len(kubelet.devices.allocations) == 1, PATIENCE)
+        kubelet.create(pod("second"))
+        await until(lambda: len(kubelet.devices.allocations) == 2, PATIENCE)
+        given = [plugin.node.offer.seats[a.device_ids[0]].group.name for a in kubelet.devices.allocations]
+        assert given == ["G1", "G0"]
+
+
+async def test_a_wish_that_cannot_be_had_stays_open() -> None:
+    async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
+        plugin.node.wishes.read([wish(group="G23", resource=TWO)])
+        kubelet.create(pod())
+        await until(lambda: kubelet.devices.allocations, PATIENCE)
+        assert plugin.node.wishes.fitting(TWO, {"G23"}, time.time()) is not None
+
+
+def pending(uid: str, prefers: str, resource: str = ONE, **status: Any) -> dict[str, Any]:
+    meta = {"name": uid, "namespace": "default", "uid": uid, "annotations": {"kyb.ai/prefer-group": prefers}}
+    limits = {"resources": {"limits": {resource: "1"}}}
+    return {"metadata": meta, "spec": {"containers": [limits]}, "status": {"phase": "Pending"} | status}
+
+
+def test_pending_pods_that_name_a_group_are_told_apart_from_those_that_have_a_seat() -> None:
+    answer = pb.ListPodResourcesResponse()
+    container = answer.pod_resources.add(name="has", namespace="default").containers.add(name="engine")
+    container.devices.add(resource_name=ONE, device_ids=["1x-abcdef.s00"])
+    listed = {"items": [pending("has", "G1"), pending("wants", "G1"), pending("runs", "G1", phase="Running")]}
+    unplaced = {"items": [pending("nowhere", "n1/G1"), {"metadata": {"name": "other", "uid": "other"}}]}
+    found = joined(answer, listed, unplaced).pending
+    assert [(one.uid, one.prefers, one.resources) for one in found] == [
+        ("wants", "G1", (ONE,)),
+        ("nowhere", "n1/G1", (ONE,)),
+    ]
+    assert [one.group_on("n1") for one in found] == ["G1", "G1"]
+    assert [one.group_on("n2") for one in found] == ["G1", ""]
+
+
+async def test_the_manager_writes_the_wishes_of_pending_pods_and_its_own(tmp_path: Path) -> None:
+    async with MemoryBus.connect(MemoryServer()) as bus:
+        board = Board(node="n1", groups=offer().groups, policy=FifoBatch())
+        manager = Manager(
+            board=board,
+            bus=bus,
+            node_bus=bus,
+            pods=None,  # type: ignore[arg-type]
+            gate=Gate(tmp_path),
+            ledger=LedgerFile(tmp_path / "ledger"),
+            clock=Clock(1.0),
+            engines=None,  # type: ignore[arg-type]
+        )
+        listed = {"items": [pending("a", "G1"), pending("b", "n2/G1"), pending("c", "G9"), pending("d", "G1", TWO)]}
+        owners = joined(pb.ListPodResourcesResponse(), listed)
+        manager.steer(wish("move-7", "G23", resource=TWO, why="replaces llama"))
+        manager.steer(wish("lapsed", "G23", seconds=-1))
+        manager.gate.write_wishes(manager._wishes(owners))
+        assert {(one.id, one.group, one.resource) for one in wishes.read(tmp_path)} == {
+            ("a", "G1", ONE),
+            ("move-7", "G23", TWO),
+        }
+        manager.steering.clear()
+        manager.gate.write_wishes(manager._wishes(Owners()))
+        assert wishes.read(tmp_path) == ()
