@@ -1,6 +1,7 @@
 """What a group is, and what it is called: keys and seat IDs that survive renumbered GPUs. Pure."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 KEY_DIGITS = 6
 LONG_KEY_DIGITS = 12
 """For the one case in 16 million that two groups of a node have the same short key."""
+SEAT_ID = re.compile(rf"\d+x-[0-9a-f]{{{KEY_DIGITS}}}([0-9a-f]{{{LONG_KEY_DIGITS - KEY_DIGITS}}})?\.s\d{{2,}}")
+"""What ``seat_id`` gives, to tell our devices from others."""
 
 
 @dataclass(frozen=True, slots=True)

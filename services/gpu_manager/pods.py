@@ -6,7 +6,6 @@ server in a cluster, and from kubelet itself where there is none.
 
 import asyncio
 import os
-import re
 import ssl
 import time
 from collections.abc import Iterable, Mapping
@@ -17,13 +16,13 @@ import aiohttp
 
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.pod_resources import PodResources, PodResourcesError
+from kybernate.topology import SEAT_ID
 from services.gpu_manager.seat_pod import ANNOTATION, Owners, PendingPod, SeatPod
 
 TIMEOUT_SECONDS = 5.0
 PENDING_SECONDS = 5.0
 """How often pods without a node are looked at: only wishes come from there, and the list is the whole cluster's."""
 PENDING_LIMIT = 500
-_SEAT = re.compile(r"\d+x-[0-9a-f]{6}\.s\d{2,}")
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _OVER = ("Succeeded", "Failed")
 
@@ -126,7 +125,7 @@ def joined(
         if pod is None:
             continue
         for container in entry.containers:
-            seats = {s: d.resource_name for d in container.devices for s in d.device_ids if _SEAT.fullmatch(s)}
+            seats = {s: d.resource_name for d in container.devices for s in d.device_ids if SEAT_ID.fullmatch(s)}
             for seat, resource in seats.items():
                 owner = _seat_pod(seat, resource, container.name, pod, tuple(sorted(set(seats.values()))))
                 if seat not in found or found[seat].deleting:

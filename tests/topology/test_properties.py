@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kybernate.config import ConfigError, GpuTopology, GroupSpec, NodeConfig
 from kybernate.config.checks import check
 from kybernate.machine import Gpu, Level, Link
-from kybernate.topology import Group, Topology, group_key, plan, seat_id
+from kybernate.topology import SEAT_ID, Group, Topology, group_key, plan, seat_id
 from tests.topology.machines import GIB, part, profile
 
 KINDS = ("1g.10gb", "3g.40gb")
@@ -154,6 +154,7 @@ def test_ids_and_names_are_unique_and_short_and_every_group_fits_its_profile(
     assert len(seats) == len(set(seats))
     assert len(names) == len(set(names))
     assert all(len(text) <= 63 for text in (*seats, *names))
+    assert all(SEAT_ID.fullmatch(seat) for seat in seats)
     for group in found.groups:
         assert group.profile in config.profiles
         assert len(group.gpus) == group.profile.group_size
@@ -217,7 +218,9 @@ def test_two_groups_of_one_short_key_get_longer_ones() -> None:
     keys = [group.key for group in found.groups]
     assert [len(key) for key in keys] == [12, 12, 6]
     assert keys[0][:6] == keys[1][:6]
-    assert len({seat for group in found.groups for seat in group.seat_ids}) == 3
+    seats = [seat for group in found.groups for seat in group.seat_ids]
+    assert len(set(seats)) == 3
+    assert all(SEAT_ID.fullmatch(seat) for seat in seats)
 
 
 def test_an_id_of_the_largest_group_is_short() -> None:
