@@ -138,11 +138,11 @@ def status(
         console = open_console()
         if not watch or not console.is_terminal:
             for body in _seats(router, watch):
-                console.print(seat_tree(body["seats"]))
+                console.print(seat_tree(body["seats"], nodes=body.get("nodes") or ()))
             return
         with Live(console=console, auto_refresh=False) as live:
             for body in _seats(router, watch):
-                live.update(seat_tree(body["seats"]), refresh=True)
+                live.update(seat_tree(body["seats"], nodes=body.get("nodes") or ()), refresh=True)
 
 
 @app.command()

@@ -36,14 +36,19 @@ def open_console() -> Console:
     return console
 
 
-def seat_tree(seats: Iterable[dict[str, Any]], *, now: float | None = None) -> Tree:
-    """Node, its groups, their seats."""
+def seat_tree(
+    seats: Iterable[dict[str, Any]], *, nodes: Iterable[dict[str, Any]] = (), now: float | None = None
+) -> Tree:
+    """Node, its groups, their seats; and the GPUs that are not healthy."""
+    sick = [(str(node.get("node")), gpu) for node in nodes for gpu in node.get("gpus") or () if not gpu.get("healthy")]
     rows = [seat for seat in seats if seat.get("state") != "free"]
     lines = {id(seat): _columns(seat, time.time() if now is None else now) for seat in rows}
     widths = [max((len(line[column]) for line in lines.values()), default=0) for column in range(5)]
     root = Tree("", hide_root=True)
-    for node in sorted({str(seat.get("node")) for seat in rows}):
+    for node in sorted({str(seat.get("node")) for seat in rows} | {name for name, _ in sick}):
         branch = root.add(Text(node, "bold"))
+        for gpu in (gpu for name, gpu in sick if name == node):
+            branch.add(_gpu_line(gpu, time.time() if now is None else now))
         mine = [seat for seat in rows if str(seat.get("node")) == node]
         groups = {str(seat.get("group") or seat.get("home_group") or "?"): seat for seat in mine}
         for group in sorted(groups):
@@ -53,13 +58,15 @@ def seat_tree(seats: Iterable[dict[str, Any]], *, now: float | None = None) -> T
             twig = branch.add(title)
             for seat in sorted(there, key=lambda row: str(row.get("seat"))):
                 twig.add(_seat_line(seat, lines[id(seat)], widths))
-    if not rows:
+    if not rows and not sick:
         root.add(Text("no pod has a seat yet", "dim"))
     return root
 
 
 def event_line(event: dict[str, Any]) -> Text:
     """One event on one line: when, what, which seat and model, why."""
+    if "healthy" in event:
+        return _health_line(event)
     state = str(event.get("state", ""))
     at = datetime.fromtimestamp(float(event.get("at") or 0)).strftime("%H:%M:%S.%f")[:-3]
     text = Text(f"{at}  ", "dim")
@@ -73,6 +80,17 @@ def event_line(event: dict[str, Any]) -> Text:
     if event.get("reason"):
         text.append(f"  {event['reason']}")
     return text
+
+
+def _health_line(event: dict[str, Any]) -> Text:
+    """A GPU that became faulty or sound."""
+    at = datetime.fromtimestamp(float(event.get("at") or 0)).strftime("%H:%M:%S.%f")[:-3]
+    healthy = bool(event.get("healthy"))
+    text = Text(f"{at}  ", "dim")
+    text.append(f"{'gpu-healthy' if healthy else 'gpu-faulty':12}", "bold green" if healthy else "bold red")
+    text.append(f"GPU {event.get('index')}", "bold")
+    text.append(f"  {', '.join(event.get('groups') or ()) or '-'}  node/{event.get('node')}", "dim")
+    return text.append(f"  {event['reason']}" if event.get("reason") else "")
 
 
 def _columns(seat: dict[str, Any], now: float) -> tuple[str, str, str, str, str]:
@@ -99,9 +117,18 @@ def _seat_line(seat: dict[str, Any], columns: tuple[str, ...], widths: list[int]
             text.append(f"  {seat[key]} {label}", "bold")
     if seat.get("pinned"):
         text.append("  pinned", "magenta")
+    if seat.get("blocked"):
+        text.append(f"  {seat['blocked']}", "red")
     if seat.get("reason") and state.strip() not in ("active", "parked"):
         text.append(f"  {seat['reason']}", "dim")
     return text
+
+
+def _gpu_line(gpu: dict[str, Any], now: float) -> Text:
+    groups = ", ".join(str(name) for name in gpu.get("groups") or ()) or "no group"
+    text = Text(f"GPU {gpu.get('index')} unhealthy", "bold red")
+    text.append(f"  {_age(now - float(gpu.get('since') or now))}", "dim")
+    return text.append(f"  {gpu.get('reason')}; no new pods on {groups}")
 
 
 def _gpus(indices: Iterable[int]) -> str:

@@ -12,6 +12,7 @@ from kybernate.roster import SeatRecord
 from services.router.answers import ApiError
 from services.router.calls import cause_of
 from services.router.fleet import UnclearNameError, by_model, model_state, overview, resolve
+from services.router.inventory import Inventory
 from services.router.loads import Loads
 from services.router.traffic import Traffic
 
@@ -27,12 +28,12 @@ COMMAND_TIMEOUT_SECONDS = 3.0
 class Admin:
     """``/v1/seats`` and ``GET /v1/models``."""
 
-    def __init__(self, bus: Bus, traffic: Traffic, loads: Loads) -> None:
-        self._bus, self._traffic, self._loads = bus, traffic, loads
+    def __init__(self, bus: Bus, traffic: Traffic, loads: Loads, inventory: Inventory) -> None:
+        self._bus, self._traffic, self._loads, self._inventory = bus, traffic, loads, inventory
 
     async def seats(self, _: web.Request) -> web.StreamResponse:
         """All seats, models and nodes with their present load."""
-        return web.json_response(overview(self._records(), self._loads, time.monotonic()))
+        return web.json_response(overview(self._records(), self._loads, time.monotonic(), self._inventory.gpus))
 
     async def models(self, _: web.Request) -> web.StreamResponse:
         """All models in OpenAI's list shape, each with its state."""

@@ -1,4 +1,4 @@
-"""``GET /v1/events``: what happens to seats, as server-sent events, resumable with ``Last-Event-ID``."""
+"""``GET /v1/events``: what happens to seats and GPUs, as server-sent events, resumable with ``Last-Event-ID``."""
 
 import asyncio
 from collections import deque
@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from kybernate.bus.port import Bus, BusError
-from kybernate.messages import SeatEvent
+from kybernate.messages import GpuHealthChanged, SeatEvent
 from services.router.answers import ApiError
+
+Event = SeatEvent | GpuHealthChanged
 
 REMEMBERED = 1024
 """Events kept in memory for those who come back soon; older ones are read from the stream."""
@@ -17,7 +19,7 @@ BACKLOG = 1024
 KEEP_ALIVE_SECONDS = 15.0
 
 
-def as_sse(event: SeatEvent) -> bytes:
+def as_sse(event: Event) -> bytes:
     """One event on the wire: its id, and its JSON with the CloudEvents type."""
     body = event.body()
     return b"id: %s\ndata: %s\n\n" % (event.id.encode(), b'{"type":"' + event.kind().encode() + b'",' + body[1:])
@@ -28,10 +30,10 @@ class EventLog:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._recent: deque[SeatEvent] = deque(maxlen=REMEMBERED)
-        self._readers: set[asyncio.Queue[SeatEvent | None]] = set()
+        self._recent: deque[Event] = deque(maxlen=REMEMBERED)
+        self._readers: set[asyncio.Queue[Event | None]] = set()
 
-    def hear(self, event: SeatEvent) -> None:
+    def hear(self, event: Event) -> None:
         """A new event."""
         self._recent.append(event)
         for reader in list(self._readers):
@@ -48,7 +50,7 @@ class EventLog:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Stream events until the caller leaves. ``Last-Event-ID`` (or ``?after=``) continues after that event."""
         after = request.headers.get("Last-Event-ID") or request.query.get("after")
-        reader: asyncio.Queue[SeatEvent | None] = asyncio.Queue(BACKLOG)
+        reader: asyncio.Queue[Event | None] = asyncio.Queue(BACKLOG)
         self._readers.add(reader)  # before reading the past, so that nothing falls between
         try:
             past = await self._past(after) if after else []
@@ -68,23 +70,23 @@ class EventLog:
         await response.write_eof()
         return response
 
-    def _dismiss(self, reader: "asyncio.Queue[SeatEvent | None]") -> None:
+    def _dismiss(self, reader: "asyncio.Queue[Event | None]") -> None:
         self._readers.discard(reader)
         while not reader.empty():
             reader.get_nowait()
         reader.put_nowait(None)
 
-    async def _past(self, after: str) -> list[SeatEvent]:
+    async def _past(self, after: str) -> list[Event]:
         recent = list(self._recent)
         ids = [event.id for event in recent]
         if after in ids:
             return recent[ids.index(after) + 1 :]
         try:
-            return [event async for event in self._bus.replay(after_id=after) if isinstance(event, SeatEvent)]
+            return [event async for event in self._bus.replay(after_id=after) if isinstance(event, Event)]
         except BusError as error:
             raise ApiError(503, "events_unavailable", f"past events cannot be read: {error}", 2) from error
 
-    async def _live(self, reader: "asyncio.Queue[SeatEvent | None]", sent: set[str]) -> AsyncIterator[bytes]:
+    async def _live(self, reader: "asyncio.Queue[Event | None]", sent: set[str]) -> AsyncIterator[bytes]:
         while True:
             try:
                 async with asyncio.timeout(KEEP_ALIVE_SECONDS):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from kybernate.inventory import GpuRecord
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 from services.router.loads import Loads
@@ -54,8 +55,11 @@ def by_model(records: Iterable[SeatRecord]) -> dict[str, list[SeatRecord]]:
     return dict(sorted(models.items()))
 
 
-def overview(records: Iterable[SeatRecord], loads: Loads, now: float) -> dict[str, Any]:
-    """Seats with their load over all sources, models, and node → group → seats."""
+def overview(records: Iterable[SeatRecord], loads: Loads, now: float, gpus: Iterable[GpuRecord] = ()) -> dict[str, Any]:
+    """Seats with their load over all sources, models, and node → group → seats; each node with its GPUs."""
+    machines: dict[str, list[GpuRecord]] = {}
+    for gpu in gpus:
+        machines.setdefault(gpu.node, []).append(gpu)
     rows = sorted(records, key=lambda record: (record.node, record.group or record.home_group, record.seat))
     models = by_model(rows)
     seats = []
@@ -65,7 +69,10 @@ def overview(records: Iterable[SeatRecord], loads: Loads, now: float) -> dict[st
     return {
         "seats": seats,
         "models": [_model(name, of, loads, now) for name, of in models.items()],
-        "nodes": [_node(name, [row for row in rows if row.node == name]) for name in sorted({r.node for r in rows})],
+        "nodes": [
+            _node(name, [row for row in rows if row.node == name], machines.get(name, []))
+            for name in sorted({row.node for row in rows} | machines.keys())
+        ],
     }
 
 
@@ -80,12 +87,13 @@ def _model(name: str, records: list[SeatRecord], loads: Loads, now: float) -> di
     }
 
 
-def _node(name: str, records: list[SeatRecord]) -> dict[str, Any]:
+def _node(name: str, records: list[SeatRecord], gpus: list[GpuRecord]) -> dict[str, Any]:
     groups: dict[str, list[SeatRecord]] = {}
     for record in records:
         groups.setdefault(record.group or record.home_group, []).append(record)
     return {
         "node": name,
+        "gpus": [gpu.model_dump(mode="json") for gpu in gpus],
         "manager_url": next((record.manager_url for record in records if record.manager_url), ""),
         "groups": [
             {

@@ -13,15 +13,16 @@ from aiohttp import web
 from kybernate.bus.port import Bus
 from kybernate.clock import Clock
 from kybernate.health import Health, HttpServer
-from kybernate.messages import Presence, SeatActivated, SeatEvent
+from kybernate.messages import Presence, SeatActivated
 from kybernate.seat import SeatState
 from services.router.admin import Admin
 from services.router.app import build
 from services.router.asks import Identity
 from services.router.calls import Calls
 from services.router.dispatch import Dispatcher
-from services.router.events import EventLog
+from services.router.events import Event, EventLog
 from services.router.gateways import Gateways
+from services.router.inventory import Inventory
 from services.router.levels import LevelPublisher
 from services.router.loads import Loads
 from services.router.metrics import Metrics
@@ -40,6 +41,7 @@ class Router:
     dispatcher: Dispatcher
     sync: RosterSync
     levels: LevelPublisher
+    inventory: Inventory
 
     def jobs(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What runs until the router ends, by name."""
@@ -50,6 +52,7 @@ class Router:
             "presence": self.sync.presence(),
             "levels": self.levels.run(),
             "acks": self.dispatcher.run(),
+            "inventory": self.inventory.watch(),
         }
 
 
@@ -84,11 +87,12 @@ async def open_router(settings: RouterSettings, bus: Bus) -> AsyncIterator[Route
         )
 
     sync = RosterSync(bus, dispatcher, presence)
-    app = _app(settings, clock, bus, traffic, dispatcher, upstreams, sync)
+    inventory = Inventory(bus)
+    app = _app(settings, clock, bus, traffic, dispatcher, upstreams, sync, inventory)
     try:
         async with HttpServer(app, settings.host, settings.port) as server:
             url[0] = url[0] or server.url
-            yield Router(server.url, traffic, dispatcher, sync, levels)
+            yield Router(server.url, traffic, dispatcher, sync, levels, inventory)
     finally:
         await dispatcher.close()
         await upstreams.close()
@@ -103,6 +107,7 @@ def _app(
     dispatcher: Dispatcher,
     upstreams: Upstreams,
     sync: RosterSync,
+    inventory: Inventory,
 ) -> web.Application:
     health = Health()
     health.conditions["bus"] = lambda: None if bus.connected else "not connected to NATS; see KYB_NATS_URL"
@@ -110,7 +115,7 @@ def _app(
     metrics = Metrics(health.registry, lambda: [(model.name, len(model.held)) for model in traffic.models.values()])
     loads, events = Loads(), EventLog(bus)
 
-    def on_event(event: SeatEvent) -> None:
+    def on_event(event: Event) -> None:
         events.hear(event)
         if isinstance(event, SeatActivated) and event.previous is SeatState.ACTIVATING:
             metrics.switches.inc()
@@ -121,7 +126,7 @@ def _app(
     app = build(
         calls=Calls(settings, clock, dispatcher, upstreams, metrics),
         gateways=Gateways(settings, clock, bus, dispatcher),
-        admin=Admin(bus, traffic, loads),
+        admin=Admin(bus, traffic, loads, inventory),
         events=events,
         health=health,
         body_bytes=settings.body_bytes,

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from kybernate.bus.port import Bucket, Bus, BusError, Entry
 from kybernate.logs import get_logger
-from kybernate.messages import Presence, SeatEvent, TrafficSignal
+from kybernate.messages import GpuHealthChanged, Presence, SeatEvent, TrafficSignal
 from kybernate.presence import PRESENCE_SECONDS
 from kybernate.roster import BUCKET, SeatRecord
 from services.router.dispatch import Dispatcher
@@ -32,7 +32,7 @@ class RosterSync:
         self._wanted.set()
         self._listening = asyncio.Event()
         self._revisions: dict[str, int] = {}
-        self.on_event: Callable[[SeatEvent], None] = lambda _: None
+        self.on_event: Callable[[SeatEvent | GpuHealthChanged], None] = lambda _: None
         self.on_signal: Callable[[TrafficSignal], None] = lambda _: None
         self.on_loss: Callable[[], None] = lambda: None
         bus.on_change(self._changed)
@@ -84,11 +84,14 @@ class RosterSync:
 
     async def listen(self) -> None:
         """Take events, which are faster than the roster, and the levels of all sources."""
-        async with self._bus.subscribe(SeatEvent.pattern(), TrafficSignal.pattern()) as messages:
+        patterns = SeatEvent.pattern(), GpuHealthChanged.pattern(), TrafficSignal.pattern()
+        async with self._bus.subscribe(*patterns) as messages:
             self._listening.set()
             async for message in messages:
                 if isinstance(message, SeatEvent):
                     self._dispatcher.feed(message)
+                    self.on_event(message)
+                elif isinstance(message, GpuHealthChanged):
                     self.on_event(message)
                 elif isinstance(message, TrafficSignal):
                     self.on_signal(message)

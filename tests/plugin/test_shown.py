@@ -1,0 +1,65 @@
+"""What people see of a faulty GPU: ``kyb status`` and ``kyb events``."""
+
+import asyncio
+import io
+
+from rich.console import Console
+
+from kybernate.bus.memory import MemoryBus, MemoryServer
+from kybernate.cli.show import event_line, seat_tree
+from kybernate.inventory import BUCKET, GpuRecord
+from kybernate.messages import GpuHealthChanged, SeatEvent
+from services.router.events import as_sse
+from services.router.fleet import overview
+from services.router.inventory import Inventory
+from services.router.loads import Loads
+from tests.kubelet.stand import until
+from tests.plugin.processes import PATIENCE
+
+SICK = GpuRecord(node="n1", gpu="GPU-3", index=3, groups=("G23",), healthy=False, reason="XID 79", since=100.0)
+WELL = GpuRecord(node="n1", gpu="GPU-2", index=2, groups=("G23",))
+
+
+def shown(*gpus: GpuRecord) -> str:
+    out = io.StringIO()
+    body = overview([], Loads(), 0.0, gpus)
+    Console(file=out, width=200).print(seat_tree(body["seats"], nodes=body["nodes"], now=160.0))
+    return out.getvalue()
+
+
+def test_status_names_a_faulty_gpu_with_its_reason_also_where_no_pod_is() -> None:
+    assert "GPU 3 unhealthy  60 s  XID 79; no new pods on G23" in shown(SICK, WELL)
+    assert "n1" in shown(SICK)
+    assert "unhealthy" not in shown(WELL)
+    assert "no pod has a seat yet" in shown(WELL)
+
+
+def test_events_tell_a_fault_and_its_end() -> None:
+    fault = GpuHealthChanged(
+        cause="c", node="n1", gpu="GPU-3", index=3, healthy=False, reason="XID 79", xid=79, groups=("G23",)
+    )
+    assert as_sse(fault).startswith(b"id: ")
+    assert b'"type":"ai.kyb.v1.gpu-health-changed"' in as_sse(fault)
+    line = event_line(fault.model_dump()).plain
+    assert "gpu-faulty" in line
+    assert "GPU 3  G23  node/n1  XID 79" in line
+    assert "gpu-healthy" in event_line(fault.model_copy(update={"healthy": True, "reason": ""}).model_dump()).plain
+    assert not isinstance(fault, SeatEvent)  # routers and managers must not take it for a seat's state
+
+
+async def test_the_router_follows_the_inventory() -> None:
+    server = MemoryServer()
+    async with MemoryBus.connect(server) as bus, MemoryBus.connect(server) as writer:
+        inventory = Inventory(bus)
+        watching = asyncio.create_task(inventory.watch())
+        try:
+            bucket = await writer.bucket(BUCKET)
+            await bucket.put("n1.unreadable", b"{")
+            for row in (SICK, WELL):
+                await bucket.put(row.key, row.model_dump_json().encode())
+            await until(lambda: [gpu.index for gpu in inventory.gpus] == [2, 3], PATIENCE)
+            await bucket.delete(SICK.key)
+            await until(lambda: [gpu.index for gpu in inventory.gpus] == [2], PATIENCE)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
