@@ -23,7 +23,7 @@ with SyncDriverClient(sys.argv[1]) as driver:
 """
 
 
-async def until(condition: Callable[[], Awaitable[Any]], seconds: float = 10.0) -> Any:
+async def until(condition: Callable[[], Awaitable[Any]], seconds: float = 30.0) -> Any:
     """What the condition answers once that is true. Fails after the deadline."""
     deadline = time.monotonic() + seconds
     while not (value := await condition()):
@@ -57,7 +57,7 @@ async def driver(socket: Path, *options: str) -> AsyncIterator[asyncio.subproces
     """A fake driver that listens."""
     arguments = ("--socket", str(socket), "--log-level", "error", *options)
     async with process("-m", "kybernate.fakes.gpu", *arguments) as started:
-        async with await FakeDriverClient.connect(socket, wait_seconds=10):
+        async with await FakeDriverClient.connect(socket, wait_seconds=30):
             pass
         yield started
 

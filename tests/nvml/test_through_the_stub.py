@@ -110,6 +110,7 @@ async def test_a_cancelled_wait_loses_no_event(tmp_path):
         (gpu, *_) = await m.fake.list()
         await m.fake.events(0)
         waiting = asyncio.create_task(m.fake.events(DEADLINE))
+        await asyncio.sleep(0)  # it has asked
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
