@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from kybernate.fakes.gpu.process import Target
 
 _CGROUPS = "/sys/fs/cgroup"
-_FREEZER_FUNCTIONS = frozenset({"do_freezer_trap", "__refrigerator"})
+_UNIFIED = (_CGROUPS, f"{_CGROUPS}/unified")
+"""Where v2 is mounted, alone or beside v1."""
+_FREEZER_FUNCTIONS = frozenset({"do_freezer_trap", "get_signal"})
+"""The trap of v2 and the function that compilers put it into; a process that is stopped there is told by its state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ def is_frozen(pid: int) -> bool:
     """Whether the cgroup freezer holds it, for then /proc shows it asleep (v2: S, v1: D) and not as stopped.
 
     Asked are the cgroup's own files (v2: ``frozen 1`` in cgroup.events, v1: freezer.state) where this mount namespace
-    shows them, else the kernel function that its main thread waits in, where the kernel tells that.
+    shows them, else (v2 only) the kernel function that its main thread waits in, where the kernel tells that.
     """
     return _is_frozen_cgroup(pid) or _read(f"/proc/{pid}/wchan").strip() in _FREEZER_FUNCTIONS
 
@@ -51,7 +54,7 @@ def is_frozen(pid: int) -> bool:
 def _is_frozen_cgroup(pid: int) -> bool:
     for line in _read(f"/proc/{pid}/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == "" and "frozen 1" in _read(f"{_CGROUPS}{path}/cgroup.events"):
+        if controllers == "" and any("frozen 1" in _read(f"{root}{path}/cgroup.events") for root in _UNIFIED):
             return True
         if "freezer" in controllers.split(",") and _read(f"{_CGROUPS}/freezer{path}/freezer.state").strip() == "FROZEN":
             return True

@@ -73,7 +73,8 @@ def _fingerprint(compiler: str) -> str:
     for path in sorted(_SOURCES.glob("*.[ch]")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     stat = os.stat(compiler)
-    digest.update(repr((_FLAGS, os.path.realpath(compiler), stat.st_size, stat.st_mtime_ns, os.uname().machine)).encode())
+    built_by = (os.path.realpath(compiler), stat.st_size, stat.st_mtime_ns, os.uname().machine)
+    digest.update(repr((_FLAGS, built_by)).encode())
     return digest.hexdigest()[:16]
 
 

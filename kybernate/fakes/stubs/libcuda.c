@@ -10,7 +10,10 @@
 
 #define CHECKPOINT_VERSION 12080
 
-/* Functions whose present form has another symbol than their name. `since`: CUDA version of that form. */
+/*
+ * Functions whose present form has another symbol than their name. `since`: CUDA version of that form; the newest that
+ * the caller knows comes first. A symbol that this library does not have keeps a caller from getting an older form.
+ */
 static const struct {
     const char *name;
     const char *symbol;
@@ -20,8 +23,10 @@ static const struct {
     {"cuDeviceGetUuid", "cuDeviceGetUuid_v2", 11040},
     {"cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2", 11000},
     {"cuCtxCreate", "cuCtxCreate_v4", 12050},
+    {"cuCtxCreate", "cuCtxCreate_v3", 11040},
     {"cuCtxCreate", "cuCtxCreate_v2", 3020},
     {"cuCtxDestroy", "cuCtxDestroy_v2", 4000},
+    {"cuCtxGetDevice", "cuCtxGetDevice_v2", 13000},
     {"cuCtxSynchronize", "cuCtxSynchronize_v2", 13000},
     {"cuStreamDestroy", "cuStreamDestroy_v2", 4000},
     {"cuMemAlloc", "cuMemAlloc_v2", 3020},

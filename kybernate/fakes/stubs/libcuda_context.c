@@ -166,7 +166,7 @@ KYB_EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 /* The real library dereferences what the checkpoint took away (gpunap: 30 of 30). The process dies of SIGSEGV. */
 static void crash(void)
 {
-    int *volatile gone = NULL;
+    volatile int *volatile gone = NULL;
     *gone = 1;
 }
 
@@ -188,7 +188,7 @@ static CUresult synchronize(void)
 
 KYB_EXPORT CUresult cuCtxSynchronize(void) { return synchronize(); }
 
-/* CUDA 13.1's cuCtxSynchronize_v2 names the context. */
+/* CUDA 13's form, which names the context. */
 KYB_EXPORT CUresult cuCtxSynchronize_v2(CUcontext context)
 {
     CUcontext before = current;

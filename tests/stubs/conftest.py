@@ -1,0 +1,59 @@
+"""The stub libraries, compiled once, and a machine behind them."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from kybernate.fakes.stubs import StubError, build_stubs
+from kybernate.fakes.stubs.build import find_compiler
+from tests.stubs.stand import USUAL, Stand, stand
+
+
+@pytest.fixture(scope="session")
+def compiler() -> str:
+    """A C compiler. On a laptop its lack is a reason to skip, in CI a failure."""
+    try:
+        return find_compiler()
+    except StubError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def stubs(compiler: str) -> Path:
+    """The folder of libcuda.so.1."""
+    return build_stubs()
+
+
+@pytest.fixture(params=["ctypes", "bindings"])
+def binding(request: pytest.FixtureRequest) -> str:
+    """How the test's processes reach libcuda.so.1."""
+    if request.param == "bindings" and importlib.util.find_spec("cuda") is None:
+        text = "cuda-bindings is not installed; pip install 'kybernate[cuda]'"
+        if os.environ.get("CI"):
+            pytest.fail(text)
+        pytest.skip(text)
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A daemon that all tests share, one after another: starting one takes longer than most of them."""
+    path = tmp_path_factory.mktemp("driver") / "driver.sock"
+    command = [sys.executable, "-m", "kybernate.fakes.gpu", "--socket", str(path), "--log-level", "error", *USUAL]
+    with subprocess.Popen(command) as daemon:
+        yield path
+        daemon.terminate()
+
+
+@pytest.fixture
+async def machine(stubs: Path, binding: str, socket: Path) -> AsyncIterator[Stand]:
+    """Two GPUs of 80 GiB that nobody uses."""
+    async with stand(stubs, socket, binding) as made:
+        yield made

@@ -1,0 +1,299 @@
+"""The checkpoint API through the stub library: states, result codes, waiting, who may die when."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.stubs.stand import (
+    CHECKPOINTED,
+    FAILED,
+    GIB,
+    ILLEGAL,
+    INVALID,
+    LOCKED,
+    NOT_INITIALIZED,
+    NOT_READY,
+    NOT_SUPPORTED,
+    OS,
+    RUNNING,
+    SECONDS,
+    SUCCESS,
+    Stand,
+)
+
+VERBS = ("lock", "checkpoint", "restore", "unlock")
+
+
+async def test_a_park_frees_the_gpu_and_an_activation_brings_everything_back(machine: Stand):
+    caller, engine = await machine.caller(), await machine.user(gib=0)
+    address = await engine.value("alloc", 20 * GIB)
+    await engine.value("write", address, "the weights")
+    for verb, state, used in [
+        ("lock", LOCKED, 20),
+        ("checkpoint", CHECKPOINTED, 0),
+        ("restore", LOCKED, 20),
+        ("unlock", RUNNING, 20),
+    ]:
+        assert await caller.code(verb, engine.pid) == SUCCESS
+        assert await caller.value("state", engine.pid) == state
+        assert await machine.used_gib() == [used, 0]
+        assert await machine.shown() == ({engine.pid} if used else set())
+    assert await engine.value("read", address, 11) == "the weights"
+    assert await machine.violations() == {}
+
+
+async def test_a_verb_in_the_wrong_state_is_refused_and_changes_nothing(machine: Stand):
+    caller, engine = await machine.caller(), await machine.user(gib=1)
+    for step, state, legal in [
+        (None, RUNNING, "lock"),
+        ("lock", LOCKED, "checkpoint unlock"),
+        ("checkpoint", CHECKPOINTED, "restore"),
+        ("restore", LOCKED, "checkpoint unlock"),
+    ]:
+        if step:
+            assert await caller.code(step, engine.pid) == SUCCESS
+        for verb in VERBS:
+            if verb not in legal.split():
+                assert await caller.code(verb, engine.pid) == ILLEGAL, (state, verb)
+                assert await caller.value("state", engine.pid) == state
+
+
+async def test_who_is_no_cuda_process_is_told_from_who_is_not_there(machine: Stand):
+    caller = await machine.caller()
+    finished = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await finished.wait()
+    for call in ("state", "tid", *VERBS):
+        assert await caller.code(call, finished.pid) == OS, call
+        assert await caller.code(call, os.getpid()) == NOT_INITIALIZED, call
+
+
+async def test_a_zombie_is_no_cuda_process_any_more(machine: Stand):
+    caller = await machine.caller()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    try:
+        await machine.until(lambda: _is(caller.code("state", pid), NOT_INITIALIZED))
+    finally:
+        os.waitpid(pid, 0)
+    assert await caller.code("state", pid) == OS
+
+
+async def test_a_lock_waits_for_submitted_work_no_longer_than_its_time_out(machine: Stand):
+    caller, engine = await machine.caller(), await machine.user(gib=1)
+    await machine.inject("busy", seconds=100_000, pid=engine.pid)
+    assert await caller.code("lock", engine.pid, 20) == NOT_READY
+    assert await caller.value("state", engine.pid) == RUNNING
+    await engine.value("info")
+
+
+async def test_calls_of_a_locked_process_wait_until_it_runs_again(machine: Stand):
+    caller, engine = await machine.caller(), await machine.user(gib=1)
+    assert await caller.code("lock", engine.pid) == SUCCESS
+    waiting = [engine.start("alloc", GIB), engine.start("info")]
+    assert await engine.do("state", engine.pid) == (SUCCESS, LOCKED), "its other threads go on"
+    assert await caller.code("checkpoint", engine.pid) == SUCCESS
+    await machine.hangs(waiting[0], engine)
+    await caller.activate(engine.pid)
+    assert [(await asyncio.wait_for(one, SECONDS))["code"] for one in waiting] == [SUCCESS, SUCCESS]
+    assert await machine.used_gib() == [2, 0]
+
+
+async def test_a_process_can_park_itself_from_a_thread_that_makes_no_other_calls(machine: Stand):
+    engine = await machine.user(gib=5)
+    await engine.park(engine.pid)
+    assert await machine.used_gib() == [0, 0]
+    await engine.activate(engine.pid)
+    assert await machine.used_gib() == [5, 0]
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", "restore"])
+async def test_a_state_query_waits_for_a_transfer_under_way(machine: Stand, verb: str):
+    caller, engine = await machine.caller(), await machine.user(gib=1)
+    assert await caller.code("lock", engine.pid) == SUCCESS
+    if verb == "restore":
+        assert await caller.code("checkpoint", engine.pid) == SUCCESS
+    await machine.inject("hang", verb=verb, pid=engine.pid)
+    transfer = caller.start(verb, engine.pid)
+    await machine.hangs(transfer, caller)
+    query = caller.start("state", engine.pid)
+    await machine.hangs(query, caller)
+    assert await caller.do("tid", engine.pid) == (SUCCESS, engine.pid), "the restore thread is known all the time"
+    await machine.inject("clear")
+    assert (await asyncio.wait_for(transfer, SECONDS))["code"] == SUCCESS
+    state = CHECKPOINTED if verb == "checkpoint" else LOCKED
+    assert (await asyncio.wait_for(query, SECONDS))["value"] == state
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", "restore"])
+async def test_a_transfer_whose_caller_was_killed_is_finished_by_the_target(machine: Stand, verb: str):
+    caller, engine, other = await machine.caller(), await machine.user(gib=1), await machine.caller()
+    assert await caller.code("lock", engine.pid) == SUCCESS
+    if verb == "restore":
+        assert await caller.code("checkpoint", engine.pid) == SUCCESS
+    await machine.inject("hang", verb=verb, pid=engine.pid)
+    transfer = caller.start(verb, engine.pid)
+    await machine.hangs(transfer, caller)
+    caller.process.kill()
+    await caller.ended()
+    await machine.inject("clear")
+    assert await other.value("state", engine.pid) == (CHECKPOINTED if verb == "checkpoint" else LOCKED)
+    if verb == "checkpoint":
+        assert await other.code("restore", engine.pid) == SUCCESS
+    assert await other.code("unlock", engine.pid) == SUCCESS
+    await engine.value("info")
+
+
+async def test_a_parked_process_can_be_killed_and_leaves_nothing(machine: Stand):
+    caller, engine = await machine.caller(), await machine.user(gib=70)
+    await caller.park(engine.pid)
+    engine.process.kill()
+    assert await engine.ended() == -signal.SIGKILL
+    assert await machine.until(lambda: _is(caller.code("state", engine.pid), OS))
+    host = await machine.client.call("host")
+    assert (await machine.used_gib(), host["used_bytes"]) == ([0, 0], 0)
+    assert await machine.violations() == {}
+
+
+async def test_the_target_of_a_verb_under_way_dies(machine: Stand):
+    caller, engine = await machine.caller(), await machine.user(gib=1)
+    await machine.inject("die-mid-checkpoint", pid=engine.pid)
+    assert await caller.code("lock", engine.pid) == SUCCESS
+    assert await caller.code("checkpoint", engine.pid) == OS
+    assert await engine.ended() == -signal.SIGKILL
+    another = await machine.user(gib=1)
+    await machine.inject("die-mid-restore", pid=another.pid)
+    await caller.park(another.pid)
+    assert await caller.code("restore", another.pid) == OS
+    assert await another.ended() == -signal.SIGKILL
+
+
+# ---- maps ----
+
+
+async def test_a_map_of_all_gpus_moves_the_process_which_does_not_notice(machine: Stand):
+    caller, engine = await machine.caller(), await machine.user(gib=30)
+    a, b = machine.gpus
+    before = await engine.value("device", 0)
+    await caller.park(engine.pid)
+    assert await caller.code("restore", engine.pid, [[a, b], [b, a]]) == SUCCESS
+    assert await caller.code("unlock", engine.pid) == SUCCESS
+    assert await machine.used_gib() == [0, 30]
+    await engine.value("alloc", GIB)
+    assert await machine.used_gib() == [0, 31], "its own calls go to where it is now"
+    assert await engine.value("device", 0) == before, "UUID and PCI address are those of the GPU it came from"
+
+
+async def test_a_map_that_misses_a_gpu_or_names_one_twice_is_an_invalid_value(machine: Stand):
+    caller, engine = await machine.caller(), await machine.user(gib=1)
+    a, b = machine.gpus
+    stranger = "GPU-00000000-0000-4000-8000-000000000000"
+    await caller.park(engine.pid)
+    for moves in ([[a, b]], [[a, b], [b, b]], [[a, a], [stranger, b]], [[a, b], [b, a], [stranger, stranger]]):
+        assert await caller.code("restore", engine.pid, moves) == INVALID
+    assert await caller.value("state", engine.pid) == CHECKPOINTED
+    assert await caller.code("restore", engine.pid, [[a, a], [b, b]]) == SUCCESS
+
+
+async def test_a_process_cannot_come_to_a_gpu_whose_device_node_it_does_not_have(machine: Stand):
+    a, b = machine.gpus
+    caller = await machine.caller()
+    narrow = await machine.user(gib=1, NVIDIA_VISIBLE_DEVICES=a)
+    wide = await machine.user(gib=1, CUDA_VISIBLE_DEVICES=a)
+    for engine, code, state in [(narrow, NOT_SUPPORTED, CHECKPOINTED), (wide, SUCCESS, LOCKED)]:
+        await caller.park(engine.pid)
+        assert await caller.code("restore", engine.pid, [[a, b], [b, a]]) == code
+        assert await caller.value("state", engine.pid) == state
+    assert await caller.code("restore", narrow.pid) == SUCCESS
+
+
+# ---- versions and arguments ----
+
+
+async def test_driver_570_restores_without_a_map_only(machine: Stand):
+    a, b = machine.gpus
+    caller, engine = await machine.caller(KYB_STUB_CUDA_VERSION="12080"), await machine.user(gib=1)
+    assert await caller.value("version") == 12080
+    await caller.park(engine.pid)
+    assert await caller.code("restore", engine.pid, [[a, b], [b, a]]) == INVALID
+    assert await caller.value("state", engine.pid) == CHECKPOINTED
+    await caller.activate(engine.pid)
+
+
+async def test_an_older_driver_has_no_checkpoint_api(machine: Stand, binding: str):
+    caller, engine = await machine.caller(KYB_STUB_CUDA_VERSION="12040"), await machine.user(gib=1)
+    for call in ("state", "tid", *VERBS):
+        code, value = await caller.do(call, engine.pid)
+        if binding == "ctypes":  # the symbol is there for the loader, and answers
+            assert code == NOT_SUPPORTED
+        else:  # cuGetProcAddress does not find it
+            assert "FunctionNotFoundError" in value
+
+
+async def test_a_restore_needs_cuinit_and_the_other_calls_do_not(machine: Stand):
+    caller, engine = await machine.child(), await machine.user(gib=1)
+    await caller.park(engine.pid)
+    assert await caller.value("state", engine.pid) == CHECKPOINTED
+    assert await caller.code("restore", engine.pid) == NOT_INITIALIZED
+    assert await caller.code("init") == SUCCESS
+    await caller.activate(engine.pid)
+
+
+def test_what_is_reserved_must_be_zero(stubs):
+    """In this process: arguments are looked at before any daemon is asked."""
+    library = ctypes.CDLL(str(stubs / "libcuda.so.1"))
+    for call in ("Lock", "Checkpoint", "Unlock"):
+        dirty = (ctypes.c_ubyte * 64)()
+        dirty[63] = 1
+        assert library[f"cuCheckpointProcess{call}"](os.getpid(), dirty) == INVALID, call
+    assert library.cuCheckpointProcessGetState(os.getpid(), None) == INVALID
+    assert library.cuCheckpointProcessGetRestoreThreadId(os.getpid(), None) == INVALID
+
+
+# ---- forks ----
+
+FORKING = """
+import ctypes, os, sys, time
+lib = ctypes.CDLL("libcuda.so.1")
+context, address = ctypes.c_void_p(), ctypes.c_uint64()
+assert lib.cuInit(0) == 0 and lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert lib.cuCtxSetCurrent(context) == 0 and lib.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 30)) == 0
+down, up = os.pipe()
+if os.fork() == 0:
+    alloc = lib.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1))
+    print(lib.cuInit(0), lib.cuCtxSynchronize(), alloc, flush=True)
+    os.close(up)
+    sys.stdin.read()
+"""
+
+
+async def test_a_forked_child_has_no_cuda_and_does_not_keep_its_parents_memory(machine: Stand, stubs):
+    """Its parent's connections are not its own; the driver says NOT_INITIALIZED in a child, as NVIDIA's does."""
+    pipe = asyncio.subprocess.PIPE
+    env = os.environ | {"LD_LIBRARY_PATH": str(stubs), "KYB_FAKE_DRIVER": str(machine.socket)}
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", FORKING, stdin=pipe, stdout=pipe, env=env)
+    try:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        assert await asyncio.wait_for(parent.stdout.readline(), SECONDS) == b"3 3 3\n"
+        await machine.until(lambda: _is(machine.used_gib(), [0, 0]))
+    finally:
+        parent.stdin.close()
+        await parent.stdout.read()
+
+
+async def test_a_lost_process_stays_lost(machine: Stand):
+    caller, engine = await machine.caller(), await machine.user(gib=1)
+    await machine.inject("lose", verb="checkpoint", code=999, pid=engine.pid)
+    assert await caller.code("lock", engine.pid) == SUCCESS
+    assert await caller.code("checkpoint", engine.pid) == 999
+    assert await caller.value("state", engine.pid) == FAILED
+    assert [await caller.code(verb, engine.pid) for verb in VERBS] == [ILLEGAL, ILLEGAL, OS, ILLEGAL]
+
+
+async def _is(awaitable, expected) -> bool:
+    return await awaitable == expected
