@@ -1,5 +1,6 @@
 """What concerns more than one field of a configuration. Pure; what needs the machine is checked by ``topology``."""
 
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 
 from kybernate.config.model import NodeConfig
@@ -62,6 +63,8 @@ def _check_groups(config: NodeConfig) -> None:
     """Groups as far as their text tells; that two names are one GPU is seen on the machine only."""
     sizes = {profile.group_size for profile in config.profiles if profile.mig_profile is None}
     sizes |= {1 for profile in config.profiles if profile.mig_profile is not None}
+    if config.topology.overlap == "timeshare":
+        _check_nested(config)
     owners: dict[int | str, str] = {}
     for index, group in enumerate(config.topology.groups):
         place: Place = ("gpuTopology", "groups", index, "gpus")
@@ -77,6 +80,24 @@ def _check_groups(config: NodeConfig) -> None:
             what = f"group {group.name} has {len(group.gpus)} GPUs and no profile has this groupSize"
             have = ", ".join(str(size) for size in sorted(sizes))
             raise config.error(place, group.gpus, what, f"add such a profile, or give it {have} GPUs")
+
+
+def _check_nested(config: NodeConfig) -> None:
+    """Groups of a time-shared node, where both are listed the same way; one by index and one by UUID may be nested."""
+    groups = config.topology.groups
+    for (_, first), (number, second) in itertools.combinations(enumerate(groups), 2):
+        a, b = set(first.gpus), set(second.gpus)
+        if a == b:
+            place: Place = ("gpuTopology", "groups", number, "gpus")
+            what = f"groups {first.name} and {second.name} are the same GPUs"
+            raise config.error(place, second.gpus, what, "remove one of them")
+        if len({type(gpu) for gpu in a | b}) > 1 or a <= b or b <= a or not a & b:
+            continue
+        position = next(place for place, gpu in enumerate(second.gpus) if gpu in a)
+        what = f"groups {first.name} and {second.name} share this GPU and neither lies inside the other"
+        remedy = "with overlap: timeshare groups are nested or disjoint (4 ⊃ 2 ⊃ 1); change one of them"
+        place = ("gpuTopology", "groups", number, "gpus", position)
+        raise config.error(place, second.gpus[position], what, remedy)
 
 
 def _repeated(values: "Sequence[int | str]") -> "Iterator[tuple[int, int | str, int]]":

@@ -160,6 +160,14 @@ BAD = {
         + "migStrategy: mixed\n",
         ":11: profiles[2].migProfile: '3g.40gb': profile two has instances already; two profiles cannot sell",
     ),
+    "groups that cross": (
+        GROUPS.replace("[0]", "[0, 1]") + "  overlap: timeshare\n",
+        ":15: gpuTopology.groups[1].gpus[0]: 1: groups G0 and G12 share this GPU and neither lies inside the other;",
+    ),
+    "one group twice": (
+        GROUPS.replace("[0]", "[2, 1]") + "  overlap: timeshare\n",
+        ":15: gpuTopology.groups[1].gpus: [1, 2]: groups G0 and G12 are the same GPUs; remove one of them",
+    ),
     "unknown overlap": (
         GROUPS + "  overlap: timesharing\n",
         ":16: gpuTopology.overlap: 'timesharing': is not known; did you mean timeshare?",
