@@ -1,12 +1,18 @@
-"""The checkpointer as a process: killed at every step, alone on its node, ending on SIGTERM."""
+"""The checkpointer as a process: it and its helpers killed at every step, alone on its node, ending on SIGTERM.
+
+The kills run on the stub driver: helpers and engines call ``libcuda.so.1``.
+"""
 
 import asyncio
 import contextlib
+import itertools
 import os
+import shutil
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,16 +20,17 @@ from kybernate.bus import BusError, open_bus
 from kybernate.bus.port import Bus
 from kybernate.bus.server import NatsServer
 from kybernate.messages import AskJobs, Job, JobReply, JobStatus, SeatTarget, SwitchJob
-from tests.checkpointer.world import NODE, Node, environment, node, until
+from services.checkpointer.processes import Identity, alive
+from tests.checkpointer.world import NODE, Checkpointer, Engine, Kind, Node, checkpointer, environment, node, until
 
 ASK_SECONDS = 30.0
 
 
 @asynccontextmanager
-async def stack() -> AsyncIterator[tuple[Node, NatsServer, Bus]]:
+async def stack(kind: Kind = "fake") -> AsyncIterator[tuple[Node, NatsServer, Bus]]:
     """A node, a nats-server and the manager's end of the bus."""
     async with (
-        node() as here,
+        node(kind) as here,
         NatsServer(here.folder / "nats") as server,
         open_bus(server.url, source="kyb/test", name="test") as bus,
     ):
@@ -77,15 +84,10 @@ def journaled(here: Node, epoch: int) -> str:
     return files[0].read_text() if files else ""
 
 
-def orphans(here: Node) -> list[str]:
-    """Helpers that still run."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            command = (entry / "cmdline").read_text() if entry.name.isdigit() else ""
-            if str(here.socket) in command and "services.checkpointer.helper" in command:
-                found.append(entry.name)
-    return found
+def helpers(here: Node) -> list[Identity]:
+    """Helpers that were noted and not taken off the list."""
+    notes = [path.name.partition("-") for path in (here.folder / "state" / "helpers").iterdir()]
+    return [Identity(pid=int(pid), start=int(start)) for pid, _, start in notes]
 
 
 STEPS = [
@@ -103,38 +105,96 @@ STEPS = [
 ]
 
 
+async def replayed(here: Node, engines: tuple[Engine, ...]) -> tuple[str, ...]:
+    """Outcomes of the interrupted job, and what the seats' processes then do, after a start of the checkpointer."""
+    async with checkpointer(here) as it:
+        await until(lambda: it.journal.jobs["op-2"].done, what="replayed")
+        status = it.journal.jobs["op-2"].status
+        assert status is not None
+        ends = (status.park[0].outcome, status.activate.outcome if status.activate else "")
+        return (*ends, *[(await it.outcome(engine)) for engine in engines])
+
+
 @pytest.mark.parametrize("step", STEPS)
-async def test_killed_at_any_step_it_converges_without_an_operator(step: str) -> None:
-    """SIGKILL at the step, again right after its start, then a third one brings everything to an end."""
-    async with stack() as (here, server, bus):
-        old, new = await here.engine("s00"), None
+async def test_killed_at_any_step_it_converges_without_an_operator_and_twice_gives_the_same(step: str) -> None:
+    async with stack("ctypes") as (here, server, bus):
+        old = await here.engine("s00")
+        async with checkpointer(here) as it:
+            assert (await it.do(park=(old.target,), op="op-1")).park[0].outcome == "parked"
+        new = await here.engine("s01", gib=60)
+        await here.inject("slow", factor=8)
         async with process(here, server):
-            await ask(bus, switch(1, (old.target,)))
-            assert (await status_of(bus, "op-1")).park[0].outcome == "parked"
-            new = await here.engine("s01", gib=60)
-            await here.inject("slow", factor=8)
             await ask(bus, switch(2, (new.target,), old.target))
             await until(lambda: step in journaled(here, 2), what=step)
-        async with process(here, server) as second:
-            pid_file = here.folder / "run" / "checkpointer.lock"
-            await until(lambda: pid_file.read_text() == str(second.pid), what="the second runs")
-        async with process(here, server):
-            status = await status_of(bus, "op-2")
-            parked, activated = status.park[0].outcome, status.activate.outcome if status.activate else None
-            assert (parked, activated) in (("parked", "active"), ("parked", "parked"), ("active", "pending")), status
-            targets = (new.target, old.target)
-            reply = await ask(bus, AskJobs(cause="test", node=NODE, epoch=0, targets=targets))
-            expected = [parked, "parked" if activated in ("pending", "parked") else activated]
-            assert [seat.outcome for seat in reply.seats] == expected
-            for engine, outcome in zip((new, old), expected, strict=True):
-                assert here.frozen(engine) == (outcome == "parked")
-            last = await ask(
-                bus, switch(3, (new.target,), old.target) if parked == "active" else switch(3, (old.target,))
-            )
-            assert last.accepted, "and it goes on from there"
-            assert (await status_of(bus, "op-3")).done
+        left = helpers(here)
+        shutil.copytree(here.folder / "state" / "journal", here.folder / "as it was")
+        parked, activated, *now = first = await replayed(here, (new, old))
+        assert (parked, activated) in (("parked", "active"), ("parked", "parked"), ("active", "pending")), first
+        assert now == [parked, "parked" if activated in ("pending", "parked") else activated]
+        for engine, outcome in zip((new, old), now, strict=True):
+            assert here.frozen(engine) == (outcome == "parked")
+        shutil.rmtree(here.folder / "state" / "journal")
+        (here.folder / "as it was").rename(here.folder / "state" / "journal")
+        assert await replayed(here, (new, old)) == first
+        async with checkpointer(here) as it:
+            last = await it.do(park=(new.target,) if parked == "active" else (old.target,))
+            assert last.park[0].outcome == "parked", "and it goes on from there"
         assert (await here.violations())["count"] == 0
-        await until(lambda: not orphans(here), what="no helper is left")
+        await until(lambda: not any(alive(helper) for helper in left), what="no helper is left")
+
+
+PARK_CALLS = ["processes", "restore_tid", "memory", "describe", "state", "lock", "checkpoint"]
+ACTIVATE_CALLS = ["memory", "state", "restore", "unlock", "processes"]
+
+
+@pytest.mark.parametrize("kind", ["ctypes", "bindings"])
+async def test_a_helper_killed_before_any_call_is_replaced_and_the_half_goes_on(kind: Kind) -> None:
+    async with node(kind) as here, checkpointer(here) as it:
+        engine = await here.engine("s00")
+        call, doomed = it.pool.call, [""]
+
+        async def killing(key: str, verb: str, **arguments: Any) -> dict[str, Any]:
+            if verb == doomed[0]:
+                doomed[0] = ""
+                await kill_helper(it, key)
+            return await call(key, verb, **arguments)
+
+        it.pool.call = killing  # type: ignore[method-assign]
+        for park, activate in itertools.zip_longest(PARK_CALLS, ACTIVATE_CALLS, fillvalue=""):
+            doomed[0] = park
+            end = (await it.do(park=(engine.target,))).park[0]
+            assert (end.outcome, doomed[0]) == ("parked", ""), (park, end)
+            doomed[0] = activate
+            done = (await it.do(activate=engine.target)).activate
+            assert done is not None
+            assert (done.outcome, doomed[0] in ("", "processes")) == ("active", True), (activate, done)
+        assert (await here.violations())["count"] == 0
+
+
+@pytest.mark.parametrize("verb", ["lock", "checkpoint", "restore"])
+async def test_a_helper_killed_in_the_middle_of_a_call_leaves_a_driver_that_finishes_it(verb: str) -> None:
+    async with node("ctypes") as here, checkpointer(here) as it:
+        engine = await here.engine("s00")
+        if verb == "restore":
+            await it.do(park=(engine.target,))
+        await here.inject("busy", seconds=20) if verb == "lock" else await here.inject("slow", factor=20)
+        op = await (it.begin(activate=engine.target) if verb == "restore" else it.begin(park=(engine.target,)))
+        await until(lambda: verb in [r.step for r in it.journal.jobs[op].records], what=verb)
+        await kill_helper(it, "G0")
+        status = await it.done(op)
+        seat, wanted = (status.activate, "active") if verb == "restore" else (status.park[0], "parked")
+        assert seat is not None
+        assert seat.outcome == wanted, seat
+        assert (await here.violations())["count"] == 0
+
+
+async def kill_helper(it: Checkpointer, key: str) -> None:
+    """SIGKILL to the helper of a group; it is gone when this returns."""
+    line = it.pool._lines.get(key)
+    if line is not None and line.helper is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(line.helper.process.pid, signal.SIGKILL)
+        await line.helper.process.wait()
 
 
 async def test_sigterm_in_the_middle_of_a_transfer_ends_it_at_once_and_the_next_one_finishes() -> None:

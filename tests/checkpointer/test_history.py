@@ -1,0 +1,115 @@
+"""What a seat's past means: hangs over operations, failures in a row, and what ends with the container."""
+
+import asyncio
+
+from kybernate.messages import JobStatus, SeatProgress, SeatTarget, SwitchJob
+from services.checkpointer.history import QUARANTINE_SECONDS, REMEMBERED_SECONDS, History
+from services.checkpointer.records import JobFile, Record
+from tests.checkpointer.world import Checkpointer, Engine, checkpointer, node
+
+TARGET = SeatTarget(seat="s00", pod_uid="u", container_id="process://1", gpus=("GPU-a",))
+NEXT = TARGET.model_copy(update={"container_id": "process://2"})
+
+
+def job(target: SeatTarget = TARGET) -> JobFile:
+    switch = SwitchJob(cause="test", node="n", epoch=1, op="op", group="G0", park=(target,))
+    return JobFile([Record(kind="switch", switch=switch)])
+
+
+def hung(at: float) -> Record:
+    return Record(kind="step", half="park", seat="s00", step="hung", detail="lock", at=at)
+
+
+def ended(failed: bool | None) -> Record:
+    progress = SeatProgress(seat="s00", pod_uid="u", container_id="c", outcome="active")
+    return Record(kind="end", half="park", seat="s00", progress=progress, failed=failed)
+
+
+def test_hangs_are_counted_for_a_day_and_two_of_them_keep_everybody_away_for_a_while() -> None:
+    past = History()
+    past.hear(job(), hung(1000.0))
+    assert past.hangs("s00", "process://1", 1001.0) == 1
+    assert past.left_alone("s00", "process://1", 1001.0) is None
+    past.hear(job(), hung(2000.0))
+    assert "hung 2 times" in (past.left_alone("s00", "process://1", 2001.0) or "")
+    assert past.left_alone("s00", "process://1", 2001.0 + QUARANTINE_SECONDS) is None, "then the driver is asked again"
+    assert past.hangs("s00", "process://1", 1001.0 + REMEMBERED_SECONDS) == 1
+
+
+def test_a_new_container_begins_anew() -> None:
+    past = History()
+    past.hear(job(), hung(1000.0))
+    past.hear(job(), ended(True))
+    assert (past.hangs("s00", "process://2", 1001.0), past.failures("s00", "process://2")) == (0, 0)
+    past.hear(job(NEXT), ended(True))
+    assert past.hangs("s00", "process://1", 1001.0) == 0
+
+
+def test_failures_count_in_a_row_and_refusals_do_not_count() -> None:
+    past = History()
+    for failed, count in ((True, 1), (None, 1), (True, 2), (False, 0), (True, 1)):
+        past.hear(job(), ended(failed))
+        assert past.failures("s00", "process://1") == count
+
+
+async def hang(it: Checkpointer, engine: Engine) -> JobStatus:
+    """A park whose lock hangs once."""
+    await it.node.inject("hang", verb="lock", seat="s00")
+    return await it.do(park=(engine.target,))
+
+
+async def test_the_second_hang_of_a_seat_is_quarantine_in_a_later_job_and_after_a_restart_too() -> None:
+    async with node("ctypes") as here:
+        engine, other = await here.engine("s00"), await here.engine("t00", gpus=(1,))
+        async with checkpointer(here, floor_wall_seconds=0.5) as it:
+            assert (await hang(it, engine)).park[0].outcome == "active"
+            assert (await it.do(park=(engine.target,))).park[0].outcome == "parked"
+            await it.do(activate=engine.target)
+            assert await it.outcome(engine) == "active"
+        async with checkpointer(here, floor_wall_seconds=0.5) as it:
+            await here.inject("hang", verb="lock", seat="s00")
+            op = await it.begin(park=(engine.target,))
+            assert (await it.do(park=(other.target,), group="G1")).park[0].outcome == "parked", "others go on meanwhile"
+            end = (await it.done(op)).park[0]
+            assert end.outcome == "quarantined", end
+            assert "second hang" in end.reason
+            assert "delete its pod" in end.reason
+            (look,) = await it.look(engine)
+            assert (look.outcome, "hung 2 times" in look.reason) == ("quarantined", True), look
+        async with checkpointer(here) as it:
+            assert await it.outcome(engine) == "quarantined", "a restart forgets nothing"
+            await engine.end()
+            assert await it.outcome(engine) == "gone"
+
+
+async def test_two_failures_in_a_row_tell_a_person_what_to_do() -> None:
+    async with node("ctypes") as here, checkpointer(here, floor_wall_seconds=1.0) as it:
+        engine = await here.engine("s00")
+        for advice in (False, True):
+            await here.inject("fail", verb="checkpoint", code=801)
+            end = (await it.do(park=(engine.target,))).park[0]
+            assert (end.outcome, "annotation kyb.ai/backend" in end.reason) == ("active", advice), end
+        assert (await it.do(park=(engine.target,))).park[0].outcome == "parked"
+        await it.do(activate=engine.target)
+        await here.inject("fail", verb="checkpoint", code=801)
+        end = (await it.do(park=(engine.target,))).park[0]
+        assert "in a row" not in end.reason
+
+
+async def test_a_hung_call_ends_at_its_deadline_whatever_it_is() -> None:
+    """Each verb hangs once, on a container of its own; every half ends and no seat is stuck."""
+    async with node("ctypes") as here, checkpointer(here, floor_wall_seconds=0.5, base_seconds=5.0) as it:
+        for verb in ("lock", "checkpoint", "restore", "unlock"):
+            engine = await here.engine(f"s-{verb}", gib=1)
+            if verb in ("restore", "unlock"):
+                await it.do(park=(engine.target,))
+            await here.inject("hang", verb=verb, seat=f"s-{verb}")
+            job = {"activate": engine.target} if verb in ("restore", "unlock") else {"park": (engine.target,)}
+            op = await it.begin(**job)
+            async with asyncio.timeout(40):
+                status = await it.done(op)
+            end = status.activate or status.park[0]
+            assert end.outcome in ("active", "quarantined"), (verb, end)
+            assert "helper was killed" in end.reason
+            await here.inject("clear")
+            await engine.end()
