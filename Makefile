@@ -3,7 +3,7 @@ PY := .venv/bin/python
 KYB := .venv/bin/kyb
 TRACES ?= ../shared/data/traces
 
-.PHONY: setup up demo test check bench replay-full lock
+.PHONY: setup up demo test check bench gpu-bench replay-full lock
 
 setup:
 	@sh scripts/setup.sh
@@ -31,6 +31,10 @@ check: setup
 
 bench: setup
 	@$(PY) -m bench $(ARGS)
+
+# On a machine with an NVIDIA GPU and PyTorch; ARGS="--stub" tries the harness without one. See docs/gpu-bench.md.
+gpu-bench: setup
+	@$(PY) -m bench.gpu $(ARGS)
 
 replay-full: setup
 	$(KYB) demo --speed 60 --trace $(TRACES)/derived_servegen_10seats_24h.csv.gz
