@@ -223,6 +223,7 @@ class Procedure:
     def _doubt(self, step: Step, trouble: Trouble) -> None:
         """After a failure nothing is taken for granted that the step was about."""
         self._room = self._proven = self._verified = False
+        self.frozen = self.frozen or step.verb is Verb.FREEZE  # some may have been stopped all the same
         if step.member is not None:
             self.states[step.member] = Seen.GONE if trouble is Trouble.GONE else Seen.UNKNOWN
         elif step.verb in (Verb.VERIFY, Verb.EVIDENCE):

@@ -96,8 +96,9 @@ class Sim:
         """What a checkpointer sees at its start: a stopped process is not asked."""
         return [Seen.CHECKPOINTED if self.frozen and s is Seen.CHECKPOINTED else Seen.UNKNOWN for s in self.states]
 
-    def procedure(self, goal: Goal, *, replaying: bool = False) -> Procedure:
-        return Procedure(goal, self.observed(), frozen=self.frozen, replaying=replaying)
+    def procedure(self, goal: Goal, *, replaying: bool = False, hangs: int = 0, moving: bool = False) -> Procedure:
+        states, frozen = self.observed(), self.frozen
+        return Procedure(goal, states, frozen=frozen, replaying=replaying, hangs=hangs, moving=moving)
 
 
 class TroubleError(Exception):

@@ -1,5 +1,7 @@
 """Every row of the failure table (research/checkpoint.md §7), and every interrupted prefix."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,6 +73,54 @@ def test_a_lock_that_fails_unlocks_those_before_it_in_reverse(trouble: Trouble) 
 def test_a_lock_that_hangs_but_took_place_is_unlocked() -> None:
     end, sim = park(Fault(V.LOCK, T.HUNG, member=1, lands=True))
     assert (end.outcome, sim.states) == ("active", [R, R, R])
+
+
+@pytest.mark.parametrize("trouble", [T.NOT_READY, T.REFUSED, T.OUT_OF_MEMORY, T.OPERATING_SYSTEM, T.HUNG])
+@pytest.mark.parametrize("verb", [V.CHECKS, V.HEADROOM])
+def test_a_refusal_before_a_park_leaves_the_seat_running_and_untouched(verb: Verb, trouble: Trouble) -> None:
+    if (verb, trouble) == (V.HEADROOM, T.HUNG):
+        return  # it asks no driver
+    end, sim = park(Fault(verb, trouble))
+    assert (end.outcome, sim.states) == ("active", [R, R, R])
+    assert str(verb) in end.reason
+    assert not {V.LOCK, V.FREEZE} & {one for one, _ in verbs(sim)}
+
+
+def test_no_memory_for_the_copies_after_a_failed_restore_is_a_cold_start() -> None:
+    end, sim = activate(Fault(V.RESTORE, T.REFUSED, member=2), Fault(V.HEADROOM, T.REFUSED, times=9))
+    assert end.outcome == "lost"
+    assert sim.killed
+
+
+@pytest.mark.parametrize("trouble", [T.REFUSED, T.HUNG, T.OPERATING_SYSTEM])
+def test_a_move_that_cannot_be_leaves_the_seat_parked_and_frozen(trouble: Trouble) -> None:
+    sim = Sim([C], frozen=True, faults=[Fault(V.MAP, trouble)])
+    end = run(sim.procedure(Goal.ACTIVE, moving=True), sim)
+    assert end is not None
+    assert (end.outcome, sim.states, sim.frozen) == ("parked", [C], True)
+    assert not {V.THAW, V.RESTORE, V.ROOM} & {one for one, _ in verbs(sim)}
+
+
+def test_a_move_is_looked_at_before_the_room() -> None:
+    sim = Sim([C], frozen=True)
+    end = run(sim.procedure(Goal.ACTIVE, moving=True), sim)
+    assert end == End("active")
+    assert [verb for verb, _ in verbs(sim)] == [V.MAP, V.ROOM, V.THAW, V.RESTORE, V.UNLOCK, V.VERIFY]
+
+
+def test_a_restore_that_was_reported_as_failed_and_took_place_is_no_failure() -> None:
+    end, sim = activate(Fault(V.RESTORE, T.REFUSED, member=0, lands=True), members=1)
+    assert (end.outcome, sim.states) == ("active", [R])
+    assert V.CHECKPOINT not in [verb for verb, _ in verbs(sim)]
+
+
+def test_a_hang_after_one_in_an_earlier_half_is_quarantine_at_once() -> None:
+    sim = Sim([R], faults=[Fault(V.LOCK, T.HUNG)])
+    end = run(sim.procedure(Goal.PARKED, hangs=1), sim)
+    assert end is not None
+    assert (end.outcome, "second hang" in end.reason) == ("quarantined", True)
+    sim = Sim([R])
+    assert run(sim.procedure(Goal.PARKED, hangs=2), sim) == End("parked"), "without a hang nothing is held against it"
 
 
 def test_a_second_hang_is_quarantine() -> None:
@@ -211,6 +261,44 @@ def test_a_seat_without_processes_is_gone() -> None:
 def test_a_helper_that_always_dies_is_quarantine() -> None:
     end, _ = park(Fault(V.LOCK, T.HELPER_DIED, times=99), Fault(V.STATE, T.HELPER_DIED, times=99))
     assert end.outcome == "quarantined"
+
+
+def test_every_trouble_of_every_step_has_a_row() -> None:
+    """But for a process that is gone, which is a cold start whatever was done, and for the kill, which has nothing to
+    fall back to."""
+    wanted = {(verb, trouble) for verb in Verb for trouble in Trouble if trouble is not T.GONE and verb is not V.KILL}
+    assert wanted <= set(RULES)
+
+
+ENDS = {
+    Remedy.REREAD: {"parked", "active"},
+    Remedy.RETRY: {"parked", "active"},
+    Remedy.TURN_BACK: {"parked", "active"},
+    Remedy.CONDEMN: {"lost"},
+    Remedy.QUARANTINE: {"quarantined"},
+}
+WHOLE = {"parked": ({C}, True), "active": ({R}, False)}
+
+
+@pytest.mark.parametrize(("verb", "trouble"), RULES, ids=lambda name: str(name).replace(" ", "-"))
+def test_every_row_of_the_table_ends_as_its_remedy_says(verb: Verb, trouble: Trouble) -> None:
+    """Met once, and met for ever; in both halves; with the call's effect and without."""
+    for goal, lands, times in itertools.product((Goal.PARKED, Goal.ACTIVE), (False, True), (1, 99)):
+        start, frozen = ([R, R], False) if goal is Goal.PARKED else ([C, C], True)
+        sim = Sim(start, frozen=frozen, faults=[Fault(verb, trouble, times=times, lands=lands and verb not in LOOKS)])
+        end = run(sim.procedure(goal, moving=goal is Goal.ACTIVE), sim)
+        assert end is not None
+        met = verb in {step.verb for step in sim.done}
+        if not met:
+            assert end == End(str(goal))  # type: ignore[arg-type]
+        elif times == 1:
+            assert end.outcome in ENDS[RULES[verb, trouble].remedy], (goal, lands, end)
+        if end.outcome in WHOLE:
+            assert (set(sim.states), sim.frozen) == WHOLE[end.outcome], (goal, lands, times, end)
+        assert end.outcome != "lost" or sim.killed
+
+
+LOOKS = {V.STATE, V.CHECKS, V.HEADROOM, V.EVIDENCE, V.MAP, V.ROOM, V.VERIFY}
 
 
 def test_every_rule_names_a_remedy_that_ends() -> None:

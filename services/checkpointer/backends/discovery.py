@@ -81,9 +81,10 @@ class Discovery:
         return await self.calls.knows(group, process, surely=surely)
 
     async def _estimated(self, unit: Unit, uses: list[Use]) -> Unit:
-        """Where the driver does not say how much each process has (virtual machines): what nobody else accounts for."""
+        """Where NVML does not say how much a process has, or names no processes at all (virtual machines, other pid
+        namespaces): what nobody else accounts for."""
         ours = {member.who.pid for member in unit.members}
-        if not any(use.pid in ours and use.size is None for use in uses):
+        if any(use.pid in ours and use.size is not None for use in uses):
             return unit
         sizes = {gpu: used for gpu, (used, _) in (await self.calls.memory(unit.group, unit.at)).items()}
         for use in uses:
