@@ -42,6 +42,7 @@ class Machine:
         """A call came in; ``target`` is what /proc says about the process that a checkpoint call names."""
         self.world.now = now
         self.world.attempt(call, lambda: self._dispatch(call, caller, target or Target()))
+        self._verbs.advance_held_up()
         return self._take_effects()
 
     def tick(self, now: float) -> list[Effect]:
@@ -49,6 +50,7 @@ class Machine:
         self.world.now = now
         for process in tuple(self.processes.values()):
             self._verbs.finish_due(process)
+        self._verbs.advance_held_up()
         self._xids.expire()
         return self._take_effects()
 
@@ -60,6 +62,7 @@ class Machine:
             process.stopped = stopped
             self._verbs.finish_due(process)
             self._verbs.advance(process)
+            self._verbs.advance_held_up()
         return self._take_effects()
 
     def gone(self, pid: int, now: float) -> list[Effect]:
@@ -72,7 +75,7 @@ class Machine:
                 self.world.refuse(call, Code.OPERATING_SYSTEM, f"process {pid} is gone")
             self.world.wedge(process)
             self.world.memory_changed(process.memory)
-            self._verbs.peers_changed(process.communicator)
+            self._verbs.advance_held_up()
         return self._take_effects()
 
     def next_time(self) -> float | None:

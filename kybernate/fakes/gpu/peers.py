@@ -11,15 +11,11 @@ class Peers:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def ranks(self, communicator: str | None) -> list[Process]:
-        """The processes that live with it."""
-        if communicator is None:
-            return []
-        return [one for one in self._world.processes.values() if one.communicator == communicator]
-
     def others(self, process: Process) -> list[Process]:
         """The other ranks of its communicator."""
-        return [one for one in self.ranks(process.communicator) if one is not process]
+        named = process.communicator
+        everyone = self._world.processes.values()
+        return [one for one in everyone if one is not process and named is not None and one.communicator == named]
 
     def hold_up(self, process: Process) -> bool:
         """Whether its lock hangs: another rank stands still, so its submitted work never ends (cuda-checkpoint #30)."""

@@ -69,10 +69,10 @@ class Verbs:
             raise RefusedError(Code(int(code)), "injected fault; the process is lost for good, kill it")
         return self.table[call.name](process, call)
 
-    def peers_changed(self, communicator: str | None) -> None:
-        """Locks that hung on a rank which was locked go on."""
-        for peer in self._peers.ranks(communicator):
-            self.advance(peer)
+    def advance_held_up(self) -> None:
+        """Whatever happened to other ranks: locks that hung on them go on, if nothing holds them up any more."""
+        for process in tuple(self._world.processes.values()):
+            self.advance(process)
 
     def _hangs(self, process: Process) -> bool:
         """Whether the next call is a lock that another rank of its communicator holds up."""
@@ -191,7 +191,6 @@ class Verbs:
         _need(process, State.LOCKED, call)
         self._world.enter(process, State.RUNNING)
         self._own_calls.resume(process)
-        self.peers_changed(process.communicator)
         return {}
 
     def _transfer(self, process: Process, call: Call, count: int) -> Operation:

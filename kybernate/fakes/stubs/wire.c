@@ -239,6 +239,8 @@ const char *kyb_member(const char *json, const char *key)
     size_t length = strlen(key);
     for (const char *at = first(json, '{'); at; at = next(skip_value(at))) {
         const char *name = at;
+        if (*at != '"')
+            return NULL;
         at = skip_blanks(skip_string(at));
         if (*at != ':')
             return NULL;
