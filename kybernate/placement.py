@@ -25,7 +25,7 @@ topology-aware  a group with an idle slot before one without; then the closest G
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -61,6 +61,10 @@ class Place:
     """How far its GPUs are from each other: less is closer."""
     numa_nodes: int = 1
     """On how many NUMA nodes its GPUs are."""
+
+    def with_one_less(self) -> "Place":
+        """The same group after it gave a seat."""
+        return replace(self, free=self.free - 1, nearby_in_use=self.nearby_in_use + 1)
 
     @property
     def in_use(self) -> int:

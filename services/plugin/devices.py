@@ -29,6 +29,7 @@ class Seat:
     group: Group
     order: int
     """Place among all seats: groups in the order of the configuration, then by number. Ties go by it."""
+    group_name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +75,17 @@ class Offer:
     kept: frozenset[str] = frozenset()
     """Seats that the configuration no longer has; listed as long as somebody has them."""
     seats: Mapping[str, Seat] = field(init=False)
+    _ordered: tuple[Seat, ...] = field(init=False)
     _around: Surroundings = field(init=False)
 
     def __post_init__(self) -> None:
         pairs = [(seat_id, group) for group in self.groups for seat_id in group.seat_ids]
         seats = {
-            seat_id: Seat(seat_id, group.profile.resource, group, order) for order, (seat_id, group) in enumerate(pairs)
+            seat_id: Seat(seat_id, group.profile.resource, group, order, group.name)
+            for order, (seat_id, group) in enumerate(pairs)
         }
         object.__setattr__(self, "seats", seats)
+        object.__setattr__(self, "_ordered", tuple(seats.values()))
         object.__setattr__(self, "_around", Surroundings.of(self.groups, self.links))
 
     @property
@@ -118,10 +122,10 @@ class Offer:
         ``wish`` names a group that goes first.
         """
         must = [seat_id for seat_id in must_include if seat_id in self.seats]
-        free = self._free(set(available) - set(must), faulty)
+        free = self._free({*available}.difference(must), faulty)
         if len(must) >= size or not free:
             return tuple(must[: max(size, 0)]) if len(must) >= size else ()
-        some = next(iter(free.values()))[0]
+        some = self._ordered[next(iter(free.values()))[0]]
         places = self._places(some.resource, free, in_use)
         strategy = Strategy(some.group.profile.placement)
         chosen = list(must)
@@ -130,27 +134,29 @@ class Offer:
             if place is None:
                 return ()
             seats = free[place.name]
-            chosen.append(seats.pop(0).id)
-            places[place.name] = self._place(seats, place)
+            first = min(seats)
+            seats.remove(first)
+            chosen.append(self._ordered[first].id)
+            places[place.name] = place.with_one_less()
         return tuple(chosen)
 
-    def _free(self, available: set[str], faulty: frozenset[str]) -> dict[str, list[Seat]]:
-        """By group: its seats that may be given, first number first. Seats that are going come last of all."""
+    def _free(self, available: set[str], faulty: frozenset[str]) -> dict[str, list[int]]:
+        """By group: the orders of its seats that may be given. Seats that are going are not."""
         sick = self.touched(faulty) if faulty else frozenset()
-        found = [self.seats[seat_id] for seat_id in available - self.kept if seat_id in self.seats]
-        free: dict[str, list[Seat]] = {}
-        for seat in sorted(found, key=lambda seat: seat.order):
-            if seat.group.name not in sick:
-                free.setdefault(seat.group.name, []).append(seat)
+        free: dict[str, list[int]] = {}
+        for seat_id in available.difference(self.kept) if self.kept else available:
+            seat = self.seats.get(seat_id)
+            if seat is not None and seat.group_name not in sick:
+                free.setdefault(seat.group_name, []).append(seat.order)
         return free
 
-    def _places(self, resource: str, free: Mapping[str, list[Seat]], in_use: Collection[str]) -> dict[str, Place]:
+    def _places(self, resource: str, free: Mapping[str, list[int]], in_use: Collection[str]) -> dict[str, Place]:
         """The groups of a resource as they are now."""
         used = dict.fromkeys((group.name for group in self.groups), 0)
         for seat_id in in_use:
             seat = self.seats.get(seat_id)
             if seat is not None and seat.resource != resource:
-                used[seat.group.name] += 1
+                used[seat.group_name] += 1
         own = [group for group in self.groups if group.profile.resource == resource]
         for group in own:
             used[group.name] = len(group.seat_ids) - len(free.get(group.name, ()))
@@ -170,21 +176,6 @@ class Offer:
             for group in own
             if group.name in free
         }
-
-    @staticmethod
-    def _place(seats: list[Seat], place: Place) -> Place:
-        """The same group with one seat less."""
-        return Place(
-            place.name,
-            place.order,
-            place.seats,
-            len(seats),
-            place.slots,
-            place.overlapping_in_use,
-            place.nearby_in_use + 1,
-            place.distance,
-            place.numa_nodes,
-        )
 
     def answer(self, resource: str, seat_ids: Sequence[str]) -> Answer:
         """What the container gets. Raises RefusedError. The same seats always give the same answer."""

@@ -39,6 +39,8 @@ from services.plugin.settings import PluginSettings
 EVENT_SECONDS = 5.0
 OWNERS_SECONDS, OWNERS_SOON_SECONDS = 2.0, 0.5
 WISHES_SECONDS = 0.5
+TOGETHER_SECONDS = 0.25
+"""What changes so close together is told, and saved, in one go."""
 RETRY_SECONDS = 1.0
 
 
@@ -280,14 +282,21 @@ class Plugin:
             await asyncio.sleep(WISHES_SECONDS)
 
     async def _save(self) -> NoReturn:
+        saved: dict[str, Held] = {}
         while True:
             await self._unsaved.wait()
+            await asyncio.sleep(TOGETHER_SECONDS)
             self._unsaved.clear()
+            held = dict(self.node.book.held)
+            if held == saved:
+                continue
             try:
-                await asyncio.to_thread(memory.save, self.settings.state_dir, tuple(self.node.book.held.values()))
+                await asyncio.to_thread(memory.save, self.settings.state_dir, tuple(held.values()))
+                saved = held
             except OSError as error:
                 get_logger().warning("plugin.memory_unwritten", folder=str(self.settings.state_dir), reason=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
+                self._unsaved.set()
 
     # --- what the cluster is told -------------------------------------------------------------------------------
 
@@ -297,6 +306,7 @@ class Plugin:
         while True:
             await self._inventory.wait()
             await self.bus.until_connected()
+            await asyncio.sleep(TOGETHER_SECONDS)
             self._inventory.clear()
             try:
                 bucket = await self.bus.bucket(BUCKET)

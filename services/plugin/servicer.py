@@ -22,6 +22,9 @@ OPTIONS = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocati
 HURRY_SECONDS = 2.0
 """How much earlier than kubelet's deadline a refusal is sent, so that its text arrives."""
 
+TOGETHER_SECONDS = 0.05
+"""Changes that come so close together are one list: kubelet takes each complete list through its one lock."""
+
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
@@ -111,6 +114,7 @@ class SeatPlugin(rpc.DevicePluginServicer):
                 changed.clear()
                 yield self._list()
                 await changed.wait()
+                await asyncio.sleep(TOGETHER_SECONDS)
         finally:
             self._node.unwatch(changed)
             self.ended.set()
