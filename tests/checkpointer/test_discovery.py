@@ -47,7 +47,9 @@ class Driver:
         return {**ok, "tid": pid} if pid in self.cuda else {"code": self.tid_code, "name": "NO"}
 
     def uses_gpu(self, pid: int, size: int | None) -> None:
-        self.uses.append({"pid": pid, "gpu": GPU, "bytes": size})
+        """``size``: None where the driver does not tell; the helper then gives all that is used on the GPU."""
+        exact = size is not None
+        self.uses.append({"pid": pid, "gpu": GPU, "bytes": size if exact else self.used, "exact": exact})
 
 
 @dataclass

@@ -35,7 +35,7 @@ class DriverBackend:
     async def probe(self) -> str | None:
         """None when the driver answers and can checkpoint, else why not."""
         try:
-            driver = await self.calls.describe("ask")
+            driver = await self.calls.describe("ask", anew=True)
             await self.calls.memory("ask")
         except StepFailedError as error:
             return error.text

@@ -1,5 +1,6 @@
 """Calls of the checkpoint API through a helper: deadlines, result codes, and who a process is before each verb."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ SUCCESS, OUT_OF_MEMORY, NOT_INITIALIZED, OPERATING_SYSTEM, NOT_READY, NOT_SUPPOR
 """CUresult numbers (research/checkpoint.md §1.3)."""
 UNREACHABLE = -1
 """The helper's own: the driver could not be asked."""
+
+DESCRIBED_SECONDS = 30.0
+"""So old may be what the driver said about itself; the health probe asks more often."""
 
 _TROUBLES = {
     NOT_READY: Trouble.NOT_READY,
@@ -63,6 +67,8 @@ class DriverCalls:
 
     pool: HelperPool
     patience: Patience
+    _driver: Driver | None = None
+    _told_at: float = 0.0
 
     async def state(self, key: str, member: Member, *, quick: bool = False) -> Seen:
         """What the process does; waits while a checkpoint or restore of it is under way, unless ``quick``."""
@@ -104,11 +110,16 @@ class DriverCalls:
             raise StepFailedError(Trouble.GONE, f"pid {member.who.pid} ended during {verb}")
         self._check(reply, str(verb), member.who)
 
-    async def describe(self, key: str) -> Driver:
-        """Version and abilities of the driver."""
-        reply = await self._call(key, "describe", self._short())
-        self._check(reply, "describe", None)
-        return driver_from(reply)
+    async def describe(self, key: str, *, anew: bool = False) -> Driver:
+        """Version and abilities of the driver: what was said within the last seconds, unless ``anew``.
+
+        It takes several calls of NVML for each GPU, and a GPU that a seat runs on does not change its mode.
+        """
+        if self._driver is None or anew or time.monotonic() - self._told_at > DESCRIBED_SECONDS:
+            reply = await self._call(key, "describe", self._short())
+            self._check(reply, "describe", None)
+            self._driver, self._told_at = driver_from(reply), time.monotonic()
+        return self._driver
 
     async def knows(self, key: str, process: Identity, *, surely: bool = False) -> bool:
         """Whether this process uses CUDA (the restore thread tells it from a mere coordinator).
@@ -124,7 +135,10 @@ class DriverCalls:
         """Everything that uses these GPUs, or any; the parked do not appear."""
         reply = await self._call(key, "processes", self._short(), **_only(gpus))
         self._check(reply, "processes", None)
-        return [Use(int(e["pid"]), str(e["gpu"]), e["bytes"], e.get("seat") or "") for e in reply["processes"]]
+        return [
+            Use(int(e["pid"]), str(e["gpu"]), int(e["bytes"]) if e.get("exact", True) else None, e.get("seat") or "")
+            for e in reply["processes"]
+        ]
 
     async def memory(self, key: str, gpus: Iterable[str] | None = None) -> dict[str, tuple[int, int]]:
         """(bytes in use, bytes in all) by GPU, of these or all."""

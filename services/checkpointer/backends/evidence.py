@@ -4,7 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError
+from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Use
 from services.checkpointer.backends.port import Unit
 from services.checkpointer.failures import Seen, Trouble
 from services.checkpointer.freezer import Freezer
@@ -27,7 +27,7 @@ class Evidence:
 
     async def baseline(self, unit: Unit) -> dict[str, int]:
         """Before a park: what must fall. Never less than the seat's own memory, whoever came or went meanwhile."""
-        now = await self.unaccounted(unit)
+        now = await self._unaccounted(unit, await self.calls.processes(unit.group, unit.at))
         return {gpu: max(size, now.get(gpu, 0)) for gpu, size in unit.footprint.items()}
 
     async def verify(self, unit: Unit) -> None:
@@ -56,24 +56,25 @@ class Evidence:
 
     async def _missing_evidence(self, unit: Unit) -> str:
         """What still speaks against the memory being free; empty when nothing does."""
-        listed = {use.pid for use in await self.calls.processes(unit.group, unit.at) if use.holds}
+        uses = await self.calls.processes(unit.group, unit.at)
+        listed = {use.pid for use in uses if use.holds}
         still = sorted(listed & {member.who.pid for member in unit.members})
         if still:
             return f"the driver still lists {still} as using GPU memory"
         if not unit.baseline:
             return ""
-        now = await self.unaccounted(unit)
+        now = await self._unaccounted(unit, uses)
         for gpu, size in unit.footprint.items():
             fell = unit.baseline.get(gpu, 0) - now.get(gpu, 0)
             if fell < FREED_SHARE * size:
                 return f"memory in use on {gpu} fell by {fell} of {size} bytes"
         return ""
 
-    async def unaccounted(self, unit: Unit) -> dict[str, int]:
+    async def _unaccounted(self, unit: Unit, uses: list[Use]) -> dict[str, int]:
         """Bytes in use on each GPU of the unit, without those of processes outside it."""
         ours = {member.who.pid for member in unit.members}
         used = {gpu: used for gpu, (used, _) in (await self.calls.memory(unit.group, unit.at)).items()}
-        for use in await self.calls.processes(unit.group, unit.at):
+        for use in uses:
             if use.pid not in ours and use.gpu in used:
                 used[use.gpu] -= use.size or 0
         return {gpu: used.get(gpu, 0) for gpu in unit.footprint}

@@ -12,7 +12,7 @@ from services.checkpointer.backends.gpu_map import permutation, why_not
 from services.checkpointer.backends.headroom import NoHeadroomError, UnreadableMemoryError
 from services.checkpointer.backends.inspection import NoDeviceError
 from services.checkpointer.backends.port import Ending, Note, Unit
-from services.checkpointer.backends.refusals import refusal
+from services.checkpointer.backends.refusals import nccl_matters, refusal
 from services.checkpointer.backends.reservations import ReservedError
 from services.checkpointer.backends.site import Site
 from services.checkpointer.failures import READS, Goal, Seen, Trouble, Verb
@@ -132,7 +132,8 @@ class Half:
         driver = await self.calls.describe(unit.group)
         uses = await self.calls.processes(unit.group, unit.at)
         allowed = self.site.allowed.union(*(inspection.allowances(member.who) for member in unit.members))
-        processes = [inspection.process(member.who) for member in unit.members]
+        nccl = nccl_matters(unit.at, len(unit.members), driver)
+        processes = [inspection.process(member.who, nccl=nccl) for member in unit.members]
         neighbours = {inspection.name(pid) for pid in {use.pid for use in uses}}
         gpus = tuple(dict.fromkeys((*unit.at, *(gpu for gpu, size in unit.footprint.items() if size))))
         why = refusal(gpus, driver, processes, neighbours, allowed)

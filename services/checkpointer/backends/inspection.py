@@ -22,12 +22,12 @@ class Inspection:
 
     proc: Path = PROC
 
-    def process(self, who: Identity) -> Process:
-        """Libraries, threads and environment of one process."""
+    def process(self, who: Identity, *, nccl: bool = True) -> Process:
+        """Environment of one process, and with ``nccl`` its libraries and threads, which are long lists."""
         return Process(
             pid=who.pid,
-            nccl_library="/libnccl" in self._text(who, "maps"),
-            threads=thread_names(who.pid, self.proc),
+            nccl_library=nccl and "/libnccl" in self._text(who, "maps"),
+            threads=thread_names(who.pid, self.proc) if nccl else frozenset(),
             environment=self.environment(who),
         )
 

@@ -98,6 +98,11 @@ def refusal(
     return _together(gpus, driver, processes, allowed)
 
 
+def nccl_matters(gpus: Sequence[str], processes: int, driver: Driver) -> bool:
+    """Whether an NCCL communicator would speak against a park at all."""
+    return len(gpus) > 1 or processes > 1 or driver.major >= NCCL_ABORTS_FROM_DRIVER
+
+
 def _together(
     gpus: Sequence[str], driver: Driver, processes: Sequence[Process], allowed: Collection[str]
 ) -> str | None:
