@@ -111,7 +111,8 @@ class Stand:
                 await self.until(lambda pid=pid: self._forgot(pid))
 
     async def _forgot(self, pid: int) -> bool:
-        return (await self.client.request("get_restore_tid", pid=pid))["code"] == OS
+        reply = await self.client.request("get_restore_tid", pid=pid)
+        return int(reply["code"]) == OS
 
     async def child(self, **environment: str) -> Child:
         """A process that called nothing yet."""

@@ -23,7 +23,7 @@ NOTHING = -77
 
 
 class Wire:
-    """wire.c as a library of its own."""
+    """The wire as a library of its own."""
 
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path))
@@ -55,7 +55,7 @@ class Wire:
 def wire(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Wire:
     library = tmp_path_factory.mktemp("wire") / "wire.so"
     flags = ["-std=gnu11", "-O1", "-fPIC", "-shared", "-pthread"]
-    subprocess.run([compiler, *flags, "-o", library, SOURCES / "wire.c"], check=True)
+    subprocess.run([compiler, *flags, "-o", library, *SOURCES.glob("wire*.c")], check=True)
     return Wire(library)
 
 

@@ -39,7 +39,8 @@ def target(pid: int) -> Target:
     stat = read_stat(pid)
     if stat is None:
         return Target(exists=False)
-    return Target(zombie=stat.state in "ZX", stopped=stat.state in "Tt" or is_frozen(pid))
+    stopped = stat.state in "Tt" or (stat.state in "SD" and is_frozen(pid))
+    return Target(zombie=stat.state in "ZX", stopped=stopped)
 
 
 def is_frozen(pid: int) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 _SOURCES = Path(__file__).resolve().parent
 _LIBRARIES = {"libcuda.so.1": "libcuda*.c", "libnvidia-ml.so.1": "libnvidia-ml*.c"}
-"""The sources of each, beside wire.c."""
+"""The sources of each, beside wire*.c."""
 _FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread")
 _HIDDEN = "-fvisibility=hidden"
 _COMPILE_SECONDS = 120
@@ -32,10 +32,10 @@ def build_stubs(folder: Path | None = None) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".stubs-", dir=target.parent) as work:
-            for library, sources in _present().items():
+            for library, sources in _sources().items():
                 _compile(compiler, sources, Path(work) / library)
             target.mkdir(exist_ok=True)
-            for library in _present():  # each rename is atomic, and whoever comes second puts the same file there
+            for library in _sources():  # each rename is atomic, and whoever comes second puts the same file there
                 os.replace(Path(work) / library, target / library)
     except OSError as error:
         raise StubError(f"cannot write the stub libraries to {target}: {error}; set XDG_CACHE_HOME") from error
@@ -52,14 +52,16 @@ def find_compiler() -> str:
     raise StubError(f"no C compiler ({', '.join(names)} not found); install gcc, or set CC to a compiler")
 
 
-def _present() -> dict[str, list[Path]]:
-    """Libraries and their sources."""
+def _sources() -> dict[str, list[Path]]:
+    """Libraries and their own sources. Raises StubError if they were not installed."""
     found = {library: sorted(_SOURCES.glob(pattern)) for library, pattern in _LIBRARIES.items()}
-    return {library: sources for library, sources in found.items() if sources}
+    if not all(found.values()):
+        raise StubError(f"no C sources in {_SOURCES}; install kybernate from its wheel or its repository")
+    return found
 
 
 def _complete(folder: Path) -> bool:
-    return all((folder / library).is_file() for library in _present())
+    return all((folder / library).is_file() for library in _sources())
 
 
 def _cache() -> Path:
@@ -80,7 +82,7 @@ def _fingerprint(compiler: str) -> str:
 
 def _compile(compiler: str, sources: list[Path], library: Path) -> None:
     command = [compiler, *_FLAGS, _HIDDEN, f"-Wl,-soname,{library.name}", "-o", str(library)]
-    command += [*map(str, sources), str(_SOURCES / "wire.c"), "-ldl"]
+    command += [*map(str, sources), *map(str, sorted(_SOURCES.glob("wire*.c"))), "-ldl"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
