@@ -1,4 +1,4 @@
-"""Write what is generated from the messages and the seat table, or with --check say what has drifted."""
+"""Write what is generated from messages, seat table and conformance tests, or with --check say what has drifted."""
 
 import argparse
 import sys
@@ -7,6 +7,9 @@ from pathlib import Path
 from kybernate.schemas import documents
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a script's folder is on the path, the repository is not
+
+from tests.conformance import table  # noqa: E402
 
 
 def main(root: Path = ROOT) -> int:
@@ -14,13 +17,13 @@ def main(root: Path = ROOT) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and name the files that differ")
     parser.add_argument("--root", type=Path, default=root, help="the repository (default: this one)")
     options = parser.parse_args()
-    wanted = {options.root / path: text for path, text in documents().items()}
+    wanted = {options.root / path: text for path, text in (documents() | table.documents(ROOT)).items()}
     stale = set((options.root / "docs" / "schemas").glob("*.json")) - set(wanted)
     drifted = {path for path, text in wanted.items() if not path.exists() or path.read_text() != text} | stale
     for path in sorted(drifted):
         shown = path.relative_to(options.root)
         if options.check:
-            print(f"{shown} is not what the messages say; run: python scripts/generate.py", file=sys.stderr)
+            print(f"{shown} is not what the code says; run: python scripts/generate.py", file=sys.stderr)
         elif path in stale:
             path.unlink()
             print(f"removed {shown}")

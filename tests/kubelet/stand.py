@@ -126,11 +126,13 @@ class ScriptedPlugin(rpc.DevicePluginServicer):
         return [request for called, request in self.calls if called == name]
 
     async def GetDevicePluginOptions(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: N802
+        self.calls.append(("options", request))
         if self.options_error:
             await context.abort(grpc.StatusCode.INTERNAL, self.options_error)
         return self.options
 
     async def ListAndWatch(self, request: pb.Empty, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        self.calls.append(("list", request))
         while (devices := await self.lists.get()) is not None:
             yield pb.ListAndWatchResponse(devices=devices)
 

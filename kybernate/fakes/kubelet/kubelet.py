@@ -6,7 +6,7 @@ import os
 import random
 import signal
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +89,8 @@ class Kubelet:
             up=self._up,
         )
         self._admission = asyncio.Lock()
-        self._admitting: asyncio.Task[None] | None = None
+        self.admitting: asyncio.Task[None] | None = None
+        """The admission under way."""
         self._resuming: list[Pod] = []
         """Pods that wait for their admission after a restart."""
         self._wake = asyncio.Event()
@@ -162,14 +163,17 @@ class Kubelet:
                 return pod
         raise UnknownPodError(f'pods "{pod.spec.key}" has no running container {container or ""}'.rstrip())
 
-    async def restart(self, down_seconds: float = 0.0) -> None:
+    async def restart(
+        self, down_seconds: float = 0.0, readmit_after: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
         """Kubelet itself restarts: connections break, sockets are wiped, plugins must come again; processes run on.
 
         What is in the middle of its admission is forgotten, except for devices that were given already.
+        ``readmit_after`` is awaited before pods are admitted again, instead of the time in the options.
         """
         self._up.clear()
-        if self._admitting is not None:
-            self._admitting.cancel()
+        if self.admitting is not None:
+            self.admitting.cancel()
         async with self._admission:
             waiting = [pod for pod in self.pods if pod.bound and pod.failure is None and _unfinished(pod)]
             self._resuming = waiting
@@ -180,7 +184,7 @@ class Kubelet:
             self.devices.start()
             await self._serve()
         get_logger().info("kubelet.restarted")
-        self._background(self._readmit(waiting), "readmit")
+        self._background(self._readmit(waiting, readmit_after or self._patience), "readmit")
 
     # --- views --------------------------------------------------------------------------------------------------
 
@@ -248,9 +252,9 @@ class Kubelet:
         async with self._admission:
             if running is None and pod in self._resuming:
                 return  # kubelet restarted while this pod waited for its turn
-            self._admitting = asyncio.create_task(self.devices.admit(pod.uid, pod.spec, running or ()))
+            self.admitting = asyncio.create_task(self.devices.admit(pod.uid, pod.spec, running or ()))
             try:
-                await self._admitting
+                await self.admitting
             except AdmissionError as error:
                 pod.fail(error.reason, error.message)
                 get_logger().warning("kubelet.pod_rejected", pod=pod.spec.key, reason=str(error))
@@ -263,11 +267,14 @@ class Kubelet:
             else:
                 pod.start()
             finally:
-                self._admitting = None
+                self.admitting = None
 
-    async def _readmit(self, pods: list[Pod]) -> None:
-        """Pods that do not run are admitted again; without their plugin and devices they fail for good."""
+    async def _patience(self) -> None:
         await asyncio.sleep(self.options.readmit_seconds)
+
+    async def _readmit(self, pods: list[Pod], after: Callable[[], Awaitable[object]]) -> None:
+        """Pods that do not run are admitted again; without their plugin and devices they fail for good."""
+        await after()
         for pod in pods:
             if self._resuming is not pods:
                 return  # kubelet restarted once more

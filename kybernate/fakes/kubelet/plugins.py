@@ -37,7 +37,7 @@ DEPRECATION = "DEPRECATION"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What kubelet asked of a plugin."""
+    """What kubelet asked of a plugin, or a plugin of kubelet (Register)."""
 
     resource: str
     name: str
@@ -135,8 +135,9 @@ class PluginServer(rpc.RegistrationServicer):
     async def __aenter__(self) -> "PluginServer":
         self._folder.mkdir(parents=True, exist_ok=True)
         for entry in self._folder.iterdir():  # kubelet wipes sockets at start and leaves everything else
-            if stat.S_ISSOCK(entry.lstat().st_mode):
-                entry.unlink()
+            with contextlib.suppress(FileNotFoundError):  # plugins remove theirs at the same time
+                if stat.S_ISSOCK(entry.lstat().st_mode):
+                    entry.unlink()
         (self._folder / DEPRECATION).touch()
         self._server = grpc.aio.server()
         rpc.add_RegistrationServicer_to_server(self, self._server)
@@ -164,8 +165,10 @@ class PluginServer(rpc.RegistrationServicer):
             # Joined as text, as kubelet does: a path is looked for inside the folder, and not found there.
             wrong = await self._connect(request.resource_name, Path(f"{self._folder}/{request.endpoint}"))
         if wrong is not None:
+            self._calls.append(Call(request.resource_name, "Register", request, None, wrong))
             get_logger().warning("kubelet.register_refused", resource=request.resource_name, reason=wrong)
             await context.abort(grpc.StatusCode.UNKNOWN, wrong)
+        self._calls.append(Call(request.resource_name, "Register", request, pb.Empty()))
         get_logger().info("kubelet.registered", resource=request.resource_name, endpoint=request.endpoint)
         return pb.Empty()
 

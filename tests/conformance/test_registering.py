@@ -1,0 +1,122 @@
+"""Rules 1 to 8: Register."""
+
+import grpc.aio
+import pytest
+
+from bench.node import FOUR, ONE, SEATS, TWO, until
+from kybernate.fakes.kubelet import plugins
+from kybernate.pb import deviceplugin_pb2 as pb
+from tests.conformance.node import Stand
+from tests.kubelet.stand import ScriptedPlugin
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+RESOURCES = (ONE, TWO, FOUR)
+
+
+@pytest.fixture
+def short_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake kubelet gives up dialling soon; a real one takes its 10 s."""
+    monkeypatch.setattr(plugins, "DIAL_SECONDS", 0.3)
+
+
+@pytest.mark.item(1, 55)
+async def test_kubelet_calls_back_before_register_returns(node: Stand) -> None:
+    async with node.probe() as probe:
+        assert await probe.register() is None
+        assert probe.plugin.called("options")
+
+
+@pytest.mark.item(1)
+async def test_a_socket_that_nobody_serves_is_refused(node: Stand, short_dial: None) -> None:
+    async with node.probe() as probe:
+        refusal = await probe.register("nobody.sock")
+        assert refusal == "failed to dial device plugin: context deadline exceeded"
+
+
+@pytest.mark.item(1, 6)
+async def test_our_plugin_serves_each_resource_on_a_socket_of_its_own_before_it_registers(node: Stand) -> None:
+    own = [node.sockets(resource) for resource in RESOURCES]
+    assert [len(sockets) for sockets in own] == [1, 1, 1]
+    assert len({path for sockets in own for path in sockets}) == 3
+    assert await node.ready()
+
+
+@pytest.mark.item(2)
+async def test_another_version_is_refused(node: Stand) -> None:
+    async with node.probe() as probe:
+        refusal = await probe.register(version="v1alpha1")
+        assert refusal is not None
+        assert refusal.startswith('requested API version "v1alpha1" is not supported by kubelet')
+
+
+@pytest.mark.item(3)
+@pytest.mark.parametrize("name", ["gpu", "x.kubernetes.io/gpu", "requests.kyb.ai/gpu", "kyb.ai/", "/gpu", "kyb.ai/a b"])
+async def test_a_name_that_is_no_extended_resource_is_refused(node: Stand, name: str) -> None:
+    async with node.probe() as probe:
+        refusal = await probe.register(resource=name)
+        assert refusal == f'the ResourceName "{name}" is invalid'
+
+
+@pytest.mark.item(4)
+async def test_a_path_instead_of_a_name_is_looked_for_inside_the_folder(node: Stand, short_dial: None) -> None:
+    async with node.probe() as probe:
+        refusal = await probe.register(str(node.kubelet_dir / probe.endpoint))
+        assert refusal is not None
+        assert "failed to dial device plugin" in refusal
+
+
+@pytest.mark.item(4, 5)
+@pytest.mark.fake_only("looks at what the plugin sent to kubelet")
+async def test_our_plugin_registers_a_bare_name_and_says_the_same_options_twice(node: Stand) -> None:
+    for resource in RESOURCES:
+        registered = node.asked("Register", resource)[-1]
+        assert "/" not in registered.request.endpoint
+        assert registered.request.version == "v1beta1"
+        assert registered.request.options == node.asked("GetDevicePluginOptions", resource)[-1].answer
+        assert registered.request.options.pre_start_required
+
+
+@pytest.mark.item(5)
+async def test_our_plugin_answers_with_its_options(node: Stand) -> None:
+    for resource in RESOURCES:
+        async with node.calling(resource) as stub:
+            answer = await stub.GetDevicePluginOptions(pb.Empty(), timeout=20)
+        assert answer == pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+
+
+@pytest.mark.item(7)
+async def test_capacity_comes_with_the_first_list(node: Stand) -> None:
+    async with node.probe() as probe:
+        assert await probe.register() is None
+        await until(lambda: probe.plugin.called("list"), what="ListAndWatch")
+        assert await probe.seats() == set()
+        probe.plugin.send("p0", "p1")
+        await probe.until_seats("p0", "p1")
+
+
+@pytest.mark.item(8)
+async def test_a_plugin_without_options_is_not_used_and_not_asked_again(node: Stand) -> None:
+    async with node.probe(plugin=ScriptedPlugin(options_error="no options today")) as probe:
+        refusal = await probe.register()
+        assert refusal is not None
+        assert refusal.startswith("failed to get device plugin options: rpc error: code = Internal")
+        probe.plugin.options_error = ""
+        probe.plugin.send("p0")
+        assert await probe.seats() == set()
+        assert await probe.register() is None  # only the plugin can begin again
+        await probe.until_seats("p0")
+        assert len(probe.plugin.called("options")) == 2
+
+
+@pytest.mark.item(55)
+async def test_our_plugin_takes_calls_to_the_authority_localhost(node: Stand) -> None:
+    (own,) = node.sockets(ONE)
+    options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(f"unix:{own}", options=options) as channel:
+        call = channel.unary_unary(
+            "/v1beta1.DevicePlugin/GetDevicePluginOptions",
+            request_serializer=pb.Empty.SerializeToString,
+            response_deserializer=pb.DevicePluginOptions.FromString,
+        )
+        assert (await call(pb.Empty(), timeout=20)).pre_start_required
+    assert set(SEATS) == set(RESOURCES)

@@ -1,0 +1,22 @@
+"""Options of the whole test run. They are here since pytest reads options only where every run begins."""
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("conformance", "conformance suite (tests/conformance)")
+    group.addoption(
+        "--kubelet-dir",
+        metavar="DIR",
+        help="device plugin folder of a real kubelet, e.g. /var/lib/kubelet/device-plugins; default: the fake kubelet",
+    )
+    group.addoption(
+        "--conformance-kubectl",
+        metavar="COMMAND",
+        help="how pods are made on a real kubelet, e.g. 'kubectl --context kind-x' (default: none are made)",
+    )
+    group.addoption("--conformance-node", metavar="NAME", help="name of that kubelet's node (default: the host name)")
+    group.addoption(
+        "--conformance-image", metavar="IMAGE", default="busybox", help="has sh, env and sleep (default: busybox)"
+    )
+    group.addoption("--conformance-report", metavar="FILE", help="write the results by item into this JSON file")
