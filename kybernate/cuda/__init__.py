@@ -1,4 +1,4 @@
-"""The CUDA driver's checkpoint API: the only package that speaks to libcuda. Light to import; loads nothing by itself.
+"""The CUDA driver's checkpoint API: the only package of the product that speaks to libcuda. Light to import.
 
 Two bindings offer the same calls: cuda-bindings where it is installed, and ctypes on ``libcuda.so.1``.
 """
