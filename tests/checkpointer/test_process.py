@@ -105,38 +105,38 @@ STEPS = [
 ]
 
 
-async def replayed(here: Node, engines: tuple[Engine, ...]) -> tuple[str, ...]:
+async def replayed(it: Checkpointer, engines: tuple[Engine, ...]) -> tuple[str, ...]:
     """Outcomes of the interrupted job, and what the seats' processes then do, after a start of the checkpointer."""
-    async with checkpointer(here) as it:
-        await until(lambda: it.journal.jobs["op-2"].done, what="replayed")
-        status = it.journal.jobs["op-2"].status
-        assert status is not None
-        ends = (status.park[0].outcome, status.activate.outcome if status.activate else "")
-        return (*ends, *[(await it.outcome(engine)) for engine in engines])
+    await until(lambda: it.journal.jobs["op-2"].done, what="replayed")
+    status = it.journal.jobs["op-2"].status
+    assert status is not None
+    ends = (status.park[0].outcome, status.activate.outcome if status.activate else "")
+    return (*ends, *[(await it.outcome(engine)) for engine in engines])
 
 
 @pytest.mark.parametrize("step", STEPS)
 async def test_killed_at_any_step_it_converges_without_an_operator_and_twice_gives_the_same(step: str) -> None:
     async with stack("ctypes") as (here, server, bus):
         old = await here.engine("s00")
-        async with checkpointer(here) as it:
-            assert (await it.do(park=(old.target,), op="op-1")).park[0].outcome == "parked"
-        new = await here.engine("s01", gib=60)
-        await here.inject("slow", factor=8)
         async with process(here, server):
+            await ask(bus, switch(1, (old.target,)))
+            assert (await status_of(bus, "op-1")).park[0].outcome == "parked"
+            new = await here.engine("s01", gib=60)
+            await here.inject("slow", factor=8)
             await ask(bus, switch(2, (new.target,), old.target))
             await until(lambda: step in journaled(here, 2), what=step)
         left = helpers(here)
         shutil.copytree(here.folder / "state" / "journal", here.folder / "as it was")
-        parked, activated, *now = first = await replayed(here, (new, old))
+        async with checkpointer(here) as it:
+            parked, activated, *now = first = await replayed(it, (new, old))
         assert (parked, activated) in (("parked", "active"), ("parked", "parked"), ("active", "pending")), first
         assert now == [parked, "parked" if activated in ("pending", "parked") else activated]
         for engine, outcome in zip((new, old), now, strict=True):
             assert here.frozen(engine) == (outcome == "parked")
         shutil.rmtree(here.folder / "state" / "journal")
         (here.folder / "as it was").rename(here.folder / "state" / "journal")
-        assert await replayed(here, (new, old)) == first
         async with checkpointer(here) as it:
+            assert await replayed(it, (new, old)) == first
             last = await it.do(park=(new.target,) if parked == "active" else (old.target,))
             assert last.park[0].outcome == "parked", "and it goes on from there"
         assert (await here.violations())["count"] == 0
