@@ -242,6 +242,16 @@ async def test_h10_an_engine_that_was_told_to_use_managed_memory_is_not_parked()
         await runs_on(here, it, engine)
 
 
+async def test_h11_a_mig_instance_is_not_parked() -> None:
+    async with stand(machine=("--preset", "A100-mig-mixed")) as (here, it):
+        instance = (await here.client.call("devices"))["instances"][0]["uuid"]
+        here.gpus = (instance,)
+        engine = await here.engine("s00", gib=4)
+        end = await park(it, engine)
+        assert (end.outcome, "MIG is not supported" in end.reason, steps(it)) == ("active", True, []), end
+        await runs_on(here, it, engine)
+
+
 async def test_h12_a_seat_of_two_gpus_is_not_restored_elsewhere() -> None:
     async with stand(gpus=4) as (here, it):
         engine = await here.engine("2x.s00", gpus=(0, 1))
