@@ -51,6 +51,7 @@ METRICS = {
     "utilisation": "% GPUs that somebody has a seat on, of all GPUs of nodes that have a seat at all",
     "nodes": "nodes that have a seat, of 64",
     "at_once": "% replicas that found GPUs on which nobody had a seat (the others take turns)",
+    "at_once_4": "% the same, of replicas of four GPUs",
     "fragmentation": "% free GPUs that are in no free group of four",
     "worst_node": "% of a deployment of several replicas that one node takes with it, at worst",
     "nvlink": "% seats of pairs that are on NVLink pairs (half of the pairs are)",
@@ -202,7 +203,8 @@ def play(model: Model, strategy: Strategy, whole: bool, seed: int, load: float) 
     replicas, leaving = stream(seed, load), list[tuple[float, int]]()
     begin = len(replicas) // 3
     sums: defaultdict[str, float] = defaultdict(float)
-    weight, last, found, at_once = 0.0, 0.0, 0, 0
+    weight, last = 0.0, 0.0
+    found, at_once = Counter[int](), Counter[int]()
     for replica in replicas:
         while leaving and leaving[0][0] <= replica.comes:
             pool.leave(replicas[heappop(leaving)[1]])
@@ -216,12 +218,13 @@ def play(model: Model, strategy: Strategy, whole: bool, seed: int, load: float) 
             heappush(leaving, (replica.goes, replica.number))
             if replica.number >= begin:
                 node, group = seat
-                found += 1
+                found[replica.size] += 1
                 alone = pool.used[node][group] == 1 and not any(pool.used[node][o] for o in model.overlapping[group])
-                at_once += alone
+                at_once[replica.size] += alone
     means = {name: value / weight for name, value in sums.items()}
     decide = pool.seconds / pool.decisions * 1e6
-    return {**means, "at_once": at_once / max(found, 1), "decide_us": decide}
+    shares = {"at_once": at_once.total() / max(found.total(), 1), "at_once_4": at_once[4] / max(found[4], 1)}
+    return {**means, **shares, "decide_us": decide}
 
 
 def measures(pool: Pool, replicas: list[Replica]) -> dict[str, float]:
@@ -263,7 +266,7 @@ async def run(seeds: int = SEEDS) -> dict[str, float]:
     """Prints a table per load and way; returns the means, ``<way>_<load>_<strategy>_<metric>``."""
     model = Model.make()
     figures: dict[str, float] = {}
-    console = Console(width=150)
+    console = Console(width=165)
     for whole, load in itertools.product((False, True), LOADS):
         way = "pool" if whole else "node"
         title = f"{'whole pool' if whole else 'node by scheduler'}, load {load:g}, {seeds} seeds (0 to {seeds - 1})"
