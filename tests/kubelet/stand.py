@@ -182,7 +182,7 @@ async def register(
     ) as channel:
         request = pb.RegisterRequest(version=version, endpoint=endpoint, resource_name=resource)
         try:
-            await rpc.RegistrationStub(channel).Register(request, timeout=10)
+            await rpc.RegistrationStub(channel).Register(request, timeout=30)
         except grpc.aio.AioRpcError as error:
             return error.details()
     return None
