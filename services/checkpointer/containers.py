@@ -45,6 +45,8 @@ class Containers:
 
     def find(self, target: SeatTarget) -> Container | None:
         """The container of a seat; None when it has no process. Raises UnknownContainerError, HiddenProcessesError."""
+        if not target.container_id:
+            return None  # none was ever started
         scheme, _, name = target.container_id.partition("://")
         if scheme == "process" and name.isdigit():
             root = identify(int(name), self.proc)

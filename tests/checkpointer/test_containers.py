@@ -1,6 +1,7 @@
 """Whose processes are touched: those in the control group of the seat's container in its pod, on both versions."""
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -95,7 +96,11 @@ def test_processes_of_another_pid_namespace_are_an_error_and_not_an_empty_contai
         m.containers.find(target())
 
 
-@pytest.mark.parametrize("container_id", ["", "process://x", "rkt://abc", "containerd://"])
+def test_a_seat_whose_container_never_started_has_no_process(tmp_path: Path) -> None:
+    assert machine(tmp_path, 2).containers.find(target("")) is None
+
+
+@pytest.mark.parametrize("container_id", ["process://x", "rkt://abc", "containerd://"])
 def test_an_id_that_says_nothing_is_an_error_and_not_a_gone_container(container_id: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownContainerError, match="containerd://"):
         machine(tmp_path, 2).containers.find(target(container_id))
@@ -122,8 +127,6 @@ async def test_a_process_is_its_tree_and_its_group_and_never_a_stranger() -> Non
         assert containers.own(found, [orphan.pid, 1]) == [orphan]
         assert containers.processes(mine, Identity(pid=root.pid, start=root.start - 1), strays=True) == []
     finally:
-        import os
-
         os.killpg(shell.pid, signal.SIGKILL)
         await shell.communicate()
 

@@ -1,6 +1,8 @@
 """Which processes are members and what counts as evidence, with a driver that tells what real ones tell."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -84,9 +86,6 @@ async def stand() -> AsyncIterator[Stand]:
     try:
         yield Stand(Driver(), root, child)
     finally:
-        import os
-        import signal
-
         os.killpg(shell.pid, signal.SIGKILL)
         await shell.communicate()
 

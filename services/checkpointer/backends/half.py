@@ -188,13 +188,14 @@ class Half:
                     killed |= {process} if send(process, signal.SIGKILL) else set()
             except PermissionError as error:
                 raise StepFailedError(Trouble.REFUSED, f"SIGKILL refused: {error.strerror}") from error
-            # A frozen control group of version 1 holds even SIGKILL back; nothing runs on after it.
-            self.site.freezer.release(self.site.cgroup(self.unit), list)
+            if any(self.site.freezer.stopped(process) for process in living):
+                # A frozen control group of version 1 holds even SIGKILL back; nothing runs on after it.
+                self.site.freezer.release(self.site.cgroup(self.unit), list)
             if time.monotonic() > deadline:
-                text = (
-                    f"pids {sorted(p.pid for p in living)} do not end; if they hang in the driver, restart the machine"
+                who = sorted(process.pid for process in living)
+                raise StepFailedError(
+                    Trouble.REFUSED, f"pids {who} do not end; see the kernel log, restart the machine"
                 )
-                raise StepFailedError(Trouble.REFUSED, text)
             await asyncio.sleep(POLL_SECONDS)
         ours = {process.pid for process in killed} | {member.who.pid for member in self.unit.members}
         while held := await self._still_held(ours, before):
