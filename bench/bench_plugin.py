@@ -41,7 +41,7 @@ CALLS = 2_000
 PRESET = "8xA100-nvswitch"
 PROFILES = ((1, 16), (2, 20), (4, 24))
 """GPUs per group and seats per group: 8 x 16 + 4 x 20 + 2 x 24 = 256 seats."""
-FLIPS_PER_SECOND = 20.0
+FLIPS_PER_SECOND = 10.0
 WAITING_STARTS = 16
 PATIENCE = 30.0
 

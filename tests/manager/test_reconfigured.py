@@ -1,0 +1,35 @@
+"""The manager as a process whose configuration changes: it begins again with it, or says why not."""
+
+import asyncio
+import json
+import signal
+
+from tests.kubelet.stand import short_folder, until
+from tests.plugin.processes import PATIENCE, all_logged, driver, environment, logged, process
+from tests.plugin.stand import config
+
+
+async def test_it_begins_again_with_a_good_configuration_and_stays_with_a_bad_one() -> None:
+    with short_folder() as folder:
+        env = environment(folder, folder)
+        del env["KYB_DEVICE_PLUGIN_DIR"]
+        env |= {"KYB_PODS": "kubelet", "KYB_KUBELET_URL": "http://127.0.0.1:9"}
+        log, file = folder / "manager.log", folder / "config.yaml"
+        async with driver(folder), process("-m", "services.gpu_manager", log=log, **env) as manager:
+            await until(lambda: len(all_logged(log, "group.formed")) == 3, PATIENCE)
+            file.write_text("profiles: []")
+            refused = await until(lambda: logged(log, "config.refused"), PATIENCE)
+            assert "config.yaml" in refused["reason"]
+            file.write_text(json.dumps(config() | {"drainSeconds": 7}))
+            await until(lambda: len(all_logged(log, "manager.configured")) == 2, PATIENCE)
+            await until(lambda: len(all_logged(log, "group.formed")) == 6, PATIENCE)
+            assert len(all_logged(log, "config.applied")) == 1
+            file.write_text(json.dumps(config() | {"drainSeconds": 7}))  # another file that says the same
+            manager.send_signal(signal.SIGHUP)
+            file.write_text(json.dumps(config() | {"drainSeconds": 8}))
+            await until(lambda: len(all_logged(log, "manager.configured")) == 3, PATIENCE)
+            waits = len(all_logged(log, "manager.waits"))  # for NATS, again and again: it runs
+            await until(lambda: len(all_logged(log, "manager.waits")) > waits, PATIENCE)
+            manager.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(manager.wait(), PATIENCE) == 0
+            assert "Traceback" not in log.read_text()
