@@ -5,19 +5,17 @@ Every look is a job of its own beside the registrations; what kubelet asks is an
 
 import asyncio
 import contextlib
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from kybernate import cdi, wishes
-from kybernate.bus.port import Bus, BusError
+from kybernate.bus.port import Bus
 from kybernate.config import ConfigError, NodeConfig
 from kybernate.config_watch import changes
 from kybernate.gpus import GpuError, Gpus
 from kybernate.health import Health
-from kybernate.inventory import BUCKET, GpuRecord
 from kybernate.logs import get_logger
 from kybernate.messages import GpuHealthChanged, SeatAllocated
 from kybernate.node_config import load_now
@@ -29,6 +27,7 @@ from services.plugin.book import Held
 from services.plugin.coexistence import Neighbours
 from services.plugin.faults import Probation
 from services.plugin.gate import StartGate
+from services.plugin.inventory import TOGETHER_SECONDS, Inventory
 from services.plugin.kubelet import Registration
 from services.plugin.machine import Machine
 from services.plugin.outbox import Outbox
@@ -39,8 +38,6 @@ from services.plugin.settings import PluginSettings
 EVENT_SECONDS = 5.0
 OWNERS_SECONDS, OWNERS_SOON_SECONDS = 2.0, 0.5
 WISHES_SECONDS = 0.5
-TOGETHER_SECONDS = 0.25
-"""What changes so close together is told, and saved, in one go."""
 RETRY_SECONDS = 1.0
 
 
@@ -64,8 +61,8 @@ class Plugin:
     _owners: PodResources = field(init=False)
     _allocated: asyncio.Event = field(default_factory=asyncio.Event)
     _unsaved: asyncio.Event = field(default_factory=asyncio.Event)
-    _inventory: asyncio.Event = field(default_factory=asyncio.Event)
-    _since: dict[str, float] = field(default_factory=dict)
+    _inventory: Inventory = field(init=False)
+    _registrations: Registrations = field(init=False)
 
     def __post_init__(self) -> None:
         self.outbox = Outbox(self.bus)
@@ -88,7 +85,7 @@ class Plugin:
                     self._follow_wishes,
                     self._follow_config,
                     self._save,
-                    self._tell_inventory,
+                    self._inventory.run,
                     self.outbox.run,
                 )
                 for job in jobs:
@@ -120,10 +117,10 @@ class Plugin:
         self.node.book.held.update({seat: h for seat, h in held.items() if seat in offer.seats})
         await asyncio.to_thread(gate.prepare, offer.seats)
         await offering.prepare(settings, made, config.device_list_strategy)
-        self._since = dict.fromkeys((gpu.uuid for gpu in self.machine.gpus), time.time())
+        self._inventory = Inventory(self.bus, settings.node, self.machine.gpus, self.node)
         self.health.conditions["config"] = lambda: self.refused_config
         self.health.conditions["neighbours"] = self._sold_twice
-        self._inventory.set()
+        self._inventory.changed()
 
     def _registration(self, resource: str) -> Registration:
         return Registration(self.node, resource, self.settings.device_plugin_dir, refused=self._sold_twice)
@@ -150,7 +147,7 @@ class Plugin:
         self.config, self.node.offer = config, offer
         self.node.changed()
         self._registrations.follow(offer.resources)
-        self._inventory.set()
+        self._inventory.changed()
 
     async def _follow_config(self) -> NoReturn:
         """A configuration that cannot be used is said, and the last good one stays."""
@@ -218,7 +215,7 @@ class Plugin:
             say = log.warning if change.reason else log.info
             said = {"gpu": gpu.uuid, "index": gpu.index, "reason": change.reason, "groups": sorted(groups)}
             say("gpu.faulty" if change.reason else "gpu.recovered", **said, seats=len(seats))
-            self._since[gpu.uuid] = time.time()
+            self._inventory.changed(gpu.uuid)
             self.outbox.put(
                 GpuHealthChanged(
                     cause=uuid.uuid4().hex,
@@ -233,7 +230,6 @@ class Plugin:
                 )
             )
         self.node.changed()
-        self._inventory.set()
 
     # --- seats in use -------------------------------------------------------------------------------------------
 
@@ -297,43 +293,6 @@ class Plugin:
                 get_logger().warning("plugin.memory_unwritten", folder=str(self.settings.state_dir), reason=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
                 self._unsaved.set()
-
-    # --- what the cluster is told -------------------------------------------------------------------------------
-
-    async def _tell_inventory(self) -> NoReturn:
-        """A row per GPU, whenever something changed or the bus came back."""
-        self.bus.on_change(lambda connected: self._inventory.set() if connected else None)
-        while True:
-            await self._inventory.wait()
-            await self.bus.until_connected()
-            await asyncio.sleep(TOGETHER_SECONDS)
-            self._inventory.clear()
-            try:
-                bucket = await self.bus.bucket(BUCKET)
-                for record in self._records():
-                    await bucket.put(record.key, record.model_dump_json().encode())
-            except BusError as error:
-                get_logger().info("inventory.unwritten", error=str(error))
-                await asyncio.sleep(RETRY_SECONDS)
-                self._inventory.set()
-
-    def _records(self) -> list[GpuRecord]:
-        offer, reasons = self.node.offer, self.node.probation.reasons
-        return [
-            GpuRecord(
-                node=self.settings.node,
-                gpu=gpu.uuid,
-                index=gpu.index,
-                name=gpu.name,
-                memory_bytes=gpu.memory_bytes,
-                numa_node=gpu.numa_node,
-                groups=tuple(sorted(offer.touched({gpu.uuid}))),
-                healthy=gpu.uuid not in reasons,
-                reason=reasons.get(gpu.uuid, ""),
-                since=self._since.get(gpu.uuid, 0.0),
-            )
-            for gpu in self.machine.gpus
-        ]
 
     async def _close(self) -> None:
         """The CDI spec stays while somebody has a seat: each restart of a container resolves its names again."""
