@@ -6,17 +6,17 @@ import os
 import random
 import signal
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kybernate.fakes.kubelet import checkpoint
-from kybernate.fakes.kubelet.container import BackOff, rfc3339
-from kybernate.fakes.kubelet.device_manager import DeviceManager, Topology
+from kybernate.fakes.kubelet.container import rfc3339
+from kybernate.fakes.kubelet.device_manager import DeviceManager
 from kybernate.fakes.kubelet.endpoint import AdmissionError
 from kybernate.fakes.kubelet.manifest import PodSpec
+from kybernate.fakes.kubelet.options import Options as Options
 from kybernate.fakes.kubelet.plugins import Call, PluginServer
 from kybernate.fakes.kubelet.pod import Pod, Surroundings
 from kybernate.fakes.kubelet.pod_resources import PodResourcesServer
@@ -36,30 +36,6 @@ class UnknownPodError(Exception):
 
 class PodExistsError(Exception):
     """A pod of this name exists already."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How this kubelet differs from one in a cluster. Wall seconds."""
-
-    folder: Path
-    """The device plugin folder."""
-    run_dir: Path
-    """Seat folders (made by the plugin), and logs of pods under ``pods/``."""
-    node: str = "node-0"
-    speed: float = 1.0
-    inject: Mapping[str, str] = field(default_factory=dict)
-    """Put into every container, as a runtime's hook does; a pod's own variables come after it."""
-    grace_seconds: float = 300.0
-    """How long the capacity of a stopped plugin stays."""
-    backoff: BackOff = field(default_factory=BackOff)
-    readmit_seconds: float = 1.0
-    """After a restart: how long plugins have to come back before pods that do not run are admitted again.
-
-    Real kubelets give none, so that such pods often fail; 0 does the same.
-    """
-    topology: Topology = field(default_factory=Topology)
-    seed: int | None = None
 
 
 class Kubelet:
