@@ -28,12 +28,12 @@ class FifoBatch:
 
     def decide(self, view: GroupView) -> Decision:
         """Rules 1 to 4 of the module's text, in order."""
-        waiting = sorted((seat for seat in view.seats if _age(seat) is not None), key=_order)
+        waiting = sorted((seat for seat in view.seats if seat.wait_seconds is not None), key=lambda seat: seat.turn)
         holders = view.holders()
         if not waiting:
             return self._nobody_waits(holders)
         first = waiting[0]
-        age = _age(first) or 0.0
+        age = first.wait_seconds or 0.0
         if sum(seat.state is not SeatState.PARKED and _holds(seat) for seat in view.seats) < view.slots:
             return Switch(first.seat, None, f"slot free; {first.seat} waits longest ({age:.1f} s)")
         candidates = [seat for seat in holders if not seat.pinned]
@@ -72,22 +72,3 @@ def _busy(seat: SeatView) -> bool:
 
 def _holds(seat: SeatView) -> bool:
     return seat.state in (SeatState.ACTIVE, SeatState.STARTING, SeatState.QUARANTINED, SeatState.LOST)
-
-
-def _age(seat: SeatView) -> float | None:
-    """How long somebody has waited for this seat to run; None when nobody does or it runs already."""
-    if seat.state is SeatState.WAITING:
-        return seat.start_wait_seconds
-    if seat.state is not SeatState.PARKED:
-        return None
-    ages = [seat.wanted_seconds] if seat.wanted_seconds is not None else []
-    if seat.pinned:
-        ages.append(0.0)
-    if seat.waiting:
-        ages.append(seat.oldest_wait_seconds)
-    return max(ages, default=None)
-
-
-def _order(seat: SeatView) -> tuple[float, float, str]:
-    """Pins first, then longest wait, then name."""
-    return (0.0 if seat.pinned else 1.0, -(_age(seat) or 0.0), seat.seat)

@@ -33,6 +33,25 @@ class SeatView:
     activate_seconds: float = 0.0
     """Learned cost of activating it."""
 
+    @property
+    def wait_seconds(self) -> float | None:
+        """How long somebody has waited for this seat to run; None when nobody does or it runs already."""
+        if self.state is SeatState.WAITING:
+            return self.start_wait_seconds
+        if self.state is not SeatState.PARKED:
+            return None
+        ages = [self.wanted_seconds] if self.wanted_seconds is not None else []
+        if self.pinned:
+            ages.append(0.0)
+        if self.waiting:
+            ages.append(self.oldest_wait_seconds)
+        return max(ages, default=None)
+
+    @property
+    def turn(self) -> tuple[float, float, str]:
+        """Whose turn it is among those that wait, lowest first: pins, then the longest wait, then the name."""
+        return (0.0 if self.pinned else 1.0, -(self.wait_seconds or 0.0), self.seat)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupView:

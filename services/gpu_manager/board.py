@@ -89,7 +89,7 @@ class Board:
     """By group: failed switches in a row."""
     why: dict[str, str] = field(default_factory=dict)
     """By group: the policy's last sentence."""
-    claims: dict[str, str] = field(default_factory=dict)
+    claims: dict[str, overlap.Claim] = field(default_factory=dict)
     """By group: its seat for which GPUs that other groups hold are being cleared."""
     strangers: tuple[Stranger, ...] = ()
     """Processes on the GPUs that belong to no seat."""
@@ -108,8 +108,9 @@ class Board:
     def handle(self, message: object, now: Now) -> list[Effect]:
         """Take one message in and return everything that follows from it, in order."""
         self.said = []
+        claims = set(self.claims)
         self._take(message, now)
-        self._move(message, now)
+        self._move(message, now, claims)
         return self.said
 
     def _take(self, message: object, now: Now) -> None:
@@ -154,14 +155,16 @@ class Board:
             case _:
                 raise TypeError(f"the board does not know {type(message).__name__}")
 
-    def _move(self, message: object, now: Now) -> None:
+    def _move(self, message: object, now: Now, claims: set[str]) -> None:
         """Whatever time and the news allow: follow traffic, step switches, decide for groups that are in none."""
         if not self.recovered:
             return
         expired = self.levels.expire(now)
         self.routers.expire(now)
         overlap.expire(self, now)
-        for group in self.groups if expired else self._concerned(message):
+        given_up = claims - self.claims.keys()  # whoever it kept waiting need not share a GPU with what gave it up
+        concerned = self.groups if expired or given_up else self._concerned(message)
+        for group in overlap.in_turn(self, concerned, now):
             for name in group.seat_ids:
                 looking.follow_traffic(self, self.rows[name], now)
                 owners.end_of_life(self, self.rows[name], now)
@@ -209,20 +212,22 @@ class Board:
     # --- deciding -----------------------------------------------------------------------------------------------
 
     def _decide(self, group: Group, now: Now) -> None:
+        self.wake_at.pop(group.name, None)  # also where nothing is decided: a look that is overdue would spin
         if self.pause_until.get(group.name, 0.0) > now.wall:
             return
         foreign = looking.strangers_on(self, group)
         if foreign:
             self.why[group.name] = foreign
+            self.claims.pop(group.name, None)
             return
-        comer_elsewhere = overlap.claimed_for(self, group)
+        comer_elsewhere = overlap.claimed_for(self, group, now)
         if comer_elsewhere is not None:
             self.why[group.name] = f"its GPUs are being cleared for {comer_elsewhere}"
             return
         others = overlap.in_the_way(self, group)
         if others:
             if overlap.decide(self, group, others, now):
-                self._clear(self.rows[self.claims[group.name]], others, now)
+                self._clear(group, others, now)
             return
         view = looking.view(self, group, now)
         decision = self.policy.decide(view)
@@ -230,7 +235,6 @@ class Board:
         if comer is not None and not looking.room(self, comer):  # a slot is free but no room: somebody has to yield
             decision = self.policy.decide(replace(view, slots=0))
         self.why[group.name] = decision.reason
-        self.wake_at.pop(group.name, None)
         match decision:
             case Stay(until=until):
                 if until is not None:
@@ -266,13 +270,16 @@ class Board:
             winner = None  # one more has to yield before it fits
         self.drain(victim, winner, reason, now)
 
-    def _clear(self, comer: Row, others: list[Row], now: Now) -> None:
-        """Drain all seats of other groups that hold GPUs which ``comer`` needs."""
+    def _clear(self, group: Group, others: list[Row], now: Now) -> None:
+        """Drain the seats of other groups that hold GPUs which this one has claimed."""
         if not self.bus_up or not self.routers.settled(now):
             return
+        comer = self.rows[self.claims[group.name].seat]
         for victim in others:
             paused = self.pause_until.get(victim.group.name, 0.0) > now.wall
-            if victim.state is S.ACTIVE and victim.group.name not in self.operations and not paused:
+            if victim.state is not S.ACTIVE or victim.group.name in self.operations or paused:
+                continue
+            if overlap.yields(self, group, victim, now):
                 reason = f"its GPUs are needed together for {comer.seat} of group {comer.group.name}"
                 operation = self.drain(victim, None, reason, now)
                 operation.clears_for, operation.cause = comer.seat, comer.cause or operation.cause

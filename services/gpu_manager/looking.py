@@ -32,11 +32,8 @@ def seat_view(board: "Board", row: Row, now: Now) -> SeatView:
     """What the policy sees of one seat."""
     demand = traffic(board, row)
     start_wait = None
-    if row.state is S.WAITING and row.call is not None and row.calls(now) and not refused(row):
-        waited = 0.0 if row.called_wall is None else now.wall - row.called_wall
-        asked = demand.waiting or row.wanted_since is not None or row.is_pinned
-        if board.warmup or asked or waited > board.start_within_seconds:
-            start_wait = waited * now.pace
+    if row.calls(now) and _may_start(board, row, demand, now):
+        start_wait = 0.0 if row.called_wall is None else (now.wall - row.called_wall) * now.pace
     return SeatView(
         seat=row.seat,
         state=row.state,
@@ -53,6 +50,15 @@ def seat_view(board: "Board", row: Row, now: Now) -> SeatView:
         park_seconds=row.park_seconds,
         activate_seconds=row.activate_seconds,
     )
+
+
+def _may_start(board: "Board", row: Row, demand: Traffic, now: Now) -> bool:
+    """Whether a container at the gate is in line: warm-up lets everybody in, else it takes a wish or a long wait."""
+    if row.state is not S.WAITING or refused(row):
+        return False
+    asked = demand.waiting or row.wanted_since is not None or row.is_pinned
+    waited = 0.0 if row.called_wall is None else now.wall - row.called_wall
+    return bool(board.warmup or asked or waited > board.start_within_seconds)
 
 
 def refused(row: Row) -> str:
@@ -102,13 +108,17 @@ def follow_traffic(board: "Board", row: Row, now: Now) -> None:
 def still_wanted(board: "Board", operation: Operation, now: Now) -> bool:
     """Whether the winner of a drain still has a reason to come. A drain for nobody was an order."""
     comer = operation.winner or operation.clears_for
-    return comer is None or wants(board, board.rows[comer], now)
+    if comer is None:
+        return True
+    given_up = operation.clears_for is not None and board.rows[comer].group.name not in board.claims
+    return not given_up and wants(board, board.rows[comer], now)
 
 
 def wants(board: "Board", row: Row, now: Now) -> bool:
     """Whether a seat has a reason to come."""
     if row.state is S.WAITING:
-        return row.called_wall is not None  # between two calls of kubelet it still wants to start
+        # Between two calls of kubelet it still wants to start.
+        return row.called_wall is not None and _may_start(board, row, traffic(board, row), now)
     seat = seat_view(board, row, now)
     return seat.state is S.PARKED and bool(seat.waiting or seat.pinned or seat.wanted_seconds is not None)
 
@@ -249,7 +259,9 @@ def gate_texts(board: "Board", now: Now) -> dict[str, str]:
             if never := refused(row):
                 texts[row.seat] = f"seat {row.seat} is refused: {never}"
                 continue
-            why = f"group {group.name} is held by {held}" if held else f"group {group.name} is free"
+            comer = overlap.claimed_for(board, group, now)
+            why = f"its GPUs are being cleared for {comer}" if comer else f"group {group.name} is free"
+            why = f"group {group.name} is held by {held}" if held else why
             why = f"{foreign}; {why}" if foreign else why
             texts[row.seat] = f"seat {row.seat} waits: {why}; place {place} of {len(queue)} at the start gate"
     return texts
@@ -257,14 +269,17 @@ def gate_texts(board: "Board", now: Now) -> dict[str, str]:
 
 def validate(board: "Board") -> None:
     """Raise AssertionError if an invariant does not hold."""
-    owner: dict[str, str] = {}
+    owners: dict[str, list[Row]] = {}
     for group in board.groups:
         holders = [board.rows[seat] for seat in group.seat_ids if board.rows[seat].lease]
         told = any(row.state is S.QUARANTINED for row in holders)
         assert len(holders) <= group.slots or told, f"{group.name}: {len(holders)} hold, {group.slots} may"
         for gpu in group.gpus if holders else ():
-            assert owner.setdefault(gpu.uuid, group.name) == group.name, f"{gpu.uuid} belongs to two groups"
+            owners.setdefault(gpu.uuid, []).extend(holders)
             reserved = sum(row.reserved_bytes(gpu.memory_bytes) for row in holders)
             assert reserved <= gpu.memory_bytes or told, f"{gpu.uuid}: {reserved} bytes reserved of {gpu.memory_bytes}"
+    for gpu_uuid, rows in owners.items():
+        told = any(row.state is S.QUARANTINED for row in rows)
+        assert told or len({row.group.name for row in rows}) == 1, f"{gpu_uuid} belongs to two groups"
     for operation in board.operations.values():
         assert operation.victim or operation.winner, f"{operation.op} moves nobody"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kybernate.ledger import Ledger, LedgerEntry
 from kybernate.messages import EVENT_OF_STATE, JobStatus, KillJob, ReleaseJob, SeatProgress, SeatTarget
 from kybernate.seat import SeatState
+from services.gpu_manager import overlap
 from services.gpu_manager.inputs import Now, Recovered
 from services.gpu_manager.rows import Operation, Row
 from services.gpu_manager.seat_pod import SeatPod
@@ -118,10 +119,12 @@ def _state(row: Row, entry: LedgerEntry | None, seen: SeatProgress | None) -> tu
 
 
 def _quarantine_conflicts(board: "Board") -> None:
+    """More seats on a group than may hold it, or seats of two groups on one GPU: nobody knows which of them is true."""
     for group in board.groups:
         holders = [row for row in (board.rows[seat] for seat in group.seat_ids) if row.lease]
-        if len(holders) > group.slots:
-            names = ", ".join(row.seat for row in holders)
+        others = overlap.in_the_way(board, group) if holders else []
+        if len(holders) > group.slots or others:
+            names = ", ".join(row.seat for row in (*holders, *others))
             for row in holders:
                 row.state, row.conflict = S.QUARANTINED, True
                 row.reason = f"{names} all seem to hold group {group.name}; delete the pods that should not"

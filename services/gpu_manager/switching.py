@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kybernate.messages import JobStatus, SeatProgress, SwitchJob
 from kybernate.seat import SeatState, Trigger
-from services.gpu_manager import looking
+from services.gpu_manager import looking, overlap
 from services.gpu_manager.inputs import EngineSeen, JobAnswered, Now
 from services.gpu_manager.rows import CUT_GRACE_SECONDS, Operation, Row
 
@@ -147,6 +147,7 @@ def _refused(board: "Board", operation: Operation, reason: str, now: Now) -> Non
     winner = board.rows[operation.winner] if operation.winner else None
     if victim is not None and victim.state is S.PARKING:
         board.go(victim, T.ROLLED_BACK, now, epoch=board.next_epoch(now), reason=reason)
+    overlap.give_up(board, operation, now)
     if winner is not None and winner.state is S.ACTIVATING:
         board.go(winner, T.NOT_RESTORED, now, epoch=board.next_epoch(now), reason=reason)
 
@@ -208,6 +209,8 @@ def _park_told(board: "Board", operation: Operation, row: Row, progress: SeatPro
         board.failed(operation.group, now)
         trigger, epoch = PARK_FAILED[progress.outcome], board.next_epoch(now)
         board.go(row, trigger, now, epoch=epoch, operation=operation, reason=progress.reason)
+        if row.lease:
+            overlap.give_up(board, operation, now)
 
 
 def _activate_told(board: "Board", operation: Operation, row: Row, progress: SeatProgress, now: Now) -> None:

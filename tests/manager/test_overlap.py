@@ -1,13 +1,18 @@
 """Groups that share GPUs take turns: whoever needs several finds them free together, and nobody starves."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from kybernate.messages import PinSeat, SeatEvent
+from kybernate.ledger import Ledger
+from kybernate.messages import ActivateSeat, JobReply, PinSeat, SeatEvent, SeatProgress
 from kybernate.seat import SeatState as S
 from services.gpu_manager import looking
+from services.gpu_manager.inputs import BusChanged, JobAnswered, Recovered, Stranger, StrangersSeen
+from tests.manager.family import TREE, Busy, make_family
 from tests.manager.test_properties import AnyOrder
 from tests.manager.world import World, make_group
 
@@ -163,6 +168,190 @@ def test_a_busy_family_serves_everybody_in_turn(node: World) -> None:
     turns = [e.seat for e in node.said if isinstance(e, SeatEvent) and e.state is S.ACTIVE]
     assert served == {a, b, pair}
     assert min(turns.count(seat) for seat in (a, b, pair)) >= 3
+
+
+SECONDS = st.sampled_from([0, 0, 1, 3, 8])
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    shapes=st.permutations(TREE),
+    seats=st.sampled_from([1, 2]),
+    drains=st.lists(SECONDS, min_size=14, max_size=14),
+    moves=st.lists(SECONDS, min_size=14, max_size=14),
+)
+def test_everyone_in_a_tree_of_groups_gets_turns(
+    shapes: list[tuple[int, ...]], seats: int, drains: list[int], moves: list[int]
+) -> None:
+    """All seats of a 4 ⊃ 2 ⊃ 1 family wanted for ever, in whatever order its groups stand, from cold to warm."""
+    busy = Busy(make_family(tuple(shapes), seats))
+    slow = dict(zip(busy.seats, zip(drains, moves, strict=True), strict=False))
+    busy.drains, busy.moves = lambda seat: slow[seat][0], lambda seat: slow[seat][1]
+    busy.live(450)
+    for seat in busy.seats:
+        assert busy.longest_wait(seat) < 225.0, f"{busy.world.row(seat).group.name} {seat}: {busy.turns[seat]}"
+
+
+def test_a_seat_that_cannot_be_parked_does_not_keep_the_other_gpu_from_its_seats() -> None:
+    busy = Busy(make_family(((0,), (1,), (0, 1)), seats=1))
+    a, b, pair = busy.seats
+    busy.live(60)
+    assert all(busy.turns.values())
+    while busy.world.state(a) is not S.ACTIVE:
+        busy.live(1)
+    busy.parks = lambda seat: "active" if seat == a else "parked"
+    before = len(busy.turns[b])
+
+    busy.live(300)
+
+    assert len(busy.turns[b]) - before >= 3
+    assert busy.world.state(b) is S.ACTIVE or busy.world.wall - busy.turns[b][-1] < 60
+    busy.parks = lambda seat: "parked"
+    turns = len(busy.turns[pair])
+    busy.live(120)
+    assert len(busy.turns[pair]) > turns
+
+
+def test_a_refused_park_does_not_keep_the_other_gpu_from_its_seats(node: World) -> None:
+    a, b, pair = with_a_parked_pair(node)
+    for seat in (a, b):
+        node.traffic(seat)
+    node.tick(5)
+    node.traffic(pair, waiting=1)
+    for seat in (a, b):
+        node.quiet(seat)
+    first, second = (node.board.operations[name].op for name in ("G0", "G1"))
+    node.progress(node.job_of(second))
+    node.traffic(b, waiting=1)
+    assert node.state(b) is S.PARKED
+
+    node.hear(JobAnswered(first, 1, JobReply(accepted=False, code="unsupported", reason="made refused")))
+
+    node.finish()
+    assert (node.state(a), node.state(b)) == (S.ACTIVE, S.ACTIVE)
+
+
+def test_a_drain_for_a_claim_that_was_given_up_turns_back(node: World) -> None:
+    a, b, pair = with_a_parked_pair(node)
+    for seat in (a, b):
+        node.traffic(seat)
+    node.tick(5)
+    node.traffic(pair, waiting=1)
+    node.quiet(a)
+    node.progress(node.job(), "active")
+    assert node.state(a) is S.ACTIVE
+
+    assert node.state(b) is S.ACTIVE, "its GPU alone is of no use to the pair"
+
+
+def test_a_stranger_on_one_gpu_of_a_claim_leaves_the_other_gpu_to_its_seats(node: World) -> None:
+    a, b, pair = with_a_parked_pair(node)
+    for seat in (a, b):
+        node.traffic(seat)
+    node.tick(5)
+    node.traffic(pair, waiting=1)
+    node.quiet(a)
+    node.progress(node.job())
+    assert node.state(a) is S.PARKED
+
+    node.hear(StrangersSeen((Stranger("GPU-1", 4711, "python3"),)))
+    node.traffic(a, waiting=1)
+    node.finish()
+
+    assert (node.state(a), node.state(b), node.state(pair)) == (S.ACTIVE, S.ACTIVE, S.PARKED)
+
+
+def test_while_gpus_are_cleared_for_another_group_nothing_spins_and_the_gate_says_so(node: World) -> None:
+    a, b, pair = with_a_parked_pair(node)
+    other = node.seat(0, 1)
+    node.pod(other, "a2")
+    node.call(other)
+    node.traffic(b)
+    node.tick(5)
+    assert node.board.wake_at["G0"] > node.wall
+    node.traffic(pair, waiting=1, oldest=90.0)
+    assert {operation.clears_for for operation in node.board.operations.values()} == {pair}
+    node.quiet(a)
+    node.progress(node.job())
+
+    node.tick(40.0)
+    node.call(other)
+
+    assert looking.next_wake(node.board, node.now) > 0.1
+    text = looking.gate_texts(node.board, node.now)[other]
+    assert f"its GPUs are being cleared for {pair}" in text
+
+
+def test_beside_a_stranger_an_overdue_look_does_not_spin(node: World) -> None:
+    a, _, _ = with_a_parked_pair(node)
+    node.pod(node.seat(0, 1), "a2")
+    node.call(node.seat(0, 1))
+    assert node.board.wake_at["G0"] > node.wall
+    node.hear(StrangersSeen((Stranger("GPU-0", 4711, "python3"),)))
+
+    node.tick(100.0)
+
+    assert node.state(a) is S.ACTIVE
+    assert looking.next_wake(node.board, node.now) > 0.1
+
+
+def test_a_container_that_nobody_asks_for_any_more_clears_no_gpus() -> None:
+    """Without warm-up: a wish let it in, and lapsed before its GPUs were free."""
+    groups = (make_group("G0", [0], 1), make_group("G1", [1], 1), make_group("G01", [0, 1], 1))
+    node = World(groups=groups, warmup=False)
+    node.boot()
+    a, b, pair = (group.seat_ids[0] for group in groups)
+    for seat, model in ((a, "a"), (b, "b")):
+        node.pod(seat, model)
+        node.traffic(seat, waiting=1)
+        node.call(seat)
+        node.start(seat)
+        node.healthy(seat)
+        node.traffic(seat)
+    node.tick(10)
+    node.pod(pair, "p")
+    node.call(pair)
+    assert node.command(ActivateSeat, pair, deadline=node.now.unix + 5).accepted
+    assert (node.state(a), node.state(b)) == (S.DRAINING, S.DRAINING)
+    node.quiet(a)
+    node.progress(node.job())
+
+    node.tick(10)
+    node.traffic(a, waiting=1)
+    node.finish()
+
+    assert (node.state(a), node.state(b), node.state(pair)) == (S.ACTIVE, S.ACTIVE, S.WAITING)
+
+
+def test_seats_of_two_groups_that_live_on_one_gpu_after_a_restart_are_quarantined(node: World) -> None:
+    a, b, pair = with_a_parked_pair(node)
+    node.board = node.new_board()
+    seen = tuple(
+        SeatProgress(seat=p.seat, pod_uid=p.uid, container_id=p.container_id or "", outcome="active")
+        for p in node.pods.values()
+    )
+    node.hear(BusChanged(True))
+
+    node.hear(Recovered(node.owners(), Ledger(), JobReply(accepted=True, seats=seen)))
+
+    assert [node.state(seat) for seat in (a, b, pair)] == [S.QUARANTINED] * 3
+    assert pair in node.row(a).reason
+    del node.pods[pair]
+    node.look()
+    node.look()
+    node.end_processes(pair)
+    node.tick(1)
+    assert [node.state(seat) for seat in (a, b, pair)] == [S.ACTIVE, S.ACTIVE, S.FREE]
+
+
+def test_a_container_that_went_past_the_gate_beside_another_group_is_quarantined(node: World) -> None:
+    a, b, _ = with_a_parked_pair(node)
+    rogue = node.seat(2, 1)
+    node.pod(rogue, "r")
+    node.pods[rogue] = replace(node.pods[rogue], container_id="process://999", running=True)
+    node.look()
+    assert node.state(rogue) is S.QUARANTINED
+    assert (node.state(a), node.state(b)) == (S.ACTIVE, S.ACTIVE)
 
 
 class AnyOrderOnSharedGpus(AnyOrder):

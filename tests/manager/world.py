@@ -194,7 +194,14 @@ class World:
     # --- traffic ------------------------------------------------------------------------------------------------
 
     def traffic(
-        self, seat: str, *, waiting: int = 0, in_flight: int = 0, cause: str = "req-1", ttl: float = 1e9
+        self,
+        seat: str,
+        *,
+        waiting: int = 0,
+        in_flight: int = 0,
+        oldest: float = 0.0,
+        cause: str = "req-1",
+        ttl: float = 1e9,
     ) -> None:
         self.hear(
             TrafficSignal(
@@ -204,7 +211,7 @@ class World:
                 seat=seat,
                 waiting=waiting,
                 in_flight=in_flight,
-                oldest_wait_seconds=0.0 if waiting else None,
+                oldest_wait_seconds=oldest if waiting else None,
                 ttl_seconds=ttl,
             )
         )

@@ -1,0 +1,106 @@
+"""A family of groups whose seats are all wanted all the time, with a kubelet, engines and a checkpointer that act."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kybernate.messages import JobReply, SwitchJob
+from kybernate.policy import FifoBatch
+from kybernate.seat import SeatState as S
+from services.gpu_manager.inputs import JobAnswered, Ticket
+from services.gpu_manager.rows import Operation
+from tests.manager.world import World, make_group
+
+TREE = ((0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3))
+IMPATIENT = FifoBatch(min_active_seconds=1.0, max_visit_seconds=5.0, starvation_seconds=15.0)
+
+
+def make_family(shapes: tuple[tuple[int, ...], ...], seats: int = 2, slots: int = 1) -> World:
+    """One group per tuple of GPUs, in this order."""
+    groups = tuple(make_group("G" + "".join(map(str, gpus)), gpus, seats, slots) for gpus in shapes)
+    world = World(groups=groups, policy=IMPATIENT)
+    world.boot()
+    return world
+
+
+@dataclass
+class Busy:
+    """Lets a family live second by second; whoever is not active has requests waiting since it was."""
+
+    world: World
+    drains: Callable[[str], int] = lambda seat: 0
+    """Seconds that the requests in flight on a seat take to end."""
+    moves: Callable[[str], int] = lambda seat: 0
+    """Seconds that the checkpointer takes for a switch in which this seat leaves or comes."""
+    parks: Callable[[str], str] = lambda seat: "parked"
+    """How a park of this seat ends."""
+    idle: frozenset[str] = frozenset()
+    """Seats without any traffic."""
+    turns: dict[str, list[float]] = field(default_factory=dict)
+    """Times at which each seat became active."""
+    _active: dict[str, bool] = field(default_factory=dict)
+    _since: dict[str, float] = field(default_factory=dict)
+    """By operation and phase: when it was first seen."""
+
+    def __post_init__(self) -> None:
+        for number, seat in enumerate(self.seats):
+            self.world.pod(seat, f"m{number}")
+            self.turns[seat] = []
+
+    @property
+    def seats(self) -> tuple[str, ...]:
+        return tuple(seat for group in self.world.groups for seat in group.seat_ids)
+
+    def live(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.world.tick(1.0)
+            self.world.beat()
+            for seat in self.seats:
+                self._start(seat)
+                self._want(seat)
+            for operation in list(self.world.board.operations.values()):
+                self._serve(operation)
+                for seat in self.seats:
+                    self._want(seat)
+
+    def longest_wait(self, seat: str) -> float:
+        """The longest time in which this seat did not become active and was not."""
+        times = [1005.0, *self.turns[seat], self.world.wall]
+        return max(after - before for before, after in itertools.pairwise(times))
+
+    def _start(self, seat: str) -> None:
+        world, state = self.world, self.world.state(seat)
+        if state in (S.WAITING, S.BACKOFF):
+            call = world.calls.get(seat)
+            if call is None or call.until <= world.now.unix:
+                world.call(seat)
+        elif state is S.STARTING:
+            call = world.calls.get(seat)
+            if call is not None and any(isinstance(e, Ticket) and e.call == call.call for e in world.said):
+                world.start(seat)
+                world.healthy(seat)
+
+    def _want(self, seat: str) -> None:
+        active = self.world.state(seat) is S.ACTIVE
+        if self._active.get(seat) == active:
+            return
+        self._active[seat] = active
+        if active:
+            self.turns[seat].append(self.world.wall)
+        if seat not in self.idle:
+            self.world.traffic(seat, waiting=int(not active), in_flight=int(active))
+
+    def _serve(self, operation: Operation) -> None:
+        world = self.world
+        seats = [seat for seat in (operation.victim, operation.winner) if seat is not None]
+        took = world.wall - self._since.setdefault(f"{operation.op} {operation.phase}", world.wall)
+        if operation.phase == "draining" and operation.victim and took >= self.drains(operation.victim):
+            world.quiet(operation.victim)
+        elif operation.phase == "job" and took >= max(self.moves(seat) for seat in seats):
+            job = world.job_of(operation.op)
+            world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+            self._report(job)
+
+    def _report(self, job: SwitchJob) -> None:
+        park = self.parks(job.park[0].seat) if job.park else "parked"
+        self.world.progress(job, park, "active" if park == "parked" else "pending")
