@@ -92,7 +92,7 @@ async def _back(kubelet: Kubelet, since: float) -> list[float]:
                 found.setdefault(resource, time.monotonic() - since)
         return found.keys() == SEATS.keys()
 
-    await until(complete, what="the registration of every resource")
+    await until(complete, 90.0, "the registration of every resource")
     return list(found.values())
 
 
