@@ -34,15 +34,19 @@ from services.gpu_manager.settings import ManagerSettings
 from services.gpu_manager.status import routes
 
 
-async def serve(settings: ManagerSettings, config: NodeConfig | None) -> None:
-    """Run until SIGTERM. Without a configuration, the node's label says which of several it is."""
+async def serve(settings: ManagerSettings, config: NodeConfig | None, machine: Machine | None = None) -> None:
+    """Run until SIGTERM. Without a configuration, the node's label says which of several it is.
+
+    ``machine``: what was found before the configuration changed. The plugin forms groups of what it found at its start
+    too: read anew, a GPU lost meanwhile would make groups of other GPUs here than there.
+    """
     clock = Clock(settings.speed)
     source = f"kyb/gpu-manager/{settings.node}"
     async with contextlib.AsyncExitStack() as stack:
         gpus = open_gpus(settings.gpus, settings.fake_driver)
         stack.push_async_callback(gpus.close)
         config = config or await _by_label(settings)
-        machine = Machine(await gpus.list(), await gpus.links(), await gpus.instances())
+        machine = machine or Machine(await gpus.list(), await gpus.links(), await gpus.instances())
         topology = plan(config, *machine)
         _say(config, topology)
         ledger = LedgerFile(settings.state_dir / "ledger")
@@ -95,9 +99,9 @@ async def serve(settings: ManagerSettings, config: NodeConfig | None) -> None:
 class ReconfiguredError(Exception):
     """The configuration changed and can be used: begin again with it, as after a restart."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, machine: Machine) -> None:
         super().__init__("the configuration changed")
-        self.config = config
+        self.config, self.machine = config, machine
 
 
 async def _until_changed(settings: ManagerSettings, config: NodeConfig, machine: Machine) -> NoReturn:
@@ -116,7 +120,7 @@ async def _until_changed(settings: ManagerSettings, config: NodeConfig, machine:
                 continue
             if fresh.model_dump() != config.model_dump():
                 get_logger().info("config.applied", config=fresh.chosen)
-                raise ReconfiguredError(fresh)
+                raise ReconfiguredError(fresh, machine)
     finally:
         if client is not None:
             await client.close()
@@ -161,10 +165,10 @@ def main() -> None:
         raise SystemExit(2) from None
 
     async def run() -> None:
-        present = config
+        present, machine = config, None
         while True:
             try:
-                await serve(settings, present)
+                await serve(settings, present, machine)
                 return
             except* (ConfigError, GpuError) as group:
                 for error in group.exceptions:
@@ -172,7 +176,7 @@ def main() -> None:
                 raise
             except* ReconfiguredError as group:
                 (changed,) = (error for error in group.exceptions if isinstance(error, ReconfiguredError))
-                present = changed.config
+                present, machine = changed.config, changed.machine
 
     with alone(settings.run_dir, "gpu-manager"):
         lifecycle.main(run)

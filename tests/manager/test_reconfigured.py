@@ -33,3 +33,22 @@ async def test_it_begins_again_with_a_good_configuration_and_stays_with_a_bad_on
             manager.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(manager.wait(), PATIENCE) == 0
             assert "Traceback" not in log.read_text()
+
+
+async def test_a_gpu_lost_since_the_start_does_not_change_the_groups_that_the_plugin_knows_as_well() -> None:
+    with short_folder() as folder:
+        env = environment(folder, folder)
+        del env["KYB_DEVICE_PLUGIN_DIR"]
+        env |= {"KYB_PODS": "kubelet", "KYB_KUBELET_URL": "http://127.0.0.1:9"}
+        log, file = folder / "manager.log", folder / "config.yaml"
+        async with driver(folder) as gpus, process("-m", "services.gpu_manager", log=log, **env) as manager:
+            await until(lambda: len(all_logged(log, "group.formed")) == 3, PATIENCE)
+            await until(lambda: all_logged(log, "manager.waits"), PATIENCE)
+            lost = (await gpus.call("devices"))["gpus"][3]["uuid"]
+            await gpus.call("inject", fault="lost", gpu=lost)
+            file.write_text(json.dumps(config() | {"drainSeconds": 7}))
+            await until(
+                lambda: logged(log, "manager.cannot_start") or len(all_logged(log, "group.formed")) == 6, PATIENCE
+            )
+            assert [entry["gpus"] for entry in all_logged(log, "group.formed")] == [[0], [1], [2, 3]] * 2
+            assert manager.returncode is None
