@@ -100,33 +100,43 @@ class HelperPool:
             line.helper = line.helper or await self._take(key)
 
     async def close(self, key: str) -> None:
-        """End the helper of ``key``, if there is one."""
-        line = self._lines.pop(key, None)
-        if line is not None and line.helper is not None:
-            await self._end(line.helper, key)
+        """End the helper of ``key``, if there is one, after the calls that came before."""
+        line = self._lines.get(key)
+        if line is None:
+            return
+        async with line.turn:  # the line stays: calls may wait there
+            helper, line.helper = line.helper, None
+            if helper is not None:
+                await self._end(helper, key)
 
     async def _take(self, key: str) -> HelperProcess:
         """A spare if there is one, and start the next spare meanwhile."""
-        if sum(of == key for of, _ in self._stuck.values()) >= MOST_STUCK:
-            raise HelperHungError(f"no more helpers for {key}: {self.stuck[key]}; this node needs a restart")
+        self._refuse_more(key, f"no more helpers for {key}")
         while self._spares:
             helper = self._spares.pop()
             if not helper.ended:
                 break
             await self._end(helper, "")
         else:
+            self._refuse_more("", "no more helpers: new ones hang while they initialize the driver")
             helper = await self._start()
         self._fill()
         helper.note.write_text(key)
         return helper
+
+    def _refuse_more(self, key: str, what: str) -> None:
+        if self._stuck_of(key) >= MOST_STUCK:
+            raise HelperHungError(f"{what}: {self.stuck[key]}; this node needs a restart")
+
+    def _stuck_of(self, key: str) -> int:
+        return sum(of == key for of, _ in self._stuck.values())
 
     def _fill(self) -> None:
         if self._filling is None or self._filling.done():
             self._filling = asyncio.create_task(self._start_spare(), name="spare-helper")
 
     async def _start_spare(self) -> None:
-        spares_stuck = sum(not of for of, _ in self._stuck.values())
-        if not self._spares and spares_stuck < MOST_STUCK:
+        if not self._spares and self._stuck_of("") < MOST_STUCK:
             with contextlib.suppress(HelperDiedError, HelperHungError):  # the next call tries again and reports it
                 self._spares.append(await self._start())
 

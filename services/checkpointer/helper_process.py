@@ -40,11 +40,12 @@ class Leftover:
 
     @classmethod
     def read(cls, folder: Path) -> "list[Leftover]":
-        """All that are noted in ``folder``."""
+        """All that are noted in ``folder``; files of other names are somebody else's."""
         found = []
         for note in folder.iterdir():
             pid, _, start = note.name.partition("-")
-            found.append(cls(Identity(pid=int(pid), start=int(start)), note.read_text(), note))
+            if pid.isdecimal() and start.isdecimal():
+                found.append(cls(Identity(pid=int(pid), start=int(start)), note.read_text(), note))
         return found
 
     async def gone(self) -> None:
@@ -98,10 +99,22 @@ class HelperProcess:
             answer = await self.process.stdout.readline()
         except ConnectionError as error:
             raise HelperDiedError(f"the helper ended before {verb}: {error}") from error
+        except ValueError as error:
+            raise HelperDiedError(f"the helper answered {verb} with more than {ANSWER_BYTES} bytes") from error
         if not answer.endswith(b"\n"):
             raise HelperDiedError(f"the helper ended during {verb}")
-        reply: dict[str, Any] = json.loads(answer)
+        reply = self._reply(answer)
+        if reply is None:
+            raise HelperDiedError(f"the helper answered {verb} with {answer[:200]!r}; it was ended")
         return reply
+
+    def _reply(self, answer: bytes) -> dict[str, Any] | None:
+        """None: this is not the answer to the last call."""
+        try:
+            reply = json.loads(answer)
+        except ValueError:
+            return None
+        return reply if isinstance(reply, dict) and reply.get("id") == self.last_id else None
 
     async def gone(self) -> None:
         """Wait until it has ended; then close the pipes and take the note away."""

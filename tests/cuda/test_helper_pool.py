@@ -108,6 +108,58 @@ async def test_a_helper_that_hangs_while_it_initializes_the_driver_is_killed_and
         assert pool.stuck == {}
 
 
+async def test_helpers_that_hang_at_their_start_and_survive_their_simulated_kill_are_not_collected_without_end(
+    tmp_path: Path,
+) -> None:
+    """The driver of this node hangs for everybody: each further helper would only be one more that does not end."""
+    started: list[Identity] = []
+
+    def kill(who: Identity) -> None:
+        started.append(who)
+
+    command = (sys.executable, "-c", ECHO, "init")
+    async with HelperPool(command, tmp_path, start_seconds=0.2, kill_seconds=0.2, kill=kill) as pool:
+        try:
+            for _ in range(2 * MOST_STUCK):
+                with pytest.raises(HelperHungError):
+                    await pool.call("G0", "state", deadline=DEADLINE)
+            with pytest.raises(HelperHungError, match=r"no more helpers.* this node needs a restart"):
+                await pool.call("G1", "state", deadline=DEADLINE)
+            assert len(pool._stuck) <= MOST_STUCK + 1, "the spare may be started at the same time"
+        finally:
+            for who in started:
+                sigkill(who)
+        await until(lambda: not pool.stuck, what="they ended after all")
+
+
+async def test_a_helper_whose_answer_is_no_answer_is_a_dead_helper(tmp_path: Path) -> None:
+    talks = """import sys; print('{"id": 1}', flush=True)\nfor line in sys.stdin: print('what?', flush=True)"""
+    async with HelperPool((sys.executable, "-c", talks), tmp_path) as pool:
+        with pytest.raises(HelperDiedError, match="answered state with"):
+            await pool.call("G0", "state", deadline=DEADLINE)
+
+
+async def test_a_file_that_is_no_note_does_not_keep_the_checkpointer_from_starting(tmp_path: Path) -> None:
+    (tmp_path / ".nfs000012").touch()
+    async with pool_of(tmp_path, NoKill()) as pool:
+        assert (await pool.call("G0", "state", deadline=DEADLINE))["code"] == 0
+
+
+async def test_closing_waits_for_the_calls_that_were_there_before(tmp_path: Path) -> None:
+    async with pool_of(tmp_path, NoKill()) as pool:
+        await pool.warm("G0")
+        first = helper_of(pool, "G0")
+        under_way = asyncio.create_task(pool.call("G0", "hang", deadline=0.5))
+        await until(lambda: first.last_id == 2, what="the call is under way")  # init, hang
+        after = asyncio.create_task(pool.call("G0", "state", deadline=DEADLINE))
+        await asyncio.sleep(0)
+        await pool.close("G0")
+        with pytest.raises(HelperHungError):
+            await under_way
+        assert (await after)["code"] == 0
+    assert not list(tmp_path.iterdir()), "no helper was forgotten"
+
+
 async def test_a_helper_that_ends_while_it_starts_is_a_dead_helper(tmp_path: Path) -> None:
     async with HelperPool((sys.executable, "-c", ""), tmp_path) as pool:
         with pytest.raises(HelperDiedError, match="ended"):
