@@ -55,6 +55,8 @@ class Registration:
     would take containers that restart their start gate."""
     unmet: str | None = "not yet registered with kubelet"
     """Why it is not registered; None when it is."""
+    _tried: tuple[int, ...] | None = None
+    """The kubelet of the last try."""
 
     def why_not(self) -> str | None:
         """Why it is not registered; None when it is."""
@@ -73,15 +75,24 @@ class Registration:
                 self.unmet, said = f"{self.resource}: {error}", str(error)
             lasted = time.monotonic() - began
             pause = FIRST_RETRY_SECONDS if lasted > LAST_RETRY_SECONDS else min(LAST_RETRY_SECONDS, pause * 2)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            await self._rest(pause * random.uniform(0.5, 1.0))
+
+    async def _rest(self, seconds: float) -> None:
+        """Back off, but never from a kubelet that was not tried yet: it restarted, which is nobody's failure."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if _identity(self.folder / "kubelet.sock") not in (None, self._tried):
+                return
+            await asyncio.sleep(min(left, WATCH_SECONDS))
 
     async def _once(self) -> NoReturn:
         """One registration from its beginning to its end. Raises NotRegisteredError."""
         kubelet = self.folder / "kubelet.sock"
+        self._tried = _identity(kubelet)
         reason = self.refused()
         if reason is not None:
             raise NotRegisteredError(reason)
-        identity = await self._kubelet_there(kubelet)
+        identity = self._tried = await self._kubelet_there(kubelet)
         own = self.folder / f"{PREFIX}{slug(self.resource.rpartition('/')[2])}-{uuid.uuid4().hex[:8]}.sock"
         if len(os.fsencode(own)) > MAX_SOCKET_PATH:
             raise NotRegisteredError(f"{own} is too long for a socket; use a shorter KYB_DEVICE_PLUGIN_DIR")
@@ -91,8 +102,7 @@ class Registration:
         try:
             server.add_insecure_port(f"unix:{own}")
             await server.start()
-            await self._register(kubelet, own.name)
-            await self._listened_to(plugin)
+            await self._join(plugin, kubelet, identity, own)
             self.unmet = None
             get_logger().info("plugin.registered", resource=self.resource, endpoint=own.name)
             await self._until_over(plugin, kubelet, identity, own)
@@ -108,7 +118,19 @@ class Registration:
             await asyncio.sleep(WATCH_SECONDS)
         return identity
 
-    async def _register(self, kubelet: Path, endpoint: str) -> None:
+    async def _join(self, plugin: SeatPlugin, kubelet: Path, identity: tuple[int, ...], own: Path) -> None:
+        """Register and be listened to, unless kubelet goes away meanwhile: its time-outs are long."""
+        joining = asyncio.create_task(self._register(plugin, kubelet, own.name))
+        try:
+            while not (await asyncio.wait((joining,), timeout=WATCH_SECONDS))[0]:
+                _check_unchanged(kubelet, identity, own)
+            await joining
+        finally:
+            joining.cancel()
+            await asyncio.gather(joining, return_exceptions=True)
+
+    async def _register(self, plugin: SeatPlugin, kubelet: Path, endpoint: str) -> None:
+        """Register, and wait for kubelet to listen. Raises NotRegisteredError."""
         request = pb.RegisterRequest(version="v1beta1", endpoint=endpoint, resource_name=self.resource, options=OPTIONS)
         # A subchannel pool of its own: a socket that refused once must not make the next channel fail unseen.
         options = [("grpc.use_local_subchannel_pool", 1)]
@@ -118,6 +140,7 @@ class Registration:
                 await stub.Register(request, timeout=REGISTER_SECONDS)
             except grpc.aio.AioRpcError as error:
                 raise NotRegisteredError(f"kubelet refused ({error.code().name}): {error.details()}") from error
+        await self._listened_to(plugin)
 
     async def _listened_to(self, plugin: SeatPlugin) -> None:
         """Kubelet counts the seats only from the first list on."""
@@ -134,10 +157,15 @@ class Registration:
                     await plugin.ended.wait()
                 raise NotRegisteredError("kubelet ended the list of seats")
             except TimeoutError:
-                if _identity(kubelet) != identity:
-                    raise NotRegisteredError("kubelet restarted") from None
-                if _identity(own) is None:
-                    raise NotRegisteredError("somebody removed the plugin's socket") from None
+                _check_unchanged(kubelet, identity, own)
+
+
+def _check_unchanged(kubelet: Path, identity: tuple[int, ...], own: Path) -> None:
+    """Raise NotRegisteredError when kubelet's socket is another one, or the own socket is gone."""
+    if _identity(kubelet) != identity:
+        raise NotRegisteredError("kubelet restarted")
+    if _identity(own) is None:
+        raise NotRegisteredError("somebody removed the plugin's socket")
 
 
 def remove_stale(folder: Path) -> list[str]:

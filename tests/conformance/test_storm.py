@@ -8,7 +8,7 @@ from tests.conformance.node import Stand
 from tests.conformance.pods import Workload
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-RESTARTS = 8
+RESTARTS = 50
 
 
 @pytest.mark.item(12, 36, 37, 38, 39, 42)
