@@ -234,7 +234,8 @@ async def test_it_waits_for_a_bus_that_is_not_there_yet_and_replays_meanwhile() 
         async with process(here, server) as one:
             await until(lambda: '"kind":"done"' in journaled(here, 1), what="replayed without a bus")
             await server.start()
-            assert (await status_of(bus, "op-1")).park[0].outcome == "parked"
+            # Killed between the record and the call, it finds the seat locked and undoes; else it finishes.
+            assert (await status_of(bus, "op-1")).park[0].outcome in ("parked", "active")
             one.terminate()
             assert await one.wait() == 0
 
