@@ -1,0 +1,55 @@
+"""Seats of one GPU and of two, sold on the same GPUs, on a real stack."""
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+
+from kybernate.fakes.gpu.client import FakeDriverClient
+from kybernate.stack import Stack, StackOptions
+
+CONFIG = """
+profiles:
+  - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}
+  - {name: two, resource: kyb.ai/gpu-2x-seat, groupSize: 2, seatsPerGroup: 2}
+gpuTopology: {overlap: timeshare}
+policy: {name: fifo-batch, minActiveSeconds: 1, maxVisitSeconds: 5}
+"""
+POD = """---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: {model}
+  annotations: {{kyb.ai/model: {model}, kyb.ai/backend: fake}}
+spec:
+  containers:
+    - name: engine
+      image: fake
+      command: [python, -m, kybernate.fakes.engine, --model, {model}, --vram, {vram}]
+      resources: {{limits: {{kyb.ai/gpu-{size}x-seat: 1}}}}
+"""
+MODELS = {"a": (1, "20GiB"), "b": (1, "20GiB"), "c": (1, "20GiB"), "p": (2, "60GiB"), "q": (2, "60GiB")}
+
+
+async def test_singles_and_pairs_of_the_same_gpus_all_answer_and_never_meet(tmp_path: Path) -> None:
+    config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
+    config.write_text(CONFIG)
+    pods.write_text("".join(POD.format(model=m, size=size, vram=vram) for m, (size, vram) in MODELS.items()))
+    options = StackOptions(config=config, pods=pods, gpus=2, announce=False, speed=4)
+    async with Stack(options) as stack, aiohttp.ClientSession() as session:
+        await stack.ready(60)
+
+        async def ask(model: str) -> int:
+            body = {"model": model, "prompt": "hi", "max_tokens": 3}
+            async with session.post(f"{stack.url}/v1/completions", json=body) as answer:
+                await answer.read()
+                return answer.status
+
+        for _ in range(2):
+            assert set(await asyncio.gather(*(ask(model) for model in (*MODELS, *MODELS)))) == {200}
+
+        driver = await FakeDriverClient.connect(stack.layout.driver_socket)
+        stats = await driver.call("stats")
+        await driver.close()
+    assert stats["violations"]["count"] == 0, stats["violations"]
+    assert stats["restores"] >= len(MODELS) - 2
