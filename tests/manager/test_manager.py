@@ -91,7 +91,7 @@ async def running(world: World, folder: Path, ask: Handler, release: Handler) ->
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)
 

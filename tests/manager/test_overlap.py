@@ -367,3 +367,17 @@ TestAnyOrderOnSharedGpus = AnyOrderOnSharedGpus.TestCase
 TestAnyOrderOnSharedGpus.settings = settings(
     max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+class AnyOrderInATree(AnyOrder):
+    """Four GPUs, sold singly, as pairs, and together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = make_family(TREE, seats=3)
+
+
+TestAnyOrderInATree = AnyOrderInATree.TestCase
+TestAnyOrderInATree.settings = settings(
+    max_examples=60, stateful_step_count=80, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -12,7 +12,8 @@ from services.gpu_manager.inputs import BusChanged, JobAnswered, Ticket
 from tests.manager.world import World, make_group
 
 NUMBERS = st.integers(0, 2)
-GROUPS = st.integers(0, 1)
+GROUPS = st.integers(0, 6)
+"""Modulo how many there are."""
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -24,23 +25,26 @@ class AnyOrder(RuleBasedStateMachine):
         self.world.boot()
         self.pods = 0
 
+    def seat(self, group: int, number: int) -> str:
+        return self.world.seat(group % len(self.world.groups), number)
+
     @rule(group=GROUPS, number=NUMBERS)
     def own(self, group: int, number: int) -> None:
-        seat = self.world.seat(group, number)
+        seat = self.seat(group, number)
         if seat not in self.world.pods:
             self.pods += 1
             self.world.pod(seat, f"m{self.pods}", vram="100GiB")
 
     @rule(group=GROUPS, number=NUMBERS)
     def ask_gate(self, group: int, number: int) -> None:
-        seat = self.world.seat(group, number)
+        seat = self.seat(group, number)
         pod = self.world.pods.get(seat)
         if pod is not None and not pod.running:
             self.world.call(seat)
 
     @rule(group=GROUPS, number=NUMBERS)
     def start(self, group: int, number: int) -> None:
-        seat = self.world.seat(group, number)
+        seat = self.seat(group, number)
         tickets = [e for e in self.world.said if isinstance(e, Ticket) and e.seat == seat]
         call = self.world.calls.get(seat)
         if tickets and call is not None and tickets[-1].call == call.call and seat in self.world.pods:
@@ -48,19 +52,19 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(group=GROUPS, number=NUMBERS)
     def healthy(self, group: int, number: int) -> None:
-        seat = self.world.seat(group, number)
+        seat = self.seat(group, number)
         if (pod := self.world.pods.get(seat)) is not None and pod.running:
             self.world.healthy(seat)
 
     @rule(group=GROUPS, number=NUMBERS)
     def crash(self, group: int, number: int) -> None:
-        seat = self.world.seat(group, number)
+        seat = self.seat(group, number)
         if (pod := self.world.pods.get(seat)) is not None and pod.running:
             self.world.exit(seat)
 
     @rule(group=GROUPS, number=NUMBERS)
     def delete(self, group: int, number: int) -> None:
-        seat = self.world.seat(group, number)
+        seat = self.seat(group, number)
         self.world.pods.pop(seat, None)
         self.world.calls.pop(seat, None)
         self.world.look()
@@ -68,22 +72,22 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(group=GROUPS, number=NUMBERS)
     def processes_end(self, group: int, number: int) -> None:
-        seat = self.world.seat(group, number)
+        seat = self.seat(group, number)
         asked = any(isinstance(e, KillJob | ReleaseJob) and e.target.seat == seat for e in self.world.said)
         if asked and self.world.state(seat) in (S.RELEASING, S.LOST):
             self.world.end_processes(seat)
 
     @rule(group=GROUPS, number=NUMBERS, waiting=st.integers(0, 2), in_flight=st.integers(0, 2))
     def traffic(self, group: int, number: int, waiting: int, in_flight: int) -> None:
-        self.world.traffic(self.world.seat(group, number), waiting=waiting, in_flight=in_flight, ttl=20)
+        self.world.traffic(self.seat(group, number), waiting=waiting, in_flight=in_flight, ttl=20)
 
     @rule(group=GROUPS, number=NUMBERS, kind=st.sampled_from([ActivateSeat, ParkSeat, PinSeat, UnpinSeat]))
     def command(self, group: int, number: int, kind: type[ActivateSeat]) -> None:
-        self.world.command(kind, self.world.seat(group, number))
+        self.world.command(kind, self.seat(group, number))
 
     @rule(group=GROUPS)
     def routers_are_quiet(self, group: int) -> None:
-        operation = self.world.board.operations.get(self.world.groups[group].name)
+        operation = self.world.board.operations.get(self.world.groups[group % len(self.world.groups)].name)
         if operation is not None and operation.victim:
             self.world.announce(operation.victim)
             self.world.beat()
@@ -91,7 +95,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(group=GROUPS, running=st.sampled_from([0, 0, 1, None]))
     def engine_answers(self, group: int, running: int | None) -> None:
-        operation = self.world.board.operations.get(self.world.groups[group].name)
+        operation = self.world.board.operations.get(self.world.groups[group % len(self.world.groups)].name)
         if operation is not None and operation.victim:
             self.world.idle(operation.victim, running)
 
