@@ -55,6 +55,29 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Incomplete:
+    """A listed group of which GPUs are missing: it is not offered."""
+
+    name: str
+    size: int
+    """How many GPUs it would have."""
+    gpus: "tuple[Gpu, ...]"
+    """Those that are there. They stay free for it, or groups would move when the others come back."""
+    missing: tuple[int | str, ...]
+    """Those that are not, as listed: by index or UUID."""
+
+    @property
+    def why(self) -> str:
+        """The reason and the remedy, for people."""
+        gpus = ", ".join(f"GPU {name}" if isinstance(name, int) else name for name in self.missing)
+        return (
+            f"group {self.name} is not offered: it names {gpus}, which this machine does not show; "
+            f"look for XID events in the kernel log and reset or replace it, or take it out of the configuration; "
+            f"the group is offered again once it is there"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Topology:
     """All groups of a machine, and what a person should know about them."""
 
@@ -62,6 +85,8 @@ class Topology:
     """In the order of the profiles."""
     warnings: tuple[str, ...]
     """Profiles without seats, GPUs that nothing uses: each with the reason and the remedy."""
+    incomplete: tuple[Incomplete, ...] = ()
+    """Listed groups that are not offered, since GPUs are missing. Each is among the warnings, too."""
 
 
 def group_key(uuids: Sequence[str], digits: int = KEY_DIGITS) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from kybernate.config import NodeConfig, Profile
 from kybernate.config_errors import Place
 from kybernate.topology.family import Members, crossing
-from kybernate.topology.groups import counted
+from kybernate.topology.groups import Incomplete, counted
 from kybernate.topology.mig import mig_profile
 
 if TYPE_CHECKING:
@@ -14,25 +14,50 @@ if TYPE_CHECKING:
 
 
 def resolve(
-    config: NodeConfig, gpus: "Sequence[Gpu]", instances: "Sequence[Gpu]"
-) -> "tuple[tuple[Profile, Members], ...]":
-    """Every listed group with its GPUs, and the profile that sells it. Raises ConfigError for what cannot be."""
+    config: NodeConfig, gpus: "Sequence[Gpu]", instances: "Sequence[Gpu]", *, lenient: bool = False
+) -> "tuple[tuple[tuple[Profile, Members], ...], tuple[Incomplete, ...]]":
+    """Every listed group with its GPUs, and the profile that sells it. Raises ConfigError for what cannot be.
+
+    ``lenient``: groups that name GPUs which are not there come apart from the others, instead of an error.
+    """
     by_name: dict[int | str, Gpu] = {gpu.uuid: gpu for gpu in (*gpus, *instances)}
     by_name |= {gpu.index: gpu for gpu in gpus}
-    groups = [
-        (spec.name, tuple(_members(config, gpus, by_name, number)))
-        for number, spec in enumerate(config.topology.groups)
-    ]
+    groups: dict[int, Members] = {}
+    incomplete = []
+    for number, spec in enumerate(config.topology.groups):
+        missing = tuple(name for name in spec.gpus if name not in by_name) if lenient else ()
+        members = tuple(_members(config, gpus, by_name, number, without=missing))
+        if missing:
+            incomplete.append(Incomplete(spec.name, len(spec.gpus), members, missing))
+        else:
+            groups[number] = spec.name, members
     _check_shared(config, groups)
-    return tuple((_seller(config, number, group[1]), group) for number, group in enumerate(groups))
+    return tuple((_seller(config, number, group[1]), group) for number, group in groups.items()), tuple(incomplete)
+
+
+def sellers(config: NodeConfig, group: Incomplete) -> tuple[str, ...]:
+    """Profiles that may be the one of a group of which GPUs are missing; of a missing MIG instance nobody knows."""
+    mig = config.mig_strategy == "mixed" and any(str(name).startswith("MIG-") for name in group.missing)
+    return tuple(
+        profile.name
+        for profile in config.profiles
+        if profile.group_size == group.size and (profile.mig_profile is not None) == mig
+    )
 
 
 def _members(
-    config: NodeConfig, gpus: "Sequence[Gpu]", by_name: "dict[int | str, Gpu]", number: int
+    config: NodeConfig,
+    gpus: "Sequence[Gpu]",
+    by_name: "dict[int | str, Gpu]",
+    number: int,
+    *,
+    without: tuple[int | str, ...] = (),
 ) -> "Iterator[Gpu]":
     spec = config.topology.groups[number]
     seen: set[str] = set()
     for position, wanted in enumerate(spec.gpus):
+        if wanted in without:
+            continue
         place: Place = ("gpuTopology", "groups", number, "gpus", position)
         gpu = by_name.get(wanted)
         if gpu is None:
@@ -56,11 +81,11 @@ def _members(
         yield gpu
 
 
-def _check_shared(config: NodeConfig, groups: "list[Members]") -> None:
+def _check_shared(config: NodeConfig, groups: "dict[int, Members]") -> None:
     """Disjoint, or with ``overlap: timeshare`` nested."""
     if config.topology.overlap == "none":
         owners: dict[str, str] = {}
-        for number, (name, gpus) in enumerate(groups):
+        for number, (name, gpus) in groups.items():
             for position, gpu in enumerate(gpus):
                 if gpu.uuid in owners:
                     place: Place = ("gpuTopology", "groups", number, "gpus", position)
@@ -69,8 +94,8 @@ def _check_shared(config: NodeConfig, groups: "list[Members]") -> None:
                     raise config.error(place, config.topology.groups[number].gpus[position], what, remedy)
                 owners[gpu.uuid] = name
         return
-    for (name, gpus), (other, others), shared in crossing(groups):
-        number = next(number for number, group in enumerate(groups) if group[0] == other)
+    for (name, gpus), (other, others), shared in crossing(tuple(groups.values())):
+        number = next(number for number, group in groups.items() if group[0] == other)
         place = ("gpuTopology", "groups", number, "gpus", others.index(shared))
         if {gpu.uuid for gpu in gpus} == {gpu.uuid for gpu in others}:
             what, remedy = f"groups {name} and {other} are the same GPUs", "remove one of them"

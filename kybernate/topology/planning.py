@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING
 
 from kybernate.config import NodeConfig, Profile
 from kybernate.topology.family import Members, overlaps, places_for
-from kybernate.topology.groups import LONG_KEY_DIGITS, Group, Topology, counted, group_key, numbered_are, seat_id
-from kybernate.topology.listed import resolve
+from kybernate.topology.groups import (
+    LONG_KEY_DIGITS,
+    Group,
+    Incomplete,
+    Topology,
+    counted,
+    group_key,
+    numbered_are,
+    seat_id,
+)
+from kybernate.topology.listed import resolve, sellers
 from kybernate.topology.mig import Stock, instance_name, instance_words, take_stock
 from kybernate.topology.search import best_cut
 from kybernate.topology.wiring import Wiring
@@ -27,7 +36,12 @@ def build_groups(
 
 
 def plan(
-    config: NodeConfig, gpus: "Sequence[Gpu]", links: "Sequence[Link]" = (), instances: "Sequence[Gpu]" = ()
+    config: NodeConfig,
+    gpus: "Sequence[Gpu]",
+    links: "Sequence[Link]" = (),
+    instances: "Sequence[Gpu]" = (),
+    *,
+    lenient: bool = False,
 ) -> Topology:
     """Listed groups as they are; profiles of other sizes get the nearest GPUs, as ``best_cut`` finds them.
 
@@ -35,30 +49,37 @@ def plan(
     and smaller groups lie inside them. A profile for which nothing is left gets no seats and a warning. ``links`` has
     every pair once, ``instances`` the MIG instances. Raises ConfigError for what does not fit the machine: listed GPUs
     that it lacks, groups that cross, a MIG strategy against how it is cut.
+
+    ``lenient``: for a service, whose machine may have lost a GPU since a person wrote the file. A group that names GPUs
+    which are not there is left out, a profile that wants more GPUs than there are has none: warnings, no errors.
     """
     stock = take_stock(config, gpus, instances)
-    draft = _Draft(config, stock, Wiring(links))
-    for profile, group in resolve(config, gpus, instances):
+    resolved, incomplete = resolve(config, gpus, instances, lenient=lenient)
+    draft = _Draft(config, stock, Wiring(links), incomplete)
+    for profile, group in resolved:
         draft.add(profile, *group, f"listed; {draft.words(group[1])}")
-    listed = {profile.name for profile in config.profiles if draft.groups[profile.name]}
+    waiting = {name for group in incomplete for name in sellers(config, group)}
+    listed = {profile.name for profile in config.profiles if draft.groups[profile.name]} | waiting
     for profile in _turns(config):
         if profile.name in listed:
             continue
-        if profile.group_size > len(gpus):
+        if profile.group_size > len(gpus) and not lenient:
             place = ("profiles", config.profiles.index(profile), "groupSize")
             what = f"this machine has only {counted(len(gpus))}"
             raise config.error(place, profile.group_size, what, "lower groupSize or remove the profile")
         draft.discover(profile)
     groups = draft.finished()
-    idle = [_no_seats(config, profile, stock) for profile in config.profiles if not draft.groups[profile.name]]
-    return Topology(groups, (*stock.warnings, *idle, *_unused(stock, groups)))
+    empty = [profile for profile in config.profiles if not draft.groups[profile.name] and profile.name not in waiting]
+    idle = [_no_seats(config, profile, stock, len(gpus)) for profile in empty]
+    unfit = [group.why for group in incomplete]
+    return Topology(groups, (*unfit, *stock.warnings, *idle, *_unused(stock, groups, incomplete)), incomplete)
 
 
 class _Draft:
     """The groups so far."""
 
-    def __init__(self, config: NodeConfig, stock: Stock, wiring: Wiring) -> None:
-        self.config, self.stock, self.wiring = config, stock, wiring
+    def __init__(self, config: NodeConfig, stock: Stock, wiring: Wiring, incomplete: tuple[Incomplete, ...]) -> None:
+        self.config, self.stock, self.wiring, self.incomplete = config, stock, wiring, incomplete
         self.groups: dict[str, list[tuple[Members, str]]] = {profile.name: [] for profile in config.profiles}
         """By profile: name and GPUs, and why."""
         self.names: set[str] = {spec.name for spec in config.topology.groups}
@@ -85,15 +106,30 @@ class _Draft:
         if self.config.topology.overlap == "none":
             taken = {gpu.uuid for gpus in family for gpu in gpus}
             free, family = tuple(gpu for gpu in free if gpu.uuid not in taken), []
+        regions = self._regions(size, free)
         if size == 1:
-            return [(gpu,) for gpu in free]
+            return [(gpu,) for gpu in free if any(gpu in region for region in regions)]
         found: list[tuple[Gpu, ...]] = []
-        for atoms in places_for(size, free, family):
+        for atoms in (atoms for region in regions for atoms in places_for(size, region, family)):
             near = [[self._near(a, b) for b in atoms] for a in atoms]
             cut = best_cut([len(atom) for atom in atoms], near, size)
             # In the order of the machine, also where atoms interleave.
             found += [tuple(gpu for gpu in free if any(gpu in atoms[number] for number in group)) for group in cut]
         return sorted(found, key=lambda gpus: free.index(gpus[0]))
+
+    def _regions(self, size: int, free: "Sequence[Gpu]") -> "list[list[Gpu]]":
+        """Where groups of ``size`` may lie so that they need not move once the listed groups are complete again.
+
+        GPUs of an incomplete group are kept free for it; with timeshare smaller groups may lie inside it.
+        """
+        regions: dict[str, list[Gpu]] = {}
+        for gpu in free:
+            around = [group for group in self.incomplete if gpu in group.gpus]
+            if any(group.size <= size for group in around) or (around and self.config.topology.overlap == "none"):
+                continue
+            inner = min(around, key=lambda group: group.size, default=None)
+            regions.setdefault("" if inner is None else inner.name, []).append(gpu)
+        return list(regions.values())
 
     def _near(self, atom: "tuple[Gpu, ...]", other: "tuple[Gpu, ...]") -> int:
         """Summed nearness between two atoms, or of the pairs inside one."""
@@ -133,7 +169,7 @@ def _group_name(gpus: "tuple[Gpu, ...]") -> str:
     return name if len(name) <= 63 else f"{len(gpus)}x-{_key(gpus, LONG_KEY_DIGITS)}"
 
 
-def _no_seats(config: NodeConfig, profile: Profile, stock: Stock) -> str:
+def _no_seats(config: NodeConfig, profile: Profile, stock: Stock, gpus: int) -> str:
     """Why a profile has no groups here, and what to do."""
     head = f"profile {profile.name} ({profile.resource}) has no seats here: "
     size = profile.group_size
@@ -144,6 +180,8 @@ def _no_seats(config: NodeConfig, profile: Profile, stock: Stock) -> str:
         if size == 1:
             return head + "no GPU has a MIG instance; create some (nvidia-smi mig -lgip shows which are possible)"
         return head + "its GPUs are MIG instances, which cannot be joined into groups; turn MIG off on this node"
+    if gpus < size:
+        return head + f"this machine shows only {counted(gpus)}; see nvidia-smi, or lower groupSize"
     if len(stock.whole) < size:
         have = f"only {counted(len(stock.whole))} of this machine" if stock.whole else "no GPU of this machine"
         return head + f"{have} can be used as a whole, the others are in MIG mode; turn MIG off there"
@@ -157,8 +195,8 @@ def _no_seats(config: NodeConfig, profile: Profile, stock: Stock) -> str:
     )
 
 
-def _unused(stock: Stock, groups: tuple[Group, ...]) -> tuple[str, ...]:
-    used = {gpu.uuid for group in groups for gpu in group.gpus}
+def _unused(stock: Stock, groups: tuple[Group, ...], incomplete: tuple[Incomplete, ...]) -> tuple[str, ...]:
+    used = {gpu.uuid for gpus in (*(g.gpus for g in groups), *(g.gpus for g in incomplete)) for gpu in gpus}
     spare = [gpu for gpu in stock.whole if gpu.uuid not in used]
     if not spare:
         return ()
