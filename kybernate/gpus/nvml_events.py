@@ -76,6 +76,9 @@ class EventThread:
 
     def _wait(self) -> GpuEvent | None:
         nvml = self._nvml
+        if not self._registered:  # an empty set may answer at once
+            self._stop.wait(_SLICE_MS / 1000)
+            return None
         try:
             data = nvml.nvmlEventSetWait_v2(self._set, _SLICE_MS)
         except nvml.NVMLError as error:

@@ -9,11 +9,12 @@ Invariants, checked by ``looking.validate`` and by property tests:
 5. A group is in at most one switch at a time, and every switch ends.
 
 ``handle`` is the only way in. It returns what must be said: events, jobs, tickets, replies. The shell writes the
-ledger before it says any of it. The neighbours: ``switching`` (one switch under way), ``owners`` (pods and their
-processes), ``overlap`` (groups that share GPUs), ``commands``, ``recovery``, ``looking`` (everything that only reads).
+ledger before it says any of it. The neighbours: ``deciding`` (what the policy wants), ``overlap`` (groups that share
+GPUs), ``switching`` (one switch under way), ``owners`` (pods and their processes), ``commands``, ``recovery``,
+``looking`` (everything that only reads).
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kybernate.messages import (
     EVENT_OF_STATE,
@@ -29,10 +30,10 @@ from kybernate.messages import (
     SwitchJob,
     TrafficSignal,
 )
-from kybernate.policy import Park, Policy, Stay, Switch
+from kybernate.policy import Policy
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group
-from services.gpu_manager import commands, looking, overlap, owners, recovery, switching
+from services.gpu_manager import commands, deciding, looking, overlap, owners, recovery, switching
 from services.gpu_manager.inputs import (
     AskedOverHttp,
     BusChanged,
@@ -169,7 +170,7 @@ class Board:
                 looking.follow_traffic(self, self.rows[name], now)
                 owners.end_of_life(self, self.rows[name], now)
             if group.name not in self.operations:
-                self._decide(group, now)
+                deciding.decide(self, group, now)
             if group.name in self.operations:
                 switching.step(self, self.operations[group.name], now)
 
@@ -209,80 +210,7 @@ class Board:
             self.bus_lost_at = now.model
         self.bus_up = connected
 
-    # --- deciding -----------------------------------------------------------------------------------------------
-
-    def _decide(self, group: Group, now: Now) -> None:
-        self.wake_at.pop(group.name, None)  # also where nothing is decided: a look that is overdue would spin
-        if self.pause_until.get(group.name, 0.0) > now.wall:
-            return
-        foreign = looking.strangers_on(self, group)
-        if foreign:
-            self.why[group.name] = foreign
-            self.claims.pop(group.name, None)
-            return
-        comer_elsewhere = overlap.claimed_for(self, group, now)
-        if comer_elsewhere is not None:
-            self.why[group.name] = f"its GPUs are being cleared for {comer_elsewhere}"
-            return
-        others = overlap.in_the_way(self, group)
-        if others:
-            if overlap.decide(self, group, others, now):
-                self._clear(group, others, now)
-            return
-        view = looking.view(self, group, now)
-        decision = self.policy.decide(view)
-        comer = self.rows[decision.activate] if isinstance(decision, Switch) and decision.evict is None else None
-        if comer is not None and not looking.room(self, comer):  # a slot is free but no room: somebody has to yield
-            decision = self.policy.decide(replace(view, slots=0))
-        self.why[group.name] = decision.reason
-        match decision:
-            case Stay(until=until):
-                if until is not None:
-                    self.wake_at[group.name] = now.model + max(until, 0.0)
-            case Switch(activate=winner, evict=None):
-                self._grant(self.rows[winner], decision.reason, now)
-            case Switch(activate=winner, evict=str(victim)):
-                self._evict(self.rows[victim], self.rows[winner], decision.reason, now)
-            case Park(seat=victim):
-                self._evict(self.rows[victim], None, decision.reason, now)
-
-    def _grant(self, winner: Row, reason: str, now: Now) -> None:
-        """Give a free slot to a seat. The policy is not trusted with the invariants: there must be room."""
-        if not looking.room(self, winner):
-            return
-        if winner.state is S.WAITING and winner.calls(now):
-            self.claims.pop(winner.group.name, None)
-            self.say_decided(winner.group, reason)
-            self.give_ticket(winner, now)
-        elif winner.state is S.PARKED and self.bus_up:
-            self.claims.pop(winner.group.name, None)
-            self.say_decided(winner.group, reason)
-            operation = self.begin(winner.group, None, winner, now)
-            operation.phase = "job"
-            self.go(winner, T.LEASE, now, epoch=operation.epoch, operation=operation)
-
-    def _evict(self, victim: Row, winner: Row | None, reason: str, now: Now) -> None:
-        """Drain a holder for another seat. Never while routers may be there that would not hear of it."""
-        if not self.bus_up or victim.state is not S.ACTIVE or not self.routers.settled(now):
-            return
-        self.say_decided(victim.group, reason)
-        if winner is not None and not looking.room(self, winner, without=victim):
-            winner = None  # one more has to yield before it fits
-        self.drain(victim, winner, reason, now)
-
-    def _clear(self, group: Group, others: list[Row], now: Now) -> None:
-        """Drain the seats of other groups that hold GPUs which this one has claimed."""
-        if not self.bus_up or not self.routers.settled(now):
-            return
-        comer = self.rows[self.claims[group.name].seat]
-        for victim in others:
-            paused = self.pause_until.get(victim.group.name, 0.0) > now.wall
-            if victim.state is not S.ACTIVE or victim.group.name in self.operations or paused:
-                continue
-            if overlap.yields(self, group, victim, now):
-                reason = f"its GPUs are needed together for {comer.seat} of group {comer.group.name}"
-                operation = self.drain(victim, None, reason, now)
-                operation.clears_for, operation.cause = comer.seat, comer.cause or operation.cause
+    # --- switches ------------------------------------------------------------------------------------------------
 
     def drain(self, victim: Row, winner: Row | None, reason: str, now: Now) -> Operation:
         """Begin the switch that takes ``victim`` off its GPUs."""

@@ -1,0 +1,94 @@
+"""What the policy wants for one group, as far as the invariants allow it. Pure."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kybernate.policy import Park, Stay, Switch
+from kybernate.seat import SeatState, Trigger
+from kybernate.topology import Group
+from services.gpu_manager import looking, overlap
+from services.gpu_manager.inputs import Now
+from services.gpu_manager.rows import Row
+
+if TYPE_CHECKING:
+    from services.gpu_manager.board import Board
+
+S, T = SeatState, Trigger
+
+
+def decide(board: "Board", group: Group, now: Now) -> None:
+    """Ask the policy about a group that is in no switch, and begin what it says."""
+    board.wake_at.pop(group.name, None)  # also where nothing is decided: a look that is overdue would spin
+    if board.pause_until.get(group.name, 0.0) > now.wall:
+        return
+    foreign = looking.strangers_on(board, group)
+    if foreign:
+        board.why[group.name] = foreign
+        board.claims.pop(group.name, None)
+        return
+    comer_elsewhere = overlap.claimed_for(board, group, now)
+    if comer_elsewhere is not None:
+        board.why[group.name] = f"its GPUs are being cleared for {comer_elsewhere}"
+        return
+    others = overlap.in_the_way(board, group)
+    if others:
+        if overlap.decide(board, group, others, now):
+            _clear(board, group, others, now)
+        return
+    view = looking.view(board, group, now)
+    decision = board.policy.decide(view)
+    comer = board.rows[decision.activate] if isinstance(decision, Switch) and decision.evict is None else None
+    if comer is not None and not looking.room(board, comer):  # a slot is free but no room: somebody has to yield
+        decision = board.policy.decide(replace(view, slots=0))
+    board.why[group.name] = decision.reason
+    match decision:
+        case Stay(until=until):
+            if until is not None:
+                board.wake_at[group.name] = now.model + max(until, 0.0)
+        case Switch(activate=winner, evict=None):
+            _grant(board, board.rows[winner], decision.reason, now)
+        case Switch(activate=winner, evict=str(victim)):
+            _evict(board, board.rows[victim], board.rows[winner], decision.reason, now)
+        case Park(seat=victim):
+            _evict(board, board.rows[victim], None, decision.reason, now)
+
+
+def _grant(board: "Board", winner: Row, reason: str, now: Now) -> None:
+    """Give a free slot to a seat. The policy is not trusted with the invariants: there must be room."""
+    if not looking.room(board, winner):
+        return
+    if winner.state is S.WAITING and winner.calls(now):
+        board.claims.pop(winner.group.name, None)
+        board.say_decided(winner.group, reason)
+        board.give_ticket(winner, now)
+    elif winner.state is S.PARKED and board.bus_up:
+        board.claims.pop(winner.group.name, None)
+        board.say_decided(winner.group, reason)
+        operation = board.begin(winner.group, None, winner, now)
+        operation.phase = "job"
+        board.go(winner, T.LEASE, now, epoch=operation.epoch, operation=operation)
+
+
+def _evict(board: "Board", victim: Row, winner: Row | None, reason: str, now: Now) -> None:
+    """Drain a holder for another seat. Never while routers may be there that would not hear of it."""
+    if not board.bus_up or victim.state is not S.ACTIVE or not board.routers.settled(now):
+        return
+    board.say_decided(victim.group, reason)
+    if winner is not None and not looking.room(board, winner, without=victim):
+        winner = None  # one more has to yield before it fits
+    board.drain(victim, winner, reason, now)
+
+
+def _clear(board: "Board", group: Group, others: list[Row], now: Now) -> None:
+    """Drain the seats of other groups that hold GPUs which this one has claimed."""
+    if not board.bus_up or not board.routers.settled(now):
+        return
+    comer = board.rows[board.claims[group.name].seat]
+    for victim in others:
+        paused = board.pause_until.get(victim.group.name, 0.0) > now.wall
+        if victim.state is not S.ACTIVE or victim.group.name in board.operations or paused:
+            continue
+        if overlap.yields(board, group, victim, now):
+            reason = f"its GPUs are needed together for {comer.seat} of group {comer.group.name}"
+            operation = board.drain(victim, None, reason, now)
+            operation.clears_for, operation.cause = comer.seat, comer.cause or operation.cause
