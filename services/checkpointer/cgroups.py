@@ -5,6 +5,7 @@ both. Paths are those of the host: the checkpointer must see the host's processe
 """
 
 import contextlib
+import glob
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -17,9 +18,18 @@ SYS_CGROUP = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as the largest number of pages; no machine has this much memory."""
 
+MAX_DEPTH = 8
+"""A container lies no deeper below the root of control groups: kubepods is at 1 to 3 there, within kind a few more."""
+MOST_FOUND = 1024
+"""Of so many control groups the folder is remembered, where it had to be looked for."""
+
 
 class HiddenProcessesError(Exception):
     """A control group holds processes of another pid namespace, which cannot be named from here."""
+
+
+class HiddenLimitsError(Exception):
+    """A control group's files are not shown here, so its limits are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +168,12 @@ class Cgroups:
         )
 
     def memory_rooms(self, cgroup: Cgroup) -> Iterator[MemoryRoom]:
-        """What the container may still take: its own limit and every one above it."""
+        """What the container may still take: its own limit and every one above it. Raises HiddenLimitsError."""
+        if cgroup.folder is None:
+            raise HiddenLimitsError(
+                f"{self.root} does not show {cgroup.path}, so nobody knows its memory limit; mount the host's "
+                "/sys/fs/cgroup there"
+            )
         folder = cgroup.memory
         while folder is not None and folder != self.root and self.root in folder.parents:
             room = _memory_room(folder, "/" + str(folder.relative_to(self.root)))
@@ -191,25 +206,53 @@ class Cgroups:
     def _unified(self, path: str) -> Path:
         """Version 2 is mounted at the root, or in ``unified`` beside version 1."""
         mount = self.root if (self.root / "cgroup.controllers").exists() else self.root / "unified"
-        return mount / path.lstrip("/")
+        return _place(mount, path)
 
     def _below(self, controller: str, path: str) -> Path:
-        return self.root / controller.removeprefix("name=") / path.lstrip("/")
+        return _place(self.root / controller.removeprefix("name="), path)
+
+
+def _place(mount: Path, path: str) -> Path:
+    """The folder of a control group. Read from a control group namespace of one's own, as containers of version 2
+    have, a path begins with ``/..`` as often as there are levels up to what it shares with the reader: the names of
+    the levels in between are not told, so the rest is looked for below the mount."""
+    rest = re.sub(r"^(/\.\.)+", "", path).lstrip("/")
+    if not path.startswith("/..") or not rest:
+        return mount / path.lstrip("/")
+    known = _found.get((mount, rest))
+    if known is None or not known.is_dir():
+        pattern = glob.escape(rest)
+        folders = (folder for depth in range(MAX_DEPTH) for folder in mount.glob("*/" * depth + pattern))
+        known = next(folders, None)
+        if known is None:
+            return mount / path.lstrip("/")
+        _found[mount, rest] = known
+        while len(_found) > MOST_FOUND:
+            del _found[next(iter(_found))]
+    return known
+
+
+_found: dict[tuple[Path, str], Path] = {}
+"""What was looked for; a control group never moves."""
 
 
 def _memory_room(folder: Path, where: str) -> MemoryRoom | None:
-    """None where there is no limit. Clean page cache does not count: the kernel drops it before it kills anybody."""
-    for limit_file, use_file, prefix, dirty in (
-        ("memory.max", "memory.current", "", ("file_dirty", "file_writeback")),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_", ("total_dirty", "total_writeback")),
+    """None where there is no limit. Clean page cache does not count: the kernel drops it before it kills anybody.
+
+    ``memory.high`` kills nobody, but a copy that goes over it is slowed down until its deadline has passed.
+    """
+    for limit_files, use_file, prefix, dirty in (
+        (("memory.max", "memory.high"), "memory.current", "", ("file_dirty", "file_writeback")),
+        (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_", ("total_dirty", "total_writeback")),
     ):
-        limit, use = _read(folder / limit_file), _read(folder / use_file)
-        if not limit.isdigit() or not use.isdigit() or int(limit) >= UNLIMITED:
+        limits = [int(word) for file in limit_files if (word := _read(folder / file)).isdigit()]
+        limit, use = min(limits, default=UNLIMITED), _read(folder / use_file)
+        if not use.isdigit() or limit >= UNLIMITED:
             continue
         stat = dict(line.split(maxsplit=1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
         cache = sum(int(stat.get(f"{prefix}{name}", 0)) for name in ("inactive_file", "active_file"))
         clean = max(0, cache - sum(int(stat.get(name, 0)) for name in dirty))
-        return MemoryRoom(where, int(limit), max(0, int(limit) - max(0, int(use) - clean)))
+        return MemoryRoom(where, limit, max(0, limit - max(0, int(use) - clean)))
     return None
 
 

@@ -74,8 +74,11 @@ class Freezer:
                 _write(cgroup.freezer, frozen=False)
             except OSError as error:
                 get_logger().warning("freezer.refused", cgroup=cgroup.path, error=str(error))
-        for process in living():
-            send(process, signal.SIGCONT)
+        try:
+            for process in living():
+                send(process, signal.SIGCONT)
+        except PermissionError as error:
+            get_logger().warning("freezer.refused", signal="SIGCONT", error=str(error))
 
     async def _set(self, file: Path, *, frozen: bool) -> None:
         """Write and wait. Raises OSError when it cannot be written, FreezeError when it takes no effect."""
@@ -94,13 +97,21 @@ class Freezer:
     async def _signal(self, living: Living, signum: signal.Signals) -> None:
         deadline = time.monotonic() + self.seconds
         until_stopped = signum is signal.SIGSTOP
+        settled: list[Identity] | None = None
         try:
             for process in living():
                 send(process, signum)
-            while wrong := [one for one in living() if stopped(one, self.cgroups.proc) is not until_stopped]:
+            while True:
+                found = living()
+                wrong = [one for one in found if stopped(one, self.cgroups.proc) is not until_stopped]
+                if not wrong and (found == settled or not until_stopped):
+                    return
+                # A parent may have forked after the list was made and before it stopped: the list must repeat itself.
+                settled = None if wrong else found
                 if time.monotonic() > deadline:
                     raise FreezeError(f"{signum.name} did not take effect on pids {[one.pid for one in wrong]}")
-                await asyncio.sleep(POLL_SECONDS)
+                if wrong:
+                    await asyncio.sleep(POLL_SECONDS)
                 for process in wrong if until_stopped else ():
                     send(process, signum)  # forked meanwhile
         except PermissionError as error:

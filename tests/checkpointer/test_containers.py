@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from services.checkpointer import freezer as freezer_module
 from services.checkpointer.cgroups import HiddenProcessesError, container_path, membership
 from services.checkpointer.containers import Containers, UnknownContainerError
 from services.checkpointer.freezer import SIGSTOP, FreezeError, Freezer
@@ -196,3 +197,61 @@ async def test_without_a_control_group_of_its_own_a_seat_is_stopped_by_signal() 
     finally:
         process.kill()
         await process.wait()
+
+
+@VERSIONS
+async def test_seen_from_a_control_group_namespace_a_container_has_its_freezer_and_its_limit(
+    tmp_path: Path, version: int
+) -> None:
+    """A checkpointer that is not privileged reads paths that begin with ``/..`` and lack the levels that it shares."""
+    m = machine(tmp_path, version)
+    m.process(50, SCOPE)
+    m.memory(SCOPE, limit=60, used=20)
+    told = (m.proc / "50" / "cgroup").read_text()
+    (m.proc / "50" / "cgroup").write_text(told.replace(SCOPE, f"/../../{SCOPE.removeprefix('/kubepods.slice/')}"))
+    containers = m.containers
+    found = containers.find(target())
+    assert found is not None
+    assert found.cgroup is not None
+    assert found.cgroup.freezer == m.freezer(SCOPE)
+    assert [(room.where.endswith(SCOPE), room.free) for room in containers.cgroups.memory_rooms(found.cgroup)] == [
+        (True, 40)
+    ]
+    freezer = Freezer(containers.cgroups, 20.0)
+    assert freezer.means(found.cgroup) == f"cgroup v{version}"
+    async with m.kernel(SCOPE):
+        await freezer.freeze(found.cgroup, list)
+        assert freezer.stopped(found.root), "nobody may ask the driver about it"
+
+
+async def test_a_fork_between_the_list_and_the_stop_does_not_slip_through() -> None:
+    """The list is made, the parent forks, the parent is stopped: all on the list are stopped, and one runs."""
+    processes = [await asyncio.create_subprocess_exec("sleep", "60") for _ in range(2)]
+    parent, child = (who for process in processes if (who := identify(process.pid)) is not None)
+    lists = iter([[parent], [parent]])
+
+    def living() -> list[Identity]:
+        found = next(lists, None)
+        while found and "sent" in asked and not stopped(parent):
+            pass  # the list is old when it is looked at
+        asked.append("sent")
+        return found or [parent, child]
+
+    asked: list[str] = []
+
+    try:
+        await Freezer(Containers().cgroups, 20.0).freeze(None, living)
+        assert stopped(parent)
+        assert stopped(child)
+    finally:
+        for process in processes:
+            process.kill()
+            await process.wait()
+
+
+async def test_a_process_that_may_not_be_continued_ends_no_checkpointer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(process: Identity, signum: signal.Signals) -> bool:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(freezer_module, "send", refused)
+    Freezer(Containers().cgroups, 1.0).release(None, lambda: [Identity(pid=1, start=1)])

@@ -9,6 +9,7 @@ import pytest
 from services.checkpointer.backends.headroom import Headroom, KernelMemory, NoHeadroomError, UnreadableMemoryError
 from services.checkpointer.backends.inspection import Inspection, NoDeviceError
 from services.checkpointer.cgroups import Cgroup
+from services.checkpointer.containers import Containers
 from services.checkpointer.processes import Identity
 from tests.checkpointer.machine import CONTAINER, SLICE, Machine, machine, target
 
@@ -141,3 +142,27 @@ def test_what_proc_tells_about_a_process(tmp_path: Path) -> None:
     assert not look.uses_cuda(who)
     gone = look.process(Identity(pid=51, start=1))
     assert (gone.nccl_library, gone.threads, gone.environment) == (False, frozenset(), {})
+
+
+@VERSIONS
+async def test_h6_a_limit_that_is_not_shown_is_unknown_and_not_none(tmp_path: Path, version: int) -> None:
+    m = machine(tmp_path, version)
+    m.process(50, SCOPE)
+    containers = Containers(m.proc, tmp_path / "nothing")
+    found = containers.find(target())
+    assert found is not None
+    headroom = Headroom(Host(500 * GIB), containers.cgroups)
+    with pytest.raises(UnreadableMemoryError, match="mount the host's /sys/fs/cgroup"):
+        await headroom.reserve("s00", found.cgroup, 40 * GIB, 1.0)
+
+
+async def test_h6_a_copy_above_memory_high_would_crawl(tmp_path: Path) -> None:
+    m = machine(tmp_path, 2)
+    mine = cgroup(m)
+    m.memory(SCOPE, limit=100 * GIB, used=20 * GIB)
+    (m.folders(SCOPE)[0] / "memory.high").write_text(f"{60 * GIB}\n")
+    headroom = Headroom(Host(500 * GIB), m.containers.cgroups)
+    with pytest.raises(NoHeadroomError, match=r"has 40.0 GiB free"):
+        await headroom.reserve("s00", mine, 40 * GIB, 1.0)
+    (m.folders(SCOPE)[0] / "memory.high").write_text("max\n")
+    await headroom.reserve("s00", mine, 40 * GIB, 1.0)

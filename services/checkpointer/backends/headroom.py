@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kybernate.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
-from services.checkpointer.cgroups import Cgroup, Cgroups
+from services.checkpointer.cgroups import Cgroup, Cgroups, HiddenLimitsError
 from services.checkpointer.processes import PROC
 
 FACTOR = 1.1
@@ -119,7 +119,11 @@ class Headroom:
         """Free bytes by place."""
         places = {HOST: await self.host.free_bytes()}
         if cgroup is not None and self.cgroups is not None:
-            places.update({f"memory limit of {room.where}": room.free for room in self.cgroups.memory_rooms(cgroup)})
+            try:
+                rooms = list(self.cgroups.memory_rooms(cgroup))
+            except HiddenLimitsError as error:
+                raise UnreadableMemoryError(str(error)) from error
+            places.update({f"memory limit of {room.where}": room.free for room in rooms})
         return places
 
     async def _wait(self, deadline: float) -> None:
