@@ -95,6 +95,7 @@ def _figures(of: dict[str, list[Half]], bare: dict[str, float]) -> dict[str, flo
             f"{name}_journal_share": sum(half.journal for half in halves) / sum(wall),
             f"{name}_cpu_ms": sum(half.cpu for half in halves) / len(halves) * 1e3,
             f"{name}_records": halves[-1].records,
+            f"{name}_fsyncs": halves[-1].fsyncs,
             f"{name}_to_bare": _quantile(wall, 0.5) * 1e3 / bare[f"bare_{name}_p50_ms"],
             **_steps(name, halves),
         }

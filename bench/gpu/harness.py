@@ -40,7 +40,9 @@ class Half:
     """By step."""
     vram_bytes: int
     records: int
-    """Lines that were journaled; each is one fsync."""
+    """Lines that were journaled."""
+    fsyncs: int = 0
+    """How often the job waited until the disk had it."""
     journal: float = 0.0
     """Wall seconds in which something was being put on disk."""
 
@@ -60,16 +62,20 @@ class TimedJournal(Journal):
 
     spent = 0.0
     """Wall seconds so far."""
+    fsyncs = 0
+    """So far: two of a new file, one of each record that is not put off."""
 
     async def begin(self, job: JobFile) -> None:
         """See Journal."""
+        self.fsyncs += 2
         with self._timed():
             await super().begin(job)
 
-    async def add(self, job: JobFile, record: Record) -> None:
+    async def add(self, job: JobFile, record: Record, *, put_off: bool = False) -> None:
         """See Journal."""
+        self.fsyncs += not put_off
         with self._timed():
-            await super().add(job, record)
+            await super().add(job, record, put_off=put_off)
 
     async def remember(self, unit: Unit) -> None:
         """See Journal."""
@@ -120,7 +126,7 @@ class Checkpointer:
 
     async def _run(self, record: Record) -> Half:
         file = JobFile([record])
-        cpu, journal, began = self.cpu(), self.journal.spent, time.perf_counter()
+        cpu, journal, fsyncs, began = self.cpu(), self.journal.spent, self.journal.fsyncs, time.perf_counter()
         await self.journal.begin(file)
         status = await JobRun(file, self.journal, {"cuda": self.backend, "fake": self.backend}, lambda _: None).run()
         wall = time.perf_counter() - began
@@ -133,6 +139,7 @@ class Checkpointer:
             seconds=dict(progress.seconds),
             vram_bytes=progress.vram_bytes,
             records=len(file.records),
+            fsyncs=self.journal.fsyncs - fsyncs,
             journal=self.journal.spent - journal,
         )
 

@@ -1,4 +1,7 @@
-"""What this checkpointer must not forget: jobs and their steps, parked processes, the highest epochs. All fsynced.
+"""What this checkpointer must not forget: jobs and their steps, parked processes, the highest epochs.
+
+Whatever must be on disk before something is done is fsynced first. A killed checkpointer loses nothing that it wrote;
+fsync is for the machine's end, and that ends the processes too.
 
 Under ``<state_dir>``: ``journal/<epoch>-<op>.jsonl``, one file per job, one line per record, a torn last line ignored;
 ``parked/<seat>.json``, the processes of a parked seat, which the driver's lists no longer show; ``epochs.json``, the
@@ -6,6 +9,7 @@ highest epoch by GPU of jobs whose file is gone. Writing runs in one thread so t
 """
 
 import asyncio
+import errno
 import json
 import os
 import time
@@ -83,8 +87,12 @@ class Journal:
         self._open[job.op] = await self._in_thread(lambda: _create(job.path, line))
         job.on_disk_at = time.time()
 
-    async def add(self, job: JobFile, record: Record) -> None:
-        """Append a record; it is on disk when this returns."""
+    async def add(self, job: JobFile, record: Record, *, put_off: bool = False) -> None:
+        """Append a record; it is on disk when this returns.
+
+        ``put_off``: it is in the file then, which a killed checkpointer leaves as it is, and on disk together with the
+        next one. For records before which and after which nothing is touched.
+        """
         job.records.append(record)
         self.history.hear(job, record)
         self._raise_epochs(job.gpus, job.epoch)
@@ -93,8 +101,9 @@ class Journal:
             if job.op not in self._open:
                 self._open[job.op] = _reopen(job.path)
             handle = self._open[job.op]
-            os.write(handle, record.line())
-            os.fdatasync(handle)
+            _append(handle, record.line())
+            if not put_off:
+                os.fdatasync(handle)
 
         await self._in_thread(write)
 
@@ -123,11 +132,11 @@ class Journal:
         await self._in_thread(lambda: _replace(self._epochs_file, epochs))
 
     async def remember(self, unit: Unit) -> None:
-        """Keep the processes of a parked seat."""
+        """Keep the processes of a parked seat. Not fsynced: they do not outlive the machine either."""
         seat = unit.target.seat
         self.parked[seat] = unit
         text = unit.model_dump_json()
-        await self._in_thread(lambda: _replace(self._parked_file(seat), text))
+        await self._in_thread(lambda: _replace(self._parked_file(seat), text, synced=False))
 
     async def forget(self, seat: str) -> None:
         """The seat is not parked any more."""
@@ -164,10 +173,18 @@ def _parse(path: Path, read: Callable[[str], R]) -> R | None:
 
 def _create(path: Path, line: bytes) -> int:
     handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-    os.write(handle, line)
+    _append(handle, line)
     os.fsync(handle)
     _sync_folder(path.parent)
     return handle
+
+
+def _append(handle: int, line: bytes) -> None:
+    """All of it or nothing: a full disk takes a part and says so, and the next line would be glued to that."""
+    before = os.fstat(handle).st_size
+    if os.write(handle, line) != len(line):
+        os.ftruncate(handle, before)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "journal")
 
 
 def _reopen(path: Path) -> int:
@@ -178,14 +195,16 @@ def _reopen(path: Path) -> int:
     return handle
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, text: str, *, synced: bool = True) -> None:
     part = path.with_name(path.name + ".part")
     with part.open("w") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        if synced:
+            os.fsync(file.fileno())
     part.rename(path)
-    _sync_folder(path.parent)
+    if synced:
+        _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -29,6 +29,7 @@ from services.checkpointer.failures import (
 )
 
 RESTORED = {Seen.LOCKED, Seen.RUNNING}
+_TERMINAL = {Trouble.OUT_OF_MEMORY, Trouble.OPERATING_SYSTEM}
 HUNG_TOO_OFTEN = "the second hang of this seat, so nobody touches it any more: see the kernel log, then delete its pod"
 UNREACHABLE = "the driver cannot be asked about this seat: see the checkpointer's log and nvidia-smi"
 
@@ -91,6 +92,7 @@ class Procedure:
     _tries: Counter[Step] = field(default_factory=Counter)
     _spent: set[int] = field(default_factory=set)
     _quarantined: bool = False
+    _left: bool = False
 
     def __post_init__(self) -> None:
         self._intent = self.goal
@@ -104,6 +106,8 @@ class Procedure:
         if self.goal is not Goal.DEAD and Seen.UNKNOWN in self.states:
             return self._awake(Step(Verb.STATE, self.states.index(Seen.UNKNOWN)))
         self._decide()
+        if self._left:
+            return End("active", self.reason)
         if self.goal is Goal.DEAD:
             return self._towards_dead()
         return self._towards_parked() if self.goal is Goal.PARKED else self._towards_active()
@@ -157,6 +161,8 @@ class Procedure:
         if self._deaths > MAX_HELPER_DEATHS:
             self._apply(Remedy.QUARANTINE, f"{what}; {UNREACHABLE}")
             return
+        if step.verb is Verb.RESTORE and trouble in _TERMINAL and step.member is not None:
+            self._spent.add(step.member)  # nothing helps it any more, and no call about it is of use
         rule = RULES.get((step.verb, trouble), Rule(Remedy.CONDEMN))
         remedy = rule.remedy
         if remedy is Remedy.TURN_BACK and self.turned:
@@ -170,7 +176,9 @@ class Procedure:
         """What the states alone say: a dead member condemns the seat; a replay chooses its goal."""
         if self.goal is Goal.DEAD:
             return
-        if Seen.FAILED in self.states:
+        if Seen.GONE in self.states and self._untouched():
+            self._left, self.reason = True, "a GPU process of the seat ended before anything was done; look again"
+        elif Seen.FAILED in self.states:
             self._apply(Remedy.CONDEMN, "a process is beyond use (driver says FAILED)")
         elif Seen.GONE in self.states or not self.states:
             self._apply(Remedy.CONDEMN, "a GPU process of the seat is gone")
@@ -182,6 +190,11 @@ class Procedure:
                 self.reason = self.reason or "interrupted by a restart of the checkpointer, and undone"
         elif self.goal is Goal.PARKED and self._intent is Goal.ACTIVE and not set(self.states) - RESTORED:
             self.goal = Goal.ACTIVE  # what was reported as a failed restore took place all the same
+
+    def _untouched(self) -> bool:
+        """A park has not begun with anything, and something runs: engines have GPU processes that live for seconds."""
+        fresh = self.goal is Goal.PARKED and not (self.turned or self.replaying or self._checked)
+        return fresh and set(self.states) == {Seen.RUNNING, Seen.GONE}
 
     def _towards_parked(self) -> Step | End:
         if set(self.states) != {Seen.CHECKPOINTED}:
@@ -248,7 +261,6 @@ class Procedure:
                 self.goal = Goal.ACTIVE if self.goal is Goal.PARKED else Goal.PARKED
             case Remedy.CONDEMN:
                 self.goal = Goal.DEAD
-                self._spent.update(i for i, state in enumerate(self.states) if state is Seen.UNKNOWN)
             case Remedy.QUARANTINE:
                 self._quarantined = True
             case Remedy.REREAD | Remedy.RETRY:

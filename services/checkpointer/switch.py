@@ -121,7 +121,8 @@ class JobRun:
             unit = found
             if begun is None:
                 unit = await backend.prepare(unit) if half == "park" else unit
-                await self._journal.add(self.file, Record(kind="half", half=half, seat=target.seat, unit=unit))
+                record = Record(kind="half", half=half, seat=target.seat, unit=unit)
+                await self._journal.add(self.file, record, put_off=True)  # on disk before the first step is done
             self._say_first(_started(target))
             if half == "kill":
                 ending = await backend.kill(unit, note)
@@ -146,7 +147,7 @@ class JobRun:
             found = begun or await self._find(backend, target, self.file.group, "activate")
             if begun is None and isinstance(found, Unit):
                 record = Record(kind="half", half="activate", seat=target.seat, unit=found)
-                await self._journal.add(self.file, record)
+                await self._journal.add(self.file, record, put_off=True)
         unit = found if isinstance(found, Unit) else None
         if isinstance(found, Ending):
             ending = found
@@ -208,7 +209,7 @@ class JobRun:
             await self._journal.forget(progress.seat)
         failed = None if unit is None else ending.failed
         record = Record(kind="end", half=half, seat=progress.seat, progress=progress, failed=failed)
-        await self._journal.add(self.file, record)
+        await self._journal.add(self.file, record, put_off=True)
         log.info(
             "half.ended",
             op=self.file.op,

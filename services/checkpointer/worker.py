@@ -212,7 +212,8 @@ class Worker:
         known = self._journal.parked.get(target.seat)
         same = known is not None and known.target.container_id == target.container_id
         await backend.thaw(known if known is not None and same else backend.container(target, "ask", 0))
-        await self._journal.forget(target.seat)
+        if same:  # another container of the seat may have been parked since
+            await self._journal.forget(target.seat)
         log.info("seat.released", seat=target.seat)
 
     async def _until_free(self, gpus: frozenset[str], besides: str) -> None:

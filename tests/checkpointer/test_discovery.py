@@ -13,9 +13,10 @@ import pytest
 
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.discovery import Discovery
+from services.checkpointer.backends.driver import DriverBackend
 from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError
 from services.checkpointer.backends.evidence import Evidence
-from services.checkpointer.backends.port import DriverUnreadableError, NoMemberError, Unit
+from services.checkpointer.backends.port import DriverUnreadableError, Member, NoMemberError, Unit
 from services.checkpointer.backends.site import open_site
 from services.checkpointer.patience import Patience
 from services.checkpointer.processes import Identity, identify
@@ -153,3 +154,16 @@ async def test_nobody_asks_about_a_frozen_process_that_nobody_remembers() -> Non
         assert not [call for call in it.driver.asked if call[1]]
         await it.site.freezer.thaw(None, living)
         assert len((await it.find()).members) == 1
+
+
+async def test_a_process_that_ends_while_it_is_looked_at_does_not_make_the_seat_lost() -> None:
+    """At a manager's start that would kill a healthy engine."""
+    async with stand() as it:
+        it.driver.cuda = {it.child.pid}
+        unit = await it.find()
+        ended = Member(who=Identity(pid=it.child.pid, start=it.child.start - 1))
+        unit = unit.model_copy(update={"members": (*unit.members, ended)})
+        backend = DriverBackend(it.calls, it.site, it.evidence)
+        assert (await backend.state(unit)).outcome == "active"
+        parked = unit.model_copy(update={"parked_on": (GPU,)})
+        assert (await backend.state(parked)).outcome == "lost"

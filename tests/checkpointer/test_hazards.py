@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -321,3 +322,21 @@ async def test_h16_a_restore_that_hangs_ends_at_its_deadline_and_nobody_else_wai
         assert end.outcome == "quarantined", end
         assert "second hang of this seat" in end.reason
         assert "delete its pod" in end.reason
+
+
+@pytest.mark.parametrize("memory", ["43GiB", "44GiB"])
+async def test_h6_a_kill_copies_nothing_that_does_not_fit_into_host_memory(memory: str) -> None:
+    """The kernel would look for a victim then, and might find somebody else."""
+    async with stand(machine=("--host-memory", memory)) as (here, it):
+        engine = await here.engine("s00", gib=40)
+        call, called = it.pool.call, []
+
+        async def heard(key: str, verb: str, **arguments: Any) -> dict[str, Any]:
+            called.append(verb)
+            return await call(key, verb, **arguments)
+
+        it.pool.call = heard  # type: ignore[method-assign]
+        assert (await kill(it, engine)).outcome == "gone"
+        assert steps(it)[-1] == "kill"
+        assert ("checkpoint" in called) == (memory == "44GiB"), called
+        assert (await here.violations())["count"] == 0

@@ -1,6 +1,7 @@
 """What survives: jobs, epochs, helpers that must not."""
 
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
@@ -119,3 +120,38 @@ async def test_a_signal_never_hits_a_stranger_with_the_same_pid() -> None:
     assert send(who, signal.SIGKILL)
     await process.wait()
     assert not send(who, signal.SIGKILL)
+
+
+async def test_a_record_that_a_full_disk_cuts_off_is_an_error_and_nothing_is_glued_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel writes what fits and says how much; the rest must not be taken for written."""
+    journal = opened(tmp_path)
+    one = job(1)
+    await journal.begin(one)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:5]))
+    with pytest.raises(OSError, match="No space left"):
+        await journal.add(one, Record(kind="step", step="lock"))
+    monkeypatch.setattr(os, "write", write)
+    await journal.add(one, Record(kind="step", step="checkpoint"))
+    journal.close()
+    assert [record.step for record in opened(tmp_path).jobs["op-1"].records] == [None, "checkpoint"]
+
+
+async def test_what_is_put_off_is_in_the_file_at_once_and_on_disk_with_the_next_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(tmp_path)
+    one = job(1)
+    await journal.begin(one)
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda handle: synced.append(os.fstat(handle).st_size))
+    await journal.add(one, Record(kind="half", half="park", seat="s00"), put_off=True)
+    assert [record.kind for record in opened(tmp_path).jobs["op-1"].records] == ["switch", "half"], (
+        "a kill loses nothing"
+    )
+    assert synced == []
+    await journal.add(one, Record(kind="step", step="lock"))
+    assert synced == [one.path.stat().st_size]
+    journal.close()

@@ -388,3 +388,33 @@ def test_whatever_goes_wrong_there_is_an_end(data: st.DataObject) -> None:
             seen = data.draw(st.sampled_from([R, L, C, F, G])) if step.verb is V.STATE else None
             procedure.done(step, seen, killed=1)
     raise AssertionError("no end")
+
+
+def test_a_gpu_process_that_ends_before_a_park_touched_anything_costs_nobody_his_life() -> None:
+    """A short-lived one of an engine: what is left runs on, and the next look finds who is there."""
+    sim = Sim([R, G])
+    end = run(sim.procedure(Goal.PARKED), sim)
+    assert end is not None
+    assert (end.outcome, sim.states, sim.killed) == ("active", [R, G], False)
+    assert "ended" in end.reason
+    sim = Sim([G])
+    end = run(sim.procedure(Goal.PARKED), sim)
+    assert end is not None
+    assert end.outcome == "gone"
+    sim = Sim([R, G])
+    end = run(sim.procedure(Goal.PARKED, replaying=True), sim)
+    assert end is not None
+    assert end.outcome == "lost", "of a park that was under way nobody knows what ended it"
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault(V.UNLOCK, T.REFUSED, times=9)],
+        [Fault(V.VERIFY, T.REFUSED, times=9)],
+    ],
+)
+def test_a_restored_seat_that_is_given_up_is_locked_and_checkpointed_before_the_kill(faults: list[Fault]) -> None:
+    end, sim = activate(*faults, members=1)
+    assert end.outcome == "lost"
+    assert verbs(sim)[-2:] == [(V.CHECKPOINT, 0), (V.KILL, None)]

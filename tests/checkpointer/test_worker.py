@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -387,3 +388,57 @@ async def test_what_a_killed_checkpointer_left_is_cleared_away(tmp_path: Path) -
             assert reply.jobs[0].done
             assert await it.outcome(engine) == "parked"
         assert len(list((state / "journal").glob("*.unreadable-*"))) == 1
+
+
+async def test_a_release_of_a_container_that_is_gone_forgets_nothing_of_its_successor() -> None:
+    async with node() as here, checkpointer(here) as it:
+        before, engine = await here.engine("s00", gib=1), await here.engine("s00")
+        await before.end()
+        await it.do(park=(engine.target,))
+        late = before.target.model_copy(update={"pod_uid": "uid-before"})
+        assert (await it.ask(ReleaseJob(cause="test", node=NODE, epoch=it.epoch, target=late))).accepted
+        await until(lambda: not it.worker._tasks, what="released")
+        assert here.frozen(engine)
+        assert list(it.journal.parked) == ["s00"]
+        status = await it.do(activate=engine.target)
+        assert status.activate is not None
+        assert (status.activate.outcome, status.activate.vram_bytes) == ("active", 40 * GIB)
+
+
+async def test_a_seat_that_is_parked_is_parked_again_whatever_else_is_in_use() -> None:
+    """What the driver keeps to itself, or somebody it does not list, need not fall a second time."""
+    async with node() as here, checkpointer(here, settle_seconds=1.0, floor_wall_seconds=0.2) as it:
+        engine = await here.engine("s00", gib=10)
+        assert (await it.do(park=(engine.target,))).park[0].outcome == "parked"
+        call = it.pool.call
+
+        async def more(key: str, verb: str, **arguments: Any) -> dict[str, Any]:
+            reply = await call(key, verb, **arguments)
+            for gpu in reply.get("memory", ()):
+                reply["memory"][gpu][0] += 20 * GIB
+            return reply
+
+        it.pool.call = more  # type: ignore[method-assign]
+        op = await it.begin(park=(engine.target,))
+        end = (await it.done(op)).park[0]
+        assert (end.outcome, end.reason) == ("parked", "")
+        assert "thaw" not in steps(it, op)
+
+
+async def test_a_driver_that_cannot_be_asked_leaves_a_parked_seat_frozen() -> None:
+    async with node() as here, checkpointer(here, settle_seconds=1.0, floor_wall_seconds=0.2) as it:
+        engine = await here.engine("s00")
+        await it.do(park=(engine.target,))
+        call = it.pool.call
+
+        async def silent(key: str, verb: str, **arguments: Any) -> dict[str, Any]:
+            return {"code": -1, "name": "UNREACHABLE", "text": "cuInit answered OPERATING_SYSTEM (304)"}
+
+        it.pool.call = silent  # type: ignore[method-assign]
+        op = await it.begin(activate=engine.target)
+        end = (await it.done(op)).activate
+        assert end is not None
+        assert (end.outcome, "cannot be asked" in end.reason) == ("quarantined", True)
+        assert here.frozen(engine)
+        it.pool.call = call  # type: ignore[method-assign]
+        assert await it.outcome(engine) == "parked"

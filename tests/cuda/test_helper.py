@@ -193,10 +193,11 @@ async def test_a_system_that_is_not_ready_is_asked_again_at_the_next_call(tmp_pa
     async with recorded(recorder, binding, tmp_path / "helpers") as pool:
         helper = Helper(pool)
         reply = await helper.call("state", pid=1)
-        assert (reply["code"], reply["name"]) == (802, "SYSTEM_NOT_READY")
+        assert (reply["code"], reply["name"]) == (-1, "UNREACHABLE")
+        assert "SYSTEM_NOT_READY (802)" in reply["text"]
         assert "fabric manager" in reply["text"]
         described = await helper.call("describe")
-        assert (described["code"], described["cuda"]) == (802, 13000)
+        assert (described["code"], described["cuda"]) == (-1, 13000)
         assert "no NVML" in described["nvml"]
         recorder.answer(cuInit=0)
         assert await helper.state(1) == "RUNNING"
@@ -212,11 +213,24 @@ async def test_a_library_that_does_not_fit_the_driver_is_asked_once(tmp_path: Pa
     async with recorded(recorder, binding, tmp_path / "helpers") as pool:
         helper = Helper(pool)
         for _ in range(3):
-            assert await helper.code("lock", 1) == (803, "SYSTEM_DRIVER_MISMATCH")
+            assert "SYSTEM_DRIVER_MISMATCH (803)" in (await helper.call("lock", pid=1))["text"]
         mine = pool._lines["G0"].helper
         assert mine is not None
         assert recorder.pids("cuInit").count(mine.who.pid) == 1
         assert recorder.calls("cuCheckpointProcessLock") == []
+
+
+@both
+@pytest.mark.parametrize(("code", "verb"), [(304, "restore"), (2, "restore"), (3, "state"), (3, "restore_tid")])
+async def test_what_cuinit_answers_is_never_taken_for_an_answer_about_a_process(
+    tmp_path: Path, binding: str, code: int, verb: str
+) -> None:
+    """304 or 2 of a restore means that its process is lost, 3 of a state that it is gone: both would be killed."""
+    recorder = Recorder.build(tmp_path / "lib")
+    recorder.answer(cuInit=code)
+    async with recorded(recorder, binding, tmp_path / "helpers") as pool:
+        reply = await Helper(pool).call(verb, pid=1)
+        assert (reply["code"], f"({code})" in reply["text"]) == (-1, True)
 
 
 @both

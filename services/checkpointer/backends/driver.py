@@ -55,7 +55,10 @@ class DriverBackend:
         return Unit(target=target, group=group, epoch=epoch, root=root, members=())
 
     async def prepare(self, unit: Unit) -> Unit:
-        """Read what is in use before the park, so that the fall can be proven. Unknown stays empty."""
+        """Read what is in use before the park, so that the fall can be proven. Unknown stays empty, as does that of a
+        seat that is parked already: nothing will fall."""
+        if unit.parked_on and any(self.site.freezer.stopped(member.who) for member in unit.members):
+            return unit
         try:
             return unit.model_copy(update={"baseline": await self.evidence.baseline(unit)})
         except StepFailedError:
@@ -92,7 +95,8 @@ class DriverBackend:
             return Ending("quarantined", f"the driver does not say what the seat does: {error.text}")
         seen = set(states)
         ending = Ending("lost", "its processes are " + ", ".join(sorted(seen)), vram_bytes=unit.vram_bytes)
-        if seen == {Seen.RUNNING}:
+        passing = Seen.GONE if not unit.parked_on else None  # found running a moment ago: engines have short-lived ones
+        if seen - {passing} == {Seen.RUNNING}:
             ending.outcome, ending.reason = "active", ""
         elif seen == {Seen.CHECKPOINTED} and not listed & {member.who.pid for member in unit.members}:
             ending.outcome, ending.reason, ending.host_bytes = "parked", "", unit.vram_bytes

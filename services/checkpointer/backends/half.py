@@ -49,8 +49,11 @@ class Half:
         try:
             states, frozen = await Discovery(self.calls, self.site).observe(unit, unit.group)
         except StepFailedError:
-            states = [Seen.UNKNOWN] * len(unit.members)
-            frozen = any(self.site.freezer.stopped(member.who) for member in unit.members)
+            stopped = [self.site.freezer.stopped(member.who) for member in unit.members]
+            # What was parked and is still stopped is checkpointed: thawing it only to ask would leave it unprotected.
+            remembered = bool(unit.parked_on) and not replaying
+            states = [Seen.CHECKPOINTED if one and remembered else Seen.UNKNOWN for one in stopped]
+            frozen = any(stopped)
         procedure = Procedure(
             goal, states, frozen=frozen, replaying=replaying, hangs=unit.hangs, moving=bool(unit.moves)
         )
@@ -91,6 +94,8 @@ class Half:
         if step.member is not None and step.verb is Verb.STATE:
             return await self.calls.state(self.unit.group, self.unit.members[step.member], quick=dying), 0
         if step.member is not None:
+            if dying and step.verb is Verb.CHECKPOINT:  # without memory for the copy the kernel kills, maybe others
+                await self._reserve_memory(states, only=step.member)
             await self._move(step.verb, step.member, states)
             return None, 0
         unit, site = self.unit, self.site
@@ -140,12 +145,16 @@ class Half:
         if why is not None:
             raise StepFailedError(Trouble.REFUSED, why)
 
-    async def _reserve_memory(self, states: list[Seen]) -> None:
-        """Host memory for all that is not copied yet."""
+    async def _reserve_memory(self, states: list[Seen], *, only: int | None = None) -> None:
+        """Host memory for all that is not copied yet, or for one process that is about to be killed."""
         unit = self.unit
-        todo = [m.total for m, state in zip(unit.members, states, strict=True) if state is not Seen.CHECKPOINTED]
+        todo = [
+            member.total
+            for index, member in enumerate(unit.members)
+            if states[index] is not Seen.CHECKPOINTED and only in (None, index)
+        ]
         size = sum(todo) or (unit.target.vram_bytes if len(todo) == len(unit.members) else 0)
-        seconds = self.calls.patience.transfer(size)
+        seconds = self.calls.patience.transfer(size) if only is None else 0.0  # a kill waits for nobody
         try:
             await self.site.headroom.reserve(unit.owner, self.site.cgroup(unit), size, seconds)
         except (NoHeadroomError, UnreadableMemoryError) as error:

@@ -66,7 +66,9 @@ class CudaDriver:
             self._init_code = self._api.init()
         if self._init_code != 0:
             remedy = _REMEDIES.get(self._init_code, "see nvidia-smi and the kernel log")
-            return self._api, _reply(self._init_code, text=f"cuInit failed: {remedy}")
+            # Not as the answer to the call: 304 of a restore says that a process is lost, 3 of a state that it is gone.
+            code = self._init_code
+            return self._api, unreachable(f"cuInit answered {result_name(code)} ({code}): {remedy}")
         if not support(self._cuda_version).checkpoint:
             return self._api, unreachable(str(why_no_checkpoint(self._cuda_version, self._driver_version())))
         return self._api, None
