@@ -19,6 +19,8 @@ class Health:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     conditions: dict[str, Callable[[], str | None]] = field(default_factory=dict)
     """By name: returns None when it holds, else the reason why not."""
+    notes: dict[str, Callable[[], str | None]] = field(default_factory=dict)
+    """By name: what a person should know although the service is ready; None: nothing."""
 
     def routes(self) -> list[web.RouteDef]:
         """The three routes, for any aiohttp application."""
@@ -38,9 +40,9 @@ class Health:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         unmet = self.unmet()
-        return web.json_response(
-            {"status": "not ready" if unmet else "ok", "unmet": unmet}, status=503 if unmet else 200
-        )
+        said = {"status": "not ready" if unmet else "ok", "unmet": unmet}
+        notes = {name: text for name, note in self.notes.items() if (text := note()) is not None}
+        return web.json_response(said | ({"notes": notes} if notes else {}), status=503 if unmet else 200)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -17,9 +17,9 @@ class GpuRecord(BaseModel):
 
     node: str
     gpu: str
-    """UUID."""
+    """UUID; of a GPU that is missing, what the configuration calls it."""
     index: int
-    """Host index."""
+    """Host index; -1 where nobody knows it."""
     name: str = ""
     memory_bytes: int = 0
     numa_node: int | None = None

@@ -11,6 +11,8 @@ from itertools import combinations
 from math import comb
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from kybernate.config import Profile
 from kybernate.topology import Group, group_key
 
@@ -28,12 +30,14 @@ def keep(
     *,
     before: Iterable[Group] = (),
     members: Mapping[str, Sequence[str]] | None = None,
+    gone: "Sequence[Gpu]" = (),
 ) -> tuple[tuple[Group, ...], frozenset[str]]:
     """The groups with all held seats in them, and which seats are there only because somebody has them.
 
     ``held``: resource by seat ID. ``before``: the groups of the last configuration. ``members``: by group key, UUIDs
-    of the groups of seats that were given earlier; a key that neither knows is looked for among the GPUs. A held seat
-    whose GPUs are not on this machine any more is left out: nothing can be said about it.
+    of the groups of seats that were given earlier; a key that neither knows is looked for among the GPUs. ``gone``:
+    GPUs that were on this machine earlier, whose seats stay as well. A held seat of GPUs that nobody knows is left out:
+    nothing can be said about it.
     """
     resources = {seat: group.profile.resource for group in groups for seat in group.seat_ids}
     strays = {seat: resource for seat, resource in held.items() if resources.get(seat) != resource}
@@ -46,7 +50,9 @@ def keep(
             found[same] = replace(found[same], seat_ids=(*found[same].seat_ids, *seats))
             kept.update(seats)
             continue
-        old = _old(key, resource, seats, [*before, *groups], gpus, (members or {}).get(key))
+        old = _old(key, resource, seats, [*before, *groups], (*gpus, *gone), (members or {}).get(key))
+        if old is None:
+            old = _searched(key, resource, seats, gpus) or _searched(key, resource, seats, (*gpus, *gone))
         if old is not None:
             taken = {group.name for group in found}
             name = old.name if old.name not in taken else f"{len(old.gpus)}x-{key}"
@@ -76,23 +82,29 @@ def _old(
             if profile.resource != resource:
                 profile = profile.model_copy(update={"resource": resource})
             return replace(group, profile=profile, seat_ids=seats)
-    own = _gpus(key, size_of(seats[0]), gpus, members)
-    if not own:
-        return None
+    here = {gpu.uuid: gpu for gpu in gpus}
+    if members and all(uuid in here for uuid in members) and group_key(members, len(key)) == key:
+        return _made(key, resource, seats, tuple(here[uuid] for uuid in members))
+    return None
+
+
+def _made(key: str, resource: str, seats: tuple[str, ...], own: "tuple[Gpu, ...]") -> Group | None:
     name = f"{len(own)}x-{key}"
-    profile = Profile(name=name, resource=resource, group_size=len(own), seats_per_group=len(seats))
+    try:
+        profile = Profile(name=name, resource=resource, group_size=len(own), seats_per_group=len(seats))
+    except ValidationError:  # what was remembered is no resource: somebody else wrote it
+        return None
     return Group(name=name, key=key, profile=profile, gpus=own, seat_ids=seats, slots=1)
 
 
-def _gpus(key: str, size: int, gpus: "Sequence[Gpu]", members: Sequence[str] | None) -> "tuple[Gpu, ...]":
-    here = {gpu.uuid: gpu for gpu in gpus}
-    if members and all(uuid in here for uuid in members):
-        return tuple(here[uuid] for uuid in members)
-    if comb(len(gpus), size) > _MOST_COMBINATIONS:
-        return ()
+def _searched(key: str, resource: str, seats: tuple[str, ...], gpus: "Sequence[Gpu]") -> Group | None:
+    size = size_of(seats[0])
+    if size == 0 or comb(len(gpus), size) > _MOST_COMBINATIONS:
+        return None
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     tried = (group for group in combinations(ordered, size) if group_key([gpu.uuid for gpu in group], len(key)) == key)
-    return next(tried, ())
+    own = next(tried, None)
+    return None if own is None else _made(key, resource, seats, own)
 
 
 def key_of(seat: str) -> str:

@@ -20,6 +20,8 @@ from kybernate.logs import get_logger
 from kybernate.machine import Gpu, Link
 
 FILE = "gpus.json"
+_MOST_BEFORE = 64
+"""MIG instances that are made anew have other UUIDs: without a limit the list would grow with every one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def learned(known: Known, gpus: Iterable[Gpu], links: Iterable[Link] = (), insta
         own,
         tuple(link for pair, link in sorted(pairs.items()) if index.keys() >= set(pair)),
         own_parts,
-        tuple(gpu for _, gpu in sorted(earlier.items())),
+        tuple(sorted(list(earlier.values())[:_MOST_BEFORE], key=lambda gpu: gpu.uuid)),
         known.boot,
     )
 

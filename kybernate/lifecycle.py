@@ -9,7 +9,7 @@ import contextlib
 import gc
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from kybernate.logs import get_logger
@@ -37,6 +37,13 @@ async def run(**jobs: Coroutine[Any, Any, object]) -> None:
                 loop.remove_signal_handler(signum)
 
 
+async def together(**jobs: Coroutine[Any, Any, object]) -> None:
+    """Run named jobs until one fails; signals are somebody else's. Raises what the failing job raised."""
+    async with asyncio.TaskGroup() as group:
+        for name, job in jobs.items():
+            group.create_task(_forever(name, job), name=name)
+
+
 def main(serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Body of a console script: run ``serve`` and turn an unexpected end into a logged exit code 1."""
     # What was imported stays; without it the collector's pauses, which show in the tail of every switch, are short.
@@ -45,9 +52,18 @@ def main(serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
     try:
         asyncio.run(serve())
     except* Exception as group:
-        for error in group.exceptions:
+        for error in _each(group):
             get_logger().error("process.failed", error=repr(error), exc_info=error)
         sys.exit(1)
+
+
+def _each(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
+    """The errors of a group and of the groups in it."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _each(error)
+        else:
+            yield error
 
 
 async def _forever(name: str, job: Coroutine[Any, Any, object]) -> None:

@@ -1,6 +1,12 @@
 """Options of the whole test run. They are here since pytest reads options only where every run begins."""
 
+import os
+
 import pytest
+
+# gRPC's handlers for fork crash children that have Python code to run before exec (NatsServer's) when its threads are
+# busy. No test forks without exec. Read when grpc is imported, and this file comes before all tests.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -126,7 +126,8 @@ def _seat_line(seat: dict[str, Any], columns: tuple[str, ...], widths: list[int]
 
 def _gpu_line(gpu: dict[str, Any], now: float) -> Text:
     groups = ", ".join(str(name) for name in gpu.get("groups") or ()) or "no group"
-    text = Text(f"GPU {gpu.get('index')} unhealthy", "bold red")
+    index = int(gpu.get("index", -1))
+    text = Text(f"{f'GPU {index}' if index >= 0 else gpu.get('gpu')} unhealthy", "bold red")
     text.append(f"  {_age(now - float(gpu.get('since') or now))}", "dim")
     return text.append(f"  {gpu.get('reason')}; no new pods on {groups}")
 

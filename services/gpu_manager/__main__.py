@@ -4,18 +4,20 @@ import asyncio
 import contextlib
 import signal
 import sys
+from dataclasses import dataclass
 from typing import NoReturn
 
 import aiohttp
 from aiohttp import web
 
-from kybernate import lifecycle, logs
+from kybernate import known_gpus, lifecycle, logs
 from kybernate.bus import open_bus
 from kybernate.clock import Clock
 from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.config_watch import changes
-from kybernate.gpus import GpuError, open_gpus
+from kybernate.gpus import GpuError, Gpus, open_gpus
 from kybernate.health import Health, HttpServer
+from kybernate.known_gpus import Known
 from kybernate.kube import Kube, in_cluster
 from kybernate.ledger import LedgerFile
 from kybernate.logs import get_logger
@@ -28,31 +30,37 @@ from services.gpu_manager.engines import Engines
 from services.gpu_manager.foreign import Watch
 from services.gpu_manager.gate import Gate
 from services.gpu_manager.manager import Manager
-from services.gpu_manager.owned import Machine, with_owned
+from services.gpu_manager.owned import with_owned
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods
 from services.gpu_manager.settings import ManagerSettings
 from services.gpu_manager.status import routes
 
 
-async def serve(settings: ManagerSettings, config: NodeConfig | None, machine: Machine | None = None) -> None:
-    """Run until SIGTERM. Without a configuration, the node's label says which of several it is.
+@dataclass
+class Given:
+    """What groups are formed of; a job that finds another one puts it here and raises ChangedError."""
 
-    ``machine``: what was found before the configuration changed. The plugin forms groups of what it found at its start
-    too: read anew, a GPU lost meanwhile would make groups of other GPUs here than there.
-    """
+    config: NodeConfig | None
+    """None: the node's label says which of several it is."""
+    known: Known | None = None
+    """The GPUs; None: look."""
+
+
+async def serve(settings: ManagerSettings, given: Given) -> None:
+    """Run until cancelled. Raises ChangedError when it is to be called again."""
     clock = Clock(settings.speed)
     source = f"kyb/gpu-manager/{settings.node}"
     async with contextlib.AsyncExitStack() as stack:
         gpus = open_gpus(settings.gpus, settings.fake_driver)
         stack.push_async_callback(gpus.close)
-        config = config or await _by_label(settings)
-        machine = machine or Machine(await gpus.list(), await gpus.links(), await gpus.instances())
-        topology = plan(config, *machine)
+        config = given.config = given.config or await _by_label(settings)
+        known = given.known = given.known or await _look(settings, gpus)
+        topology = _planned(config, known)
         _say(config, topology)
         ledger = LedgerFile(settings.state_dir / "ledger")
         board = Board(
             node=settings.node,
-            groups=with_owned(topology.groups, ledger.read(), machine),
+            groups=with_owned(topology.groups, ledger.read(), known),
             policy=config.policy.build(),
             drain_seconds=config.drain_seconds,
             warmup=config.warmup,
@@ -87,25 +95,22 @@ async def serve(settings: ManagerSettings, config: NodeConfig | None, machine: M
         app.add_routes([*health.routes(), *routes(manager, health.registry)])
         http = await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
         board.manager_url = http.url
-        await lifecycle.run(
+        await lifecycle.together(
             manager=manager.run(),
-            config=_until_changed(settings, config, machine),
+            config=_until_reconfigured(settings, given),
+            gpus=_until_gpus_changed(settings, given),
             presence=be_present(bus, "gpu-manager", instance=settings.instance, node=settings.node, url=http.url),
             bus=bus.closed(),
             node_bus=node_bus.closed(),
         )
 
 
-class ReconfiguredError(Exception):
-    """The configuration changed and can be used: begin again with it, as after a restart."""
-
-    def __init__(self, config: NodeConfig, machine: Machine) -> None:
-        super().__init__("the configuration changed")
-        self.config, self.machine = config, machine
+class ChangedError(Exception):
+    """Configuration or GPUs changed and can be used: begin again with them, as after a restart."""
 
 
-async def _until_changed(settings: ManagerSettings, config: NodeConfig, machine: Machine) -> NoReturn:
-    """Raises ReconfiguredError. A configuration that cannot be used is said, and the present one stays."""
+async def _until_reconfigured(settings: ManagerSettings, given: Given) -> NoReturn:
+    """Raises ChangedError. A configuration that cannot be used is said, and the present one stays."""
     url = in_cluster()
     client = Kube(url) if url is not None else None
     hangup = asyncio.Event()
@@ -114,17 +119,48 @@ async def _until_changed(settings: ManagerSettings, config: NodeConfig, machine:
         async for _ in changes(settings.config, hangup):
             try:
                 fresh = await load_now(settings.config, settings.config_name, settings.node, client)
-                plan(fresh, *machine)
+                _planned(fresh, given.known or Known())
             except ConfigError as error:
                 get_logger().error("config.refused", reason=str(error), meaning="the one before stays in force")
                 continue
-            if fresh.model_dump() != config.model_dump():
+            if given.config is None or fresh.model_dump() != given.config.model_dump():
                 get_logger().info("config.applied", config=fresh.chosen)
-                raise ReconfiguredError(fresh, machine)
+                given.config = fresh
+                raise ChangedError
     finally:
         if client is not None:
             await client.close()
     raise AssertionError("changes ended")
+
+
+async def _until_gpus_changed(settings: ManagerSettings, given: Given) -> NoReturn:
+    """Raises ChangedError once the plugin has seen GPUs that make other groups here: both form the same."""
+    async for _ in changes(settings.state_dir / known_gpus.FILE, asyncio.Event()):
+        fresh = await asyncio.to_thread(known_gpus.load, settings.state_dir)
+        config, before = given.config, given.known
+        if not fresh.gpus or fresh == before or config is None or before is None:
+            continue
+        try:
+            same = _planned(config, fresh).groups == _planned(config, before).groups
+        except ConfigError as error:
+            get_logger().error("gpus.refused", reason=str(error), meaning="the groups stay as they are")
+            continue
+        given.known = fresh
+        if not same:
+            get_logger().info("gpus.changed", gpus=[gpu.index for gpu in fresh.gpus])
+            raise ChangedError
+    raise AssertionError("changes ended")
+
+
+def _planned(config: NodeConfig, known: Known) -> Topology:
+    """The groups. Raises ConfigError."""
+    return plan(config, known.gpus, known.links, known.instances, lenient=True)
+
+
+async def _look(settings: ManagerSettings, gpus: Gpus) -> Known:
+    """Read the GPUs, and tell the plugin. Raises GpuError."""
+    seen = await gpus.list(), await gpus.links(), await gpus.instances()
+    return await asyncio.to_thread(known_gpus.learn, settings.state_dir, *seen)
 
 
 async def _by_label(settings: ManagerSettings) -> NodeConfig:
@@ -165,21 +201,22 @@ def main() -> None:
         raise SystemExit(2) from None
 
     async def run() -> None:
-        present, machine = config, None
-        while True:
+        given, task = Given(config), asyncio.current_task()
+        while task is not None and not task.cancelling():  # a stop that came together with a change counts
             try:
-                await serve(settings, present, machine)
-                return
+                # A task of its own: a TaskGroup of Python 3.11 that failed leaves its task marked as cancelled.
+                await asyncio.create_task(serve(settings, given))
             except* (ConfigError, GpuError) as group:
                 for error in group.exceptions:
                     logs.get_logger().error("manager.cannot_start", reason=str(error))
                 raise
-            except* ReconfiguredError as group:
-                (changed,) = (error for error in group.exceptions if isinstance(error, ReconfiguredError))
-                present, machine = changed.config, changed.machine
+            except* ChangedError as group:
+                get_logger().debug("manager.begins_again", changes=len(group.exceptions))
+        raise asyncio.CancelledError
 
     with alone(settings.run_dir, "gpu-manager"):
-        lifecycle.main(run)
+        # Signals are heard all the time, also between the end of one and the beginning of the next.
+        lifecycle.main(lambda: lifecycle.run(manager=run()))
 
 
 if __name__ == "__main__":

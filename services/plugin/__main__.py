@@ -61,7 +61,7 @@ async def _plugin(
     url: str,
 ) -> None:
     """Once the GPUs can be read: everything else."""
-    machine = await read_machine(gpus)
+    machine = await read_machine(gpus, settings.state_dir)
     if config is None:
         assert neighbours.kube is not None, "only in a cluster does a label decide"
         config = await load_by_label(settings.config, settings.node, neighbours.kube)

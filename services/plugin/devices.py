@@ -102,6 +102,10 @@ class Offer:
             if seat.resource == resource
         )
 
+    def is_kept(self, group: Group) -> bool:
+        """Whether it is here only for seats that somebody has."""
+        return all(seat in self.kept for seat in group.seat_ids)
+
     def touched(self, gpus: Collection[str]) -> frozenset[str]:
         """Names of the groups that contain one of these GPUs (UUIDs), or a MIG instance of one."""
         return frozenset(name for name, own in self._around.physical.items() if not own.isdisjoint(gpus))

@@ -2,13 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 from kybernate.bus.port import Bus, BusError
 from kybernate.inventory import BUCKET, GpuRecord
 from kybernate.logs import get_logger
 from kybernate.machine import Gpu
+from kybernate.slugs import slug
+from kybernate.topology import Incomplete
 from services.plugin.servicer import Node
 
 TOGETHER_SECONDS = 0.25
@@ -19,13 +21,20 @@ RETRY_SECONDS = 1.0
 class Inventory:
     """The rows of one node; ``changed`` marks them, and the task writes what they are by then."""
 
-    def __init__(self, bus: Bus, name: str, gpus: tuple[Gpu, ...], node: Node) -> None:
-        self._bus, self._name, self._gpus, self._node = bus, name, gpus, node
-        self._since = dict.fromkeys((gpu.uuid for gpu in gpus), time.time())
+    def __init__(self, bus: Bus, name: str, node: Node) -> None:
+        self._bus, self._name, self._node = bus, name, node
+        self._gpus: tuple[Gpu, ...] = ()
+        self._incomplete: tuple[Incomplete, ...] = ()
+        self._since: dict[str, float] = {}
         self._dirty = asyncio.Event()
 
+    def show(self, gpus: tuple[Gpu, ...], incomplete: tuple[Incomplete, ...]) -> None:
+        """These are the GPUs and the groups that lack some now."""
+        self._gpus, self._incomplete = gpus, incomplete
+        self._dirty.set()
+
     def changed(self, *gpus: str) -> None:
-        """The groups are others now, or these GPUs (UUIDs) entered another state."""
+        """These GPUs (UUIDs) entered another state."""
         self._since |= dict.fromkeys(gpus, time.time())
         self._dirty.set()
 
@@ -39,16 +48,21 @@ class Inventory:
             self._dirty.clear()
             try:
                 bucket = await self._bus.bucket(BUCKET)
-                for record in self._records(self._node.probation.reasons):
-                    await bucket.put(record.key, record.model_dump_json().encode())
+                rows = {record.key: record for record in self._records(self._node.probation.reasons)}
+                for key, record in rows.items():
+                    await bucket.put(key, record.model_dump_json().encode())
+                for entry in await bucket.entries(f"{slug(self._name)}."):
+                    if entry.key not in rows:  # of a GPU that was replaced, or is not missed any more
+                        await bucket.delete(entry.key)
             except BusError as error:
                 get_logger().info("inventory.unwritten", error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
                 self._dirty.set()
 
-    def _records(self, reasons: Mapping[str, str]) -> list[GpuRecord]:
-        return [
-            GpuRecord(
+    def _records(self, reasons: Mapping[str, str]) -> Iterable[GpuRecord]:
+        now = time.time()
+        for gpu in self._gpus:
+            yield GpuRecord(
                 node=self._name,
                 gpu=gpu.uuid,
                 index=gpu.index,
@@ -58,7 +72,17 @@ class Inventory:
                 groups=tuple(sorted(self._node.offer.touched({gpu.uuid}))),
                 healthy=gpu.uuid not in reasons,
                 reason=reasons.get(gpu.uuid, ""),
-                since=self._since[gpu.uuid],
+                since=self._since.setdefault(gpu.uuid, now),
             )
-            for gpu in self._gpus
-        ]
+        for missing in dict.fromkeys(name for group in self._incomplete for name in group.missing):
+            groups = [group for group in self._incomplete if missing in group.missing]
+            uuid = missing if isinstance(missing, str) else f"GPU {missing}"
+            yield GpuRecord(
+                node=self._name,
+                gpu=uuid,
+                index=missing if isinstance(missing, int) else -1,
+                groups=tuple(group.name for group in groups),
+                healthy=False,
+                reason=groups[0].why,
+                since=self._since.setdefault(uuid, now),
+            )

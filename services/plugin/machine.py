@@ -6,11 +6,13 @@ Everything is read before kubelet is answered, since an answer never waits for a
 import asyncio
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kybernate import known_gpus
 from kybernate.gpus import GpuError, Gpus
+from kybernate.known_gpus import Known, learned
 from kybernate.logs import get_logger
 from kybernate.machine import Gpu, Link
 from services.plugin.devices import device_paths
@@ -23,15 +25,30 @@ _MINOR = re.compile(r"^gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access (\d+)$", re.MULTILIN
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was found at start. A GPU that goes away later is faulty; one that comes needs a restart."""
+    """What groups are made of: the GPUs that are known, though some may be away. Those that are away are faulty."""
 
-    gpus: tuple[Gpu, ...]
-    links: tuple[Link, ...] = ()
-    instances: tuple[Gpu, ...] = ()
+    known: Known
+    there: frozenset[str]
+    """UUIDs of the GPUs that answer."""
     present: frozenset[str] = frozenset()
     """Device nodes that exist."""
     mig_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By UUID of a MIG instance: its own device nodes."""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All that are known, by index."""
+        return self.known.gpus
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """Between them."""
+        return self.known.links
+
+    @property
+    def instances(self) -> tuple[Gpu, ...]:
+        """Their MIG instances."""
+        return self.known.instances
 
     @property
     def parents(self) -> dict[str, str]:
@@ -39,15 +56,13 @@ class Machine:
         return {gpu.uuid: gpu.mig.parent for gpu in self.instances if gpu.mig is not None}
 
 
-async def read_machine(gpus: Gpus) -> Machine:
+async def read_machine(gpus: Gpus, state_dir: Path) -> Machine:
     """Wait for a driver that is not there yet, saying so once."""
     said = ""
     while True:
         try:
-            found = await gpus.list()
-            if not found:
-                raise GpuError("this machine has no GPUs; keep the plugin off it with a node selector")
-            return await _look(found, await gpus.links(), await gpus.instances())
+            known, there = await learn(gpus, state_dir)
+            return await look(known, there)
         except GpuError as error:
             if str(error) != said:
                 get_logger().warning("plugin.no_gpus", reason=str(error))
@@ -55,11 +70,30 @@ async def read_machine(gpus: Gpus) -> Machine:
             await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _look(gpus: tuple[Gpu, ...], links: tuple[Link, ...], instances: tuple[Gpu, ...]) -> Machine:
-    minors = await asyncio.to_thread(_read, MIG_MINORS) if instances else ""
-    nodes = mig_nodes(instances, minors)
-    present = await asyncio.to_thread(_present, device_paths(gpus, nodes))
-    return Machine(gpus, links, instances, present, nodes)
+async def learn(gpus: Gpus, state_dir: Path, before: Known | None = None) -> tuple[Known, frozenset[str]]:
+    """Read the GPUs and tell the manager; returns what is known and the UUIDs of those that answer. Raises GpuError.
+
+    ``before``: what was known, for a disk that cannot be written to.
+    """
+    found = await gpus.list()
+    if not found:
+        raise GpuError("this machine has no GPUs; keep the plugin off it with a node selector")
+    seen = found, await gpus.links(), await gpus.instances()
+    try:
+        known = await asyncio.to_thread(known_gpus.learn, state_dir, *seen)
+    except OSError as error:
+        meaning = "the manager may form other groups while a GPU is away"
+        get_logger().error("gpus.memory_unwritten", folder=str(state_dir), reason=str(error), meaning=meaning)
+        known = learned(before or Known(), *seen)
+    return known, frozenset(gpu.uuid for gpu in found)
+
+
+async def look(known: Known, there: Collection[str]) -> Machine:
+    """The device nodes of the GPUs."""
+    minors = await asyncio.to_thread(_read, MIG_MINORS) if known.instances else ""
+    nodes = mig_nodes(known.instances, minors)
+    present = await asyncio.to_thread(_present, device_paths(known.gpus, nodes))
+    return Machine(known, frozenset(there), present, nodes)
 
 
 def mig_nodes(instances: tuple[Gpu, ...], minors: str) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from kybernate import cdi
 from kybernate.config import NodeConfig
 from kybernate.kept import keep, key_of
 from kybernate.logs import get_logger
-from kybernate.topology import Group, Topology, plan
+from kybernate.topology import Group, Incomplete, Topology, plan
 from services.plugin.book import Held
 from services.plugin.devices import Offer
 from services.plugin.machine import Machine
@@ -22,6 +22,8 @@ class Offering:
 
     offer: Offer
     warnings: tuple[str, ...]
+    incomplete: tuple[Incomplete, ...] = ()
+    """Groups that are not offered, since GPUs are missing."""
 
 
 def make(
@@ -34,20 +36,21 @@ def make(
     nvidia: frozenset[str] = frozenset(),
 ) -> Offering:
     """The seats of this node. ``nvidia``: devices that NVIDIA's own CDI specs offer. Raises ConfigError."""
-    topology: Topology = plan(config, machine.gpus, machine.links, machine.instances)
+    topology: Topology = plan(config, machine.gpus, machine.links, machine.instances, lenient=True)
     groups, kept = keep(
         topology.groups,
         {seat.seat: seat.resource for seat in held.values()},
         (*machine.gpus, *machine.instances),
         before=before,
         members={key_of(seat.seat): seat.gpus for seat in held.values() if seat.gpus},
+        gone=machine.known.before,
     )
     fake = settings.gpus == "fake"
     names = None if fake else cdi_names(config.device_list_strategy, groups, nvidia)
     return Offering(
         Offer(
             groups=groups,
-            gpus=machine.gpus,
+            gpus=tuple(gpu for gpu in machine.gpus if gpu.uuid in machine.there),
             seats_dir=settings.run_dir / "seats",
             present=machine.present,
             fake_driver=settings.fake_driver if fake else None,
@@ -57,6 +60,7 @@ def make(
             kept=kept,
         ),
         topology.warnings,
+        topology.incomplete,
     )
 
 

@@ -14,19 +14,22 @@ from kybernate import cdi, wishes
 from kybernate.bus.port import Bus
 from kybernate.config import ConfigError, NodeConfig
 from kybernate.config_watch import changes
-from kybernate.gpus import GpuError, Gpus
+from kybernate.gpus import Gpus
 from kybernate.health import Health
 from kybernate.logs import get_logger
 from kybernate.messages import GpuHealthChanged, SeatAllocated
 from kybernate.node_config import load_now
+from kybernate.pb.podresources_pb2 import ListPodResourcesResponse
 from kybernate.pod_resources import PodResources, PodResourcesError, devices
 from kybernate.presence import be_present
 from kybernate.seat import SeatState
+from kybernate.topology import SEAT_ID, Incomplete
 from services.plugin import memory, offering
 from services.plugin.book import Held
 from services.plugin.coexistence import Neighbours
 from services.plugin.faults import Probation
 from services.plugin.gate import StartGate
+from services.plugin.gpu_watch import GpuWatch
 from services.plugin.inventory import TOGETHER_SECONDS, Inventory
 from services.plugin.kubelet import Registration
 from services.plugin.machine import Machine
@@ -35,7 +38,6 @@ from services.plugin.registrations import Registrations
 from services.plugin.servicer import Node
 from services.plugin.settings import PluginSettings
 
-EVENT_SECONDS = 5.0
 OWNERS_SECONDS, OWNERS_SOON_SECONDS = 2.0, 0.5
 WISHES_SECONDS = 0.5
 RETRY_SECONDS = 1.0
@@ -48,6 +50,7 @@ class Plugin:
     settings: PluginSettings
     config: NodeConfig
     machine: Machine
+    """Replaced as a whole when GPUs come."""
     gpus: Gpus
     bus: Bus
     health: Health
@@ -62,6 +65,12 @@ class Plugin:
     _allocated: asyncio.Event = field(default_factory=asyncio.Event)
     _unsaved: asyncio.Event = field(default_factory=asyncio.Event)
     _inventory: Inventory = field(init=False)
+    _watch: GpuWatch = field(init=False)
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a new offer is made: two at a time would undo each other."""
+    _incomplete: tuple[Incomplete, ...] = ()
+    _unkept: frozenset[str] = frozenset()
+    """Seats in use that no group can be found for."""
     _registrations: Registrations = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,8 +88,9 @@ class Plugin:
                     await self.neighbours.looked()
                 self._registrations.follow(self.node.offer.resources)
                 jobs: tuple[Callable[[], object], ...] = (
-                    self._poll_gpus,
-                    self._hear_gpus,
+                    lambda: self._watch.poll(self.node),
+                    lambda: self._watch.hear(self.node),
+                    self._watch.follow,
                     self._follow_owners,
                     self._follow_wishes,
                     self._follow_config,
@@ -98,29 +108,26 @@ class Plugin:
 
     async def _open(self) -> None:
         """The first offer. Seats that somebody has are in it, whatever the configuration says now."""
-        settings, config = self.settings, self.config
+        settings = self.settings
         held = {seat.seat: seat for seat in await asyncio.to_thread(memory.load, settings.state_dir)}
         with contextlib.suppress(PodResourcesError):
-            listed = devices(await self._owners.list())
-            held = {seat: h for seat, h in held.items() if seat in listed} | {
-                seat: Held(seat, resource) for seat, resource in listed.items() if _is_seat(seat) and seat not in held
-            }
-        made = offering.make(settings, config, self.machine, held, nvidia=await self._nvidia())
+            # A kubelet that just started lists no pods yet: nobody is forgotten at the first look.
+            held = {seat: Held(seat, resource) for seat, resource in _seats(await self._owners.list()).items()} | held
+        made = offering.make(settings, self.config, self.machine, held, nvidia=await self._nvidia(self.config))
         offer = made.offer
         gate = StartGate(offer.seats_dir, settings.gate_seconds)
-        probation = Probation(
-            frozenset(gpu.uuid for gpu in self.machine.gpus),
-            ignored_xids=config.health.ignored_xids,
-            recovery_reads=config.health.recovery_reads,
-        )
+        health = self.config.health
+        probation = Probation(frozenset(), ignored_xids=health.ignored_xids, recovery_reads=health.recovery_reads)
         self.node = Node(offer, gate, probation, self._given)
         self.node.book.held.update({seat: h for seat, h in held.items() if seat in offer.seats})
         await asyncio.to_thread(gate.prepare, offer.seats)
-        await offering.prepare(settings, made, config.device_list_strategy)
-        self._inventory = Inventory(self.bus, settings.node, self.machine.gpus, self.node)
+        await offering.prepare(settings, made, self.config.device_list_strategy)
+        self._inventory = Inventory(self.bus, settings.node, self.node)
+        self._watch = GpuWatch(settings, self.gpus, self.machine, self._adopt, self._health_changed)
+        self._offered(made)
         self.health.conditions["config"] = lambda: self.refused_config
         self.health.conditions["neighbours"] = self._sold_twice
-        self._inventory.changed()
+        self.health.notes["gpus"] = lambda: "; ".join(group.why for group in self._incomplete) or None
 
     def _registration(self, resource: str) -> Registration:
         return Registration(self.node, resource, self.settings.device_plugin_dir, refused=self._sold_twice)
@@ -128,26 +135,40 @@ class Plugin:
     def _sold_twice(self) -> str | None:
         return self.neighbours.conflict if self.settings.neighbours == "refuse" else None
 
-    async def _apply(self, config: NodeConfig) -> None:
-        """Offer what this configuration says; seats that somebody has stay. Raises ConfigError, changing nothing."""
-        before = self.node.offer
-        made = offering.make(
-            self.settings,
-            config,
-            self.machine,
-            self.node.book.held,
-            before=before.groups,
-            nvidia=await self._nvidia(),
-        )
-        offer = made.offer
-        await asyncio.to_thread(offering.prepare_folders, offer.seats_dir, offer.seats, before.seats)
-        await offering.prepare(self.settings, made, config.device_list_strategy)
-        probation = self.node.probation
-        probation.ignored_xids, probation.recovery_reads = config.health.ignored_xids, config.health.recovery_reads
-        self.config, self.node.offer = config, offer
-        self.node.changed()
-        self._registrations.follow(offer.resources)
-        self._inventory.changed()
+    async def _apply(self, config: NodeConfig | None = None, machine: Machine | None = None) -> None:
+        """Offer what these say; seats that somebody has stay. Raises ConfigError and OSError, changing nothing."""
+        async with self._changing:
+            config, machine = config or self.config, machine or self.machine
+            nvidia = await self._nvidia(config)
+            while True:
+                before, held = self.node.offer, dict(self.node.book.held)
+                made = offering.make(self.settings, config, machine, held, before=before.groups, nvidia=nvidia)
+                offer = made.offer
+                await asyncio.to_thread(offering.prepare_folders, offer.seats_dir, offer.seats, before.seats)
+                await offering.prepare(self.settings, made, config.device_list_strategy)
+                if not (self.node.book.held.keys() & before.seats.keys()) - held.keys() - offer.seats.keys():
+                    break  # kubelet gave none meanwhile that this offer lacks
+            probation = self.node.probation
+            probation.ignored_xids, probation.recovery_reads = config.health.ignored_xids, config.health.recovery_reads
+            self.config, self.machine, self.node.offer = config, machine, offer
+            self._offered(made)
+            self.node.changed()
+            self._registrations.follow(offer.resources)
+
+    def _offered(self, made: offering.Offering) -> None:
+        """What follows from a new offer."""
+        self._incomplete = made.incomplete
+        self._inventory.show(self.machine.gpus, made.incomplete)
+        self._watch.expect(self.node, self.machine)
+
+    async def _adopt(self, machine: Machine) -> None:
+        """GPUs came."""
+        try:
+            await self._apply(machine=machine)
+        except (ConfigError, OSError) as error:
+            get_logger().error("gpus.refused", reason=str(error), meaning="the groups stay as they are")
+        else:
+            get_logger().info("gpus.changed", gpus=len(machine.gpus), seats=len(self.node.offer.seats))
 
     async def _follow_config(self) -> NoReturn:
         """A configuration that cannot be used is said, and the last good one stays."""
@@ -159,7 +180,7 @@ class Plugin:
                 if same:
                     continue
                 await self._apply(config)
-            except ConfigError as error:
+            except (ConfigError, OSError) as error:
                 self.refused_config = f"the changed configuration is not used, the one before is: {error}"
                 get_logger().error("config.refused", reason=str(error), meaning="the one before stays in force")
             else:
@@ -167,49 +188,20 @@ class Plugin:
                 get_logger().info("config.applied", config=self.config.chosen, seats=len(self.node.offer.seats))
         raise AssertionError("changes ended")
 
-    async def _nvidia(self) -> frozenset[str]:
-        if self.settings.gpus == "fake" or self.config.device_list_strategy == "envvar":
+    async def _nvidia(self, config: NodeConfig) -> frozenset[str]:
+        if self.settings.gpus == "fake" or config.device_list_strategy == "envvar":
             return frozenset()
         folders = dict.fromkeys((*cdi.FOLDERS, self.settings.cdi_dir))
         return await asyncio.to_thread(cdi.nvidia_devices, folders)
 
     # --- health -------------------------------------------------------------------------------------------------
 
-    async def _poll_gpus(self) -> NoReturn:
-        """A GPU that is gone makes its seats unhealthy; a driver that does not answer proves nothing."""
-        while True:
-            await asyncio.sleep(self.settings.reread_seconds)
-            try:
-                found = await self.gpus.list()
-            except GpuError as error:
-                get_logger().warning("plugin.gpus_unread", reason=str(error))
-                continue
-            self._health_changed(self.node.probation.read(gpu.uuid for gpu in found))
-
-    async def _hear_gpus(self) -> NoReturn:
-        """XID events, as they come."""
-        said, parents = "", self.machine.parents
-        while True:
-            try:
-                events = await self.gpus.events(EVENT_SECONDS)
-            except GpuError as error:
-                if str(error) != said:
-                    get_logger().warning("plugin.events_unheard", reason=str(error))
-                said = str(error)
-                await asyncio.sleep(RETRY_SECONDS)
-                continue
-            said = ""
-            for event in events:
-                ignored = event.xid in self.node.probation.ignored_xids
-                get_logger().warning("gpu.xid", gpu=event.gpu, xid=event.xid, ignored=ignored)
-                self._health_changed(self.node.probation.event(event, parents))
-
-    def _health_changed(self, changed: bool) -> None:
-        if not changed:
-            return
+    def _health_changed(self) -> None:
         offer, log = self.node.offer, get_logger()
-        for change in self.node.probation.take():
-            gpu = next(gpu for gpu in self.machine.gpus if gpu.uuid == change.gpu)
+        known = {gpu.uuid: gpu for gpu in (*(gpu for group in offer.groups for gpu in group.gpus), *self.machine.gpus)}
+        changes = [change for change in self.node.probation.take() if change.gpu in known]
+        for change in changes:
+            gpu = known[change.gpu]
             groups = offer.touched({change.gpu})
             seats = tuple(seat.id for seat in offer.seats.values() if seat.group.name in groups)
             say = log.warning if change.reason else log.info
@@ -229,7 +221,8 @@ class Plugin:
                     seats=seats,
                 )
             )
-        self.node.changed()
+        if changes:
+            self.node.changed()
 
     # --- seats in use -------------------------------------------------------------------------------------------
 
@@ -258,19 +251,28 @@ class Plugin:
                     await asyncio.sleep(OWNERS_SOON_SECONDS)  # an admission takes a moment to show
             self._allocated.clear()
             try:
-                listed = devices(await self._owners.list())
+                listed = _seats(await self._owners.list())
             except PodResourcesError as error:
                 if str(error) != said:
                     get_logger().warning("plugin.owners_unread", reason=str(error))
                 said = str(error)
                 continue
             said = ""
-            mine = {seat: resource for seat, resource in listed.items() if _is_seat(seat)}
-            if self.node.book.see(mine):
+            if self.node.book.see(listed):
                 self._unsaved.set()
-            if self.node.offer.kept - self.node.book.held.keys():
-                with contextlib.suppress(ConfigError):  # it was good before, on the same machine
-                    await self._apply(self.config)
+            await self._keep()
+
+    async def _keep(self) -> None:
+        """List seats in use that are not in the offer, as far as can be; drop those that only their owner kept."""
+        held, offer = self.node.book.held, self.node.offer
+        if not offer.kept - held.keys() and held.keys() - offer.seats.keys() <= self._unkept:
+            return
+        with contextlib.suppress(ConfigError, OSError):  # it was good before, on the same machine
+            await self._apply()
+        self._unkept = frozenset(held.keys() - self.node.offer.seats.keys())
+        if self._unkept:
+            reason = "they are of GPUs that nobody has seen here; delete their pods"
+            get_logger().warning("plugin.seats_unknown", seats=sorted(self._unkept), reason=reason)
 
     async def _follow_wishes(self) -> NoReturn:
         while True:
@@ -302,8 +304,6 @@ class Plugin:
                 await asyncio.to_thread(cdi.remove, self.settings.cdi_dir)
 
 
-def _is_seat(device_id: str) -> bool:
-    """Whether a device ID looks like ours: ``2x-7f3a9c.s03``."""
-    size, dash, rest = device_id.partition("x-")
-    key, dot, number = rest.partition(".s")
-    return bool(dash and dot) and size.isdecimal() and number.isdecimal() and key.isalnum()
+def _seats(listed: ListPodResourcesResponse) -> dict[str, str]:
+    """Our devices among all: resource by seat."""
+    return {seat: resource for seat, resource in devices(listed).items() if SEAT_ID.fullmatch(seat)}

@@ -14,7 +14,7 @@ from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from services.plugin.book import Book, Held
 from services.plugin.devices import Answer, Offer, RefusedError
-from services.plugin.faults import Probation
+from services.plugin.faults import GONE, Probation
 from services.plugin.gate import NotGrantedError, StartGate
 from services.plugin.wishes import Wishes
 
@@ -65,6 +65,19 @@ class Node:
             self.book.allocate(Held(seat.id, resource, tuple(gpu.uuid for gpu in seat.group.gpus)))
             self.allocated(seat.id)
         return answers
+
+    def missing(self, seat_id: str) -> str | None:
+        """Why a container with this seat cannot start, when a GPU of its group is not there."""
+        group, reasons = self.offer.seats[seat_id].group, self.probation.reasons
+        reason = next(
+            (
+                f"GPU {gpu.index} ({gpu.uuid}) of group {group.name}: {reasons[gpu.uuid]}"
+                for gpu in group.gpus
+                if reasons.get(gpu.uuid, "").startswith(GONE)
+            ),
+            None,
+        )
+        return None if reason is None else f"seat {seat_id} cannot start: {reason}; or delete the pod"
 
     def changed(self) -> None:
         """Seats or their health are others now: every open ListAndWatch sends the complete list again."""
@@ -152,11 +165,13 @@ class SeatPlugin(rpc.DevicePluginServicer):
         seat_ids = set(request.devices_ids)
         if len(seat_ids) != 1 or not seat_ids <= self._node.offer.seats.keys():
             await _refuse(context, f"seats {', '.join(sorted(seat_ids))} are not on this node; delete the pod")
+        (seat_id,) = seat_ids
+        missing = self._node.missing(seat_id)
+        if missing is not None:
+            await _refuse(context, missing)
         remaining = context.time_remaining()
         try:
-            await self._node.gate.wait(
-                seat_ids.pop(), None if remaining is None else max(0.0, remaining - HURRY_SECONDS)
-            )
+            await self._node.gate.wait(seat_id, None if remaining is None else max(0.0, remaining - HURRY_SECONDS))
         except NotGrantedError as refusal:
             await _refuse(context, str(refusal))
         return pb.PreStartContainerResponse()

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from kybernate.machine import Gpu, Link, distance
+from kybernate.machine import Link, distance
 from kybernate.topology import Group
 
 UNKNOWN = 99
@@ -18,7 +18,7 @@ class Surroundings:
     order: Mapping[str, int]
     """Place in the configuration."""
     physical: Mapping[str, frozenset[str]]
-    """UUIDs of its physical GPUs."""
+    """UUIDs of its GPUs, and of those that its MIG instances are a part of."""
     overlapping: Mapping[str, tuple[str, ...]]
     """Other groups that share a GPU with it."""
     nearby: Mapping[str, tuple[str, ...]]
@@ -33,7 +33,7 @@ class Surroundings:
         """Look at all pairs once."""
         known = {frozenset((link.a, link.b)): link for link in links}
         every = tuple(groups)
-        physical = {group.name: frozenset(physical_gpu(gpu) for gpu in group.gpus) for group in every}
+        physical = {group.name: group.physical for group in every}
         # Two MIG instances of one GPU share its faults, and nothing else.
         members = {group.name: frozenset(gpu.uuid for gpu in group.gpus) for group in every}
         nodes = {group.name: _numa_nodes(group) for group in every}
@@ -49,11 +49,6 @@ class Surroundings:
             numa_nodes=nodes,
             distance={group.name: apart([gpu.uuid for gpu in group.gpus], known) for group in every},
         )
-
-
-def physical_gpu(gpu: Gpu) -> str:
-    """UUID of the GPU, or of the GPU that a MIG instance is a part of."""
-    return gpu.mig.parent if gpu.mig is not None else gpu.uuid
 
 
 def apart(uuids: Iterable[str], links: Mapping[frozenset[str], Link]) -> tuple[int, int]:

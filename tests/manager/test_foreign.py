@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kybernate.gpus import GpuError
+from kybernate.known_gpus import Known
 from kybernate.ledger import Ledger, LedgerEntry
 from kybernate.machine import GpuProcess
 from kybernate.messages import TrafficSignal
@@ -12,7 +13,7 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager import looking
 from services.gpu_manager.foreign import LOOKS, Watch
 from services.gpu_manager.inputs import Stranger, StrangersSeen, Ticket
-from services.gpu_manager.owned import Machine, with_owned
+from services.gpu_manager.owned import with_owned
 from tests.manager.world import World, make_gpu, make_group
 
 STRANGER = Stranger("GPU-0", 4711, "python3")
@@ -114,7 +115,7 @@ def entry(seat: str, *gpus: str) -> LedgerEntry:
 
 
 def test_owned_seats_that_are_not_configured_any_more_are_led_on() -> None:
-    machine = Machine(tuple(make_gpu(index) for index in range(4)), (), ())
+    machine = Known(tuple(make_gpu(index) for index in range(4)), (), ())
     now = (make_group("G0", [0], 1),)
     shrunk, gone = make_group("G0", [0], 3).seat_ids[2], make_group("old", [2, 3], 2).seat_ids[1]
     ledger = Ledger(seats=(entry(now[0].seat_ids[0], "GPU-0"), entry(shrunk), entry(gone, "GPU-2", "GPU-3")))

@@ -3,7 +3,10 @@
 import asyncio
 import json
 import signal
+from pathlib import Path
 
+from kybernate import known_gpus
+from kybernate.gpus import FakeGpus
 from tests.kubelet.stand import short_folder, until
 from tests.plugin.processes import PATIENCE, all_logged, driver, environment, logged, process
 from tests.plugin.stand import config
@@ -11,9 +14,7 @@ from tests.plugin.stand import config
 
 async def test_it_begins_again_with_a_good_configuration_and_stays_with_a_bad_one() -> None:
     with short_folder() as folder:
-        env = environment(folder, folder)
-        del env["KYB_DEVICE_PLUGIN_DIR"]
-        env |= {"KYB_PODS": "kubelet", "KYB_KUBELET_URL": "http://127.0.0.1:9"}
+        env = manager_environment(folder)
         log, file = folder / "manager.log", folder / "config.yaml"
         async with driver(folder), process("-m", "services.gpu_manager", log=log, **env) as manager:
             await until(lambda: len(all_logged(log, "group.formed")) == 3, PATIENCE)
@@ -37,9 +38,7 @@ async def test_it_begins_again_with_a_good_configuration_and_stays_with_a_bad_on
 
 async def test_a_gpu_lost_since_the_start_does_not_change_the_groups_that_the_plugin_knows_as_well() -> None:
     with short_folder() as folder:
-        env = environment(folder, folder)
-        del env["KYB_DEVICE_PLUGIN_DIR"]
-        env |= {"KYB_PODS": "kubelet", "KYB_KUBELET_URL": "http://127.0.0.1:9"}
+        env = manager_environment(folder)
         log, file = folder / "manager.log", folder / "config.yaml"
         async with driver(folder) as gpus, process("-m", "services.gpu_manager", log=log, **env) as manager:
             await until(lambda: len(all_logged(log, "group.formed")) == 3, PATIENCE)
@@ -52,3 +51,46 @@ async def test_a_gpu_lost_since_the_start_does_not_change_the_groups_that_the_pl
             )
             assert [entry["gpus"] for entry in all_logged(log, "group.formed")] == [[0], [1], [2, 3]] * 2
             assert manager.returncode is None
+
+
+async def test_a_stop_while_it_begins_again_ends_it_with_code_0() -> None:
+    with short_folder() as folder:
+        env = manager_environment(folder)
+        log, file = folder / "manager.log", folder / "config.yaml"
+        async with driver(folder):
+            for number in range(5):
+                file.write_text(json.dumps(config()))
+                log.unlink(missing_ok=True)
+                async with process("-m", "services.gpu_manager", log=log, **env) as manager:
+                    await until(lambda: all_logged(log, "manager.waits"), PATIENCE)
+                    file.write_text(json.dumps(config() | {"drainSeconds": 7}))
+                    while logged(log, "config.applied") is None:
+                        await asyncio.sleep(0.001)
+                    await asyncio.sleep(number * 0.001)  # anywhere between the end of the one and the next
+                    manager.send_signal(signal.SIGTERM)
+                    assert await asyncio.wait_for(manager.wait(), PATIENCE) == 0
+
+
+async def test_a_gpu_that_was_missing_at_the_start_makes_its_group_once_the_plugin_has_seen_it() -> None:
+    with short_folder() as folder:
+        env, log = manager_environment(folder), folder / "manager.log"
+        async with driver(folder) as gpus:
+            devices = (await gpus.call("devices"))["gpus"]
+            await gpus.call("inject", fault="lost", gpu=devices[3]["uuid"])
+            async with process("-m", "services.gpu_manager", log=log, **env):
+                said = await until(lambda: logged(log, "topology.warning"), PATIENCE)
+                assert "group G23 is not offered: it names GPU 3" in said["reason"]
+                assert [entry["group"] for entry in all_logged(log, "group.formed")] == ["G0", "G1"]
+                await until(lambda: all_logged(log, "manager.waits"), PATIENCE)
+                await gpus.call("inject", fault="found", gpu=devices[3]["uuid"])
+                seen = FakeGpus(folder / "driver.sock")
+                known_gpus.learn(folder / "state", await seen.list(), await seen.links(), await seen.instances())
+                await seen.close()
+                await until(lambda: len(all_logged(log, "group.formed")) == 5, PATIENCE)
+                assert [entry["gpus"] for entry in all_logged(log, "group.formed")][-1] == [2, 3]
+
+
+def manager_environment(folder: Path) -> dict[str, str]:
+    env = environment(folder, folder)
+    del env["KYB_DEVICE_PLUGIN_DIR"]
+    return env | {"KYB_PODS": "kubelet", "KYB_KUBELET_URL": "http://127.0.0.1:9"}

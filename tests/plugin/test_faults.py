@@ -15,7 +15,7 @@ from kybernate.messages import GpuHealthChanged
 from services.plugin.faults import GONE, HealthChange, Probation
 from tests.kubelet.stand import pod, running_kubelet, short_folder, state, until
 from tests.plugin.processes import PATIENCE, all_logged, driver, logged, plugin
-from tests.plugin.stand import ONE, TWO, ready
+from tests.plugin.stand import ONE, TWO, config, ready
 
 BOTH = frozenset({"a", "b"})
 
@@ -93,9 +93,12 @@ async def test_xid_79_takes_exactly_the_seats_of_its_groups_and_gives_them_back_
                     (call.parent / "new").write_text(json.dumps(ticket))
                     (call.parent / "new").replace(call.parent / "ticket.json")
                     await until(lambda: "running" in state(running)["state"], PATIENCE)
+                    # Until this is taken back nothing recovers, however long the test takes here.
+                    (folder / "config.yaml").write_text(json.dumps(config() | {"health": {"recoveryReads": 10**6}}))
+                    await until(lambda: logged(log, "config.applied"), PATIENCE)
                     # XID 13 changes nothing, and is heard before the next one.
                     await gpus.call("inject", fault="xid", gpu=uuids[3], xid=13)
-                    await gpus.call("inject", fault="lost", gpu=uuids[3])
+                    await gpus.call("inject", fault="xid", gpu=uuids[3], xid=79)
                     await until(lambda: kubelet.devices.capacity() == {ONE: (4, 4), TWO: (2, 0)}, PATIENCE)
                     assert [(line["xid"], line["ignored"]) for line in all_logged(log, "gpu.xid")] == [
                         (13, True),
@@ -116,7 +119,7 @@ async def test_xid_79_takes_exactly_the_seats_of_its_groups_and_gives_them_back_
                     refused = kubelet.create(pod("late", resource=TWO))
                     await until(lambda: refused.phase == "Failed" or not refused.bound, PATIENCE)
                     assert "running" in state(running)["state"]  # nobody is killed for it
-                    await gpus.call("inject", fault="found", gpu=uuids[3])
+                    (folder / "config.yaml").write_text(json.dumps(config()))
                     await until(lambda: ready(kubelet), PATIENCE)
                     recovered = await asyncio.wait_for(anext(events), PATIENCE)
                     assert isinstance(recovered, GpuHealthChanged)

@@ -13,7 +13,7 @@ from tests.topology.machines import config, gpu, indices
 from tests.topology.test_properties import fitting, ids, machines, wild
 
 FOUR = tuple(gpu(number) for number in range(4))
-PAIRS = {"A": [0, 1], "B": [2, 3]}
+PAIRS: dict[str, list[int | str]] = {"A": [0, 1], "B": [2, 3]}
 
 
 @pytest.mark.parametrize("named", [PAIRS, {"A": [0, 1], "B": ["GPU-0002", "GPU-0003"]}])

@@ -1,0 +1,125 @@
+"""A GPU that is away when the plugin starts: its groups wait for it, all others work, and seats in use stay listed."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from kybernate.bus.nats import NatsBus
+from kybernate.bus.server import NatsServer
+from kybernate.bus.setup import init
+from kybernate.inventory import BUCKET, GpuRecord
+from kybernate.known_gpus import FILE
+from kybernate.pb import deviceplugin_pb2 as pb
+from kybernate.pb import deviceplugin_pb2_grpc as rpc
+from services.plugin import memory
+from tests.kubelet.stand import pod, running_kubelet, short_folder, until
+from tests.plugin.processes import PATIENCE, all_logged, driver, logged, plugin, readyz
+from tests.plugin.stand import ONE, TWO, config, ready
+
+QUICK = {"KYB_REREAD_SECONDS": "0.1"}
+
+
+async def uuid_of(gpus: Any, index: int) -> str:
+    return str((await gpus.call("devices"))["gpus"][index]["uuid"])
+
+
+async def test_a_listed_group_is_offered_once_its_gpu_is_there_and_the_others_at_once() -> None:
+    async with running_kubelet() as kubelet:
+        with short_folder() as folder:
+            async with (
+                NatsServer(folder / "nats") as server,
+                NatsBus.connect(server.url, source="test", name="test") as bus,
+                driver(folder) as gpus,
+            ):
+                await init(server.url)
+                await bus.until_connected()
+                lost = await uuid_of(gpus, 3)
+                await gpus.call("inject", fault="lost", gpu=lost)
+                async with plugin(folder, kubelet.options.folder, KYB_NATS_URL=server.url, **QUICK) as log:
+                    await until(lambda: kubelet.devices.capacity() == {ONE: (4, 4)}, PATIENCE)
+                    text = "group G23 is not offered: it names GPU 3"
+                    assert text in all_logged(log, "plugin.no_seats")[0]["reason"]
+                    serving = logged(log, "plugin.serving")
+                    assert serving is not None
+                    while (await readyz(serving["url"]))[0] != 200:
+                        await asyncio.sleep(0.02)
+                    assert text in (await readyz(serving["url"]))[1]["notes"]["gpus"]
+                    bucket = await bus.bucket(BUCKET)
+
+                    async def rows() -> dict[int, GpuRecord]:
+                        entries = [GpuRecord.model_validate_json(e.value or b"") for e in await bucket.entries()]
+                        return {row.index: row for row in entries}
+
+                    while 3 not in (found := await rows()):
+                        await asyncio.sleep(0.02)
+                    assert (found[3].groups, found[3].healthy) == (("G23",), False)
+                    assert text in found[3].reason
+                    await gpus.call("inject", fault="found", gpu=lost)
+                    await until(lambda: ready(kubelet), PATIENCE)
+                    while not (found := await rows())[3].healthy or found[3].gpu != lost or len(found) > 4:
+                        await asyncio.sleep(0.02)
+                    assert "notes" not in (await readyz(serving["url"]))[1]
+                    kubelet.create(pod(resource=TWO))
+                    await until(lambda: kubelet.devices.allocations, PATIENCE)
+
+
+@pytest.mark.parametrize("booted", [False, True], ids=["since the start", "before a reboot"])
+async def test_a_seat_in_use_stays_listed_as_unhealthy_while_its_gpu_is_away(booted: bool) -> None:
+    async with running_kubelet() as kubelet:
+        with short_folder() as folder:
+            async with driver(folder) as gpus:
+                async with plugin(folder, kubelet.options.folder, "one"):
+                    await until(lambda: ready(kubelet), PATIENCE)
+                    kubelet.create(pod(resource=TWO))
+                    await until(lambda: (folder / "state" / memory.FILE).exists(), PATIENCE)
+                (seat,) = kubelet.devices.allocations[0].device_ids
+                lost = await uuid_of(gpus, 3)
+                await gpus.call("inject", fault="lost", gpu=lost)
+                if booted:
+                    forget_boot(folder / "state" / FILE)
+                async with plugin(folder, kubelet.options.folder, "two", **QUICK) as log:
+                    expected = {ONE: (4, 4), TWO: (1, 0) if booted else (2, 0)}
+                    await until(lambda: kubelet.devices.capacity() == expected, PATIENCE)
+                    assert kubelet.devices.endpoints[TWO].devices[seat].health == "Unhealthy"
+                    assert "not there" in (logged(log, "gpu.faulty") or {})["reason"]
+                    assert "GPU 3" in await refusal(kubelet.options.folder, seat)
+                    await gpus.call("inject", fault="found", gpu=lost)
+                    await until(lambda: ready(kubelet), PATIENCE)
+
+
+async def test_a_gpu_that_is_away_moves_no_group_that_was_found() -> None:
+    async with running_kubelet() as kubelet:
+        with short_folder() as folder:
+            found = {"profiles": [config()["profiles"][1]], "gpuTopology": {"groups": []}}
+            (folder / "config.yaml").write_text(json.dumps(found))
+            own = {"KYB_CONFIG": str(folder / "found.yaml"), **QUICK}
+            (folder / "found.yaml").write_text(json.dumps(found))
+            async with driver(folder) as gpus:
+                async with plugin(folder, kubelet.options.folder, "one", **own):
+                    await until(lambda: kubelet.devices.capacity() == {TWO: (4, 4)}, PATIENCE)
+                    before = set(kubelet.devices.endpoints[TWO].devices)
+                await gpus.call("inject", fault="lost", gpu=await uuid_of(gpus, 0))
+                async with plugin(folder, kubelet.options.folder, "two", **own):
+                    await until(lambda: kubelet.devices.capacity() == {TWO: (4, 2)}, PATIENCE)
+                    assert set(kubelet.devices.endpoints[TWO].devices) == before
+
+
+def forget_boot(path: Path) -> None:
+    """As after a reboot."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"boot": "another"}))
+
+
+async def refusal(kubelet_dir: Path, seat: str) -> str:
+    """What the start gate says."""
+    (own,) = kubelet_dir.glob("kyb-gpu-2x*.sock")
+    async with grpc.aio.insecure_channel(f"unix:{own}") as channel:
+        try:
+            await rpc.DevicePluginStub(channel).PreStartContainer(pb.PreStartContainerRequest(devices_ids=[seat]))
+        except grpc.aio.AioRpcError as error:
+            return str(error.details())
+    return ""
