@@ -99,7 +99,7 @@ def _made(key: str, resource: str, seats: tuple[str, ...], own: "tuple[Gpu, ...]
 
 def _searched(key: str, resource: str, seats: tuple[str, ...], gpus: "Sequence[Gpu]") -> Group | None:
     size = size_of(seats[0])
-    if size == 0 or comb(len(gpus), size) > _MOST_COMBINATIONS:
+    if not 0 < size <= len(gpus) or comb(len(gpus), size) > _MOST_COMBINATIONS:
         return None
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     tried = (group for group in combinations(ordered, size) if group_key([gpu.uuid for gpu in group], len(key)) == key)

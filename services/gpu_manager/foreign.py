@@ -49,7 +49,7 @@ class Watch:
         found = {}
         for pid in pids:
             with contextlib.suppress(OSError):
-                name = (self._proc / str(pid) / "comm").read_text().strip()
+                name = self._read(pid, "comm").strip()
                 if not any(self._inside(pid, container) for container in containers):
                     found[pid] = name
         return found
@@ -58,13 +58,17 @@ class Watch:
         if container.startswith(_PROCESS):
             return int(container.removeprefix(_PROCESS)) in self._ancestors(pid)
         identity = container.rpartition("/")[2]
-        return bool(identity) and identity in (self._proc / str(pid) / "cgroup").read_text()
+        return bool(identity) and identity in self._read(pid, "cgroup")
+
+    def _read(self, pid: int, file: str) -> str:
+        """Names in it are any bytes."""
+        return (self._proc / str(pid) / file).read_text(errors="replace")
 
     def _ancestors(self, pid: int) -> list[int]:
         """The process, its parent, and so on. A parent that ended leaves its children to the reaper."""
         line = [pid]
         while line[-1] > 1:
-            fields = (self._proc / str(line[-1]) / "stat").read_text().rpartition(")")[2].split()
+            fields = self._read(line[-1], "stat").rpartition(")")[2].split()
             parent, session = int(fields[1]), int(fields[3])
             if session not in line and session > 1:
                 line.insert(0, session)  # a container's first process leads its session

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from kybernate.logs import get_logger
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.pod_resources import PodResources, PodResourcesError
 from kybernate.topology import SEAT_ID
@@ -87,7 +88,10 @@ class ApiServerPods:
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + PENDING_SECONDS
             unplaced = {"fieldSelector": "spec.nodeName=,status.phase=Pending", "limit": str(PENDING_LIMIT)}
-            self._unplaced = await self._http.get(self._url, params=unplaced, headers=headers)
+            try:
+                self._unplaced = await self._http.get(self._url, params=unplaced, headers=headers)
+            except PodsError as error:  # only wishes are lost; who owns which seat is known
+                get_logger().warning("pods.unplaced_unread", reason=str(error))
         return joined(resources, pods, self._unplaced)
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
@@ -32,6 +33,10 @@ async def serve(settings: PluginSettings, config: NodeConfig | None) -> None:
     gpus = open_gpus(settings.gpus, settings.fake_driver)
     health = Health()
     health.conditions["gpus"] = lambda: "the GPUs have not been read yet"
+    hangup, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    # A driver or a disk that hangs takes threads with it; the start gate needs some, however few processors there are.
+    loop.set_default_executor(ThreadPoolExecutor(32, "plugin"))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(gpus.close)
         app = web.Application()
@@ -48,7 +53,7 @@ async def serve(settings: PluginSettings, config: NodeConfig | None) -> None:
             stack.push_async_callback(client.close)
         neighbours = Neighbours(client, settings.node)
         log.info("plugin.serving", url=http.url, config=str(settings.config))
-        await lifecycle.run(plugin=_plugin(settings, config, gpus, bus, health, neighbours, http.url))
+        await lifecycle.run(plugin=_plugin(settings, config, gpus, bus, health, neighbours, http.url, hangup))
 
 
 async def _plugin(
@@ -59,14 +64,15 @@ async def _plugin(
     health: Health,
     neighbours: Neighbours,
     url: str,
+    hangup: asyncio.Event,
 ) -> None:
     """Once the GPUs can be read: everything else."""
     machine = await read_machine(gpus, settings.state_dir)
     if config is None:
         assert neighbours.kube is not None, "only in a cluster does a label decide"
+        health.conditions["gpus"] = lambda: "waits for the API server to say which configuration is this node's"
         config = await load_by_label(settings.config, settings.node, neighbours.kube)
-    plugin = Plugin(settings, config, machine, gpus, bus, health, neighbours)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, plugin.hangup.set)
+    plugin = Plugin(settings, config, machine, gpus, bus, health, neighbours, hangup=hangup)
     health.conditions.pop("gpus")
     await plugin.run(url)
 

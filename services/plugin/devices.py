@@ -215,7 +215,7 @@ class Offer:
 
     def cdi_devices(self) -> tuple[GroupDevice, ...]:
         """The groups as CDI devices, for the spec file. A group without any device node has none."""
-        nodes = {group.name: self.devices(group) for group in self.groups}
+        nodes = {cdi_name(group): self.devices(group) for group in self.groups}
         return tuple(GroupDevice(name, paths) for name, paths in nodes.items() if paths)
 
     def devices(self, group: Group) -> tuple[str, ...]:
@@ -237,6 +237,11 @@ class Offer:
         """The group's GPUs as the container counts them: host indices would be wrong inside it."""
         own = {gpu.uuid for gpu in group.gpus}
         return [ordinal for ordinal, gpu in enumerate(self._exposed(group)) if gpu.uuid in own]
+
+
+def cdi_name(group: Group) -> str:
+    """By its GPUs: containers name it for as long as they live, and a group's own name may come to mean other GPUs."""
+    return f"{len(group.gpus)}x-{group.key}"
 
 
 def device_paths(gpus: Iterable[Gpu], mig_nodes: Mapping[str, tuple[str, ...]] | None = None) -> tuple[str, ...]:

@@ -72,8 +72,11 @@ class GpuWatch:
             self._there = there
             get_logger().info("gpus.new", gpus=sorted(there - known))
             await self._adopt(await look(found, there))
-        elif (there & known) - machine.there - probation.faulty:  # it was away when the offer was made
-            await self._adopt(await look(machine.known, there & known))
+            return
+        # Those that were away when the offer was made, and device nodes: nvidia-uvm comes with the first use of CUDA.
+        fresh = await look(machine.known, machine.there | ((there & known) - probation.faulty))
+        if fresh != machine and machine is self.machine:
+            await self._adopt(fresh)
 
     async def follow(self) -> NoReturn:
         """GPUs that the manager saw first: both form the same groups."""

@@ -1,8 +1,9 @@
 """From a configuration and a machine to an offer, and the files that must be there before it is made to kubelet."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kybernate import cdi
@@ -11,7 +12,7 @@ from kybernate.kept import keep, key_of
 from kybernate.logs import get_logger
 from kybernate.topology import Group, Incomplete, Topology, plan
 from services.plugin.book import Held
-from services.plugin.devices import Offer
+from services.plugin.devices import Offer, cdi_name
 from services.plugin.machine import Machine
 from services.plugin.settings import PluginSettings
 
@@ -70,23 +71,30 @@ def cdi_names(strategy: str, groups: Iterable[Group], nvidia: frozenset[str]) ->
     NVIDIA's devices bring the driver's libraries, ours the device nodes. ``auto`` takes CDI where NVIDIA's specs have
     every GPU that is offered: there a runtime injects the libraries that way, and perhaps only that way.
     """
+    groups = tuple(groups)
     uuids = {group.name: [gpu.uuid for gpu in group.gpus] for group in groups}
     complete = bool(uuids) and all(uuid in nvidia for own in uuids.values() for uuid in own)
     if strategy == "envvar" or (strategy == "auto" and not complete):
         return None
     libraries = {name: [f"{cdi.NVIDIA_KIND}={uuid}" for uuid in own if uuid in nvidia] for name, own in uuids.items()}
-    return {name: (cdi.qualified(name), *own) for name, own in libraries.items()}
+    own_names = {group.name: cdi.qualified(cdi_name(group)) for group in groups}
+    return {name: (own_names[name], *own) for name, own in libraries.items()}
 
 
-async def prepare(settings: PluginSettings, offering: Offering, strategy: str) -> None:
-    """Seat folders and CDI spec, before kubelet hears of the seats. What cannot be written is said."""
+async def prepare(settings: PluginSettings, offering: Offering, strategy: str, *, in_use: bool = True) -> Offer:
+    """The CDI spec, before kubelet hears of the seats; returns the offer as it can be made, and says what cannot.
+
+    ``in_use``: somebody has a seat. A container that restarts names the devices that it was given at first.
+    """
     offer = offering.offer
     for warning in offering.warnings:
         get_logger().warning("plugin.no_seats", reason=warning)
     if offer.kept:
         get_logger().info("plugin.seats_kept", seats=sorted(offer.kept), why="somebody has them; no longer configured")
     if offer.cdi is None:
-        return
+        if not in_use and settings.gpus != "fake":
+            await remove_spec(settings.cdi_dir)
+        return offer
     if not any(len(names) > 1 for names in offer.cdi.values()):
         text = "no CDI spec of NVIDIA's has these GPUs; the driver's libraries must come from runtimeClass nvidia"
         get_logger().warning("cdi.no_libraries", strategy=strategy, remedy="nvidia-ctk cdi generate", meaning=text)
@@ -95,6 +103,15 @@ async def prepare(settings: PluginSettings, offering: Offering, strategy: str) -
             get_logger().info("cdi.written", file=str(settings.cdi_dir / cdi.FILE), groups=len(offer.cdi))
     except OSError as error:
         get_logger().error("cdi.unwritten", folder=str(settings.cdi_dir), reason=str(error))
+        if strategy == "auto":  # a name that no runtime resolves would fail every container
+            return replace(offer, cdi=None)
+    return offer
+
+
+async def remove_spec(folder: Path) -> None:
+    """Take our CDI spec away, if there is one."""
+    with contextlib.suppress(OSError):
+        await asyncio.to_thread(cdi.remove, folder)
 
 
 def prepare_folders(seats_dir: Path, seats: Iterable[str], known: Iterable[str]) -> None:

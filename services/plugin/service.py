@@ -121,7 +121,9 @@ class Plugin:
         self.node = Node(offer, gate, probation, self._given)
         self.node.book.held.update({seat: h for seat, h in held.items() if seat in offer.seats})
         await asyncio.to_thread(gate.prepare, offer.seats)
-        await offering.prepare(settings, made, self.config.device_list_strategy)
+        self.node.offer = await offering.prepare(
+            settings, made, self.config.device_list_strategy, in_use=bool(self.node.book.held)
+        )
         self._inventory = Inventory(self.bus, settings.node, self.node)
         self._watch = GpuWatch(settings, self.gpus, self.machine, self._adopt, self._health_changed)
         self._offered(made)
@@ -145,7 +147,7 @@ class Plugin:
                 made = offering.make(self.settings, config, machine, held, before=before.groups, nvidia=nvidia)
                 offer = made.offer
                 await asyncio.to_thread(offering.prepare_folders, offer.seats_dir, offer.seats, before.seats)
-                await offering.prepare(self.settings, made, config.device_list_strategy)
+                offer = await offering.prepare(self.settings, made, config.device_list_strategy, in_use=bool(held))
                 if not (self.node.book.held.keys() & before.seats.keys()) - held.keys() - offer.seats.keys():
                     break  # kubelet gave none meanwhile that this offer lacks
             probation = self.node.probation
@@ -299,9 +301,8 @@ class Plugin:
     async def _close(self) -> None:
         """The CDI spec stays while somebody has a seat: each restart of a container resolves its names again."""
         await self._owners.close()
-        if self.node.offer.cdi is not None and not self.node.book.held:
-            with contextlib.suppress(OSError):
-                await asyncio.to_thread(cdi.remove, self.settings.cdi_dir)
+        if self.settings.gpus != "fake" and not self.node.book.held:
+            await offering.remove_spec(self.settings.cdi_dir)
 
 
 def _seats(listed: ListPodResourcesResponse) -> dict[str, str]:

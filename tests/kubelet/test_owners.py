@@ -170,3 +170,23 @@ def test_outside_of_a_cluster_the_api_server_is_refused(monkeypatch: pytest.Monk
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with short_folder() as folder, pytest.raises(PodsError, match="this is no pod; use KYB_PODS=kubelet"):
         ApiServerPods("n", folder / "s")
+
+
+async def test_owners_do_not_depend_on_the_list_of_pods_without_a_node(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+
+    async def answer(request: web.Request) -> web.Response:
+        whole_cluster = "Pending" in request.query["fieldSelector"]
+        return web.json_response({"items": [listed("llama", "u")]}, status=403 if whole_cluster else 200)
+
+    app = web.Application()
+    app.add_routes([web.get("/api/v1/pods", answer)])
+    async with running_kubelet() as kubelet, registered(kubelet, SEAT), HttpServer(app, "127.0.0.1", 0) as http:
+        created = kubelet.create(pod("llama"))
+        await until(lambda: "running" in state(created)["state"])
+        socket = kubelet.options.folder / "pod-resources" / "kubelet.sock"
+        source = ApiServerPods("node-7", socket, url=http.url, account=tmp_path)
+        try:
+            assert [owner.seat for owner in (await source.seats()).pods] == [SEAT]
+        finally:
+            await source.close()

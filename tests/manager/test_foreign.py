@@ -134,3 +134,16 @@ def test_a_container_with_two_kinds_of_seats_is_never_started(world: World) -> N
     assert world.state(seat) is S.WAITING
     assert "asks for kyb.ai/a and kyb.ai/b" in looking.gate_texts(world.board, world.now)[seat]
     assert "asks for" in looking.record(world.board, world.row(seat), world.now).blocked
+
+
+async def test_a_name_that_is_no_text_is_a_name(tmp_path: Path) -> None:
+    proc(tmp_path, 10)
+    for file in ("comm", "stat", "cgroup"):
+        (tmp_path / "10" / file).write_bytes(
+            (tmp_path / "10" / file).read_bytes().replace(b"x", b"\xff").replace(b"a", b"\xff")
+        )
+    watch = Watch(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path)  # type: ignore[arg-type]
+    for _ in range(LOOKS):
+        found = await watch.look(["process://1234", "containerd://abc"])
+    assert found is not None
+    assert [stranger.pid for stranger in found] == [10]

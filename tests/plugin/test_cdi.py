@@ -1,6 +1,7 @@
 """CDI names and the spec file: what runtimes read, and when they are used at all."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,9 @@ def test_the_spec_has_what_the_specification_requires() -> None:
     document = cdi.spec(node.cdi_devices())
     assert set(document) == {"cdiVersion", "kind", "devices"}
     assert (document["cdiVersion"], document["kind"]) == ("0.5.0", "kyb.ai/group")
-    assert [device["name"] for device in document["devices"]] == ["G0", "G1", "G23"]
+    assert [device["name"] for device in document["devices"]] == [
+        f"{len(group.gpus)}x-{group.key}" for group in node.groups
+    ]
     nodes = document["devices"][2]["containerEdits"]["deviceNodes"]
     paths = ["/dev/nvidia4", "/dev/nvidia5", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
     assert nodes == [{"path": path, "hostPath": path, "permissions": "rw"} for path in paths]
@@ -71,9 +74,10 @@ def test_auto_takes_cdi_only_where_nvidias_specs_have_every_gpu() -> None:
     assert cdi_names("auto", groups, frozenset()) is None
     assert cdi_names("auto", (), everything()) is None
     assert cdi_names("envvar", groups, everything()) is None
-    pair = ("kyb.ai/group=G23", "nvidia.com/gpu=GPU-2", "nvidia.com/gpu=GPU-3")
+    own = f"kyb.ai/group=2x-{groups[2].key}"
+    pair = (own, "nvidia.com/gpu=GPU-2", "nvidia.com/gpu=GPU-3")
     assert (cdi_names("auto", groups, everything()) or {})["G23"] == pair
-    assert (cdi_names("cdi-cri", groups, frozenset()) or {})["G23"] == ("kyb.ai/group=G23",)
+    assert (cdi_names("cdi-cri", groups, frozenset()) or {})["G23"] == (own,)
 
 
 @pytest.mark.parametrize("libraries", [True, False])
@@ -84,7 +88,7 @@ def test_the_answer_names_devices_instead_of_nodes(libraries: bool) -> None:
     seat = next(seat.id for seat in node.seats.values() if seat.resource == TWO)
     answer = node.answer(TWO, [seat])
     assert answer.devices == ()
-    assert answer.cdi[0] == "kyb.ai/group=G23"
+    assert answer.cdi[0] == f"kyb.ai/group=2x-{groups[2].key}"
     assert len(answer.cdi) == (3 if libraries else 1)
     # NVIDIA's devices bring everything; its runtime must not add to them, and images say "all".
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == ("void" if libraries else "GPU-2,GPU-3")
@@ -107,3 +111,15 @@ def test_a_mig_instance_has_its_own_device_nodes() -> None:
     assert mig_nodes((instance,), minors) == {"MIG-1": nodes}
     assert mig_nodes((instance,), "") == {"MIG-1": ()}
     assert set(nodes) <= set(device_paths(GPUS, {"MIG-1": nodes}))
+
+
+def test_a_name_never_comes_to_mean_other_gpus() -> None:
+    """Kubelet gives a container that restarts the names of its first start, whatever the configuration says by then."""
+    before = stand.offer(present=PRESENT).groups
+    other = replace(before[0], name="G23")
+    names = cdi_names("cdi-cri", before, frozenset()) or {}
+    assert names["G23"] != (cdi_names("cdi-cri", (other,), frozenset()) or {})["G23"]
+    again = (replace(before[2], name="other", profile=before[2].profile.model_copy(update={"resource": "a/b"})),)
+    assert (cdi_names("cdi-cri", again, frozenset()) or {})["other"] == names["G23"]
+    both = stand.offer(groups=(*before, *again), present=PRESENT).cdi_devices()
+    assert len({device.name for device in both}) == len(both) == 3
