@@ -167,7 +167,7 @@ async def checkpointer(
         async with HelperPool(command, folder / "helpers") as pool:
             await pool.warm(GROUP)  # as for every group of a checkpointer that has worked before
             fake = os.environ.get("KYB_FAKE_DRIVER")  # set around the stub: its GPUs' copies exist by name only
-            site = open_site(Path(fake) if fake else None, patience.floor_wall_seconds, ALLOWED)
+            site = open_site(Path(fake) if fake else None, patience.settle(), ALLOWED)
             yield Checkpointer(journal, pool, open_backends(pool, patience, site)["cuda"], folder)
     finally:
         journal.close()

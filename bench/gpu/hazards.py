@@ -71,19 +71,29 @@ async def h3(room: Room, gib: float) -> Finding:
 
 
 async def h4(room: Room, gib: float) -> Finding:
-    """A synchronize as the first call while parked crashes the process: it is frozen, so there is no such call."""
+    """A synchronize as the first call while parked crashes the process: it is frozen, so it makes no call."""
     async with room.target(gib) as target:
         park = await room.checkpointer.park(target.seat)
         target.child.send("synchronize")
-        activate = await room.checkpointer.activate(target.seat)
         try:
-            await target.child.answer(target.patience)
-            intact = await target.intact()
-        except ChildError as error:
-            return {"kept": False, "reason": str(error), "outcomes": [park.outcome, activate.outcome]}
+            await target.child.answer(room.hang_seconds / 4)
+            still = False
+        except TimeoutError:
+            still = target.child.running
+        outcomes = [park.outcome, (await room.checkpointer.activate(target.seat)).outcome]
+        thawed = await _synchronized(target)
     driver = await _unprotected(_synchronize_while_parked, room, gib)
-    outcomes = [park.outcome, activate.outcome]
-    return {"kept": outcomes == ["parked", "active"] and all(intact.values()), "outcomes": outcomes, "driver": driver}
+    told = f"{driver}; when it was thawed for its restore, with the call waiting (nobody protects it then): {thawed}"
+    return {"kept": park.outcome == "parked" and still, "outcomes": outcomes, "driver": told}
+
+
+async def _synchronized(target: Target) -> str:
+    """What became of a synchronize that waited for the thaw; there the router must see to it that none does."""
+    try:
+        await target.child.answer(target.patience)
+        return "it came back whole" if all((await target.intact()).values()) else "it came back damaged"
+    except (ChildError, TimeoutError) as error:
+        return str(error)[:200] or "it did not return"
 
 
 async def _synchronize_while_parked(room: Room, target: Target, bare: Child) -> str:

@@ -57,9 +57,10 @@ def resident(pids: Iterable[int]) -> int:
     """Bytes of host memory that these processes have together."""
     total = 0
     for pid in pids:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                total += int(line.split()[1]) * 1024
+        with contextlib.suppress(OSError):  # it had a child that has ended
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                if line.startswith("VmRSS:"):
+                    total += int(line.split()[1]) * 1024
     return total
 
 

@@ -13,6 +13,7 @@ from bench.gpu.child import Child, child
 from bench.gpu.harness import Checkpointer, checkpointer
 from kybernate.messages import SeatTarget
 from services.checkpointer.helper_command import cuda_helper_command
+from services.checkpointer.helper_pool import HelperDiedError, HelperHungError
 from services.checkpointer.processes import identify, tree
 
 
@@ -87,8 +88,11 @@ class Room:
                 yield other
 
     async def used(self) -> int:
-        """Bytes in use on the GPU, as the helper's NVML says."""
-        reply = await self.checkpointer.pool.call("ask", "memory", deadline=60)
+        """Bytes in use on the GPU, as the helper's NVML says. Raises CaseError."""
+        try:
+            reply = await self.checkpointer.pool.call("ask", "memory", deadline=60)
+        except (HelperDiedError, HelperHungError) as error:
+            raise CaseError(f"NVML does not answer: {error}") from error
         if reply["code"] != 0:
             raise CaseError(f"NVML does not answer: {reply.get('text', reply.get('name'))}")
         return int(reply["memory"][self.gpu][0])

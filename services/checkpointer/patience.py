@@ -18,6 +18,8 @@ class Patience:
     """Beyond the driver's own time-out."""
     floor_wall_seconds: float = 2.0
     """No deadline is shorter: a busy machine is not a hang."""
+    settle_floor_wall_seconds: float = 2.0
+    """Nor is the wait for memory."""
     speed: float = 1.0
 
     def wall(self, model_seconds: float) -> float:
@@ -27,6 +29,10 @@ class Patience:
     def transfer(self, vram_bytes: int) -> float:
         """Wall seconds within which a checkpoint, a restore, or a state read during one must end."""
         return self.wall(self.base_seconds + self.seconds_per_gib * vram_bytes / 2**30)
+
+    def settle(self) -> float:
+        """Wall seconds that memory may take to show as free, and a control group to freeze."""
+        return max(self.settle_seconds / self.speed, self.settle_floor_wall_seconds)
 
     def lock_timeout(self) -> float:
         """Wall seconds that the driver may wait for submitted work."""

@@ -22,7 +22,7 @@ from services.checkpointer.patience import Patience
 from services.checkpointer.processes import Identity, identify
 
 GPU = "GPU-a"
-PATIENCE = Patience(settle_seconds=0.05, floor_wall_seconds=0.05)
+PATIENCE = Patience(settle_seconds=0.05, settle_floor_wall_seconds=0.05)
 
 
 @dataclass

@@ -79,7 +79,7 @@ async def test_h1_a_restore_that_runs_out_of_memory_is_never_repeated_and_its_me
 
 
 async def test_h1_a_restore_without_room_is_not_tried() -> None:
-    async with stand(settle_seconds=1.0) as (here, it):
+    async with stand(settle_floor_wall_seconds=0.3) as (here, it):
         engine = await here.engine("s00")
         await park(it, engine)
         await here.engine("stranger", gib=60)
@@ -90,7 +90,7 @@ async def test_h1_a_restore_without_room_is_not_tried() -> None:
 
 
 async def test_h1_room_beside_others_needs_a_margin_and_a_whole_gpu_needs_none() -> None:
-    async with node() as here, checkpointer(here, margin_bytes=GIB, settle_seconds=1.0) as it:
+    async with node() as here, checkpointer(here, margin_bytes=GIB, settle_floor_wall_seconds=0.3) as it:
         whole = await here.engine("s00", gib=80)
         assert (await park(it, whole)).outcome == "parked"
         assert (await activate(it, whole)).outcome == "active"

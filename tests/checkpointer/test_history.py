@@ -61,12 +61,12 @@ async def hang(it: Checkpointer, engine: Engine) -> JobStatus:
 async def test_the_second_hang_of_a_seat_is_quarantine_in_a_later_job_and_after_a_restart_too() -> None:
     async with node("ctypes") as here:
         engine, other = await here.engine("s00"), await here.engine("t00", gpus=(1,))
-        async with checkpointer(here, floor_wall_seconds=0.5) as it:
+        async with checkpointer(here, floor_wall_seconds=1.0) as it:
             assert (await hang(it, engine)).park[0].outcome == "active"
             assert (await it.do(park=(engine.target,))).park[0].outcome == "parked"
             await it.do(activate=engine.target)
             assert await it.outcome(engine) == "active"
-        async with checkpointer(here, floor_wall_seconds=0.5) as it:
+        async with checkpointer(here, floor_wall_seconds=1.0) as it:
             await here.inject("hang", verb="lock", seat="s00")
             op = await it.begin(park=(engine.target,))
             assert (await it.do(park=(other.target,), group="G1")).park[0].outcome == "parked", "others go on meanwhile"
@@ -98,7 +98,7 @@ async def test_two_failures_in_a_row_tell_a_person_what_to_do() -> None:
 
 async def test_a_hung_call_ends_at_its_deadline_whatever_it_is() -> None:
     """Each verb hangs once, on a container of its own; every half ends and no seat is stuck."""
-    async with node("ctypes") as here, checkpointer(here, floor_wall_seconds=0.5, base_seconds=5.0) as it:
+    async with node("ctypes") as here, checkpointer(here, floor_wall_seconds=0.8, base_seconds=5.0) as it:
         for verb in ("lock", "checkpoint", "restore", "unlock"):
             engine = await here.engine(f"s-{verb}", gib=1)
             if verb in ("restore", "unlock"):

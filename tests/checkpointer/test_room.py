@@ -30,7 +30,7 @@ from services.checkpointer.processes import Identity, identify
 
 GPUS = ("GPU-a", "GPU-b")
 TOTAL = 100
-PATIENCE = Patience(base_seconds=2.0, seconds_per_gib=0.0, settle_seconds=0.02, floor_wall_seconds=0.02)
+PATIENCE = Patience(base_seconds=2.0, seconds_per_gib=0.0, settle_seconds=0.02, settle_floor_wall_seconds=0.02)
 
 
 class Stopping(Freezer):

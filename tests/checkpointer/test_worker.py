@@ -230,7 +230,7 @@ async def test_a_restore_that_runs_out_of_memory_kills_the_seat_and_proves_its_m
 
 
 async def test_nothing_is_restored_without_room() -> None:
-    async with node() as here, checkpointer(here, settle_seconds=1.0, floor_wall_seconds=0.2) as it:
+    async with node() as here, checkpointer(here, settle_floor_wall_seconds=0.3) as it:
         engine = await here.engine("s00")
         await it.do(park=(engine.target,))
         await here.engine("stranger", gib=60)
@@ -316,7 +316,7 @@ async def test_engines_that_die_are_gone_whenever_it_happens() -> None:
 
 
 async def test_seats_are_parked_at_the_same_time_and_all_must_be_out_before_the_next_comes_in() -> None:
-    async with node() as here, checkpointer(here) as it:
+    async with node() as here, checkpointer(here, floor_wall_seconds=1.0) as it:
         big = await here.engine("2x.s00", gpus=(0, 1), gib=100)
         await it.do(park=(big.target,), group="G2")
         one, two = await here.engine("s00"), await here.engine("t00", gpus=(1,))
@@ -326,6 +326,7 @@ async def test_seats_are_parked_at_the_same_time_and_all_must_be_out_before_the_
         status = await it.done(op)
         assert status.activate is not None
         assert [seat.outcome for seat in (*status.park, status.activate)] == ["parked", "parked", "active"]
+        await here.inject("clear")
         await it.do(park=(big.target,), group="G2")
         await it.do(activate=one.target)
         await it.do(activate=two.target, group="G1")
@@ -407,7 +408,7 @@ async def test_a_release_of_a_container_that_is_gone_forgets_nothing_of_its_succ
 
 async def test_a_seat_that_is_parked_is_parked_again_whatever_else_is_in_use() -> None:
     """What the driver keeps to itself, or somebody it does not list, need not fall a second time."""
-    async with node() as here, checkpointer(here, settle_seconds=1.0, floor_wall_seconds=0.2) as it:
+    async with node() as here, checkpointer(here, settle_floor_wall_seconds=0.3) as it:
         engine = await here.engine("s00", gib=10)
         assert (await it.do(park=(engine.target,))).park[0].outcome == "parked"
         call = it.pool.call
@@ -426,7 +427,7 @@ async def test_a_seat_that_is_parked_is_parked_again_whatever_else_is_in_use() -
 
 
 async def test_a_driver_that_cannot_be_asked_leaves_a_parked_seat_frozen() -> None:
-    async with node() as here, checkpointer(here, settle_seconds=1.0, floor_wall_seconds=0.2) as it:
+    async with node() as here, checkpointer(here, settle_floor_wall_seconds=0.3) as it:
         engine = await here.engine("s00")
         await it.do(park=(engine.target,))
         call = it.pool.call

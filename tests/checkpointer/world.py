@@ -338,7 +338,7 @@ async def checkpointer(
         pool = await stack.enter_async_context(HelperPool(node.helper_command, node.folder / "state" / "helpers"))
         own = await stack.enter_async_context(MemoryBus.connect(node.server))
         managers = await stack.enter_async_context(MemoryBus.connect(node.server))
-        site = open_site(node.socket, waits.floor_wall_seconds)
+        site = open_site(node.socket, waits.settle())
         site.allowed = site.allowed if allowed is None else allowed
         worker = Worker(NODE, own, journal, pool, open_backends(pool, waits, site, margin_bytes))
         here = Checkpointer(node, worker, managers, journal, pool, site)

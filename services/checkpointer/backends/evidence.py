@@ -48,7 +48,7 @@ class Evidence:
             state = await self.calls.state(unit.group, member)
             if state is not Seen.CHECKPOINTED:
                 raise StepFailedError(Trouble.REFUSED, f"pid {member.who.pid} is {state} and not CHECKPOINTED")
-        deadline = time.monotonic() + self.calls.patience.wall(self.calls.patience.settle_seconds)
+        deadline = time.monotonic() + self.calls.patience.settle()
         while missing := await self._missing_evidence(unit):
             if time.monotonic() > deadline:
                 raise StepFailedError(Trouble.REFUSED, missing)
@@ -82,7 +82,7 @@ class Evidence:
     async def make_sure_of_room(self, unit: Unit, states: list[Seen]) -> None:
         """Free memory on each GPU for all that is still checkpointed: a restore without room destroys the process."""
         need = room_needed(unit, states)
-        deadline = time.monotonic() + self.calls.patience.wall(self.calls.patience.settle_seconds)
+        deadline = time.monotonic() + self.calls.patience.settle()
         while missing := await self._missing_room(unit, need):
             if time.monotonic() > deadline:
                 raise StepFailedError(Trouble.REFUSED, missing)
