@@ -48,12 +48,13 @@ def test_every_case_runs_on_the_stub_and_the_page_says_that_nothing_was_measured
 @pytest.mark.timeout(300)
 def test_hazards_are_met_and_told(tmp_path: Path) -> None:
     code, said, result = bench(
-        tmp_path, "--stub", "--only", "", "--small", "0.0625", "--hazards", "h1,h2,h5,h10,h14,h15"
+        tmp_path, "--stub", "--only", "", "--small", "0.0625", "--hazards", "h1,h2,h4,h5,h10,h14,h15"
     )
     assert code == 0, said
     found = {one["hazard"]: one for one in result["hazards"]}
     assert found["h1"]["driver"] == "restore OUT_OF_MEMORY, again with room OPERATING_SYSTEM, unlock ILLEGAL_STATE"
     assert found["h2"]["reason"].startswith("lock, checkpoint, kill in ")
+    assert "with the call waiting" in found["h4"]["driver"]
     assert found["h5"]["driver"].startswith("the lock hangs")
     assert "two GPUs" in found["h8"]["skipped"]
 
