@@ -100,6 +100,6 @@ class NodeSettings(Settings):
     run_dir: Path = Path("/run/kybernate")
     """Seat folders and locks; emptied by a reboot."""
     state_dir: Path = Path("/var/lib/kybernate")
-    """Ledger and journal; survives a reboot."""
+    """Ledger, journal, the GPUs that were seen; survives a reboot. The same for all services of the node."""
     fake_driver: Path | None = None
     """Socket of the fake GPU driver; set only with the fakes."""

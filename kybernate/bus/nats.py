@@ -264,10 +264,14 @@ class NatsBus:
 
     async def _keep_connected(self) -> None:
         wait = FIRST_RETRY_SECONDS
-        while self._end is None:
+        # A client that waits for an answer which comes, or fails, at the instant of a stop loses the stop (wait_for of
+        # Python 3.11): so leaving is looked at as well.
+        while self._end is None and not self._leaving:
             link: Link | None = None
             try:
                 link = await dial(self.url, self._name, self._report)
+                if self._leaving:
+                    return
                 await self._put_in_force(link)
                 wait = FIRST_RETRY_SECONDS
                 await link.until_lost()
@@ -281,7 +285,7 @@ class NatsBus:
                     link.lose()
                     with contextlib.suppress(Exception):
                         await link.client.close()
-            await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+            await asyncio.sleep(0.0 if self._leaving else wait * random.uniform(0.5, 1.0))
             wait = min(wait * 2, LAST_RETRY_SECONDS)
 
     async def _put_in_force(self, link: Link) -> None:

@@ -110,20 +110,20 @@ async def test_a_seat_that_is_given_while_its_group_goes_stays(monkeypatch: pyte
 
 async def test_two_changes_at_once_end_with_the_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async with made() as (plugin, folder):
-        prepare, goes_on = offering.prepare, asyncio.Event()
+        prepare, entered, goes_on = offering.prepare, asyncio.Event(), asyncio.Event()
         calls = iter([goes_on])
 
         async def slowly(*arguments: Any, **more: Any) -> Any:
+            entered.set()
             if (wait := next(calls, None)) is not None:
                 await wait.wait()
             return await prepare(*arguments, **more)
 
         monkeypatch.setattr(offering, "prepare", slowly)
         owners = asyncio.create_task(plugin._apply())  # a kept seat's owner is gone: the same configuration again
-        await asyncio.sleep(0)
+        await asyncio.wait_for(entered.wait(), 30)
         config_changed = asyncio.create_task(plugin._apply(changed(folder, **without_pairs())))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await asyncio.wait({config_changed}, timeout=0.3)  # it waits for the other one, or would be done by now
         goes_on.set()
         await asyncio.gather(owners, config_changed)
         assert [group.name for group in plugin.node.offer.groups] == ["N0", "N1", "N2", "N3"]
