@@ -1,8 +1,8 @@
 """Groups as CDI devices: the spec file that container runtimes read, and what NVIDIA's own one offers.
 
 The Container Device Interface (github.com/cncf-tags/container-device-interface, SPEC.md) lets a runtime resolve
-``vendor/class=name`` to device nodes and more. Ours is ``kyb.ai/group=<size>x-<group key>`` and has the device nodes of the
-group, nothing of the driver: libraries differ with each driver and only NVIDIA's own spec knows them.
+``vendor/class=name`` to device nodes and more. Ours is ``kyb.ai/group=<size>x-<group key>`` and has the device nodes of
+the group, nothing of the driver: libraries differ with each driver and only NVIDIA's own spec knows them.
 """
 
 import contextlib
