@@ -138,9 +138,10 @@ class Stack:
                         unmet = missing
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
-            down = [name for name in self._processes if name not in self.pids]
-            also = f"; not running: {', '.join(down)}" if down else ""
-            raise StackError(f"not ready after {timeout:g} s: {unmet}{also}") from None
+            down = [process for name, process in self._processes.items() if name not in self.pids]
+            also = f"; not running: {', '.join(process.name for process in down)}" if down else ""
+            said = "".join(f"\n{process.name} said:\n{process.tail(8)}" for process in down)
+            raise StackError(f"not ready after {timeout:g} s: {unmet}{also}{said}") from None
 
     async def failed(self) -> StackError:
         """Wait until a process has refused its configuration; nothing else ends a stack by itself."""
