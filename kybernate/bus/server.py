@@ -65,6 +65,14 @@ def free_port() -> int:
     raise NoServerError("no free port of 127.0.0.1 between 20000 and 32000")
 
 
+def free_ports(count: int) -> tuple[int, ...]:
+    """So many free ports, all different: nobody listens on the first yet when the second is looked for."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return tuple(found)
+
+
 def server_argv(folder: Path, port: int, *, name: str = "kyb", binary: Path | None = None) -> list[str]:
     """Command line of a server that keeps its streams in ``folder``; it logs to stderr.
 

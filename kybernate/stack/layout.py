@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kybernate.bus.server import free_port, server_argv
+from kybernate.bus.server import free_port, free_ports, server_argv
 from kybernate.stack.guard import MARK
 from kybernate.stack.options import GPU_NAME, NODE, StackOptions
 from kybernate.stack.process import Command
@@ -58,7 +58,7 @@ def lay_out(options: StackOptions, stubs: Path | None = None) -> Layout:
     shutil.copy(options.pod_file, folder / "pods.yaml")
     for name in ("kubelet", "run", "state", "logs"):
         (folder / name).mkdir()
-    kubelet_port, nats_port, node_nats_port = (free_port() for _ in range(3))
+    kubelet_port, nats_port, node_nats_port = free_ports(3)
     return Layout(
         folder=folder,
         port=port,

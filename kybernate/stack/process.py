@@ -12,6 +12,8 @@ from pathlib import Path
 
 from kybernate.fakes.kubelet import launch
 
+CANNOT_START = 126
+"""Counts as the exit code of a process that could not be made."""
 FIRST_BACKOFF_SECONDS = 0.2
 LONGEST_BACKOFF_SECONDS = 5.0
 SETTLED_SECONDS = 10.0
@@ -142,7 +144,11 @@ class Process:
         backoff = FIRST_BACKOFF_SECONDS
         while self._wanted:
             began = time.monotonic()
-            code = await self._once(output)
+            try:
+                code = await self._once(output)
+            except OSError as error:  # no memory or no process number left, say: it may be there in a moment
+                self.say(f"cannot be started: {error}")
+                code = CANNOT_START
             self.exits.append(code)
             if not self._wanted:
                 return
@@ -173,7 +179,8 @@ class Process:
                 self.send(signal.SIGTERM)
             self.starts += 1
             if self.on_start is not None:
-                self.on_start()
+                with contextlib.suppress(OSError):  # the stack's file is for others; the process runs all the same
+                    self.on_start()
             return await self._child.wait()
         finally:
             self._child = None
