@@ -9,6 +9,7 @@ from typing import Any
 
 from kybernate.gpus.nvml_names import text
 from kybernate.gpus.protocol import GpuError
+from kybernate.logs import get_logger
 from kybernate.machine import GpuEvent
 
 _SLICE_MS = 500
@@ -70,6 +71,10 @@ class EventThread:
                 if failures > 1:
                     self._stop.wait(_RETRY_SECONDS)
                 self._listen()
+                continue
+            except Exception as error:  # whatever it is, it must not end the listening unheard
+                get_logger().error("nvml.events_failed", error=repr(error), exc_info=error)
+                self._stop.wait(_RETRY_SECONDS)
                 continue
             if event is not None and not self._hand_over(event):
                 return

@@ -1,0 +1,51 @@
+"""The thread that hears XID events outlives whatever a library does."""
+
+import asyncio
+import ctypes
+from types import SimpleNamespace
+
+from kybernate.gpus.nvml_events import EventThread
+from kybernate.machine import GpuEvent
+
+NO_INSTANCE = 0xFFFFFFFF
+HANDLE = ctypes.c_void_p(1)
+
+
+class OddNvml:
+    """One GPU; the first wait fails as no NVML call should, the second tells of XID 79, the others wait."""
+
+    NVMLError = OSError
+    NVML_ERROR_TIMEOUT = 10
+    nvmlEventTypeXidCriticalError = 8  # noqa: N815 - the library's name
+
+    def __init__(self) -> None:
+        self.waits = 0
+
+    def __getattr__(self, name: str) -> object:
+        answers = {
+            "nvmlDeviceGetCount": 1,
+            "nvmlDeviceGetHandleByIndex": HANDLE,
+            "nvmlDeviceGetUUID": "GPU-1",
+            "nvmlDeviceGetSupportedEventTypes": 8,
+        }
+        return lambda *_: answers.get(name)
+
+    def nvmlEventSetWait_v2(self, *_: object) -> SimpleNamespace:  # noqa: N802 - the library's name
+        self.waits += 1
+        if self.waits == 1:
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "made up")
+        kind = 8 if self.waits == 2 else 0
+        return SimpleNamespace(
+            eventType=kind, eventData=79, device=HANDLE, gpuInstanceId=NO_INSTANCE, computeInstanceId=NO_INSTANCE
+        )
+
+
+async def test_an_error_that_is_not_nvmls_own_does_not_end_the_listening() -> None:
+    thread = await asyncio.to_thread(EventThread, OddNvml(), asyncio.get_running_loop())
+    try:
+        async with asyncio.timeout(30):
+            while not (found := await thread.next(1.0)):
+                pass
+    finally:
+        await asyncio.to_thread(thread.close)
+    assert found == (GpuEvent("GPU-1", 79),)
