@@ -1,7 +1,7 @@
 """What a policy sees and what it may say. Immutable and causal: nothing here knows the future."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from kybernate.seat import SeatState
 
@@ -12,8 +12,13 @@ class SeatView:
 
     seat: str
     state: SeatState
+    group: str = ""
+    """The group that it holds, or to which it would be activated without moving."""
     waiting: int = 0
     """Requests held for it."""
+    ages: tuple[tuple[float, int], ...] = ()
+    """Its waiting requests, oldest first: (age, how many of about this age). Empty: only ``waiting`` and
+    ``oldest_wait_seconds`` are known. The counts add up to ``waiting``."""
     oldest_wait_seconds: float = 0.0
     in_flight: int = 0
     tier: str = "standard"
@@ -32,6 +37,22 @@ class SeatView:
     """Learned cost of parking it."""
     activate_seconds: float = 0.0
     """Learned cost of activating it."""
+    move_seconds: float | None = None
+    """What activating it on this view's group costs beyond ``activate_seconds``; None: it belongs here already."""
+    home_busy: bool = False
+    """Only of a seat of another group: its own group has no slot for it now."""
+    weight: float = 1.0
+    """Of its tier."""
+    slo_seconds: float = 20.0
+    """How long a request of its tier may wait."""
+    service_seconds: float = 5.0
+    """Learned: how long a request is in flight."""
+    rate_fast: float = 0.0
+    """Learned arrivals per second, half-life 60 s."""
+    rate_slow: float = 0.0
+    """The same, half-life 900 s."""
+    stall_budget_seconds: float = 0.0
+    """How long its requests in flight may be frozen; 0: it is always drained."""
 
     @property
     def wait_seconds(self) -> float | None:
@@ -60,6 +81,10 @@ class GroupView:
     group: str
     slots: int
     seats: tuple[SeatView, ...]
+    elsewhere: tuple[SeatView, ...] = ()
+    """Parked seats of other groups of this node that could be activated here (rebinding): see ``move_seconds``."""
+    now: float = 0.0
+    """Model time of this look; only differences mean anything."""
 
     def holders(self) -> tuple[SeatView, ...]:
         """Seats that are active now."""
@@ -76,11 +101,17 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Give the group to ``activate``; ``evict`` yields to it (None: a slot is free)."""
+    """Give the group to ``activate``; ``evict`` yields to it (None: a slot is free).
+
+    ``activate`` may be one of ``elsewhere``: it moves here. While the victim leaves, the policy is asked again with
+    the slot free, and its newest word counts (late binding).
+    """
 
     activate: str
     evict: str | None
     reason: str
+    how: Literal["drain", "freeze"] = "drain"
+    """How the victim leaves: its requests in flight end first, or they are frozen with it until it comes back."""
 
 
 @dataclass(frozen=True, slots=True)
