@@ -37,7 +37,16 @@ class TrafficSignal(Message):
     oldest_wait_seconds: float | None = Field(default=None, ge=0)
     """Age of the oldest waiting request, model seconds, at sending."""
     age_histogram: tuple[tuple[float, int], ...] = ()
-    """Waiting requests by age: (upper bound in model seconds, count), optional."""
+    """Waiting requests, oldest first, in at most 16 steps: (their mean age in model seconds, how many). Optional; when
+    there, the counts add up to ``waiting``, and the oldest stands alone."""
+    incarnation: str = ""
+    """New at each start of the source: the three counters below then begin again at 0."""
+    arrived: int | None = Field(default=None, ge=0)
+    """Requests that ever arrived for this seat, None: not counted. A receiver that missed signals misses no request."""
+    served: int | None = Field(default=None, ge=0)
+    """Requests that were ever answered by it."""
+    served_seconds: float | None = Field(default=None, ge=0)
+    """Model seconds that those spent in flight, summed."""
     seq: int = 0
     """Rises with each signal of one source; a lower one that comes late is dropped."""
     ttl_seconds: float = Field(default=3.0, gt=0)

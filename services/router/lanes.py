@@ -71,6 +71,8 @@ class Call:
     lane: "Lane | None" = None
     """Where it waits or runs; None: no seat of its model can be used at present."""
     held: bool = False
+    sent: float = 0.0
+    """When it was last forwarded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +89,10 @@ class Lane:
     in_flight: dict[int, Call] = field(default_factory=dict)
     arrivals: int = 0
     """Ever since; the level says the difference."""
+    served: int = 0
+    """Calls that ended there, ever since."""
+    served_seconds: float = 0.0
+    """Wall seconds that those were in flight."""
     last_cause: str = "router"
     suspect_until: float = 0.0
     unseen: bool = False

@@ -6,11 +6,12 @@ and a last zero. Who misses one hears the next; who hears none for ``ttl_seconds
 
 import asyncio
 import time
+from typing import Any
 
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
-from services.router.traffic import Traffic
+from services.router.traffic import Level, Traffic
 
 Key = tuple[str, str | None]
 
@@ -24,8 +25,9 @@ TTL_SECONDS = 3.0
 class LevelPublisher:
     """One per router. ``touch`` may be called from anywhere in the loop."""
 
-    def __init__(self, bus: Bus, traffic: Traffic, clock: Clock, source: str) -> None:
+    def __init__(self, bus: Bus, traffic: Traffic, clock: Clock, source: str, incarnation: str = "") -> None:
         self._bus, self._traffic, self._clock, self._source = bus, traffic, clock, source
+        self._incarnation = incarnation
         self._due: dict[Key, float] = {}
         self._told: dict[Key, tuple[int, float]] = {}
         """Arrivals counted at the last telling, and when that was."""
@@ -57,6 +59,17 @@ class LevelPublisher:
             except TimeoutError:
                 continue
 
+    def _counters(self, level: Level) -> dict[str, Any]:
+        """What was counted since this router started; nothing where no seat counts."""
+        if level.seat is None:
+            return {}
+        return {
+            "incarnation": self._incarnation,
+            "arrived": level.arrivals,
+            "served": level.served,
+            "served_seconds": self._clock.to_model(level.served_seconds),
+        }
+
     async def _tell(self, key: Key) -> None:
         now = time.monotonic()
         model, seat_key = key
@@ -74,6 +87,8 @@ class LevelPublisher:
             arrivals=max(0, level.arrivals - before),
             window_seconds=max(1e-3, self._clock.to_model(now - at)),
             oldest_wait_seconds=None if level.oldest_wait is None else self._clock.to_model(level.oldest_wait),
+            age_histogram=tuple((self._clock.to_model(age), count) for age, count in level.ages),
+            **self._counters(level),
             seq=self._seq,
             ttl_seconds=TTL_SECONDS,
         )

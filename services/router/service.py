@@ -72,7 +72,7 @@ async def open_router(settings: RouterSettings, bus: Bus) -> AsyncIterator[Route
     upstreams = Upstreams()
     http = aiohttp.ClientSession()
     dispatcher = Dispatcher(traffic, bus, upstreams, http)
-    levels = LevelPublisher(bus, traffic, clock, settings.instance)
+    levels = LevelPublisher(bus, traffic, clock, settings.instance, identity.incarnation)
     dispatcher.on_level = levels.touch
     url = [settings.advertise_url]
 

@@ -13,6 +13,7 @@ from kybernate.messages import SeatActivated, SeatEvent
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 from services.router import happenings as h
+from services.router.ages import steps
 from services.router.alarms import Alarms, Name
 from services.router.asks import WAKE_UNHEARD_SECONDS, Asks, Identity
 from services.router.lanes import ASKABLE, CLOSING, CUT, Call, Lane, Rank, best
@@ -48,6 +49,11 @@ class Level(NamedTuple):
     seat: str | None = None
     tier: str = "standard"
     cause: str = "router"
+    served: int = 0
+    served_seconds: float = 0.0
+    """Wall seconds in flight of those."""
+    ages: tuple[tuple[float, int], ...] = ()
+    """Of those that wait, oldest first: (wall seconds, how many)."""
 
 
 class Traffic:
@@ -107,7 +113,10 @@ class Traffic:
             orphans = self.models[model].orphans if model in self.models else {}
             first = next(iter(orphans.values()), None)
             return Level(
-                len(orphans), oldest_wait=now - first.arrived if first else None, cause=first.cause if first else model
+                len(orphans),
+                oldest_wait=now - first.arrived if first else None,
+                cause=first.cause if first else model,
+                ages=steps([now - call.arrived for call in orphans.values()]),
             )
         lane = self.lanes.get(key)
         if lane is None or lane.model != model:
@@ -121,6 +130,9 @@ class Traffic:
             lane.record.seat,
             lane.record.tier,
             oldest.cause if oldest else lane.last_cause,
+            lane.served,
+            lane.served_seconds,
+            steps([now - call.arrived for call in lane.waiting.values()]),
         )
 
     def activation(self, key: str, epoch: int) -> SeatActivated | None:
@@ -217,7 +229,7 @@ class Traffic:
         if call.kind == "wake":
             del self._calls[call.request]
         else:
-            call.lane = lane
+            call.lane, call.sent = lane, self._now
             lane.in_flight[call.request] = call
             self._touch(call.model, lane, edge=len(lane.in_flight) == 1)
             if call.kind == "permit":
@@ -228,6 +240,9 @@ class Traffic:
         call = self._calls.pop(m.request, None)
         if call is not None:
             self._unhold(call)
+            if call.kind == "call" and call.lane is not None and call.request in call.lane.in_flight:
+                call.lane.served += 1
+                call.lane.served_seconds += self._now - call.sent
             self._land(call)
 
     def _land(self, call: Call) -> None:
