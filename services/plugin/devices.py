@@ -65,7 +65,7 @@ class Offer:
     present: frozenset[str] = frozenset()
     """Device nodes that exist on this host; others are not handed out, since creating the container would fail."""
     fake_driver: Path | None = None
-    """Set with the fakes: no device nodes, but the socket of the fake driver."""
+    """Set with the fakes: no device nodes, but the socket of the fake driver, whose folder containers get."""
     links: tuple[Link, ...] = ()
     """How near the GPUs are to each other, for topology-aware placement."""
     mig_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -208,10 +208,13 @@ class Offer:
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": ",".join(str(ordinal) for ordinal in self._ordinals(group)),
         }
+        mounts = [(folder, folder)]
         if self.fake_driver is not None:
             envs["KYB_FAKE_GPU"] = uuids
             envs["KYB_FAKE_DRIVER"] = str(self.fake_driver)
-        return Answer(envs, ((folder, folder),), () if names else self.devices(group), names)
+            # The folder, not the socket: a fake driver that starts again makes a new one.
+            mounts.append((str(self.fake_driver.parent), str(self.fake_driver.parent)))
+        return Answer(envs, tuple(mounts), () if names else self.devices(group), names)
 
     def cdi_devices(self) -> tuple[GroupDevice, ...]:
         """The groups as CDI devices, for the spec file. A group without any device node has none."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import stat
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -216,3 +217,13 @@ async def test_calls_are_cheap(node):
         await node.client.call("begin", request=str(number))
         await node.client.call("end", request=str(number))
     assert (cpu_seconds() - before) / 1000 < 500e-6
+
+
+async def test_engines_of_any_user_reach_a_socket_with_such_permissions(tmp_path):
+    socket = tmp_path / "driver.sock"
+    async with driver(socket, "--socket-mode", "666"):
+
+        async def reachable() -> bool:
+            return stat.S_IMODE(socket.stat().st_mode) == 0o666
+
+        await until(reachable)

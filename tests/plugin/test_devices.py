@@ -87,11 +87,13 @@ def test_device_nodes_that_do_not_exist_are_left_out() -> None:
 
 
 def test_with_the_fakes_there_are_no_device_nodes_but_the_driver() -> None:
-    node = offer(fake_driver=Path("/tmp/driver.sock"))
+    node = offer(fake_driver=Path("/run/fake/driver.sock"))
     answer = node.answer(ONE, seats(node, "G1")[:1])
     assert answer.devices == ()
     assert answer.envs["KYB_FAKE_GPU"] == "GPU-1"
-    assert answer.envs["KYB_FAKE_DRIVER"] == "/tmp/driver.sock"
+    assert answer.envs["KYB_FAKE_DRIVER"] == "/run/fake/driver.sock"
+    # A container sees the host's files only where they are mounted.
+    assert answer.mounts[1:] == (("/run/fake", "/run/fake"),)
 
 
 @pytest.mark.parametrize("resource", [ONE, TWO])

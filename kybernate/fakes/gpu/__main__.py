@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     logs.configure("fake-gpu", form=options.log_format, level=options.log_level)
     try:
-        asyncio.run(_run(spec, options.socket))
+        asyncio.run(_run(spec, options.socket, options.socket_mode))
     except ExceptionGroup as group:
         unserved, others = group.split(OSError)
         if unserved is None or others is not None:
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m kybernate.fakes.gpu", description="The fake GPU driver.")
     add = parser.add_argument
     add("--socket", type=Path, required=True, help="unix socket to serve at")
+    add("--socket-mode", type=_mode, help="its permissions, e.g. 666, so that engines of any user reach it")
     add("--preset", choices=sorted(PRESETS), default="default", help="the machine; other options override it")
     add("--gpus", type=int, help="number of GPUs")
     add("--memory", help="memory of each GPU, e.g. 80GiB")
@@ -73,12 +74,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def _run(spec: MachineSpec, path: Path) -> None:
-    await lifecycle.run(serve=_serve(spec, path))  # signals are heard before anybody can connect
+def _mode(text: str) -> int:
+    try:
+        return int(text, 8)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no octal number such as 666") from None
 
 
-async def _serve(spec: MachineSpec, path: Path) -> None:
-    async with listening(Machine(spec), path):
+async def _run(spec: MachineSpec, path: Path, mode: int | None) -> None:
+    await lifecycle.run(serve=_serve(spec, path, mode))  # signals are heard before anybody can connect
+
+
+async def _serve(spec: MachineSpec, path: Path, mode: int | None) -> None:
+    async with listening(Machine(spec), path, mode):
         logs.get_logger().info("driver.listening", socket=str(path), gpus=len(spec.gpus), speed=spec.speed)
         await asyncio.Event().wait()
 

@@ -205,12 +205,17 @@ class _Connection(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def listening(machine: Machine, path: Path) -> AsyncIterator[Daemon]:
-    """Serve the machine at ``path``, which is removed at the end. Raises OSError if another daemon serves there."""
+async def listening(machine: Machine, path: Path, mode: int | None = None) -> AsyncIterator[Daemon]:
+    """Serve the machine at ``path``, which is removed at the end. Raises OSError if another daemon serves there.
+
+    ``mode``: permissions of the socket; None: as the umask has it.
+    """
     _remove_stale(path)
     daemon = Daemon(machine)
     server = await asyncio.get_running_loop().create_unix_server(lambda: _Connection(daemon), str(path), backlog=1024)
     try:
+        if mode is not None:
+            path.chmod(mode)
         yield daemon
     finally:
         server.close()
