@@ -1,0 +1,208 @@
+"""Cases small enough to compute by hand."""
+
+import pytest
+
+from kybernate.policy import Decision, GroupView, Stay, Switch
+from kybernate.seat import SeatState
+from kybernate.simulate.engine import Options, SimulationError, run
+from kybernate.simulate.model import SimGroup
+from tests.simulate.cases import Exhaustive, Impatient, ParksWhenIdle, scenario, seat
+
+
+def test_one_seat_waits_for_its_activation_and_the_second_request_joins():
+    outcome = run(scenario([(1.0, 0, 5.0), (2.0, 0, 1.0), (6.0, 0, 1.0)], [seat("a")]), Exhaustive())
+    assert outcome.wait == pytest.approx((3.0, 2.0, 0.0))  # active at 4
+    assert outcome.finished == pytest.approx((9.0, 5.0, 7.0))
+    assert outcome.switching_seconds == pytest.approx(3.0)
+    (visit,) = outcome.visits
+    assert (visit.begun, visit.active, visit.closed, visit.gone) == (1.0, 4.0, float("inf"), float("inf"))
+    assert visit.served == 3
+
+
+def test_two_seats_the_first_ends_what_is_in_flight_then_parks_then_the_second_comes():
+    outcome = run(scenario([(0.0, 0, 10.0), (5.0, 1, 1.0)], [seat("a"), seat("b", activate=4.0)]), Exhaustive())
+    # a: active 3, done 13, parked 15; b active 19.
+    assert outcome.finished == pytest.approx((13.0, 20.0))
+    assert outcome.wait == pytest.approx((3.0, 14.0))
+    first, second = outcome.visits
+    assert (first.closed, first.gone, second.begun, second.active) == pytest.approx((13.0, 15.0, 15.0, 19.0))
+    assert outcome.switching_seconds == pytest.approx(3 + 2 + 4)
+
+
+def test_a_drain_closes_admission_until_the_seat_comes_back():
+    requests = [(0.0, 0, 10.0), (5.0, 1, 1.0), (6.0, 0, 1.0)]
+    outcome = run(scenario(requests, [seat("a"), seat("b")]), Impatient())
+    # a drains from 5 to 13, parks to 15; a's own request of 6 has waited shorter than b's of 5: b 15..18, one second of
+    # service, but a waits, so b drains at once: 19, 21; a is back at 24.
+    assert outcome.wait == pytest.approx((3.0, 13.0, 18.0))
+    assert [visit.seat for visit in outcome.visits] == [0, 1, 0]
+
+
+class PrefersB:
+    """Chooses a at first, and b as soon as b waits."""
+
+    def decide(self, view: GroupView) -> Decision:
+        waiting = {seat.seat for seat in view.seats if seat.wait_seconds is not None}
+        wanted = next((name for name in ("b", "a", "c") if name in waiting), None)
+        holders = view.holders()
+        if wanted is None or (holders and holders[0].in_flight):
+            return Stay(None, "")
+        return Switch(wanted, holders[0].seat if holders else None, "")
+
+
+@pytest.mark.parametrize(("late", "second"), [(True, 1), (False, 0)])
+def test_late_binding_takes_the_answer_of_after_the_park(late: bool, second: int):
+    # c is served till 4; a is chosen at 4; b arrives during c's park (4..6).
+    requests = [(0.0, 2, 1.0), (1.0, 0, 1.0), (5.0, 1, 1.0)]
+    outcome = run(scenario(requests, [seat("a"), seat("b"), seat("c")]), PrefersB(), Options(late_binding=late))
+    assert [visit.seat for visit in outcome.visits][:2] == [2, second]
+    assert outcome.visits[1].begun == pytest.approx(6.0)
+
+
+def test_no_more_than_cap_are_served_together():
+    requests = [(0.0, 0, 4.0)] * 5
+    outcome = run(scenario(requests, [seat("a")], cap=2), Exhaustive())
+    assert outcome.wait == pytest.approx((3.0, 3.0, 7.0, 7.0, 11.0))
+    assert outcome.finished == pytest.approx((7.0, 7.0, 11.0, 11.0, 15.0))
+
+
+def test_two_slots_serve_two_seats_side_by_side_but_switch_one_after_the_other():
+    requests = [(0.0, 0, 20.0), (0.0, 1, 20.0), (1.0, 2, 1.0)]
+    outcome = run(scenario(requests, [seat("a"), seat("b"), seat("c")], [SimGroup("A", slots=2)]), Exhaustive())
+    assert outcome.wait[:2] == pytest.approx((3.0, 6.0))
+    assert outcome.wait[2] == pytest.approx(23.0 + 2.0 + 3.0 - 1.0)  # a ends at 23
+
+
+def test_a_group_that_is_free_takes_a_seat_whose_home_is_busy():
+    seats = [seat("a", "A"), seat("b", "A"), seat("c", "B")]
+    groups = [SimGroup("A"), SimGroup("B")]
+    requests = [(0.0, 0, 20.0), (1.0, 1, 1.0)]
+    soft = run(scenario(requests, seats, groups, move_seconds=3.0), Exhaustive())
+    hard = run(scenario(requests, seats, groups), Exhaustive())
+    assert soft.wait == pytest.approx((3.0, 6.0))
+    assert hard.wait == pytest.approx((3.0, 23.0 + 2.0 + 3.0 - 1.0))
+    assert soft.counters["moves"] == 1
+    assert [(visit.seat, visit.group, visit.moved) for visit in soft.visits] == [(0, "A", False), (1, "B", True)]
+
+
+def test_a_seat_that_moved_belongs_where_it_is():
+    seats = [seat("a", "A"), seat("b", "A")]
+    seen: list[GroupView] = []
+    requests = [(0.0, 0, 200.0), (1.0, 1, 1.0), (100.0, 1, 1.0)]
+    groups = [SimGroup("A"), SimGroup("B")]
+    outcome = run(scenario(requests, seats, groups, move_seconds=3.0), Exhaustive(seen.append))
+    assert outcome.wait == pytest.approx((3.0, 6.0, 0.0))
+    assert outcome.counters["moves"] == 1
+    assert {one.seat for view in seen if view.group == "B" and view.now > 10 for one in view.seats} == {"b"}
+
+
+def test_an_idle_holder_is_parked_when_the_policy_says_so():
+    outcome = run(scenario([(0.0, 0, 1.0), (50.0, 0, 1.0)], [seat("a")]), ParksWhenIdle(5.0))
+    first, second = outcome.visits
+    assert (first.closed, first.gone, second.begun) == pytest.approx((9.0, 11.0, 50.0))
+
+
+def test_frozen_requests_stand_still_and_go_on():
+    requests = [(0.0, 0, 10.0), (5.0, 1, 1.0)]
+    seats = [seat("a", stall_budget_seconds=60.0), seat("b")]
+    outcome = run(scenario(requests, seats), Impatient("freeze"))
+    # a: 3..5 serves 2 s; frozen 5; parked 7; b 10..11 (drains at once: a waits); parked 13; a 16; 8 s more.
+    assert outcome.wait == pytest.approx((3.0, 5.0))
+    assert outcome.finished == pytest.approx((24.0, 11.0))
+    assert outcome.stall == pytest.approx((11.0, 0.0))
+    assert outcome.counters["freezes"] == 1
+
+
+def test_a_seat_without_budget_is_drained_whatever_the_policy_says():
+    outcome = run(scenario([(0.0, 0, 10.0), (5.0, 1, 1.0)], [seat("a"), seat("b")]), Impatient("freeze"))
+    assert outcome.stall == (0.0, 0.0)
+    assert outcome.wait == pytest.approx((3.0, 13.0))
+
+
+def test_many_in_flight_slow_each_other_down():
+    requests = [(0.0, 0, 4.0), (0.0, 0, 8.0)]
+    outcome = run(scenario(requests, [seat("a")]), Exhaustive(), Options(slowdown=((1, 1.0), (2, 2.0))))
+    assert outcome.finished == pytest.approx((3 + 8.0, 3 + 8.0 + 4.0))
+
+
+def test_a_park_that_fails_leaves_the_victim_serving_and_is_tried_again():
+    requests = [(0.0, 0, 1.0), (2.0, 1, 1.0)]
+    options = Options(park_failure=0.5, seed=3)
+    outcome = run(scenario(requests, [seat("a"), seat("b")]), Exhaustive(), options)
+    failures = outcome.counters["park_failures"]
+    assert outcome.counters["parks"] == 1
+    pauses = sum(0.25 * 2**count for count in range(1, failures + 1))
+    assert outcome.wait[1] == pytest.approx(4.0 + 2.0 * (failures + 1) + pauses + 3.0 - 2.0)
+
+
+def test_an_activation_that_fails_is_a_cold_start_in_place():
+    options = Options(restore_failure=1.0, cold_start_seconds=40.0)
+    outcome = run(scenario([(0.0, 0, 1.0)], [seat("a")]), Exhaustive(), options)
+    assert outcome.wait == pytest.approx((43.0,))
+    assert outcome.visits[0].failed
+    assert outcome.counters["restore_failures"] == 1
+
+
+def test_without_host_memory_for_all_the_one_parked_longest_is_started_from_disk():
+    seats = [seat(name, host_bytes=10) for name in "abc"]
+    requests = [(0.0, 0, 1.0), (20.0, 1, 1.0), (40.0, 2, 1.0)]
+    outcome = run(scenario(requests, seats, host_bytes=20), Exhaustive(), Options(cold_start_seconds=50.0))
+    assert outcome.wait == pytest.approx((3.0, 5.0, 52.0))
+    assert outcome.counters["cold_starts"] == 1
+
+
+def test_a_pinned_seat_is_brought_at_the_beginning():
+    outcome = run(scenario([(10.0, 0, 1.0)], [seat("a", pinned=True)]), Exhaustive())
+    assert outcome.wait == (0.0,)
+
+
+def test_memory_decides_what_fits_besides_slots():
+    seats = [seat("a", vram_bytes=60), seat("b", vram_bytes=60)]
+    groups = [SimGroup("A", slots=2, memory_bytes=100)]
+    requests = [(0.0, 0, 5.0), (0.0, 1, 1.0)]
+    outcome = run(scenario(requests, seats, groups), Exhaustive())
+    assert outcome.wait == pytest.approx((3.0, 8.0 + 2.0 + 3.0))
+    assert outcome.counters["no_room"] >= 1
+
+
+def test_the_view_is_the_live_one_and_knows_only_the_past():
+    seen: list[GroupView] = []
+    requests = [(0.0, 0, 10.0), (5.0, 1, 1.0), (6.0, 1, 1.0)]
+    run(scenario(requests, [seat("a", weight=2.0), seat("b")]), Exhaustive(seen.append))
+    view = next(view for view in seen if view.now == 6.0)
+    a, b = view.seats
+    assert (a.state, a.in_flight, a.active_seconds, a.weight) == (SeatState.ACTIVE, 1, 3.0, 2.0)
+    assert (b.state, b.waiting, b.ages, b.oldest_wait_seconds) == (SeatState.PARKED, 2, ((1.0, 1), (0.0, 1)), 1.0)
+    assert a.service_seconds == 5.0  # nothing has ended yet
+    assert b.rate_fast > a.rate_fast > 0
+    assert view.elsewhere == ()
+
+
+class Lazy:
+    def decide(self, view: GroupView) -> Decision:
+        return Stay(10.0, "no")
+
+
+class Restless:
+    def decide(self, view: GroupView) -> Decision:
+        holders = view.holders()
+        other = next((s.seat for s in view.seats if s.state is SeatState.PARKED), None)
+        if not holders:
+            return Switch(view.seats[0].seat, None, "")
+        return Switch(other, holders[0].seat, "") if other else Stay(None, "")
+
+
+def test_a_policy_that_starves_is_named():
+    with pytest.raises(SimulationError, match=r"policy Lazy leaves 1 requests waiting for ever"):
+        run(scenario([(0.0, 0, 1.0)], [seat("a")]), Lazy())
+
+
+def test_a_policy_that_runs_in_circles_is_named():
+    free = [seat("a", park=0.0, activate=0.0), seat("b", park=0.0, activate=0.0)]
+    with pytest.raises(SimulationError, match="runs in circles"):
+        run(scenario([(0.0, 1, 1.0), (1.0, 0, 1.0)], free), Restless())
+
+
+def test_a_scenario_that_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="belongs to group B"):
+        run(scenario([], [seat("a", "B")]), Exhaustive())
