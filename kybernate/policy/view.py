@@ -85,6 +85,8 @@ class GroupView:
     """Parked seats of other groups of this node that could be activated here (rebinding): see ``move_seconds``."""
     now: float = 0.0
     """Model time of this look; only differences mean anything."""
+    hit_share: float | None = None
+    """How often the seat with the highest rate was the one that the next request was for; None: not measured."""
 
     def holders(self) -> tuple[SeatView, ...]:
         """Seats that are active now."""

@@ -1,0 +1,183 @@
+"""The KYB policies: the seat with the highest index goes next, and a busy holder closes only when that pays.
+
+1. A free slot goes to the highest index. 2. An idle holder leaves at once for somebody who waits. 3. A busy holder
+admits what comes for it, unless its visit is long enough, a longer queue waits, that seat's index is far above what
+the holder still earns, and the others have already paid for its coming back. 4. With nobody waiting, an idle holder
+stays if the next request is likely enough its own. 5. Whoever has waited for ``cap_slos`` times its SLO goes next,
+whatever the index says, and closes a busy holder.
+"""
+
+from dataclasses import dataclass
+
+from kybernate.policy.index import Bid, Urgency, bid, drain_seconds, rate, waiting_ages
+from kybernate.policy.quiet import nobody_waits
+from kybernate.policy.turns import (
+    contenders,
+    free_slots,
+    guests,
+    movable,
+    nobody_leaves,
+    own_load,
+    settles_in,
+)
+from kybernate.policy.view import Decision, GroupView, SeatView, Stay, Switch
+
+_LOOK_SECONDS = 1.0
+"""How soon a comparison that only grows with time is made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kyb:
+    """What all modes share. Seconds are model seconds."""
+
+    min_visit_seconds: float = 10.0
+    """A busy holder closes no earlier."""
+    crowd: float = 1.5
+    """… nor for fewer requests than this times its own."""
+    preempt_ratio: float = 5.0
+    """… nor for an index lower than this times its own worth per second."""
+    rent_share: float = 0.25
+    """… nor before the others' accumulated wait is this share of what its own requests would wait for its return."""
+    cap_slos: float = 12.0
+    """Beyond this many SLOs of waiting, age alone decides."""
+    idle_seconds: float = 1.0
+    """An idle holder is parked no earlier when nobody waits."""
+    keep_ratio: float = 1.0
+    """Times the break-even share of requests below which an idle holder is parked; 0: it always stays."""
+    freeze_ratio: float = 0.0
+    """Freeze requests in flight when the waiting saved exceeds this times their stall; 0: never. 2 is sensible."""
+    prefetch: bool = False
+    """Activate the likeliest seat before its request comes, where the measured share of hits pays for it."""
+
+    def urgency(self) -> Urgency:
+        """What a waiting request counts in this mode."""
+        return Urgency()
+
+    def decide(self, view: GroupView) -> Decision:
+        """Rules 1 to 5 of the module's text."""
+        waiting = contenders(view)
+        comers = waiting if any(seat.pinned for seat in waiting) else waiting + guests(view)
+        if not comers:
+            return nobody_waits(view, self.idle_seconds, self.keep_ratio, self.prefetch)
+        urgency = self.urgency()
+        if free_slots(view) > 0:
+            first, why = self._first([bid(seat, urgency, 0.0) for seat in comers])
+            return Switch(first.seat.seat, None, f"slot free; {why}")
+        holders = movable(view)
+        if not holders:
+            return nobody_leaves(view)
+        idle = [seat for seat in holders if not own_load(seat)]
+        ready = [seat for seat in idle if settles_in(seat) <= 0]
+        if ready:
+            victim = min(ready, key=lambda seat: (rate(seat) * (seat.park_seconds + seat.activate_seconds), seat.seat))
+            first, why = self._first([bid(seat, urgency, victim.park_seconds) for seat in comers])
+            return Switch(first.seat.seat, victim.seat, f"{victim.seat} idle; {why}")
+        stays = [Stay(settles_in(seat), f"{seat.seat} has just come") for seat in idle]
+        for holder in sorted(holders, key=lambda seat: (own_load(seat), seat.seat)):
+            if own_load(holder):
+                answer = self._busy(holder, [bid(seat, urgency, holder.park_seconds) for seat in comers])
+                if isinstance(answer, Switch):
+                    return answer
+                stays.append(answer)
+        return min(stays, key=lambda stay: stay.until if stay.until is not None else float("inf"))
+
+    def _first(self, bids: list[Bid]) -> tuple[Bid, str]:
+        """Who goes next: the most overdue of those beyond the cap, else the highest index."""
+        late = [one for one in bids if one.overdue >= self.cap_slos]
+        if late:
+            first = min(late, key=lambda one: (-one.overdue, one.seat.seat))
+            return first, f"{first} is beyond the cap of {self.cap_slos:g} SLO"
+        ranked = sorted(bids, key=lambda one: (-one.index, one.seat.seat))
+        return ranked[0], " > ".join(str(one) for one in ranked[:2])
+
+    def _busy(self, holder: SeatView, bids: list[Bid]) -> Stay | Switch:
+        """Rule 3 and the cap: whether a holder with requests of its own closes now."""
+        first, why = self._first(bids)
+        settle = settles_in(holder)
+        if first.overdue >= self.cap_slos or first.seat.pinned:
+            if settle > 0:
+                return Stay(settle, f"{holder.seat} has just come; {why}")
+            return Switch(first.seat.seat, holder.seat, f"{holder.seat} closes; {why}")
+        overdue_in = min((self.cap_slos - one.overdue) * max(one.seat.slo_seconds, 0.001) for one in bids)
+        dwell = max(self.min_visit_seconds - holder.active_seconds, settle)
+        if self._freezes(holder, first, bids):
+            if dwell <= 0:
+                return Switch(first.seat.seat, holder.seat, f"{holder.seat} frozen; {why}", "freeze")
+            return Stay(_soon(dwell, overdue_in), f"{holder.seat} is frozen in {dwell:.1f} s; {why}")
+        own = own_load(holder)
+        if first.requests <= self.crowd * own:
+            return Stay(_soon(overdue_in), f"{holder.seat} has {own} of its own; {why}")
+        if dwell > 0:
+            return Stay(
+                _soon(dwell, overdue_in), f"{holder.seat} keeps its visit of {self.min_visit_seconds:g} s; {why}"
+            )
+        arrivals = rate(holder)
+        service = max(holder.service_seconds, 0.001)
+        worth = self.preempt_ratio * holder.weight * (0.25 * own + arrivals * service) / service
+        if first.index <= worth:
+            return Stay(_soon(_LOOK_SECONDS, overdue_in), f"{holder.seat} is worth {worth:.3g}; {why}")
+        away = drain_seconds(holder) + sum(one.setup_seconds + one.visit_seconds for one in bids)
+        away += holder.park_seconds + holder.activate_seconds
+        rent = self.rent_share * holder.weight * arrivals * away * away / 2.0
+        paid = sum(one.seat.weight * _waited(one) for one in bids)
+        if paid < rent:
+            return Stay(_soon(_LOOK_SECONDS, overdue_in), f"others waited {paid:.0f} s of {rent:.0f} s; {why}")
+        return Switch(first.seat.seat, holder.seat, f"{holder.seat} closes at {worth:.3g}, {paid:.0f} s waited; {why}")
+
+    def _freezes(self, holder: SeatView, first: Bid, bids: list[Bid]) -> bool:
+        """Whether freezing what is in flight ends more waiting than it stalls, within the seat's stall budget."""
+        if not self.freeze_ratio or not holder.in_flight or holder.waiting:
+            return False
+        away = first.setup_seconds + first.visit_seconds + first.seat.park_seconds + holder.activate_seconds
+        waiting = sum(one.requests for one in bids)
+        saved = waiting * drain_seconds(holder)
+        return away <= holder.stall_budget_seconds and saved > self.freeze_ratio * holder.in_flight * away
+
+
+@dataclass(frozen=True, slots=True)
+class KybBalanced(Kyb):
+    """Mean wait first, with ages counted: ``u(x) = 1 + age_weight·x``."""
+
+    age_weight: float = 1.0
+
+    def urgency(self) -> Urgency:
+        """``1 + age_weight·x``."""
+        return Urgency(1.0, self.age_weight)
+
+
+@dataclass(frozen=True, slots=True)
+class KybBounded(Kyb):
+    """Counts alone until a wait is long, then age alone: ``u(x) = 1 + late_weight·max(0, x − late_slos)``."""
+
+    cap_slos: float = 4.0
+    late_slos: float = 3.0
+    late_weight: float = 20.0
+
+    def urgency(self) -> Urgency:
+        """``1 + late_weight·max(0, x − late_slos)``."""
+        return Urgency(1.0, 0.0, late=self.late_slos, late_slope=self.late_weight)
+
+
+@dataclass(frozen=True, slots=True)
+class KybSlo(Kyb):
+    """As many as possible within their SLO: who can be saved counts, who is lost hardly, until that gets late.
+
+    ``u(x) = 1 + x/2`` up to the SLO, ``lost_weight·x`` beyond, and ``late_weight·(x − late_slos)`` on top at the end.
+    """
+
+    lost_weight: float = 0.1
+    late_slos: float = 4.0
+    late_weight: float = 50.0
+
+    def urgency(self) -> Urgency:
+        """The class text's function."""
+        return Urgency(1.0, 0.5, 1.0, 0.0, self.lost_weight, self.late_slos, self.late_weight)
+
+
+def _waited(one: Bid) -> float:
+    """Seconds that all who wait for this seat will have waited when it is set up."""
+    return sum(count * (age + one.setup_seconds) for age, count in waiting_ages(one.seat))
+
+
+def _soon(*seconds: float) -> float:
+    return max(0.01, min(seconds))

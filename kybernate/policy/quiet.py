@@ -1,0 +1,55 @@
+"""Nobody waits: does an idle holder stay, and does a free slot get a seat before anybody asks? Pure.
+
+Keep or park is the newsvendor's question: staying saves an activation if the next request is the holder's own, and
+costs a park on the way of that request if it is not.
+"""
+
+from kybernate.policy.index import rate
+from kybernate.policy.turns import free_slots, movable, own_load
+from kybernate.policy.view import Decision, GroupView, Park, SeatView, Stay, Switch
+from kybernate.seat import SeatState
+
+_LOOK_SECONDS = 15.0
+"""How soon shares that only fade with time are compared again."""
+
+
+def nobody_waits(view: GroupView, idle_seconds: float, keep_ratio: float, prefetch: bool) -> Decision:
+    """Rule 4: park an idle holder whose share of the expected requests is below break-even, else stay."""
+    parked = [seat for seat in view.seats if seat.state is SeatState.PARKED]
+    coming = sum(rate(seat) for seat in parked)
+    if coming <= 0:
+        return Stay(None, "nobody waits")
+    if free_slots(view) > 0:
+        return _ahead(view, parked, coming) if prefetch else Stay(None, "nobody waits; a slot is free")
+    activate = sum(rate(seat) * seat.activate_seconds for seat in parked) / coming
+    idle = [seat for seat in movable(view) if not own_load(seat)]
+    if not idle or not keep_ratio:
+        return Stay(None, "nobody waits")
+    holder = min(idle, key=lambda seat: (rate(seat), seat.seat))
+    share = rate(holder) / (rate(holder) + coming)
+    even = keep_ratio * _break_even(holder.park_seconds, activate)
+    numbers = f"{holder.seat} gets {share:.0%} of the requests, break-even {even:.0%}"
+    if share >= even:
+        return Stay(_LOOK_SECONDS, f"nobody waits; {numbers}")
+    if holder.idle_seconds < idle_seconds:
+        return Stay(max(0.01, idle_seconds - holder.idle_seconds), f"nobody waits; {numbers}")
+    return Park(holder.seat, f"idle for {holder.idle_seconds:.1f} s; {numbers}")
+
+
+def _ahead(view: GroupView, parked: list[SeatView], coming: float) -> Decision:
+    """Activate the likeliest seat if guesses hit often enough to pay, and if it would not be parked again at once."""
+    guess = max(parked, key=lambda seat: (rate(seat), seat.seat))
+    others = coming - rate(guess)
+    activate = sum(rate(seat) * seat.activate_seconds for seat in parked if seat is not guess)
+    next_activate = activate / others if others > 0 else guess.activate_seconds
+    share, hits = rate(guess) / coming, view.hit_share or 0.0
+    even = _break_even(guess.park_seconds, min(guess.activate_seconds, next_activate))
+    numbers = f"{guess.seat} comes next with {share:.0%}, guesses hit {hits:.0%}, break-even {even:.0%}"
+    if min(share, hits) <= even or even <= 0:
+        return Stay(_LOOK_SECONDS, f"nobody waits; {numbers}")
+    return Switch(guess.seat, None, f"ahead of its request: {numbers}")
+
+
+def _break_even(park: float, activate: float) -> float:
+    """The share of the next requests above which staying pays: P / (P + R)."""
+    return park / (park + activate) if park + activate > 0 else 0.0

@@ -1,0 +1,83 @@
+"""The rules of other systems, as policies."""
+
+import pytest
+
+from kybernate.policy import POLICIES, Policy, Stay, Switch
+from kybernate.policy.gang import as_one
+from kybernate.policy.idle_timeout import IdleTimeout
+from kybernate.policy.random_seat import RandomSeat
+from tests.policy.views import active, queue, seat, view
+
+
+def policy(name: str) -> Policy:
+    return POLICIES[name]()
+
+
+def test_ollama_closes_a_busy_runner_for_the_first_foreign_request() -> None:
+    decision = policy("fifo-switch").decide(view(active("a", in_flight=5), queue("b", 1.0), queue("c", 2.0)))
+    assert isinstance(decision, Switch)
+    assert (decision.activate, decision.evict) == ("c", "a")
+
+
+def test_llama_swap_waits_for_an_idle_model_and_takes_the_oldest() -> None:
+    rule = policy("exhaustive")
+    busy = rule.decide(view(active("a", in_flight=1), queue("b", 500.0)))
+    assert busy == Stay(None, busy.reason)
+    idle = rule.decide(view(active("a", idle_seconds=0.0), queue("b", 3.0), queue("c", *[2.0] * 9)))
+    assert isinstance(idle, Switch)
+    assert (idle.activate, idle.evict) == ("b", "a")
+
+
+def test_an_autoscaler_waits_for_its_idle_timeout() -> None:
+    decision = IdleTimeout(10.0).decide(view(active("a", idle_seconds=4.0), queue("b", 3.0)))
+    assert decision == Stay(6.0, decision.reason)
+    assert isinstance(IdleTimeout(10.0).decide(view(active("a", idle_seconds=10.0), queue("b", 3.0))), Switch)
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "active_seconds", "idle_seconds", "left"),
+    [(1, 12.0, 0.0, 18.0), (0, 12.0, 1.0, 4.0), (0, 28.0, 1.0, 2.0), (1, 30.0, 0.0, 0.0), (0, 9.0, 5.0, 0.0)],
+)
+def test_nvshare_gives_a_quantum_back_early(
+    in_flight: int, active_seconds: float, idle_seconds: float, left: float
+) -> None:
+    holder = active("a", in_flight=in_flight, active_seconds=active_seconds, idle_seconds=idle_seconds)
+    decision = policy("quantum").decide(view(holder, queue("b", 1.0)))
+    assert isinstance(decision, Switch) if not left else decision == Stay(left, decision.reason)
+
+
+def test_the_longest_queue_needs_more_than_the_holders_own_load() -> None:
+    rule = policy("longest-queue")
+    assert isinstance(rule.decide(view(active("a", in_flight=2), queue("b", 1.0, 1.0, 1.0))), Stay)
+    decision = rule.decide(view(active("a", in_flight=2), queue("b", *[1.0] * 4), queue("c", 90.0)))
+    assert isinstance(decision, Switch)
+    assert decision.activate == "b"
+
+
+def test_c_mu_counts_requests_per_second_and_no_ages() -> None:
+    quick = queue("a", 1.0, service_seconds=1.0)
+    slow = queue("b", 90.0, service_seconds=60.0)
+    decision = policy("cmu-setup").decide(view(active("c"), quick, slow))
+    assert isinstance(decision, Switch)
+    assert decision.activate == "a"
+
+
+def test_chance_takes_everybody_in_the_end_and_the_same_seat_for_the_same_view() -> None:
+    waiting = [queue(name, 1.0) for name in "abcd"]
+    drawn = [RandomSeat(seed).decide(view(*waiting)) for seed in range(40)]
+    assert {one.activate for one in drawn if isinstance(one, Switch)} == set("abcd")
+    assert drawn == [RandomSeat(seed).decide(view(*waiting)) for seed in range(40)]
+
+
+def test_a_gang_is_the_sum_of_its_demand_and_the_cost_of_its_slowest() -> None:
+    first, second = queue("a", 4.0, park_seconds=2.0), queue("b", 9.0, 1.0, activate_seconds=8.0, weight=2.0)
+    gang = as_one([first, second])
+    assert (gang.seat, gang.waiting, gang.ages) == ("a", 3, ((9.0, 1), (4.0, 1), (1.0, 1)))
+    assert (gang.park_seconds, gang.activate_seconds, gang.weight) == (3.0, 8.0, 2.0)
+    with pytest.raises(ValueError, match="at least one seat"):
+        as_one([])
+
+
+def test_a_gang_with_unknown_ages_says_so() -> None:
+    gang = as_one([queue("a", 4.0), seat("b", waiting=2, oldest_wait_seconds=9.0)])
+    assert (gang.waiting, gang.ages, gang.oldest_wait_seconds) == (3, (), 9.0)

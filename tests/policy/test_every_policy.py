@@ -1,0 +1,107 @@
+"""What holds for every policy, whatever it sees."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from kybernate.policy import POLICIES, Decision, GroupView, KybBalanced, KybSlo, Park, Policy, Stay, Switch
+from kybernate.seat import HOLDING
+from kybernate.seat import SeatState as S
+from tests.policy.views import active, queue, seat, view, views
+
+VARIANTS: dict[str, Policy] = {name: kind() for name, kind in POLICIES.items()} | {
+    "kyb-balanced with all options": KybBalanced(freeze_ratio=2.0, prefetch=True, min_visit_seconds=0.0),
+    "kyb-slo that never parks": KybSlo(keep_ratio=0.0, cap_slos=1.0),
+}
+every = pytest.mark.parametrize("name", VARIANTS)
+
+
+@given(shown=views())
+@settings(max_examples=150, deadline=None)
+def test_any_view_gets_a_decision_that_can_be_carried_out(shown: GroupView) -> None:
+    for name, policy in VARIANTS.items():
+        decision = policy.decide(shown)
+        can_be_carried_out(policy, shown, decision)
+        is_looked_at_again(name, shown, decision)
+
+
+def can_be_carried_out(policy: Policy, shown: GroupView, decision: Decision) -> None:
+
+    assert policy.decide(shown) == decision, "deterministic"
+    assert decision.reason
+    here = {one.seat: one for one in shown.seats}
+    holding = sum(one.state in HOLDING for one in shown.seats)
+    match decision:
+        case Stay(until=until):
+            assert until is None or 0 < until < 1e6
+        case Park(seat=victim):
+            assert here[victim].state is S.ACTIVE
+            assert not here[victim].pinned
+            assert not here[victim].in_flight
+            assert not here[victim].waiting
+        case Switch(activate=comer, evict=victim):
+            far = {one.seat: one for one in shown.elsewhere if one.home_busy and one.waiting}
+            ahead = getattr(policy, "prefetch", False) and comer in here and here[comer].state is S.PARKED
+            assert comer in far or here[comer].wait_seconds is not None or ahead
+            if victim is None:
+                assert holding < shown.slots
+            else:
+                assert here[victim].state is S.ACTIVE
+                assert not here[victim].pinned
+                assert holding >= shown.slots
+            if decision.how == "freeze":
+                assert victim is not None
+                assert here[victim].stall_budget_seconds > 0
+
+
+def is_looked_at_again(name: str, shown: GroupView, decision: Decision) -> None:
+    """With somebody waiting and an unpinned holder, only a rule that waits for idleness may wait without end."""
+    waits = any(one.wait_seconds is not None for one in shown.seats)
+    movable = [one for one in shown.seats if one.state is S.ACTIVE and not one.pinned]
+    idle = any(not (one.in_flight or one.waiting) for one in movable)
+    bounded = name.startswith(("kyb", "quantum", "fifo")) or idle
+    if waits and movable and bounded and isinstance(decision, Stay):
+        assert decision.until is not None
+
+
+@every
+def test_a_free_slot_never_waits_while_somebody_does(name: str) -> None:
+    decision = VARIANTS[name].decide(view(queue("a", 0.0), seat("b")))
+    assert decision == Switch("a", None, decision.reason)
+
+
+@every
+def test_a_pinned_holder_stays_whoever_waits(name: str) -> None:
+    assert isinstance(VARIANTS[name].decide(view(active("a", pinned=True), queue("b", 900.0))), Stay)
+
+
+@every
+def test_a_pinned_seat_goes_before_everybody(name: str) -> None:
+    shown = view(queue("a", *[50.0] * 9), seat("b", pinned=True))
+    assert getattr(VARIANTS[name].decide(shown), "activate", None) == "b"
+
+
+@every
+def test_a_container_at_the_start_gate_and_an_operators_wish_get_their_turn(name: str) -> None:
+    policy = VARIANTS[name]
+    for waits in (seat("b", S.WAITING, start_wait_seconds=5.0), seat("b", wanted_seconds=5.0)):
+        assert getattr(policy.decide(view(active("a"), waits)), "activate", None) == "b"
+        assert getattr(policy.decide(view(seat("a"), waits)), "activate", None) == "b"
+
+
+@every
+def test_a_seat_that_has_just_come_may_serve_whom_it_came_for(name: str) -> None:
+    fresh = active("a", active_seconds=0.1, idle_seconds=0.1)
+    decision = VARIANTS[name].decide(view(fresh, queue("b", 5.0)))
+    assert isinstance(decision, Stay)
+    assert decision.until is not None
+    warmed = replace(fresh, unclaimed=True, active_seconds=3.0, idle_seconds=3.0)
+    assert isinstance(VARIANTS[name].decide(view(warmed, queue("b", 5.0))), Switch)
+
+
+@every
+def test_while_a_victim_leaves_its_slot_is_decided_again(name: str) -> None:
+    leaving = replace(active("a", in_flight=2), state=S.DRAINING)
+    decision = VARIANTS[name].decide(view(leaving, queue("b", 1.0)))
+    assert decision == Switch("b", None, decision.reason)

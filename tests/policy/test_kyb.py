@@ -1,0 +1,187 @@
+"""The KYB policies, rule by rule."""
+
+from dataclasses import replace
+
+import pytest
+
+from kybernate.policy import Decision, KybBalanced, KybBounded, KybSlo, Park, Stay, Switch
+from kybernate.policy.index import Urgency, bid, visit_seconds, waiting_ages
+from kybernate.seat import SeatState as S
+from tests.policy.views import active, queue, seat, view
+
+BALANCED = KybBalanced()
+
+
+def comer(decision: Decision) -> str | None:
+    return decision.activate if isinstance(decision, Switch) else None
+
+
+# --- the index --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "x", "worth"),
+    [
+        (KybBalanced(age_weight=1.0), 2.5, 3.5),
+        (KybBounded(late_slos=3.0, late_weight=20.0), 2.0, 1.0),
+        (KybBounded(late_slos=3.0, late_weight=20.0), 4.0, 21.0),
+        (KybSlo(), 0.5, 1.25),
+        (KybSlo(), 2.0, 0.2),
+        (KybSlo(), 5.0, 50.5),
+    ],
+)
+def test_what_a_waiting_request_counts(policy: KybBalanced, x: float, worth: float) -> None:
+    assert policy.urgency().of(x) == pytest.approx(worth)
+
+
+def test_the_index_is_urgency_per_second_of_the_whole_visit() -> None:
+    lone = queue("a", 6.0, 2.0, weight=2.0, rate_fast=0.0, rate_slow=0.0, service_seconds=5.0)
+    offer = bid(lone, Urgency(1.0, 1.0), park_seconds=3.0)
+    length = 5.0 * (1 + 0.7 * 0.6931471805599453)
+    assert (offer.setup_seconds, offer.visit_seconds) == (7.0, pytest.approx(length))
+    assert offer.index == pytest.approx(2.0 * (2 + 13 / 20 + 9 / 20) / (7.0 + length))
+
+
+def test_a_move_to_another_group_costs_its_seconds() -> None:
+    assert bid(queue("a", 1.0, move_seconds=3.0), Urgency(), 0.0).setup_seconds == 7.0
+
+
+def test_a_busier_seat_makes_a_longer_visit() -> None:
+    assert visit_seconds(seat("a", rate_fast=0.2, rate_slow=0.2), 3) > visit_seconds(seat("a"), 3)
+
+
+def test_where_only_the_oldest_age_is_known_the_others_are_half_as_old() -> None:
+    assert waiting_ages(seat("a", waiting=3, oldest_wait_seconds=8.0)) == ((8.0, 1), (4.0, 2))
+
+
+# --- who goes next ----------------------------------------------------------------------------------------------------
+
+
+def test_the_larger_queue_goes_first_and_the_reason_says_why() -> None:
+    decision = BALANCED.decide(view(queue("a", 1.0), queue("b", 1.0, 1.0, 1.0)))
+    assert comer(decision) == "b"
+    assert "b" in decision.reason
+    assert "> a" in decision.reason
+    assert "3 waiting" in decision.reason
+
+
+def test_of_equal_queues_the_colder_seat_goes_first() -> None:
+    hot = queue("a", 3.0, 3.0, rate_fast=0.15, rate_slow=0.15)
+    assert comer(BALANCED.decide(view(hot, queue("b", 3.0, 3.0)))) == "b"
+
+
+def test_a_higher_tier_goes_first() -> None:
+    assert comer(BALANCED.decide(view(queue("a", 3.0), queue("b", 3.0, weight=2.0)))) == "b"
+
+
+def test_slo_mode_saves_who_can_be_saved() -> None:
+    lost, saved = queue("a", 60.0), queue("b", 1.0)
+    assert comer(BALANCED.decide(view(lost, saved))) == "a"
+    assert comer(KybSlo().decide(view(lost, saved))) == "b"
+
+
+@pytest.mark.parametrize("policy", [BALANCED, KybBounded(), KybSlo()])
+def test_beyond_the_cap_the_oldest_goes_first_and_closes_a_busy_holder(policy: KybBalanced) -> None:
+    starving = queue("b", policy.cap_slos * 20.0)
+    crowd = queue("a", *[30.0] * 40)
+    assert comer(policy.decide(view(crowd, starving))) == "b"
+    decision = policy.decide(view(active("c", in_flight=60, active_seconds=3.0), crowd, starving))
+    assert (comer(decision), getattr(decision, "evict", None)) == ("b", "c")
+    assert "cap" in decision.reason
+
+
+def test_a_wait_that_nears_the_cap_is_looked_at_in_time() -> None:
+    decision = BALANCED.decide(view(active("a", in_flight=9), queue("b", 100.0)))
+    assert isinstance(decision, Stay)
+    assert decision.until == pytest.approx(BALANCED.cap_slos * 20.0 - 107.0)
+
+
+# --- who leaves -------------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_holder_leaves_at_once() -> None:
+    decision = BALANCED.decide(view(active("a", idle_seconds=0.0, active_seconds=5.0), queue("b", 0.0)))
+    assert (comer(decision), getattr(decision, "evict", None)) == ("b", "a")
+
+
+def test_of_two_idle_holders_the_colder_leaves() -> None:
+    hot = active("a", rate_fast=1.0, rate_slow=1.0)
+    assert getattr(BALANCED.decide(view(hot, active("b"), queue("c", 1.0), slots=2)), "evict", None) == "b"
+
+
+def test_a_busy_holder_admits_what_comes_while_few_wait_elsewhere() -> None:
+    assert isinstance(BALANCED.decide(view(active("a", in_flight=3), queue("b", 5.0, 4.0))), Stay)
+
+
+def test_a_crowd_closes_a_holder_only_after_its_least_visit() -> None:
+    crowd = queue("b", *[20.0] * 30)
+    fresh = BALANCED.decide(view(active("a", in_flight=1, active_seconds=BALANCED.min_visit_seconds - 1), crowd))
+    assert fresh == Stay(1.0, fresh.reason)
+    later = BALANCED.decide(view(active("a", in_flight=1, active_seconds=BALANCED.min_visit_seconds), crowd))
+    assert (comer(later), getattr(later, "evict", None)) == ("b", "a")
+
+
+# --- nobody waits -----------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_holder_stays_exactly_while_its_share_is_above_break_even() -> None:
+    def asked(own: float) -> Decision:
+        holder = active("a", rate_fast=own, rate_slow=own)
+        return BALANCED.decide(view(holder, seat("b", rate_fast=0.04, rate_slow=0.04)))
+
+    assert isinstance(asked(0.031), Stay)  # P / (P + R) = 3/7; 0.03 / (0.03 + 0.04) = 3/7
+    assert isinstance(asked(0.029), Park)
+
+
+def test_a_holder_that_is_alone_or_has_no_rivals_is_never_parked() -> None:
+    assert BALANCED.decide(view(active("a"))) == Stay(None, "nobody waits")
+    assert isinstance(BALANCED.decide(view(active("a"), seat("b", rate_fast=0.0, rate_slow=0.0))), Stay)
+
+
+def test_a_short_pause_is_no_idleness() -> None:
+    shown = view(active("a", idle_seconds=0.4), seat("b", rate_fast=1.0, rate_slow=1.0))
+    decision = KybBalanced(idle_seconds=1.0).decide(shown)
+    assert decision == Stay(pytest.approx(0.6), decision.reason)
+
+
+def test_prefetch_takes_a_likely_seat_and_good_guesses() -> None:
+    policy = KybBalanced(prefetch=True)
+    shown = view(seat("a", rate_fast=0.5, rate_slow=0.5), seat("b"), hit_share=0.9)
+    assert comer(policy.decide(shown)) == "a"
+    assert isinstance(policy.decide(replace(shown, hit_share=0.4)), Stay)
+    assert isinstance(policy.decide(replace(shown, hit_share=None)), Stay)
+    assert isinstance(BALANCED.decide(shown), Stay)
+
+
+def test_what_was_fetched_ahead_is_not_parked_again_at_once() -> None:
+    cheap, dear = seat("a", rate_fast=0.4, rate_slow=0.4, activate_seconds=9.0), seat("b", activate_seconds=1.0)
+    policy = KybBalanced(prefetch=True)
+    fetched = policy.decide(view(cheap, dear, hit_share=0.95))
+    if comer(fetched) == "a":
+        after = replace(cheap, state=S.ACTIVE, active_seconds=30.0, idle_seconds=30.0)
+        assert not isinstance(policy.decide(view(after, dear, hit_share=0.95)), Park)
+
+
+# --- freezing, other groups, several slots ----------------------------------------------------------------------------
+
+
+def test_requests_in_flight_are_frozen_only_where_asked_for_and_within_the_budget() -> None:
+    slow = active("a", in_flight=1, service_seconds=60.0, stall_budget_seconds=90.0)
+    crowd = queue("b", 9.0, 8.0, 7.0, service_seconds=5.0)
+    freezing = KybBalanced(freeze_ratio=2.0)
+    decision = freezing.decide(view(slow, crowd))
+    assert isinstance(decision, Switch)
+    assert decision.how == "freeze"
+    assert getattr(BALANCED.decide(view(slow, crowd)), "how", "drain") == "drain"
+    assert getattr(freezing.decide(view(replace(slow, stall_budget_seconds=5.0), crowd)), "how", "drain") == "drain"
+
+
+def test_a_guest_comes_only_while_its_own_group_is_taken() -> None:
+    guest = queue("far", 5.0, home_busy=True, move_seconds=3.0)
+    assert comer(BALANCED.decide(view(seat("a"), elsewhere=(guest,)))) == "far"
+    assert isinstance(BALANCED.decide(view(seat("a"), elsewhere=(replace(guest, home_busy=False),))), Stay)
+
+
+def test_seats_that_share_gpus_with_the_group_yield_although_it_has_no_slot() -> None:
+    decision = BALANCED.decide(view(queue("big", 3.0), active("small"), slots=0))
+    assert (comer(decision), getattr(decision, "evict", None)) == ("big", "small")
