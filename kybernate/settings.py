@@ -8,10 +8,13 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from kybernate.bus.credentials import Credentials, CredentialsError
 
 PREFIX = "KYB_"
 
@@ -25,7 +28,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    elsewhere: ClassVar[frozenset[str]] = frozenset({"KYB_URL"})
+    elsewhere: ClassVar[frozenset[str]] = frozenset({"KYB_URL", "KYB_API_KEY_FILE"})
     """Names that belong to the command line and may stand in a person's shell."""
 
     node: str = Field(default_factory=socket.gethostname)
@@ -34,6 +37,14 @@ class Settings(BaseModel):
     """Stable name of this process among its like, e.g. router-0."""
     nats_url: str = "nats://127.0.0.1:4222"
     """The cluster bus."""
+    nats_nkey_file: Path | None = None
+    """Seed of this service's key on the cluster bus; none: the bus asks for no key."""
+    nats_ca_file: Path | None = None
+    """Who signed the certificate of NATS (PEM); with it a server without TLS is refused."""
+    nats_cert_file: Path | None = None
+    """This service's certificate (PEM), for a NATS that verifies its clients."""
+    nats_key_file: Path | None = None
+    """The private key of that certificate (PEM)."""
     speed: float = Field(default=1.0, gt=0)
     """Model seconds per wall second; above 1 only with the fakes."""
     log_format: Literal["auto", "json", "pretty"] = "auto"
@@ -44,6 +55,19 @@ class Settings(BaseModel):
     """Address of /healthz, /readyz and /metrics."""
     health_port: int = Field(default=0, ge=0, le=65535)
     """Port of /healthz, /readyz and /metrics; 0 takes a free one."""
+
+    @field_validator("nats_nkey_file", "nats_ca_file", "nats_cert_file", "nats_key_file", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return None if value == "" else value
+
+    def credentials(self, role: str) -> Credentials:
+        """Who this process is on the cluster bus, in this role."""
+        return Credentials(role, self.nats_nkey_file, self.nats_ca_file, self.nats_cert_file, self.nats_key_file)
+
+    def every_credentials(self) -> list[Credentials]:
+        """All that can be looked at before anything is opened."""
+        return [self.credentials("")]
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
@@ -76,8 +100,11 @@ class Settings(BaseModel):
             sys.stderr.write(f"{program}: {sys.argv[1]!r}: takes no arguments, only KYB_* variables; see --help\n")
             raise SystemExit(2)
         try:
-            return cls.from_env()
-        except SettingsError as error:
+            settings = cls.from_env()
+            for credentials in settings.every_credentials():
+                credentials.read()
+            return settings
+        except (SettingsError, CredentialsError) as error:
             sys.stderr.write(f"{program}: {error}\n")
             raise SystemExit(2) from None
 
@@ -97,9 +124,26 @@ class NodeSettings(Settings):
 
     node_nats_url: str | None = None
     """The node bus, on loopback; none: the cluster bus plays both."""
+    node_nats_nkey_file: Path | None = None
+    """Seed of this service's key on the node bus; none: that bus asks for no key."""
     run_dir: Path = Path("/run/kybernate")
     """Seat folders and locks; emptied by a reboot."""
     state_dir: Path = Path("/var/lib/kybernate")
     """Ledger, journal, the GPUs that were seen; survives a reboot. The same for all services of the node."""
     fake_driver: Path | None = None
     """Socket of the fake GPU driver; set only with the fakes."""
+
+    @field_validator("node_nats_nkey_file", mode="before")
+    @classmethod
+    def _no_file(cls, value: object) -> object:
+        return None if value == "" else value
+
+    def node_credentials(self, role: str) -> Credentials:
+        """Who this process is on the node bus, in this role. Where one bus plays both, it has the same CA."""
+        if self.node_nats_url is not None:
+            return Credentials(role, self.node_nats_nkey_file, prefix="KYB_NODE_NATS_")
+        return replace(self.credentials(role), nkey_file=self.node_nats_nkey_file or self.nats_nkey_file)
+
+    def every_credentials(self) -> list[Credentials]:
+        """Both buses'."""
+        return [*super().every_credentials(), self.node_credentials("")]

@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from kybernate.bus.credentials import NOBODY, Credentials, CredentialsError
 from kybernate.bus.port import (
     Bucket,
     Bus,
@@ -24,6 +25,8 @@ __all__ = [
     "Bus",
     "BusDownError",
     "BusError",
+    "Credentials",
+    "CredentialsError",
     "Entry",
     "NoAnswerError",
     "NotSetUpError",
@@ -37,12 +40,15 @@ _servers: "dict[str, MemoryServer]" = {}
 """Servers of ``memory://<name>``, as long as somebody is connected to them."""
 
 
-def open_bus(url: str, *, source: str, name: str) -> AbstractAsyncContextManager[Bus]:
+def open_bus(
+    url: str, *, source: str, name: str, credentials: Credentials = NOBODY
+) -> AbstractAsyncContextManager[Bus]:
     """A bus that connects in the background, until the context ends.
 
     ``nats://host:port`` (also tls, ws, wss; several separated by commas) is NATS. ``memory://name`` stays in this
     process, and everyone who opens the same name meets there. ``source`` is the CloudEvents source of what is sent,
-    e.g. ``kyb/router/router-0``; ``name`` is what the server's monitoring shows. Raises ValueError for other schemes.
+    e.g. ``kyb/router/router-0``; ``name`` is what the server's monitoring shows; ``credentials`` say who this is to a
+    NATS server. Raises ValueError for other schemes.
     """
     scheme = urlsplit(url).scheme
     if scheme == "memory":
@@ -51,7 +57,7 @@ def open_bus(url: str, *, source: str, name: str) -> AbstractAsyncContextManager
         raise ValueError(f"bus URL {url!r}: scheme {scheme!r} is none of {', '.join((*_NATS_SCHEMES, 'memory'))}")
     from kybernate.bus.nats import NatsBus  # here, because ``import kybernate.bus`` must stay light
 
-    return NatsBus.connect(url, source=source, name=name)
+    return NatsBus.connect(url, source=source, name=name, credentials=credentials)
 
 
 @asynccontextmanager

@@ -22,10 +22,11 @@ from nats.aio.subscription import Subscription
 from nats.js.client import JetStreamContext
 from pydantic import BaseModel, ValidationError
 
+from kybernate.bus.credentials import ANY_INBOX, NOBODY, Credentials, CredentialsError
 from kybernate.bus.history import stored_events
 from kybernate.bus.inbox import LIMIT, Inbox, answer, merged, read
 from kybernate.bus.nats_bucket import NatsBucket
-from kybernate.bus.nats_link import CONNECT_SECONDS, Link, dial, failures, refused
+from kybernate.bus.nats_link import CONNECT_SECONDS, Link, dial, failures, forbidden, refused
 from kybernate.bus.port import Bucket, BusDownError, BusError, NoAnswerError, NotSetUpError
 from kybernate.envelope import Message, Pattern
 from kybernate.logs import get_logger
@@ -65,7 +66,9 @@ class _Route:
 class NatsBus:
     """A ``Bus`` over one NATS server or cluster."""
 
-    def __init__(self, url: str, *, source: str, name: str, compare_seconds: float = 60.0) -> None:
+    def __init__(
+        self, url: str, *, source: str, name: str, credentials: Credentials = NOBODY, compare_seconds: float = 60.0
+    ) -> None:
         self.url = url
         self.place = urlsplit(url).hostname or url
         """The server without credentials, for texts."""
@@ -73,7 +76,7 @@ class NatsBus:
         """Messages lost because a reader of this process was too slow."""
         self.compare_seconds = compare_seconds
         """How often each watch is compared with its bucket."""
-        self._source, self._name = source, name
+        self._source, self._name, self._credentials = source, name, credentials
         self._link: Link | None = None
         self._routes: list[_Route] = []
         self._callbacks: list[Callable[[bool], None]] = []
@@ -86,13 +89,14 @@ class NatsBus:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, url: str, *, source: str, name: str, compare_seconds: float = 60.0
+        cls, url: str, *, source: str, name: str, credentials: Credentials = NOBODY, compare_seconds: float = 60.0
     ) -> AsyncIterator["NatsBus"]:
         """A bus that is connected in the background, and again after each loss, until the context ends.
 
-        ``source`` is the CloudEvents source of what is sent; ``name`` is shown by the server's monitoring.
+        ``source`` is the CloudEvents source of what is sent; ``name`` is shown by the server's monitoring. The files
+        of ``credentials`` are read at each connection.
         """
-        bus = cls(url, source=source, name=name, compare_seconds=compare_seconds)
+        bus = cls(url, source=source, name=name, credentials=credentials, compare_seconds=compare_seconds)
         keeper = asyncio.create_task(bus._keep_connected(), name="bus")
         try:
             yield bus
@@ -175,7 +179,12 @@ class NatsBus:
     async def serve(
         self, pattern: Pattern[Message], handler: Callable[[Message], Awaitable[BaseModel]]
     ) -> AsyncIterator[None]:
-        """Answer requests on this pattern, one at a time, until the context ends."""
+        """Answer requests on this pattern, one at a time, until the context ends.
+
+        Only what wants its answer in an inbox is a request: JetStream sends its own answers to whatever subject its
+        client names, so that who may ask JetStream could have it write here; and an answer written to any other
+        subject would be written with this process' rights.
+        """
         inbox: Inbox[Msg] = Inbox()
 
         async def receive(msg: Msg) -> None:
@@ -184,8 +193,11 @@ class NatsBus:
 
         async def work() -> None:
             async for msg in inbox:
+                if not msg.reply.startswith(ANY_INBOX):
+                    self._forged(msg)
+                    continue
                 said = await answer(msg.subject, msg.data, pattern, handler)
-                if said is None or not msg.reply:
+                if said is None:
                     continue
                 try:
                     with failures(msg.reply):
@@ -269,14 +281,14 @@ class NatsBus:
         while self._end is None and not self._leaving:
             link: Link | None = None
             try:
-                link = await dial(self.url, self._name, self._report)
+                link = await dial(self.url, self._name, self._credentials, self._report)
                 if self._leaving:
                     return
                 await self._put_in_force(link)
                 wait = FIRST_RETRY_SECONDS
                 await link.until_lost()
                 self._judge(link.client.last_error)
-            except (OSError, nats.errors.Error) as error:  # time-outs are OSErrors
+            except (OSError, nats.errors.Error, CredentialsError) as error:  # time-outs are OSErrors
                 self._judge(error)
             finally:
                 if not self._leaving:
@@ -312,12 +324,24 @@ class NatsBus:
             callback(False)
 
     def _judge(self, error: Exception | None) -> None:
-        """Note why the connection is away, and end the bus when trying again would be useless."""
-        if error is not None and not isinstance(error, nats.errors.NoServersError):  # its reason was reported
-            self._report(error)
+        """Note why the connection is away, and end the bus when trying again would be useless.
+
+        Refused credentials that stand in files are tried again: they are replaced when a key is rotated.
+        """
         if refused(error):
-            self._end = BusError(f"NATS at {self.place} refused this process: {error}; check its credentials")
+            self._refuse(str(error))
+        elif error is not None and not isinstance(error, nats.errors.NoServersError):  # its reason was reported
+            self._report(error)
+
+    def _refuse(self, said: str) -> None:
+        mine = self._credentials
+        if not mine.renewable:
+            self._end = BusError(f"NATS at {self.place} refused this process: {said}; check its credentials")
             self._ended.set()
+            return
+        file = mine.nkey_file or mine.cert_file
+        remedy = f"the server's auth.conf does not list it, or it was rotated: renew {file} (kyb bus keys), reload NATS"
+        self._report(BusError(f"refused the key of role {mine.role or '?'} in {file}: {said}; {remedy}"))
 
     def _report(self, error: Exception) -> None:
         """Log what belongs to no call; the same again and again (a server that is away) only once."""
@@ -325,9 +349,15 @@ class NatsBus:
             self._drop(error.subject)
             return
         text = str(error) or type(error).__name__
-        if text != self._last_error:
+        if forbidden(error):
+            remedy = "the key's rights are older than this program, or it does not fit: run kyb bus keys, reload NATS"
+            get_logger().error("bus.forbidden", role=self._credentials.role, error=text, remedy=remedy)
+        elif text != self._last_error:
             self._last_error = text
             get_logger().warning("bus.error", server=self.place, error=text)
+
+    def _forged(self, msg: Msg) -> None:
+        get_logger().warning("request.ignored", subject=msg.subject, reply=msg.reply, reason="it has no inbox")
 
     def _drop(self, subject: str) -> None:
         self.dropped += 1

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from kybernate.bus.credentials import Credentials
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
 
 PING_SECONDS = 5
@@ -76,9 +78,27 @@ class Link:
         self.lose()
 
 
-async def dial(url: str, name: str, report: Callable[[Exception], None]) -> Link:
-    """Connect once. Raises what nats-py raises. ``report`` gets errors that belong to no call; it must not raise."""
-    client = Client()
+class PlaintextError(nats.errors.Error):
+    """A certificate authority is set, and the server (or who stands before it) offers no TLS."""
+
+
+class _TlsClient(Client):
+    """Goes no further than the server's greeting when that offers no TLS: nats-py would go on without."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and not info.get("tls_required"):
+            raise PlaintextError("the server offers no TLS, and a certificate authority or certificate is set")
+        await super()._process_info(info, initial_connection)
+
+
+async def dial(url: str, name: str, credentials: Credentials, report: Callable[[Exception], None]) -> Link:
+    """Connect once, with what the files of the credentials hold now.
+
+    Raises what nats-py raises, and CredentialsError. ``report`` gets errors that belong to no call; it must not raise.
+    """
+    identity = await asyncio.to_thread(credentials.read)
+    wants_tls = (identity.tls and not url.startswith("ws")) or url.startswith("tls:")  # wss is TLS from its first byte
+    client = _TlsClient() if wants_tls else Client()
     link = Link(client)
 
     async def on_error(error: Exception) -> None:
@@ -100,6 +120,7 @@ async def dial(url: str, name: str, report: Callable[[Exception], None]) -> Link
             pending_size=0,  # nothing is kept for later while the connection is away
             error_cb=on_error,
             closed_cb=on_closed,
+            **identity.options,
         )
         await link.listen_to_itself()
     except BaseException:
@@ -110,8 +131,13 @@ async def dial(url: str, name: str, report: Callable[[Exception], None]) -> Link
 
 
 def refused(error: Exception | None) -> bool:
-    """Whether the server will never take these credentials."""
+    """Whether the server does not take these credentials."""
     return error is not None and "authorization" in f"{type(error).__name__} {error}".lower()
+
+
+def forbidden(error: Exception | None) -> bool:
+    """Whether the server refused one subject to these credentials; the connection goes on."""
+    return error is not None and "permissions violation" in str(error).lower()
 
 
 @contextlib.contextmanager

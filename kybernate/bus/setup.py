@@ -1,14 +1,22 @@
 """The streams and buckets of the cluster bus. Made by ``kyb bus init``; services only bind to them."""
 
-import nats
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
 import nats.errors
 import nats.js.errors
+from nats.aio.client import Client
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 from nats.js.client import JetStreamContext
 
+from kybernate.bus.credentials import NOBODY, Credentials, CredentialsError
 from kybernate.bus.layout import AUDIT, BUCKETS, EVENTS
+from kybernate.bus.nats_link import dial, refused
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
 
+RETRY_SECONDS = 0.5
 _DAY = 86_400.0
 _OTHER_CONFIG = 10058
 """JetStream's code for a stream that exists with another configuration."""
@@ -51,41 +59,62 @@ def streams(replicas: int = 1) -> tuple[StreamConfig, ...]:
     )
 
 
-async def init(url: str, replicas: int = 1, *, timeout: float = 5.0) -> tuple[str, ...]:
+async def init(
+    url: str, replicas: int = 1, *, credentials: Credentials = NOBODY, timeout: float = 5.0, wait: float = 0.0
+) -> tuple[str, ...]:
     """Create what is missing and bring the rest up to date; returns the names that were changed.
 
-    May run any number of times, also beside running services. Raises BusDownError when no server answers,
+    May run any number of times, also beside running services. ``wait``: wall seconds for which a server that does not
+    answer, refuses or has no leader yet is asked again. Raises BusDownError when no server answers, CredentialsError,
     BusError when it has no JetStream or refuses.
     """
-    quiet: list[Exception] = []
+    until = time.monotonic() + wait
+    while True:
+        try:
+            return await _init(url, replicas, credentials, timeout)
+        except CredentialsError:
+            raise
+        except BusError:
+            if time.monotonic() >= until:
+                raise
+        await asyncio.sleep(RETRY_SECONDS)
 
-    async def on_error(error: Exception) -> None:
-        quiet.append(error)
 
-    try:
-        client = await nats.connect(
-            url.split(","),
-            name="kyb bus init",
-            allow_reconnect=False,
-            max_reconnect_attempts=1,
-            reconnect_time_wait=0,
-            connect_timeout=max(1, int(timeout)),
-            error_cb=on_error,
-        )
-    except (OSError, nats.errors.Error) as error:
-        why = str(quiet[-1]) if quiet else str(error) or type(error).__name__
-        raise BusDownError(f"no NATS server answers at {url.rsplit('@')[-1]}: {why}; is it running?") from error
-    try:
+async def _init(url: str, replicas: int, credentials: Credentials, timeout: float) -> tuple[str, ...]:
+    async with connection(url, "kyb bus init", credentials, timeout) as client:
         js = client.jetstream(timeout=timeout)
-        return tuple([config.name or "" for config in streams(replicas) if await _ensure(js, config)])
-    except TimeoutError as error:
-        raise NoAnswerError(f"JetStream did not answer within {timeout:g} s; run kyb bus init again") from error
-    except nats.js.errors.ServiceUnavailableError as error:
-        raise BusError(f"the NATS server has no JetStream: {error}; start it with -js") from error
-    except nats.errors.Error as error:
-        raise BusError(f"the NATS server refused: {error}") from error
+        try:
+            return tuple([config.name or "" for config in streams(replicas) if await _ensure(js, config)])
+        except TimeoutError as error:
+            why = f"JetStream did not answer within {timeout:g} s"
+            raise NoAnswerError(f"{why}; run kyb bus init again, with the key of role init") from error
+        except nats.js.errors.ServiceUnavailableError as error:
+            raise BusError(f"the NATS server has no JetStream: {error}; start it with -js") from error
+        except nats.errors.Error as error:
+            raise BusError(f"the NATS server refused: {error}") from error
+
+
+@contextlib.asynccontextmanager
+async def connection(
+    url: str, name: str, credentials: Credentials = NOBODY, timeout: float = 5.0
+) -> AsyncIterator[Client]:
+    """One connection that is not made again. Raises BusDownError, CredentialsError, BusError when it is refused."""
+    said: list[Exception] = []
+    place = url.rsplit("@")[-1]
+    try:
+        async with asyncio.timeout(timeout):
+            link = await dial(url, name, credentials, said.append)
+    except (OSError, nats.errors.Error) as error:  # time-outs are OSErrors
+        why = said[-1] if said else error
+        if refused(why):
+            of = f"the key of role {credentials.role or '?'}" if credentials.renewable else "these credentials"
+            raise BusError(f"NATS at {place} refused {of}: {why}; see docs/security.md") from error
+        text = str(why) or type(why).__name__
+        raise BusDownError(f"no NATS server answers at {place}: {text}; is it running?") from error
+    try:
+        yield link.client
     finally:
-        await client.close()
+        await link.client.close()
 
 
 async def _ensure(js: JetStreamContext, config: StreamConfig) -> bool:

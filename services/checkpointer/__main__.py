@@ -40,7 +40,10 @@ async def serve(settings: CheckpointerSettings, command: Sequence[str]) -> None:
         stack.callback(journal.close)
         pool = await stack.enter_async_context(HelperPool(command, settings.state_dir / "helpers"))
         source = f"kyb/checkpointer/{settings.node}"
-        bus = await stack.enter_async_context(open_bus(url, source=source, name=f"checkpointer {settings.node}"))
+        who = settings.node_credentials("node-checkpointer")
+        bus = await stack.enter_async_context(
+            open_bus(url, source=source, name=f"checkpointer {settings.node}", credentials=who)
+        )
         site = open_site(settings.fake_driver, patience.settle(), names(settings.park_allow))
         margin_bytes = settings.room_margin_bytes if settings.fake_driver is None else 0
         backends = open_backends(pool, patience, site, margin_bytes)

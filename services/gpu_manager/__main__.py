@@ -11,7 +11,7 @@ import aiohttp
 from aiohttp import web
 
 from kybernate import known_gpus, lifecycle, logs
-from kybernate.bus import open_bus
+from kybernate.bus import Bus, open_bus
 from kybernate.clock import Clock
 from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.config_watch import changes
@@ -49,7 +49,6 @@ class Given:
 async def serve(settings: ManagerSettings, given: Given) -> None:
     """Run until cancelled. Raises ChangedError when it is to be called again."""
     clock = Clock(settings.speed)
-    source = f"kyb/gpu-manager/{settings.node}"
     async with contextlib.AsyncExitStack() as stack:
         gpus = open_gpus(settings.gpus, settings.fake_driver)
         stack.push_async_callback(gpus.close)
@@ -62,18 +61,12 @@ async def serve(settings: ManagerSettings, given: Given) -> None:
             node=settings.node,
             groups=with_owned(topology.groups, ledger.read(), known),
             policy=config.policy.build(),
+            tiers=config.all_tiers,
             drain_seconds=config.drain_seconds,
             warmup=config.warmup,
             start_within_seconds=config.start_within_seconds,
         )
-        bus = await stack.enter_async_context(
-            open_bus(settings.nats_url, source=source, name=f"manager {settings.node}")
-        )
-        node_bus = bus
-        if settings.node_nats_url is not None:
-            node_bus = await stack.enter_async_context(
-                open_bus(settings.node_nats_url, source=source, name=f"manager {settings.node}")
-            )
+        bus, node_bus = await _open_buses(stack, settings)
         session = await stack.enter_async_context(aiohttp.ClientSession())
         pods = open_pods(settings)
         stack.push_async_callback(pods.close)
@@ -103,6 +96,18 @@ async def serve(settings: ManagerSettings, given: Given) -> None:
             bus=bus.closed(),
             node_bus=node_bus.closed(),
         )
+
+
+async def _open_buses(stack: contextlib.AsyncExitStack, settings: ManagerSettings) -> tuple[Bus, Bus]:
+    """The cluster bus and the node bus, which may be the same."""
+    source, name = f"kyb/gpu-manager/{settings.node}", f"manager {settings.node}"
+    who = settings.credentials("manager")
+    bus = await stack.enter_async_context(open_bus(settings.nats_url, source=source, name=name, credentials=who))
+    if settings.node_nats_url is None:
+        return bus, bus
+    who = settings.node_credentials("node-manager")
+    node_bus = open_bus(settings.node_nats_url, source=source, name=name, credentials=who)
+    return bus, await stack.enter_async_context(node_bus)
 
 
 class ChangedError(Exception):

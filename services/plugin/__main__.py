@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from kybernate import kube, lifecycle, logs
-from kybernate.bus.nats import NatsBus
+from kybernate.bus import open_bus
 from kybernate.bus.port import Bus
 from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.gpus import GpuError, Gpus, open_gpus
@@ -43,8 +43,11 @@ async def serve(settings: PluginSettings, config: NodeConfig | None) -> None:
         app.add_routes(health.routes())
         http = await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
         bus = await stack.enter_async_context(
-            NatsBus.connect(
-                settings.nats_url, source=f"kyb/plugin/{settings.instance}", name=f"plugin {settings.instance}"
+            open_bus(
+                settings.nats_url,
+                source=f"kyb/plugin/{settings.instance}",
+                name=f"plugin {settings.instance}",
+                credentials=settings.credentials("plugin"),
             )
         )
         url = kube.in_cluster()

@@ -1,7 +1,7 @@
 """``python -m services.router``: settings, open, run."""
 
 from kybernate import lifecycle
-from kybernate.bus.nats import NatsBus
+from kybernate.bus import open_bus
 from kybernate.logs import configure, get_logger
 from services.router.service import open_router
 from services.router.settings import RouterSettings
@@ -17,7 +17,12 @@ def main() -> None:
 async def serve(settings: RouterSettings) -> None:
     """Open the bus and the port, then run the jobs."""
     async with (
-        NatsBus.connect(settings.nats_url, source=f"kyb/router/{settings.instance}", name=settings.instance) as bus,
+        open_bus(
+            settings.nats_url,
+            source=f"kyb/router/{settings.instance}",
+            name=settings.instance,
+            credentials=settings.credentials("router"),
+        ) as bus,
         open_router(settings, bus) as router,
     ):
         get_logger().info("router.listening", url=router.url)
