@@ -1,0 +1,160 @@
+"""Who a process is to a NATS server: the seed of its nkey, and what TLS needs. Read from files at each connection.
+
+A file that is replaced (a rotated key, a renewed certificate) is thus in force from the next connection on, without a
+restart. Secrets stay in the files and in ``Identity``, which shows none of them.
+"""
+
+import base64
+import binascii
+import ssl
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kybernate.bus.port import BusError
+
+NAMES = {"nkey_file": "NKEY_FILE", "ca_file": "CA_FILE", "cert_file": "CERT_FILE", "key_file": "KEY_FILE"}
+
+
+class CredentialsError(BusError):
+    """A file of the credentials cannot be used; the text says which, why and what to do. Never what it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What one connection is made with."""
+
+    options: dict[str, Any] = field(repr=False)
+    """For nats-py's ``connect``: seed, TLS, inbox prefix."""
+    public_key: str = ""
+    """Of the nkey: ``U…``, which is no secret; empty without one."""
+    tls: bool = False
+    """Whether a connection without TLS must not be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Where the credentials of one role are. Without any file: a connection to a server that asks for none."""
+
+    role: str = ""
+    """Role by which rights are given (``kybernate.bus.rights``); it also names the inbox. Empty: no role."""
+    nkey_file: Path | None = None
+    """Seed of the role's nkey, one line that begins with ``SU``."""
+    ca_file: Path | None = None
+    """Who signed the server's certificate; with it a server without TLS is refused."""
+    cert_file: Path | None = None
+    """Certificate of this client, for servers that verify clients."""
+    key_file: Path | None = None
+    """The certificate's private key."""
+    prefix: str = "KYB_NATS_"
+    """Of the settings that name these files, for texts."""
+
+    @property
+    def inbox(self) -> str:
+        """Where answers to this role come in; nobody else may listen there."""
+        return inbox(self.role)
+
+    @property
+    def renewable(self) -> bool:
+        """Whether another try may succeed because a file was replaced meanwhile."""
+        return self.nkey_file is not None or self.cert_file is not None
+
+    def read(self) -> Identity:
+        """Read and check the files. Blocking, for an instant. Raises CredentialsError."""
+        options: dict[str, Any] = {"inbox_prefix": self.inbox}
+        public = ""
+        if self.nkey_file is not None:
+            seed = self._text(self.nkey_file, "nkey_file")
+            try:
+                public = public_key(seed)
+            except ValueError as error:
+                raise self._wrong("nkey_file", f"is not the seed of a user's nkey: {error}") from None
+            options["nkeys_seed_str"] = seed
+        context = self._tls()
+        if context is not None:
+            options["tls"] = context
+        return Identity(options, public, tls=context is not None)
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if self.key_file is not None and self.cert_file is None:
+            raise self._wrong("key_file", f"needs the certificate, too: set {self.prefix}CERT_FILE")
+        if self.ca_file is None and self.cert_file is None:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise self._wrong("ca_file", f"{_why(error)}; it must hold PEM certificates of an authority") from None
+        if self.cert_file is not None:
+            try:
+                context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
+            except (OSError, ssl.SSLError, ValueError) as error:
+                text = f"{_why(error)}; it must hold a PEM certificate that fits {self.prefix}KEY_FILE={self.key_file}"
+                raise self._wrong("cert_file", text) from None
+        return context
+
+    def _text(self, path: Path, name: str) -> str:
+        try:
+            return path.read_text(encoding="ascii").strip()
+        except OSError as error:
+            remedy = f"it must hold the seed of role {self.role}; make one with: kyb bus keys"
+            raise self._wrong(name, f"{_why(error)}; {remedy}") from None
+        except UnicodeDecodeError:
+            raise self._wrong(name, "is not the seed of a user's nkey: it is no text") from None
+
+    def _wrong(self, name: str, why: str) -> CredentialsError:
+        return CredentialsError(f"{self.prefix}{NAMES[name]}={getattr(self, name)}: {why}")
+
+
+NOBODY = Credentials()
+"""For servers that ask for nothing."""
+
+
+ANY_INBOX = "_INBOX"
+"""How every inbox begins, ours (``_INBOX_router.…``) and those of other clients (``_INBOX.…``)."""
+
+
+def inbox(role: str) -> str:
+    """Prefix of the inboxes of a role, e.g. ``_INBOX_router``."""
+    return f"{ANY_INBOX}_{role}" if role else ANY_INBOX
+
+
+def new_seed() -> str:
+    """A new seed of a user's nkey, from the operating system's randomness."""
+    import os
+
+    import nkeys
+
+    return str(nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER).decode())
+
+
+def public_key(seed: str) -> str:
+    """The public key ``U…`` of a seed. Raises ValueError saying what is wrong, without showing the seed."""
+    import nkeys  # here: most processes that import this have no key
+
+    if not seed:
+        raise ValueError("it is empty")
+    if len(seed.split()) > 1:
+        raise ValueError("it holds more than one line")
+    if not seed.startswith("SU"):
+        kind = "a public key, whose seed is in another file" if seed.startswith("U") else "something else"
+        raise ValueError(f"a user's seed begins with SU, this is {kind}")
+    try:
+        raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
+    except binascii.Error:
+        raise ValueError("it is no base 32") from None
+    if len(raw) != 36 or struct.unpack("<H", raw[-2:])[0] != nkeys.crc16(bytearray(raw[:-2])):
+        raise ValueError("its check sum is wrong, so it is cut off or mistyped")
+    pair = nkeys.from_seed(bytearray(seed.encode()))
+    try:
+        return str(pair.public_key.decode())
+    finally:
+        pair.wipe()
+
+
+def _no_password() -> str:
+    raise ValueError("its private key is encrypted, and nobody is here to type the password")
+
+
+def _why(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)
