@@ -5,7 +5,7 @@ import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -222,8 +222,18 @@ def _keys(model: type[BaseModel], place: Iterable[str | int]) -> list[str]:
     """The YAML keys that a model knows at a place below it."""
     kind: Any = model
     for part in place:
-        if isinstance(part, str) and isinstance(kind, type) and issubclass(kind, BaseModel):
-            kind = next(info.annotation for name, info in kind.model_fields.items() if part in (name, info.alias))
-        while get_origin(kind) in (tuple, list, Union, types.UnionType):
+        kind = _plain(kind)
+        if get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+        elif get_origin(kind) in (tuple, list):
             kind = get_args(kind)[0]
-    return [info.alias or name for name, info in kind.model_fields.items()]
+        else:
+            kind = next(info.annotation for name, info in kind.model_fields.items() if part in (name, info.alias))
+    return [info.alias or name for name, info in _plain(kind).model_fields.items()]
+
+
+def _plain(kind: Any) -> Any:
+    """Without ``| None`` and what is annotated."""
+    while get_origin(kind) in (Union, types.UnionType, Annotated):
+        kind = get_args(kind)[0]
+    return kind

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from kybernate.config import NodeConfig
 from kybernate.config_errors import ConfigError, Document, Place, read_documents, suggest
-from kybernate.sizes import parse_bytes
+from kybernate.sizes import parse_bytes, parse_seconds
 from kybernate.topology import Group
 
 ANNOTATIONS = (
@@ -21,6 +21,8 @@ ANNOTATIONS = (
     "kyb.ai/port",
     "kyb.ai/prefer-group",
     "kyb.ai/priority",
+    "kyb.ai/slo",
+    "kyb.ai/stall-budget",
     "kyb.ai/tier",
     "kyb.ai/vram",
 )
@@ -117,6 +119,7 @@ def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, ba
         cannot = "cannot park on fake GPUs" if backend == "fake" else "cannot park with --driver stub"
         what = "is missing (the default is cuda)" if value is None else cannot
         raise source.error((*notes, "kyb.ai/backend"), value, what, f"write kyb.ai/backend: {backend}")
+    _check_terms(document, notes, annotations, config)
     return PodSpec(
         namespace=str(metadata.get("namespace", "default")),
         name=name,
@@ -186,6 +189,25 @@ def _vram(document: Document, notes: Place, annotations: Mapping[str, str]) -> i
     if size <= 0:
         raise document.source.error((*notes, "kyb.ai/vram"), text, "is not a size", 'write bytes with a unit: "40GiB"')
     return size
+
+
+def _check_terms(document: Document, notes: Place, annotations: Mapping[str, str], config: NodeConfig) -> None:
+    """Tier, SLO and stall budget, as the manager reads them."""
+    tier = annotations.get("kyb.ai/tier")
+    if tier is not None and tier not in config.all_tiers:
+        remedy = f"{suggest(tier, config.all_tiers)}, or add it below tiers: in the configuration"
+        raise document.source.error((*notes, "kyb.ai/tier"), tier, "is no tier", remedy)
+    for key, zero in (("kyb.ai/slo", False), ("kyb.ai/stall-budget", True)):
+        text = annotations.get(key)
+        if text is None:
+            continue
+        try:
+            good = parse_seconds(text) > 0 or zero
+        except ValueError:
+            good = False
+        if not good:
+            what = "is not a duration" if zero else "is not a duration above 0"
+            raise document.source.error((*notes, key), text, what, 'write seconds, such as "20s" or "500ms"')
 
 
 def _mapping(document: Document, data: Mapping[str, Any], place: Place, key: str) -> dict[str, Any]:

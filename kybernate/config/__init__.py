@@ -6,12 +6,24 @@ by ``kybernate.topology.plan``. The format is described in ``docs/config.md``.
 
 from kybernate.config.fields import PLACEMENTS
 from kybernate.config.files import CONFIG_LABEL, load, load_all, names
-from kybernate.config.model import GpuTopology, GroupSpec, HealthConfig, NodeConfig, PolicyConfig, Profile
+from kybernate.config.model import (
+    STANDARD,
+    TIERS,
+    GpuTopology,
+    GroupSpec,
+    HealthConfig,
+    NodeConfig,
+    PolicyConfig,
+    Profile,
+    Tier,
+)
 from kybernate.config_errors import ConfigError
 
 __all__ = [
     "CONFIG_LABEL",
     "PLACEMENTS",
+    "STANDARD",
+    "TIERS",
     "ConfigError",
     "GpuTopology",
     "GroupSpec",
@@ -19,6 +31,7 @@ __all__ = [
     "NodeConfig",
     "PolicyConfig",
     "Profile",
+    "Tier",
     "load",
     "load_all",
     "names",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pydantic import ConfigDict, Field, create_model
+from pydantic.alias_generators import to_camel
 
 from kybernate.config.checks import check
 from kybernate.config.fields import Name
@@ -110,19 +111,20 @@ def _read(entry: _Entry, name: str, note: str) -> NodeConfig:
     document, data, at = entry.document, entry.data, entry.at
     if not isinstance(data, dict):
         raise document.source.error(at, None, "is not a mapping", "begin with profiles: and gpuTopology:")
-    rest = {key: value for key, value in data.items() if key != "policy"}
+    brains = ("policy", "shadow")
+    rest = {key: value for key, value in data.items() if key not in brains}
     config = document.validate(NodeConfig, rest, at)
-    if "policy" in data:
-        config = config.model_copy(update={"policy": _policy(document, data["policy"], (*at, "policy"))})
+    chosen = {key: _policy(document, data[key], (*at, key)) for key in brains if data.get(key) is not None}
+    config = config.model_copy(update=chosen)
     config.read_from(document.source, at, name, note)
     check(config)
     return config
 
 
 def _policy(document: Document, data: object, at: Place) -> PolicyConfig:
-    """The flat mapping ``policy``: a name, and constants that must be fields of that policy's dataclass."""
+    """A name, and below ``settings`` constants that must be fields of that policy's dataclass."""
     if not isinstance(data, Mapping):
-        raise document.source.error(at, data, "is not a mapping", "write name: fifo-batch below it")
+        raise document.source.error(at, data, "is not a mapping", f"write name: {PolicyConfig.name} below it")
     name = data.get("name", PolicyConfig.name)
     if name not in POLICIES:
         raise document.source.error((*at, "name"), name, "no such policy", suggest(str(name), POLICIES))
@@ -133,9 +135,19 @@ def _policy(document: Document, data: object, at: Place) -> PolicyConfig:
         # A duration below zero would make a rule never or always hold.
         bound = Field(field.default, ge=0) if field.name.endswith("_seconds") else field.default
         fields[field.name] = (hints[field.name], bound)
-    constants = create_model(f"{name} constants", __base__=_Constants, name=(str, ...), **fields)
-    given = document.validate(constants, {**data, "name": name}, at)
-    return PolicyConfig(name, given.model_dump(exclude={"name"}, exclude_unset=True))
+    for key in data:
+        if key not in ("name", "settings"):
+            keys = {to_camel(known): f"write it below settings: in {at[-1]}" for known in fields}
+            remedy = keys.get(str(key), suggest(str(key), ("name", "settings")))
+            raise document.source.error((*at, key), None, "unknown key", remedy)
+    given = data.get("settings", {})
+    if not isinstance(given, Mapping):
+        raise document.source.error(
+            (*at, "settings"), given, "is not a mapping", "write the policy's constants below it"
+        )
+    constants = create_model(f"{name} constants", __base__=_Constants, **fields)
+    settings = document.validate(constants, given, (*at, "settings"))
+    return PolicyConfig(name, settings.model_dump(exclude_unset=True))
 
 
 class _Constants(Strict):

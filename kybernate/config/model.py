@@ -58,6 +58,36 @@ class HealthConfig(Strict):
     """Probation: so many good readings in a row before the seats of a faulty GPU are offered again."""
 
 
+class Tier(Strict):
+    """What requests of a tier are promised, and what their waiting weighs against that of others."""
+
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Of one waiting request."""
+    slo_seconds: Annotated[float, Field(gt=0)] = 20.0
+    """How long a request may wait."""
+    stall_budget_seconds: Seconds = 0.0
+    """How long requests in flight may stand still, frozen with their seat; 0: never, the seat is drained."""
+
+
+class TierChanges(Strict):
+    """A tier as it is written: what is left out stays as it is in the tier of that name, else in ``standard``."""
+
+    weight: Annotated[float | None, Field(gt=0)] = None
+    slo_seconds: Annotated[float | None, Field(gt=0)] = None
+    stall_budget_seconds: Annotated[float | None, Field(ge=0)] = None
+
+
+STANDARD = "standard"
+"""The tier of pods that name none."""
+TIERS: Mapping[str, Tier] = {
+    STANDARD: Tier(),
+    "gold": Tier(weight=2.0, slo_seconds=12.0),
+    "silver": Tier(weight=1.0, slo_seconds=30.0),
+    "bronze": Tier(weight=0.5, slo_seconds=120.0),
+}
+"""Known everywhere. Weights are mild on purpose: 4 to 0.25 would starve the lowest tier in overload."""
+
+
 @dataclasses.dataclass(frozen=True)
 class PolicyConfig:
     """Which brain, and its constants (those of the policy's dataclass, in snake_case)."""
@@ -81,6 +111,10 @@ class NodeConfig(Strict):
     """How a container gets its GPUs: variables and device nodes, CDI names, or what fits this node."""
     health: HealthConfig = HealthConfig()
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
+    shadow: PolicyConfig | None = None
+    """A second policy that decides on the same views and never acts; None: none."""
+    tiers: dict[Name, TierChanges] = Field(default_factory=dict)
+    """Changes to the known tiers, and further ones."""
     drain_seconds: Seconds = 60.0
     """How long requests in flight may take to end before they are cut."""
     warmup: bool = True
@@ -102,6 +136,15 @@ class NodeConfig(Strict):
     def resources(self) -> tuple[str, ...]:
         """The extended resources of all profiles."""
         return tuple(profile.resource for profile in self.profiles)
+
+    @property
+    def all_tiers(self) -> dict[str, Tier]:
+        """Every tier by name."""
+        found = dict(TIERS)
+        for name in sorted(self.tiers, key=lambda name: name != STANDARD):  # the others build on it
+            changes = self.tiers[name].model_dump(exclude_none=True)
+            found[name] = found.get(name, found[STANDARD]).model_copy(update=changes)
+        return found
 
     @property
     def chosen(self) -> str:

@@ -14,8 +14,10 @@ GPUs), ``switching`` (one switch under way), ``owners`` (pods and their processe
 ``looking`` (everything that only reads).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kybernate.config import TIERS, Tier
 from kybernate.messages import (
     EVENT_OF_STATE,
     Command,
@@ -51,6 +53,7 @@ from services.gpu_manager.inputs import (
     Tick,
     Ticket,
 )
+from services.gpu_manager.learning import Learning
 from services.gpu_manager.levels import Levels
 from services.gpu_manager.routers import Routers
 from services.gpu_manager.rows import Operation, Row
@@ -70,6 +73,7 @@ class Board:
     warmup: bool = True
     start_within_seconds: float = 600.0
     """Wall: without warm-up, a container at the gate becomes demand of its own after this."""
+    tiers: Mapping[str, Tier] = field(default_factory=lambda: TIERS)
     manager_url: str = ""
     epoch: int = 0
     seq: int = 0
@@ -81,6 +85,7 @@ class Board:
     operations: dict[str, Operation] = field(default_factory=dict)
     """By group."""
     levels: Levels = field(default_factory=Levels)
+    learning: Learning = field(default_factory=Learning)
     routers: Routers = field(default_factory=Routers)
     wake_at: dict[str, float] = field(default_factory=dict)
     """By group: model time at which the policy wants to look again."""
@@ -118,6 +123,7 @@ class Board:
         match message:
             case TrafficSignal():
                 self.levels.hear(message, now)
+                looking.heard(self, message, now)
             case Presence(component="router"):
                 self.routers.hear(message, now)
             case DrainAck():

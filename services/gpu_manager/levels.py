@@ -22,6 +22,8 @@ class Level:
     """Wall time."""
     cause: str
     poke: bool = False
+    since: tuple[tuple[float, int], ...] = ()
+    """Its waiting requests, oldest first: (model time since which they wait, how many); empty: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,12 @@ class Traffic:
     in_flight: int = 0
     oldest_since: float | None = None
     cause: str = ""
+    since: tuple[tuple[float, int], ...] = ()
+    """Those that wait, oldest first: (model time since which, how many); the counts add up to ``waiting``."""
+
+    def ages(self, now: Now) -> tuple[tuple[float, int], ...]:
+        """Those that wait, oldest first: (age in model seconds, how many)."""
+        return tuple((max(0.0, now.model - since), count) for since, count in self.since)
 
     def oldest_wait(self, now: Now) -> float:
         """Age of the oldest waiting request, model seconds."""
@@ -55,13 +63,16 @@ class Levels:
         known = sources.get((signal.source, signal.tier))
         if known is not None and signal.seq < known.seq and known.expires > now.wall:
             return
-        oldest = None
+        oldest: float | None = None
+        since: tuple[tuple[float, int], ...] = ()
         if signal.waiting:
             oldest = now.model - (signal.oldest_wait_seconds or 0.0)
             if known is not None and known.oldest_since is not None and signal.oldest_wait_seconds is None:
                 oldest = known.oldest_since
+            since = _since(signal, oldest, now)
+        expires = now.wall + signal.ttl_seconds
         sources[signal.source, signal.tier] = Level(
-            signal.seq, signal.waiting, signal.in_flight, oldest, now.wall + signal.ttl_seconds, signal.cause
+            signal.seq, signal.waiting, signal.in_flight, oldest, expires, signal.cause, since=since
         )
 
     def poke(self, source: str, seat: str, cause: str, now: Now) -> None:
@@ -98,6 +109,7 @@ class Levels:
         waiting = in_flight = pokes = 0
         oldest: float | None = None
         cause = ""
+        since: list[tuple[float, int]] = []
         places: list[Place] = [("seat", seat)]
         if takes_unassigned:
             places.append(("model", model))
@@ -107,7 +119,20 @@ class Levels:
                     pokes = 1
                 else:
                     waiting += level.waiting
+                    since += level.since
                 in_flight += level.in_flight
                 if level.oldest_since is not None and (oldest is None or level.oldest_since < oldest):
                     oldest, cause = level.oldest_since, level.cause
-        return Traffic(max(waiting, pokes), in_flight, oldest, cause)
+        if pokes and not waiting and oldest is not None:
+            since = [(oldest, 1)]
+        return Traffic(max(waiting, pokes), in_flight, oldest, cause, tuple(sorted(since)))
+
+
+def _since(signal: TrafficSignal, oldest: float, now: Now) -> tuple[tuple[float, int], ...]:
+    """Since when the requests of a signal wait. Where it tells the oldest only, the others wait half as long."""
+    told = signal.age_histogram
+    if told and sum(count for _, count in told) == signal.waiting:
+        return tuple((now.model - age, count) for age, count in told)
+    if signal.waiting == 1:
+        return ((oldest, 1),)
+    return ((oldest, 1), ((oldest + now.model) / 2, signal.waiting - 1))

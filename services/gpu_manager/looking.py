@@ -3,15 +3,18 @@
 from typing import TYPE_CHECKING
 
 from kybernate.ledger import Ledger, LedgerEntry
+from kybernate.messages import TrafficSignal
 from kybernate.policy import GroupView, SeatView
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import overlap
+from services.gpu_manager import overlap, rebinding
 from services.gpu_manager.inputs import Now, Probe
+from services.gpu_manager.learning import ASSUMED_SERVICE_SECONDS
 from services.gpu_manager.levels import Traffic
 from services.gpu_manager.rows import CUT_GRACE_SECONDS, Operation, Row
 from services.gpu_manager.seat_pod import refusal
+from services.gpu_manager.terms import terms
 
 if TYPE_CHECKING:
     from services.gpu_manager.board import Board
@@ -25,19 +28,24 @@ PREFERENCE = {S.ACTIVE: 0, S.ACTIVATING: 1, S.STARTING: 2, S.DRAINING: 3, S.PARK
 
 def view(board: "Board", group: Group, now: Now) -> GroupView:
     """What the policy sees of a group."""
-    return GroupView(group.name, group.slots, tuple(seat_view(board, board.rows[s], now) for s in group.seat_ids))
+    rows = [row for row in board.seats_of(group) if rebinding.at_hand(board, row, group)]
+    return GroupView(group.name, group.slots, tuple(seat_view(board, row, now) for row in rows), now=now.model)
 
 
-def seat_view(board: "Board", row: Row, now: Now) -> SeatView:
-    """What the policy sees of one seat."""
+def seat_view(board: "Board", row: Row, now: Now, *, on: Group | None = None) -> SeatView:
+    """What the policy sees of one seat. ``on``: the other group to which it could move."""
     demand = traffic(board, row)
+    tier = terms(row.pod, board.tiers).tier
+    learned = board.learning.of(row.seat, row.model)
     start_wait = None
     if row.calls(now) and _may_start(board, row, demand, now):
         start_wait = 0.0 if row.called_wall is None else (now.wall - row.called_wall) * now.pace
     return SeatView(
         seat=row.seat,
         state=row.state,
+        group=row.group.name,
         waiting=demand.waiting,
+        ages=demand.ages(now),
         oldest_wait_seconds=demand.oldest_wait(now),
         in_flight=demand.in_flight,
         tier=row.pod.tier if row.pod else "standard",
@@ -49,7 +57,22 @@ def seat_view(board: "Board", row: Row, now: Now) -> SeatView:
         idle_seconds=now.model - max(row.busy_at, row.active_since),
         park_seconds=row.park_seconds,
         activate_seconds=row.activate_seconds,
+        move_seconds=None if on is None else board.move_seconds,
+        home_busy=on is not None and rebinding.home_busy(board, row, now),
+        weight=tier.weight,
+        slo_seconds=tier.slo_seconds,
+        stall_budget_seconds=tier.stall_budget_seconds,
+        service_seconds=ASSUMED_SERVICE_SECONDS if learned is None else learned.service.value,
+        rate_fast=0.0 if learned is None else learned.arrivals.fast.at(now.model),
+        rate_slow=0.0 if learned is None else learned.arrivals.slow.at(now.model),
     )
+
+
+def heard(board: "Board", signal: TrafficSignal, now: Now) -> None:
+    """Learn from a signal; one that names no seat counts for the model's best one."""
+    seat = signal.seat or _best_seat(board, signal.model)
+    if seat in board.rows and board.rows[seat].model == signal.model:
+        board.learning.hear(signal, seat, now)
 
 
 def _may_start(board: "Board", row: Row, demand: Traffic, now: Now) -> bool:

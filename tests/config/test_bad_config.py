@@ -199,16 +199,33 @@ BAD = {
         ":7: policy.name: 'fifo': no such policy; did you mean fifo-batch?",
     ),
     "unknown constant of the policy": (
-        ONE + "policy:\n  minActivSeconds: 3\n",
-        ":7: policy.minActivSeconds: unknown key; did you mean minActiveSeconds?",
+        ONE + "policy:\n  name: fifo-batch\n  settings:\n    minActivSeconds: 3\n",
+        ":9: policy.settings.minActivSeconds: unknown key; did you mean minActiveSeconds?",
     ),
+    "constant of the policy in the wrong place": (
+        ONE + "policy:\n  name: fifo-batch\n  minActiveSeconds: 3\n",
+        ":8: policy.minActiveSeconds: unknown key; write it below settings: in policy",
+    ),
+    "unknown policy in the shadow": (
+        ONE + "shadow:\n  name: fifo-bach\n",
+        ":7: shadow.name: 'fifo-bach': no such policy; did you mean fifo-batch?",
+    ),
+    "tier without weight": (
+        ONE + "tiers:\n  gold:\n    weight: 0\n",
+        ":8: tiers.gold.weight: 0: is out of range; it must be above 0",
+    ),
+    "misspelt key of a tier": (
+        ONE + "tiers:\n  gold:\n    sloSecs: 5\n",
+        ":8: tiers.gold.sloSecs: unknown key; did you mean sloSeconds?",
+    ),
+    "name of a tier": (ONE + "tiers:\n  -gold:\n    weight: 1\n", ":7: tiers.-gold"),
     "wrong type of a policy's constant": (
-        ONE + "policy:\n  maxVisitSeconds: long\n",
-        ":7: policy.maxVisitSeconds: 'long': is text; it must be a number",
+        ONE + "policy:\n  name: fifo-batch\n  settings:\n    maxVisitSeconds: long\n",
+        ":9: policy.settings.maxVisitSeconds: 'long': is text; it must be a number",
     ),
     "negative constant of a policy": (
-        ONE + "policy:\n  idleParkSeconds: -3\n",
-        ":7: policy.idleParkSeconds: -3: is out of range; it must be at least 0",
+        ONE + "policy:\n  name: fifo-batch\n  settings:\n    idleParkSeconds: -3\n",
+        ":9: policy.settings.idleParkSeconds: -3: is out of range; it must be at least 0",
     ),
     "policy that is no mapping": (ONE + "policy: fifo-batch\n", ":6: policy: 'fifo-batch': is not a mapping; write"),
 }

@@ -70,9 +70,10 @@ def test_the_examples_of_the_documentation_load_and_name_the_defaults(tmp_path: 
     one, several = (block for block in blocks if block.startswith(("profiles:", "configs:")))
     config = read(tmp_path, one)
     least = read(tmp_path, "profiles:\n" + one[one.index("  - name") : one.index("gpuTopology:")])
-    rest = {"gpu_topology", "policy"}
+    rest = {"gpu_topology", "policy", "tiers"}
     assert config.model_dump(exclude=rest) == least.model_dump(exclude=rest)
     assert config.policy.build() == least.policy.build()
+    assert config.all_tiers == least.all_tiers
     assert (len(config.topology.groups), config.topology.overlap) == (1, "none")
     (tmp_path / "config.yaml").write_text(several)
     assert list(load_all(tmp_path / "config.yaml")) == ["default", "a100"]
@@ -133,9 +134,29 @@ def test_gpus_may_be_named_by_uuid(tmp_path: Path) -> None:
 
 
 def test_the_policys_constants_reach_the_policy(tmp_path: Path) -> None:
-    text = "profiles:\n" + profile(1) + "policy: {minActiveSeconds: 7, idleParkSeconds: null}\n"
+    text = (
+        "profiles:\n"
+        + profile(1)
+        + ("policy: {name: fifo-batch, settings: {minActiveSeconds: 7, idleParkSeconds: null}}\n")
+    )
     config = read(tmp_path, text)
     assert config.policy.build() == FifoBatch(min_active_seconds=7.0, idle_park_seconds=None)
+
+
+def test_what_a_tier_leaves_out_comes_from_the_known_one_or_from_standard(tmp_path: Path) -> None:
+    text = (
+        "profiles:\n"
+        + profile(1)
+        + (
+            "tiers: {standard: {stallBudgetSeconds: 3}, gold: {weight: 4}, night: {sloSeconds: 600}}\n"
+            "shadow: {name: fifo-batch}\n"
+        )
+    )
+    config = read(tmp_path, text)
+    tiers = config.all_tiers
+    assert (tiers["gold"].weight, tiers["gold"].slo_seconds, tiers["gold"].stall_budget_seconds) == (4.0, 12.0, 0.0)
+    assert (tiers["night"].weight, tiers["night"].slo_seconds, tiers["night"].stall_budget_seconds) == (1.0, 600.0, 3.0)
+    assert config.shadow == PolicyConfig("fifo-batch", {})
 
 
 def test_several_slots_and_durations_are_read(tmp_path: Path) -> None:

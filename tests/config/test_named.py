@@ -20,7 +20,7 @@ configs:
       - {name: one, resource: kyb.ai/one, groupSize: 1, seatsPerGroup: 4}
   a100:
     <<: *default
-    policy: {minActiveSeconds: 7}
+    policy: {name: fifo-batch, settings: {minActiveSeconds: 7}}
     profiles:
       - name: two
         resource: kyb.ai/two
@@ -93,7 +93,9 @@ def test_errors_about_the_machine_and_the_policy_name_the_place_too(tmp_path: Pa
     ):
         plan(load(path, "a100"), *hardware("8xL40S"))
     path = write(tmp_path, NAMED.replace("minActive", "minActiv"))
-    with pytest.raises(ConfigError, match=r"yaml:7: configs\.a100\.policy\.minActivSeconds: unknown key; did you mean"):
+    with pytest.raises(
+        ConfigError, match=r"yaml:7: configs\.a100\.policy\.settings\.minActivSeconds: unknown key; did you mean"
+    ):
         load(path, "a100")
 
 

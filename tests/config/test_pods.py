@@ -54,6 +54,18 @@ BAD = {
         POD.replace("60GiB", "60 gigs"),
         ":8: metadata.annotations.kyb.ai/vram: '60 gigs': is not a size; write bytes with a unit",
     ),
+    "unknown tier": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/tier: god"),
+        ":8: metadata.annotations.kyb.ai/tier: 'god': is no tier; did you mean gold?, or add it below tiers:",
+    ),
+    "bad SLO": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/slo: '0s'"),
+        ":8: metadata.annotations.kyb.ai/slo: '0s': is not a duration above 0; write seconds",
+    ),
+    "bad stall budget": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/stall-budget: soon"),
+        ":8: metadata.annotations.kyb.ai/stall-budget: 'soon': is not a duration; write seconds",
+    ),
     "no vram at all": (POD.replace("60GiB", "0GiB"), "kyb.ai/vram: '0GiB': is not a size"),
     "bad port": (
         POD.replace("vram: 60GiB", 'port: "99999"'),
