@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -289,3 +290,27 @@ async def test_a_wrong_pod_file_ends_the_program_before_it_serves() -> None:
         _, stderr = await asyncio.wait_for(program.communicate(), 20)
         assert program.returncode == 2
         assert "pods.yaml: document 1" in stderr.decode()
+
+
+async def test_a_pod_on_the_hosts_network_has_the_nodes_address_and_shares_its_ports() -> None:
+    async with running_kubelet(node_address="127.0.0.9") as kubelet:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.9", 0))
+            port = taken.getsockname()[1]
+            annotations = f'{{kyb.ai/port: "{port}"}}'
+            (spec,) = pods(
+                f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: p, annotations: {annotations}}}
+spec:
+  hostNetwork: true
+  containers: [{{name: engine, command: [sleep, "100"]}}]
+"""
+            )
+            created = kubelet.create(spec)
+            waiting = await until(lambda: state(created)["state"].get("waiting", {}).get("message"))
+            assert f"port {port} of 127.0.0.9 is taken" in waiting
+        await until(lambda: "running" in state(created)["state"])
+        status = created.document()["status"]
+        assert (status["podIP"], status["hostIP"]) == ("127.0.0.9", "127.0.0.9")

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dir", type=Path, required=True, help="device plugin folder: kubelet.sock, pod-resources/")
     parser.add_argument("--run-dir", type=Path, required=True, help="seat folders and logs of pods")
     parser.add_argument("--node", default="node-0", help="name of this node")
+    parser.add_argument(
+        "--node-address", default="127.0.0.1", help="address or host name of this node, for pods with hostNetwork: true"
+    )
     parser.add_argument("--speed", type=float, default=1.0, help="model seconds per wall second, given to pods")
     parser.add_argument(
         "--inject-env",
@@ -59,6 +63,7 @@ async def serve(args: argparse.Namespace, pods: Sequence[manifest.PodSpec]) -> N
         folder=args.dir,
         run_dir=args.run_dir,
         node=args.node,
+        node_address=socket.gethostbyname(args.node_address),
         speed=args.speed,
         inject=dict(args.inject_env),
         grace_seconds=args.grace,

@@ -20,7 +20,7 @@ from kybernate.fakes.kubelet.options import Options as Options
 from kybernate.fakes.kubelet.plugins import Call, PluginServer
 from kybernate.fakes.kubelet.pod import Pod, Surroundings
 from kybernate.fakes.kubelet.pod_resources import PodResourcesServer
-from kybernate.fakes.kubelet.process import free_address
+from kybernate.fakes.kubelet.process import free_address, host_address
 from kybernate.fakes.kubelet.scheduling import lacking
 from kybernate.logs import get_logger
 
@@ -58,6 +58,7 @@ class Kubelet:
         self._around = Surroundings(
             devices=self.devices,
             node=options.node,
+            node_address=options.node_address,
             logs=options.run_dir / "pods",
             env={"KYB_SPEED": f"{options.speed:g}", **options.inject},
             backoff=options.backoff,
@@ -280,7 +281,8 @@ class Kubelet:
         annotated = spec.annotations.get("kyb.ai/port", "")
         ports = {container.port for container in spec.containers if container.port is not None}
         ports |= {int(annotated)} if annotated.isdigit() else set()
-        return free_address(sorted(ports or {DEFAULT_PORT}), self._rng)
+        wanted = sorted(ports or {DEFAULT_PORT})
+        return host_address(self.options.node_address, wanted) if spec.host_network else free_address(wanted, self._rng)
 
     def _background(self, job: Any, name: str) -> None:
         task: asyncio.Task[None] = asyncio.create_task(job, name=name)

@@ -67,6 +67,8 @@ class PodSpec:
     grace_seconds: float = DEFAULT_GRACE_SECONDS
     node_name: str = ""
     """Set: the scheduler is passed over and kubelet admits at once, whatever the node has."""
+    host_network: bool = False
+    """It has the node's address, and its ports must differ from other such pods'."""
     document: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -134,6 +136,7 @@ def parse_pod(document: object, place: str) -> PodSpec:
         restart_policy=policy,
         grace_seconds=spec.number("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS),
         node_name=spec.text("nodeName", ""),
+        host_network=spec.flag("hostNetwork"),
         document=document if isinstance(document, dict) else {},
     )
 
@@ -240,6 +243,10 @@ class _Reader:
         if value < 0:
             raise self.wrong((name,), f"is {value}", "it must not be negative")
         return value
+
+    def flag(self, name: str) -> bool:
+        """True or false; false when absent."""
+        return bool(self._get(name, False, (bool,), "true or false"))
 
     def strings(self, name: str) -> tuple[str, ...]:
         """A list of strings; empty when absent."""

@@ -17,6 +17,8 @@ class Options:
     run_dir: Path
     """Seat folders (made by the plugin), and logs of pods under ``pods/``."""
     node: str = "node-0"
+    node_address: str = "127.0.0.1"
+    """The node's own address: hostIP of all pods, podIP of those with ``hostNetwork: true``."""
     speed: float = 1.0
     inject: Mapping[str, str] = field(default_factory=dict)
     """Put into every container, as a runtime's hook does; a pod's own variables come after it."""

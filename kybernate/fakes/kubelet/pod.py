@@ -27,6 +27,7 @@ class Surroundings:
 
     devices: DeviceManager
     node: str
+    node_address: str
     logs: Path
     env: Mapping[str, str]
     """Added to every container: KYB_SPEED, and what is injected."""
@@ -251,7 +252,7 @@ class Pod:
         if self.failure is not None:
             status["reason"], status["message"] = self.failure
         if self.ip:
-            status |= {"podIP": self.ip, "podIPs": [{"ip": self.ip}], "hostIP": "127.0.0.1"}
+            status |= {"podIP": self.ip, "podIPs": [{"ip": self.ip}], "hostIP": self.around.node_address}
         if self.admitted:
             status["initContainerStatuses"] = [c.status() for c in self.containers if c.spec.init]
             status["containerStatuses"] = [self._with_health(c) for c in self.containers if not c.spec.init]

@@ -29,6 +29,16 @@ def free_address(ports: Sequence[int], rng: random.Random) -> str:
     raise StartError(f"failed to set up the pod's network: no address in 127.0.0.0/8 has ports {list(ports)} free")
 
 
+def host_address(address: str, ports: Sequence[int]) -> str:
+    """The node's own address for a pod with ``hostNetwork``. Raises StartError when one of its ports is taken."""
+    taken = [port for port in ports if not _free(address, port)]
+    if taken:
+        raise StartError(
+            f"hostNetwork: port {taken[0]} of {address} is taken; give each such pod a kyb.ai/port of its own"
+        )
+    return address
+
+
 def base_environment() -> dict[str, str]:
     """What every container gets: this machine's environment without the stack's settings, this Python on PATH."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}

@@ -1,0 +1,54 @@
+# One image for everything: the services, the webhook and the probe, nats-server, kyb, and the fakes.
+# `make image` builds it, also with the builder that knows no --mount; docs/install.md says what goes in and what stays out.
+ARG BASE=python:3.13-slim-trixie
+
+# --- wheels, and the environment that is copied; nothing else of this stage is kept ----------------------------------
+FROM ${BASE} AS build
+ARG SOURCE_DATE_EPOCH=0
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+#secrets COPY build-secrets/ /run/secrets/
+COPY requirements-build.txt requirements-image.txt scripts/image_python.sh ./
+RUN --mount=type=secret,id=ca --mount=type=secret,id=pip sh image_python.sh dependencies
+COPY pyproject.toml README.md ./
+COPY kybernate kybernate
+COPY services services
+RUN sh image_python.sh product
+
+# --- what runs -----------------------------------------------------------------------------------------------------
+FROM ${BASE} AS kybernate
+RUN echo 'kybernate:x:65532:65532:Kybernate:/nonexistent:/usr/sbin/nologin' >>/etc/passwd \
+ && echo 'kybernate:x:65532:' >>/etc/group \
+ && install -d -o 65532 -g 65532 /run/kybernate /run/fake-gpu /var/lib/kybernate /var/lib/nats \
+      /var/lib/kubelet/device-plugins
+COPY --from=build /opt/kybernate /opt/kybernate
+ENV PATH=/opt/kybernate/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+USER 65532:65532
+WORKDIR /tmp
+CMD ["kyb", "--help"]
+ARG BASE
+ARG VERSION=0
+ARG REVISION=unknown
+ARG CREATED=1970-01-01T00:00:00Z
+LABEL org.opencontainers.image.title="kybernate" \
+      org.opencontainers.image.description="Host more LLMs than you have GPU memory for" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.created="${CREATED}" \
+      org.opencontainers.image.base.name="${BASE}"
+
+# --- the same with CRIU, for the checkpointer ------------------------------------------------------------------------
+FROM kybernate AS checkpointer
+USER 0
+RUN --mount=type=secret,id=ca \
+    if [ -s /run/secrets/ca ]; then ca=Acquire::https::CaInfo=/run/secrets/ca; fi \
+ && apt-get ${ca:+-o $ca} update -qq \
+ && DEBIAN_FRONTEND=noninteractive apt-get ${ca:+-o $ca} install -y -qq --no-install-recommends 'criu=4.*' \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/debconf/*-old /var/log/dpkg.log /var/log/apt \
+      /var/log/alternatives.log /var/cache/ldconfig
+USER 65532:65532
+
+# What `docker build .` without --target makes.
+FROM kybernate

@@ -1,0 +1,31 @@
+#!/bin/sh
+# Runs inside the image's build stage: makes the wheels, then /opt/kybernate from them. Every input has a hash.
+# The certificate authorities and pip's configuration of the building host come as secrets, where it has any.
+set -eu
+export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-0}"
+if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi
+if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi
+pip=/build/bin/pip
+
+case "$1" in
+dependencies)
+  python3 -m venv /build
+  $pip install --quiet --require-hashes -r requirements-build.txt
+  # What comes as source is built with the tools just installed, not with whatever is newest today.
+  $pip wheel --quiet --require-hashes --no-build-isolation --no-deps --wheel-dir /wheels -r requirements-image.txt
+  python3 -m venv --without-pip /opt/kybernate
+  $pip --python /opt/kybernate/bin/python install --quiet --no-index --no-deps --no-compile /wheels/*.whl
+  ;;
+product)
+  $pip wheel --quiet --no-index --no-build-isolation --no-deps --wheel-dir /product .
+  $pip --python /opt/kybernate/bin/python install --quiet --no-index --no-deps --no-compile /product/*.whl
+  # Containers run on a read-only root: bytecode is made here, and does not depend on the files' times.
+  python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/kybernate/lib
+  rm -f /opt/kybernate/bin/[Aa]ctivate*
+  find /opt/kybernate -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+  ;;
+*)
+  echo "image_python.sh: $1: dependencies or product" >&2
+  exit 2
+  ;;
+esac
