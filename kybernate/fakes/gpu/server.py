@@ -215,7 +215,7 @@ async def listening(machine: Machine, path: Path, mode: int | None = None) -> As
     server = await asyncio.get_running_loop().create_unix_server(lambda: _Connection(daemon), str(path), backlog=1024)
     try:
         if mode is not None:
-            path.chmod(mode)
+            os.chmod(path, mode)
         yield daemon
     finally:
         server.close()
