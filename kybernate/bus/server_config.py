@@ -1,0 +1,117 @@
+"""Configuration of nats-server as text: who may connect and do what, and a whole server for either bus. Pure."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kybernate.bus.rights import MEANING, ROLES, Place, Role, rights
+
+AUTH_FILES: Mapping[Place, str] = {
+    Place.CLUSTER: "auth.conf",
+    Place.NODE: "node-auth.conf",
+    Place.ONE: "one-auth.conf",
+}
+"""Name of the file that ``authorization`` makes, beside the server's own configuration."""
+
+
+def authorization(place: Place, public_keys: Mapping[Role, str]) -> str:
+    """The ``authorization`` block of a server, to be included: one nkey user per role, and nobody else."""
+    lines = [
+        f"# Who may do what on the {place} bus. Made by kyb bus keys from kybernate/bus/rights.py; holds no secret.",
+        "authorization {",
+        "  timeout: 5",
+        "  users: [",
+    ]
+    for role, may in rights(place).items():
+        lines += [
+            f"    # {role}: {MEANING[role]}",
+            "    {",
+            f"      nkey: {public_keys[role]}",
+            "      permissions: {",
+            *_allow("publish", may.publish),
+            *_allow("subscribe", may.subscribe),
+            "      }",
+            "    }",
+        ]
+    return "\n".join([*lines, "  ]", "}", ""])
+
+
+def _allow(verb: str, subjects: Iterable[str]) -> list[str]:
+    return [f"        {verb}: [", *(f"          {json.dumps(subject)}" for subject in subjects), "        ]"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """A nats-server. Paths are as the server sees them."""
+
+    place: Place = Place.CLUSTER
+    name: str = "kyb-nats"
+    """Unique in a cluster, and the same after a restart; ``$POD_NAME`` reads it from the environment."""
+    host: str = "0.0.0.0"
+    port: int = 4222
+    monitoring: str = ""
+    """``host:port`` of /healthz and metrics, which ask for no key; empty: none."""
+    store: str = "/data"
+    """Where streams and buckets are kept."""
+    store_bytes: int = 4 << 30
+    """Most that they may take together."""
+    auth: str = ""
+    """File of the authorization block, relative to the configuration; empty: everybody may do everything."""
+    cert: str = ""
+    """The server's certificate (PEM); with it every client must speak TLS."""
+    key: str = ""
+    ca: str = ""
+    """With it, clients must show a certificate that this authority signed."""
+    routes: tuple[str, ...] = ()
+    """``host:port`` of the other servers of a cluster, this one may be among them."""
+
+
+def server_config(options: ServerOptions) -> str:
+    """A complete nats-server.conf."""
+    lines = [
+        f"# nats-server as {options.place} bus of Kybernate, made by kyb bus config",
+        f"server_name: {options.name if options.name.startswith('$') else json.dumps(options.name)}",
+        f"listen: {json.dumps(f'{options.host}:{options.port}')}",
+        *([f"http: {json.dumps(options.monitoring)}"] if options.monitoring else []),
+        "max_payload: 1MB",
+        "write_deadline: 10s",
+    ]
+    if options.place is not Place.NODE:
+        sizes = ("max_memory_store: 64MB", f"max_file_store: {options.store_bytes}")
+        lines += ["jetstream {", f"  store_dir: {json.dumps(options.store)}", *(f"  {size}" for size in sizes), "}"]
+    if options.cert:
+        lines += ["tls {", *_tls(options, verify=bool(options.ca)), "}"]
+    if options.routes:
+        lines += ["cluster {", "  name: kyb", f"  listen: {json.dumps(f'{options.host}:6222')}"]
+        if options.cert:
+            lines += ["  tls {", *(f"  {line}" for line in _tls(options, verify=bool(options.ca))), "  }"]
+        lines += ["  routes: [", *(f"    {json.dumps(f'nats://{route}')}" for route in options.routes), "  ]", "}"]
+    if options.auth:
+        lines.append(f"include {json.dumps(options.auth)}")
+    return "\n".join([*lines, ""])
+
+
+def _tls(options: ServerOptions, *, verify: bool) -> list[str]:
+    files = {"cert_file": options.cert, "key_file": options.key, "ca_file": options.ca}
+    found = [f"  {name}: {json.dumps(path)}" for name, path in files.items() if path]
+    return [*found, "  verify: true"] if verify else found
+
+
+def roles_table() -> str:
+    """Markdown: what each key can do, for ``docs/security.md``."""
+    lines = ["| role | on | may publish | may subscribe |", "|---|---|---|---|"]
+    for place in (Place.CLUSTER, Place.NODE):
+        for role, may in rights(place).items():
+            said, heard = (", ".join(f"`{subject}`" for subject in _short(each)) for each in (may.publish, may.subscribe))
+            lines.append(f"| `{role}` | {place} bus | {said} | {heard} |")
+    assert {role for place in (Place.CLUSTER, Place.NODE) for role in ROLES[place]} == set(Role)
+    return "\n".join(lines) + "\n"
+
+
+def _short(subjects: Iterable[str]) -> list[str]:
+    """Subjects that differ in their last token only, as ``….{a,b}``."""
+    together: dict[str, list[str]] = {}
+    for subject in subjects:
+        head, _, last = subject.rpartition(".")
+        together.setdefault(head, []).append(last)
+    return [f"{head}.{{{','.join(last)}}}" if len(last) > 1 else f"{head}.{last[0]}" for head, last in together.items()]
