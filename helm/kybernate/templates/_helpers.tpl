@@ -1,0 +1,396 @@
+{{/* Name of the chart. */}}
+{{- define "kybernate.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Beginning of all names. Never "kyb" or "kyb-…": see values.yaml, fullnameOverride. */}}
+{{- define "kybernate.fullname" -}}
+{{- $name := include "kybernate.name" . -}}
+{{- $release := .Release.Name -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if or (contains $name $release) -}}
+{{- $release | trunc 40 | trimSuffix "-" -}}
+{{- else if hasPrefix $release $name -}}
+{{- $name -}}
+{{- else if hasPrefix "kyb-" $release -}}
+{{- printf "%s-%s" $name (trimPrefix "kyb-" $release) | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" $release $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kybernate.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/name: {{ include "kybernate.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: kybernate
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "kybernate.selector" -}}
+app.kubernetes.io/name: {{ include "kybernate.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* metadata of an object: (dict "root" $ "component" "router" ["name" …] ["annotations" …] ["cluster" true]) */}}
+{{- define "kybernate.metadata" -}}
+name: {{ default (printf "%s-%s" (include "kybernate.fullname" .root) .component) .name }}
+{{- if not .cluster }}
+namespace: {{ .root.Release.Namespace }}
+{{- end }}
+labels:
+  {{- include "kybernate.labels" .root | nindent 2 }}
+  app.kubernetes.io/component: {{ .component }}
+{{- with merge (dict) (default (dict) .annotations) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* metadata of a pod: (dict "root" $ "component" … ["labels" …] ["annotations" …]) */}}
+{{- define "kybernate.podMetadata" -}}
+labels:
+  {{- include "kybernate.labels" .root | nindent 2 }}
+  app.kubernetes.io/component: {{ .component }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (default (dict) .annotations) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* An image: (dict "root" $ "image" <override of .Values.image>). A digest of an override counts for it alone. */}}
+{{- define "kybernate.image" -}}
+{{- $base := .root.Values.image -}}
+{{- $own := default (dict) .image -}}
+{{- $repository := default $base.repository $own.repository -}}
+{{- $registry := default $base.registry $own.registry | default .root.Values.global.imageRegistry -}}
+{{- $tag := default (default .root.Chart.AppVersion $base.tag) $own.tag -}}
+{{- $digest := ternary $own.digest (default $base.digest $own.digest) (not (empty (or $own.repository $own.tag))) -}}
+{{- if $registry }}{{ printf "%s/" (trimSuffix "/" $registry) }}{{ end -}}
+{{- $repository -}}
+{{- if $digest }}{{ printf "@%s" $digest }}{{ else }}{{ printf ":%s" $tag }}{{ end -}}
+{{- end -}}
+
+{{- define "kybernate.pullSecrets" -}}
+{{- with concat .Values.global.imagePullSecrets .Values.imagePullSecrets | uniq }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Security of a pod that needs nothing of the node. OpenShift gives user ids itself. */}}
+{{- define "kybernate.podSecurity" -}}
+runAsNonRoot: true
+{{- if not .Values.openshift.enabled }}
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+{{- end }}
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{/* Security of a pod that works with files of the node, which belong to root. It has no capabilities. */}}
+{{- define "kybernate.nodePodSecurity" -}}
+runAsUser: 0
+runAsGroup: 0
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "kybernate.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{/* Where clients of the cluster bus connect. */}}
+{{- define "kybernate.natsUrl" -}}
+{{- if .Values.nats.enabled -}}
+{{- $host := default (printf "%s-nats.%s.svc" (include "kybernate.fullname" .) .Release.Namespace) .Values.nats.service.clusterIP -}}
+{{- printf "%s://%s:4222" (ternary "tls" "nats" .Values.nats.tls.enabled) $host -}}
+{{- else -}}
+{{- .Values.externalNats.url -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kybernate.routerUrl" -}}
+{{- $host := default (printf "%s-router.%s.svc" (include "kybernate.fullname" .) .Release.Namespace) .Values.router.service.clusterIP -}}
+{{- printf "http://%s:%v" $host .Values.router.service.port -}}
+{{- end -}}
+
+{{/* Secret with the keys of the cluster bus; empty: connections without a key. */}}
+{{- define "kybernate.keySecret" -}}
+{{- if not .Values.nats.enabled -}}
+{{- .Values.externalNats.existingSecret -}}
+{{- else if .Values.keys.enabled -}}
+{{- default (printf "%s-bus-keys" (include "kybernate.fullname" .)) .Values.keys.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Secret with the keys of the node bus; empty: connections without a key. */}}
+{{- define "kybernate.nodeKeySecret" -}}
+{{- if .Values.keys.enabled -}}
+{{- default (printf "%s-node-keys" (include "kybernate.fullname" .)) .Values.keys.existingNodeSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Secret with ca.crt of the bus; empty: the system's authorities, or no TLS. */}}
+{{- define "kybernate.natsCaSecret" -}}
+{{- if not .Values.nats.enabled -}}
+{{- .Values.externalNats.caSecret -}}
+{{- else if .Values.nats.tls.enabled -}}
+{{- include "kybernate.natsTlsSecret" . -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kybernate.natsTlsSecret" -}}
+{{- default (printf "%s-nats-tls" (include "kybernate.fullname" .)) .Values.nats.tls.existingSecret -}}
+{{- end -}}
+
+{{/* Secret with the clients' certificate, when servers ask for one. */}}
+{{- define "kybernate.natsClientSecret" -}}
+{{- if and .Values.nats.enabled .Values.nats.tls.enabled .Values.nats.tls.verify -}}
+{{- default (printf "%s-nats-client-tls" (include "kybernate.fullname" .)) .Values.nats.tls.clientSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What every service is told. (dict "root" $ "role" …); without a role it does not use the bus. */}}
+{{- define "kybernate.env" -}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- name: KYB_NODE
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+- name: KYB_INSTANCE
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: KYB_LOG_LEVEL
+  value: {{ .root.Values.log.level }}
+- name: KYB_LOG_FORMAT
+  value: {{ .root.Values.log.format }}
+{{- if and .root.Values.fakeGpu.enabled (ne (float64 .root.Values.fakeGpu.speed) 1.0) }}
+- name: KYB_SPEED
+  value: {{ .root.Values.fakeGpu.speed | quote }}
+{{- end }}
+{{- if .role }}
+{{ include "kybernate.busEnv" . }}
+{{- end }}
+{{- end -}}
+
+{{- define "kybernate.busEnv" -}}
+- name: KYB_NATS_URL
+  value: {{ include "kybernate.natsUrl" .root | quote }}
+{{- if include "kybernate.keySecret" .root }}
+- name: KYB_NATS_NKEY_FILE
+  value: /etc/kybernate/bus-key/{{ .role }}.nk
+{{- end }}
+{{- if include "kybernate.natsCaSecret" .root }}
+- name: KYB_NATS_CA_FILE
+  value: /etc/kybernate/bus-tls/ca.crt
+{{- end }}
+{{- if include "kybernate.natsClientSecret" .root }}
+- name: KYB_NATS_CERT_FILE
+  value: /etc/kybernate/bus-tls/tls.crt
+- name: KYB_NATS_KEY_FILE
+  value: /etc/kybernate/bus-tls/tls.key
+{{- end }}
+{{- end -}}
+
+{{- define "kybernate.busMounts" -}}
+{{- if include "kybernate.keySecret" .root }}
+- {name: bus-key, mountPath: /etc/kybernate/bus-key, readOnly: true}
+{{- end }}
+{{- if or (include "kybernate.natsCaSecret" .root) (include "kybernate.natsClientSecret" .root) }}
+- {name: bus-tls, mountPath: /etc/kybernate/bus-tls, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{/* Only the role's own seed is in the pod. */}}
+{{- define "kybernate.busVolumes" -}}
+{{- with include "kybernate.keySecret" .root }}
+- name: bus-key
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items:
+      - {key: {{ $.role }}.nk, path: {{ $.role }}.nk}
+{{- end }}
+{{- $ca := include "kybernate.natsCaSecret" .root }}
+{{- $client := include "kybernate.natsClientSecret" .root }}
+{{- if or $ca $client }}
+- name: bus-tls
+  projected:
+    defaultMode: 0440
+    sources:
+      {{- with $ca }}
+      - secret:
+          name: {{ . }}
+          items: [{key: ca.crt, path: ca.crt}]
+      {{- end }}
+      {{- with $client }}
+      - secret:
+          name: {{ . }}
+          items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
+      {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Probes over HTTP; liveness never depends on NATS. (dict "port" …) */}}
+{{- define "kybernate.probes" -}}
+startupProbe:
+  httpGet: {path: /healthz, port: {{ .port }}}
+  periodSeconds: 1
+  failureThreshold: 120
+  timeoutSeconds: 2
+livenessProbe:
+  httpGet: {path: /healthz, port: {{ .port }}}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+  httpGet: {path: /readyz, port: {{ .port }}}
+  periodSeconds: {{ default 3 .readyEvery }}
+  timeoutSeconds: 3
+  failureThreshold: {{ default 2 .readyFailures }}
+{{- end -}}
+
+{{/* Token of the API server for one container of a pod, not for all of them. */}}
+{{- define "kybernate.tokenVolume" -}}
+- name: api-token
+  projected:
+    defaultMode: 0444
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3607}
+      - configMap:
+          name: kube-root-ca.crt
+          items: [{key: ca.crt, path: ca.crt}]
+      - downwardAPI:
+          items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]
+{{- end -}}
+{{- define "kybernate.tokenMount" -}}
+- {name: api-token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+{{- end -}}
+
+{{/* The floor: without these a node agent is silently wanted on no node at all. */}}
+{{- define "kybernate.agentPlacement" -}}
+{{- with .Values.nodeAgents.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.nodeAgents.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+tolerations:
+  - {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}
+  - {key: CriticalAddonsOnly, operator: Exists}
+  {{- if .Values.fakeGpu.enabled }}
+  - {key: node-role.kubernetes.io/control-plane, operator: Exists, effect: NoSchedule}
+  {{- end }}
+  {{- with .Values.nodeAgents.tolerations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- if .Values.nodeAgents.affinity }}
+affinity:
+  {{- toYaml .Values.nodeAgents.affinity | nindent 2 }}
+{{- else if not .Values.fakeGpu.enabled }}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        - matchExpressions:
+            - {key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}
+        - matchExpressions:
+            - {key: nvidia.com/gpu.present, operator: In, values: ["true"]}
+        - matchExpressions:
+            - {key: kyb.ai/seats, operator: In, values: ["true"]}
+{{- end }}
+{{- end -}}
+
+{{/* The fake driver's socket lies in a folder of its own, which containers with a seat get. */}}
+{{- define "kybernate.fakeDriverDir" -}}
+{{ .Values.hostPaths.run }}/fake-gpu
+{{- end -}}
+
+{{- define "kybernate.gpuEnv" -}}
+{{- if .Values.fakeGpu.enabled }}
+- name: KYB_FAKE_DRIVER
+  value: {{ include "kybernate.fakeDriverDir" . }}/driver.sock
+{{- else }}
+- name: NVIDIA_VISIBLE_DEVICES
+  value: all
+- name: NVIDIA_DRIVER_CAPABILITIES
+  value: compute,utility
+{{- end }}
+{{- end -}}
+
+{{- define "kybernate.runtimeClass" -}}
+{{- if and (not .Values.fakeGpu.enabled) .Values.gpu.runtimeClassName }}
+runtimeClassName: {{ .Values.gpu.runtimeClassName }}
+{{- end }}
+{{- end -}}
+
+{{- define "kybernate.configMapName" -}}
+{{- default (printf "%s-config" (include "kybernate.fullname" .)) .Values.config.existingConfigMap -}}
+{{- end -}}
+
+{{/* Name of a Job that is made anew when it differs or at each upgrade: Jobs cannot be changed. */}}
+{{- define "kybernate.jobName" -}}
+{{- printf "%s-%s-%s" (include "kybernate.fullname" .root) .component (printf "%d %s" .root.Release.Revision (toJson .root.Values) | sha256sum | trunc 8) -}}
+{{- end -}}
+
+{{- define "kybernate.jobSpec" -}}
+backoffLimit: 20
+activeDeadlineSeconds: 900
+{{- if not (kindIs "invalid" .Values.jobs.ttlSecondsAfterFinished) }}
+ttlSecondsAfterFinished: {{ .Values.jobs.ttlSecondsAfterFinished }}
+{{- end }}
+{{- end -}}
+
+{{/* Where a pod that needs no GPU goes. (dict "root" $ "values" .Values.router "component" …) */}}
+{{- define "kybernate.placement" -}}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if or .values.tolerations .root.Values.fakeGpu.enabled }}
+tolerations:
+  {{- if .root.Values.fakeGpu.enabled }}
+  - {key: node-role.kubernetes.io/control-plane, operator: Exists, effect: NoSchedule}
+  {{- end }}
+  {{- with .values.tolerations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- with .values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+topologySpreadConstraints:
+{{- if .values.topologySpreadConstraints }}
+  {{- toYaml .values.topologySpreadConstraints | nindent 2 }}
+{{- else }}
+  {{- $selector := include "kybernate.selector" (dict "root" .root "component" .component) }}
+  {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - maxSkew: 1
+    topologyKey: {{ . }}
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- $selector | nindent 8 }}
+  {{- end }}
+{{- end }}
+{{- end -}}
