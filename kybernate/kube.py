@@ -1,6 +1,7 @@
 """The API server, as far as a node's service needs it: its own Node, and who else offers GPUs there.
 
-Read-only, with this pod's service account: ``get`` of ``nodes``, ``list`` of ``resourceslices.resource.k8s.io``.
+With this pod's service account. Services only read: ``get`` of ``nodes``, ``list`` of
+``resourceslices.resource.k8s.io``. Jobs also write single objects (``kyb bus keys`` its Secrets: ``get``, ``create`` and ``update`` of these).
 """
 
 import asyncio
@@ -20,6 +21,10 @@ SLICE_VERSIONS = ("v1", "v1beta2", "v1beta1")
 
 class KubeError(Exception):
     """The API server cannot be asked, or refused; the text says what and why."""
+
+
+class ConflictError(KubeError):
+    """The object is there already, or somebody changed it since it was read: read it again."""
 
 
 def in_cluster(env: Mapping[str, str] | None = None) -> str | None:
@@ -62,8 +67,28 @@ class Kube:
             session, self._session = self._session, None
             await session.close()
 
+    async def get(self, path: str) -> dict[str, Any] | None:
+        """The object at this path, e.g. ``/api/v1/namespaces/x/secrets/y``; None: not there. Raises KubeError."""
+        return await self._get(path)
+
+    async def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Add an object to a collection. Raises ConflictError when its name is taken, KubeError."""
+        return await self._ask("POST", path, body=body)
+
+    async def replace(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Write an object that was read before. Raises ConflictError when it changed since then, KubeError."""
+        return await self._ask("PUT", path, body=body)
+
     async def _get(self, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any] | None:
         """A JSON object; None when there is no such thing. Raises KubeError."""
+        try:
+            return await self._ask("GET", path, params)
+        except _MissingError:
+            return None
+
+    async def _ask(
+        self, method: str, path: str, params: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(ssl=await asyncio.to_thread(self._tls)),
@@ -72,17 +97,16 @@ class Kube:
         token = await asyncio.to_thread(self._token)  # read each time: it is rotated
         headers = {"Authorization": f"Bearer {token}"}
         try:
-            async with self._session.get(self._url + path, params=params, headers=headers) as answer:
-                if answer.status == 404:
-                    return None
-                if answer.status in (401, 403):
-                    raise KubeError(f"GET {path}: HTTP {answer.status}; the service account may not read this")
+            async with self._session.request(
+                method, self._url + path, params=params, headers=headers, json=body
+            ) as answer:
+                _judge(method, path, answer.status)
                 answer.raise_for_status()
                 found = await answer.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise KubeError(f"GET {self._url}{path}: {type(error).__name__}: {error}") from error
+            raise KubeError(f"{method} {self._url}{path}: {type(error).__name__}: {error}") from error
         if not isinstance(found, dict):
-            raise KubeError(f"GET {path}: the answer is no JSON object")
+            raise KubeError(f"{method} {path}: the answer is no JSON object")
         return found
 
     def _token(self) -> str:
@@ -100,3 +124,18 @@ class Kube:
             return ssl.create_default_context(cafile=path)
         except (OSError, ssl.SSLError) as error:
             raise KubeError(f"{path}: {error}; it must hold the API server's certificate authority") from error
+
+
+class _MissingError(KubeError):
+    """There is no such object or kind."""
+
+
+def _judge(method: str, path: str, status: int) -> None:
+    """Raise what an answer's status means beyond plain failure."""
+    if status == 404:
+        raise _MissingError(f"{method} {path}: HTTP 404; there is no such thing")
+    if status == 409:
+        raise ConflictError(f"{method} {path}: HTTP 409; it is there already, or was changed meanwhile")
+    if status in (401, 403):
+        verb = {"GET": "read", "POST": "create", "PUT": "update"}[method]
+        raise KubeError(f"{method} {path}: HTTP {status}; the service account may not {verb} this")

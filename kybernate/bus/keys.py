@@ -34,7 +34,9 @@ def complete(places: tuple[Place, ...], found: Mapping[str, str], rotate: Role |
         try:
             public[role] = public_key(seed)
         except ValueError as error:
-            raise KeysError(f"{role}.nk is not the seed of a user's nkey: {error}; rotate it: --rotate {role}") from None
+            raise KeysError(
+                f"{role}.nk is not the seed of a user's nkey: {error}; rotate it: --rotate {role}"
+            ) from None
         files[f"{role}.nk"] = f"{seed}\n"
         files[f"{role}.pub"] = f"{public[role]}\n"
     return files | {AUTH_FILES[place]: authorization(place, public) for place in places}

@@ -1,7 +1,7 @@
 """Who may say and hear what on NATS: one key per role, least subjects. Pure data and its rules, no I/O.
 
-Everything is derived from who sends and who hears each kind of message, and who uses which bucket; a new message, bucket
-or stream that nobody was given fails a test. Rendered for nats-server by ``kybernate.bus.server_config``.
+Everything is derived from who sends and who hears each kind of message, and who uses which bucket; a new message,
+bucket or stream that nobody was given fails a test. Rendered for nats-server by ``kybernate.bus.server_config``.
 
 Kubernetes gives all pods of a DaemonSet the same Secret, so a role is not bound to its node.
 """
@@ -20,7 +20,6 @@ from kybernate.messages import (
     GpuHealthChanged,
     Job,
     JobProgress,
-    Presence,
     SeatAllocated,
     SeatEvent,
     TrafficSignal,

@@ -102,7 +102,7 @@ def roles_table() -> str:
     lines = ["| role | on | may publish | may subscribe |", "|---|---|---|---|"]
     for place in (Place.CLUSTER, Place.NODE):
         for role, may in rights(place).items():
-            said, heard = (", ".join(f"`{subject}`" for subject in _short(each)) for each in (may.publish, may.subscribe))
+            said, heard = (", ".join(f"`{one}`" for one in _short(each)) for each in (may.publish, may.subscribe))
             lines.append(f"| `{role}` | {place} bus | {said} | {heard} |")
     assert {role for place in (Place.CLUSTER, Place.NODE) for role in ROLES[place]} == set(Role)
     return "\n".join(lines) + "\n"

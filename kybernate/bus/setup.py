@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import nats.errors
 import nats.js.errors
@@ -60,23 +60,32 @@ def streams(replicas: int = 1) -> tuple[StreamConfig, ...]:
 
 
 async def init(
-    url: str, replicas: int = 1, *, credentials: Credentials = NOBODY, timeout: float = 5.0, wait: float = 0.0
+    url: str,
+    replicas: int = 1,
+    *,
+    credentials: Credentials = NOBODY,
+    timeout: float = 5.0,
+    wait: float = 0.0,
+    on_wait: Callable[[str], None] = lambda _: None,
 ) -> tuple[str, ...]:
     """Create what is missing and bring the rest up to date; returns the names that were changed.
 
     May run any number of times, also beside running services. ``wait``: wall seconds for which a server that does not
-    answer, refuses or has no leader yet is asked again. Raises BusDownError when no server answers, CredentialsError,
-    BusError when it has no JetStream or refuses.
+    answer, refuses or has no leader yet is asked again; ``on_wait`` hears once why. Raises BusDownError when no server
+    answers, CredentialsError, BusError when it has no JetStream or refuses.
     """
-    until = time.monotonic() + wait
+    until, told = time.monotonic() + wait, False
     while True:
         try:
             return await _init(url, replicas, credentials, timeout)
         except CredentialsError:
             raise
-        except BusError:
+        except BusError as error:
             if time.monotonic() >= until:
                 raise
+            if not told:
+                on_wait(str(error))
+                told = True
         await asyncio.sleep(RETRY_SECONDS)
 
 
@@ -96,14 +105,27 @@ async def _init(url: str, replicas: int, credentials: Credentials, timeout: floa
 
 @contextlib.asynccontextmanager
 async def connection(
-    url: str, name: str, credentials: Credentials = NOBODY, timeout: float = 5.0
+    url: str,
+    name: str,
+    credentials: Credentials = NOBODY,
+    timeout: float = 5.0,
+    *,
+    report: Callable[[Exception], None] = lambda _: None,
 ) -> AsyncIterator[Client]:
-    """One connection that is not made again. Raises BusDownError, CredentialsError, BusError when it is refused."""
+    """One connection that is not made again. Raises BusDownError, CredentialsError, BusError when it is refused.
+
+    ``report`` gets errors that belong to no call.
+    """
     said: list[Exception] = []
+
+    def hear(error: Exception) -> None:
+        said.append(error)
+        report(error)
+
     place = url.rsplit("@")[-1]
     try:
         async with asyncio.timeout(timeout):
-            link = await dial(url, name, credentials, said.append)
+            link = await dial(url, name, credentials, hear)
     except (OSError, nats.errors.Error) as error:  # time-outs are OSErrors
         why = said[-1] if said else error
         if refused(why):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kybernate.cli.errors import CliError
+from kybernate.cli.bus import bus
 from kybernate.cli.output import Output, OutputOption
 from kybernate.cli.topology import topology
 
@@ -25,10 +25,9 @@ app = typer.Typer(
     help="Kybernate: host more LLMs than you have GPU memory for.",
     epilog="Exit codes: 0 done · 1 it could not be done · 2 wrong usage or configuration.",
 )
-bus_app = typer.Typer(no_args_is_help=True, help="The NATS bus.")
 config_app = typer.Typer(no_args_is_help=True, help="Configuration files.")
 doctor_app = typer.Typer(no_args_is_help=True, help="What works on this machine, and what to do about the rest.")
-app.add_typer(bus_app, name="bus")
+app.add_typer(bus, name="bus")
 app.add_typer(config_app, name="config")
 app.add_typer(doctor_app, name="doctor")
 
@@ -201,27 +200,6 @@ def wake(
 
     reply = Router(find_url(url)).wake(model.removeprefix("model/"))
     print(json.dumps(reply) if output is Output.JSON else f"{model}: asked for; see kyb status")
-
-
-@bus_app.command("init")
-def bus_init(
-    nats_url: Annotated[str | None, typer.Option(help="Default: KYB_NATS_URL, else the running stack's.")] = None,
-) -> None:
-    """Create the streams and buckets that are missing, and bring the rest up to date."""
-    import asyncio
-    import os
-
-    from kybernate.bus import setup
-    from kybernate.bus.port import BusError
-    from kybernate.stack_file import find_stack
-
-    stack = find_stack() or {}
-    address = nats_url or os.environ.get("KYB_NATS_URL") or str(stack.get("nats_url", "nats://127.0.0.1:4222"))
-    try:
-        changed = asyncio.run(setup.init(address))
-    except BusError as error:
-        raise CliError(str(error)) from None
-    print(f"changed: {', '.join(changed)}" if changed else "nothing to do: all streams and buckets are there")
 
 
 @config_app.command("check")

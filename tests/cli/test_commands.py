@@ -228,6 +228,6 @@ async def test_config_check_looks_at_pods_too(kyb: "Kyb", tmp_path: Path) -> Non
 
 
 async def test_bus_init_says_when_no_server_answers(kyb: "Kyb") -> None:
-    said = await kyb("bus", "init", "--nats-url", "nats://127.0.0.1:1")
+    said = await kyb("bus", "init", "--wait", "0", "--nats-url", "nats://127.0.0.1:1")
     assert said.code == 1
     assert said.err.startswith("kyb: no NATS server answers at nats://127.0.0.1:1")

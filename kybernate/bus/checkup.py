@@ -1,0 +1,36 @@
+"""Whether a key can do what its role needs, asked of the server itself without a trace in streams or services."""
+
+from kybernate.bus.credentials import Credentials
+from kybernate.bus.nats_link import forbidden
+from kybernate.bus.rights import ROLES, Place, Role, rights
+from kybernate.bus.setup import connection
+
+NOWHERE = "kyb-check"
+"""Name of a node that does not exist: nobody hears what is said to it."""
+_HARMLESS = ("kyb.v1.cmd.", "kyb.v1.job.", "$JS.API.", "_INBOX")
+"""What may be published empty: nobody serves that node, and JetStream refuses an empty request. All else would be
+stored, or heard by services."""
+
+
+async def examine(url: str, credentials: Credentials, role: Role, *, timeout: float = 5.0) -> list[str]:
+    """What the server refused, in its words; empty: nothing. Raises BusDownError, CredentialsError, BusError."""
+    place = Place.CLUSTER if role in ROLES[Place.CLUSTER] else Place.NODE
+    need = rights(place)[role]
+    refused: list[str] = []
+
+    def note(error: Exception) -> None:
+        if forbidden(error):
+            refused.append(str(error).removeprefix("nats: "))
+
+    async with connection(url, "kyb bus check", credentials, timeout, report=note) as client:
+        for subject in need.subscribe:
+            await client.subscribe(subject, cb=_ignore)
+        for subject in need.publish:
+            if subject.startswith(_HARMLESS):
+                await client.publish(".".join(NOWHERE if token in "*>" else token for token in subject.split(".")))
+        await client.flush(timeout=max(1, int(timeout)))
+    return refused
+
+
+async def _ignore(_: object) -> None:
+    """What arrives meanwhile is somebody else's."""

@@ -1,0 +1,200 @@
+"""``kyb bus``: streams and buckets, keys, the server's configuration."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from kybernate.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from kybernate.bus.rights import Place, Role
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+bus = typer.Typer(no_args_is_help=True, help="The NATS bus: streams, keys, configuration.")
+
+T = TypeVar("T")
+
+NatsUrl = Annotated[str | None, typer.Option(help="Default: KYB_NATS_URL, else the running stack's.")]
+NkeyFile = Annotated[Path | None, typer.Option(envvar="KYB_NATS_NKEY_FILE", help="Seed of the key to connect with.")]
+CaFile = Annotated[Path | None, typer.Option(envvar="KYB_NATS_CA_FILE", help="Who signed the server's certificate.")]
+CertFile = Annotated[Path | None, typer.Option(envvar="KYB_NATS_CERT_FILE", help="A client certificate.")]
+KeyFile = Annotated[Path | None, typer.Option(envvar="KYB_NATS_KEY_FILE", help="Its private key.")]
+
+
+@bus.command("init")
+def init(
+    nats_url: NatsUrl = None,
+    nkey_file: NkeyFile = None,
+    ca_file: CaFile = None,
+    cert_file: CertFile = None,
+    key_file: KeyFile = None,
+    replicas: Annotated[int, typer.Option(min=1, max=5, help="Servers that keep each stream and bucket.")] = 1,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a server that is not there yet.")] = 60,
+) -> None:
+    """Create the streams and buckets that are missing, and bring the rest up to date."""
+    from kybernate.bus import Credentials, setup
+    from kybernate.bus.rights import Role
+
+    who = Credentials(Role.INIT, nkey_file, ca_file, cert_file, key_file)
+
+    def tell(why: str) -> None:
+        print(f"kyb: {why}; trying again for up to {wait:g} s", file=sys.stderr)
+
+    changed = _run(setup.init(_address(nats_url), replicas, credentials=who, wait=wait, on_wait=tell))
+    print(f"changed: {', '.join(changed)}" if changed else "nothing to do: all streams and buckets are there")
+
+
+@bus.command("check")
+def check(
+    role: Annotated[str, typer.Option(help="Whose key it is, e.g. router or node-manager.")],
+    nats_url: NatsUrl = None,
+    nkey_file: NkeyFile = None,
+    ca_file: CaFile = None,
+    cert_file: CertFile = None,
+    key_file: KeyFile = None,
+) -> None:
+    """Check that a key can do what its role needs; sends nothing that anybody acts on."""
+    from kybernate.bus import Credentials
+    from kybernate.bus.checkup import examine
+
+    address = _address(nats_url)
+    who = _role(role)
+    missing = _run(examine(address, Credentials(who, nkey_file, ca_file, cert_file, key_file), who))
+    if missing:
+        text = "; ".join(missing)
+        raise CliError(f"{address}: role {role} cannot do all it needs: {text}; renew auth.conf with kyb bus keys")
+    print(f"{address}: good for role {role}")
+
+
+@bus.command("keys")
+def keys(
+    out: Annotated[Path | None, typer.Option(help="Folder for the files; what is there stays.")] = None,
+    secret: Annotated[str | None, typer.Option(help="Kubernetes Secret for the cluster bus.")] = None,
+    node_secret: Annotated[str | None, typer.Option(help="Kubernetes Secret for the node bus.")] = None,
+    namespace: Annotated[str, typer.Option(envvar="KYB_NAMESPACE", help="Of the Secrets. Default: this pod's.")] = "",
+    rotate: Annotated[str | None, typer.Option(help="Make a new key for this role; the old one is void.")] = None,
+    one_server: Annotated[bool, typer.Option("--one-server", help="One NATS plays both buses: one-auth.conf.")] = False,
+    service_account: Annotated[Path, typer.Option(help="Folder of the pod's token, for --secret.")] = ACCOUNT,
+) -> None:
+    """Make the keys that are missing, one per role, and the server's list of them with their rights."""
+    if (out is None) == (secret is None and node_secret is None):
+        raise CliError("say where the keys go: --out DIR, or --secret NAME and --node-secret NAME", 2)
+    from kybernate.bus.rights import ROLES, Place
+
+    again = _role(rotate) if rotate is not None else None
+    if out is not None:
+        from kybernate.bus.keys import write
+        from kybernate.bus.port import BusError
+
+        try:
+            changed = write(out, (Place.ONE,) if one_server else (Place.CLUSTER, Place.NODE), again)
+        except BusError as error:
+            raise CliError(str(error)) from None
+        _tell(str(out), changed)
+        return
+    places = {Place.CLUSTER: secret, Place.NODE: node_secret}
+    chosen = {place: name for place, name in places.items() if name is not None}
+    if again is not None and not any(again in ROLES[place] for place in chosen):
+        raise CliError(f"--rotate {again}: none of the named Secrets has this role", 2)
+    _run(_secrets(service_account, namespace, chosen, again))
+
+
+@bus.command("config")
+def config(
+    node: Annotated[bool, typer.Option("--node", help="For the node bus: loopback, no JetStream.")] = False,
+    name: Annotated[str, typer.Option(help="The server's name; $POD_NAME reads it from the environment.")] = "kyb-nats",
+    host: Annotated[str | None, typer.Option(help="Where it listens. Default: everywhere, --node: loopback.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: 4222, --node: 4223.")] = None,
+    monitoring: Annotated[str, typer.Option(help="HOST:PORT of /healthz; asks for no key. Default: none.")] = "",
+    store: Annotated[str, typer.Option(help="Folder of streams and buckets.")] = "/data",
+    store_bytes: Annotated[str, typer.Option(help="Most that they may take.")] = "4GiB",
+    auth: Annotated[str, typer.Option(help="auth.conf of kyb bus keys, relative to this file. Default: no keys.")] = "",
+    cert: Annotated[str, typer.Option(help="The server's certificate; then clients must speak TLS.")] = "",
+    key: Annotated[str, typer.Option(help="Its private key.")] = "",
+    ca: Annotated[str, typer.Option(help="Clients must show a certificate signed by this authority.")] = "",
+    route: Annotated[list[str] | None, typer.Option(help="HOST:PORT of each server of a cluster.")] = None,
+) -> None:
+    """Print a complete nats-server.conf."""
+    from kybernate.bus.rights import Place
+    from kybernate.bus.server_config import ServerOptions, server_config
+    from kybernate.sizes import parse_bytes
+
+    if bool(cert) != bool(key) or (ca and not cert):
+        raise CliError("--cert and --key belong together, and --ca to them", 2)
+    try:
+        size = parse_bytes(store_bytes)
+    except ValueError as error:
+        raise CliError(f"--store-bytes {store_bytes}: {error}", 2) from None
+    options = ServerOptions(
+        place=Place.NODE if node else Place.CLUSTER,
+        name=name,
+        host=host or ("127.0.0.1" if node else "0.0.0.0"),
+        port=port or (4223 if node else 4222),
+        monitoring=monitoring,
+        store=store,
+        store_bytes=size,
+        auth=auth,
+        cert=cert,
+        key=key,
+        ca=ca,
+        routes=tuple(route or ()),
+    )
+    print(server_config(options), end="")
+
+
+async def _secrets(account: Path, namespace: str, chosen: "dict[Place, str]", rotate: "Role | None") -> None:
+    from kybernate.bus.key_secrets import ensure
+    from kybernate.kube import Kube, in_cluster
+
+    url = in_cluster()
+    if url is None:
+        raise CliError("--secret works in a pod only (KUBERNETES_SERVICE_HOST is not set); elsewhere: --out DIR", 2)
+    if not namespace:
+        with contextlib.suppress(OSError):
+            namespace = (account / "namespace").read_text().strip()
+        if not namespace:
+            raise CliError("say --namespace: this pod's service account does not name one", 2)
+    kube = Kube(url, account)
+    try:
+        for place, name in chosen.items():
+            _tell(f"Secret {namespace}/{name}", await ensure(kube, namespace, name, place, rotate))
+    finally:
+        await kube.close()
+
+
+def _role(name: str) -> "Role":
+    from kybernate.bus.rights import Role
+
+    try:
+        return Role(name)
+    except ValueError:
+        raise CliError(f"there is no role {name!r}; there are {', '.join(Role)}", 2) from None
+
+
+def _tell(where: str, changed: tuple[str, ...]) -> None:
+    print(f"{where}: wrote {', '.join(changed)}" if changed else f"{where}: nothing to do, all keys are there")
+
+
+def _address(given: str | None) -> str:
+    from kybernate.stack_file import find_stack
+
+    stack = find_stack() or {}
+    return given or os.environ.get("KYB_NATS_URL") or str(stack.get("nats_url", "nats://127.0.0.1:4222"))
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    from kybernate.bus.port import BusError
+    from kybernate.kube import KubeError
+
+    try:
+        return asyncio.run(work)
+    except (BusError, KubeError) as error:
+        raise CliError(str(error)) from None
+    except KeyboardInterrupt:
+        sys.exit(130)
