@@ -10,7 +10,7 @@ WORKDIR /src
 #secrets COPY build-secrets/ /run/secrets/
 COPY requirements-build.txt requirements-image.txt scripts/image_python.sh ./
 RUN --mount=type=secret,id=ca --mount=type=secret,id=pip sh image_python.sh dependencies
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md scripts/http_ok.py ./
 COPY kybernate kybernate
 COPY services services
 RUN sh image_python.sh product

@@ -21,7 +21,13 @@ product)
   $pip --python /opt/kybernate/bin/python install --quiet --no-index --no-deps --no-compile /product/*.whl
   # Containers run on a read-only root: bytecode is made here, and does not depend on the files' times.
   python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/kybernate/lib
-  rm -f /opt/kybernate/bin/[Aa]ctivate*
+  install -m 755 http_ok.py /opt/kybernate/bin/http-ok
+  for program in /opt/kybernate/bin/*; do  # programs that came with libraries have no business here
+    case ${program##*/} in
+    kyb* | kubectl-kyb | nats-server | http-ok | python*) ;;
+    *) rm "$program" ;;
+    esac
+  done
   find /opt/kybernate -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
   ;;
 *)
