@@ -1,7 +1,8 @@
 """The API server, as far as a node's service needs it: its own Node, and who else offers GPUs there.
 
 With this pod's service account. Services only read: ``get`` of ``nodes``, ``list`` of
-``resourceslices.resource.k8s.io``. Jobs also write single objects (``kyb bus keys`` its Secrets: ``get``, ``create`` and ``update`` of these).
+``resourceslices.resource.k8s.io``. Jobs also write single objects (``kyb bus keys`` its Secrets: ``get``, ``create``
+and ``update`` of these).
 """
 
 import asyncio
