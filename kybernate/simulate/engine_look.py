@@ -17,7 +17,7 @@ def look(world: World, group: Group) -> GroupView:
     ``elsewhere`` has the parked seats of other groups for which somebody waits: nobody else would be moved. One for
     which another group makes room is not among them, unless that one still drains and a slot is free here.
     """
-    seats = tuple([seat_view(world, seat) for seat in group.seats])
+    seats = tuple([_resting(world, seat) or seat_view(world, seat) for seat in group.seats])
     elsewhere: tuple[SeatView, ...] = ()
     if world.soft and world.demanded:
         elsewhere = tuple(
@@ -30,43 +30,57 @@ def look(world: World, group: Group) -> GroupView:
     return GroupView(group.name, group.spec.slots, seats, elsewhere, world.now)
 
 
+def _resting(world: World, seat: Seat) -> SeatView | None:
+    """The last view of a parked seat for which nobody waits, if it is fresh enough; only rates and ages change."""
+    if seat.tail != seat.head or seat.state is not SeatState.PARKED or seat.in_flight:
+        return None
+    last = seat.seen
+    if last is None or world.now - seat.seen_at >= world.options.refresh_seconds:
+        last = seat.seen = seat_view(world, seat)
+        seat.seen_at = world.now
+    return last
+
+
 def seat_view(world: World, seat: Seat, *, moving: bool = False) -> SeatView:
     """The view of one seat. Frozen requests of a parked seat count as waiting since they were frozen."""
-    now, spec = world.now, seat.spec
+    now, spec, options = world.now, seat.spec, world.options
     waiting = seat.tail - seat.head
     ages: tuple[tuple[float, int], ...] = ()
     oldest = 0.0
     if waiting:
-        ages = _ages(seat, now, world.options.age_buckets)
+        ages = _ages(seat, now, options.age_buckets)
         oldest = now - seat.at[seat.head]
     if seat.frozen_at is not None and seat.state is SeatState.PARKED:
         frozen = now - seat.frozen_at
         waiting += seat.in_flight
         oldest = max(oldest, frozen)
         ages = tuple(sorted((*ages, (frozen, seat.in_flight)), reverse=True))
-    busy = seat.in_flight or (waiting and seat.state is SeatState.ACTIVE)
+    # By position: this is the innermost line of the simulator, and names cost a third more.
     return SeatView(
-        seat=spec.name,
-        state=seat.state,
-        group=seat.group.name,
-        waiting=waiting,
-        ages=ages,
-        oldest_wait_seconds=oldest,
-        in_flight=seat.in_flight,
-        tier=spec.tier,
-        pinned=spec.pinned,
-        active_seconds=now - seat.active_since,
-        idle_seconds=0.0 if waiting or busy else now - max(seat.busy_at, seat.active_since),
-        park_seconds=seat.park_cost.value,
-        activate_seconds=world.options.cold_start_seconds if seat.cold else seat.activate_cost.value,
-        move_seconds=world.scenario.move_seconds if moving else None,
-        home_busy=moving and _busy(seat.group),
-        weight=spec.weight,
-        slo_seconds=spec.slo_seconds,
-        service_seconds=seat.service.value,
-        rate_fast=seat.rates.fast.at(now),
-        rate_slow=seat.rates.slow.at(now),
-        stall_budget_seconds=spec.stall_budget_seconds,
+        spec.name,
+        seat.state,
+        seat.group.spec.name,
+        waiting,
+        ages,
+        oldest,
+        seat.in_flight,
+        spec.tier,
+        spec.pinned,
+        None,  # wanted_seconds
+        None,  # start_wait_seconds
+        now - seat.active_since,
+        False,  # unclaimed
+        0.0 if waiting or seat.in_flight else now - max(seat.busy_at, seat.active_since),
+        seat.park_cost.value,
+        options.cold_start_seconds if seat.cold else seat.activate_cost.value,
+        world.scenario.move_seconds if moving else None,
+        moving and _busy(seat.group),
+        spec.weight,
+        spec.slo_seconds,
+        seat.service.value,
+        seat.rates.fast.at(now),
+        seat.rates.slow.at(now),
+        spec.stall_budget_seconds,
     )
 
 

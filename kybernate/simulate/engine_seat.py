@@ -8,6 +8,7 @@ from kybernate.seat import SeatState
 from kybernate.simulate.model import SimSeat
 
 if TYPE_CHECKING:
+    from kybernate.policy import SeatView
     from kybernate.simulate.engine_world import Group, World
 
 FINISHED, SWITCHED, WAKE = 0, 1, 2
@@ -27,8 +28,8 @@ class Seat:
     __slots__ = (
         "_done", "_done_at", "_ends", "_slowdown", "activate_cost", "active_since", "at", "begun", "busy_at", "claim",
         "closed_at", "cold", "failed", "failing", "frozen_at", "group", "head", "host_used", "in_flight", "index",
-        "moved", "park_cost", "parks", "rates", "requests", "restores", "served", "service", "spec", "state", "sums",
-        "tail", "token", "took", "touched_at", "world",
+        "moved", "park_cost", "parks", "rates", "requests", "restores", "seen", "seen_at", "served", "service", "spec",
+        "state", "sums", "tail", "token", "took", "touched_at", "world",
     )  # fmt: skip
 
     def __init__(self, world: "World", index: int, spec: SimSeat, group: "Group") -> None:
@@ -59,6 +60,9 @@ class Seat:
         self.claim: Group | None = None
         """The group that makes room for it."""
         self.rates = Arrivals()
+        self.seen: SeatView | None = None
+        """Its last view while it rests; None: something changed since."""
+        self.seen_at = 0.0
         self.service = Ewma(SERVICE_WEIGHT, world.options.assumed_service_seconds)
         self.park_cost = Ewma(COST_WEIGHT, spec.park_seconds)
         self.activate_cost = Ewma(COST_WEIGHT, spec.activate_seconds)

@@ -127,7 +127,7 @@ class Switching:
         group.failures = 0
         world.counters["parks"] += 1
         victim.park_cost.add(victim.took)
-        victim.state = S.PARKED
+        victim.state, victim.seen = S.PARKED, None
         victim.touched_at = world.now
         group.holders.remove(victim)
         world.visits.append(
@@ -213,7 +213,7 @@ class Switching:
                 if world.host_used + need <= limit:
                     break
                 world.host_used -= other.host_used
-                other.host_used, other.cold = 0, True
+                other.host_used, other.cold, other.seen = 0, True, None
             if world.host_used + need > limit and victim.frozen_at is None:
                 victim.cold = True
                 return

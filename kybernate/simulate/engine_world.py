@@ -40,6 +40,9 @@ class Options:
     """(requests in flight, how many times longer each takes than alone): straight lines between; empty: no effect."""
     assumed_service_seconds: float = 5.0
     """What the policy is told until the first request of a seat has ended."""
+    refresh_seconds: float = 1.0
+    """How old the rates may be that are shown of a parked seat for which nobody waits (the routers' signals are not
+    newer either); 0: always as of now, slower."""
     age_buckets: int = 64
     """Ages of waiting requests are told one by one up to so many; of more, neighbours are told by their mean."""
 
