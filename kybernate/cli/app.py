@@ -166,6 +166,25 @@ def events(
 
 
 @app.command()
+def why(
+    name: Annotated[str | None, typer.Argument(metavar="[GROUP|SEAT|MODEL]", help="Only this one.")] = None,
+    shadow: Annotated[bool, typer.Option("--shadow", help="What the shadow policy would have done instead.")] = False,
+    url: Url = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show why each group is as it is: the policy's last reason, and the numbers that it saw."""
+    from kybernate.cli.router import Router, find_url
+    from kybernate.cli.why import lines, select
+
+    nodes = select(Router(find_url(url)).why(), name)
+    if output is Output.JSON:
+        print(json.dumps({"nodes": nodes}))
+        return
+    for line in lines(nodes, shadow=shadow):
+        print(line)
+
+
+@app.command()
 def activate(name: Seat, url: Url = None, output: OutputOption = Output.TEXT) -> None:
     """Bring a seat to VRAM."""
     _command(name, "activate", url, output)

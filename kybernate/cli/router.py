@@ -45,6 +45,11 @@ class Router:
             raise CliError(f"{self.url}/v1/seats does not answer like a Kybernate router; check the address")
         return body
 
+    def why(self) -> dict[str, Any]:
+        """``GET /v1/why``: ``{"nodes": [...]}``, what each node's manager says about its decisions."""
+        body = self._call("GET", "/v1/why")
+        return body if isinstance(body, dict) else {}
+
     def command(self, name: str, verb: str) -> dict[str, Any]:
         """``POST /v1/seats/{name}/{verb}``: the manager's reply. The router knows which seat a name means."""
         body = self._call("POST", f"/v1/seats/{quote(name)}/{verb}")

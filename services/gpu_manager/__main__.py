@@ -34,6 +34,7 @@ from services.gpu_manager.owned import with_owned
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods
 from services.gpu_manager.settings import ManagerSettings
 from services.gpu_manager.status import routes
+from services.gpu_manager.thinking import LearnedFile, open_thinking
 
 
 @dataclass
@@ -57,10 +58,11 @@ async def serve(settings: ManagerSettings, given: Given) -> None:
         topology = _planned(config, known)
         _say(config, topology)
         ledger = LedgerFile(settings.state_dir / "ledger")
+        thinking = stack.enter_context(open_thinking(config, settings))
         board = Board(
             node=settings.node,
             groups=with_owned(topology.groups, ledger.read(), known),
-            policy=config.policy.build(),
+            policy=thinking.brain,
             tiers=config.all_tiers,
             tiers=config.all_tiers,
             drain_seconds=config.drain_seconds,
@@ -72,6 +74,7 @@ async def serve(settings: ManagerSettings, given: Given) -> None:
         pods = open_pods(settings)
         stack.push_async_callback(pods.close)
         health = Health()
+        learned = LearnedFile(settings.state_dir / "learned.json")
         manager = Manager(
             board=board,
             bus=bus,
@@ -86,11 +89,13 @@ async def serve(settings: ManagerSettings, given: Given) -> None:
         health.conditions["bus"] = lambda: None if bus.connected else f"no connection to {settings.nats_url}"
         health.conditions["recovered"] = lambda: None if board.recovered else "still looking at its seats"
         app = web.Application()
-        app.add_routes([*health.routes(), *routes(manager, health.registry)])
+        app.add_routes([*health.routes(), *routes(manager, thinking, health.registry)])
         http = await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
         board.manager_url = http.url
+        learned.read(board.learning, manager.now())
         await lifecycle.together(
             manager=manager.run(),
+            learned=learned.keep(board.learning, manager.now),
             config=_until_reconfigured(settings, given),
             gpus=_until_gpus_changed(settings, given),
             presence=be_present(bus, "gpu-manager", instance=settings.instance, node=settings.node, url=http.url),

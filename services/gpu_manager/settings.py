@@ -21,3 +21,5 @@ class ManagerSettings(NodeSettings):
     """Kubelet's HTTP address, for pods=kubelet."""
     pod_resources: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     """Kubelet's PodResources socket."""
+    record_views: Path | None = None
+    """A file that every view of the policy and its decision is written to; see ``kybernate.simulate.replay``."""

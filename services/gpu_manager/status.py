@@ -5,20 +5,22 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kybernate.seat import SeatState
-from services.gpu_manager import looking
+from services.gpu_manager import looking, telling
 from services.gpu_manager.inputs import AskedOverHttp
 
 if TYPE_CHECKING:
     from services.gpu_manager.manager import Manager
+    from services.gpu_manager.thinking import Thinking
 
 
-def routes(manager: "Manager", registry: CollectorRegistry) -> list[web.RouteDef]:
-    """``GET /v1/seats`` and, into the registry, the board's metrics."""
+def routes(manager: "Manager", thinking: "Thinking", registry: CollectorRegistry) -> list[web.RouteDef]:
+    """``GET /v1/seats``, ``GET /v1/why`` and, into the registry, the metrics of the board and the policies."""
     registry.register(_BoardMetrics(manager))
+    registry.register(_PolicyMetrics(manager, thinking))
 
     async def seats(_: web.Request) -> web.Response:
         if not manager.board.recovered:
@@ -29,7 +31,10 @@ def routes(manager: "Manager", registry: CollectorRegistry) -> list[web.RouteDef
         records = [looking.record(manager.board, row, now).model_dump(mode="json") for row in owned]
         return web.json_response({"seats": records, "why": manager.board.why})
 
-    return [web.get("/v1/seats", seats)]
+    async def why(_: web.Request) -> web.Response:
+        return web.json_response(telling.why(manager.board, thinking, manager.now()))
+
+    return [web.get("/v1/seats", seats), web.get("/v1/why", why)]
 
 
 class _BoardMetrics(Collector):
@@ -51,3 +56,41 @@ class _BoardMetrics(Collector):
         for group in board.groups:
             switching.add_metric([board.node, group.name], float(group.name in board.operations))
         yield switching
+
+
+class _PolicyMetrics(Collector):
+    """The live policy's failures, and how the shadow compares."""
+
+    def __init__(self, manager: "Manager", thinking: "Thinking") -> None:
+        self._manager, self._thinking = manager, thinking
+
+    def collect(self) -> Iterable[Metric]:
+        node, thinking = self._manager.board.node, self._thinking
+        failed = CounterMetricFamily(
+            "kybernate_policy_errors", "Looks at which the policy failed and a plain rule decided", labels=["node"]
+        )
+        failed.add_metric([node], thinking.brain.errors)
+        yield failed
+        if thinking.shadow is None:
+            return
+        looks = CounterMetricFamily(
+            "kybernate_shadow_looks",
+            "Decisions of the shadow policy: same as the live one's, different, error",
+            labels=["node", "group", "policy", "outcome"],
+        )
+        apart = CounterMetricFamily(
+            "kybernate_shadow_disagreements",
+            "Times that the shadow policy began to want something else",
+            labels=["node", "group", "policy"],
+        )
+        gain = GaugeMetricFamily(
+            "kybernate_shadow_gain_seconds",
+            "Estimated request-seconds of waiting that the shadow policy would have saved; below 0: cost",
+            labels=["node", "group", "policy"],
+        )
+        for group, score in thinking.shadow.scores.items():
+            for outcome in ("same", "different", "error"):
+                looks.add_metric([node, group, thinking.shadow.name, outcome], score.looks[outcome])
+            apart.add_metric([node, group, thinking.shadow.name], score.disagreements)
+            gain.add_metric([node, group, thinking.shadow.name], score.gain_seconds)
+        yield from (looks, apart, gain)

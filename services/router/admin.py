@@ -1,8 +1,11 @@
 """The operator's calls: what is there, and commands to the managers. Every command leaves an audit record."""
 
+import asyncio
 import time
 from collections.abc import Mapping
+from typing import Any
 
+import aiohttp
 from aiohttp import web
 
 from kybernate.bus.port import Bus, BusDownError, BusError
@@ -23,17 +26,35 @@ VERBS: Mapping[str, type[Command]] = {
     "unpin": UnpinSeat,
 }
 COMMAND_TIMEOUT_SECONDS = 3.0
+WHY_TIMEOUT_SECONDS = 3.0
 
 
 class Admin:
-    """``/v1/seats`` and ``GET /v1/models``."""
+    """``/v1/seats``, ``GET /v1/why`` and ``GET /v1/models``."""
 
-    def __init__(self, bus: Bus, traffic: Traffic, loads: Loads, inventory: Inventory) -> None:
-        self._bus, self._traffic, self._loads, self._inventory = bus, traffic, loads, inventory
+    def __init__(
+        self, bus: Bus, traffic: Traffic, loads: Loads, inventory: Inventory, http: aiohttp.ClientSession
+    ) -> None:
+        self._bus, self._traffic, self._loads, self._inventory, self._http = bus, traffic, loads, inventory, http
 
     async def seats(self, _: web.Request) -> web.StreamResponse:
         """All seats, models and nodes with their present load."""
         return web.json_response(overview(self._records(), self._loads, time.monotonic(), self._inventory.gpus))
+
+    async def why(self, _: web.Request) -> web.StreamResponse:
+        """What each node's manager says about its decisions; one that does not answer is named with the reason."""
+        urls = {record.node: record.manager_url for record in self._records() if record.manager_url}
+        nodes = await asyncio.gather(*(self._why(node, url) for node, url in sorted(urls.items())))
+        return web.json_response({"nodes": nodes})
+
+    async def _why(self, node: str, url: str) -> dict[str, Any]:
+        try:
+            timeout = aiohttp.ClientTimeout(total=WHY_TIMEOUT_SECONDS)
+            async with self._http.get(f"{url}/v1/why", timeout=timeout) as answer:
+                answer.raise_for_status()
+                return {"node": node, **await answer.json()}
+        except (aiohttp.ClientError, TimeoutError, ValueError, TypeError) as error:
+            return {"node": node, "unanswered": f"its manager at {url} does not answer: {error!r}"}
 
     async def models(self, _: web.Request) -> web.StreamResponse:
         """All models in OpenAI's list shape, each with its state."""

@@ -29,6 +29,7 @@ def build(
             web.post("/v1/signals", gateways.signals),
             web.get("/v1/events", events.handle),
             web.get("/v1/seats", admin.seats),
+            web.get("/v1/why", admin.why),
             web.post("/v1/seats/{seat:.+}/{verb:" + "|".join(VERBS) + "}", admin.command),
             web.post("/v1/{path:.+}", calls.handle),
         ]

@@ -88,7 +88,7 @@ async def open_router(settings: RouterSettings, bus: Bus) -> AsyncIterator[Route
 
     sync = RosterSync(bus, dispatcher, presence)
     inventory = Inventory(bus)
-    app = _app(settings, clock, bus, traffic, dispatcher, upstreams, sync, inventory)
+    app = _app(settings, clock, bus, traffic, dispatcher, upstreams, sync, inventory, http)
     try:
         async with HttpServer(app, settings.host, settings.port) as server:
             url[0] = url[0] or server.url
@@ -108,6 +108,7 @@ def _app(
     upstreams: Upstreams,
     sync: RosterSync,
     inventory: Inventory,
+    http: aiohttp.ClientSession,
 ) -> web.Application:
     health = Health()
     health.conditions["bus"] = lambda: None if bus.connected else "not connected to NATS; see KYB_NATS_URL"
@@ -126,7 +127,7 @@ def _app(
     app = build(
         calls=Calls(settings, clock, dispatcher, upstreams, metrics),
         gateways=Gateways(settings, clock, bus, dispatcher),
-        admin=Admin(bus, traffic, loads, inventory),
+        admin=Admin(bus, traffic, loads, inventory, http),
         events=events,
         health=health,
         body_bytes=settings.body_bytes,

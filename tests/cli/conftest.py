@@ -57,6 +57,60 @@ EVENTS = [
 ]
 
 
+def seen(name: str, model: str, **more: Any) -> dict[str, Any]:
+    """A seat as the policy saw it."""
+    zero = ("waiting", "in_flight", "oldest_wait_seconds", "rate_fast", "rate_slow", "stall_budget_seconds")
+    costs = {"service_seconds": 5.0, "park_seconds": 2.0, "activate_seconds": 3.0, "weight": 1.0, "slo_seconds": 20.0}
+    plain = {"seat": name, "model": model, "state": "parked", "tier": "standard", "pinned": False}
+    return {**plain, **costs, **dict.fromkeys(zero, 0), **more}
+
+
+WHY = {
+    "nodes": [
+        {
+            "node": "laptop",
+            "policy": "kyb-balanced",
+            "errors": 2,
+            "last_error": "group G1: ZeroDivisionError()",
+            "problems": ["kyb.ai/tier: 'god' of pod demo/phi is no tier here; did you mean gold?"],
+            "groups": [
+                {
+                    "group": "G0",
+                    "why": "a idle; b 0.7 > c 0.2",
+                    "switch": {"out": "s0", "in": "s1", "phase": "draining", "op": "G0-7"},
+                    "seats": [
+                        seen("s0", "qwen", state="draining", in_flight=1, pinned=True),
+                        seen("s1", "gemma", waiting=3, oldest_wait_seconds=8.25, stall_budget_seconds=5, rate_fast=0.1),
+                    ],
+                },
+                {"group": "G1", "why": "nobody waits", "switch": None, "seats": [seen("s2", "phi")]},
+            ],
+            "shadow": {
+                "policy": "longest-queue",
+                "last_error": "",
+                "groups": [
+                    {
+                        "group": "G0",
+                        "same": 9,
+                        "different": 1,
+                        "errors": 0,
+                        "disagreements": 1,
+                        "gain_seconds": -12.25,
+                        "live": "a idle",
+                        "shadow": "c has 9",
+                    }
+                ],
+                "recent": [
+                    {"group": "G0", "age_seconds": 4.0, "live": "stay: a", "shadow": "drain a for c", "gain_seconds": 3.0}
+                ],
+            },
+            "recording": None,
+        },
+        {"node": "other", "unanswered": "its manager at http://x does not answer: TimeoutError()"},
+    ]
+}
+
+
 @dataclass
 class SmallRouter:
     """What was asked, and what is answered."""
@@ -72,6 +126,7 @@ class SmallRouter:
         app.add_routes(
             [
                 web.get("/v1/seats", self._seats),
+                web.get("/v1/why", self._why),
                 web.post("/v1/seats/{name:.+}/{verb}", self._command),
                 web.post("/v1/wake", self._wake),
                 web.get("/v1/events", self._events),
@@ -82,6 +137,9 @@ class SmallRouter:
     async def _seats(self, _: web.Request) -> web.Response:
         rows = [{**row.model_dump(mode="json"), "waiting": 2 * row.pinned, "in_flight": 0} for row in SEATS]
         return web.json_response({"seats": rows, "models": {}, "nodes": {}})
+
+    async def _why(self, _: web.Request) -> web.Response:
+        return web.json_response(WHY)
 
     async def _command(self, request: web.Request) -> web.Response:
         try:

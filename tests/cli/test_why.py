@@ -1,0 +1,39 @@
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from conftest import Kyb, SmallRouter
+
+
+async def test_why_gives_each_groups_reason_and_the_numbers_of_its_seats(kyb: "Kyb", router: "SmallRouter") -> None:
+    lines = (await kyb("why", "--url", router.url)).out.splitlines()
+
+    assert lines[0] == "laptop  policy kyb-balanced"
+    assert "failed 2 times" in lines[1]
+    assert "no tier here" in lines[2]
+    assert lines[3] == "  G0: a idle; b 0.7 > c 0.2  [draining: s0 → s1]"
+    assert "pinned" in lines[4]
+    for part in ("gemma", "3 waiting (oldest 8.2 s)", "6.0/min now", "SLO 20 s", "may be frozen for 5 s"):
+        assert part in lines[5]
+    assert lines[6] == "  G1: nobody waits"
+    assert lines[-1].startswith("other: its manager")
+
+
+async def test_why_of_one_model_shows_its_group_only(kyb: "Kyb", router: "SmallRouter") -> None:
+    body = json.loads((await kyb("why", "model/gemma", "-o", "json", "--url", router.url)).out)
+
+    assert [group["group"] for node in body["nodes"] for group in node["groups"]] == ["G0"]
+    said = await kyb("why", "nobody", "--url", router.url)
+    assert said.code == 1
+    assert "known: G0, G1, gemma, phi, qwen" in said.err
+
+
+async def test_why_shadow_says_what_it_would_have_done_and_that_the_gain_is_an_estimate(
+    kyb: "Kyb", router: "SmallRouter"
+) -> None:
+    out = (await kyb("why", "--shadow", "--url", router.url)).out
+
+    assert "G0: longest-queue: 90% of 10 looks alike; would have cost about 12 request-seconds" in out
+    assert "(an estimate)" in out
+    assert "4 s ago, G0, +3 request-seconds" in out
+    assert "shadow: drain a for c" in out

@@ -1,0 +1,208 @@
+"""The live policy and who looks on: failures, the shadow, recording and replaying."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from kybernate.policy import Decision, GroupView, KybBalanced, LongestQueue, Park, SeatView, Stay, Switch
+from kybernate.seat import SeatState as S
+from kybernate.simulate.replay import RecordingError, encode, heading, main, replay
+from services.gpu_manager.brain import Brain
+from services.gpu_manager.recorder import Recorder
+from services.gpu_manager.shadow import Shadow, projected
+from tests.manager.world import World
+
+
+def seat(name: str, state: S = S.PARKED, **fields: object) -> SeatView:
+    costs = {"park_seconds": 2.0, "activate_seconds": 3.0, "service_seconds": 5.0}
+    return SeatView(name, state, "G0", **{**costs, **fields})  # type: ignore[arg-type]
+
+
+def group(*seats: SeatView, now: float = 0.0) -> GroupView:
+    return GroupView("G0", 1, seats, now=now)
+
+
+IDLE = seat("i", S.ACTIVE, active_seconds=60.0, idle_seconds=9.0)
+TWO = group(
+    IDLE,
+    seat("few", waiting=1, ages=((9.0, 1),), oldest_wait_seconds=9.0),
+    seat("many", waiting=8, ages=((4.0, 1), (2.0, 7)), oldest_wait_seconds=4.0),
+)
+
+
+@dataclass(frozen=True)
+class Says:
+    """A policy that always says the same, or raises it."""
+
+    answer: object
+
+    def decide(self, view: GroupView) -> Decision:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer  # type: ignore[return-value]
+
+
+BAD = {
+    "it raises": ZeroDivisionError("division by zero"),
+    "nobody it knows comes": Switch("who?", None, ""),
+    "nobody it knows leaves": Switch("few", "who?", ""),
+    "nobody it knows is parked": Park("who?", ""),
+    "it comes itself": Switch("few", "few", ""),
+    "no time": Stay(float("nan"), ""),
+    "no decision": None,
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_policy_that_fails_is_replaced_for_that_look(kind: str) -> None:
+    brain = Brain("mine", Says(BAD[kind]))
+
+    decision = brain.decide(TWO)
+
+    assert isinstance(decision, Switch)
+    assert (decision.activate, decision.evict) == ("few", "i")
+    assert "policy mine failed" in decision.reason
+    assert brain.errors == 1
+    assert "group G0" in brain.last_error
+
+
+def test_where_the_plain_rule_fails_too_nothing_is_done_for_a_moment() -> None:
+    brain = Brain("mine", Says(KeyError("x")), Says(KeyError("y")))
+
+    assert brain.decide(TWO) == Stay(1.0, brain.decide(TWO).reason)
+
+
+def test_a_node_goes_on_with_a_policy_that_always_fails() -> None:
+    brain = Brain("broken", Says(RuntimeError("no")))
+    world = World(policy=brain)
+    world.boot()
+    seats = world.fill("a", "b")
+
+    world.tick(10)
+    world.traffic(seats[0], waiting=1)
+    world.finish()
+
+    assert world.state(seats[0]) is S.ACTIVE
+    assert brain.errors
+    assert "policy broken failed" in world.board.why["G0"]
+
+
+# --- the shadow ---------------------------------------------------------------------------------------------------
+
+
+def test_a_shadow_counts_what_it_would_have_done_differently_once_while_it_lasts() -> None:
+    shadow = Shadow("longest-queue", LongestQueue())
+    few, many = Switch("few", "i", "oldest"), shadow.policy.decide(TWO)
+
+    for _ in range(3):
+        shadow.look(TWO, few)
+    score = shadow.scores["G0"]
+
+    assert isinstance(many, Switch)
+    assert many.activate == "many"
+    assert (score.looks["different"], score.disagreements) == (3, 1)
+    assert score.gain_seconds == projected(TWO, few) - projected(TWO, many)
+    assert score.gain_seconds > 0
+    assert (score.live, score.shadow) == ("oldest", many.reason)
+
+    shadow.look(TWO, many)
+    shadow.look(TWO, few)
+    assert (score.looks["same"], score.disagreements, len(shadow.recent)) == (1, 2, 2)
+
+
+def test_a_shadow_that_raises_is_counted_and_harms_nobody() -> None:
+    shadow = Shadow("broken", Says(RuntimeError("no")))
+    brain = Brain("kyb-balanced", KybBalanced(), lookers=[shadow.look])
+
+    assert isinstance(brain.decide(TWO), Switch)
+    assert shadow.scores["G0"].looks["error"] == 1
+    assert "RuntimeError" in shadow.last_error
+    assert brain.errors == 0
+
+
+def test_the_projection_counts_who_waits_until_when() -> None:
+    view = group(IDLE, seat("a", waiting=2), seat("b", waiting=1))
+
+    # a is served after 2 + 3 s, then 5 s of serving, 2 s of parking, 3 s of activating: b.
+    assert projected(view, Switch("a", "i", "")) == 2 * 5.0 + 1 * 15.0
+    assert projected(view, Switch("b", "i", "")) == 1 * 5.0 + 2 * 15.0
+    busy = group(replace(IDLE, in_flight=1), *view.seats[1:])
+    assert projected(busy, Switch("a", "i", "")) == projected(view, Switch("a", "i", "")) + 3 * 5.0
+    assert projected(busy, Switch("a", "i", "", "freeze")) == projected(view, Switch("a", "i", ""))
+    assert projected(busy, Stay(30.0, "")) > projected(busy, Stay(None, ""))
+
+
+# --- recording ----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_board_decided_is_decided_again(tmp_path: Path) -> None:
+    file = tmp_path / "views" / "n1.jsonl"
+    recorder = Recorder(file, "kyb-balanced", {"min_visit_seconds": 3.0}, "n1")
+    world = World(policy=Brain("kyb-balanced", KybBalanced(min_visit_seconds=3.0), lookers=[recorder.look]))
+    world.boot()
+    seats = world.fill("a", "b", "c")
+    for number in range(40):
+        seat = seats[number * 7 % 3]
+        world.traffic(seat, waiting=number % 3, in_flight=number % 2, oldest=number / 3)
+        world.tick(1.0)
+        world.finish()
+    recorder.close()
+
+    result = replay(file.read_text().splitlines())
+
+    assert result.policies == ["kyb-balanced"]
+    assert (result.share, result.different) == (1.0, [])
+    assert result.looks == recorder.written > 50
+    assert replay(file.read_text().splitlines(), Says(Stay(None, ""))).share < 1.0
+    assert main([str(file)]) == 0
+
+
+def test_failures_replay_as_failures(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "r", "longest-queue", {})
+    wrong = Brain("longest-queue", Says(Switch("who?", None, "")), lookers=[recorder.look])
+    wrong.decide(TWO)
+    recorder.close()
+
+    lines = (tmp_path / "r").read_text().splitlines()
+    assert replay(lines, wrong.live).share == 1.0
+    assert replay(lines).share == 0.0
+    assert main([str(tmp_path / "r")]) == 1
+
+
+def test_a_recording_has_a_largest_size_and_each_file_can_be_replayed(tmp_path: Path) -> None:
+    policy = LongestQueue()
+    for number in range(4):  # a manager that begins again, the later times with a file that is full
+        recorder = Recorder(tmp_path / "r", "longest-queue", {}, most_bytes=2000)
+        for look in range(10):
+            recorder.look(replace(TWO, now=float(10 * number + look)), policy.decide(TWO))
+        recorder.close()
+
+    assert {part.name for part in tmp_path.iterdir()} == {"r", "r.1"}
+    for part in tmp_path.iterdir():
+        found = replay(part.read_text().splitlines())
+        assert (found.share, found.looks % 10, bool(found.looks)) == (1.0, 0, True)
+
+
+def test_a_recorder_without_disk_leaves_out_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    recorder = Recorder(tmp_path / "file" / "below", "longest-queue", {})
+    recorder.look(TWO, Stay(None, ""))
+    recorder.close()
+
+    assert (recorder.written, recorder.left_out) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["hello"], "line 1 is no recorded look"),
+        ([json.dumps(encode(TWO, Stay(None, "")))], "before any line that names the policy"),
+        ([json.dumps(heading("nobody", {}))], "which this version does not have"),
+        ([json.dumps(heading("longest-queue", {"color": 1}))], "another version of policy 'longest-queue'"),
+    ],
+)
+def test_what_is_no_recording_is_refused(lines: list[str], said: str) -> None:
+    with pytest.raises(RecordingError, match=said):
+        replay(lines)
