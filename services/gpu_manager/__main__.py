@@ -64,7 +64,6 @@ async def serve(settings: ManagerSettings, given: Given) -> None:
             groups=with_owned(topology.groups, ledger.read(), known),
             policy=thinking.brain,
             tiers=config.all_tiers,
-            tiers=config.all_tiers,
             drain_seconds=config.drain_seconds,
             warmup=config.warmup,
             start_within_seconds=config.start_within_seconds,

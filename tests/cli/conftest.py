@@ -101,7 +101,13 @@ WHY = {
                     }
                 ],
                 "recent": [
-                    {"group": "G0", "age_seconds": 4.0, "live": "stay: a", "shadow": "drain a for c", "gain_seconds": 3.0}
+                    {
+                        "group": "G0",
+                        "age_seconds": 4.0,
+                        "live": "stay: a",
+                        "shadow": "drain a for c",
+                        "gain_seconds": 3.0,
+                    }
                 ],
             },
             "recording": None,
