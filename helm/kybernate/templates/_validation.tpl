@@ -1,0 +1,148 @@
+{{/* Values that contradict each other: each text says which to change. Types and names are the schema's business. */}}
+{{- define "kybernate.validate" -}}
+{{- $v := .Values -}}
+{{- $wrong := list -}}
+
+{{- range $name := list $v.fullnameOverride $v.nameOverride -}}
+{{- if or (eq $name "kyb") (hasPrefix "kyb-" $name) -}}
+{{- $wrong = append $wrong (printf "fullnameOverride/nameOverride %q: names must not be kyb or begin with kyb-, since Kubernetes makes KYB_… variables of such Services, which look like settings; take another name" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $label := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" -}}
+{{- if hasKey $v.commonLabels $label -}}
+{{- $wrong = append $wrong (printf "commonLabels.%s: selectors go by it; take it out of commonLabels" $label) -}}
+{{- end -}}
+{{- end -}}
+
+{{- if and (not $v.nats.enabled) (not $v.externalNats.url) -}}
+{{- $wrong = append $wrong "nats.enabled=false needs a NATS of yours: set externalNats.url (nats://host:4222), or nats.enabled=true" -}}
+{{- end -}}
+{{- if and $v.nats.enabled $v.externalNats.url -}}
+{{- $wrong = append $wrong "nats.enabled=true and externalNats.url are two buses: set nats.enabled=false to use yours, or leave externalNats.url empty" -}}
+{{- end -}}
+{{- if $v.nats.enabled -}}
+{{- if not (has (int $v.nats.replicas) (list 1 3 5)) -}}
+{{- $wrong = append $wrong (printf "nats.replicas=%v: JetStream needs a majority; set 1, 3 or 5" $v.nats.replicas) -}}
+{{- end -}}
+{{- $tls := $v.nats.tls -}}
+{{- if $tls.enabled -}}
+{{- if and (not $tls.existingSecret) (not $tls.certManager.enabled) -}}
+{{- $wrong = append $wrong "nats.tls.enabled needs a certificate: set nats.tls.existingSecret (tls.crt, tls.key, ca.crt), or nats.tls.certManager.enabled=true" -}}
+{{- end -}}
+{{- if and $tls.existingSecret $tls.certManager.enabled -}}
+{{- $wrong = append $wrong "nats.tls.existingSecret and nats.tls.certManager.enabled both make the certificate: keep one of them" -}}
+{{- end -}}
+{{- if and $tls.certManager.enabled (not (get $tls.certManager.issuerRef "name")) -}}
+{{- $wrong = append $wrong "nats.tls.certManager.enabled needs nats.tls.certManager.issuerRef.name, an Issuer or ClusterIssuer whose certificates carry ca.crt" -}}
+{{- end -}}
+{{- if and $tls.verify (not $tls.clientSecret) (not $tls.certManager.enabled) -}}
+{{- $wrong = append $wrong "nats.tls.verify=true: clients need a certificate, too; set nats.tls.clientSecret (tls.crt, tls.key), or nats.tls.verify=false" -}}
+{{- end -}}
+{{- else if or $tls.verify $tls.existingSecret $tls.certManager.enabled -}}
+{{- $wrong = append $wrong "nats.tls has settings but nats.tls.enabled=false: set nats.tls.enabled=true, or take them out" -}}
+{{- end -}}
+{{- if lt (int64 (include "kybernate.bytes" $v.nats.persistence.size)) (int64 (include "kybernate.bytes" $v.nats.jetstream.maxFileStore)) -}}
+{{- $wrong = append $wrong (printf "nats.persistence.size=%s is smaller than nats.jetstream.maxFileStore=%s: a full volume stops the server; set size above maxFileStore" $v.nats.persistence.size $v.nats.jetstream.maxFileStore) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (not $v.keys.enabled) (or $v.keys.existingSecret $v.keys.existingNodeSecret) -}}
+{{- $wrong = append $wrong "keys.existingSecret or keys.existingNodeSecret is set but keys.enabled=false: set keys.enabled=true" -}}
+{{- end -}}
+
+{{- if and $v.node.enabled (not $v.plugin.enabled) -}}
+{{- $wrong = append $wrong "node.enabled=true without plugin.enabled: nobody would offer the seats that it manages; set plugin.enabled=true, or node.enabled=false" -}}
+{{- end -}}
+{{- if and $v.plugin.enabled (not $v.node.enabled) -}}
+{{- $wrong = append $wrong "plugin.enabled=true without node.enabled: containers would wait at the start gate for ever; set node.enabled=true, or plugin.enabled=false" -}}
+{{- end -}}
+{{- if and $v.fakeGpu.enabled (not $v.plugin.enabled) -}}
+{{- $wrong = append $wrong "fakeGpu.enabled=true without plugin.enabled and node.enabled: nobody would sell the fake GPUs; set both to true, or fakeGpu.enabled=false" -}}
+{{- end -}}
+{{- if and (not $v.fakeGpu.enabled) (ne (float64 $v.fakeGpu.speed) 1.0) -}}
+{{- $wrong = append $wrong (printf "fakeGpu.speed=%v: only fake GPUs can be faster than time; set fakeGpu.enabled=true, or leave speed at 1" $v.fakeGpu.speed) -}}
+{{- end -}}
+{{- with $v.plugin.updateStrategy -}}
+{{- if and (eq .type "RollingUpdate") (ne (toString (dig "rollingUpdate" "maxSurge" 0 .)) "0") -}}
+{{- $wrong = append $wrong "plugin.updateStrategy.rollingUpdate.maxSurge must be 0: kubelet disconnects the new plugin when the old one of the same resource ends" -}}
+{{- end -}}
+{{- end -}}
+{{- if ne (toString (dig "rollingUpdate" "maxSurge" 0 $v.node.updateStrategy)) "0" -}}
+{{- $wrong = append $wrong "node.updateStrategy.rollingUpdate.maxSurge must be 0: two managers of one node would wait for each other's lock" -}}
+{{- end -}}
+
+{{- if and $v.config.existingConfigMap (gt (len $v.config.configs) 1) -}}
+{{- $wrong = append $wrong "config.existingConfigMap is used in place of config.configs: put the configurations into that ConfigMap, or leave existingConfigMap empty" -}}
+{{- end -}}
+{{- if not $v.config.existingConfigMap -}}
+{{- if not (hasKey $v.config.configs "default") -}}
+{{- $wrong = append $wrong (printf "config.configs has no default, only %s: nodes without the label kyb.ai/config need it" (join ", " (keys $v.config.configs | sortAlpha))) -}}
+{{- end -}}
+{{- $offered := list -}}
+{{- range $name, $config := $v.config.configs -}}
+{{- $resources := list -}}
+{{- $sizes := list -}}
+{{- if not $config.profiles -}}
+{{- $wrong = append $wrong (printf "config.configs.%s.profiles is empty: name at least one kind of seats" $name) -}}
+{{- end -}}
+{{- range $profile := $config.profiles -}}
+{{- if has $profile.resource $resources -}}
+{{- $wrong = append $wrong (printf "config.configs.%s: two profiles are called %s: kubelet knows resources by name; give each its own resource" $name $profile.resource) -}}
+{{- end -}}
+{{- if and (not $profile.migProfile) (has (toString $profile.groupSize) $sizes) -}}
+{{- $wrong = append $wrong (printf "config.configs.%s: two profiles have groupSize %v: give each size once" $name $profile.groupSize) -}}
+{{- end -}}
+{{- if lt (int $profile.seatsPerGroup) 1 -}}
+{{- $wrong = append $wrong (printf "config.configs.%s: profile %s has seatsPerGroup %v: set 1 or more" $name $profile.name $profile.seatsPerGroup) -}}
+{{- end -}}
+{{- $covered := false -}}
+{{- range $v.admissionPolicy.resourcePrefixes -}}
+{{- if hasPrefix . $profile.resource -}}{{- $covered = true -}}{{- end -}}
+{{- end -}}
+{{- if not $covered -}}
+{{- $wrong = append $wrong (printf "config.configs.%s: resource %s begins with none of admissionPolicy.resourcePrefixes (%s): add its prefix there, so that webhook and policy know its pods" $name $profile.resource (join ", " $v.admissionPolicy.resourcePrefixes)) -}}
+{{- end -}}
+{{- if and $profile.migProfile (ne (default "none" $config.migStrategy) "mixed") -}}
+{{- $wrong = append $wrong (printf "config.configs.%s: profile %s has migProfile: set migStrategy: mixed, or take migProfile out" $name $profile.name) -}}
+{{- end -}}
+{{- $resources = append $resources $profile.resource -}}
+{{- if not $profile.migProfile -}}{{- $sizes = append $sizes (toString $profile.groupSize) -}}{{- end -}}
+{{- $offered = append $offered $profile.resource -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.fakeGpu.enabled $v.fakeGpu.samples.enabled (not (has $v.fakeGpu.samples.resource $offered)) -}}
+{{- $wrong = append $wrong (printf "fakeGpu.samples.resource=%s is the resource of no profile (%s): set it to one of them, or fakeGpu.samples.enabled=false" $v.fakeGpu.samples.resource (join ", " $offered)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- if $v.router.enabled -}}
+{{- if gt (int64 $v.router.bodyBytes) (int64 $v.router.heldBytes) -}}
+{{- $wrong = append $wrong (printf "router.bodyBytes=%v is above router.heldBytes=%v: such a request could never wait; lower bodyBytes or raise heldBytes" (int64 $v.router.bodyBytes) (int64 $v.router.heldBytes)) -}}
+{{- end -}}
+{{- if gt (int64 $v.router.heldBytes) (int64 (include "kybernate.bytes" (dig "limits" "memory" "1024Gi" $v.router.resources))) -}}
+{{- $wrong = append $wrong (printf "router.heldBytes=%v does not fit into router.resources.limits.memory=%s: raise the limit or lower heldBytes" (int64 $v.router.heldBytes) (dig "limits" "memory" "" $v.router.resources)) -}}
+{{- end -}}
+{{- if and $v.router.autoscaling.enabled (gt (int $v.router.autoscaling.minReplicas) (int $v.router.autoscaling.maxReplicas)) -}}
+{{- $wrong = append $wrong (printf "router.autoscaling.minReplicas=%v is above maxReplicas=%v: swap them" $v.router.autoscaling.minReplicas $v.router.autoscaling.maxReplicas) -}}
+{{- end -}}
+{{- if and $v.router.ingress.enabled (not $v.router.ingress.hosts) -}}
+{{- $wrong = append $wrong "router.ingress.enabled needs router.ingress.hosts, e.g. [{host: llm.example.com}]" -}}
+{{- end -}}
+{{- if and $v.router.httpRoute.enabled (not $v.router.httpRoute.parentRefs) -}}
+{{- $wrong = append $wrong "router.httpRoute.enabled needs router.httpRoute.parentRefs, e.g. [{name: my-gateway}]" -}}
+{{- end -}}
+{{- if le (int $v.router.terminationGracePeriodSeconds) (int $v.router.preStopSeconds) -}}
+{{- $wrong = append $wrong (printf "router.terminationGracePeriodSeconds=%v leaves no time after router.preStopSeconds=%v: raise it" $v.router.terminationGracePeriodSeconds $v.router.preStopSeconds) -}}
+{{- end -}}
+{{- end -}}
+
+{{- if and $v.webhook.enabled (not $v.node.manager.hostPort) -}}
+{{- $wrong = append $wrong "webhook.enabled=true needs node.manager.hostPort (9471): kyb-probe asks there; set it, or webhook.enabled=false" -}}
+{{- end -}}
+{{- if and $v.monitoring.prometheusRule.enabled (not $v.monitoring.enabled) -}}
+{{- $wrong = append $wrong "monitoring.prometheusRule.enabled needs the metrics: set monitoring.enabled=true, or prometheusRule.enabled=false" -}}
+{{- end -}}
+
+{{- if $wrong -}}
+{{- fail (printf "these values do not work:\n  - %s\n" (join "\n  - " (uniq $wrong))) -}}
+{{- end -}}
+{{- end -}}
