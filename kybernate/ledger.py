@@ -31,7 +31,11 @@ class LedgerEntry(BaseModel):
     ticket: str = ""
     """The last start call that got a ticket."""
     gpus: tuple[str, ...] = ()
-    """UUIDs of the GPUs of its group."""
+    """UUIDs of the GPUs of its own group."""
+    on: tuple[str, ...] = ()
+    """UUIDs of the GPUs of the group that it is on, where that is another one."""
+    fixed: str = ""
+    """Why it is not moved to other groups any more."""
     vram_bytes: int = 0
     host_bytes: int = 0
     started: bool = False
@@ -54,6 +58,8 @@ class Ledger(BaseModel):
     seats: tuple[LedgerEntry, ...] = ()
     routers: dict[str, str] = Field(default_factory=dict)
     """Present routers, instance → incarnation: a successor must not forget one that it cannot hear."""
+    move_seconds: float = 3.0
+    """Learned: what activating a seat on another group costs beyond activating it."""
 
 
 class LedgerFile:

@@ -211,6 +211,8 @@ class AskJobs(Job):
 
     ops: tuple[str, ...] = ()
     targets: tuple[SeatTarget, ...] = ()
+    gpus: tuple[str, ...] = ()
+    """Further GPUs to fence: seats of others may have been on their way there."""
 
 
 Outcome = Literal["pending", "started", "active", "parked", "lost", "gone", "quarantined"]
@@ -240,6 +242,11 @@ class SeatProgress(BaseModel):
     """Host memory that the parked copy takes."""
     last_call_at: float | None = None
     """Unix seconds at which the last backend call of this half ended."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that its memory is on, or was on when it was parked; empty where that is not known."""
+    move_refused: Literal["", "seat", "node"] = ""
+    """It was to be restored on other GPUs than it was parked on, and this seat, or any of this node, cannot be: the
+    reason says why."""
 
 
 class JobStatus(BaseModel):
@@ -362,7 +369,7 @@ class SeatLeased(SeatEvent):
 
 
 class SeatMoved(SeatEvent):
-    """It began to move to another group."""
+    """Another group's GPUs are reserved for it and its VRAM is being moved back there."""
 
     subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.moved"
 

@@ -45,6 +45,8 @@ class SeatRecord(BaseModel):
     reason: str = ""
     blocked: str = ""
     """Why it is not started or activated at present, whoever asks: a refused pod, a foreign process on its GPUs."""
+    fixed: str = ""
+    """Why it is not moved to other groups although its profile rebalances; empty: it is, or its profile does not."""
     since: float = 0.0
     """Unix seconds at which it entered this state."""
     started: bool = False

@@ -18,7 +18,7 @@ class SeatState(StrEnum):
     PARKING = "parking"  # the checkpointer moves its VRAM out
     PARKED = "parked"  # checkpointed; its VRAM is free
     ACTIVATING = "activating"  # the checkpointer moves its VRAM back
-    MIGRATING = "migrating"  # between two groups; holds both
+    MIGRATING = "migrating"  # as activating, on another group than it was parked on; holds that one
     BACKOFF = "backoff"  # its container exited; kubelet will start it again
     LOST = "lost"  # its processes cannot be used again and are being killed
     QUARANTINED = "quarantined"  # something that no machine should decide; says why
@@ -43,9 +43,9 @@ class Trigger(StrEnum):
     UNRECOVERABLE = "unrecoverable"  # its processes are beyond use
     EXITED = "exited"  # its container exited
     CALLED = "called"  # kubelet starts its container again
-    REMAP = "remap"  # it moves to another group
-    MOVED_ACTIVE = "moved-active"  # migration ended with the seat running
-    MOVED_PARKED = "moved-parked"  # migration ended with the seat parked
+    REMAP = "remap"  # another group's GPUs are reserved for it; it comes back to VRAM there
+    MOVED_ACTIVE = "moved-active"  # the backend proved that it runs there
+    MOVED_PARKED = "moved-parked"  # nothing was restored; it is parked where it was
     QUARANTINE = "quarantine"  # stop touching it and tell a person
     CLEARED_ACTIVE = "cleared-active"  # quarantine ended; the driver says it runs
     CLEARED_PARKED = "cleared-parked"  # quarantine ended; the driver says it is parked
@@ -62,7 +62,6 @@ TRANSITIONS: dict[tuple[SeatState, Trigger], SeatState] = {
     (_S.STARTING, _T.NO_PROCESS): _S.WAITING,
     (_S.STARTING, _T.EXITED): _S.BACKOFF,
     (_S.ACTIVE, _T.EVICT): _S.DRAINING,
-    (_S.ACTIVE, _T.REMAP): _S.MIGRATING,
     (_S.ACTIVE, _T.EXITED): _S.BACKOFF,
     (_S.DRAINING, _T.DEMAND): _S.ACTIVE,
     (_S.DRAINING, _T.DRAINED): _S.PARKING,
@@ -108,6 +107,10 @@ HOLDING = frozenset(
     }
 )
 """States in which a seat owns its group's GPUs. RELEASING owns what the state before it owned."""
+
+
+COMING = frozenset({_S.ACTIVATING, _S.MIGRATING})
+"""States in which the checkpointer brings a parked seat back, where it was or on another group."""
 
 
 class IllegalTransitionError(Exception):

@@ -115,10 +115,14 @@ def _seat_line(seat: dict[str, Any], columns: tuple[str, ...], widths: list[int]
     for label, key in (("waiting", "waiting"), ("in flight", "in_flight")):
         if seat.get(key):
             text.append(f"  {seat[key]} {label}", "bold")
+    if seat.get("home_group") and seat.get("group") and seat["home_group"] != seat["group"]:
+        text.append(f"  home {seat['home_group']}", "magenta")
     if seat.get("pinned"):
         text.append("  pinned", "magenta")
     if seat.get("blocked"):
         text.append(f"  {seat['blocked']}", "red")
+    if seat.get("fixed"):
+        text.append(f"  stays: {seat['fixed']}", "dim")
     if seat.get("reason") and state.strip() not in ("active", "parked"):
         text.append(f"  {seat['reason']}", "dim")
     return text

@@ -29,8 +29,16 @@ class Profile(Strict):
     """Which group gets the next seat."""
     expose_devices: Literal["group", "node"] = "group"
     """Device nodes in the container: the group's, or all of the node (needed to move a seat between groups)."""
+    rebalance: bool | None = None
+    """Whether its parked seats may be activated on other groups of it. None: where containers have the devices for it
+    anyway (``expose_devices: node``). True gives each container the device nodes of all groups that it may move to."""
     mig_profile: MigProfile | None = None
     """With ``migStrategy: mixed``: its groups are the MIG instances of this profile, e.g. ``3g.40gb``, one each."""
+
+    @property
+    def rebalances(self) -> bool:
+        """Whether its seats may move between its groups."""
+        return self.expose_devices == "node" if self.rebalance is None else self.rebalance
 
 
 class GroupSpec(Strict):

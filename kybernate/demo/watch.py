@@ -12,9 +12,9 @@ import aiohttp
 from pydantic import ValidationError
 
 from kybernate.messages import SeatEvent
-from kybernate.seat import SeatState
+from kybernate.seat import COMING, SeatState
 
-IN_SWITCH = frozenset({SeatState.DRAINING, SeatState.PARKING, SeatState.ACTIVATING})
+IN_SWITCH = frozenset({SeatState.DRAINING, SeatState.PARKING}) | COMING
 _AGAIN_SECONDS = 0.1
 _LONGEST_SECONDS = 3.0
 """Wall seconds after which a seat counts as out of its switch although no event said so: the event may be lost."""
@@ -29,6 +29,8 @@ class Switch:
     model: str
     seconds: dict[str, float]
     """Wall seconds by phase."""
+    moved: bool = False
+    """It had been parked on another group."""
 
 
 @dataclass
@@ -57,8 +59,9 @@ class Watch:
                 self._spans.append(span)
         elif event.seat in self._open:
             self._open.pop(event.seat)[1] = event.at
-        if event.state is SeatState.ACTIVE and event.previous is SeatState.ACTIVATING:
-            self.switches.append(Switch(event.group, event.seat, event.model, dict(event.seconds)))
+        if event.state is SeatState.ACTIVE and event.previous in COMING:
+            moved = event.previous is SeatState.MIGRATING
+            self.switches.append(Switch(event.group, event.seat, event.model, dict(event.seconds), moved))
         self._news.set()
         self._news = asyncio.Event()
 

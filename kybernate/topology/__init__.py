@@ -5,6 +5,18 @@
 
 from kybernate.topology.groups import SEAT_ID, Group, Incomplete, Topology, group_key, seat_id
 from kybernate.topology.mig import mig_refusal
+from kybernate.topology.moving import peers
 from kybernate.topology.planning import build_groups, plan
 
-__all__ = ["SEAT_ID", "Group", "Incomplete", "Topology", "build_groups", "group_key", "mig_refusal", "plan", "seat_id"]
+__all__ = [
+    "SEAT_ID",
+    "Group",
+    "Incomplete",
+    "Topology",
+    "build_groups",
+    "group_key",
+    "mig_refusal",
+    "peers",
+    "plan",
+    "seat_id",
+]

@@ -34,7 +34,7 @@ from kybernate.messages import (
 )
 from kybernate.policy import Policy
 from kybernate.seat import SeatState, Trigger
-from kybernate.topology import Group
+from kybernate.topology import Group, peers
 from services.gpu_manager import commands, deciding, looking, overlap, owners, recovery, switching
 from services.gpu_manager.inputs import (
     AskedOverHttp,
@@ -59,6 +59,8 @@ from services.gpu_manager.routers import Routers
 from services.gpu_manager.rows import Operation, Row
 
 S, T = SeatState, Trigger
+MOVE_SECONDS = 3.0
+"""Model seconds that a move is taken to cost until one was seen."""
 Effect = SeatEvent | SwitchJob | ReleaseJob | KillJob | Ticket | CommandReply | Decided
 
 
@@ -101,10 +103,17 @@ class Board:
     """Processes on the GPUs that belong to no seat."""
     neighbours: dict[str, tuple[Group, ...]] = field(init=False)
     """By group: others that share a GPU with it."""
+    peers: dict[str, tuple[Group, ...]] = field(init=False)
+    """By group: others to which its seats may move."""
+    move_seconds: float = MOVE_SECONDS
+    """Learned, model seconds: what activating a seat on another group costs beyond activating it."""
+    fixed: str = ""
+    """Why no seat of this node can move: the driver cannot; empty as long as that is not known."""
     said: list[Effect] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.neighbours = overlap.neighbours(self.groups)
+        self.peers = peers(self.groups)
         for group in self.groups:
             for seat in group.seat_ids:
                 self.rows.setdefault(seat, Row(seat, group))
@@ -172,16 +181,17 @@ class Board:
         given_up = claims - self.claims.keys()  # whoever it kept waiting need not share a GPU with what gave it up
         concerned = self.groups if expired or given_up else self._concerned(message)
         for group in overlap.in_turn(self, concerned, now):
-            for name in group.seat_ids:
-                looking.follow_traffic(self, self.rows[name], now)
-                owners.end_of_life(self, self.rows[name], now)
+            for row in self.seats_of(group):
+                looking.follow_traffic(self, row, now)
+                owners.end_of_life(self, row, now)
             if group.name not in self.operations:
                 deciding.decide(self, group, now)
             if group.name in self.operations:
                 switching.step(self, self.operations[group.name], now)
 
     def _concerned(self, message: object) -> tuple[Group, ...]:
-        """Groups for which a message may change something, and those that share GPUs; all when it is not plain."""
+        """Groups for which a message may change something, those that share GPUs with them and those to which their
+        seats may move; all when it is not plain."""
         match message:
             case Presence():
                 plain = [group for group in self.groups if group.name in self.operations]
@@ -192,7 +202,7 @@ class Board:
             case _:
                 row = self.rows.get(getattr(message, "seat", None) or "")
                 plain = [row.group] if row is not None else list(self.groups)
-        sharing = [other for group in plain for other in self.neighbours[group.name]]
+        sharing = [o for group in plain for o in (*self.neighbours[group.name], *self.peers[group.name])]
         return tuple({group.name: group for group in (*plain, *sharing)}.values())
 
     def _strangers_seen(self, strangers: tuple[Stranger, ...]) -> None:
@@ -218,6 +228,14 @@ class Board:
 
     # --- switches ------------------------------------------------------------------------------------------------
 
+    def seats_of(self, group: Group) -> list[Row]:
+        """The seats that are on a group now: its own, without those that moved away, and those that moved there."""
+        return [row for row in self.rows.values() if row.group.name == group.name]
+
+    def group_of(self, operation: Operation) -> Group:
+        """The group that a switch is about."""
+        return next(group for group in self.groups if group.name == operation.group)
+
     def drain(self, victim: Row, winner: Row | None, reason: str, now: Now) -> Operation:
         """Begin the switch that takes ``victim`` off its GPUs."""
         operation = self.begin(victim.group, victim, winner, now)
@@ -226,7 +244,9 @@ class Board:
         return operation
 
     def begin(self, group: Group, victim: Row | None, winner: Row | None, now: Now) -> Operation:
-        """A new switch of a group, with an epoch of its own."""
+        """A new switch of a group, with an epoch of its own. A drain elsewhere for the same winner is called off."""
+        for other in [o for o in self.operations.values() if winner is not None and o.winner == winner.seat]:
+            switching.turn_back(self, other, now, f"{winner.seat if winner else ''} goes to group {group.name}")
         epoch = self.next_epoch(now)
         cause = (winner.cause if winner else "") or (victim.cause if victim and not winner else "")
         operation = Operation(
@@ -282,9 +302,10 @@ class Board:
         reason: str = "",
         seconds: dict[str, float] | None = None,
         last_call_at: float | None = None,
+        to: Group | None = None,
     ) -> None:
-        """Let a seat follow the table, and tell it."""
-        before = row.advance(trigger)
+        """Let a seat follow the table, and tell it. ``to``: the group that it moves to."""
+        before = row.advance(trigger, to)
         row.epoch, row.reason = epoch, reason
         row.entered_at, row.entered_wall = now.unix, now.wall
         row.op = operation.op if operation else ""

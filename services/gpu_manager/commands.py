@@ -13,6 +13,7 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.seat import SeatState
+from services.gpu_manager import rebinding
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.rows import Row
 
@@ -108,10 +109,15 @@ def _unpin(board: "Board", row: Row, command: Command, now: Now) -> CommandReply
 
 
 def _pinned_holders(board: "Board", row: Row) -> str:
-    """Other pinned seats, when they fill every slot of the group; else empty."""
-    others = [board.rows[seat] for seat in row.group.seat_ids if seat != row.seat]
-    pinned = [other.seat for other in others if other.is_pinned]
-    return ", ".join(pinned) if len(pinned) >= row.group.slots else ""
+    """Other pinned seats, when they fill every slot of every group that the seat could be on; else empty."""
+    groups = [row.group, *(board.peers[row.group.name] if rebinding.may_move(board, row) else ())]
+    full = []
+    for group in groups:
+        pinned = [other.seat for other in board.seats_of(group) if other.is_pinned and other.seat != row.seat]
+        if len(pinned) < group.slots:
+            return ""
+        full += pinned
+    return ", ".join(full)
 
 
 def _yes(row: Row) -> CommandReply:

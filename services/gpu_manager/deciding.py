@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from kybernate.policy import Park, Stay, Switch
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group
-from services.gpu_manager import looking, overlap
+from services.gpu_manager import looking, overlap, rebinding, switching
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.rows import Row
 
@@ -35,10 +35,10 @@ def decide(board: "Board", group: Group, now: Now) -> None:
         if overlap.decide(board, group, others, now):
             _clear(board, group, others, now)
         return
-    view = looking.view(board, group, now)
+    view = replace(looking.view(board, group, now), elsewhere=rebinding.seats_elsewhere(board, group, now))
     decision = board.policy.decide(view)
     comer = board.rows[decision.activate] if isinstance(decision, Switch) and decision.evict is None else None
-    if comer is not None and not looking.room(board, comer):  # a slot is free but no room: somebody has to yield
+    if comer is not None and not looking.room(board, comer, on=group):  # a slot is free but no room: somebody yields
         decision = board.policy.decide(replace(view, slots=0))
     board.why[group.name] = decision.reason
     match decision:
@@ -46,27 +46,27 @@ def decide(board: "Board", group: Group, now: Now) -> None:
             if until is not None:
                 board.wake_at[group.name] = now.model + max(until, 0.0)
         case Switch(activate=winner, evict=None):
-            _grant(board, board.rows[winner], decision.reason, now)
+            _grant(board, group, board.rows[winner], decision.reason, now)
         case Switch(activate=winner, evict=str(victim)):
             _evict(board, board.rows[victim], board.rows[winner], decision.reason, now)
         case Park(seat=victim):
             _evict(board, board.rows[victim], None, decision.reason, now)
 
 
-def _grant(board: "Board", winner: Row, reason: str, now: Now) -> None:
+def _grant(board: "Board", group: Group, winner: Row, reason: str, now: Now) -> None:
     """Give a free slot to a seat. The policy is not trusted with the invariants: there must be room."""
-    if not looking.room(board, winner):
+    if not looking.room(board, winner, on=group):
         return
     if winner.state is S.WAITING and winner.calls(now):
-        board.claims.pop(winner.group.name, None)
-        board.say_decided(winner.group, reason)
+        board.claims.pop(group.name, None)
+        board.say_decided(group, reason)
         board.give_ticket(winner, now)
     elif winner.state is S.PARKED and board.bus_up:
-        board.claims.pop(winner.group.name, None)
-        board.say_decided(winner.group, reason)
-        operation = board.begin(winner.group, None, winner, now)
+        board.claims.pop(group.name, None)
+        board.say_decided(group, reason)
+        operation = board.begin(group, None, winner, now)
         operation.phase = "job"
-        board.go(winner, T.LEASE, now, epoch=operation.epoch, operation=operation)
+        switching.lease(board, operation, winner, now)
 
 
 def _evict(board: "Board", victim: Row, winner: Row | None, reason: str, now: Now) -> None:
@@ -74,7 +74,7 @@ def _evict(board: "Board", victim: Row, winner: Row | None, reason: str, now: No
     if not board.bus_up or victim.state is not S.ACTIVE or not board.routers.settled(now):
         return
     board.say_decided(victim.group, reason)
-    if winner is not None and not looking.room(board, winner, without=victim):
+    if winner is not None and not looking.room(board, winner, without=victim, on=victim.group):
         winner = None  # one more has to yield before it fits
     board.drain(victim, winner, reason, now)
 

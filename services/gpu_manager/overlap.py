@@ -65,8 +65,12 @@ def turn(board: "Board", group: Group, now: Now) -> tuple[float, float, str]:
 
 def in_the_way(board: "Board", group: Group) -> list[Row]:
     """Seats of other groups that hold a GPU of this one."""
-    rows = (board.rows[seat] for other in board.neighbours[group.name] for seat in other.seat_ids)
-    return [row for row in rows if row.lease]
+    return [row for other in board.neighbours[group.name] for row in board.seats_of(other) if row.lease]
+
+
+def claimant(board: "Board", seat: str) -> str | None:
+    """The group that has a claim for this seat."""
+    return next((name for name, claim in board.claims.items() if claim.seat == seat), None)
 
 
 def claimed_for(board: "Board", group: Group, now: Now) -> str | None:
@@ -100,7 +104,7 @@ def decide(board: "Board", group: Group, others: list[Row], now: Now) -> bool:
     until = getattr(decision, "until", None)
     if until is not None:
         board.wake_at[group.name] = now.model + max(until, 0.0)
-    if not isinstance(decision, Switch) or decision.activate not in group.seat_ids:
+    if not isinstance(decision, Switch) or board.rows[decision.activate].group.name != group.name:
         return False
     board.claims[group.name] = Claim(decision.activate, now.model)
     board.say_decided(group, decision.reason)
@@ -127,9 +131,10 @@ def yields(board: "Board", group: Group, victim: Row, now: Now) -> bool:
 def give_up(board: "Board", operation: Operation, now: Now) -> None:
     """A seat that was in the way stays there: the others may have their GPUs back before it is tried again."""
     if operation.clears_for is not None:
-        group = board.rows[operation.clears_for].group.name
-        board.claims.pop(group, None)
-        board.failed(group, now)
+        group = claimant(board, operation.clears_for)
+        if group is not None:
+            del board.claims[group]
+            board.failed(group, now)
 
 
 def expire(board: "Board", now: Now) -> None:

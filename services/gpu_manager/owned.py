@@ -4,10 +4,12 @@ The plugin keeps offering such seats (``kybernate.kept``); the manager must go o
 ledger, which has every owned seat with its GPUs.
 """
 
+from dataclasses import replace
+
 from kybernate.kept import keep, key_of, size_of
 from kybernate.known_gpus import Known
 from kybernate.ledger import Ledger
-from kybernate.topology import Group
+from kybernate.topology import Group, group_key
 
 UNKNOWN = "kyb.ai/kept"
 """The resource of a kept seat when no profile of its size is left; only for people."""
@@ -19,4 +21,31 @@ def with_owned(groups: tuple[Group, ...], ledger: Ledger, known: Known) -> tuple
     by_size = {len(group.gpus): group.profile.resource for group in groups}
     held = {one.seat: resources.get(one.seat) or by_size.get(size_of(one.seat), UNKNOWN) for one in ledger.seats}
     members = {key_of(one.seat): one.gpus for one in ledger.seats}
-    return keep(groups, held, (*known.gpus, *known.instances), members=members, gone=known.before)[0]
+    kept = keep(groups, held, (*known.gpus, *known.instances), members=members, gone=known.before)[0]
+    return (*kept, *_shelters(kept, ledger, known))
+
+
+def _shelters(groups: tuple[Group, ...], ledger: Ledger, known: Known) -> tuple[Group, ...]:
+    """For each seat that has moved to GPUs which are no group any more: these GPUs, as a group without own seats.
+
+    What it holds there must be known to whoever shares the GPUs. Parked, it goes home as soon as there is a slot.
+    """
+    gpus = {gpu.uuid: gpu for gpu in known.all}
+    homes = {seat: group for group in groups for seat in group.seat_ids}
+    there = {frozenset(gpu.uuid for gpu in group.gpus) for group in groups}
+    found: dict[frozenset[str], Group] = {}
+    for one in ledger.seats:
+        on, home = frozenset(one.on), homes.get(one.seat)
+        if home is None or not on or on in there or on in found or not on <= gpus.keys():
+            continue
+        key = group_key(one.on)
+        found[on] = replace(
+            home,
+            name=f"{len(on)}x-{key}",
+            key=key,
+            gpus=tuple(gpus[uuid] for uuid in one.on),
+            seat_ids=(),
+            why=f"seat {one.seat} moved there before the configuration changed",
+            overlaps=(),
+        )
+    return tuple(found.values())

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from kybernate.messages import ReleaseJob, SeatActivated, SeatProgress
 from kybernate.seat import SeatState, Trigger
-from services.gpu_manager import looking
+from services.gpu_manager import looking, rebinding
 from services.gpu_manager.inputs import Now, StartCall
 from services.gpu_manager.rows import Row
 from services.gpu_manager.seat_pod import Owners, SeatPod
@@ -146,6 +146,7 @@ def processes_told(board: "Board", seats: Iterable[SeatProgress], now: Now) -> N
                 _release(board, row)  # a checkpointer that died right after it took the first one has forgotten it
         elif row.state is S.QUARANTINED and not row.conflict and progress.outcome in CLEARED:
             trigger = CLEARED[progress.outcome]
+            row.group, row.came_from = rebinding.group_at(board, row, progress.gpus) or row.group, None
             board.go(row, trigger, now, epoch=board.next_epoch(now), reason="the driver reports it as it should be")
 
 
@@ -171,5 +172,5 @@ def _released(board: "Board", row: Row, now: Now) -> None:
     if row.misses >= 2:
         board.go(row, T.GONE, now, epoch=board.next_epoch(now))
         board.rows[row.seat] = Row(
-            row.seat, row.group, epoch=row.epoch, entered_at=now.unix, entered_wall=now.wall, misses=row.misses
+            row.seat, row.home, epoch=row.epoch, entered_at=now.unix, entered_wall=now.wall, misses=row.misses
         )

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from kybernate.ledger import Ledger, LedgerEntry
 from kybernate.messages import EVENT_OF_STATE, JobStatus, KillJob, ReleaseJob, SeatProgress, SeatTarget
 from kybernate.seat import SeatState
-from services.gpu_manager import overlap
+from kybernate.topology import Group
+from services.gpu_manager import overlap, rebinding
 from services.gpu_manager.inputs import Now, Recovered
 from services.gpu_manager.rows import Operation, Row
 from services.gpu_manager.seat_pod import SeatPod
@@ -39,13 +40,16 @@ def recover(board: "Board", known: Recovered, now: Now) -> None:
         if entry is not None:
             _remember(row, entry)
         row.entered_at, row.entered_wall = now.unix, now.wall
-        row.state, row.lease, row.reason = _state(row, entry, evidence.get((row.seat, pod.uid)))
+        seen = evidence.get((row.seat, pod.uid))
+        row.state, row.lease, row.reason = _state(row, entry, seen)
+        row.group = _group(board, row, entry, seen)
         if row.state is S.ACTIVE:
             row.active_since = row.busy_at = now.model
         row.processes_gone = not row.seen_running
-    for status in known.reply.jobs:
+    board.move_seconds = known.ledger.move_seconds
+    for status in sorted(known.reply.jobs, key=lambda status: status.epoch):  # a seat may be in two: the later counts
         if not status.done:
-            _adopt(board, status, now)
+            _adopt(board, status, entries, now)
     _quarantine_conflicts(board)  # after that: both seats of a switch seem to live while it is under way
     _say(board, entries, now)
     _end_again(board)
@@ -79,6 +83,18 @@ def _remember(row: Row, entry: LedgerEntry) -> None:
     row.started, row.pinned = entry.started, entry.pinned
     row.park_seconds, row.activate_seconds = entry.park_seconds, entry.activate_seconds
     row.switch_seconds = entry.switch_seconds
+    row.fixed = entry.fixed
+
+
+def _group(board: "Board", row: Row, entry: LedgerEntry | None, seen: SeatProgress | None) -> Group:
+    """Where a seat is: by evidence, else as the ledger has it. A container that starts does so on its own group."""
+    if not row.seen_running or row.state is S.STARTING:
+        return row.home
+    return (
+        rebinding.group_at(board, row, seen.gpus if seen is not None else ())
+        or rebinding.group_at(board, row, entry.on if entry is not None else ())
+        or row.home
+    )
 
 
 def _state(row: Row, entry: LedgerEntry | None, seen: SeatProgress | None) -> tuple[SeatState, bool, str]:
@@ -121,7 +137,7 @@ def _state(row: Row, entry: LedgerEntry | None, seen: SeatProgress | None) -> tu
 def _quarantine_conflicts(board: "Board") -> None:
     """More seats on a group than may hold it, or seats of two groups on one GPU: nobody knows which of them is true."""
     for group in board.groups:
-        holders = [row for row in (board.rows[seat] for seat in group.seat_ids) if row.lease]
+        holders = [row for row in board.seats_of(group) if row.lease]
         others = overlap.in_the_way(board, group) if holders else []
         if len(holders) > group.slots or others:
             names = ", ".join(row.seat for row in (*holders, *others))
@@ -130,17 +146,18 @@ def _quarantine_conflicts(board: "Board") -> None:
                 row.reason = f"{names} all seem to hold group {group.name}; delete the pods that should not"
 
 
-def _adopt(board: "Board", status: JobStatus, now: Now) -> None:
+def _adopt(board: "Board", status: JobStatus, entries: dict[str, LedgerEntry], now: Now) -> None:
     """Go on with a switch that the checkpointer has not finished."""
     victim = next((board.rows[p.seat] for p in status.park if p.seat in board.rows), None)
     winner = board.rows.get(status.activate.seat) if status.activate else None
     if victim is None and winner is None:
         return
-    group = (victim or winner or next(iter(board.rows.values()))).group.name
-    board.operations[group] = Operation(
+    named = next((group for group in board.groups if group.name == status.group), None)
+    group = named or (victim or winner or next(iter(board.rows.values()))).group
+    board.operations[group.name] = Operation(
         op=status.op,
         epoch=status.epoch,
-        group=group,
+        group=group.name,
         victim=victim.seat if victim else None,
         winner=winner.seat if winner else None,
         cause=(winner or victim or next(iter(board.rows.values()))).why,
@@ -154,9 +171,20 @@ def _adopt(board: "Board", status: JobStatus, now: Now) -> None:
         victim.state = S.PARKED if parked else S.PARKING
         victim.lease = not parked
         victim.epoch = status.epoch
+        victim.group = group
     if winner is not None and winner.pod is not None and winner.seen_running:
-        winner.state, winner.lease = (S.ACTIVATING, True) if parked else (S.PARKED, False)
+        _adopt_winner(winner, group, entries.get(winner.seat), come=parked)
         winner.epoch = status.epoch
+
+
+def _adopt_winner(row: Row, group: Group, entry: LedgerEntry | None, *, come: bool) -> None:
+    """The seat that a switch brings back to a group; ``come``: it has that group's GPUs already."""
+    moving = row.group.name != group.name or (entry is not None and entry.state is S.MIGRATING)
+    row.state, row.lease = (S.PARKED, False) if not come else (S.MIGRATING if moving else S.ACTIVATING, True)
+    if come and moving:
+        row.came_from = row.group if row.group.name != group.name else row.home
+    if come:
+        row.group = group
 
 
 def _say(board: "Board", entries: dict[str, LedgerEntry], now: Now) -> None:
@@ -196,5 +224,7 @@ def targets(board: "Board", ledger: Ledger, pods: tuple[SeatPod, ...]) -> tuple[
         container_id = pod.container_id if pod.running else (entry.container_id if entry else None)
         if container_id:
             vram_bytes = entry.vram_bytes if entry else 0
-            found.append(Row(row.seat, row.group, pod=pod, container_id=container_id, vram_bytes=vram_bytes).target())
+            seen = Row(row.seat, row.home, pod=pod, container_id=container_id, vram_bytes=vram_bytes)
+            on = rebinding.group_at(board, row, entry.on) if entry else None
+            found.append(seen.target(on))
     return tuple(found)

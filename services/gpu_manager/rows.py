@@ -14,13 +14,23 @@ LAST_MOMENT_SECONDS = 0.5
 CUT_GRACE_SECONDS = 2.0
 """Wall: how long after a cut the engine may take to notice that its callers left."""
 
+_WITHOUT_PROCESS = (SeatState.FREE, SeatState.WAITING, SeatState.BACKOFF)
+"""Its container starts, if ever, with the GPUs that kubelet gave it."""
+
 
 @dataclass
 class Row:
     """One seat of this node."""
 
     seat: str
-    group: Group
+    home: Group
+    """The group of its ID: where its container starts."""
+    group: Group = field(init=False)
+    """Where it is: whose GPUs it holds, or held when it was parked. Another one than ``home`` once it has moved."""
+    came_from: Group | None = None
+    """While it moves to ``group``: where it is parked."""
+    fixed: str = ""
+    """Why it is not moved any more: the driver refused it."""
     state: SeatState = SeatState.FREE
     epoch: int = 0
     lease: bool = False
@@ -70,10 +80,21 @@ class Row:
     cause: str = ""
     op: str = ""
 
-    def advance(self, trigger: Trigger) -> SeatState:
-        """Follow the table; the lease follows the state. Returns the state before."""
+    def __post_init__(self) -> None:
+        self.group = self.home
+
+    def advance(self, trigger: Trigger, to: Group | None = None) -> SeatState:
+        """Follow the table; lease and group follow the state. Returns the state before. ``to``: where it moves."""
         before = self.state
         self.state = advance(self.state, trigger)
+        if to is not None:
+            self.came_from, self.group = self.group, to
+        elif self.state is SeatState.PARKED and before is SeatState.MIGRATING:
+            self.group, self.came_from = self.came_from or self.group, None
+        elif self.state is SeatState.ACTIVE:
+            self.came_from = None
+        if self.state in _WITHOUT_PROCESS:
+            self.group, self.came_from = self.home, None
         if self.state is SeatState.STARTING:
             self.called_wall = None
         if self.state is not SeatState.RELEASING:
@@ -99,21 +120,27 @@ class Row:
         """The cause to give when no operation has one."""
         return self.cause or f"seat-{self.seat}"
 
-    def reserved_bytes(self, memory_bytes: int) -> int:
+    def reserved_bytes(self, memory_bytes: int, on: Group | None = None) -> int:
         """VRAM reserved on each GPU: all of it, unless the group has several slots and the pod declares less."""
+        group = on or self.group
         declared = max(self.pod.vram_bytes if self.pod else 0, self.vram_bytes)
-        if self.group.slots == 1 or not declared:
+        if group.slots == 1 or not declared:
             return memory_bytes
-        return min(memory_bytes, -(-declared // len(self.group.gpus)))
+        return min(memory_bytes, -(-declared // len(group.gpus)))
 
-    def target(self) -> SeatTarget:
-        """How the checkpointer finds its processes."""
+    @property
+    def moved(self) -> bool:
+        """Whether it is on another group than its own."""
+        return self.group.name != self.home.name
+
+    def target(self, on: Group | None = None) -> SeatTarget:
+        """How the checkpointer finds its processes. ``on``: the group that it is to be on, if it is to move."""
         pod = self.pod
         return SeatTarget(
             seat=self.seat,
             pod_uid=pod.uid if pod else "",
             container_id=self.container_id or (pod.container_id if pod else None) or "",
-            gpus=tuple(gpu.uuid for gpu in self.group.gpus),
+            gpus=tuple(gpu.uuid for gpu in (on or self.group).gpus),
             vram_bytes=self.vram_bytes or (pod.vram_bytes if pod else 0),
             backend=pod.backend if pod else "cuda",
         )

@@ -7,7 +7,7 @@ draining ──quiet and idle──► job ──journaled, reports──► ove
 from typing import TYPE_CHECKING
 
 from kybernate.messages import JobStatus, SeatProgress, SwitchJob
-from kybernate.seat import SeatState, Trigger
+from kybernate.seat import COMING, SeatState, Trigger
 from services.gpu_manager import looking, overlap
 from services.gpu_manager.inputs import EngineSeen, JobAnswered, Now
 from services.gpu_manager.rows import CUT_GRACE_SECONDS, Operation, Row
@@ -28,6 +28,7 @@ PARK_FAILED = {
     "gone": T.EXITED,
     "quarantined": T.QUARANTINE,
 }
+NOT_RESTORED = {S.ACTIVATING: T.NOT_RESTORED, S.MIGRATING: T.MOVED_PARKED}
 ACTIVATE_FAILED = {
     "parked": T.NOT_RESTORED,
     "lost": T.UNRECOVERABLE,
@@ -51,8 +52,7 @@ def _drain(board: "Board", operation: Operation, now: Now) -> None:
     """Wait for the routers' word and then the engine's; cut at the deadline; turn back when nobody waits."""
     victim = board.rows[operation.victim or ""]
     if not looking.still_wanted(board, operation, now):
-        board.end(operation)
-        board.go(victim, T.DEMAND, now, epoch=board.next_epoch(now), reason="nobody waits for its place any more")
+        turn_back(board, operation, now, "nobody waits for its place any more")
         return
     if not board.bus_up:
         return
@@ -64,6 +64,21 @@ def _drain(board: "Board", operation: Operation, now: Now) -> None:
     if now.model >= operation.deadline and board.routers.settled(now):
         _drained(board, operation, now, "drain deadline passed; streams that still run are cut")
         operation.phase, operation.cut_at = "cutting", now.wall
+
+
+def turn_back(board: "Board", operation: Operation, now: Now, reason: str) -> None:
+    """Call a drain off: the victim serves on."""
+    board.end(operation)
+    victim = board.rows[operation.victim or ""]
+    board.go(victim, T.DEMAND, now, epoch=board.next_epoch(now), reason=reason)
+
+
+def lease(board: "Board", operation: Operation, winner: Row, now: Now) -> None:
+    """The group's GPUs are the winner's from now on; on another group than it was parked on, it moves there."""
+    group = board.group_of(operation)
+    moves = winner.group.name != group.name
+    trigger, to = (T.REMAP, group) if moves else (T.LEASE, None)
+    board.go(winner, trigger, now, epoch=operation.epoch, operation=operation, to=to)
 
 
 def engine_seen(board: "Board", seen: EngineSeen, now: Now) -> None:
@@ -100,8 +115,10 @@ def _send(board: "Board", operation: Operation, now: Now) -> None:
     operation.sent_wall = now.wall
     victim = board.rows[operation.victim] if operation.victim else None
     winner = board.rows[operation.winner] if operation.winner else None
-    if winner is not None and winner.state not in (S.PARKED, S.ACTIVATING):
+    if winner is not None and winner.state is not S.PARKED and not _comes(winner, operation):
         winner = None  # it starts with a ticket once the group is free, or it is gone
+    if winner is not None and winner.epoch > operation.epoch:
+        _renamed(board, operation, now)  # it was parked after this switch began; what is said about it must not go back
     board.said.append(
         SwitchJob(
             cause=operation.cause,
@@ -110,7 +127,7 @@ def _send(board: "Board", operation: Operation, now: Now) -> None:
             op=operation.op,
             group=operation.group,
             park=(victim.target(),) if victim is not None else (),
-            activate=winner.target() if winner is not None else None,
+            activate=winner.target(board.group_of(operation)) if winner is not None else None,
         )
     )
 
@@ -126,11 +143,15 @@ def answered(board: "Board", answer: JobAnswered, now: Now) -> None:
             told(board, status, now)
     elif answer.reply.code == "stale-epoch":
         board.epoch = max(board.epoch, answer.reply.highest_epoch)
-        operation.epoch = board.next_epoch(now)
-        operation.op = f"{operation.group}-{operation.epoch}"
+        _renamed(board, operation, now)
         operation.sent_wall = None
     elif answer.reply.code != "busy":
         _refused(board, operation, answer.reply.reason or answer.reply.code, now)
+
+
+def _renamed(board: "Board", operation: Operation, now: Now) -> None:
+    operation.epoch = board.next_epoch(now)
+    operation.op = f"{operation.group}-{operation.epoch}"
 
 
 def _journaled(operation: Operation, now: Now) -> None:
@@ -148,8 +169,8 @@ def _refused(board: "Board", operation: Operation, reason: str, now: Now) -> Non
     if victim is not None and victim.state is S.PARKING:
         board.go(victim, T.ROLLED_BACK, now, epoch=board.next_epoch(now), reason=reason)
     overlap.give_up(board, operation, now)
-    if winner is not None and winner.state is S.ACTIVATING:
-        board.go(winner, T.NOT_RESTORED, now, epoch=board.next_epoch(now), reason=reason)
+    if winner is not None and _comes(winner, operation):
+        board.go(winner, NOT_RESTORED[winner.state], now, epoch=board.next_epoch(now), reason=reason)
 
 
 def told(board: "Board", status: JobStatus, now: Now) -> None:
@@ -161,6 +182,8 @@ def told(board: "Board", status: JobStatus, now: Now) -> None:
     _journaled(operation, now)
     for progress in status.park:
         row = board.rows.get(progress.seat)
+        if row is not None and row.group.name != operation.group:
+            continue  # it was parked and has moved on since
         if row is not None and row.state is S.PARKING and _same_pod(row, progress):
             _park_told(board, operation, row, progress, now)
         elif row is not None and row.state is S.RELEASING and _same_pod(row, progress):
@@ -171,8 +194,8 @@ def told(board: "Board", status: JobStatus, now: Now) -> None:
     if progress_of is not None and winner is not None and winner.seat == progress_of.seat and free:
         dropped = status.done and progress_of.outcome == "pending"
         if winner.state is S.PARKED and not dropped:
-            board.go(winner, T.LEASE, now, epoch=operation.epoch, operation=operation)
-        if winner.state is S.ACTIVATING and _same_pod(winner, progress_of):
+            lease(board, operation, winner, now)
+        if _comes(winner, operation) and _same_pod(winner, progress_of):
             _activate_told(board, operation, winner, progress_of, now)
         if winner.state is S.RELEASING and _same_pod(winner, progress_of):  # its pod went; the job goes on
             unused = dropped or winner.processes_gone or progress_of.outcome in ("parked", "gone")
@@ -218,9 +241,20 @@ def _activate_told(board: "Board", operation: Operation, row: Row, progress: Sea
         row.unclaimed = False
         _serves(board, row, now, operation, progress)
     elif progress.outcome in ACTIVATE_FAILED:
+        _not_activated(board, operation, row, progress, now)
+
+
+def _not_activated(board: "Board", operation: Operation, row: Row, progress: SeatProgress, now: Now) -> None:
+    """It stays parked, or is beyond use. A move that cannot be is no fault of the group, and is not tried again."""
+    moving = row.state is S.MIGRATING
+    if moving and progress.move_refused == "node":
+        board.fixed = progress.reason
+    elif moving and (progress.move_refused or progress.outcome == "lost"):
+        row.fixed = progress.reason
+    if not (moving and progress.move_refused):
         board.failed(operation.group, now)
-        trigger, epoch = ACTIVATE_FAILED[progress.outcome], board.next_epoch(now)
-        board.go(row, trigger, now, epoch=epoch, operation=operation, reason=progress.reason)
+    trigger = NOT_RESTORED[row.state] if progress.outcome == "parked" else ACTIVATE_FAILED[progress.outcome]
+    board.go(row, trigger, now, epoch=board.next_epoch(now), operation=operation, reason=progress.reason)
 
 
 def _serves(board: "Board", row: Row, now: Now, operation: Operation | None, progress: SeatProgress | None) -> None:
@@ -233,7 +267,11 @@ def _serves(board: "Board", row: Row, now: Now, operation: Operation | None, pro
         return
     took, verify = sum(progress.seconds.values()), progress.seconds.get("verify", 0.0)
     total = now.wall - operation.decided_wall
-    row.activate_seconds = _learn(row.activate_seconds, took * now.pace)
+    moving = row.state is S.MIGRATING
+    if moving:
+        board.move_seconds = _learn(board.move_seconds, max(0.0, took * now.pace - row.activate_seconds))
+    else:
+        row.activate_seconds = _learn(row.activate_seconds, took * now.pace)
     row.switch_seconds = _learn(row.switch_seconds, total * now.pace)
     last = progress.last_call_at
     seconds = {
@@ -245,8 +283,12 @@ def _serves(board: "Board", row: Row, now: Now, operation: Operation | None, pro
         "control": operation.control_seconds,
         "total": total,
     }
-    epoch = operation.epoch
-    board.go(row, T.VERIFIED, now, epoch=epoch, operation=operation, seconds=seconds, last_call_at=last)
+    trigger = T.MOVED_ACTIVE if moving else T.VERIFIED
+    board.go(row, trigger, now, epoch=operation.epoch, operation=operation, seconds=seconds, last_call_at=last)
+
+
+def _comes(row: Row, operation: Operation) -> bool:
+    return row.state in COMING and row.group.name == operation.group
 
 
 def _same_pod(row: Row, progress: SeatProgress) -> bool:

@@ -16,7 +16,7 @@ from services.router.happenings import Kind
 
 _S = SeatState
 
-CLOSING = frozenset({_S.DRAINING, _S.PARKING, _S.MIGRATING})
+CLOSING = frozenset({_S.DRAINING, _S.PARKING})
 """The seat is being closed: nothing new goes there and its manager waits for acknowledgements."""
 ASKABLE = frozenset({_S.WAITING, _S.DRAINING, _S.PARKING, _S.PARKED, _S.BACKOFF, _S.LOST})
 """Nothing is under way that would make it serve: those who wait here ask its manager for it."""
@@ -43,11 +43,11 @@ class Rank(IntEnum):
 _RANK_OF_STATE = {
     _S.ACTIVE: Rank.OPEN,
     _S.ACTIVATING: Rank.COMING,
+    _S.MIGRATING: Rank.COMING,
     _S.PARKED: Rank.PARKED,
     _S.STARTING: Rank.STARTING,
     _S.DRAINING: Rank.BUSY,
     _S.PARKING: Rank.BUSY,
-    _S.MIGRATING: Rank.BUSY,
     _S.WAITING: Rank.DOWN,
     _S.BACKOFF: Rank.DOWN,
     _S.LOST: Rank.DOWN,

@@ -14,7 +14,7 @@ from kybernate.bus.port import Bus
 from kybernate.clock import Clock
 from kybernate.health import Health, HttpServer
 from kybernate.messages import Presence, SeatActivated
-from kybernate.seat import SeatState
+from kybernate.seat import COMING
 from services.router.admin import Admin
 from services.router.app import build
 from services.router.asks import Identity
@@ -118,7 +118,7 @@ def _app(
 
     def on_event(event: Event) -> None:
         events.hear(event)
-        if isinstance(event, SeatActivated) and event.previous is SeatState.ACTIVATING:
+        if isinstance(event, SeatActivated) and event.previous in COMING:
             metrics.switches.inc()
 
     sync.on_event = on_event

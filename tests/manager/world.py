@@ -53,7 +53,7 @@ def make_gpu(index: int) -> Gpu:
     return Gpu(index, f"GPU-{index}", index, f"0000:0{index}:00.0", "Fake", 80 * GIB, 0)
 
 
-def make_group(name: str, indices: Iterable[int], seats: int, slots: int = 1) -> Group:
+def make_group(name: str, indices: Iterable[int], seats: int, slots: int = 1, *, rebalance: bool = False) -> Group:
     gpus = tuple(make_gpu(index) for index in indices)
     key = group_key([gpu.uuid for gpu in gpus])
     profile = Profile(
@@ -62,6 +62,7 @@ def make_group(name: str, indices: Iterable[int], seats: int, slots: int = 1) ->
         group_size=len(gpus),
         seats_per_group=seats,
         active_slots=slots,
+        rebalance=rebalance,
     )
     return Group(name, key, profile, gpus, tuple(seat_id(len(gpus), key, n) for n in range(seats)), slots)
 

@@ -1,0 +1,353 @@
+"""Seats that move: a group with a free or idle slot takes in the waiting seat of another one."""
+
+from dataclasses import replace
+
+import pytest
+
+from kybernate.known_gpus import Known
+from kybernate.ledger import Ledger, LedgerEntry
+from kybernate.messages import (
+    JobProgress,
+    JobReply,
+    JobStatus,
+    ParkSeat,
+    PinSeat,
+    SeatActivated,
+    SeatMoved,
+    SeatProgress,
+    SwitchJob,
+)
+from kybernate.policy import KybBalanced
+from kybernate.seat import SeatState as S
+from services.gpu_manager import looking
+from services.gpu_manager.inputs import JobAnswered, Recovered, Stranger, StrangersSeen
+from services.gpu_manager.owned import with_owned
+from tests.manager.world import World, make_gpu, make_group, status
+
+RESTORED = "restore of pid 7 answered NOT_SUPPORTED (801): process 7 has no device node of GPU-1"
+
+
+@pytest.fixture
+def world() -> World:
+    """Two groups of a GPU each; a (parked) and b (active) on G0, c (active and idle) on G1."""
+    groups = (make_group("G0", [0], 3, rebalance=True), make_group("G1", [1], 3, rebalance=True))
+    world = World(groups=groups, policy=KybBalanced(keep_ratio=0.0))
+    world.boot()
+    world.fill("a", "b")
+    world.fill("c", group=1)
+    world.tick(20)
+    return world
+
+
+@pytest.fixture
+def a(world: World) -> str:
+    return world.seat(0, 0)
+
+
+@pytest.fixture
+def b(world: World) -> str:
+    return world.seat(0, 1)
+
+
+@pytest.fixture
+def c(world: World) -> str:
+    return world.seat(1, 0)
+
+
+def demand(world: World, a: str, b: str) -> None:
+    """Somebody waits for a while b is busy."""
+    world.beat()
+    world.traffic(b, in_flight=3)
+    world.traffic(a, waiting=2, oldest=1.0)
+
+
+def move(world: World, a: str, b: str) -> SwitchJob:
+    """Begin the move of a to G1, as far as the job that was sent."""
+    demand(world, a, b)
+    world.quiet(world.seat(1, 0))
+    return world.job()
+
+
+def reported(world: World, job: SwitchJob, seat: str, outcome: str, **fields: object) -> None:
+    """The checkpointer's last word about an activation."""
+    told = status(job, "parked", outcome)
+    assert told.activate is not None
+    told = told.model_copy(update={"activate": told.activate.model_copy(update=fields)})
+    world.hear(JobProgress(cause="c", node="n1", status=told))
+
+
+def restarted(world: World, *jobs: JobStatus, **found: str) -> None:
+    """A new manager; ``found``: by model, the GPU that the checkpointer finds its memory on and what it does there."""
+    ledger = looking.ledger(world.board, "boot")
+    world.board = world.new_board()
+    seats = []
+    for pod in world.pods.values():
+        gpu, _, outcome = found.get(pod.model, "").partition(" ")
+        seats.append(
+            SeatProgress(
+                seat=pod.seat,
+                pod_uid=pod.uid,
+                container_id=pod.container_id or "",
+                outcome=outcome or "started",  # type: ignore[arg-type]
+                gpus=(gpu,) if gpu else (),
+            )
+        )
+    reply = JobReply(accepted=True, jobs=jobs, seats=tuple(seats))
+    world.hear(Recovered(world.owners(), ledger, reply))
+
+
+def test_an_idle_seat_elsewhere_makes_room_for_one_that_waits(world: World, a: str, b: str, c: str) -> None:
+    demand(world, a, b)
+    assert (world.state(a), world.state(b), world.state(c)) == (S.PARKED, S.ACTIVE, S.DRAINING)
+    assert a in world.board.why["G1"]
+
+    world.quiet(c)
+    job = world.job()
+    assert job.activate is not None
+    assert (job.group, job.activate.seat, job.activate.gpus) == ("G1", a, ("GPU-1",))
+    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+    world.progress(job, "parked", "started", done=False)
+    assert (world.state(a), world.state(c)) == (S.MIGRATING, S.PARKED)
+    moved = world.last(SeatMoved)
+    assert isinstance(moved, SeatMoved)
+    assert (moved.seat, moved.group) == (a, "G1")
+
+    world.progress(job)
+    assert (world.state(a), world.state(b)) == (S.ACTIVE, S.ACTIVE)
+    record = looking.record(world.board, world.row(a), world.now)
+    assert (record.group, record.home_group, record.gpus) == ("G1", "G0", (1,))
+    activated = world.last(SeatActivated)
+    assert isinstance(activated, SeatActivated)
+    assert (activated.seat, activated.group, activated.previous) == (a, "G1", S.MIGRATING)
+
+
+def test_a_free_group_takes_it_at_once(world: World, a: str, b: str, c: str) -> None:
+    world.command(ParkSeat, c)
+    world.quiet(c)
+    world.finish()
+    assert world.state(c) is S.PARKED
+    demand(world, a, b)
+    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.MIGRATING, "G1", True)
+    assert world.job().park == ()
+
+
+def test_what_a_move_costs_is_learned_apart_from_activating(world: World, a: str, b: str) -> None:
+    before = world.row(a).activate_seconds
+    assert looking.seat_view(world.board, world.row(a), world.now, on=world.groups[1]).move_seconds == 3.0
+    world.progress(move(world, a, b))
+    assert world.row(a).activate_seconds == before
+    assert world.board.move_seconds < 3.0
+
+
+def test_a_moved_seat_is_parked_where_it_is_and_is_pulled_home_again(world: World, a: str, b: str, c: str) -> None:
+    world.progress(move(world, a, b))
+    world.traffic(a)
+    world.traffic(b)
+    world.tick(20)
+    world.beat()
+    world.traffic(c, waiting=3, oldest=2.0)  # at home; a is idle
+    world.quiet(a)
+    job = world.job()
+    assert [target.gpus for target in job.park] == [("GPU-1",)]
+    world.progress(job)
+    assert (world.state(a), world.row(a).group.name, world.state(c)) == (S.PARKED, "G1", S.ACTIVE)
+
+    world.traffic(c, in_flight=3)
+    world.tick(20)
+    world.beat()
+    world.traffic(a, waiting=2, oldest=1.0)
+    assert world.state(b) is S.DRAINING
+    world.quiet(b)
+    world.progress(world.job())
+    assert (world.state(a), world.row(a).group.name, world.row(a).moved) == (S.ACTIVE, "G0", False)
+
+
+def test_a_container_that_starts_anew_starts_at_home(world: World, a: str, b: str) -> None:
+    world.progress(move(world, a, b))
+    world.exit(a)
+    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.BACKOFF, "G0", False)
+    world.traffic(a)
+    world.call(a)
+    assert world.state(a) is S.WAITING
+
+
+def test_a_deleted_pod_holds_the_group_that_it_moved_to(world: World, a: str, b: str) -> None:
+    world.progress(move(world, a, b))
+    world.pods[a] = replace(world.pods[a], deleting=True)
+    world.look()
+    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.RELEASING, "G1", True)
+    del world.pods[a]
+    world.look()
+    world.look()
+    world.end_processes(a)
+    assert (world.state(a), world.row(a).group.name) == (S.FREE, "G0")
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [("annotation", "opted out (kyb.ai/rebalance)"), ("backend", "backend engine cannot restore"), ("", "")],
+)
+def test_what_cannot_move_is_not_offered_and_says_why(world: World, a: str, b: str, c: str, how: str, why: str) -> None:
+    notes = {"annotation": {"kyb.ai/rebalance": "false"}, "backend": {"kyb.ai/backend": "engine"}}.get(how, {})
+    world.pods[a] = replace(world.pods[a], annotations=world.pods[a].annotations | notes)
+    world.look()
+    demand(world, a, b)
+    assert (world.state(c) is S.DRAINING) == (how == "")
+    assert why in looking.record(world.board, world.row(a), world.now).fixed
+
+
+def test_groups_that_do_not_rebalance_keep_their_seats(a: str) -> None:
+    world = World(groups=(make_group("G0", [0], 3), make_group("G1", [1], 3)), policy=KybBalanced(keep_ratio=0.0))
+    world.boot()
+    _, b = world.fill("a", "b")
+    (c,) = world.fill("c", group=1)
+    world.tick(20)
+    demand(world, world.seat(0, 0), b)
+    assert world.state(c) is S.ACTIVE
+    assert looking.record(world.board, world.row(b), world.now).fixed == ""
+
+
+def test_a_refused_move_is_remembered_and_the_seat_comes_back_at_home(world: World, a: str, b: str, c: str) -> None:
+    job = move(world, a, b)
+    reported(world, job, a, "parked", move_refused="seat", reason=RESTORED)
+    assert (world.state(a), world.row(a).group.name) == (S.PARKED, "G0")
+    assert looking.record(world.board, world.row(a), world.now).fixed == RESTORED
+    assert world.board.pause_until.get("G1", 0.0) <= world.wall  # nothing is wrong with that group
+
+    world.tick(5)
+    world.beat()
+    assert "G1" not in world.board.operations
+    world.traffic(b)
+    world.tick(5)
+    world.beat()
+    world.quiet(b)
+    world.progress(world.job())
+    assert (world.state(a), world.row(a).group.name) == (S.ACTIVE, "G0")
+
+    restarted(world, a="GPU-0 active", b="GPU-0 parked", c="GPU-1 parked")
+    assert world.row(a).fixed == RESTORED
+
+
+def test_a_driver_that_cannot_move_at_all_is_asked_once(world: World, a: str, b: str) -> None:
+    reason = "restoring to another GPU needs driver 580 or newer, this is 570.1"
+    reported(world, move(world, a, b), a, "parked", move_refused="node", reason=reason)
+    assert {looking.record(world.board, row, world.now).fixed for row in world.board.rows.values() if row.pod} == {
+        reason
+    }
+
+
+def test_a_seat_that_was_lost_on_the_way_is_not_moved_again(world: World, a: str, b: str) -> None:
+    reported(world, move(world, a, b), a, "lost", reason="restore: OUT_OF_MEMORY")
+    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.LOST, "G1", True)
+    world.end_processes(a)
+    assert (world.state(a), world.row(a).group.name) == (S.WAITING, "G0")
+    assert world.row(a).fixed
+
+
+def test_its_own_group_is_free_first_and_the_drain_elsewhere_is_called_off(
+    world: World, a: str, b: str, c: str
+) -> None:
+    demand(world, a, b)
+    assert world.state(c) is S.DRAINING
+    world.exit(b)
+    assert (world.state(a), world.row(a).group.name) == (S.ACTIVATING, "G0")
+    assert world.state(c) is S.ACTIVE
+    assert set(world.board.operations) == {"G0"}
+
+
+def test_two_groups_do_not_bring_back_the_same_seat(world: World, a: str, b: str, c: str) -> None:
+    move(world, a, b)
+    world.exit(b)
+    assert (world.state(a), world.state(c)) == (S.PARKED, S.PARKING)
+    assert set(world.board.operations) == {"G1"}
+    world.progress(world.job())
+    assert (world.state(a), world.row(a).group.name) == (S.ACTIVE, "G1")
+
+
+def test_a_group_with_a_foreign_process_lets_its_seats_go_elsewhere(world: World, a: str, b: str, c: str) -> None:
+    world.hear(StrangersSeen((Stranger("GPU-0", 4711, "python3"),)))
+    world.traffic(b)
+    assert looking.record(world.board, world.row(a), world.now).blocked == ""
+    demand(world, a, b)
+    assert world.state(c) is S.DRAINING
+    world.hear(StrangersSeen((Stranger("GPU-0", 4711, "python3"), Stranger("GPU-1", 4712, "python3"))))
+    world.quiet(c)
+    assert world.state(c) is S.PARKING
+
+
+def test_a_pin_elsewhere_keeps_its_slot(world: World, a: str, b: str, c: str) -> None:
+    world.command(PinSeat, c)
+    demand(world, a, b)
+    assert world.state(c) is S.ACTIVE
+    world.command(PinSeat, b)
+    assert "kept by pinned" in world.wish(a).reason
+
+
+# --- after a crash --------------------------------------------------------------------------------------------------
+
+
+def test_a_manager_that_dies_before_the_job_was_sent_finds_it_parked_where_it_was(world: World, a: str, b: str) -> None:
+    move(world, a, b)
+    world.progress(world.job(), "parked", "started", done=False)
+    assert world.state(a) is S.MIGRATING
+    restarted(world, a="GPU-0 parked", b="GPU-0 active", c="GPU-1 parked")
+    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.PARKED, "G0", False)
+
+
+def test_a_manager_that_dies_in_the_middle_goes_on_with_the_move(world: World, a: str, b: str, c: str) -> None:
+    job = move(world, a, b)
+    world.progress(job, "parked", "started", done=False)
+    restarted(world, status(job, "parked", "started", done=False), b="GPU-0 active")
+    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.MIGRATING, "G1", True)
+    assert world.state(c) is S.PARKED
+    reported(world, job, a, "parked", reason="room: GPU-1 is full")
+    assert (world.state(a), world.row(a).group.name) == (S.PARKED, "G0")
+
+
+def test_a_manager_that_dies_while_the_victim_is_parked_goes_on_with_both(world: World, a: str, b: str, c: str) -> None:
+    job = move(world, a, b)
+    restarted(world, status(job, "started", "pending", done=False), a="GPU-0 parked", b="GPU-0 active")
+    assert (world.state(a), world.row(a).group.name) == (S.PARKED, "G0")
+    assert (world.state(c), world.row(c).group.name, world.row(c).lease) == (S.PARKING, "G1", True)
+    world.progress(job)
+    assert (world.state(a), world.row(a).group.name) == (S.ACTIVE, "G1")
+
+
+@pytest.mark.parametrize("ledger", ["kept", "lost"])
+def test_what_moved_while_nobody_looked_is_where_its_memory_is(world: World, a: str, b: str, ledger: str) -> None:
+    move(world, a, b)
+    if ledger == "lost":
+        for row in world.board.rows.values():
+            row.pod = None
+    restarted(world, a="GPU-1 active", b="GPU-0 active", c="GPU-1 parked")
+    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.ACTIVE, "G1", True)
+    assert world.state(b) is S.ACTIVE
+
+
+def test_a_seat_that_was_parked_and_then_moved_is_in_two_jobs_and_the_later_counts(
+    world: World, a: str, b: str, c: str
+) -> None:
+    job = move(world, a, b)
+    earlier = SwitchJob(cause="c", node="n1", epoch=job.epoch - 1, op="G0-x", group="G0", park=(job.activate,))  # type: ignore[arg-type]
+    jobs = (status(job, "parked", "started", done=False), status(earlier, "parked", done=False))
+    restarted(world, *jobs, b="GPU-0 active")
+    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.MIGRATING, "G1", True)
+
+
+def test_gpus_of_no_group_any_more_are_remembered_for_the_seat_that_is_on_them() -> None:
+    before = (make_group("G0", [0], 2, rebalance=True), make_group("G1", [1], 2, rebalance=True))
+    machine = Known(tuple(make_gpu(index) for index in range(4)), (), ())
+    entry = LedgerEntry(
+        seat=before[0].seat_ids[0],
+        state=S.ACTIVE,
+        epoch=1,
+        lease=True,
+        pod="default/p",
+        pod_uid="u",
+        gpus=("GPU-0",),
+        on=("GPU-1",),
+    )
+    now = (before[0], make_group("G12", [1, 2], 2))
+    groups = with_owned(now, Ledger(seats=(entry,)), machine)
+    assert [([gpu.uuid for gpu in group.gpus], group.seat_ids) for group in groups[2:]] == [(["GPU-1"], ())]
+    assert with_owned(before, Ledger(seats=(entry,)), machine) == before
