@@ -36,7 +36,7 @@ class CmuSetup:
 def _reward(seat: SeatView, park_seconds: float = 0.0) -> float:
     setup = park_seconds + seat.activate_seconds
     served = demand(seat) + seat.rate_fast * setup
-    return seat.weight * served / max(setup + visit_seconds(seat, served), 0.001)
+    return seat.weight * served / max(setup + visit_seconds(seat, round(served)), 0.001)
 
 
 def _best(waiting: Iterable[SeatView]) -> SeatView:

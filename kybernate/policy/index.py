@@ -5,16 +5,18 @@ a seat is worth the sum over its waiting requests, divided by what the whole vis
 """
 
 from dataclasses import dataclass
-from math import exp, log
+from math import log
 
 from kybernate.policy.view import SeatView
 from kybernate.seat import SeatState
 
 _LEAST_COST = 0.001
 """Seconds; costs that are not known yet are 0."""
-_MOST_LOAD = 1.5
+_MOST_LOAD = 3.0
 """Load of one seat, in requests in flight, beyond which the busy period is not estimated any further."""
-_TAIL = 0.7
+_TERMS, _SMALL = 40, 1e-4
+"""Of the series for it."""
+TAIL = 0.7
 """The slowest of n service times is about 1 + 0.7 ln n mean ones, for the spread that decodes have."""
 
 
@@ -67,20 +69,32 @@ def rate(seat: SeatView, fast_share: float = 0.5) -> float:
     return fast_share * seat.rate_fast + (1.0 - fast_share) * seat.rate_slow
 
 
-def visit_seconds(seat: SeatView, requests: float, arrivals: float | None = None) -> float:
-    """Expected length of a visit that begins with so many requests and goes on until the seat is idle.
+def drain_seconds(seat: SeatView, requests: float, tail: float = TAIL) -> float:
+    """Expected time until so many requests in flight have ended, when nothing more is admitted."""
+    return seat.service_seconds * (1.0 + tail * log(requests)) if requests >= 1.0 else seat.service_seconds * requests
 
-    The slowest of the first ones, and the busy period that later arrivals (per second) add while it admits.
+
+def prolonged_seconds(seat: SeatView, requests: int) -> float:
+    """By how much later arrivals are expected to prolong a visit that has so many requests now, if it admits them.
+
+    Exact for Poisson arrivals and exponential service that nothing slows down (M/M/infinity): the time from n in flight
+    to none, minus the same without arrivals, is d · sum over k >= 1 of rho^k / k · (1/k! - n!/(n+k)!).
     """
-    service = seat.service_seconds
-    load = min(_MOST_LOAD, (rate(seat) if arrivals is None else arrivals) * service)
-    first = service * (1.0 + _TAIL * log(max(requests, 1.0)))
-    return first + (service * (exp(load) - 1.0 - load) / load if load > 1e-6 else 0.0)
+    load = min(_MOST_LOAD, rate(seat) * seat.service_seconds)
+    power, falling, total = 1.0, 1.0, 0.0  # rho^k / k!, and (n! k!) / (n+k)!
+    for k in range(1, _TERMS):
+        power *= load / k
+        falling *= k / (requests + k)
+        term = power / k * (1.0 - falling)
+        total += term
+        if term < _SMALL:
+            break
+    return seat.service_seconds * total
 
 
-def drain_seconds(seat: SeatView) -> float:
-    """Expected time until all that is in flight has ended, when nothing more is admitted."""
-    return seat.service_seconds * (1.0 + _TAIL * log(seat.in_flight)) if seat.in_flight else 0.0
+def visit_seconds(seat: SeatView, requests: int, tail: float = TAIL) -> float:
+    """Expected length of a visit that begins with so many requests and goes on until the seat is idle."""
+    return drain_seconds(seat, requests, tail) + prolonged_seconds(seat, requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +120,7 @@ def bid(seat: SeatView, urgency: Urgency, park_seconds: float) -> Bid:
     setup = park_seconds + seat.activate_seconds + (seat.move_seconds or 0.0)
     ages = waiting_ages(seat)
     requests = sum(count for _, count in ages)
-    arrivals = rate(seat)
-    visit = visit_seconds(seat, requests, arrivals)
+    visit = visit_seconds(seat, requests)
     value = seat.weight * urgency.total(seat, setup)
     oldest = max((age for age, _ in ages), default=0.0)
     overdue = (oldest + setup) / max(seat.slo_seconds, _LEAST_COST)

@@ -1,15 +1,15 @@
 """The KYB policies: the seat with the highest index goes next, and a busy holder closes only when that pays.
 
 1. A free slot goes to the highest index. 2. An idle holder leaves at once for somebody who waits. 3. A busy holder
-admits what comes for it, unless its visit is long enough, a longer queue waits, that seat's index is far above what
-the holder still earns, and the others have already paid for its coming back. 4. With nobody waiting, an idle holder
-stays if the next request is likely enough its own. 5. Whoever has waited for ``cap_slos`` times its SLO goes next,
-whatever the index says, and closes a busy holder.
+admits what comes for it, until all who wait would lose more by the later arrivals that prolong its visit than those
+arrivals would by waiting for its return. 4. With nobody waiting, an idle holder stays if the next request is likely
+enough its own. 5. Whoever has waited for ``cap_slos`` times its SLO goes next, whatever the index says, and closes a
+busy holder.
 """
 
 from dataclasses import dataclass
 
-from kybernate.policy.index import Bid, Urgency, bid, drain_seconds, rate, waiting_ages
+from kybernate.policy.index import Bid, Urgency, bid, drain_seconds, prolonged_seconds, rate
 from kybernate.policy.quiet import nobody_waits
 from kybernate.policy.turns import (
     contenders,
@@ -22,22 +22,15 @@ from kybernate.policy.turns import (
 )
 from kybernate.policy.view import Decision, GroupView, SeatView, Stay, Switch
 
-_LOOK_SECONDS = 1.0
-"""How soon a comparison that only grows with time is made again."""
-
 
 @dataclass(frozen=True, slots=True)
 class Kyb:
     """What all modes share. Seconds are model seconds."""
 
-    min_visit_seconds: float = 10.0
+    min_visit_seconds: float = 2.0
     """A busy holder closes no earlier."""
-    crowd: float = 1.5
-    """… nor for fewer requests than this times its own."""
-    preempt_ratio: float = 5.0
-    """… nor for an index lower than this times its own worth per second."""
-    rent_share: float = 0.25
-    """… nor before the others' accumulated wait is this share of what its own requests would wait for its return."""
+    close_ratio: float = 1.0
+    """It closes when the waiting that this saves exceeds so many times the waiting that it causes; 0: never."""
     cap_slos: float = 12.0
     """Beyond this many SLOs of waiting, age alone decides."""
     idle_seconds: float = 1.0
@@ -104,25 +97,21 @@ class Kyb:
             if dwell <= 0:
                 return Switch(first.seat.seat, holder.seat, f"{holder.seat} frozen; {why}", "freeze")
             return Stay(_soon(dwell, overdue_in), f"{holder.seat} is frozen in {dwell:.1f} s; {why}")
-        own = own_load(holder)
-        if first.requests <= self.crowd * own:
-            return Stay(_soon(overdue_in), f"{holder.seat} has {own} of its own; {why}")
+        saved, caused, numbers = self._closing(holder, bids)
+        if not self.close_ratio or saved <= self.close_ratio * caused:
+            return Stay(_soon(overdue_in), f"{holder.seat} admits: {numbers}; {why}")
         if dwell > 0:
-            return Stay(
-                _soon(dwell, overdue_in), f"{holder.seat} keeps its visit of {self.min_visit_seconds:g} s; {why}"
-            )
-        arrivals = rate(holder)
-        service = max(holder.service_seconds, 0.001)
-        worth = self.preempt_ratio * holder.weight * (0.25 * own + arrivals * service) / service
-        if first.index <= worth:
-            return Stay(_soon(_LOOK_SECONDS, overdue_in), f"{holder.seat} is worth {worth:.3g}; {why}")
-        away = drain_seconds(holder) + sum(one.setup_seconds + one.visit_seconds for one in bids)
-        away += holder.park_seconds + holder.activate_seconds
-        rent = self.rent_share * holder.weight * arrivals * away * away / 2.0
-        paid = sum(one.seat.weight * _waited(one) for one in bids)
-        if paid < rent:
-            return Stay(_soon(_LOOK_SECONDS, overdue_in), f"others waited {paid:.0f} s of {rent:.0f} s; {why}")
-        return Switch(first.seat.seat, holder.seat, f"{holder.seat} closes at {worth:.3g}, {paid:.0f} s waited; {why}")
+            return Stay(_soon(dwell, overdue_in), f"{holder.seat} stays {dwell:.1f} s more; {numbers}; {why}")
+        return Switch(first.seat.seat, holder.seat, f"{holder.seat} closes: {numbers}; {why}")
+
+    def _closing(self, holder: SeatView, bids: list[Bid]) -> tuple[float, float, str]:
+        """Weighted seconds of waiting that closing a holder now saves the others, and causes those it turns away."""
+        drain = drain_seconds(holder, holder.in_flight)
+        longer = prolonged_seconds(holder, own_load(holder))
+        away = drain + holder.activate_seconds + sum(one.setup_seconds + one.visit_seconds for one in bids)
+        saved = longer * sum(one.seat.weight * one.requests for one in bids)
+        caused = holder.weight * rate(holder) * (drain + longer) * away
+        return saved, caused, f"closing saves {saved:.0f} s of waiting and causes {caused:.0f} s"
 
     def _freezes(self, holder: SeatView, first: Bid, bids: list[Bid]) -> bool:
         """Whether freezing what is in flight ends more waiting than it stalls, within the seat's stall budget."""
@@ -130,7 +119,7 @@ class Kyb:
             return False
         away = first.setup_seconds + first.visit_seconds + first.seat.park_seconds + holder.activate_seconds
         waiting = sum(one.requests for one in bids)
-        saved = waiting * drain_seconds(holder)
+        saved = waiting * drain_seconds(holder, holder.in_flight)
         return away <= holder.stall_budget_seconds and saved > self.freeze_ratio * holder.in_flight * away
 
 
@@ -172,11 +161,6 @@ class KybSlo(Kyb):
     def urgency(self) -> Urgency:
         """The class text's function."""
         return Urgency(1.0, 0.5, 1.0, 0.0, self.lost_weight, self.late_slos, self.late_weight)
-
-
-def _waited(one: Bid) -> float:
-    """Seconds that all who wait for this seat will have waited when it is set up."""
-    return sum(count * (age + one.setup_seconds) for age, count in waiting_ages(one.seat))
 
 
 def _soon(*seconds: float) -> float:
