@@ -17,6 +17,8 @@ class Cost:
     fixed_seconds: float
     """Part of each that does not depend on size."""
     source: str
+    activate_fixed_seconds: float | None = None
+    """Of activating, where it differs."""
 
     def park_seconds(self, vram_bytes: int) -> float:
         """VRAM out to host memory."""
@@ -24,7 +26,8 @@ class Cost:
 
     def activate_seconds(self, vram_bytes: int) -> float:
         """And back."""
-        return self.fixed_seconds + vram_bytes / self.in_bytes_per_second
+        fixed = self.fixed_seconds if self.activate_fixed_seconds is None else self.activate_fixed_seconds
+        return fixed + vram_bytes / self.in_bytes_per_second
 
 
 HARDWARE: dict[str, Cost] = {
@@ -38,6 +41,28 @@ HARDWARE: dict[str, Cost] = {
 }
 """By name, slowest first. Assumptions until measured on the machine in question: ``kyb doctor`` and the checkpointer's
 learned seconds are the facts."""
+
+
+def parse(text: str) -> Cost:
+    """A cost as people write it: a name of ``HARDWARE``, ``4/7`` (GB/s out/in, plus 1 s each), or ``2.5s/3s`` (seconds
+    to park and to activate, whatever the size). Raises ValueError with what to write instead.
+    """
+    if text in HARDWARE:
+        return HARDWARE[text]
+    seconds = text.endswith("s") and "s/" in text
+    parts = [part.removesuffix("s") if seconds else part for part in text.split("/")]
+    try:
+        first, second = (float(part) for part in parts)
+    except ValueError:
+        first = second = -1.0
+    if first < 0 or second < 0 or (not seconds and min(first, second) == 0):
+        raise ValueError(
+            f"cost {text!r} is neither a name ({', '.join(HARDWARE)}) nor GB/s out/in like 4/7 nor seconds to "
+            f"park/activate like 2.5s/3s"
+        )
+    if seconds:
+        return Cost(text, float("inf"), float("inf"), first, "as given", activate_fixed_seconds=second)
+    return Cost(text, first * GB, second * GB, 1.0, "as given")
 
 
 def fitted(rows: Sequence[tuple[int, float, float]], name: str = "measured") -> Cost:

@@ -99,3 +99,64 @@ def _by(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
     for name, value in zip(names, values, strict=True):
         found.setdefault(name, []).append(value)
     return {name: _mean(found[name]) for name in sorted(found)}
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """How many seats have something to do at the same time if nothing had to be switched."""
+
+    expected_active: float
+    """E[active], mean over the scenario's duration."""
+    slots_95: int
+    """So many slots would be enough for 95 % of the time."""
+    slots_99: int
+    most: int
+    seats: int
+    slots: int
+    """That there are."""
+
+    def __str__(self) -> str:
+        """One line."""
+        return (
+            f"E[active] = {self.expected_active:.2f} of {self.seats} seats; slots needed at all: {self.slots_95} for "
+            f"95 % of the time, {self.slots_99} for 99 %, {self.most} at most; there are {self.slots}"
+        )
+
+
+def needed(scenario: Scenario) -> Needed:
+    """Count, at every moment, the seats with at least one request in flight if each had GPUs of its own."""
+    changes: list[tuple[float, int]] = []
+    ends = [float("-inf")] * len(scenario.seats)
+    for at, seat, service in zip(scenario.at, scenario.seat, scenario.service, strict=True):
+        if at > ends[seat]:
+            changes.append((at, 1))
+            if ends[seat] > float("-inf"):
+                changes.append((ends[seat], -1))
+        ends[seat] = max(ends[seat], at + service)
+    changes += [(end, -1) for end in ends if end > float("-inf")]
+    lasting = [0.0] * (len(scenario.seats) + 1)
+    active, last = 0, 0.0
+    for moment, change in sorted(changes):
+        clipped = min(moment, scenario.duration)
+        lasting[active] += max(0.0, clipped - last)
+        active, last = active + change, max(last, clipped)
+    lasting[active] += max(0.0, scenario.duration - last)
+    total = sum(lasting)
+    return Needed(
+        expected_active=sum(count * time for count, time in enumerate(lasting)) / total if total else 0.0,
+        slots_95=_enough(lasting, 0.95),
+        slots_99=_enough(lasting, 0.99),
+        most=max((count for count, time in enumerate(lasting) if time > 0), default=0),
+        seats=len(scenario.seats),
+        slots=sum(group.slots for group in scenario.groups),
+    )
+
+
+def _enough(lasting: Sequence[float], share: float) -> int:
+    """The smallest number that is not exceeded for this share of the time."""
+    total, seen = sum(lasting), 0.0
+    for count, time in enumerate(lasting):
+        seen += time
+        if seen >= share * total - 1e-9:
+            return count
+    return len(lasting) - 1

@@ -8,12 +8,12 @@ S4 ``servegen``  10 seats, 0.32 requests/s: hours of the derived trace if its fi
 A window is one hour; the same window has the same requests for every policy.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from kybernate.simulate.costs import GB, HARDWARE, Cost
+from kybernate.simulate.costs import HARDWARE, Cost
 from kybernate.simulate.generate import (
     SERVEGEN_RATE,
     SERVEGEN_TENANTS,
@@ -21,18 +21,16 @@ from kybernate.simulate.generate import (
     draw_service,
     mmpp,
     poisson,
-    service_seconds,
     tenant,
     together,
     zipf,
 )
-from kybernate.simulate.model import Scenario, SimGroup, SimSeat
-from kybernate.traces import Arrival, load
+from kybernate.simulate.importing import Node, by_requests, from_arrivals, sized_seats
+from kybernate.simulate.model import Scenario, SimGroup
+from kybernate.traces import load
 
 HOUR = 3600.0
 DAY = 86_400.0
-VRAM_GB = (36, 28, 20, 34, 60, 24, 20, 44, 28, 20)
-"""Sizes of the seats, again from the first after the last."""
 REFERENCE = ("poisson", "bursty", "gentd26", "servegen")
 SEATS = {"poisson": 4, "bursty": 6, "gentd26": 10, "servegen": 10}
 RATE = {"poisson": 0.12, "bursty": 0.3}
@@ -43,7 +41,7 @@ GENTD26_EVENINGS = tuple((day, hour) for day in (17, 18, 20, 19, 21) for hour in
 def reference(name: str, window: int = 0, *, trace: Path | None = None, cost: Cost = HARDWARE["fast"]) -> Scenario:
     """One window of one of ``REFERENCE``. ``trace`` is GenTD26's file for S3 (needed) and the derived trace for S4.
 
-    Raises ValueError for a name that is not there, KeyError never; TraceError for a file that cannot be read.
+    Raises ValueError for a name that is not there, TraceError for a file that cannot be read.
     """
     if name in RATE:
         return hour_of(name, RATE[name], window, cost)
@@ -82,7 +80,7 @@ def hour_of(kind: str, rate: float, window: int, cost: Cost, *, duration: float 
     at, seat = together(streams)
     return Scenario(
         name=f"{kind}, window {window}",
-        seats=seats(count, cost),
+        seats=sized_seats(numbered(count), cost),
         groups=(SimGroup("G0"),),
         at=at,
         seat=seat,
@@ -92,26 +90,21 @@ def hour_of(kind: str, rate: float, window: int, cost: Cost, *, duration: float 
     )
 
 
+def numbered(count: int) -> tuple[str, ...]:
+    """Names of generated seats: s0, s1, …"""
+    return tuple(f"s{index}" for index in range(count))
+
+
 def services(count: int, seed: str) -> tuple[float, ...]:
     """Seconds in flight, drawn."""
     random = Random(f"{seed}/service")
     return tuple(draw_service(random) for _ in range(count))
 
 
-def seats(count: int, cost: Cost, *, names: Sequence[str] = (), group: str = "G0") -> tuple[SimSeat, ...]:
-    """Seats of the sizes of ``VRAM_GB``."""
-    made = []
-    for index in range(count):
-        vram = VRAM_GB[index % len(VRAM_GB)] * GB
-        name = names[index] if names else f"s{index}"
-        park, activate = cost.park_seconds(vram), cost.activate_seconds(vram)
-        made.append(SimSeat(name, group, park, activate, vram_bytes=vram, host_bytes=vram, model=name))
-    return tuple(made)
-
-
 def _servegen(window: int, trace: Path | None, cost: Cost) -> Scenario:
     if trace is not None:
-        made = from_arrivals(load(trace, window * HOUR, HOUR), cost=cost, models=_models(load(trace)))
+        node = Node(cost=cost)
+        made = from_arrivals(load(trace, window * HOUR, HOUR), node, models=by_requests(load(trace)))
         return replace(made, name=f"servegen, window {window}", duration=HOUR, source=f"hour {window} of {trace.name}")
     # A day is drawn as a whole, and its hours are the windows: a tenant that is away for hours stays away.
     day, hour = divmod(window, 24)
@@ -123,7 +116,7 @@ def _servegen(window: int, trace: Path | None, cost: Cost) -> Scenario:
     names = tuple(one.source for one in SERVEGEN_TENANTS)
     return Scenario(
         name=f"servegen, window {window}",
-        seats=seats(len(names), cost, names=names),
+        seats=sized_seats(names, cost),
         groups=(SimGroup("G0"),),
         at=tuple(at for at, _ in rows),
         seat=tuple(seat for _, seat in rows),
@@ -135,38 +128,7 @@ def _servegen(window: int, trace: Path | None, cost: Cost) -> Scenario:
 
 def evening_of(trace: Path, day: float, hour: float, window: int, cost: Cost) -> Scenario:
     """An hour of GenTD26 on the ten most used models of that day."""
-    models = _models(load(trace, day, DAY), 10)
-    made = from_arrivals(load(trace, day + hour, HOUR), cost=cost, models=models)
+    models = by_requests(load(trace, day, DAY))[:10]
+    made = from_arrivals(load(trace, day + hour, HOUR), Node(cost=cost), models=models)
     drawn = services(len(made.at), f"gentd26/{window}")
     return replace(made, name=f"gentd26, window {window}", service=drawn, duration=HOUR, source=f"{trace.name}")
-
-
-def _models(arrivals: Iterable[Arrival], most: int | None = None) -> tuple[str, ...]:
-    """Models by number of requests, most first."""
-    counts: dict[str, int] = {}
-    for arrival in arrivals:
-        counts[arrival.model] = counts.get(arrival.model, 0) + 1
-    return tuple(sorted(counts, key=lambda model: (-counts[model], model))[:most])
-
-
-def from_arrivals(
-    arrivals: Iterable[Arrival], *, cost: Cost, models: Sequence[str] = (), speed_up: float = 1.0, name: str = "trace"
-) -> Scenario:
-    """A trace on one group, one seat per model; requests for other than ``models`` (default: all) are left out.
-
-    ``speed_up`` 2 makes the gaps half as long. Times and service come from the trace's times and tokens.
-    """
-    rows = list(arrivals)
-    wanted = tuple(models) or _models(rows)
-    place = {model: index for index, model in enumerate(wanted)}
-    kept = [row for row in rows if row.model in place]
-    at = tuple(row.at_seconds / speed_up for row in kept)
-    return Scenario(
-        name=name,
-        seats=seats(len(wanted), cost, names=wanted),
-        groups=(SimGroup("G0"),),
-        at=at,
-        seat=tuple(place[row.model] for row in kept),
-        service=tuple(service_seconds(row.prompt_tokens, row.output_tokens) for row in kept),
-        duration=at[-1] if at else 0.0,
-    )
