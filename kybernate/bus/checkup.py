@@ -1,5 +1,7 @@
 """Whether a key can do what its role needs, asked of the server itself without a trace in streams or services."""
 
+import asyncio
+
 from kybernate.bus.credentials import Credentials
 from kybernate.bus.nats_link import forbidden
 from kybernate.bus.rights import ROLES, Place, Role, rights
@@ -22,13 +24,14 @@ async def examine(url: str, credentials: Credentials, role: Role, *, timeout: fl
         if forbidden(error):
             refused.append(str(error).removeprefix("nats: "))
 
-    async with connection(url, "kyb bus check", credentials, timeout, report=note) as client:
+    async with connection(url, "kyb bus check", credentials, timeout, report=note) as link:
         for subject in need.subscribe:
-            await client.subscribe(subject, cb=_ignore)
+            await link.client.subscribe(subject, cb=_ignore)
         for subject in need.publish:
             if subject.startswith(_HARMLESS):
-                await client.publish(".".join(NOWHERE if token in "*>" else token for token in subject.split(".")))
-        await client.flush(timeout=max(1, int(timeout)))
+                await link.client.publish(".".join(NOWHERE if token in "*>" else token for token in subject.split(".")))
+        async with asyncio.timeout(timeout):
+            await link.round_trip()
     return refused
 
 

@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator, Callable
 
 import nats.errors
 import nats.js.errors
-from nats.aio.client import Client
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 from nats.js.client import JetStreamContext
 
 from kybernate.bus.credentials import NOBODY, Credentials, CredentialsError
 from kybernate.bus.layout import AUDIT, BUCKETS, EVENTS
-from kybernate.bus.nats_link import dial, refused
+from kybernate.bus.nats_link import Link, dial, refused
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
 
 RETRY_SECONDS = 0.5
@@ -90,8 +89,8 @@ async def init(
 
 
 async def _init(url: str, replicas: int, credentials: Credentials, timeout: float) -> tuple[str, ...]:
-    async with connection(url, "kyb bus init", credentials, timeout) as client:
-        js = client.jetstream(timeout=timeout)
+    async with connection(url, "kyb bus init", credentials, timeout) as link:
+        js = link.client.jetstream(timeout=timeout)
         try:
             return tuple([config.name or "" for config in streams(replicas) if await _ensure(js, config)])
         except TimeoutError as error:
@@ -111,7 +110,7 @@ async def connection(
     timeout: float = 5.0,
     *,
     report: Callable[[Exception], None] = lambda _: None,
-) -> AsyncIterator[Client]:
+) -> AsyncIterator[Link]:
     """One connection that is not made again. Raises BusDownError, CredentialsError, BusError when it is refused.
 
     ``report`` gets errors that belong to no call.
@@ -134,7 +133,7 @@ async def connection(
         text = str(why) or type(why).__name__
         raise BusDownError(f"no NATS server answers at {place}: {text}; is it running?") from error
     try:
-        yield link.client
+        yield link
     finally:
         await link.client.close()
 

@@ -1,0 +1,433 @@
+"""What each role may and may not do, asked of real nats-servers with the keys and rights that kyb makes."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats.errors
+import pytest
+import pytest_asyncio
+import structlog
+
+from kybernate.bus.checkup import examine
+from kybernate.bus.port import BusError
+from kybernate.bus.rights import ROLES, Place, Role
+from kybernate.bus.setup import init
+from kybernate.envelope import Message
+from kybernate.messages import (
+    ActivateSeat,
+    AskJobs,
+    AuditRecord,
+    Command,
+    CommandReply,
+    DrainAck,
+    GpuHealthChanged,
+    JobProgress,
+    JobReply,
+    JobStatus,
+    ParkSeat,
+    Presence,
+    SeatActivated,
+    SeatAllocated,
+    SeatEvent,
+    SwitchJob,
+    TrafficSignal,
+)
+from kybernate.seat import SeatState
+from tests.bus.guarded import Guarded, connect, guarded
+from tests.bus.worlds import eventually, within
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Worlds = dict[Place, Guarded]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def worlds(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worlds]:
+    """The same keys for cluster and node bus, as kyb bus keys makes them; one server for both has its own."""
+    folder: Path = tmp_path_factory.mktemp("keys")
+    async with (
+        guarded(folder, Place.CLUSTER) as cluster,
+        guarded(folder, Place.NODE) as node,
+        guarded(tmp_path_factory.mktemp("one"), Place.ONE) as one,
+    ):
+        yield {Place.CLUSTER: cluster, Place.NODE: node, Place.ONE: one}
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+YES, NO = True, False
+SIGNAL, COMMAND, EVENT = "kyb.v1.sig.s.m", "kyb.v1.cmd.n1.s1.park", "kyb.v1.evt.n1.s1.activated"
+ROSTER, INVENTORY = "$KV.kyb_seats.n1.s1", "$KV.kyb_inventory.n1.g1"
+
+CLUSTER_CASES: dict[Role, list[tuple[str, str, bool]]] = {
+    Role.ROUTER: [
+        ("publish", SIGNAL, YES),
+        ("publish", COMMAND, YES),
+        ("publish", "kyb.v1.cmd.n1.s1.activate", YES),
+        ("publish", "kyb.v1.ack.n1.s1", YES),
+        ("publish", "kyb.v1.hb.router.r0", YES),
+        ("publish", "kyb.v1.audit.operator.park", YES),
+        ("subscribe", "kyb.v1.evt.*.*.*", YES),
+        ("publish", "kyb.v1.job.n1.switch", NO),
+        ("publish", "kyb.v1.job.n1.kill", NO),
+        ("subscribe", "kyb.v1.job.n1.switch", NO),
+        ("publish", "kyb.v1.rpt.n1.progress", NO),
+        ("publish", ROSTER, NO),
+        ("publish", INVENTORY, NO),
+        ("publish", EVENT, NO),
+        ("publish", "kyb.v1.hb.gpu-manager.m", NO),
+        ("publish", "kyb.v1.cmd.n1.s1.destroy", NO),
+        ("subscribe", "kyb.v1.cmd.n1.s1.park", NO),
+        ("subscribe", "kyb.v1.audit.*.*", NO),
+        ("publish", "$JS.API.STREAM.MSG.DELETE.KYB_EVENTS", NO),
+        ("publish", "$JS.API.CONSUMER.CREATE.KYB_AUDIT", NO),
+    ],
+    Role.MANAGER: [
+        ("publish", ROSTER, YES),
+        ("publish", EVENT, YES),
+        ("publish", "kyb.v1.hb.gpu-manager.n1", YES),
+        ("subscribe", "kyb.v1.cmd.n1.*.*", YES),
+        ("subscribe", "kyb.v1.evt.n1.*.allocated", YES),
+        ("publish", "_INBOX_router.a.b", YES),
+        ("publish", COMMAND, NO),
+        ("publish", SIGNAL, NO),
+        ("publish", INVENTORY, NO),
+        ("publish", "kyb.v1.ack.n1.s1", NO),
+        ("publish", "kyb.v1.hb.router.r0", NO),
+        ("publish", "kyb.v1.evt.n1.s1.allocated", NO),
+        ("publish", "kyb.v1.audit.operator.park", NO),
+        ("publish", "_INBOX_plugin.a", NO),
+    ],
+    Role.PLUGIN: [
+        ("publish", INVENTORY, YES),
+        ("publish", "kyb.v1.evt.n1.s1.allocated", YES),
+        ("publish", "kyb.v1.evt.n1.g1.gpu-health", YES),
+        ("publish", "kyb.v1.hb.plugin.n1", YES),
+        ("publish", COMMAND, NO),
+        ("publish", "kyb.v1.cmd.n1.s1.pin", NO),
+        ("publish", EVENT, NO),
+        ("publish", ROSTER, NO),
+        ("publish", SIGNAL, NO),
+        ("publish", "kyb.v1.ack.n1.s1", NO),
+        ("subscribe", "kyb.v1.evt.*.*.*", NO),
+        ("subscribe", "kyb.v1.cmd.*.*.*", NO),
+    ],
+    Role.INIT: [
+        ("publish", "$JS.API.STREAM.CREATE.KYB_EVENTS", YES),
+        ("publish", "$JS.API.STREAM.UPDATE.KV_kyb_seats", YES),
+        ("publish", "$JS.API.STREAM.CREATE.OTHER", NO),
+        ("publish", "$JS.API.STREAM.DELETE.KYB_EVENTS", NO),
+        ("publish", "$JS.API.STREAM.PURGE.KV_kyb_seats", NO),
+        ("publish", ROSTER, NO),
+        ("publish", COMMAND, NO),
+        ("subscribe", "kyb.v1.evt.*.*.*", NO),
+    ],
+    Role.VIEWER: [
+        ("subscribe", "kyb.v1.evt.>", YES),
+        ("subscribe", "kyb.v1.sig.>", YES),
+        ("subscribe", "kyb.v1.hb.*.*", YES),
+        ("subscribe", "$KV.kyb_seats.>", YES),
+        ("subscribe", "kyb.v1.audit.>", NO),
+        ("subscribe", "kyb.v1.cmd.>", NO),
+        ("publish", SIGNAL, NO),
+        ("publish", COMMAND, NO),
+        ("publish", ROSTER, NO),
+        ("publish", "$JS.API.STREAM.INFO.KV_kyb_seats", NO),
+    ],
+    Role.OPERATOR: [
+        ("publish", COMMAND, YES),
+        ("publish", "kyb.v1.audit.operator.park", YES),
+        ("subscribe", "kyb.v1.audit.>", YES),
+        ("subscribe", "$KV.kyb_seats.>", YES),
+        ("publish", "kyb.v1.job.n1.switch", NO),
+        ("publish", ROSTER, NO),
+        ("publish", EVENT, NO),
+        ("publish", "kyb.v1.ack.n1.s1", NO),
+        ("publish", "$JS.API.STREAM.DELETE.KYB_AUDIT", NO),
+        ("publish", "$JS.API.STREAM.PURGE.KYB_AUDIT", NO),
+    ],
+    Role.SIGNALS: [
+        ("publish", SIGNAL, YES),
+        ("publish", "kyb.v1.ack.n1.s1", NO),
+        ("publish", "kyb.v1.hb.router.r0", NO),
+        ("publish", COMMAND, NO),
+        ("publish", EVENT, NO),
+        ("publish", ROSTER, NO),
+        ("publish", "$JS.API.STREAM.INFO.KV_kyb_seats", NO),
+        ("subscribe", "kyb.v1.sig.>", NO),
+        ("subscribe", "$KV.kyb_seats.>", NO),
+    ],
+}
+NODE_CASES: dict[Role, list[tuple[str, str, bool]]] = {
+    Role.NODE_MANAGER: [
+        ("publish", "kyb.v1.job.n1.switch", YES),
+        ("subscribe", "kyb.v1.rpt.n1.progress", YES),
+        ("subscribe", "kyb.v1.job.n1.switch", NO),
+        ("publish", "kyb.v1.rpt.n1.progress", NO),
+        ("publish", COMMAND, NO),
+    ],
+    Role.NODE_CHECKPOINTER: [
+        ("subscribe", "kyb.v1.job.n1.switch", YES),
+        ("publish", "kyb.v1.rpt.n1.progress", YES),
+        ("publish", "kyb.v1.hb.checkpointer.n1", YES),
+        ("publish", "_INBOX_node-manager.a", YES),
+        ("publish", "kyb.v1.job.n1.kill", NO),
+        ("subscribe", "kyb.v1.rpt.*.progress", NO),
+    ],
+}
+ONE_CASES: dict[Role, list[tuple[str, str, bool]]] = {
+    Role.MANAGER: [
+        ("publish", "kyb.v1.job.n1.switch", YES),
+        ("publish", ROSTER, YES),
+        ("subscribe", "kyb.v1.rpt.n1.progress", YES),
+    ],
+    Role.NODE_CHECKPOINTER: [("publish", "_INBOX_manager.a", YES), ("publish", ROSTER, NO), ("publish", COMMAND, NO)],
+    Role.ROUTER: [("publish", "kyb.v1.job.n1.switch", NO), ("publish", "kyb.v1.job.n1.kill", NO)],
+    Role.OPERATOR: [("publish", "kyb.v1.job.n1.switch", NO)],
+}
+TABLE = {Place.CLUSTER: CLUSTER_CASES, Place.NODE: NODE_CASES, Place.ONE: ONE_CASES}
+CASES = [
+    pytest.param(place, role, verb, subject, may, id=f"{place}-{role}-{'may' if may else 'not'}-{verb}-{subject}")
+    for place, roles in TABLE.items()
+    for role, cases in roles.items()
+    for verb, subject, may in cases
+]
+
+
+@pytest.mark.parametrize(("place", "role", "verb", "subject", "may"), CASES)
+async def test_a_role_may(worlds: Worlds, place: Place, role: Role, verb: str, subject: str, may: bool) -> None:
+    raw = await worlds[place].raw(role)
+    assert await raw.refused(verb, subject) is not may
+
+
+PLACES_AND_ROLES = [pytest.param(place, role, id=f"{place}-{role}") for place in Place for role in ROLES[place]]
+
+
+@pytest.mark.parametrize(("place", "role"), PLACES_AND_ROLES)
+async def test_nobody_hears_the_answers_to_another(worlds: Worlds, place: Place, role: Role) -> None:
+    raw = await worlds[place].raw(role)
+    for subject in (">", "_INBOX.>", "*.>", *(f"_INBOX_{other}.>" for other in Role if other is not role)):
+        assert await raw.refused("subscribe", subject), subject
+    assert not await raw.refused("subscribe", f"_INBOX_{role}.>")
+
+
+@pytest.mark.parametrize(("place", "role"), PLACES_AND_ROLES)
+async def test_nobody_but_init_makes_or_removes_streams(worlds: Worlds, place: Place, role: Role) -> None:
+    raw = await worlds[place].raw(role)
+    for verb in ("CREATE", "UPDATE", "DELETE", "PURGE", "RESTORE", "MSG.DELETE"):
+        for stream in ("KYB_EVENTS", "KV_kyb_seats", "OTHER"):
+            may = role is Role.INIT and verb in ("CREATE", "UPDATE") and stream != "OTHER"
+            assert await raw.refused("publish", f"$JS.API.STREAM.{verb}.{stream}") is not may, (verb, stream)
+
+
+async def test_a_viewer_says_nothing_at_all(worlds: Worlds) -> None:
+    raw = await worlds[Place.CLUSTER].raw(Role.VIEWER)
+    for kind in Message.registry.values():
+        assert await raw.refused("publish", kind.pattern().subject.replace("*", "x")), kind
+
+
+@pytest.mark.parametrize(("place", "role"), PLACES_AND_ROLES)
+async def test_the_check_up_finds_nothing_missing(worlds: Worlds, place: Place, role: Role) -> None:
+    if place is not Place.ONE:
+        assert await examine(worlds[place].url, worlds[place].credentials(role), role) == []
+
+
+async def test_the_check_up_names_what_is_refused(worlds: Worlds) -> None:
+    world = worlds[Place.CLUSTER]
+    missing = await examine(world.url, world.credentials(Role.VIEWER), Role.ROUTER)
+    assert any("kyb.v1.cmd.kyb-check.kyb-check.park" in text for text in missing)
+    assert not any("kyb.v1.evt" in text for text in missing)
+
+
+# --- attacks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ROLES[Place.CLUSTER])
+async def test_a_key_of_the_cluster_bus_is_nobody_on_the_node_bus(worlds: Worlds, role: Role) -> None:
+    world = worlds[Place.NODE]
+    with pytest.raises(nats.errors.Error, match="Authorization Violation"):
+        await connect(world.url, world.folder / f"{role}.nk", role)
+
+
+async def test_a_stolen_router_key_does_not_command_a_checkpointer(worlds: Worlds) -> None:
+    """Even where one server plays both buses: the checkpointer never hears the job; the manager's it does hear."""
+    world = worlds[Place.ONE]
+    heard: list[str] = []
+
+    async def take(message: Message) -> JobReply:
+        heard.append(message.cause)
+        return JobReply(accepted=True)
+
+    job = SwitchJob(cause="thief", node="n1", epoch=1, op="o", group="g")
+    async with world.bus(Role.NODE_CHECKPOINTER) as checkpointer, world.bus(Role.MANAGER) as manager:
+        await within(checkpointer.until_connected())
+        await within(manager.until_connected())
+        async with checkpointer.serve(SwitchJob.pattern(node="n1"), take):
+            thief = await world.raw(Role.ROUTER)
+            assert await thief.refused("publish", job.subject)
+            owner = job.model_copy(update={"cause": "owner"})
+            assert (await manager.request(owner, JobReply, timeout=10)).accepted
+    assert heard == ["owner"]
+
+
+async def test_what_jetstream_is_made_to_send_is_no_command(worlds: Worlds) -> None:
+    """JetStream answers to any subject that its client names. Such an answer has no inbox, so it asks for nothing."""
+    world = worlds[Place.CLUSTER]
+    heard: list[str] = []
+
+    async def take(message: Message) -> CommandReply:
+        heard.append(message.cause)
+        return CommandReply(accepted=True)
+
+    event = SeatActivated(cause="old", node="n1", seat="s1", state=SeatState.ACTIVE)
+    parks = ParkSeat(cause="x", node="n1", seat="s1").subject
+    async with world.bus(Role.MANAGER) as manager, world.bus(Role.OPERATOR) as operator:
+        await within(manager.until_connected())
+        await within(operator.until_connected())
+        bucket = await manager.bucket("kyb_seats")
+        await bucket.put("n1.trick", event.body())  # reads like a command: cause, node, seat
+        with structlog.testing.capture_logs() as logs:
+            async with manager.serve(Command.pattern(node="n1"), take):
+                thief = await world.raw(Role.ROUTER)
+                ask = "$JS.API.DIRECT.GET.KV_kyb_seats.$KV.kyb_seats.n1.trick"
+                await thief.link.client.publish(ask, b"", reply=parks)
+                await eventually(lambda: any(line["event"] == "request.ignored" for line in logs))
+                own = ParkSeat(cause="operator", node="n1", seat="s1")
+                assert (await operator.request(own, CommandReply, timeout=10)).accepted
+        await bucket.delete("n1.trick")
+    assert heard == ["operator"]
+
+
+async def test_an_answer_goes_into_inboxes_only(worlds: Worlds) -> None:
+    """Else a router could have the manager write its answer over a row of the roster, with the manager's rights."""
+    world = worlds[Place.CLUSTER]
+
+    async def take(_: Message) -> CommandReply:
+        return CommandReply(accepted=True)
+
+    command = ActivateSeat(cause="thief", node="n1", seat="s1")
+    async with world.bus(Role.MANAGER) as manager:
+        await within(manager.until_connected())
+        bucket = await manager.bucket("kyb_seats")
+        with structlog.testing.capture_logs() as logs:
+            async with manager.serve(Command.pattern(node="n1"), take):
+                thief = await world.raw(Role.ROUTER)
+                await thief.link.client.publish(command.subject, command.body(), reply="$KV.kyb_seats.n1.forged")
+                await eventually(lambda: any(line["event"] == "request.ignored" for line in logs))
+        assert await bucket.get("n1.forged") is None
+
+
+# --- everybody's work ---------------------------------------------------------------------------------------------
+
+
+async def test_every_role_can_do_its_work_without_a_violation(worlds: Worlds) -> None:
+    with structlog.testing.capture_logs() as logs:
+        await _a_day_on_the_cluster_bus(worlds[Place.CLUSTER])
+        await _a_day_on_the_node_bus(worlds[Place.NODE])
+    assert [line for line in logs if line["event"] in ("bus.forbidden", "bus.error")] == []
+
+
+async def _a_day_on_the_cluster_bus(world: Guarded) -> None:
+    async def obey(_: Message) -> CommandReply:
+        return CommandReply(accepted=True)
+
+    async with (
+        world.bus(Role.MANAGER) as manager,
+        world.bus(Role.ROUTER) as router,
+        world.bus(Role.PLUGIN) as plugin,
+        world.bus(Role.VIEWER) as viewer,
+        world.bus(Role.OPERATOR) as operator,
+        world.bus(Role.SIGNALS) as signals,
+    ):
+        for bus in (manager, router, plugin, viewer, operator, signals):
+            await within(bus.until_connected())
+        seats, inventory = await manager.bucket("kyb_seats"), await plugin.bucket("kyb_inventory")
+        async with (
+            manager.subscribe(
+                TrafficSignal.pattern(),
+                Presence.pattern(component="router"),
+                DrainAck.pattern(node="n1"),
+                SeatAllocated.pattern(node="n1"),
+            ) as to_manager,
+            router.subscribe(SeatEvent.pattern(), GpuHealthChanged.pattern(), TrafficSignal.pattern()) as to_router,
+            viewer.subscribe(SeatEvent.pattern(), Presence.pattern()) as to_viewer,
+            operator.subscribe(AuditRecord.pattern()) as to_operator,
+            manager.serve(Command.pattern(node="n1"), obey),
+            (await router.bucket("kyb_seats")).watch("n9.") as watched,
+        ):
+            assert await within(anext(watched)) is None  # nothing yet: the snapshot is complete
+            event = {"cause": "c", "node": "n1", "seat": "s1"}
+            await manager.publish(SeatActivated(state=SeatState.ACTIVE, **event))
+            assert isinstance(await within(anext(to_router)), SeatActivated)
+            assert isinstance(await within(anext(to_viewer)), SeatActivated)
+            await plugin.publish(SeatAllocated(state=SeatState.WAITING, **event))
+            assert isinstance(await within(anext(to_manager)), SeatAllocated)
+            await plugin.publish(GpuHealthChanged(cause="c", node="n1", gpu="g1", healthy=False))
+            for bus in (router, signals):
+                await bus.publish(TrafficSignal(cause="c", source="s", model="m"))
+                assert isinstance(await within(anext(to_manager)), TrafficSignal)
+            ack = {"instance": "r", "incarnation": "i", "epoch": 1, "in_flight": 0}
+            await router.publish(DrainAck(cause="c", node="n1", seat="s1", **ack))  # type: ignore[arg-type]
+            assert isinstance(await within(anext(to_manager)), DrainAck)
+            await router.publish(Presence(cause="c", component="router", instance="r", incarnation="i"))
+            assert isinstance(await within(anext(to_manager)), Presence)
+            for asker in (router, operator):
+                command = ParkSeat(cause="c", node="n1", seat="s1")
+                assert (await asker.request(command, CommandReply, timeout=10)).accepted
+                await asker.publish(AuditRecord(cause="c", actor="operator", verb="park"))
+                assert isinstance(await within(anext(to_operator)), AuditRecord)
+            await seats.put("n9.s1", b"{}")
+            entry = await within(anext(watched))
+            assert entry is not None
+            assert entry.key == "n9.s1"
+        await inventory.put("n9.g1", b"{}")
+        for bus in (router, operator, plugin):
+            bucket = await bus.bucket("kyb_inventory")
+            assert [found.key for found in await bucket.entries("n9.")] == ["n9.g1"]
+            assert await bucket.get("n9.g1") is not None
+        await inventory.delete("n9.g1")
+        await seats.delete("n9.s1")
+        for bus in (router, operator):
+            stored = [message async for message in bus.replay() if isinstance(message, SeatActivated)]
+            assert stored
+        for bus in (manager, router, plugin, viewer, operator, signals):
+            await bus.flush()
+
+
+async def _a_day_on_the_node_bus(world: Guarded) -> None:
+    async def take(_: Message) -> JobReply:
+        return JobReply(accepted=True)
+
+    report = JobProgress(cause="c", node="n1", status=JobStatus(op="o", epoch=1, group="g"))
+    async with world.bus(Role.NODE_MANAGER) as manager, world.bus(Role.NODE_CHECKPOINTER) as checkpointer:
+        await within(manager.until_connected())
+        await within(checkpointer.until_connected())
+        async with (
+            manager.subscribe(JobProgress.pattern(node="n1")) as reports,
+            checkpointer.serve(AskJobs.pattern(node="n1"), take),
+        ):
+            assert (await manager.request(AskJobs(cause="c", node="n1", epoch=1), JobReply, timeout=10)).accepted
+            await checkpointer.publish(report)
+            assert isinstance(await within(anext(reports)), JobProgress)
+            presence = {"instance": "n1", "incarnation": "i", "node": "n1"}
+            await checkpointer.publish(Presence(cause="c", component="checkpointer", **presence))  # type: ignore[arg-type]
+            await checkpointer.flush()
+
+
+async def test_a_right_that_is_missing_is_said_with_what_to_do(worlds: Worlds) -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with worlds[Place.CLUSTER].bus(Role.VIEWER) as bus:
+            await within(bus.until_connected())
+            await bus.publish(ParkSeat(cause="c", node="n1", seat="s1"))
+            await bus.flush()
+            await eventually(lambda: any(line["event"] == "bus.forbidden" for line in logs))
+    said = next(line for line in logs if line["event"] == "bus.forbidden")
+    assert said["role"] == "viewer"
+    assert "kyb.v1.cmd.n1.s1.park" in said["error"]
+    assert "kyb bus keys" in said["remedy"]
+
+
+async def test_a_server_of_these_takes_nobody_without_a_key(worlds: Worlds) -> None:
+    for world in worlds.values():
+        with pytest.raises(BusError, match=r"refused these credentials.*docs/security\.md"):
+            await init(world.url)
