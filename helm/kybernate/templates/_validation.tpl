@@ -8,6 +8,22 @@
 {{- $wrong = append $wrong (printf "fullnameOverride/nameOverride %q: names must not be kyb or begin with kyb-, since Kubernetes makes KYB_… variables of such Services, which look like settings; take another name" $name) -}}
 {{- end -}}
 {{- end -}}
+{{- range $where, $image := dict "image" $v.image "nats.image" $v.nats.image "node.checkpointer.image" $v.node.checkpointer.image -}}
+{{- if and $image.digest (not (regexMatch "^sha256:[a-f0-9]{64}$" $image.digest)) -}}
+{{- $wrong = append $wrong (printf "%s.digest=%s is no digest: give sha256: and 64 hexadecimal digits, as `docker images --digests` shows it, or leave it empty and set tag" $where $image.digest) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.nats.image.repository (not $v.nats.image.tag) (not $v.nats.image.digest) -}}
+{{- $wrong = append $wrong (printf "nats.image.repository=%s without a version: set nats.image.tag (2.11 or newer) or nats.image.digest" $v.nats.image.repository) -}}
+{{- end -}}
+{{- range $where, $path := dict "kubeletRootDir" $v.kubeletRootDir "hostPaths.run" $v.hostPaths.run "hostPaths.state" $v.hostPaths.state "hostPaths.cdi" $v.hostPaths.cdi "hostPaths.nvidiaCdi" (default "/etc/cdi" $v.hostPaths.nvidiaCdi) "hostPaths.cgroup" $v.hostPaths.cgroup -}}
+{{- if not (regexMatch "^/.*[^/]$" $path) -}}
+{{- $wrong = append $wrong (printf "%s=%q is no folder of the node: give an absolute path without / at its end" $where $path) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.externalNats.url (not (regexMatch "^(nats|tls|wss?)://[^,]+(,(nats|tls|wss?)://[^,]+)*$" $v.externalNats.url)) -}}
+{{- $wrong = append $wrong (printf "externalNats.url=%s: give nats://host:4222 or tls://host:4222, several by commas" $v.externalNats.url) -}}
+{{- end -}}
 {{- range $label := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" -}}
 {{- if hasKey $v.commonLabels $label -}}
 {{- $wrong = append $wrong (printf "commonLabels.%s: selectors go by it; take it out of commonLabels" $label) -}}

@@ -1,0 +1,195 @@
+"""The chart's values.schema.json, out of values.yaml: every name that it has, and no other.
+
+``python scripts/chart_schema.py [--check]``. Types come from the defaults, descriptions from the comments above them;
+what a default does not tell (choices, patterns, shapes of lists) stands in ``RULES``. What needs a sentence to be mended
+is checked by templates/_validation.tpl instead.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CHART = Path(__file__).resolve().parent.parent / "helm" / "kybernate"
+Json = dict[str, Any]
+
+TEXT: Json = {"type": "string"}
+QUANTITY: Json = {"type": ["string", "integer"], "pattern": "^[0-9]+(Ki|Mi|Gi|Ti)?$"}
+SIZE: Json = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?([KMGT]i?B?|B)?$"}
+PORT: Json = {"type": "integer", "minimum": 1, "maximum": 65535}
+ANY: Json = {"type": "object"}
+OBJECTS: Json = {"type": "array", "items": {"type": "object"}}
+NAMES: Json = {"type": "array", "items": {"type": "string", "minLength": 1}}
+LABELS: Json = {"type": "object", "additionalProperties": {"type": "string"}}
+RESOURCES: Json = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["requests", "limits"],
+    "properties": {
+        "requests": {"type": "object", "additionalProperties": {"type": ["string", "integer", "number"]}},
+        "limits": {
+            "type": "object",
+            "required": ["memory"],
+            "additionalProperties": {"type": ["string", "integer", "number"]},
+        },
+    },
+}
+PROFILE: Json = {
+    "type": "object",
+    "required": ["name", "resource", "groupSize", "seatsPerGroup"],
+    "properties": {
+        "name": TEXT,
+        "resource": {"type": "string", "pattern": "^[a-z0-9.-]+/[A-Za-z0-9._-]+$"},
+        "groupSize": {"type": "integer", "minimum": 1, "maximum": 64},
+        "seatsPerGroup": {"type": "integer", "maximum": 100},
+        "activeSlots": {"type": "integer", "minimum": 1},
+    },
+}
+CONFIGS: Json = {
+    "type": "object",
+    "minProperties": 1,
+    "additionalProperties": {"type": "object", "properties": {"profiles": {"type": "array", "items": PROFILE}}},
+}
+MODEL: Json = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["name", "vram"],
+    "properties": {"name": {"type": "string", "minLength": 1}, "vram": SIZE},
+}
+STRATEGY: Json = {
+    "type": "object",
+    "required": ["type"],
+    "additionalProperties": False,
+    "properties": {"type": {"enum": ["RollingUpdate", "OnDelete"]}, "rollingUpdate": ANY},
+}
+HOST: Json = {
+    "type": "object",
+    "required": ["host"],
+    "additionalProperties": False,
+    "properties": {"host": TEXT, "path": TEXT},
+}
+
+BY_NAME: dict[str, Json] = {
+    **dict.fromkeys(("nodeSelector", "commonLabels", "commonAnnotations", "podLabels", "podAnnotations"), LABELS),
+    **dict.fromkeys(("labels", "annotations"), LABELS),
+    **dict.fromkeys(("affinity", "namespaceSelector", "podSelector"), ANY),
+    **dict.fromkeys(("tolerations", "topologySpreadConstraints", "extraEnv"), OBJECTS),
+    **dict.fromkeys(("routerFrom", "monitoringFrom", "from", "additional", "parentRefs", "tls"), OBJECTS),
+    **dict.fromkeys(("imagePullSecrets", "namespaces", "hostnames", "accessModes", "capabilities"), NAMES),
+    "issuerRef": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"name": TEXT, "kind": TEXT, "group": TEXT},
+    },
+    "resources": RESOURCES,
+    "updateStrategy": STRATEGY,
+    "failurePolicy": {"enum": ["Fail", "Ignore"]},
+    "speed": {"type": "number", "exclusiveMinimum": 0},
+    "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
+}
+"""Wherever a key has this name and its default is no mapping of ours."""
+
+RULES: dict[str, Json] = {
+    "image.repository": {"type": "string", "minLength": 1},
+    "image.pullPolicy": {"enum": ["IfNotPresent", "Always", "Never"]},
+    "log.level": {"enum": ["debug", "info", "warning", "error"]},
+    "log.format": {"enum": ["json", "pretty"]},
+    "config.configs": CONFIGS,
+    "fakeGpu.gpus": {"type": "integer", "minimum": 1, "maximum": 64},
+    "fakeGpu.memory": SIZE,
+    "fakeGpu.samples.models": {"type": "array", "items": MODEL},
+    "plugin.neighbours": {"enum": ["refuse", "ignore"]},
+    "node.manager.hostPort": {"type": "integer", "minimum": 0, "maximum": 65535},
+    "router.replicas": {"type": "integer", "minimum": 1},
+    "router.keepaliveSeconds": {"type": "number", "minimum": 0},
+    "router.holdSeconds": {"type": "number", "exclusiveMinimum": 0},
+    "router.service.type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+    "router.service.port": PORT,
+    "router.ingress.hosts": {"type": "array", "items": HOST},
+    "nats.replicas": {"type": "integer", "minimum": 1},
+    "nats.jetstream.maxFileStore": QUANTITY,
+    "nats.jetstream.maxMemoryStore": QUANTITY,
+    "nats.persistence.size": QUANTITY,
+    "nats.persistence.whenDeleted": {"enum": ["Retain", "Delete"]},
+    "externalNats.replicas": {"type": "integer", "minimum": 1, "maximum": 5},
+    "jobs.ttlSecondsAfterFinished": {"type": ["integer", "null"], "minimum": 0},
+    "webhook.replicas": {"type": "integer", "minimum": 1},
+    "webhook.timeoutSeconds": {"type": "integer", "minimum": 1, "maximum": 30},
+    "admissionPolicy.resourcePrefixes": {
+        "type": "array",
+        "minItems": 1,
+        "items": {"type": "string", "pattern": "^[a-z0-9.-]+/[A-Za-z0-9._-]*$"},
+    },
+    "extraObjects": {"type": "array", "items": {"type": ["object", "string"]}},
+}
+"""By path."""
+
+
+def comments(text: str) -> dict[str, str]:
+    """What stands above each key, by path. Only for a file indented by two blanks, as this one is."""
+    found: dict[str, str] = {}
+    above: list[str] = []
+    path: list[str] = []
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped.startswith("#"):
+            above.append(stripped.removeprefix("#").strip())
+            continue
+        key = re.match(r"^( *)([A-Za-z][A-Za-z0-9]*):", line)
+        if key is not None:
+            path = [*path[: len(key[1]) // 2], key[2]]
+            if above:
+                found[".".join(path)] = " ".join(above)
+        above = []
+    return found
+
+
+def schema(value: object, path: str, said: dict[str, str]) -> Json:
+    """The schema of one value and everything below it. Raises KeyError for a default that tells no type."""
+    name = path.rpartition(".")[2]
+    rule = RULES.get(path) or (BY_NAME.get(name) if not _ours(value, name) else None)
+    found: Json = {"description": said[path]} if path in said else {}
+    if rule is not None:
+        return found | rule
+    match value:
+        case bool():
+            return found | {"type": "boolean"}
+        case int():
+            return found | {"type": "integer", "minimum": 0}
+        case str():
+            return found | TEXT
+        case dict():
+            below = {key: schema(one, f"{path}.{key}".lstrip("."), said) for key, one in value.items()}
+            return found | {"type": "object", "additionalProperties": False, "properties": below}
+    raise KeyError(f"{path}: {value!r} tells no type; add it to RULES in scripts/chart_schema.py")
+
+
+def _ours(value: object, name: str) -> bool:
+    """nats.tls is a mapping with settings, router.ingress.tls a list of Kubernetes'."""
+    return isinstance(value, dict) and name == "tls"
+
+
+def text() -> str:
+    """The file."""
+    source = (CHART / "values.yaml").read_text()
+    top = schema(yaml.safe_load(source), "", comments(source))
+    return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **top}, indent=2) + "\n"
+
+
+def main() -> None:
+    """Write it, or with --check say whether it is up to date."""
+    file = CHART / "values.schema.json"
+    if sys.argv[1:] == ["--check"]:
+        if not file.exists() or file.read_text() != text():
+            sys.exit(f"{file.name} is not what values.yaml makes; run: python scripts/chart_schema.py")
+    elif sys.argv[1:]:
+        sys.exit("usage: python scripts/chart_schema.py [--check]")
+    else:
+        file.write_text(text())
+
+
+if __name__ == "__main__":
+    main()
