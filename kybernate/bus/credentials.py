@@ -119,6 +119,9 @@ def inbox(role: str) -> str:
     return f"{ANY_INBOX}_{role}" if role else ANY_INBOX
 
 
+_MISTYPED = "its check sum is wrong: it is cut off or mistyped"
+
+
 def new_seed() -> str:
     """A new seed of a user's nkey, from the operating system's randomness."""
     import os
@@ -142,9 +145,9 @@ def public_key(seed: str) -> str:
     try:
         raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
     except binascii.Error:
-        raise ValueError("it is no base 32") from None
+        raise ValueError(_MISTYPED) from None
     if len(raw) != 36 or struct.unpack("<H", raw[-2:])[0] != nkeys.crc16(bytearray(raw[:-2])):
-        raise ValueError("its check sum is wrong, so it is cut off or mistyped")
+        raise ValueError(_MISTYPED)
     pair = nkeys.from_seed(bytearray(seed.encode()))
     try:
         return str(pair.public_key.decode())

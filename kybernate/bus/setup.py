@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -12,7 +13,7 @@ from nats.js.client import JetStreamContext
 
 from kybernate.bus.credentials import NOBODY, Credentials, CredentialsError
 from kybernate.bus.layout import AUDIT, BUCKETS, EVENTS
-from kybernate.bus.nats_link import Link, dial, refused
+from kybernate.bus.nats_link import Link, PlaintextError, dial, refused
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
 
 RETRY_SECONDS = 0.5
@@ -131,6 +132,8 @@ async def connection(
             of = f"the key of role {credentials.role or '?'}" if credentials.renewable else "these credentials"
             raise BusError(f"NATS at {place} refused {of}: {why}; see docs/security.md") from error
         text = str(why) or type(why).__name__
+        if isinstance(why, ssl.SSLError | PlaintextError):
+            raise BusDownError(f"no TLS with NATS at {place}: {text}; check the files of CA and certificate") from error
         raise BusDownError(f"no NATS server answers at {place}: {text}; is it running?") from error
     try:
         yield link

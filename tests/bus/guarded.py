@@ -75,8 +75,10 @@ async def guarded(folder: Path, place: Place) -> AsyncIterator[Guarded]:
     """A server of this place with its streams made, by the key that may."""
     write(folder, (Place.ONE,) if place is Place.ONE else (Place.CLUSTER, Place.NODE))
     config = folder / f"{place}.conf"
-    config.write_text(f'include "{AUTH_FILES[place]}"\n')
-    async with NatsServer(folder / f"nats-{place}", arguments=("-c", str(config))) as server:
+    starting = NatsServer(folder / f"nats-{place}", arguments=("-c", str(config)))
+    # Its name is on its command line, too, and a reload that finds no name in the file would be refused.
+    config.write_text(f'server_name: "{starting._name}"\ninclude "{AUTH_FILES[place]}"\n')
+    async with starting as server:
         world = Guarded(place, folder, server)
         if Role.INIT in ROLES[place]:
             await init(server.url, credentials=world.credentials(Role.INIT))

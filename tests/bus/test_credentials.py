@@ -1,0 +1,174 @@
+"""Keys and certificates of a connection: what is read, what is said when it is wrong, and what a rotation does."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from kybernate.bus import BusDownError, Credentials, CredentialsError, open_bus
+from kybernate.bus.credentials import new_seed, public_key
+from kybernate.bus.keys import write
+from kybernate.bus.nats import NatsBus
+from kybernate.bus.rights import Place, Role
+from kybernate.bus.server import NatsServer
+from kybernate.bus.setup import init
+from kybernate.messages import SeatActivated
+from kybernate.seat import SeatState
+from kybernate.settings import NodeSettings, Settings
+from tests.bus.guarded import certificates, guarded
+from tests.bus.worlds import eventually, within
+
+SEED = new_seed()
+
+
+def key_file(folder: Path, text: str) -> Credentials:
+    file = folder / "router.nk"
+    file.write_text(text)
+    return Credentials("router", file)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is empty"),
+        (public_key(SEED), "this is a public key, whose seed is in another file"),
+        (SEED[:-4], "its check sum is wrong"),
+        ("SU" + "A" * 56, "its check sum is wrong"),
+        ("SU!", "its check sum is wrong"),
+        (f"{SEED}\n{SEED}", "more than one line"),
+        ("hunter2", "this is something else"),
+    ],
+)
+def test_what_is_no_seed_is_named_and_not_shown(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(CredentialsError, match=why) as caught:
+        key_file(tmp_path, text).read()
+    assert f"KYB_NATS_NKEY_FILE={tmp_path / 'router.nk'}" in str(caught.value)
+    assert not text or text.split()[0] not in str(caught.value)
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CredentialsError, match=r"NKEY_FILE=.*nowhere\.nk: No such file.*seed of role router.*keys"):
+        Credentials("router", tmp_path / "nowhere.nk").read()
+    with pytest.raises(CredentialsError, match=r"CA_FILE=.*none\.crt: No such file"):
+        Credentials("router", ca_file=tmp_path / "none.crt").read()
+    with pytest.raises(CredentialsError, match=r"KEY_FILE=.*: needs the certificate, too: set KYB_NATS_CERT_FILE"):
+        Credentials("router", key_file=tmp_path / "x.key").read()
+
+
+def test_an_identity_shows_no_secret(tmp_path: Path) -> None:
+    credentials = key_file(tmp_path, f"{SEED}\n")
+    identity = credentials.read()
+    assert SEED not in repr(identity)
+    assert SEED not in repr(credentials)
+    assert identity.public_key == public_key(SEED)
+    assert identity.options["inbox_prefix"] == "_INBOX_router"
+
+
+def test_settings_name_the_files_of_both_buses(tmp_path: Path) -> None:
+    env = {
+        "KYB_NATS_NKEY_FILE": "a.nk",
+        "KYB_NATS_CA_FILE": "",
+        "KYB_NODE_NATS_NKEY_FILE": "b.nk",
+        "KYB_NODE_NATS_URL": "nats://x",
+    }
+    settings = NodeSettings.from_env(env)
+    assert settings.credentials("manager") == Credentials("manager", Path("a.nk"))
+    node = settings.node_credentials("node-manager")
+    assert (node.nkey_file, node.prefix) == (Path("b.nk"), "KYB_NODE_NATS_")
+    alone = NodeSettings.from_env({"KYB_NATS_NKEY_FILE": "a.nk", "KYB_NATS_CA_FILE": "ca.crt"})
+    assert alone.node_credentials("x") == Credentials("x", Path("a.nk"), Path("ca.crt"))
+
+
+def test_a_service_says_before_it_starts_that_its_key_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["kyb-router"])
+    for name in [name for name in os.environ if name.startswith("KYB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("KYB_NATS_NKEY_FILE", str(tmp_path / "nowhere"))
+    with pytest.raises(SystemExit, match="2"):
+        Settings.from_env_or_exit("kyb-router")
+    said = capsys.readouterr().err
+    assert said.startswith(f"kyb-router: KYB_NATS_NKEY_FILE={tmp_path / 'nowhere'}: No such file")
+
+
+async def test_a_rotated_key_is_taken_up_without_a_restart(tmp_path: Path) -> None:
+    """The server drops the old key at once; the process tries on, says why, and is back when its file is renewed."""
+    async with guarded(tmp_path / "keys", Place.CLUSTER) as world:
+        mine = tmp_path / "mounted.nk"
+        mine.write_text((world.folder / "router.nk").read_text())
+        who = Credentials(Role.ROUTER, mine)
+        with structlog.testing.capture_logs() as logs:
+            async with NatsBus.connect(world.url, source="test", name="test", credentials=who) as bus:
+                await within(bus.until_connected())
+                watching = asyncio.create_task(bus.closed())
+                write(world.folder, (Place.CLUSTER, Place.NODE), Role.ROUTER)
+                os.kill(world.server.pid, signal.SIGHUP)
+                await eventually(lambda: any("refused the key" in str(line.get("error")) for line in logs), 30)
+                assert not bus.connected
+                assert not watching.done()
+                mine.unlink()
+                await eventually(lambda: any("No such file" in str(line.get("error")) for line in logs), 30)
+                mine.write_text((world.folder / "router.nk").read_text())
+                await within(bus.until_connected(), 30)
+                watching.cancel()
+        said = next(str(line["error"]) for line in logs if "refused the key" in str(line.get("error")))
+        assert f"role router in {mine}" in said
+        assert "kyb bus keys" in said
+        assert not any(file.read_text().strip() in str(logs) for file in world.folder.glob("*.nk"))
+    assert not any(file.read_text().strip() in world.server.log.read_text() for file in world.folder.glob("*.nk"))
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pki")
+    certificates(folder)
+    return folder
+
+
+@pytest.fixture
+async def tls_server(tmp_path: Path, pki: Path) -> AsyncIterator[NatsServer]:
+    flags = ("--tls", "--tlscert", str(pki / "server.crt"), "--tlskey", str(pki / "server.key"))
+    both = (*flags, "--tlsverify", "--tlscacert", str(pki / "ca.crt"))
+    async with NatsServer(tmp_path / "nats", arguments=both) as server:
+        yield server
+
+
+async def test_both_ends_of_tls_are_verified(tls_server: NatsServer, pki: Path) -> None:
+    whole = Credentials("init", None, pki / "ca.crt", pki / "client.crt", pki / "client.key")
+    assert await init(tls_server.url, credentials=whole)
+    async with open_bus(tls_server.url, source="test", name="test", credentials=whole) as bus:
+        await within(bus.until_connected())
+        await bus.publish(SeatActivated(cause="c", node="n", seat="s", state=SeatState.ACTIVE))
+        await bus.flush()
+    stranger = Credentials("init", None, pki / "other.crt", pki / "client.crt", pki / "client.key")
+    with pytest.raises(BusDownError, match=r"no TLS with NATS.*certificate verify failed.*check the files"):
+        await init(tls_server.url, credentials=stranger, timeout=2)
+    anonymous = Credentials("init", None, pki / "ca.crt")
+    with pytest.raises(BusDownError):
+        await init(tls_server.url, credentials=anonymous, timeout=2)
+
+
+async def test_who_has_an_authority_speaks_to_no_server_without_tls(tmp_path: Path, pki: Path) -> None:
+    async with NatsServer(tmp_path / "nats") as server:
+        with pytest.raises(BusDownError, match="the server offers no TLS"):
+            await init(server.url, credentials=Credentials("init", None, pki / "ca.crt"))
+        with pytest.raises(BusDownError, match="the server offers no TLS"):
+            await init(server.url.replace("nats://", "tls://"))
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({"ca_file": "server.key"}, "it must hold PEM certificates of an authority"),
+        ({"cert_file": "client.crt", "key_file": "server.key"}, "KEY_VALUES_MISMATCH|key values mismatch"),
+        ({"cert_file": "client.key"}, "it must hold a PEM certificate"),
+    ],
+)
+def test_certificates_that_do_not_fit_are_named(pki: Path, files: dict[str, str], why: str) -> None:
+    with pytest.raises(CredentialsError, match=why):
+        Credentials("router", **{name: pki / file for name, file in files.items()}).read()

@@ -1,0 +1,105 @@
+"""The rights as data: nothing is forgotten, nobody has more than the tables say."""
+
+from typing import get_args
+
+import pytest
+
+import kybernate.messages  # noqa: F401 - fills Message.registry
+from kybernate.bus.credentials import new_seed, public_key
+from kybernate.bus.layout import AUDIT, BUCKETS, EVENTS
+from kybernate.bus.rights import (
+    HEARERS,
+    HISTORIANS,
+    MEANING,
+    PRESENT,
+    READERS,
+    ROLES,
+    SENDERS,
+    WRITERS,
+    Place,
+    Role,
+    covers,
+    rights,
+    subject,
+)
+from kybernate.bus.server_config import authorization, roles_table
+from kybernate.envelope import Message
+from kybernate.messages import Presence
+
+EVERYWHERE = {(place, role): may for place in (Place.CLUSTER, Place.NODE) for role, may in rights(place).items()}
+
+
+@pytest.mark.parametrize("kind", Message.registry.values(), ids=lambda kind: kind.__name__)
+def test_every_message_has_somebody_who_may_say_it_and_somebody_who_may_hear_it(kind: type[Message]) -> None:
+    """A new message: give it to its roles in SENDERS and HEARERS."""
+    if kind is Presence:
+        said = {f"kyb.v1.hb.{component}.x" for component in PRESENT.values()}
+        assert set(PRESENT.values()) == set(get_args(Presence.model_fields["component"].annotation))
+    else:
+        said = {subject(kind).replace("*", "x")}
+    for one in said:
+        assert any(covers(right, one) for may in EVERYWHERE.values() for right in may.publish), one
+        assert any(covers(right, one) for may in EVERYWHERE.values() for right in may.subscribe) or kind is Presence
+
+
+def test_every_bucket_stream_and_role_is_in_the_tables() -> None:
+    assert set(WRITERS) == set(READERS) == set(BUCKETS)
+    assert set(HISTORIANS) == {EVENTS, AUDIT}
+    assert set(MEANING) == set(Role)
+    assert set(ROLES[Place.CLUSTER]) | set(ROLES[Place.NODE]) == set(Role)
+    assert not set(ROLES[Place.CLUSTER]) & set(ROLES[Place.NODE])
+
+
+@pytest.mark.parametrize("place", Place)
+def test_no_right_is_for_everything(place: Place) -> None:
+    for role, may in rights(place).items():
+        for right in (*may.publish, *may.subscribe):
+            assert right.split(".")[0] not in ("*", ">"), (role, right)
+            assert not covers(right, "$SYS.x"), (role, right)
+            assert not right.startswith(("_INBOX.", "_INBOX_*")), (role, right)
+
+
+def test_jobs_are_not_of_the_cluster_bus() -> None:
+    for role, may in rights(Place.CLUSTER).items():
+        for right in (*may.publish, *may.subscribe):
+            assert not right.startswith(("kyb.v1.job", "kyb.v1.rpt")), (role, right)
+
+
+def test_who_must_not_write_gets_nothing_that_jetstream_answers() -> None:
+    """JetStream sends its answers to any subject that its client names."""
+    for role in (Role.VIEWER, Role.SIGNALS):
+        for right in rights(Place.CLUSTER)[role].publish:
+            assert not right.startswith(("$", "kyb.v1.evt", "kyb.v1.audit")), (role, right)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "wanted", "is_covered"),
+    [
+        ("a.b", "a.b", True),
+        ("a.b", "a.c", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a.*", True),
+        ("a.*", "a.b.c", False),
+        ("a.*", "a.>", False),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a.>", True),
+        ("a.>", "a", False),
+        ("a.b", "a.*", False),
+        ("a.b.c", "a.b", False),
+    ],
+)
+def test_a_right_covers_what_the_server_lets_through(allowed: str, wanted: str, is_covered: bool) -> None:
+    assert covers(allowed, wanted) is is_covered
+
+
+def test_the_servers_list_holds_no_secret() -> None:
+    seeds = {role: new_seed() for role in Role}
+    text = "".join(authorization(place, {role: public_key(seed) for role, seed in seeds.items()}) for place in Place)
+    assert not any(seed in text for seed in seeds.values())
+    assert all(public_key(seed) in text for seed in seeds.values())
+
+
+def test_the_published_table_has_every_role_and_right() -> None:
+    table = roles_table()
+    assert all(f"| `{role}` |" in table for role in Role)
+    assert set(SENDERS) == set(HEARERS)
