@@ -1,0 +1,209 @@
+"""``kyb bus keys`` and ``config``: made once, kept, rotated one by one; as files and as Secrets."""
+
+import asyncio
+import base64
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from kybernate.bus.credentials import public_key
+from kybernate.bus.keys import KeysError, complete, write
+from kybernate.bus.rights import ROLES, Place, Role
+from kybernate.bus.server import find_server
+from kybernate.cli import main
+from tests.bus.api_server import ApiServer, api_server
+from tests.bus.guarded import certificates
+
+BOTH = (Place.CLUSTER, Place.NODE)
+Kyb = Callable[..., Awaitable[tuple[int, str, str]]]
+
+
+@pytest.fixture
+def kyb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kyb:
+    """``await kyb("bus", …)``: exit code, output, errors."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    def run(argv: tuple[str, ...]) -> int:
+        try:
+            main(list(argv))
+        except SystemExit as ended:
+            return int(ended.code or 0)
+        return 0
+
+    async def call(*argv: str) -> tuple[int, str, str]:
+        code = await asyncio.to_thread(run, argv)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+async def test_a_folder_is_filled_once_and_left_alone(tmp_path: Path, kyb: Kyb) -> None:
+    out = tmp_path / "keys"
+    code, said, _ = await kyb("bus", "keys", "--out", str(out))
+    assert code == 0
+    assert "router.nk" in said
+    first = {file.name: file.read_text() for file in out.iterdir()}
+    assert set(first) == {f"{role}.{kind}" for role in Role for kind in ("nk", "pub")} | {"auth.conf", "node-auth.conf"}
+    assert oct(out.stat().st_mode & 0o777) == "0o700"
+    for role in Role:
+        assert oct((out / f"{role}.nk").stat().st_mode & 0o777) == "0o600"
+        assert public_key(first[f"{role}.nk"].strip()) == first[f"{role}.pub"].strip()
+        assert first[f"{role}.nk"].strip() not in said
+    assert (await kyb("bus", "keys", "--out", str(out)))[:2] == (0, f"{out}: nothing to do, all keys are there\n")
+    assert {file.name: file.read_text() for file in out.iterdir()} == first
+
+
+async def test_one_key_is_rotated_and_the_others_stay(tmp_path: Path, kyb: Kyb) -> None:
+    write(tmp_path, BOTH)
+    before = {file.name: file.read_text() for file in tmp_path.iterdir() if file.is_file()}
+    assert (await kyb("bus", "keys", "--out", str(tmp_path), "--rotate", "router"))[0] == 0
+    after = {file.name: file.read_text() for file in tmp_path.iterdir() if file.is_file()}
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed == {"router.nk", "router.pub", "auth.conf"}
+    assert before["router.pub"].strip() not in after["auth.conf"]
+    assert after["router.pub"].strip() in after["auth.conf"]
+
+
+def test_rights_that_changed_are_written_with_the_same_keys(tmp_path: Path) -> None:
+    write(tmp_path, BOTH)
+    (tmp_path / "auth.conf").write_text("authorization { older }\n")
+    assert write(tmp_path, BOTH) == ("auth.conf",)
+
+
+def test_what_is_no_seed_is_not_overwritten(tmp_path: Path) -> None:
+    with pytest.raises(KeysError, match=r"router\.nk is not the seed.*--rotate router"):
+        complete((Place.CLUSTER,), {"router.nk": "oops"})
+    assert "router.nk" in complete((Place.CLUSTER,), {"router.nk": "oops"}, Role.ROUTER)
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (("keys",), "say where the keys go"),
+        (("keys", "--out", "x", "--secret", "y"), "say where the keys go"),
+        (("keys", "--out", "x", "--rotate", "rooter"), "there is no role 'rooter'; there are router"),
+        (("keys", "--node-secret", "y", "--rotate", "router"), "none of the named Secrets has this role"),
+        (("keys", "--secret", "y"), "works in a pod only"),
+        (("config", "--cert", "x"), "--cert and --key belong together"),
+        (("config", "--store-bytes", "lots"), "--store-bytes lots: 'lots' is not a size"),
+    ],
+)
+async def test_wrong_usage_is_named(kyb: Kyb, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], why: str) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    code, _, said = await kyb("bus", *argv)
+    assert (code, why in said) == (2, True), said
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--auth", "auth.conf"),
+        ("--auth", "auth.conf", "--monitoring", "127.0.0.1:8222", "--store-bytes", "10GiB"),
+        ("--auth", "auth.conf", "--cert", "server.crt", "--key", "server.key"),
+        ("--auth", "auth.conf", "--cert", "server.crt", "--key", "server.key", "--ca", "ca.crt"),
+        ("--name", "$POD_NAME", "--route", "a:6222", "--route", "b:6222", "--route", "c:6222"),
+        ("--node", "--auth", "node-auth.conf"),
+        ("--auth", "one-auth.conf"),
+    ],
+)
+async def test_the_server_takes_its_configuration(
+    pki: Path, kyb: Kyb, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("POD_NAME", "kyb-nats-0")
+    write(pki, BOTH)
+    write(pki, (Place.ONE,))
+    code, text, said = await kyb("bus", "config", "--store", str(pki / "store"), *options)
+    assert code == 0, said
+    file = pki / "nats.conf"
+    file.write_text(text)
+    argv = [str(find_server()), "-t", "-c", str(file)]
+    tested = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, cwd=pki, timeout=30)
+    assert tested.returncode == 0, tested.stderr
+    assert ("jetstream" in text) is ("--node" not in options)
+    assert ("127.0.0.1:4223" in text) is ("--node" in options)
+
+
+# --- Secrets ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pki")
+    certificates(folder)
+    return folder
+
+
+@pytest.fixture
+async def api(tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
+    async with api_server(tmp_path / "api", pki) as server:
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def text_of(api: ApiServer, secret: str) -> dict[str, str]:
+    return {key: base64.b64decode(value).decode() for key, value in api.secrets[secret]["data"].items()}
+
+
+def keys(api: ApiServer, *more: str) -> tuple[str, ...]:
+    names = ("--secret", "bus-keys", "--node-secret", "node-keys")
+    return ("bus", "keys", *names, "--service-account", str(api.account), *more)
+
+
+async def test_secrets_are_made_once(api: ApiServer, kyb: Kyb) -> None:
+    code, said, why = await kyb(*keys(api))
+    assert (code, why) == (0, "")
+    cluster, node = text_of(api, "bus-keys"), text_of(api, "node-keys")
+    assert set(cluster) == {f"{role}.{k}" for role in ROLES[Place.CLUSTER] for k in ("nk", "pub")} | {"auth.conf"}
+    assert set(node) == {f"{role}.{k}" for role in ROLES[Place.NODE] for k in ("nk", "pub")} | {"node-auth.conf"}
+    assert not any(seed.strip() in said for seed in cluster.values())
+    api.asked.clear()
+    code, said, _ = await kyb(*keys(api))
+    assert said == "Secret kyb/bus-keys: nothing to do, all keys are there\n" + (
+        "Secret kyb/node-keys: nothing to do, all keys are there\n"
+    )
+    assert {line.split()[0] for line in api.asked} == {"GET"}
+    assert text_of(api, "bus-keys") == cluster
+
+
+async def test_a_secret_is_rotated_and_keeps_what_is_not_ours(api: ApiServer, kyb: Kyb) -> None:
+    await kyb(*keys(api))
+    api.secrets["bus-keys"]["data"]["notes"] = base64.b64encode(b"mine").decode()
+    before, node = text_of(api, "bus-keys"), text_of(api, "node-keys")
+    assert (await kyb(*keys(api, "--rotate", "router")))[0] == 0
+    after = text_of(api, "bus-keys")
+    assert {key for key in after if after[key] != before[key]} == {"router.nk", "router.pub", "auth.conf"}
+    assert after["notes"] == "mine"
+    assert text_of(api, "node-keys") == node
+
+
+async def test_two_that_make_a_secret_at_once_end_with_one_set_of_keys(api: ApiServer, kyb: Kyb, pki: Path) -> None:
+    def another() -> None:
+        """Between our look and our write the other one wrote."""
+        api.between = lambda: None
+        theirs = complete((Place.CLUSTER,), {})
+        data = {key: base64.b64encode(text.encode()).decode() for key, text in theirs.items()}
+        api.secrets["bus-keys"] = {"metadata": {"name": "bus-keys", "resourceVersion": "1"}, "data": data}
+        first.update(theirs)
+
+    first: dict[str, str] = {}
+    api.between = another
+    assert (await kyb(*keys(api)))[0] == 0
+    assert text_of(api, "bus-keys") == first
+
+
+async def test_what_the_account_may_not_is_said(api: ApiServer, kyb: Kyb) -> None:
+    api.forbidden = {"POST"}
+    code, _, said = await kyb(*keys(api))
+    assert code == 1
+    assert "POST /api/v1/namespaces/kyb/secrets: HTTP 403; the service account may not create this" in said
+    assert api.secrets == {}
+
+
+async def test_an_immutable_secret_is_said(api: ApiServer, kyb: Kyb) -> None:
+    api.secrets["bus-keys"] = {"metadata": {"name": "bus-keys", "resourceVersion": "1"}, "immutable": True}
+    code, _, said = await kyb(*keys(api))
+    assert (code, "Secret bus-keys is immutable: delete it" in said) == (1, True)
