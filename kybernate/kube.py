@@ -14,6 +14,8 @@ from typing import Any
 
 import aiohttp
 
+from kybernate.authority import trusting
+
 TIMEOUT_SECONDS = 5.0
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 SLICE_VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -122,7 +124,7 @@ class Kube:
             return True
         path = self._account / "ca.crt"
         try:
-            return ssl.create_default_context(cafile=path)
+            return trusting(path)
         except (OSError, ssl.SSLError) as error:
             raise KubeError(f"{path}: {error}; it must hold the API server's certificate authority") from error
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kybernate.authority import trusting
 from kybernate.bus.port import BusError
 
 NAMES = {"nkey_file": "NKEY_FILE", "ca_file": "CA_FILE", "cert_file": "CERT_FILE", "key_file": "KEY_FILE"}
@@ -82,7 +83,7 @@ class Credentials:
         if self.ca_file is None and self.cert_file is None:
             return None
         try:
-            context = ssl.create_default_context(cafile=self.ca_file)
+            context = trusting(self.ca_file)
         except (OSError, ssl.SSLError) as error:
             raise self._wrong("ca_file", f"{_why(error)}; it must hold PEM certificates of an authority") from None
         if self.cert_file is not None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from kybernate.authority import trusting
 from kybernate.logs import get_logger
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.pod_resources import PodResources, PodResourcesError
@@ -244,7 +245,7 @@ class _Http:
         if not url.startswith("https:") or self._ca_file is None:
             return True
         try:
-            return ssl.create_default_context(cafile=self._ca_file)
+            return trusting(self._ca_file)
         except (OSError, ssl.SSLError) as error:
             raise PodsError(f"{self._ca_file}: {error}; it must hold the API server's certificate authority") from error
 

@@ -1,0 +1,50 @@
+"""Clusters whose own authority has no key usage extension are trusted, others not."""
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kybernate.authority import trusting
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+
+
+def make(folder: Path, *, ca: str) -> None:
+    def run(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    constraints = ("-addext", "basicConstraints=critical,CA:TRUE")
+    run("req", "-x509", *key, "-keyout", f"{ca}.key", "-out", f"{ca}.crt", "-subj", f"/CN={ca}", *constraints)
+    run("req", *key, "-keyout", f"{ca}-server.key", "-out", f"{ca}-server.csr", "-subj", "/CN=server")
+    (folder / "ext").write_text("subjectAltName=IP:127.0.0.1\n")
+    run(
+        *("x509", "-req", "-in", f"{ca}-server.csr", "-CA", f"{ca}.crt", "-CAkey", f"{ca}.key", "-CAcreateserial"),
+        *("-out", f"{ca}-server.crt", "-extfile", "ext"),
+    )
+
+
+async def shake_hands(folder: Path, *, server: str, trusted: str) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / f"{server}-server.crt", folder / f"{server}-server.key")
+
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    listening = await asyncio.start_server(close, "127.0.0.1", 0, ssl=context)
+    async with listening:
+        port = listening.sockets[0].getsockname()[1]
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(folder / f"{trusted}.crt"))
+        writer.close()
+
+
+async def test_an_authority_without_key_usage_is_trusted_and_another_one_is_not(tmp_path: Path) -> None:
+    make(tmp_path, ca="own")
+    make(tmp_path, ca="foreign")
+    await shake_hands(tmp_path, server="own", trusted="own")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await shake_hands(tmp_path, server="foreign", trusted="own")
