@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from kybernate.bus.credentials import NOBODY, Credentials
 from kybernate.config import NodeConfig, load
 from kybernate.config_errors import ConfigError, read_documents
 from kybernate.fakes.gpu.spec import Hardware, build, changed
@@ -42,6 +43,8 @@ class StackOptions:
     """Model seconds per wall second."""
     nats_url: str | None = None
     """A nats-server that runs already; None starts one."""
+    init_credentials: Credentials = NOBODY
+    """With which streams and buckets are made; each process gets its own by ``settings``, a server by ``arguments``."""
     two_buses: bool = False
     """Manager and checkpointer talk over a nats-server of their own, as on a real node."""
     log_format: Literal["json", "pretty"] = "json"

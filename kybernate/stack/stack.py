@@ -198,7 +198,7 @@ class Stack:
         until = time.monotonic() + 15.0
         while True:
             try:
-                await setup.init(self.layout.nats_url)
+                await setup.init(self.layout.nats_url, credentials=self.options.init_credentials)
             except BusError as error:
                 if time.monotonic() > until or self.options.nats_url is not None:
                     said = self._processes["nats"].tail(5) if "nats" in self._processes else ""

@@ -1,0 +1,87 @@
+"""The real services with keys on both buses and TLS between: everything works, and nobody asks for what it may not."""
+
+from pathlib import Path
+
+import aiohttp
+
+from kybernate.bus.credentials import Credentials
+from kybernate.bus.keys import write
+from kybernate.bus.rights import Place
+from kybernate.stack import Stack, StackOptions
+from tests.bus.guarded import certificates
+
+CONFIG = """
+profiles:
+  - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}
+"""
+POD = """---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: {model}
+  annotations: {{kyb.ai/model: {model}, kyb.ai/backend: fake}}
+spec:
+  containers:
+    - name: engine
+      image: fake
+      command: [python, -m, kybernate.fakes.engine, --model, {model}, --vram, 60GiB]
+      resources: {{limits: {{kyb.ai/gpu-1x-seat: 1}}}}
+"""
+NODE_ROLES = {"gpu_manager": "node-manager", "checkpointer": "node-checkpointer"}
+CLUSTER_ROLES = {"gpu_manager": "manager", "plugin": "plugin", "router": "router"}
+
+
+async def test_a_stack_with_keys_and_tls_serves_a_parked_model(tmp_path: Path) -> None:
+    async with Stack(guarded(tmp_path)) as stack, aiohttp.ClientSession() as session:
+        seats = await stack.ready(50)
+        parked = next(seat for seat in seats if seat["state"] == "parked")
+        body = {"model": parked["model"], "prompt": "hi", "max_tokens": 3}
+        async with session.post(f"{stack.url}/v1/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            assert float(answer.headers["X-Kyb-Held-Seconds"]) > 0
+        for verb in ("pin", "unpin"):
+            async with session.post(f"{stack.url}/v1/seats/{parked['model']}/{verb}") as answer:
+                assert answer.status == 202, await answer.text()
+        async with session.get(f"{stack.url}/v1/events?after=nothing") as answer:  # reads the stream from its beginning
+            assert answer.status == 200
+            await answer.content.readuntil(b"seat-")
+        logs = {name: stack.logs(name) for name in stack.pids}
+    assert {"nats", "node_nats", *CLUSTER_ROLES, "checkpointer"} <= set(logs)
+    secrets = [file.read_text().strip() for file in (tmp_path / "keys").glob("*.nk")]
+    for name, log in logs.items():
+        assert "bus.forbidden" not in log, (name, log)
+        assert "Violation" not in log, (name, log)  # as nats-server says it
+        assert not any(secret in log for secret in secrets), name
+
+
+def guarded(folder: Path) -> StackOptions:
+    """Two buses with keys; the cluster bus takes TLS connections only."""
+    keys, pki = folder / "keys", folder / "pki"
+    write(keys, (Place.CLUSTER, Place.NODE))
+    certificates(pki)
+    tls = f'tls {{ cert_file: "{pki}/server.crt", key_file: "{pki}/server.key" }}\n'
+    (keys / "nats.conf").write_text(f'{tls}include "auth.conf"\n')
+    (keys / "node-nats.conf").write_text('include "node-auth.conf"\n')
+    config, pods = folder / "config.yaml", folder / "pods.yaml"
+    config.write_text(CONFIG)
+    pods.write_text(POD.format(model="a") + POD.format(model="b"))
+    settings: dict[str, dict[str, str]] = {}
+    for name, role in CLUSTER_ROLES.items():
+        files = {"KYB_NATS_NKEY_FILE": str(keys / f"{role}.nk"), "KYB_NATS_CA_FILE": str(pki / "ca.crt")}
+        settings.setdefault(name, {}).update(files)
+    for name, role in NODE_ROLES.items():
+        settings.setdefault(name, {})["KYB_NODE_NATS_NKEY_FILE"] = str(keys / f"{role}.nk")
+    return StackOptions(
+        config=config,
+        pods=pods,
+        gpus=1,
+        announce=False,
+        speed=8,
+        two_buses=True,
+        settings=settings,
+        arguments={
+            "nats": ("-c", str(keys / "nats.conf")),
+            "node_nats": ("-c", str(keys / "node-nats.conf")),
+        },
+        init_credentials=Credentials("init", keys / "init.nk", pki / "ca.crt"),
+    )
