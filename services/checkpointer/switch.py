@@ -57,6 +57,13 @@ class JobRun:
         return frozenset(target.seat for target in self.file.targets)
 
     @property
+    def unfinished(self) -> frozenset[str]:
+        """Seats to which something is still to be done; the others may be in further jobs on other GPUs."""
+        first = {one.seat for one in self._first.values() if one.outcome in ("pending", "started")}
+        second = self._activate
+        return frozenset(first | ({second.seat} if second is not None else set()))
+
+    @property
     def under_way(self) -> bool:
         """Whether anything is still to be done to the seats. Whoever reads "done" must not be told "busy" after it,
         also while the journal's file is being closed."""
@@ -129,8 +136,10 @@ class JobRun:
             else:
                 ending = await (backend.replay(unit, Goal.PARKED, note) if begun else backend.park(unit, note))
         progress = self._judged(target, ending)
+        await self._close(
+            half, progress, unit, ending
+        )  # first: whoever hears of it may move the seat elsewhere at once
         self._say_first(progress)
-        await self._close(half, progress, unit, ending)
 
     async def _second_half(self) -> None:
         async with self._turn:  # from here on it cannot be retargeted
@@ -260,4 +269,6 @@ def _progress(target: SeatTarget, ending: Ending) -> SeatProgress:
         vram_bytes=ending.vram_bytes,
         host_bytes=ending.host_bytes,
         last_call_at=ending.last_call_at,
+        gpus=ending.gpus,
+        move_refused=ending.move_refused,
     )

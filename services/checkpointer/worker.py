@@ -127,10 +127,10 @@ class Worker:
     async def ask(self, job: AskJobs) -> JobReply:
         """Statuses of operations, and what the processes of seats do now, by evidence.
 
-        An epoch fences: on the GPUs of the asked seats nothing older is taken after this answer, so that a manager
-        that has just started need not fear jobs of the one before it.
+        An epoch fences: on the GPUs of the asked seats and those that it names nothing older is taken after this
+        answer, so that a manager that has just started need not fear jobs of the one before it.
         """
-        gpus = tuple(sorted({gpu for target in job.targets for gpu in target.gpus}))
+        gpus = tuple(sorted({gpu for target in job.targets for gpu in target.gpus} | {*job.gpus}))
         if gpus and job.epoch > self._journal.seen_epoch(gpus):
             await self._guarded(self._journal.fence(gpus, job.epoch))
         known = [self._journal.jobs[op] for op in job.ops if op in self._journal.jobs]
@@ -164,9 +164,12 @@ class Worker:
                 return self._refused(
                     "unsupported", f"seat {target.seat} wants backend {target.backend!r}; this node has {known}"
                 )
-        busy = [op for op, run in self.running.items() if op != besides and run.under_way and run.gpus & set(gpus)]
+        seats = {target.seat for target in targets}
+        others = [(op, run) for op, run in self.running.items() if op != besides and run.under_way]
+        busy = [op for op, run in others if run.gpus & set(gpus) or run.unfinished & seats]
         if busy and not wait:
-            return self._refused("busy", f"{', '.join(busy)} is under way on these GPUs; ask again when it is done")
+            text = f"{', '.join(busy)} is under way on these GPUs or with this seat; ask again when it is done"
+            return self._refused("busy", text)
         return None
 
     async def _take(self, file: JobFile) -> JobReply:
@@ -192,7 +195,7 @@ class Worker:
     async def _run(self, run: JobRun) -> None:
         op = run.file.op
         if run.file.kill is not None:
-            await self._until_free(run.gpus, op)
+            await self._until_free(run.gpus, run.seats, op)
         status = await run.run()
         # Not before: whoever hears "done" may send the next job at once and must not find this one under way.
         self.running.pop(op, None)
@@ -207,7 +210,7 @@ class Worker:
             await self._pool.close(f"{run.file.group}#{index}")
 
     async def _release(self, target: SeatTarget) -> None:
-        await self._until_free(frozenset(target.gpus), "")
+        await self._until_free(frozenset(target.gpus), frozenset({target.seat}), "")
         backend = self._backends[target.backend]
         known = self._journal.parked.get(target.seat)
         same = known is not None and known.target.container_id == target.container_id
@@ -216,10 +219,15 @@ class Worker:
             await self._journal.forget(target.seat)
         log.info("seat.released", seat=target.seat)
 
-    async def _until_free(self, gpus: frozenset[str], besides: str) -> None:
-        """Wait until no other job works on these GPUs. Of several that wait, each finds the others under way or not:
-        the first one taken goes first."""
-        while any(self._earlier(op, besides) and run.gpus & gpus for op, run in self.running.items()):
+    async def _until_free(self, gpus: frozenset[str], seats: frozenset[str], besides: str) -> None:
+        """Wait until no other job works on these GPUs, or with these seats on others.
+
+        Of several that wait, each finds the others under way or not: the first one taken goes first.
+        """
+        while any(
+            self._earlier(op, besides) and (run.gpus & gpus or run.unfinished & seats)
+            for op, run in self.running.items()
+        ):
             self._ended.clear()
             await self._ended.wait()
 
@@ -240,12 +248,14 @@ class Worker:
             reason=ending.reason,
             vram_bytes=ending.vram_bytes,
             host_bytes=ending.host_bytes,
+            gpus=ending.gpus,
         )
 
     async def _state(self, target: SeatTarget) -> Ending:
         for op, run in self.running.items():
             if run.under_way and target.seat in run.seats:  # asking the driver now would wait for the transfer
-                return Ending("started", f"{op} is under way")
+                known = self._journal.parked.get(target.seat)
+                return Ending("started", f"{op} is under way", gpus=known.memory_on if known is not None else ())
         backend = self._backends.get(target.backend)
         if backend is None:
             return Ending("quarantined", f"this node has no backend {target.backend!r}")

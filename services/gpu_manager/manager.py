@@ -349,9 +349,11 @@ class Manager:
         """What the checkpointer knows. The epoch fences: no job of an earlier manager is taken after this."""
         self.board.epoch = max(self.board.epoch, ledger.epoch)
         epoch = self.board.next_epoch(self.now())
-        job = AskJobs(
-            cause="recovery", node=self.board.node, epoch=epoch, targets=recovery.targets(self.board, ledger, pods)
-        )
+        targets = recovery.targets(self.board, ledger, pods)
+        gpus = sorted(
+            {gpu.uuid for group in self.board.groups for gpu in group.gpus}
+        )  # seats may be on their way there
+        job = AskJobs(cause="recovery", node=self.board.node, epoch=epoch, targets=targets, gpus=tuple(gpus))
         return await self.node_bus.request(job, JobReply, timeout=timeout)
 
 

@@ -105,6 +105,9 @@ def test_h14_every_map_is_a_permutation(gpus: list[str]) -> None:
 
 def test_h12_only_one_process_on_one_gpu_moves_and_only_with_a_new_driver() -> None:
     assert why_not((A,), (B,), 1, driver_can=True, driver="580") is None
-    assert "2 GPUs" in (why_not((A, B), (B, C), 1, driver_can=True, driver="580") or "")
-    assert "2 GPU processes" in (why_not((A,), (B,), 2, driver_can=True, driver="580") or "")
-    assert "580 or newer, this is 570.1" in (why_not((A,), (B,), 1, driver_can=False, driver="570.1") or "")
+    several = why_not((A, B), (B, C), 1, driver_can=True, driver="580")
+    processes = why_not((A,), (B,), 2, driver_can=True, driver="580")
+    old = why_not((A,), (B,), 1, driver_can=False, driver="570.1")
+    assert [one and one.whose for one in (several, processes, old)] == ["seat", "seat", "node"]
+    for refusal, text in ((several, "2 GPUs"), (processes, "2 GPU processes"), (old, "580 or newer, this is 570.1")):
+        assert text in (refusal.reason if refusal is not None else "")

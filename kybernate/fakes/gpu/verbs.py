@@ -216,8 +216,8 @@ class Verbs:
         world, epoch = self._world, integer(call.arguments, "epoch")
         moves = call.arguments.get("gpu_map")
         gpus = {*process.memory, *process.parked}
-        if isinstance(moves, dict):
-            gpus |= {moves[gpu] for gpu in gpus if moves.get(gpu) in world.capacity}
+        if isinstance(moves, dict):  # what it held before is another one's matter, who may have got it long ago
+            gpus = {moves.get(gpu, gpu) for gpu in gpus} & world.capacity.keys()
         for gpu in sorted(gpus):
             if epoch < world.epochs[gpu]:
                 why = f"{call.name} with epoch {epoch}; {gpu} has seen {world.epochs[gpu]}"

@@ -90,16 +90,19 @@ class DriverBackend:
             for index, member in enumerate(unit.members):
                 if states[index] is Seen.UNKNOWN:
                     states[index] = await self.calls.state("ask", member, quick=True)
-            listed = {use.pid for use in await self.calls.processes("ask") if use.holds}
+            uses = [use for use in await self.calls.processes("ask") if use.holds]
         except StepFailedError as error:
             return Ending("quarantined", f"the driver does not say what the seat does: {error.text}")
-        seen = set(states)
+        seen, listed = set(states), {use.pid for use in uses}
+        pids = {member.who.pid for member in unit.members}
         ending = Ending("lost", "its processes are " + ", ".join(sorted(seen)), vram_bytes=unit.vram_bytes)
         passing = Seen.GONE if not unit.parked_on else None  # found running a moment ago: engines have short-lived ones
         if seen - {passing} == {Seen.RUNNING}:
             ending.outcome, ending.reason = "active", ""
-        elif seen == {Seen.CHECKPOINTED} and not listed & {member.who.pid for member in unit.members}:
+            ending.gpus = tuple(sorted({use.gpu for use in uses if use.pid in pids}))
+        elif seen == {Seen.CHECKPOINTED} and not listed & pids:
             ending.outcome, ending.reason, ending.host_bytes = "parked", "", unit.vram_bytes
+            ending.gpus = unit.memory_on
         elif seen <= {Seen.GONE} and not self.site.living(unit):
             ending.outcome, ending.reason = "gone", ""
         return ending

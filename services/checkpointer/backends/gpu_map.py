@@ -6,8 +6,18 @@ PCI address (H12), and a partly moved seat could not be parked again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 NEEDS_DRIVER = "restoring to another GPU needs driver 580 or newer"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a seat cannot move, and for whom else that holds."""
+
+    reason: str
+    whose: Literal["seat", "node"] = "seat"
 
 
 def moves(parked_on: Sequence[str], target: Sequence[str]) -> dict[str, str]:
@@ -33,12 +43,14 @@ def permutation(everyone: Iterable[str], wanted: Mapping[str, str]) -> dict[str,
 
 def why_not(
     parked_on: Sequence[str], target: Sequence[str], processes: int, *, driver_can: bool, driver: str
-) -> str | None:
+) -> Refusal | None:
     """Why a seat cannot move from these GPUs to those; None when it can as far as this tells."""
-    if len(parked_on) != 1 or len(target) != 1:
-        return f"it was parked on {len(parked_on)} GPUs; only seats of one GPU can move, activate it on its own group"
-    if processes != 1:
-        return f"it has {processes} GPU processes; only seats of one process can move, activate it on its own group"
     if not driver_can:
-        return f"{NEEDS_DRIVER}, this is {driver or 'older'}"
+        return Refusal(f"{NEEDS_DRIVER}, this is {driver or 'older'}", "node")
+    if len(parked_on) != 1 or len(target) != 1:
+        text = f"it was parked on {len(parked_on)} GPUs; only seats of one GPU can move, activate it on its own group"
+        return Refusal(text)
+    if processes != 1:
+        text = f"it has {processes} GPU processes; only seats of one process can move, activate it on its own group"
+        return Refusal(text)
     return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from services.checkpointer.backends.discovery import Discovery
 from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError
 from services.checkpointer.backends.evidence import Evidence, room_needed
-from services.checkpointer.backends.gpu_map import permutation, why_not
+from services.checkpointer.backends.gpu_map import Refusal, permutation, why_not
 from services.checkpointer.backends.headroom import NoHeadroomError, UnreadableMemoryError
 from services.checkpointer.backends.inspection import NoDeviceError
 from services.checkpointer.backends.port import Ending, Note, Unit
@@ -42,6 +42,7 @@ class Half:
     evidence: Evidence
     _gpu_map: dict[str, str] | None = None
     _failed: set[Verb] = field(default_factory=set)
+    _unmovable: Refusal | None = None
 
     async def run(self, goal: Goal, *, replaying: bool = False) -> Ending:
         """To its end; raises nothing but what the journal raises."""
@@ -65,6 +66,8 @@ class Half:
             self.site.reservations.release(unit.owner)
         ending.outcome, ending.reason = step.outcome, step.reason
         ending.host_bytes = unit.vram_bytes if step.outcome == "parked" else 0
+        ending.gpus = self._where(ending)
+        ending.move_refused = self._unmovable.whose if self._unmovable is not None else ""
         ending.failed = ending.outcome != goal and bool(self._failed - _REFUSALS)
         return ending
 
@@ -80,6 +83,8 @@ class Half:
             self._failed.add(step.verb)
             if error.trouble is Trouble.HUNG:
                 await self.note(HUNG, pid, str(step.verb))
+            elif step.verb is Verb.RESTORE and self.unit.moves and error.trouble is Trouble.REFUSED:
+                self._unmovable = Refusal(error.text)
             procedure.failed(step, error.trouble, error.text)
         else:
             procedure.done(step, seen, killed)
@@ -182,9 +187,16 @@ class Half:
                     self.site.inspection.check_device(unit.members[0].who, gpu)
             self._gpu_map = None if why else permutation(await self.calls.memory(unit.group), unit.moves)
         except (NoDeviceError, ValueError) as error:
-            why = str(error)
+            why = Refusal(str(error))
         if why is not None:
-            raise StepFailedError(Trouble.REFUSED, why)
+            self._unmovable = why
+            raise StepFailedError(Trouble.REFUSED, why.reason)
+
+    def _where(self, ending: Ending) -> tuple[str, ...]:
+        """Where its memory is at the end of this half, as far as that is certain."""
+        if ending.outcome == "active":
+            return self.unit.moved().memory_on if self.unit.moves else self.unit.memory_on
+        return self.unit.memory_on if ending.outcome == "parked" else ()
 
     async def _kill(self) -> int:
         """SIGKILL to all, children first, until none exists, the driver lists none and their memory is free."""

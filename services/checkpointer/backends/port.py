@@ -1,7 +1,7 @@
 """What a way of parking must offer, whatever it drives: the CUDA driver, an engine's sleep mode, CRIU, a restart."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -78,6 +78,11 @@ class Unit(BaseModel):
         return total
 
     @property
+    def memory_on(self) -> tuple[str, ...]:
+        """GPUs that its memory is on, or was on when it was parked: those of its group where nobody saw any."""
+        return tuple(gpu for gpu, size in self.footprint.items() if size) or self.at
+
+    @property
     def vram_bytes(self) -> int:
         """Footprint over all GPUs."""
         return sum(self.footprint.values())
@@ -116,6 +121,10 @@ class Ending:
     vram_bytes: int = 0
     host_bytes: int = 0
     last_call_at: float | None = None
+    gpus: tuple[str, ...] = ()
+    """GPUs that its memory is on, or was on when it was parked; empty where that is not known."""
+    move_refused: Literal["", "seat", "node"] = ""
+    """It should have moved to other GPUs, and this seat, or any of this node, cannot."""
     failed: bool = False
     """It did not go as asked, and not because it was refused beforehand or found no room."""
 
