@@ -65,7 +65,10 @@ build() {
   tar --create --directory "$work/context" --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner . \
     | docker build --quiet --force-rm "$@" --file Dockerfile --target "$target" --tag "$tag" --build-arg BASE="$base" \
       --build-arg SOURCE_DATE_EPOCH="$epoch" --build-arg VERSION="$version" --build-arg REVISION="$revision" \
-      --build-arg CREATED="$(date --utc --date="@$epoch" +%Y-%m-%dT%H:%M:%SZ)" - >/dev/null
+      --build-arg CREATED="$(date --utc --date="@$epoch" +%Y-%m-%dT%H:%M:%SZ)" - >"$work/log" 2>&1 || {
+    tail -n 40 "$work/log" >&2
+    return 1
+  }
 }
 
 while [ "$1" != -- ]; do

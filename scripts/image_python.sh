@@ -1,28 +1,29 @@
 #!/bin/sh
-# Runs inside the image's build stage: makes the wheels, then /opt/kybernate from them. Every input has a hash.
+# Runs inside the image's build stage: makes /opt/kybernate, a virtual environment without pip. Every input has a hash.
 # The certificate authorities and pip's configuration of the building host come as secrets, where it has any.
 set -eu
 export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-0}"
 if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi
 if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi
 pip=/build/bin/pip
+into="$pip --python /opt/kybernate/bin/python install --quiet --no-deps --no-build-isolation --no-compile"
 
 case "$1" in
 dependencies)
   python3 -m venv /build
   $pip install --quiet --require-hashes -r requirements-build.txt
-  # What comes as source is built with the tools just installed, not with whatever is newest today.
-  $pip wheel --quiet --require-hashes --no-build-isolation --no-deps --wheel-dir /wheels -r requirements-image.txt
   python3 -m venv --without-pip /opt/kybernate
-  $pip --python /opt/kybernate/bin/python install --quiet --no-index --no-deps --no-compile /wheels/*.whl
+  # What comes as source is built with the tools just installed, not with whatever is newest today.
+  PATH=/build/bin:$PATH PYTHONPATH=$(/build/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+    $into --require-hashes -r requirements-image.txt
   ;;
 product)
   $pip wheel --quiet --no-index --no-build-isolation --no-deps --wheel-dir /product .
-  $pip --python /opt/kybernate/bin/python install --quiet --no-index --no-deps --no-compile /product/*.whl
+  $into --no-index /product/*.whl
   # Containers run on a read-only root: bytecode is made here, and does not depend on the files' times.
-  python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/kybernate/lib
+  /opt/kybernate/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/kybernate/lib
   install -m 755 http_ok.py /opt/kybernate/bin/http-ok
-  for program in /opt/kybernate/bin/*; do  # programs that came with libraries have no business here
+  for program in /opt/kybernate/bin/*; do # programs that came with libraries have no business here
     case ${program##*/} in
     kyb* | kubectl-kyb | nats-server | http-ok | python*) ;;
     *) rm "$program" ;;

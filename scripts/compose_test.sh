@@ -1,0 +1,114 @@
+#!/bin/sh
+# make compose-test: builds the image, runs compose.yaml on fake GPUs, plays the demo against it from inside, kills
+# containers, sees everything in order again, and takes all of it down. Prints how long each step took.
+# Docker, Compose and a base image are got where they are missing (with_docker.sh, compose_plugin.sh, base_image.sh).
+set -eu
+cd "$(dirname "$0")/.."
+[ -n "${KYB_WITH_DOCKER:-}" ] || KYB_WITH_DOCKER=1 exec sh scripts/with_docker.sh sh scripts/compose_test.sh
+
+began=$(date +%s)
+step() { printf '\n=== %s (at %d s)\n' "$*" $(($(date +%s) - began)); }
+project=kybtest$$
+out=$(mktemp -d)
+export KYB_SPEED="${KYB_SPEED:-24}" KYB_IMAGE="${IMAGE:-kybernate:compose-test}" COMPOSE_PROFILES=fake
+KYB_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+export KYB_PORT
+url=http://127.0.0.1:$KYB_PORT
+
+step "Docker Compose"
+plugin=$(sh scripts/compose_plugin.sh)
+compose() { $plugin --progress quiet --project-name "$project" "$@"; }
+$plugin version
+
+finish() {
+  code=$?
+  trap - EXIT
+  if [ $code != 0 ]; then
+    step "FAILED: what the containers said last"
+    compose ps --all || true
+    compose logs --no-color --tail 25 2>&1 | cut -c1-400 || true
+  fi
+  COMPOSE_PROFILES=fake,demo compose down --volumes --remove-orphans --timeout 5 >"$out/down" 2>&1 || { cat "$out/down"; code=1; }
+  for kind in container network volume; do
+    left=$(docker $kind ls --quiet --filter "label=com.docker.compose.project=$project")
+    if [ -n "$left" ]; then echo "compose-test: left behind: $kind $left" >&2; code=1; fi
+  done
+  rm -rf "$out"
+  if [ $code = 0 ]; then step "all done"; fi
+  exit "$code"
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+step "image $KYB_IMAGE"
+IMAGE=$KYB_IMAGE sh scripts/image.sh kybernate
+
+step "up"
+compose --profile gpu config --quiet # profile gpu is at least a valid file
+compose up --wait --wait-timeout 120 >"$out/up" 2>&1 || { tail -n 20 "$out/up"; exit 1; }
+
+# Until every model has been started once and is active or parked: what kyb up calls ready.
+ready() {
+  python3 - "$url" "$(grep -c '^kind: Pod' examples/compose/pods.yaml)" <<'PY'
+import json, sys, time, urllib.request
+
+url, pods = sys.argv[1], int(sys.argv[2])
+until, said = time.monotonic() + 90, "nobody answers"
+while time.monotonic() < until:
+    try:
+        seats = json.load(urllib.request.urlopen(f"{url}/v1/seats", timeout=5))["seats"]
+    except (OSError, ValueError) as error:
+        said = str(error)
+    else:
+        settled = [seat for seat in seats if seat.get("started") and seat["state"] in ("active", "parked")]
+        if len(settled) >= pods:
+            managers = json.load(urllib.request.urlopen(f"{url}/v1/why", timeout=5))["nodes"]
+            if not any("unanswered" in manager for manager in managers):
+                print(f"{len(settled)} models are active or parked; the manager says why")
+                sys.exit(0)
+            said = str(managers)
+            continue
+        said = ", ".join(f"{seat.get('model')}: {seat['state']} {seat.get('reason')}" for seat in seats)
+    time.sleep(0.5)
+sys.exit(f"compose-test: not all of {pods} models became active or parked: {said}")
+PY
+}
+play() { # the report's verdict, from inside: the fake driver counts violations
+  compose run --rm demo kyb demo --router http://router:8780 --speed "$KYB_SPEED" --duration "$1" --json /dev/stdout \
+    >"$out/demo" 2>"$out/errors" || { tail -n 40 "$out/demo" "$out/errors"; return 1; }
+  python3 - "$out/demo" <<'PY'
+import json, sys
+
+text = open(sys.argv[1]).read()
+report = json.loads(text[text.index("\n{\n") :])
+keys = ("requests", "ok", "errors", "retryable", "violations", "switches", "wait_p95_s", "passed")
+print({key: report[key] for key in keys})
+assert report["requests"] > 50 and report["switches"] > 0, "too little happened"
+assert (report["errors"], report["violations"], report["passed"]) == (0, 0, True), report
+PY
+}
+crash() { # a container's first process dies, as if it had failed; Docker starts it again by its restart policy
+  container=$(compose ps --quiet "$1")
+  pid=$(docker inspect --format '{{.State.Pid}}' "$container")
+  starts=$(docker inspect --format '{{.RestartCount}}' "$container")
+  docker run --rm --pid host --network none --user 0 --cap-drop ALL --cap-add KILL "$KYB_IMAGE" sh -c "kill -9 $pid"
+  tries=0
+  until [ "$(docker inspect --format '{{.RestartCount}}{{.State.Running}}' "$container")" = "$((starts + 1))true" ]; do
+    tries=$((tries + 1))
+    if [ $tries -gt 60 ]; then echo "compose-test: $1 was killed and did not come back" >&2; return 1; fi
+    sleep 0.5
+  done
+  echo "$1: killed, started again"
+}
+
+step "models"
+ready
+step "demo"
+play 600
+step "containers die"
+for service in plugin checkpointer manager router; do crash "$service"; done
+compose up --wait --wait-timeout 120 --no-recreate >"$out/up" 2>&1 || { tail -n 20 "$out/up"; exit 1; }
+ready
+step "demo, after that"
+play 200
+step "down"
