@@ -8,7 +8,7 @@ from kybernate.policy import GroupView, SeatView
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import overlap
+from services.gpu_manager import overlap, rebinding
 from services.gpu_manager.inputs import Now, Probe
 from services.gpu_manager.learning import ASSUMED_SERVICE_SECONDS
 from services.gpu_manager.levels import Traffic
@@ -28,12 +28,12 @@ PREFERENCE = {S.ACTIVE: 0, S.ACTIVATING: 1, S.STARTING: 2, S.DRAINING: 3, S.PARK
 
 def view(board: "Board", group: Group, now: Now) -> GroupView:
     """What the policy sees of a group."""
-    seats = tuple(seat_view(board, board.rows[s], now) for s in group.seat_ids)
-    return GroupView(group.name, group.slots, seats, now=now.model)
+    rows = [row for row in board.seats_of(group) if rebinding.at_hand(board, row, group)]
+    return GroupView(group.name, group.slots, tuple(seat_view(board, row, now) for row in rows), now=now.model)
 
 
-def seat_view(board: "Board", row: Row, now: Now) -> SeatView:
-    """What the policy sees of one seat."""
+def seat_view(board: "Board", row: Row, now: Now, *, on: Group | None = None) -> SeatView:
+    """What the policy sees of one seat. ``on``: the other group to which it could move."""
     demand = traffic(board, row)
     tier = terms(row.pod, board.tiers).tier
     learned = board.learning.of(row.seat, row.model)
@@ -57,6 +57,8 @@ def seat_view(board: "Board", row: Row, now: Now) -> SeatView:
         idle_seconds=now.model - max(row.busy_at, row.active_since),
         park_seconds=row.park_seconds,
         activate_seconds=row.activate_seconds,
+        move_seconds=None if on is None else board.move_seconds,
+        home_busy=on is not None and rebinding.home_busy(board, row, now),
         weight=tier.weight,
         slo_seconds=tier.slo_seconds,
         stall_budget_seconds=tier.stall_budget_seconds,
@@ -131,7 +133,7 @@ def still_wanted(board: "Board", operation: Operation, now: Now) -> bool:
     comer = operation.winner or operation.clears_for
     if comer is None:
         return True
-    given_up = operation.clears_for is not None and board.rows[comer].group.name not in board.claims
+    given_up = operation.clears_for is not None and overlap.claimant(board, comer) is None
     return not given_up and wants(board, board.rows[comer], now)
 
 
@@ -144,19 +146,23 @@ def wants(board: "Board", row: Row, now: Now) -> bool:
     return seat.state is S.PARKED and bool(seat.waiting or seat.pinned or seat.wanted_seconds is not None)
 
 
-def room(board: "Board", row: Row, *, without: Row | None = None) -> bool:
-    """Whether this seat may take its group's GPUs now (once ``without`` left): slots, other groups' GPUs, VRAM."""
-    gpus = {gpu.uuid for gpu in row.group.gpus}
+def room(board: "Board", row: Row, *, without: Row | None = None, on: Group | None = None) -> bool:
+    """Whether this seat may take a group's GPUs now (once ``without`` left): slots, other groups' GPUs, VRAM.
+
+    ``on``: the group, if it is not the one that the seat is on.
+    """
+    group = on or row.group
+    gpus = {gpu.uuid for gpu in group.gpus}
     aside = (row.seat, without.seat if without is not None else "")
     holders = [other for other in board.rows.values() if other.lease and other.seat not in aside]
-    same = [other for other in holders if other.group.name == row.group.name]
-    if len(same) >= row.group.slots:
+    same = [other for other in holders if other.group.name == group.name]
+    if len(same) >= group.slots:
         return False
-    if any(gpus & {gpu.uuid for gpu in o.group.gpus} for o in holders if o.group.name != row.group.name):
+    if any(gpus & {gpu.uuid for gpu in o.group.gpus} for o in holders if o.group.name != group.name):
         return False
-    for gpu in row.group.gpus:
+    for gpu in group.gpus:
         taken = sum(other.reserved_bytes(gpu.memory_bytes) for other in same)
-        if taken + row.reserved_bytes(gpu.memory_bytes) > gpu.memory_bytes:
+        if taken + row.reserved_bytes(gpu.memory_bytes, group) > gpu.memory_bytes:
             return False
     return True
 
@@ -214,9 +220,9 @@ def record(board: "Board", row: Row, now: Now) -> SeatRecord:
         model=row.model,
         endpoint=pod.endpoint if pod else None,
         group=row.group.name,
-        home_group=row.group.name,
+        home_group=row.home.name,
         gpus=tuple(gpu.index for gpu in row.group.gpus),
-        resource=row.group.profile.resource,
+        resource=row.home.profile.resource,
         pod=pod.pod if pod else "",
         pod_uid=pod.uid if pod else "",
         tier=pod.tier if pod else "standard",
@@ -228,7 +234,8 @@ def record(board: "Board", row: Row, now: Now) -> SeatRecord:
         started=row.started,
         activate_seconds=row.switch_seconds,
         manager_url=board.manager_url,
-        blocked=refused(row) or strangers_on(board, row.group),
+        blocked=refused(row) or ("" if rebinding.may_move(board, row) else strangers_on(board, row.group)),
+        fixed=rebinding.why_fixed(board, row),
         reported_at=now.unix,
     )
 
@@ -237,7 +244,8 @@ def ledger(board: "Board", boot: str) -> Ledger:
     """What must survive a restart."""
     owned = [row for row in board.rows.values() if row.pod is not None]
     routers = {instance: incarnation for instance, (incarnation, _) in sorted(board.routers.present.items())}
-    return Ledger(boot_id=boot, epoch=board.epoch, seats=tuple(_entry(row) for row in owned), routers=routers)
+    seats = tuple(_entry(row) for row in owned)
+    return Ledger(boot_id=boot, epoch=board.epoch, seats=seats, routers=routers, move_seconds=board.move_seconds)
 
 
 def _entry(row: Row) -> LedgerEntry:
@@ -252,7 +260,9 @@ def _entry(row: Row) -> LedgerEntry:
         container_id=row.container_id or "",
         seen_running=row.seen_running,
         ticket=row.ticket,
-        gpus=tuple(gpu.uuid for gpu in row.group.gpus),
+        gpus=tuple(gpu.uuid for gpu in row.home.gpus),
+        on=tuple(gpu.uuid for gpu in row.group.gpus) if row.moved else (),
+        fixed=row.fixed,
         vram_bytes=row.vram_bytes,
         host_bytes=row.host_bytes,
         started=row.started,
@@ -269,7 +279,7 @@ def gate_texts(board: "Board", now: Now) -> dict[str, str]:
     """Why each waiting call waits; kubelet shows it in ``kubectl describe pod``."""
     texts = {}
     for group in board.groups:
-        rows = [board.rows[seat] for seat in group.seat_ids]
+        rows = board.seats_of(group)
         queue = sorted((row for row in rows if row.call is not None), key=lambda row: row.call.since if row.call else 0)
         holders = [row for row in rows if row.lease] or overlap.in_the_way(board, group)
         held = ", ".join(
@@ -292,7 +302,7 @@ def validate(board: "Board") -> None:
     """Raise AssertionError if an invariant does not hold."""
     owners: dict[str, list[Row]] = {}
     for group in board.groups:
-        holders = [board.rows[seat] for seat in group.seat_ids if board.rows[seat].lease]
+        holders = [row for row in board.seats_of(group) if row.lease]
         told = any(row.state is S.QUARANTINED for row in holders)
         assert len(holders) <= group.slots or told, f"{group.name}: {len(holders)} hold, {group.slots} may"
         for gpu in group.gpus if holders else ():
