@@ -1,0 +1,126 @@
+"""compose.yaml, read as a file: what every container must have, and that its pods are those of ``kyb up``."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kybernate.config import load
+from kybernate.fakes.kubelet import manifest
+from kybernate.pod_file import load_pods
+from kybernate.stack.options import LAPTOP
+from services.checkpointer.settings import CheckpointerSettings
+from services.gpu_manager.settings import ManagerSettings
+from services.plugin.settings import PluginSettings
+from services.router.settings import RouterSettings
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {
+    "kyb-plugin": PluginSettings,
+    "kyb-gpu-manager": ManagerSettings,
+    "kyb-checkpointer": CheckpointerSettings,
+    "kyb-router": RouterSettings,
+}
+
+
+def interpolated(text: str) -> str:
+    """As Compose reads it where no variable is set."""
+    return re.sub(r"\$\{[A-Z_]+:-([^}]*)\}", r"\1", text)
+
+
+COMPOSE: dict[str, Any] = yaml.safe_load(interpolated((ROOT / "compose.yaml").read_text()))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+ONE_SHOT = {"bus-init", "demo"}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_container_is_shut_in(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert not service.get("privileged")
+    limits = service["deploy"]["resources"]["limits"]
+    assert set(limits) == {"cpus", "memory", "pids"}
+    assert service["logging"]["options"]["max-size"]
+    assert name in ONE_SHOT or service["healthcheck"]["test"][0] == "CMD"
+
+
+@pytest.mark.parametrize("name", [name for name, service in SERVICES.items() if service.get("profiles") != ["gpu"]])
+def test_without_gpus_nobody_is_root_and_nobody_has_a_capability(name: str) -> None:
+    assert not {"user", "cap_add"} & set(SERVICES[name])
+
+
+def test_only_the_router_is_reached_from_outside_and_only_on_loopback() -> None:
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert published == {"router": ["127.0.0.1:8780:8780"]}
+    assert [name for name, network in COMPOSE["networks"].items() if not network.get("internal")] == ["front", "egress"]
+
+
+def test_what_ends_by_itself_is_waited_for_as_such() -> None:
+    waiting = [
+        s["depends_on"]["bus-init"]["condition"] for s in SERVICES.values() if "bus-init" in s.get("depends_on", {})
+    ]
+    assert set(waiting) == {"service_completed_successfully"}
+
+
+def test_engines_driver_manager_and_checkpointer_see_the_same_process_ids() -> None:
+    sharing = {name for name, service in SERVICES.items() if service.get("pid") == "service:node"}
+    assert {"driver", "kubelet", "manager", "checkpointer", "gpu-kubelet", "gpu-manager", "gpu-checkpointer"} <= sharing
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, service in SERVICES.items() if service.get("command", [""])[0] in SETTINGS]
+)
+def test_services_understand_their_settings(name: str) -> None:
+    service = SERVICES[name]
+    environment = {key: str(value) for key, value in service["environment"].items()}
+    SETTINGS[service["command"][0]].from_env(environment)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_everything_that_is_mounted_is_declared(name: str) -> None:
+    service = SERVICES[name]
+    assert {mount.partition(":")[0] for mount in service.get("volumes", [])} <= set(COMPOSE["volumes"])
+    assert {config["source"] for config in service.get("configs", [])} <= set(COMPOSE["configs"])
+    assert set(service.get("networks", [])) <= set(COMPOSE["networks"])
+    for config in COMPOSE["configs"].values():
+        assert (ROOT / config["file"]).is_file()
+
+
+def test_the_image_is_the_one_that_make_image_makes() -> None:
+    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    images = {service["image"] for service in SERVICES.values()}
+    ours = f"kybernate:{version[1]}"
+    assert images == {ours, f"{ours}-checkpointer", f"kybernate-engine:{version[1]}"}
+
+
+def test_the_pods_are_those_of_kyb_up_each_on_a_port_of_its_own() -> None:
+    config = load(LAPTOP / "config.yaml")
+    ours = load_pods(ROOT / "examples/compose/pods.yaml", config)
+    laptop = load_pods(LAPTOP / "pods.yaml", config)
+    assert [(p.model, p.resource, p.vram_bytes) for p in ours] == [(p.model, p.resource, p.vram_bytes) for p in laptop]
+    check_ports(ROOT / "examples/compose/pods.yaml", [p.port for p in ours])
+
+
+def test_the_gpu_boxs_pods_fit_its_configuration() -> None:
+    config = load(ROOT / "examples/gpu-box/config.yaml")
+    pods = load_pods(ROOT / "examples/gpu-box/pods.yaml", config, "cuda")
+    check_ports(ROOT / "examples/gpu-box/pods.yaml", [p.port for p in pods])
+
+
+def check_ports(path: Path, ports: list[int]) -> None:
+    """Pods on the host's network say which port they take, and each takes another."""
+    assert len(set(ports)) == len(ports)
+    for pod, port in zip(manifest.load(path), ports, strict=True):
+        assert pod.host_network
+        command = pod.containers[0].command
+        assert command[command.index("--port") + 1] == str(port)
+
+
+def test_fakes_are_what_compose_takes_by_default() -> None:
+    assert "COMPOSE_PROFILES=fake\n" in (ROOT / ".env").read_text()
+    assert {tuple(service.get("profiles", ())) for service in SERVICES.values()} == {(), ("fake",), ("gpu",), ("demo",)}

@@ -1,0 +1,48 @@
+"""The health check of containers, against a real server."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from aiohttp import web
+
+from kybernate.bus.server import free_port
+from kybernate.health import Health, HttpServer
+
+SCRIPT = Path(__file__).parents[2] / "scripts/http_ok.py"
+
+
+async def check(target: str) -> tuple[int, str]:
+    """The exit code and what was said."""
+    arguments = (sys.executable, "-IS", str(SCRIPT), target)
+    process = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
+    said, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+async def test_ready_is_0_and_not_ready_is_1_with_the_reason() -> None:
+    health = Health()
+    reason: str | None = "no connection to the bus"
+    health.conditions["bus"] = lambda: reason
+    app = web.Application()
+    app.add_routes(health.routes())
+    async with HttpServer(app, "127.0.0.1", 0) as server:
+        code, said = await check(f"{server.url}/readyz")
+        assert code == 1
+        assert "no connection to the bus" in said
+        reason = None
+        assert await check(f"{server.url}/readyz") == (0, "")
+
+
+async def test_a_socket_that_listens_is_enough(tmp_path: Path) -> None:
+    path = tmp_path / "x.sock"
+    async with await asyncio.start_unix_server(lambda _, writer: writer.close(), str(path)):
+        assert await check(f"unix:{path}") == (0, "")
+    assert (await check(f"unix:{tmp_path}/y.sock"))[0] == 1
+
+
+async def test_nobody_there_is_1() -> None:
+    code, said = await check(f"http://127.0.0.1:{free_port()}/readyz")
+    assert code == 1
+    assert "refused" in said

@@ -1,0 +1,107 @@
+"""The image's inputs: pinned, the same as elsewhere, and nothing of the building host."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PIN = re.compile(r"^([a-z0-9._-]+)==(\S+)", re.MULTILINE)
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+def pins(name: str) -> dict[str, str]:
+    return dict(PIN.findall((ROOT / name).read_text()))
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.split(r"[\s<>=!~;\[]", name, maxsplit=1)[0]).lower()
+
+
+@pytest.mark.parametrize("name", ["requirements-image.txt", "requirements-build.txt"])
+def test_every_requirement_has_a_version_and_hashes(name: str) -> None:
+    text = (ROOT / name).read_text()
+    blocks = re.split(r"\n(?=[a-z])", text.strip())
+    assert blocks
+    for block in blocks:
+        assert PIN.match(block), block
+        assert "--hash=sha256:" in block, block
+
+
+def test_the_image_has_the_versions_that_are_tested() -> None:
+    everywhere = pins("requirements.txt")
+    for name in ("requirements-image.txt", "requirements-build.txt"):
+        other = {one: (version, everywhere[one]) for one, version in pins(name).items() if one in everywhere}
+        assert {one: pair for one, pair in other.items() if pair[0] != pair[1]} == {}, "run make lock"
+
+
+def test_the_image_has_what_the_product_needs_and_nothing_of_development() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    image = set(pins("requirements-image.txt"))
+    needed = {normal(one) for one in [*project["dependencies"], *project["optional-dependencies"]["cuda"]]}
+    assert needed <= image
+    assert not image & {"pytest", "mypy", "ruff", "uv", "numpy", "numba", "matplotlib", "hypothesis"}
+
+
+def test_every_stage_is_built_on_the_given_base() -> None:
+    stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", DOCKERFILE, re.MULTILINE)
+    assert [name for _, name in stages] == ["build", "kybernate", "checkpointer", ""]
+    assert {source for source, _ in stages} == {"${BASE}", "kybernate"}
+    assert "ARG BASE=python:3.13-slim-trixie\n" in DOCKERFILE
+
+
+def test_what_runs_is_not_root() -> None:
+    users = re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE)
+    assert users == ["65532:65532", "0", "65532:65532"]
+    assert DOCKERFILE.index("USER 0") < DOCKERFILE.index("apt-get")
+
+
+def test_secrets_of_the_building_host_reach_only_the_stage_that_is_thrown_away() -> None:
+    build, _, kept = DOCKERFILE.partition("FROM ${BASE} AS kybernate")
+    assert "#secrets COPY build-secrets/" in build
+    assert "build-secrets" not in kept
+    copied = re.findall(r"^COPY (.*)$", kept, re.MULTILINE)
+    assert copied == ["--from=build /opt/kybernate /opt/kybernate"]
+
+
+def test_the_builder_gets_what_the_dockerfile_copies() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in ignored
+    sent = {line[1:] for line in ignored if line.startswith("!")}
+    wanted = {
+        path
+        for line in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE)
+        for path in line.split()
+        if path != "build-secrets/"
+    }
+    assert sent == wanted | {"Dockerfile"}
+    assert all((ROOT / path).exists() for path in wanted)
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.sh")), ids=lambda path: path.name)
+def test_scripts_are_valid_for_a_plain_shell(script: Path) -> None:
+    subprocess.run(["sh", "-n", str(script)], check=True, timeout=10)
+
+
+def test_what_must_be_root_says_so(tmp_path: Path) -> None:
+    """Nothing is downloaded before it is known that it can be used."""
+    (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
+    (tmp_path / "id").chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "DOCKER_HOST": f"unix://{tmp_path}/none.sock",
+        "HOME": str(tmp_path),
+    }
+    for script, arguments in (("base_image.sh", []), ("with_docker.sh", ["true"])):
+        done = subprocess.run(
+            ["sh", str(ROOT / "scripts" / script), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert "as root" in done.stderr
