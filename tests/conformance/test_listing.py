@@ -116,7 +116,11 @@ async def test_a_lost_gpu_takes_its_seats_off_the_offer_but_no_pod_down_and_come
         return not found.get(FOUR) and len(found.get(ONE, ())) == SEATS[ONE]
 
     await until(lost, what="the loss of the seats on the lost GPU")
-    assert [await _health(pods, name) for name in names] == ["Unhealthy", "Healthy"]
+
+    async def told() -> bool:  # kubelet tells the API server a moment later
+        return [await _health(pods, name) for name in names] == ["Unhealthy", "Healthy"]
+
+    await until(told, what="the health in the pods' status")
     assert [container(await pods.get(name))["containerID"] for name in names] == before
     await node.with_gpus(GPUS)
     await node.until_ready()
