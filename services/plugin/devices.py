@@ -10,7 +10,7 @@ from pathlib import Path
 from kybernate.cdi import GroupDevice
 from kybernate.machine import Gpu, Link
 from kybernate.placement import Place, Strategy, best
-from kybernate.topology import Group
+from kybernate.topology import Group, peers
 from services.plugin.surroundings import Surroundings
 
 CONTROL_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
@@ -77,6 +77,8 @@ class Offer:
     seats: Mapping[str, Seat] = field(init=False)
     _ordered: tuple[Seat, ...] = field(init=False)
     _around: Surroundings = field(init=False)
+    _peers: Mapping[str, tuple[Group, ...]] = field(init=False)
+    """By group: others to which its seats may be moved."""
 
     def __post_init__(self) -> None:
         pairs = [(seat_id, group) for group in self.groups for seat_id in group.seat_ids]
@@ -87,6 +89,7 @@ class Offer:
         object.__setattr__(self, "seats", seats)
         object.__setattr__(self, "_ordered", tuple(seats.values()))
         object.__setattr__(self, "_around", Surroundings.of(self.groups, self.links))
+        object.__setattr__(self, "_peers", peers(self.groups))
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -197,6 +200,7 @@ class Offer:
         group = seat.group
         folder = str(self.seats_dir / seat.id)
         uuids = ",".join(gpu.uuid for gpu in group.gpus)
+        reachable = ",".join(gpu.uuid for gpu in (*group.gpus, *self._further(group)))
         names = self.cdi.get(group.name, ()) if self.cdi is not None and self.fake_driver is None else ()
         envs = {
             "KYB_GPU_INDICES": ",".join(str(gpu.index) for gpu in group.gpus),
@@ -204,7 +208,7 @@ class Offer:
             "KYB_GPU_SEAT": seat.id,
             "KYB_SEAT_DIR": folder,
             # Images carry "all". Where NVIDIA's CDI devices are named, its runtime must not inject a second time.
-            "NVIDIA_VISIBLE_DEVICES": "void" if len(names) > 1 else uuids,
+            "NVIDIA_VISIBLE_DEVICES": "void" if len(names) > 1 else reachable,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": ",".join(str(ordinal) for ordinal in self._ordinals(group)),
         }
@@ -230,10 +234,18 @@ class Offer:
         nodes += [path for gpu in exposed for path in self.mig_nodes.get(gpu.uuid, ())]
         return tuple(path for path in dict.fromkeys((*nodes, *CONTROL_DEVICES)) if path in self.present)
 
+    def _further(self, group: Group) -> tuple[Gpu, ...]:
+        """GPUs to which a container of this group may be moved: it is given access to them, and does not see them.
+
+        Those that do not answer are left out, since CUDA does not count them in the container.
+        """
+        there = {gpu.uuid for gpu in self.gpus}
+        return tuple(gpu for peer in self._peers[group.name] for gpu in peer.gpus if gpu.uuid in there)
+
     def _exposed(self, group: Group) -> list[Gpu]:
         """GPUs whose device nodes the container has, in the order in which CUDA counts them there."""
         whole = group.profile.expose_devices == "node" and all(gpu.mig is None for gpu in group.gpus)
-        exposed = self.gpus if whole else group.gpus
+        exposed = self.gpus if whole else (*group.gpus, *self._further(group))
         return sorted(exposed, key=lambda gpu: gpu.pci_bus_id.lower())
 
     def _ordinals(self, group: Group) -> list[int]:

@@ -10,7 +10,7 @@ from kybernate import cdi
 from kybernate.config import NodeConfig
 from kybernate.kept import keep, key_of
 from kybernate.logs import get_logger
-from kybernate.topology import Group, Incomplete, Topology, plan
+from kybernate.topology import Group, Incomplete, Topology, peers, plan
 from services.plugin.book import Held
 from services.plugin.devices import Offer, cdi_name
 from services.plugin.machine import Machine
@@ -47,7 +47,7 @@ def make(
         gone=machine.known.before,
     )
     fake = settings.gpus == "fake"
-    names = None if fake else cdi_names(config.device_list_strategy, groups, nvidia)
+    names = None if fake else cdi_names(config.device_list_strategy, groups, nvidia, away=_away(machine))
     return Offering(
         Offer(
             groups=groups,
@@ -65,17 +65,26 @@ def make(
     )
 
 
-def cdi_names(strategy: str, groups: Iterable[Group], nvidia: frozenset[str]) -> dict[str, tuple[str, ...]] | None:
+def _away(machine: Machine) -> frozenset[str]:
+    return frozenset(gpu.uuid for gpu in machine.gpus) - machine.there
+
+
+def cdi_names(
+    strategy: str, groups: Iterable[Group], nvidia: frozenset[str], *, away: frozenset[str] = frozenset()
+) -> dict[str, tuple[str, ...]] | None:
     """CDI names by group, or None for variables and device nodes. Pure.
 
     NVIDIA's devices bring the driver's libraries, ours the device nodes. ``auto`` takes CDI where NVIDIA's specs have
-    every GPU that is offered: there a runtime injects the libraries that way, and perhaps only that way.
+    every GPU that is offered: there a runtime injects the libraries that way, and perhaps only that way. A container
+    whose seat may move to other groups gets their GPUs, too, but for those that are ``away``.
     """
     groups = tuple(groups)
     uuids = {group.name: [gpu.uuid for gpu in group.gpus] for group in groups}
     complete = bool(uuids) and all(uuid in nvidia for own in uuids.values() for uuid in own)
     if strategy == "envvar" or (strategy == "auto" and not complete):
         return None
+    for name, beside in peers(groups).items():
+        uuids[name] += [gpu.uuid for peer in beside for gpu in peer.gpus if gpu.uuid not in away]
     libraries = {name: [f"{cdi.NVIDIA_KIND}={uuid}" for uuid in own if uuid in nvidia] for name, own in uuids.items()}
     own_names = {group.name: cdi.qualified(cdi_name(group)) for group in groups}
     return {name: (own_names[name], *own) for name, own in libraries.items()}

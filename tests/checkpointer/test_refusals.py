@@ -109,5 +109,5 @@ def test_h12_only_one_process_on_one_gpu_moves_and_only_with_a_new_driver() -> N
     processes = why_not((A,), (B,), 2, driver_can=True, driver="580")
     old = why_not((A,), (B,), 1, driver_can=False, driver="570.1")
     assert [one and one.whose for one in (several, processes, old)] == ["seat", "seat", "node"]
-    for refusal, text in ((several, "2 GPUs"), (processes, "2 GPU processes"), (old, "580 or newer, this is 570.1")):
-        assert text in (refusal.reason if refusal is not None else "")
+    for refused, text in ((several, "2 GPUs"), (processes, "2 GPU processes"), (old, "580 or newer, this is 570.1")):
+        assert text in (refused.reason if refused is not None else "")

@@ -1,9 +1,13 @@
+import json
 from pathlib import Path
 
 import pytest
 
+from kybernate.config import NodeConfig
+from kybernate.topology import build_groups
 from services.plugin.devices import Offer, RefusedError, device_paths
 from services.plugin.faults import Probation
+from services.plugin.offering import cdi_names
 from tests.plugin import stand
 from tests.plugin.stand import GPUS, ONE, TWO
 
@@ -120,3 +124,45 @@ def test_a_gpu_that_was_gone_is_on_probation() -> None:
     assert not probation.read(["a", "b"])
     assert probation.read(["a", "b"])
     assert probation.faulty == frozenset()
+
+
+def movable(**changes: object) -> Offer:
+    """G0 and G1 exchange seats; their containers reach both GPUs."""
+    config = stand.config()
+    config["profiles"][0]["rebalance"] = True
+    groups = build_groups(NodeConfig.model_validate_json(json.dumps(config)), GPUS)
+    return offer(**({"groups": groups} | changes))
+
+
+def test_a_seat_that_may_move_reaches_the_gpus_of_its_peers_and_sees_its_own() -> None:
+    node = movable()
+    answers = {name: node.answer(ONE, [seats(node, name)[0]]) for name in ("G0", "G1")}
+    assert {"/dev/nvidia7", "/dev/nvidia6"} <= set(answers["G0"].devices)
+    assert answers["G0"].devices == answers["G1"].devices
+    assert "/dev/nvidia5" not in answers["G0"].devices  # of a group of another profile
+    # Its own first; CUDA counts by PCI address, and GPU 1 comes before GPU 0 there.
+    assert {name: answer.envs["NVIDIA_VISIBLE_DEVICES"] for name, answer in answers.items()} == {
+        "G0": "GPU-0,GPU-1",
+        "G1": "GPU-1,GPU-0",
+    }
+    assert [answers[name].envs["CUDA_VISIBLE_DEVICES"] for name in ("G0", "G1")] == ["1", "0"]
+    assert answers["G0"].envs["KYB_GPU_INDICES"] == "0"
+
+
+def test_a_gpu_that_is_away_is_not_counted_among_those_to_move_to() -> None:
+    node = movable(gpus=tuple(gpu for gpu in GPUS if gpu.uuid != "GPU-1"))
+    answer = node.answer(ONE, [seats(node, "G0")[0]])
+    assert (answer.envs["NVIDIA_VISIBLE_DEVICES"], answer.envs["CUDA_VISIBLE_DEVICES"]) == ("GPU-0", "0")
+    assert "/dev/nvidia6" not in answer.devices
+
+
+def test_cdi_names_of_a_seat_that_may_move_include_its_peers() -> None:
+    groups = movable().groups
+    nvidia = frozenset(gpu.uuid for gpu in GPUS)
+    names = cdi_names("auto", groups, nvidia)
+    assert names is not None
+    assert names["G0"][1:] == ("nvidia.com/gpu=GPU-0", "nvidia.com/gpu=GPU-1")
+    assert names["G23"][1:] == ("nvidia.com/gpu=GPU-2", "nvidia.com/gpu=GPU-3")
+    there = cdi_names("auto", groups, nvidia, away=frozenset({"GPU-1"}))
+    assert there is not None
+    assert there["G0"][1:] == ("nvidia.com/gpu=GPU-0",)
