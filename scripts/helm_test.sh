@@ -1,0 +1,48 @@
+#!/bin/sh
+# make helm-test: everything that can be said of the chart without a cluster (tests/helm, docs/install-cluster.md).
+# helm and kubeconform come from PATH, else they are built by `go install`; the schemas of Kubernetes' kinds come out of
+# its own Go module. All of it is kept in $XDG_CACHE_HOME/kybernate.
+set -eu
+cd "$(dirname "$0")/.."
+
+HELM=v3.22.0
+KUBECONFORM=v0.8.0
+KUBERNETES=v1.36.3
+tools=${XDG_CACHE_HOME:-$HOME/.cache}/kybernate/helm-test-$HELM-$KUBECONFORM-$KUBERNETES
+mkdir -p "$tools"
+
+say() { printf 'helm-test: %s\n' "$*" >&2; }
+no_go() {
+  say "$1 is not on PATH, and there is no Go 1.21 or newer to get it with (go install $2); install either"
+  exit 1
+}
+go_is_usable() { command -v go >/dev/null && go version | grep -Eq 'go1\.(2[1-9]|[3-9][0-9])'; }
+
+# tool NAME MODULE@VERSION
+tool() {
+  [ -x "$tools/$1" ] && return
+  if found=$(command -v "$1"); then
+    ln -sf "$found" "$tools/$1"
+    return
+  fi
+  go_is_usable || no_go "$1" "$2"
+  say "go install $2"
+  GOBIN=$tools GOFLAGS=-trimpath go install "$2" || { say "go install $2 failed; put $1 on PATH"; exit 1; }
+}
+
+tool helm "helm.sh/helm/v3/cmd/helm@$HELM"
+tool kubeconform "github.com/yannh/kubeconform/cmd/kubeconform@$KUBECONFORM"
+if [ ! -d "$tools/schemas" ]; then
+  go_is_usable || no_go "the module k8s.io/kubernetes, with Kubernetes' OpenAPI document," "k8s.io/kubernetes@$KUBERNETES"
+  say "go mod download k8s.io/kubernetes@$KUBERNETES"
+  module=$(cd "$tools" && go mod download -json "k8s.io/kubernetes@$KUBERNETES" | sed -n 's/^\t"Dir": "\(.*\)",*$/\1/p')
+  [ -f "$module/api/openapi-spec/swagger.json" ] || { say "k8s.io/kubernetes@$KUBERNETES could not be had"; exit 1; }
+  .venv/bin/python scripts/kube_schemas.py "$module/api/openapi-spec/swagger.json" "$tools/schemas.new"
+  mv "$tools/schemas.new" "$tools/schemas"
+fi
+
+# A helm of another major version is another program.
+"$tools/helm" version --short | grep -q '^v3\.' || { say "$("$tools/helm" version --short): helm 3 is needed"; exit 1; }
+"$tools/helm" lint --strict --kube-version 1.36.0 helm/kybernate
+.venv/bin/python scripts/chart_schema.py --check
+HELM_TEST_TOOLS=$tools exec .venv/bin/python -m pytest tests/helm "$@"

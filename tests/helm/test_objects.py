@@ -1,0 +1,241 @@
+"""How the objects of the chart fit together: names, selectors, updates, policies, the bus, dashboards."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kybernate.bus.keys import write
+from kybernate.bus.rights import Place
+from kybernate.bus.server import find_server
+from kybernate.config import load
+from tests.helm.chart import CHART, NAMESPACE, ROOT, SETS, render
+
+MADE_LATER = ("kybernate-bus-keys", "kybernate-node-keys", "kybernate-webhook-tls", "kube-root-ca.crt")
+"""By Jobs of this chart, or by Kubernetes."""
+GIVEN = {
+    "external-nats": {"bus-keys", "bus-ca"},
+    "tls": {"nats-tls", "nats-client-tls"},
+    "cert-manager": {"kybernate-nats-tls", "kybernate-nats-client-tls"},
+    "own-secrets": {"my-bus-keys", "my-node-keys", "my-config"},
+}
+every_set = pytest.mark.parametrize("values", SETS)
+
+
+@every_set
+def test_no_two_objects_are_one(values: str) -> None:
+    names = [(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in render(values).objects]
+    assert len(names) == len(set(names))
+
+
+@every_set
+def test_services_make_no_variables_that_look_like_settings(values: str) -> None:
+    for release in ("kyb", "kyb-prod", "kybernate", "ai"):
+        for service in render(values, release=release).kind("Service"):
+            variable = service["metadata"]["name"].upper().replace("-", "_") + "_PORT"
+            assert not variable.startswith("KYB_"), service["metadata"]["name"]
+
+
+@every_set
+def test_selectors_find_their_pods(values: str) -> None:
+    found = render(values)
+    for one in found.objects:
+        if one["kind"] in ("DaemonSet", "Deployment", "StatefulSet"):
+            labels = one["spec"]["template"]["metadata"]["labels"]
+            assert one["spec"]["selector"]["matchLabels"].items() <= labels.items(), one["metadata"]["name"]
+    pods = [pod["metadata"]["labels"] for where, pod in found.pods() if not where.startswith("Pod/")]
+    for one in (*found.kind("Service"), *found.kind("PodDisruptionBudget")):
+        selector = one["spec"]["selector"].get("matchLabels", one["spec"]["selector"])
+        assert any(selector.items() <= labels.items() for labels in pods), one["metadata"]["name"]
+
+
+@every_set
+def test_what_a_pod_mounts_exists_or_will(values: str) -> None:
+    found = render(values)
+    there = {o["metadata"]["name"] for kind in ("ConfigMap", "Secret") for o in found.kind(kind)}
+    there |= {*MADE_LATER, *GIVEN.get(values, ())}
+    accounts = {o["metadata"]["name"] for o in found.kind("ServiceAccount")}
+    for where, pod in found.pods():
+        account = pod["spec"].get("serviceAccountName")
+        assert account is None or account in accounts, where
+        for volume in pod["spec"].get("volumes", ()):
+            sources = [volume, *volume.get("projected", {}).get("sources", ())]
+            for source in sources:
+                name = source.get("configMap", {}).get("name") or source.get("secret", {}).get("secretName")
+                name = name or source.get("secret", {}).get("name")
+                assert name is None or name in there, f"{where}: {name}"
+
+
+@every_set
+def test_everything_is_labelled(values: str) -> None:
+    for one in render(values).objects:
+        if values == "gateway" and one["metadata"]["name"] in ("other", "kybernate-mine"):
+            continue
+        labels = one["metadata"]["labels"]
+        assert labels["app.kubernetes.io/instance"] == "kyb", one["metadata"]["name"]
+        assert values != "gateway" or labels["team"] == "inference", one["metadata"]["name"]
+
+
+def test_an_upgrade_does_not_take_a_node_from_its_seats() -> None:
+    found = render("default")
+    plugin, node = found.one("DaemonSet", "-plugin")["spec"], found.one("DaemonSet", "-node")["spec"]
+    assert plugin["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
+    assert node["updateStrategy"] == {"type": "OnDelete"}
+    assert render("fake").one("DaemonSet", "-fake-gpu")["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    router = found.one("Deployment", "-router")["spec"]
+    assert router["replicas"] >= 2
+    assert router["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    budget = found.one("PodDisruptionBudget", "-router")["spec"]
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    spread = router["template"]["spec"]["topologySpreadConstraints"]
+    assert {one["whenUnsatisfiable"] for one in spread} == {"ScheduleAnyway"}
+
+
+def test_other_values_change_no_selector() -> None:
+    """They cannot be changed in an upgrade."""
+    for values in SETS:
+        for one in render(values).objects:
+            if one["kind"] in ("DaemonSet", "Deployment", "StatefulSet") and "sample" not in one["metadata"]["name"]:
+                component = one["metadata"]["labels"]["app.kubernetes.io/component"]
+                assert one["spec"]["selector"]["matchLabels"] == {
+                    "app.kubernetes.io/name": "kybernate",
+                    "app.kubernetes.io/instance": "kyb",
+                    "app.kubernetes.io/component": component,
+                }
+
+
+def test_a_job_that_differs_has_another_name() -> None:
+    """It cannot be changed."""
+    names = {
+        job["metadata"]["name"]
+        for more in ((), ("--set=log.level=debug",))
+        for job in render("default", *more).kind("Job")
+        if "bus-init" in job["metadata"]["name"]
+    }
+    assert len(names) == 2
+
+
+@every_set
+def test_the_webhook_sees_pods_with_a_seat_only(values: str) -> None:
+    for one in render(values).kind("MutatingWebhookConfiguration"):
+        for webhook in one["webhooks"]:
+            (condition,) = webhook["matchConditions"]
+            assert "name.startsWith('kyb.ai/')" in condition["expression"]
+            assert webhook["rules"][0]["operations"] == ["CREATE"]
+            assert webhook["sideEffects"] == "None"
+
+
+def test_an_admission_policy_stops_nobody_when_it_cannot_be_evaluated() -> None:
+    policy = render("default").kind("ValidatingAdmissionPolicy")[0]["spec"]
+    assert policy["failurePolicy"] == "Ignore"
+    assert len(policy["validations"]) == 3
+
+
+def test_engines_are_reached_by_routers_and_managers_only() -> None:
+    policy = render("default").one("NetworkPolicy", "-engines")["spec"]
+    assert policy["podSelector"] == {"matchLabels": {"kyb.ai/engine": "true"}}
+    (rule,) = policy["ingress"]
+    (peer,) = rule["from"]
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": NAMESPACE}
+    assert peer["podSelector"]["matchExpressions"][0]["values"] == ["router", "node"]
+    sample = next(pod for where, pod in render("fake").pods() if "sample" in where)
+    assert sample["metadata"]["labels"]["kyb.ai/engine"] == "true"
+
+
+@pytest.mark.parametrize("values", ["default", "mig", "two-configs", "fake"])
+def test_the_configuration_of_the_nodes_can_be_read(values: str, tmp_path: Path) -> None:
+    files = render(values).one("ConfigMap", "-config")["data"]
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    for name in files:
+        assert load(tmp_path, name.removesuffix(".yaml")).profiles
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "place"),
+    [
+        ("default", "-nats", Place.CLUSTER),
+        ("ha", "-nats", Place.CLUSTER),
+        ("kubelet-root", "-nats", Place.CLUSTER),
+        ("default", "-node-bus", Place.NODE),
+    ],
+)
+def test_nats_takes_its_configuration(values: str, name: str, place: Place, tmp_path: Path) -> None:
+    config = tmp_path / "nats.conf"
+    config.write_text(
+        render(values).one("ConfigMap", name)["data"]["nats.conf"].replace("/data", str(tmp_path / "data"))
+    )
+    write(tmp_path, (place,), None)
+    (tmp_path / "node-auth.conf").exists() and (tmp_path / "node-auth.conf").rename(tmp_path / "auth.conf")
+    command = [find_server(), "-t", "-c", config]
+    env = {**os.environ, "POD_NAME": "kybernate-nats-0"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+
+
+def test_servers_of_a_cluster_know_each_other_by_names_that_exist() -> None:
+    found = render("ha")
+    config = found.one("ConfigMap", "-nats")["data"]["nats.conf"]
+    routes = re.findall(r'"nats://([^.]+)\.([^:]+):6222"', config)
+    stateful = found.one("StatefulSet", "-nats")
+    assert routes == [(f"{stateful['metadata']['name']}-{i}", stateful["spec"]["serviceName"]) for i in range(3)]
+    assert stateful["spec"]["serviceName"] in {one["metadata"]["name"] for one in found.kind("Service")}
+    init = found.container("init")
+    assert "--replicas=3" in init.spec["command"]
+
+
+def metrics_of_the_code() -> set[str]:
+    """Every metric that a service has, with the endings that Prometheus adds."""
+    text = "".join(path.read_text() for path in (ROOT / "services").rglob("*.py"))
+    names = set(re.findall(r'"(kybernate_[a-z_]+)"', text))
+    return names | {name + ending for name in names for ending in ("_total", "_bucket", "_sum", "_count")}
+
+
+def expressions(value: Any) -> list[str]:
+    """Every PromQL text below a value."""
+    if isinstance(value, dict):
+        own = [text for key in ("expr", "query", "definition") if isinstance(text := value.get(key), str)]
+        return own + [text for one in value.values() for text in expressions(one)]
+    return [text for one in value for text in expressions(one)] if isinstance(value, list) else []
+
+
+def test_dashboards_and_alerts_ask_for_metrics_that_exist() -> None:
+    found = render("monitoring")
+    dashboards = [json.loads(text) for text in found.one("ConfigMap", "-dashboards")["data"].values()]
+    rules = found.kind("PrometheusRule")[0]["spec"]
+    asked = {name for text in expressions([dashboards, rules]) for name in re.findall(r"kybernate_[a-z_]+", text)}
+    assert len(asked) >= 12
+    assert asked <= metrics_of_the_code()
+    alerts = [rule for group in rules["groups"] for rule in group["rules"]]
+    assert len(alerts) >= 8
+
+
+def test_panels_of_a_dashboard_do_not_lie_on_each_other() -> None:
+    for file in (CHART / "dashboards").glob("*.json"):
+        taken: set[tuple[int, int]] = set()
+        for panel in json.loads(file.read_text())["panels"]:
+            place = panel["gridPos"]
+            cells = {(place["x"] + dx, place["y"] + dy) for dx in range(place["w"]) for dy in range(place["h"])}
+            assert not cells & taken, panel["title"]
+            assert place["x"] + place["w"] <= 24, panel["title"]
+            taken |= cells
+
+
+def test_monitors_scrape_ports_that_pods_have() -> None:
+    found = render("monitoring")
+    ports = {port["name"] for one in found.containers() for port in one.spec.get("ports", ())}
+    (agents,), (router,) = found.kind("PodMonitor"), found.kind("ServiceMonitor")
+    assert {one["port"] for one in agents["spec"]["podMetricsEndpoints"]} <= ports
+    assert router["spec"]["endpoints"][0]["port"] in {
+        p["name"] for p in found.one("Service", "-router")["spec"]["ports"]
+    }
+
+
+def test_the_versions_of_chart_and_package_are_one() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert f'version = "{chart["appVersion"]}"' in (ROOT / "pyproject.toml").read_text()

@@ -1,0 +1,256 @@
+"""What every pod of the chart may do, needs and is told, in every value set."""
+
+import pytest
+
+from kybernate.settings import Settings
+from services.checkpointer.settings import CheckpointerSettings
+from services.gpu_manager.settings import ManagerSettings
+from services.plugin.settings import PluginSettings
+from services.router.settings import RouterSettings
+from tests.helm.chart import SETS, Container, Json, render
+
+PROGRAMS: dict[str, type[Settings]] = {
+    "kyb-plugin": PluginSettings,
+    "kyb-gpu-manager": ManagerSettings,
+    "kyb-checkpointer": CheckpointerSettings,
+    "kyb-router": RouterSettings,
+}
+AGENTS = ("DaemonSet/",)
+"""Work with files of the node, which belong to root."""
+HOST_PATHS = {
+    "plugin": {"device-plugins", "pod-resources", "run", "state", "cdi", "nvidia-cdi"},
+    "node": {"pod-resources", "cgroup", "run", "state"},
+    "fake-gpu": {"socket", "cgroup"},
+}
+
+every_set = pytest.mark.parametrize("values", SETS)
+
+
+@every_set
+def test_containers_have_no_more_rights_than_they_need(values: str) -> None:
+    for one in render(values).containers():
+        security = one.spec["securityContext"]
+        assert "privileged" not in security, one.where
+        assert security["allowPrivilegeEscalation"] is False, one.where
+        assert security["readOnlyRootFilesystem"] is True, one.where
+        assert security["capabilities"]["drop"] == ["ALL"], one.where
+        added = security["capabilities"].get("add", [])
+        assert added == (["SYS_PTRACE", "KILL", "DAC_READ_SEARCH"] if one.where.endswith("/checkpointer") else []), (
+            one.where
+        )
+
+
+def test_only_the_checkpointer_is_privileged_and_only_by_a_value() -> None:
+    values = "--set=node.checkpointer.privileged=true"
+    assert [c.spec["name"] for c in render(values).containers() if c.spec["securityContext"].get("privileged")] == [
+        "checkpointer"
+    ]
+
+
+@every_set
+def test_pods_have_no_more_rights_than_they_need(values: str) -> None:
+    for where, pod in render(values).pods():
+        spec, component = (
+            pod["spec"],
+            pod["metadata"]["labels"]["app.kubernetes.io/component"] if "labels" in pod["metadata"] else "test",
+        )
+        security = spec["securityContext"]
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}, where
+        assert spec["enableServiceLinks"] is False, where
+        assert spec["automountServiceAccountToken"] is False, where
+        assert not spec.get("hostNetwork"), where
+        assert not spec.get("hostIPC"), where
+        assert bool(spec.get("hostPID")) == (component in ("node", "fake-gpu")), where
+        if not where.startswith(AGENTS):
+            assert security["runAsNonRoot"] is True, where
+            assert security.get("runAsUser") == (None if values == "openshift" else 65532), where
+        paths = {volume["name"] for volume in spec.get("volumes", ()) if "hostPath" in volume}
+        assert paths <= HOST_PATHS.get(component, set()), where
+
+
+def test_routers_and_bus_are_at_home_in_a_restricted_namespace() -> None:
+    kinds = {"configMap", "emptyDir", "projected", "secret", "persistentVolumeClaim", "downwardAPI"}
+    for values in ("restricted", "ha"):
+        for where, pod in render(values).pods():
+            if where.startswith(AGENTS):
+                continue
+            volumes = pod["spec"].get("volumes", [])
+            assert all(set(volume) - {"name"} <= kinds for volume in volumes), where
+            assert not any("hostPort" in port for c in pod["spec"]["containers"] for port in c.get("ports", ())), where
+
+
+@every_set
+def test_everything_has_requests_and_limits(values: str) -> None:
+    for one in render(values).containers():
+        resources = one.spec["resources"]
+        assert {"cpu", "memory"} <= resources["requests"].keys(), one.where
+        assert "memory" in resources["limits"], one.where
+
+
+@every_set
+def test_what_serves_has_probes_and_lives_without_nats(values: str) -> None:
+    for one in render(values).containers():
+        engine = one.where.endswith("/engine")
+        if not one.serves or (engine and values != "fake-webhook"):
+            continue
+        assert {"startupProbe", "livenessProbe", "readinessProbe"} <= one.spec.keys(), one.where
+        live = one.spec["livenessProbe"]
+        alive = live.get("httpGet", {}).get("path", "exec")
+        # nats-server's own answer, and a GPU driver's socket, are not the bus.
+        assert alive in ("/healthz", "/health", "exec", "/healthz?js-enabled-only=true"), one.where
+
+
+@every_set
+def test_programs_know_every_setting_that_they_are_told(values: str) -> None:
+    for one in render(values).containers():
+        program = one.spec["command"][0]
+        env = {name: value for name, value in one.env.items() if name.startswith("KYB_")}
+        if program in PROGRAMS:
+            settings = PROGRAMS[program].from_env(env)
+            assert settings.node == "n1", one.where
+            assert settings.instance == "p-0", one.where
+        else:
+            assert program in ("kyb", "python", "sh", "nats-server", "kyb-webhook"), one.where
+
+
+@every_set
+def test_a_pod_has_the_seed_of_its_own_role_only(values: str) -> None:
+    roles = {"plugin": {"plugin"}, "node": {"manager", "node-manager", "node-checkpointer"}, "router": {"router"}}
+    for where, pod in render(values).pods():
+        component = where.partition("/")[2].removeprefix("kybernate-").split("-")[0]
+        seeds = {
+            item["key"].removesuffix(".nk")
+            for volume in pod["spec"].get("volumes", ())
+            for source in (
+                volume.get("secret", {}),
+                *(s.get("secret", {}) for s in volume.get("projected", {}).get("sources", ())),
+            )
+            for item in source.get("items", ())
+            if item["key"].endswith(".nk")
+        }
+        assert seeds <= roles.get(component, {"init", "viewer"}), where
+
+
+def test_the_checkpointer_has_no_key_of_the_cluster_bus_and_no_token() -> None:
+    node = render("default").container("checkpointer")
+    mounted = {mount["name"] for mount in node.spec["volumeMounts"]}
+    assert mounted == {"cgroup", "run", "state", "tmp", "checkpointer-node-key"}
+    assert not [name for name in node.env if name.startswith("KYB_NATS_")]
+
+
+def test_who_asks_the_api_server_has_a_token_and_nobody_else() -> None:
+    with_token = {
+        one.spec["name"]
+        for one in render("fake-webhook").containers()
+        if any(mount["name"] == "api-token" for mount in one.spec.get("volumeMounts", ()))
+    }
+    assert with_token == {"plugin", "manager", "keys", "certs"} | uninstalling()
+
+
+def uninstalling() -> set[str]:
+    """Containers of the check before an uninstall, where there is one."""
+    return {
+        c.spec["name"]
+        for where, c in ((c.where, c) for c in render("fake-webhook").containers())
+        if "uninstall" in where
+    }
+
+
+@every_set
+def test_rights_in_the_api_server_are_few(values: str) -> None:
+    for role in (*render(values).kind("ClusterRole"), *render(values).kind("Role")):
+        name = role["metadata"]["name"]
+        for rule in role["rules"]:
+            assert "*" not in (*rule["verbs"], *rule["resources"], *rule["apiGroups"]), name
+            if "secrets" in rule["resources"]:
+                assert role["kind"] == "Role", name
+                assert rule["verbs"] == ["create"] or rule["resourceNames"], name
+    for role in render(values).kind("ClusterRole"):
+        name = role["metadata"]["name"]
+        verbs = {verb for rule in role["rules"] for verb in rule["verbs"]}
+        if name.endswith(("-plugin", "-node")):
+            assert verbs <= {"get", "list"}, name
+
+
+@every_set
+def test_one_image_for_everything(values: str) -> None:
+    images = {one.spec["image"] for one in render(values).containers()}
+    expected = {
+        "air-gapped": {
+            "registry.example.com/ai/kybernate@sha256:" + "0123456789abcdef" * 4,
+            "registry.example.com/ai/kybernate-checkpointer:0.1.0-criu",
+            "registry.example.com/library/nats:2.12.1",
+        },
+        "off": set(),
+    }
+    assert images == expected.get(values, {"kybernate:0.1.0"})
+
+
+def test_pull_secrets_are_everywhere() -> None:
+    for where, pod in render("air-gapped").pods():
+        assert [one["name"] for one in pod["spec"]["imagePullSecrets"]] == ["regcred", "another"], where
+
+
+def test_with_fake_gpus_nothing_asks_for_hardware() -> None:
+    for one in render("fake").containers():
+        assert "NVIDIA_VISIBLE_DEVICES" not in one.env, one.where
+        assert "runtimeClassName" not in one.pod, one.where
+        assert "affinity" not in one.pod, one.where
+    engine = next(one for one in render("fake").containers() if one.spec["name"] == "engine")
+    assert engine.spec["resources"]["limits"]["kyb.ai/gpu-1x-seat"] == 1
+
+
+def test_the_fake_driver_lies_where_plugin_and_helpers_look_for_it() -> None:
+    found = render("fake")
+    socket = found.container("plugin").env["KYB_FAKE_DRIVER"]
+    assert f"--socket={socket}" in found.container("driver").spec["args"]
+    assert found.container("manager").env["KYB_FAKE_DRIVER"] == socket
+    assert found.container("checkpointer").env["KYB_FAKE_DRIVER"] == socket
+    mount = next(m for m in found.container("driver").spec["volumeMounts"] if m["name"] == "socket")
+    assert socket == f"{mount['mountPath']}/driver.sock"
+    # A containers' folder and the host's are called the same, since the plugin names it to kubelet.
+    volume = next(v for v in found.container("driver").pod["volumes"] if v["name"] == "socket")
+    assert volume["hostPath"]["path"] == mount["mountPath"]
+
+
+@every_set
+def test_seat_folders_are_called_the_same_inside_and_outside(values: str) -> None:
+    for one in render(values).containers():
+        for mount in one.spec.get("volumeMounts", ()):
+            if mount["name"] in ("run", "state"):
+                volume = next(v for v in one.pod["volumes"] if v["name"] == mount["name"])
+                assert volume["hostPath"]["path"] == mount["mountPath"], one.where
+
+
+def test_another_kubelet_root_is_everywhere() -> None:
+    root = "/var/snap/microk8s/common/var/lib/kubelet"
+    found = render("kubelet-root")
+    assert found.container("plugin").env["KYB_DEVICE_PLUGIN_DIR"] == f"{root}/device-plugins"
+    for name in ("plugin", "manager"):
+        assert found.container(name).env["KYB_POD_RESOURCES"] == f"{root}/pod-resources/kubelet.sock"
+    paths = {
+        v["hostPath"]["path"] for _, pod in found.pods() for v in pod["spec"].get("volumes", ()) if "hostPath" in v
+    }
+    assert not [path for path in paths if path.startswith("/var/lib/kubelet")]
+
+
+def test_node_agents_are_wanted_on_nodes_with_gpus_whatever_taints_they_have() -> None:
+    for name in ("kybernate-plugin", "kybernate-node"):
+        spec: Json = render("default").one("DaemonSet", name)["spec"]["template"]["spec"]
+        keys = {one.get("key") for one in spec["tolerations"]}
+        assert {"nvidia.com/gpu", "CriticalAddonsOnly"} <= keys
+        assert spec["priorityClassName"] == "system-node-critical"
+        assert spec["affinity"]["nodeAffinity"]
+        more: Json = render("gateway").one("DaemonSet", name)["spec"]["template"]["spec"]
+        assert {"operator": "Exists"} in more["tolerations"]
+        assert {"nvidia.com/gpu", "CriticalAddonsOnly"} <= {one.get("key") for one in more["tolerations"]}
+
+
+def containers_named(name: str) -> list[Container]:
+    """Of this name, in all value sets."""
+    return [one for values in SETS for one in render(values).containers() if one.spec["name"] == name]
+
+
+def test_the_manager_tells_routers_an_address_that_they_can_reach() -> None:
+    for one in containers_named("manager"):
+        assert one.env["KYB_HEALTH_HOST"] == "10.0.0.7"

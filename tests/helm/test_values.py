@@ -1,0 +1,127 @@
+"""Which values work without a warning, and what those that do not are told."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.helm.chart import KUBE_VERSION, SETS, helm, render, template
+
+WRONG = {
+    "a name that no value has": (["router.replica=3"], "additional properties 'replica' not allowed"),
+    "a word that is no choice": (["log.level=loud"], "'debug', 'info', 'warning', 'error'"),
+    "a text for a number": (["router.replicas=many"], "got string, want integer"),
+    "no number of GPUs": (["fakeGpu.gpus=0"], "minimum: got 0, want 1"),
+    "no bus": (["nats.enabled=false"], "set externalNats.url"),
+    "two buses": (["externalNats.url=nats://mine:4222"], "set nats.enabled=false to use yours"),
+    "an address without a scheme": (
+        ["nats.enabled=false", "externalNats.url=mine:4222"],
+        "externalNats.url=mine:4222: give nats://host:4222",
+    ),
+    "two NATS servers": (["nats.replicas=2"], "set 1, 3 or 5"),
+    "TLS without a certificate": (["nats.tls.enabled=true"], "set nats.tls.existingSecret"),
+    "a certificate without TLS": (["nats.tls.existingSecret=x"], "set nats.tls.enabled=true"),
+    "a certificate without an issuer": (
+        ["nats.tls.enabled=true", "nats.tls.certManager.enabled=true"],
+        "needs nats.tls.certManager.issuerRef.name",
+    ),
+    "two certificates": (
+        ["nats.tls.enabled=true", "nats.tls.certManager.enabled=true", "nats.tls.existingSecret=x"],
+        "keep one of them",
+    ),
+    "verified clients without certificates": (
+        ["nats.tls.enabled=true", "nats.tls.existingSecret=x", "nats.tls.verify=true"],
+        "set nats.tls.clientSecret",
+    ),
+    "a volume that overflows": (["nats.persistence.size=1Gi"], "set size above maxFileStore"),
+    "another NATS without a version": (["nats.image.repository=nats"], "set nats.image.tag"),
+    "keys that nobody uses": (["keys.enabled=false", "keys.existingSecret=x"], "set keys.enabled=true"),
+    "a manager without plugin": (["plugin.enabled=false"], "set plugin.enabled=true, or node.enabled=false"),
+    "a plugin without manager": (["node.enabled=false"], "set node.enabled=true, or plugin.enabled=false"),
+    "fake GPUs that nobody sells": (
+        ["fakeGpu.enabled=true", "plugin.enabled=false", "node.enabled=false"],
+        "nobody would sell the fake GPUs",
+    ),
+    "real GPUs faster than time": (["fakeGpu.speed=20"], "set fakeGpu.enabled=true, or leave speed at 1"),
+    "samples of a resource that is not sold": (
+        ["fakeGpu.enabled=true", "fakeGpu.samples.resource=kyb.ai/other"],
+        "is the resource of no profile (kyb.ai/gpu-1x-seat)",
+    ),
+    "two plugins at once": (["plugin.updateStrategy.rollingUpdate.maxSurge=1"], "maxSurge must be 0"),
+    "two managers at once": (
+        ["node.updateStrategy.type=RollingUpdate", "node.updateStrategy.rollingUpdate.maxSurge=1"],
+        "maxSurge must be 0",
+    ),
+    "a name that looks like a setting": (["fullnameOverride=kyb"], "take another name"),
+    "labels that selectors go by": (["commonLabels.app\\.kubernetes\\.io/name=x"], "take it out of commonLabels"),
+    "a digest that is none": (["image.digest=latest"], "give sha256: and 64 hexadecimal digits"),
+    "a folder that is none": (["kubeletRootDir=/var/lib/kubelet/"], "give an absolute path without / at its end"),
+    "no default configuration": (
+        ["config.configs.default=null", "config.configs.a100.profiles[0].name=x"]
+        + [f"config.configs.a100.profiles[0].{one}" for one in ("resource=kyb.ai/x", "groupSize=1", "seatsPerGroup=2")],
+        "config.configs has no default, only a100",
+    ),
+    "a profile without seats": (
+        [f"config.configs.default.profiles[0].{one}" for one in ("name=x", "resource=kyb.ai/x", "groupSize=1")]
+        + ["config.configs.default.profiles[0].seatsPerGroup=0"],
+        "profile x has seatsPerGroup 0: set 1 or more",
+    ),
+    "a resource that the webhook does not know": (
+        ["admissionPolicy.resourcePrefixes={example.com/}"],
+        "add its prefix there",
+    ),
+    "two places for the configuration": (
+        ["config.existingConfigMap=mine", "config.configs.a100.drainSeconds=5"],
+        "leave existingConfigMap empty",
+    ),
+    "a request larger than all that may wait": (["router.heldBytes=1000"], "lower bodyBytes or raise heldBytes"),
+    "more waiting bytes than memory": (["router.heldBytes=9000000000"], "raise the limit or lower heldBytes"),
+    "a scale upside down": (
+        ["router.autoscaling.enabled=true", "router.autoscaling.minReplicas=20"],
+        "minReplicas=20 is above maxReplicas=10",
+    ),
+    "an ingress without hosts": (["router.ingress.enabled=true"], "needs router.ingress.hosts"),
+    "a route without a gateway": (["router.httpRoute.enabled=true"], "needs router.httpRoute.parentRefs"),
+    "no time to end": (["router.terminationGracePeriodSeconds=5"], "raise it"),
+    "a probe that nobody answers": (
+        ["webhook.enabled=true", "node.manager.hostPort=0"],
+        "webhook.enabled=true needs node.manager.hostPort",
+    ),
+    "rules without metrics": (["monitoring.prometheusRule.enabled=true"], "set monitoring.enabled=true"),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_value_set_is_rendered_and_linted_without_a_warning(name: str) -> None:
+    render(name)
+    done = helm("lint", "--strict", "--quiet", "--kube-version", KUBE_VERSION, "helm/kybernate", "-f", str(SETS[name]))
+    assert done.returncode == 0, done.stdout
+    assert "WARNING" not in done.stdout
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_values_fail_with_what_to_change(name: str) -> None:
+    values, text = WRONG[name]
+    done = template(*[word for value in values for word in ("--set", value)])
+    assert done.returncode != 0, f"{values} was taken"
+    assert text in done.stderr
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    done = template("--set", "nats.replicas=2", "--set", "plugin.enabled=false", "--set", "image.digest=x")
+    assert [text in done.stderr for text in ("nats.replicas=2", "plugin.enabled", "image.digest=x")] == [True] * 3
+
+
+def test_every_object_of_kubernetes_is_one_that_the_api_server_takes(tmp_path: Path) -> None:
+    """kubeconform, strictly, with schemas out of Kubernetes' own OpenAPI document."""
+    tools = Path(os.environ["HELM_TEST_TOOLS"])
+    for name, path in SETS.items():
+        (tmp_path / f"{name}.yaml").write_text(template("-f", str(path)).stdout)
+    # Not Kubernetes' own: the Prometheus operator's, cert-manager's, the Gateway API's, OpenShift's.
+    foreign = "ServiceMonitor,PodMonitor,PrometheusRule,Certificate,Issuer,HTTPRoute,SecurityContextConstraints"
+    schemas = f"{tools}/schemas/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
+    command = [tools / "kubeconform", "-strict", "-summary", "-skip", foreign, "-schema-location", schemas, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", Invalid: 0, Errors: 0" in done.stdout
