@@ -3,6 +3,7 @@
 Live as long as the event loop turns; ready when every named condition holds. Liveness never depends on NATS.
 """
 
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -55,12 +56,14 @@ class HttpServer:
     app: web.Application
     host: str
     port: int
+    tls: ssl.SSLContext | None = None
+    """With it, only HTTPS is spoken."""
     runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> "HttpServer":
         self.runner = web.AppRunner(self.app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         await self.runner.setup()
-        site = web.TCPSite(self.runner, self.host, self.port, backlog=1024)
+        site = web.TCPSite(self.runner, self.host, self.port, backlog=1024, ssl_context=self.tls)
         await site.start()
         self.port = self.runner.addresses[0][1]
         return self
@@ -73,4 +76,4 @@ class HttpServer:
     def url(self) -> str:
         """Where it listens."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}"

@@ -1,8 +1,12 @@
 """``python -m services.router``: settings, open, run."""
 
+import sys
+
 from kybernate import lifecycle
 from kybernate.bus import open_bus
+from kybernate.config_errors import ConfigError
 from kybernate.logs import configure, get_logger
+from services.router.auth import open_door
 from services.router.service import open_router
 from services.router.settings import RouterSettings
 
@@ -11,6 +15,11 @@ def main() -> None:
     """Run a router until SIGTERM or SIGINT."""
     settings = RouterSettings.from_env_or_exit("kyb-router")
     configure("router", form=settings.log_format, level=settings.log_level, instance=settings.instance)
+    try:
+        open_door(settings)
+    except ConfigError as error:
+        sys.stderr.write(f"kyb-router: {error}\n")
+        raise SystemExit(2) from None
     lifecycle.main(lambda: serve(settings))
 
 

@@ -13,6 +13,7 @@ from kybernate.logs import get_logger
 from kybernate.messages import ActivateSeat, AuditRecord, Command, CommandReply, ParkSeat, PinSeat, UnpinSeat
 from kybernate.roster import SeatRecord
 from services.router.answers import ApiError
+from services.router.auth import caller_of
 from services.router.calls import cause_of
 from services.router.fleet import UnclearNameError, by_model, model_state, overview, resolve
 from services.router.inventory import Inventory
@@ -78,7 +79,8 @@ class Admin:
         except UnclearNameError as error:
             status, code = (409, "ambiguous_name") if error.candidates else (404, "seat_not_found")
             raise ApiError(status, code, str(error)) from error
-        command = VERBS[verb](cause=cause_of(request), node=record.node, seat=record.seat, actor="operator")
+        actor = caller_of(request) or "operator"
+        command = VERBS[verb](cause=cause_of(request), node=record.node, seat=record.seat, actor=actor)
         try:
             reply = await self._bus.request(command, CommandReply, timeout=COMMAND_TIMEOUT_SECONDS)
         except BusError as error:

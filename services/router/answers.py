@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 from services.router.happenings import Reject
 
 _TYPES = dict.fromkeys((400, 404, 405, 413, 415), "invalid_request_error")
-_TYPES |= {409: "conflict_error", 429: "rate_limit_error"}
+_TYPES |= {401: "authentication_error", 403: "permission_error", 409: "conflict_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):
@@ -36,6 +36,8 @@ class ApiError(Exception):
         more = dict(headers or {})
         if self.retry_after is not None:
             more["Retry-After"] = str(self.retry_after)
+        if self.status == 401:
+            more["WWW-Authenticate"] = "Bearer"
         return web.json_response(self.body(), status=self.status, headers=more)
 
     def sse(self) -> bytes:

@@ -7,6 +7,7 @@ from aiohttp import web
 from kybernate.health import Health
 from services.router.admin import VERBS, Admin
 from services.router.answers import ApiError
+from services.router.auth import Doorkeeper
 from services.router.calls import Calls
 from services.router.events import EventLog
 from services.router.gateways import Gateways
@@ -15,23 +16,31 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def build(
-    *, calls: Calls, gateways: Gateways, admin: Admin, events: EventLog, health: Health, body_bytes: int
+    *,
+    calls: Calls,
+    gateways: Gateways,
+    admin: Admin,
+    events: EventLog,
+    health: Health,
+    doorkeeper: Doorkeeper,
+    body_bytes: int,
 ) -> web.Application:
-    """The application; ``body_bytes`` is the largest body that it reads."""
+    """The application; ``body_bytes`` is the largest body that it reads. Health and metrics are open to everybody."""
+    needs = doorkeeper.needs
     app = web.Application(client_max_size=body_bytes, middlewares=[_errors])
     app.add_routes(
         [
             *health.routes(),
-            web.get("/v1/models", admin.models),
-            web.get("/v1/models/{model:.+}", admin.model),
-            web.get("/v1/hold", gateways.hold),
-            web.post("/v1/wake", gateways.wake),
-            web.post("/v1/signals", gateways.signals),
-            web.get("/v1/events", events.handle),
-            web.get("/v1/seats", admin.seats),
-            web.get("/v1/why", admin.why),
-            web.post("/v1/seats/{seat:.+}/{verb:" + "|".join(VERBS) + "}", admin.command),
-            web.post("/v1/{path:.+}", calls.handle),
+            web.get("/v1/models", needs("infer", "view")(admin.models)),
+            web.get("/v1/models/{model:.+}", needs("infer", "view")(admin.model)),
+            web.get("/v1/hold", needs("infer")(gateways.hold)),
+            web.post("/v1/wake", needs("infer")(gateways.wake)),
+            web.post("/v1/signals", needs("signals")(gateways.signals)),
+            web.get("/v1/events", needs("view")(events.handle)),
+            web.get("/v1/seats", needs("view")(admin.seats)),
+            web.get("/v1/why", needs("view")(admin.why)),
+            web.post("/v1/seats/{seat:.+}/{verb:" + "|".join(VERBS) + "}", needs("admin")(admin.command)),
+            web.post("/v1/{path:.+}", needs("infer")(calls.handle)),
         ]
     )
     return app

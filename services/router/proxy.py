@@ -10,6 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from services.router.answers import Answer, ApiError, is_stream
+from services.router.auth import HEADER, withheld
 from services.router.dispatch import SeatCutError, Ticket
 from services.router.happenings import Forward
 from services.router.upstream import Body, Pool, Upstreams
@@ -28,7 +29,7 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-_NOT_SENT = HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect", "x-request-id"}
+_NOT_SENT = HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect", "x-request-id", HEADER.lower()}
 """The body was read and, if it was compressed, unpacked; its length and encoding are told anew."""
 WHOLE_BYTES = 256 * 1024
 """An answer of known length up to this is read before the first byte goes out, so that it can still be repeated."""
@@ -74,7 +75,7 @@ async def forward(
 
     Raises RefusedError or SeatCutError while the call can still be repeated; later trouble ends the answer itself.
     """
-    headers = passed(request.headers, _NOT_SENT)
+    headers = passed(request.headers, _NOT_SENT | withheld(request))
     headers["X-Request-Id"] = ticket.cause
     pool = upstreams.take(to.key)
     try:

@@ -18,6 +18,7 @@ from kybernate.seat import COMING
 from services.router.admin import Admin
 from services.router.app import build
 from services.router.asks import Identity
+from services.router.auth import Certificate, Doorkeeper, open_door
 from services.router.calls import Calls
 from services.router.dispatch import Dispatcher
 from services.router.events import Event, EventLog
@@ -42,6 +43,8 @@ class Router:
     sync: RosterSync
     levels: LevelPublisher
     inventory: Inventory
+    doorkeeper: Doorkeeper
+    certificate: Certificate | None
 
     def jobs(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What runs until the router ends, by name."""
@@ -53,12 +56,15 @@ class Router:
             "levels": self.levels.run(),
             "acks": self.dispatcher.run(),
             "inventory": self.inventory.watch(),
+            "keys": self.doorkeeper.watch(),
+            **({"certificate": self.certificate.watch()} if self.certificate is not None else {}),
         }
 
 
 @asynccontextmanager
 async def open_router(settings: RouterSettings, bus: Bus) -> AsyncIterator[Router]:
-    """Listen on the settings' address and wire the parts; everything is closed at the end."""
+    """Listen on the settings' address and wire the parts; everything is closed at the end. Raises ConfigError."""
+    doorkeeper, certificate = open_door(settings)
     clock = Clock(settings.speed)
     identity = Identity(settings.instance, uuid.uuid4().hex[:12])
     limits = Limits(
@@ -88,11 +94,12 @@ async def open_router(settings: RouterSettings, bus: Bus) -> AsyncIterator[Route
 
     sync = RosterSync(bus, dispatcher, presence)
     inventory = Inventory(bus)
-    app = _app(settings, clock, bus, traffic, dispatcher, upstreams, sync, inventory, http)
+    app = _app(settings, clock, bus, traffic, dispatcher, upstreams, sync, inventory, http, doorkeeper)
+    tls = certificate.context if certificate is not None else None
     try:
-        async with HttpServer(app, settings.host, settings.port) as server:
+        async with HttpServer(app, settings.host, settings.port, tls=tls) as server:
             url[0] = url[0] or server.url
-            yield Router(server.url, traffic, dispatcher, sync, levels, inventory)
+            yield Router(server.url, traffic, dispatcher, sync, levels, inventory, doorkeeper, certificate)
     finally:
         await dispatcher.close()
         await upstreams.close()
@@ -109,6 +116,7 @@ def _app(
     sync: RosterSync,
     inventory: Inventory,
     http: aiohttp.ClientSession,
+    doorkeeper: Doorkeeper,
 ) -> web.Application:
     health = Health()
     health.conditions["bus"] = lambda: None if bus.connected else "not connected to NATS; see KYB_NATS_URL"
@@ -130,6 +138,7 @@ def _app(
         admin=Admin(bus, traffic, loads, inventory, http),
         events=events,
         health=health,
+        doorkeeper=doorkeeper,
         body_bytes=settings.body_bytes,
     )
 

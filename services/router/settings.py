@@ -1,6 +1,8 @@
 """Settings of a router, read from ``KYB_*``."""
 
-from pydantic import Field
+from pathlib import Path
+
+from pydantic import Field, field_validator
 
 from kybernate.settings import Settings
 
@@ -12,6 +14,12 @@ class RouterSettings(Settings):
     """Address of the OpenAI API; health and metrics answer on the same port."""
     port: int = Field(8780, ge=0, le=65535)
     """Port of the OpenAI API; 0 takes a free one."""
+    api_keys_file: Path | None = None
+    """Keys of callers and what they may (YAML, kyb router keys); none: everybody may everything."""
+    tls_cert_file: Path | None = None
+    """Certificate (PEM) of the port, which then speaks TLS only."""
+    tls_key_file: Path | None = None
+    """Private key (PEM) of that certificate; none: it is in the same file."""
     advertise_url: str = ""
     """How others reach this router; empty: http://host:port."""
     hold_seconds: float = Field(300.0, gt=0)
@@ -30,3 +38,8 @@ class RouterSettings(Settings):
     """A waiting stream gets an SSE comment each so many seconds, which commits a 200; 0: never."""
     signal_ttl_seconds: float = Field(15.0, gt=0)
     """How long a signal of POST /v1/signals holds when it does not say so itself."""
+
+    @field_validator("api_keys_file", "tls_cert_file", "tls_key_file", mode="before")
+    @classmethod
+    def _not_set(cls, value: object) -> object:
+        return None if value == "" else value

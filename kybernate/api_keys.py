@@ -1,0 +1,95 @@
+"""Keys of the router's HTTP API: who may call what. The file holds hashes; a key itself is shown once, when it is made.
+
+A key is 256 bits of chance, so that one round of SHA-256 is enough to keep it: there is nothing to guess.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import Field
+
+from kybernate.config_errors import ConfigError, Strict, read_documents
+
+Scope = Literal["infer", "view", "signals", "admin"]
+
+SCOPES: Mapping[Scope, str] = {
+    "infer": "models: inference calls, their list, /v1/hold, /v1/wake",
+    "view": "what is there and what happens: /v1/seats, /v1/events, the list of models",
+    "signals": "POST /v1/signals",
+    "admin": "activate, park, pin, unpin; and all of view",
+}
+RESERVED = ("router",)
+"""What managers take for a router itself."""
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=63)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class ApiKey(Strict):
+    """One caller."""
+
+    name: Name
+    """Who it is, for audit records and logs."""
+    sha256: Digest
+    """Of the key, in hexadecimal digits."""
+    scopes: Annotated[tuple[Scope, ...], Field(min_length=1)]
+
+    def may(self, scope: Scope) -> bool:
+        """Whether this caller may do what needs this scope."""
+        return scope in self.scopes or (scope == "view" and "admin" in self.scopes)
+
+
+class _File(Strict):
+    keys: tuple[ApiKey, ...] = ()
+
+
+def load(path: Path) -> tuple[ApiKey, ...]:
+    """The keys of a file. Raises ConfigError: a file without keys, a name twice, a name that is reserved."""
+    document = read_documents(path)[0]
+    keys = document.validate(_File, document.data).keys
+    names = Counter(key.name for key in keys)
+    for at, key in enumerate(keys):
+        place = ("keys", at, "name")
+        if names[key.name] > 1:
+            raise document.source.error(place, key.name, "is there twice", "give each key a name of its own")
+        if key.name in RESERVED:
+            raise document.source.error(place, key.name, "is reserved", "give the key another name")
+    if not keys:
+        raise document.source.error(("keys",), None, "holds no key", "make one with: kyb router keys add")
+    return keys
+
+
+def find(keys: Iterable[ApiKey], token: str) -> ApiKey | None:
+    """Whose key this is. Takes equally long whoever it is."""
+    digest, found = digest_of(token), None
+    for key in keys:
+        if hmac.compare_digest(key.sha256, digest):
+            found = key
+    return found
+
+
+def new_token() -> str:
+    """A new key, as the caller sends it."""
+    return f"kyb_{secrets.token_urlsafe(32)}"
+
+
+def digest_of(token: str) -> str:
+    """What the file holds of a key."""
+    return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
+
+
+def dump(keys: Iterable[ApiKey]) -> str:
+    """The text of a file with these keys."""
+    rows = [{"name": key.name, "sha256": key.sha256, "scopes": list(key.scopes)} for key in keys]
+    return "# Keys of Kybernate's router, as hashes. Made by: kyb router keys\n" + yaml.safe_dump(
+        {"keys": rows}, sort_keys=False
+    )
+
+
+__all__ = ["SCOPES", "ApiKey", "ConfigError", "Scope", "digest_of", "dump", "find", "load", "new_token"]
