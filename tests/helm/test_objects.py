@@ -172,7 +172,7 @@ def test_nats_takes_its_configuration(values: str, name: str, place: Place, tmp_
     )
     write(tmp_path, (place,), None)
     (tmp_path / "node-auth.conf").exists() and (tmp_path / "node-auth.conf").rename(tmp_path / "auth.conf")
-    command = [find_server(), "-t", "-c", config]
+    command = [str(find_server()), "-t", "-c", str(config)]
     env = {**os.environ, "POD_NAME": "kybernate-nats-0"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=env)
     assert done.returncode == 0, done.stderr

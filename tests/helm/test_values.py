@@ -121,7 +121,7 @@ def test_every_object_of_kubernetes_is_one_that_the_api_server_takes(tmp_path: P
     # Not Kubernetes' own: the Prometheus operator's, cert-manager's, the Gateway API's, OpenShift's.
     foreign = "ServiceMonitor,PodMonitor,PrometheusRule,Certificate,Issuer,HTTPRoute,SecurityContextConstraints"
     schemas = f"{tools}/schemas/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
-    command = [tools / "kubeconform", "-strict", "-summary", "-skip", foreign, "-schema-location", schemas, tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    command = [str(tools / "kubeconform"), "-strict", "-summary", "-skip", foreign, "-schema-location", schemas]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", Invalid: 0, Errors: 0" in done.stdout
