@@ -1,8 +1,8 @@
 """The chart's values.schema.json, out of values.yaml: every name that it has, and no other.
 
 ``python scripts/chart_schema.py [--check]``. Types come from the defaults, descriptions from the comments above them;
-what a default does not tell (choices, shapes of lists) stands in ``RULES``. What takes a sentence to be mended is checked
-by templates/_validation.tpl instead.
+what a default does not tell (choices, shapes of lists) stands in ``RULES``. What takes a sentence to be mended is the
+business of templates/_validation.tpl instead.
 """
 
 import json
