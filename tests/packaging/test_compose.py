@@ -67,8 +67,11 @@ def test_what_ends_by_itself_is_waited_for_as_such() -> None:
 
 
 def test_engines_driver_manager_and_checkpointer_see_the_same_process_ids() -> None:
-    sharing = {name for name, service in SERVICES.items() if service.get("pid") == "service:node"}
-    assert {"driver", "kubelet", "manager", "checkpointer", "gpu-kubelet", "gpu-manager", "gpu-checkpointer"} <= sharing
+    for namespace, names in {
+        "service:node": {"driver", "kubelet", "plugin", "manager", "checkpointer", "demo"},
+        "host": {"gpu-kubelet", "gpu-plugin", "gpu-manager", "gpu-checkpointer"},
+    }.items():
+        assert {name for name, service in SERVICES.items() if service.get("pid") == namespace} == names
 
 
 @pytest.mark.parametrize(
@@ -123,4 +126,10 @@ def check_ports(path: Path, ports: list[int]) -> None:
 
 def test_fakes_are_what_compose_takes_by_default() -> None:
     assert "COMPOSE_PROFILES=fake\n" in (ROOT / ".env").read_text()
-    assert {tuple(service.get("profiles", ())) for service in SERVICES.values()} == {(), ("fake",), ("gpu",), ("demo",)}
+    assert {tuple(service.get("profiles", ())) for service in SERVICES.values()} == {
+        (),
+        ("fake",),
+        ("gpu",),
+        ("demo",),
+        ("fake", "demo"),
+    }
