@@ -12,6 +12,7 @@ import typer
 
 from kybernate.cli.bus import bus
 from kybernate.cli.output import Output, OutputOption
+from kybernate.cli.simulate import simulate
 from kybernate.cli.topology import topology
 
 if TYPE_CHECKING:
@@ -262,6 +263,7 @@ def doctor_gpu(
 
 
 app.command()(topology)
+app.command()(simulate)
 
 
 @app.command()

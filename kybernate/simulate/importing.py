@@ -75,20 +75,37 @@ def from_arrivals(
     )
 
 
+def on_node(scenario: Scenario, node: Node) -> Scenario:
+    """The same requests on another node: all seats are made anew from what the node says."""
+    work = dict.fromkeys((seat.name for seat in scenario.seats), 0.0)
+    for seat, service in zip(scenario.seat, scenario.service, strict=True):
+        work[scenario.seats[seat].name] += service
+    return replace(
+        scenario,
+        seats=node_seats(tuple(work), work, node),
+        groups=tuple(SimGroup(f"G{index}", node.slots) for index in range(node.groups)),
+        cap=node.cap,
+        move_seconds=node.move_seconds,
+        host_bytes=node.host_bytes,
+    )
+
+
 def node_seats(models: Sequence[str], work: Mapping[str, float], node: Node) -> tuple[SimSeat, ...]:
     """Seats for these models with what the node says of each, spread over its groups."""
     loads = [0.0] * node.groups
+    group_of: dict[str, int] = {}
+    for model in sorted(models, key=lambda model: -work.get(model, 0.0)):
+        group = group_of[model] = min(range(node.groups), key=lambda index: (loads[index], index))
+        loads[group] += max(work.get(model, 0.0), 1e-9)
     made = []
     for seat in sized_seats(models, node.cost, node.vram_bytes):
-        group = min(range(node.groups), key=lambda index: (loads[index], index))
-        loads[group] += max(work.get(seat.model, 0.0), 1e-9)
         if seat.model in node.measured:
             park, activate = node.measured[seat.model]
             seat = replace(seat, park_seconds=park, activate_seconds=activate)
         tier = node.tiers.get(seat.model, node.tiers.get(""))
         if tier is not None:
             seat = replace(seat, tier=tier[0], weight=tier[1], slo_seconds=tier[2], stall_budget_seconds=tier[3])
-        made.append(replace(seat, group=f"G{group}", pinned=seat.model in node.pinned))
+        made.append(replace(seat, group=f"G{group_of[seat.model]}", pinned=seat.model in node.pinned))
     return tuple(made)
 
 

@@ -1,0 +1,117 @@
+"""``kyb simulate``: plays traces or ready scenarios against policies and says what users would have waited."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kybernate.cli.errors import CliError
+from kybernate.cli.simulate_input import Inputs, chosen_policies, read_scenario, slowdown_points
+from kybernate.cli.simulate_report import certified, show, write_json
+
+if TYPE_CHECKING:
+    from kybernate.simulate.engine import Options
+    from kybernate.simulate.model import Outcome, Scenario
+
+
+def simulate(
+    traces: Annotated[
+        list[Path] | None, typer.Argument(metavar="TRACE", help="docs/demo.md lists the formats; several are merged.")
+    ] = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="Instead of traces: poisson, bursty, servegen or gentd26 (the last with TRACE).")
+    ] = None,
+    window: Annotated[int, typer.Option(min=0, help="Which hour of the scenario.")] = 0,
+    policy: Annotated[
+        str, typer.Option(help="Names, comma between; all: every one there is.")
+    ] = "kyb-balanced,exhaustive",
+    groups: Annotated[int, typer.Option(min=1, help="Groups of GPUs on the node.")] = 1,
+    slots: Annotated[int, typer.Option(min=1, help="Seats that a group runs at the same time.")] = 1,
+    seats: Annotated[int, typer.Option(min=1, help="At most; models with most work first.")] = 64,
+    cost: Annotated[
+        str,
+        typer.Option(help="stock-slow, stock, fast, pinned; GB/s out/in like 4/7; seconds to park/activate, 2.5s/3s."),
+    ] = "stock",
+    measured: Annotated[
+        Path | None, typer.Option(metavar="LEDGER", help="A GPU manager's ledger: costs that were learned there.")
+    ] = None,
+    vram: Annotated[
+        list[str] | None, typer.Option(metavar="[MODEL=]GB", help="Of a model, or of all others; may be given again.")
+    ] = None,
+    tier: Annotated[
+        list[str] | None, typer.Option(metavar="[MODEL=]TIER", help="gold, silver, standard, bronze; again for more.")
+    ] = None,
+    pin: Annotated[list[str] | None, typer.Option(metavar="MODEL", help="Never parked; may be given again.")] = None,
+    slo: Annotated[float | None, typer.Option(min=0.001, help="Seconds a request may wait, for every tier.")] = None,
+    stall_budget: Annotated[float, typer.Option(min=0, help="Seconds that requests in flight may be frozen.")] = 0.0,
+    move_seconds: Annotated[
+        float | None, typer.Option(min=0, help="Seats may move between groups, at this extra cost.")
+    ] = None,
+    host_memory: Annotated[float, typer.Option(min=0, help="GB for parked seats; 0: no limit.")] = 0.0,
+    cap: Annotated[int, typer.Option(min=1, help="Requests that a seat serves side by side.")] = 64,
+    start: Annotated[float, typer.Option(min=0, help="Begin at this second of the trace.")] = 0.0,
+    duration: Annotated[float | None, typer.Option(min=1, help="Play this many seconds of the trace.")] = None,
+    speed_up: Annotated[float, typer.Option(min=0.001, help="2: gaps half as long, twice the load.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of jitter, failures and traces that are statistics.")] = 0,
+    jitter: Annotated[float, typer.Option(min=0, max=3, help="Coefficient of variation of switch times.")] = 0.0,
+    park_failure: Annotated[float, typer.Option(min=0, max=0.9, help="Share of parks that are rolled back.")] = 0.0,
+    restore_failure: Annotated[float, typer.Option(min=0, max=1, help="Share that ends in a cold start.")] = 0.0,
+    cold_start: Annotated[float, typer.Option(min=0, help="Seconds to start an engine from disk.")] = 90.0,
+    slowdown: Annotated[
+        str, typer.Option(metavar="N:X,…", help="With N in flight each takes X times longer, e.g. 1:1,32:1.8.")
+    ] = "",
+    bound: Annotated[
+        bool, typer.Option("--bound", help="What the best possible scheduler could have done (minutes).")
+    ] = False,
+    bound_seconds: Annotated[float, typer.Option(min=1, help="Time for --bound.")] = 300.0,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="The report; - is stdout.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture: .png, .svg or .pdf.")] = None,
+) -> None:
+    """Play a trace against policies: what would users have waited? Nothing real is touched."""
+    from kybernate.simulate.engine import Options
+
+    inputs = Inputs(
+        traces=tuple(traces or ()), scenario=scenario, window=window, groups=groups, slots=slots, seats=seats,
+        cost=cost, measured=measured, vram=tuple(vram or ()), tiers=tuple(tier or ()), pinned=frozenset(pin or ()),
+        slo=slo, stall_budget=stall_budget, move_seconds=move_seconds, host_memory=host_memory, cap=cap, start=start,
+        duration=duration, speed_up=speed_up, seed=seed,
+    )  # fmt: skip
+    options = Options(
+        seed=seed, jitter=jitter, park_failure=park_failure, restore_failure=restore_failure,
+        cold_start_seconds=cold_start, slowdown=slowdown_points(slowdown),
+    )  # fmt: skip
+    _report(inputs, chosen_policies(policy), options, bound_seconds if bound else None, json_file, plot)
+
+
+def _report(
+    inputs: Inputs, names: list[str], options: "Options", bound: float | None, json_file: Path | None, plot: Path | None
+) -> None:
+    """Run, print, write. Raises CliError."""
+    from kybernate.policy import POLICIES
+    from kybernate.simulate.engine import SimulationError, run
+    from kybernate.simulate.report import measures, needed
+
+    played = read_scenario(inputs)
+    try:
+        outcomes = [run(played, POLICIES[name](), replace(options, name=name)) for name in names]
+    except (SimulationError, ValueError) as error:
+        raise CliError(str(error)) from None
+    found = [measures(outcome, played) for outcome in outcomes]
+    certificate = certified(played, bound) if bound is not None else None
+    if json_file is None or str(json_file) != "-":
+        show(played, needed(played), found, certificate)
+    if json_file is not None:
+        write_json(json_file, played, needed(played), found, certificate)
+    if plot is not None:
+        _draw(played, outcomes, plot)
+
+
+def _draw(played: "Scenario", outcomes: "Sequence[Outcome]", path: Path) -> None:
+    from kybernate.simulate.plots import PlotError, plot
+
+    try:
+        plot(played, outcomes, path)
+    except PlotError as error:
+        raise CliError(str(error)) from None

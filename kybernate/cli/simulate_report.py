@@ -1,0 +1,111 @@
+"""How ``kyb simulate`` answers: a table for people, JSON for programs."""
+
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kybernate.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from kybernate.simulate.model import Scenario
+    from kybernate.simulate.report import Measures, Needed
+
+
+def show(played: "Scenario", need: "Needed", found: "Sequence[Measures]", certificate: Any) -> None:
+    """Print the report. Its first line says how many slots the trace needs at all."""
+    from rich.table import Table
+
+    from kybernate.cli.show import open_console
+
+    console = open_console()
+    console.print(str(need), highlight=False, soft_wrap=True)
+    load = sum(played.service) / played.duration if played.duration else 0.0
+    console.print(
+        f"{played.name}: {len(played.at)} requests in {played.duration / 3600:.2f} h, {load:.2f} in flight on average; "
+        f"{len(played.groups)} groups; {played.source}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    columns = (
+        "policy",
+        "mean s",
+        "p50",
+        "p95",
+        "p99",
+        "max",
+        "in SLO %",
+        "switches/h",
+        "switching %",
+        "moves/h",
+        "worst seat",
+    )
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("policy", "worst seat") else "right", no_wrap=True)
+    for one in found:
+        table.add_row(*_cells(one))
+    console.print(table)
+    tiers = [one for one in found if len(one.slo_by_tier) > 1]
+    for one in tiers:
+        parts = ", ".join(
+            f"{tier} {100 * share:.1f} % (mean {one.wait_by_tier[tier]:.1f} s)"
+            for tier, share in one.slo_by_tier.items()
+        )
+        console.print(f"{one.policy} by tier: {parts}", highlight=False, soft_wrap=True)
+    if any(one.wait_stall_mean_s > one.wait_mean_s + 1e-9 for one in found):
+        parts = ", ".join(f"{one.policy} {one.wait_stall_mean_s:.2f} s" for one in found)
+        console.print(f"wait and stall, mean: {parts}", highlight=False, soft_wrap=True)
+    if certificate is not None:
+        console.print(str(certificate), highlight=False, soft_wrap=True)
+
+
+def _cells(one: "Measures") -> list[str]:
+    return [
+        one.policy,
+        f"{one.wait_mean_s:.2f}",
+        f"{one.wait_p50_s:.1f}",
+        f"{one.wait_p95_s:.1f}",
+        f"{one.wait_p99_s:.1f}",
+        f"{one.wait_max_s:.1f}",
+        f"{100 * one.slo_attainment:.1f}",
+        f"{one.switches_per_hour:.0f}",
+        f"{100 * one.switching_share:.1f}",
+        f"{one.moves_per_hour:.0f}",
+        f"{one.worst_seat} {100 * one.worst_seat_attainment:.0f} %",
+    ]
+
+
+def write_json(path: Path, played: "Scenario", need: "Needed", found: "Sequence[Measures]", certificate: Any) -> None:
+    """The same as data; ``-`` is stdout. Raises CliError when the file cannot be written."""
+    report = {
+        "scenario": played.name,
+        "source": played.source,
+        "requests": len(played.at),
+        "hours": played.duration / 3600,
+        "groups": len(played.groups),
+        "slots": need.slots,
+        "seats": len(played.seats),
+        "needed": asdict(need),
+        "policies": [one.row() for one in found],
+        "certificate": None if certificate is None else asdict(certificate),
+    }
+    text = json.dumps(report, indent=2)
+    if str(path) == "-":
+        print(text)
+        return
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def certified(played: "Scenario", seconds: float) -> Any:
+    """The certificate: what no scheduler could have undercut. Raises CliError without the extra ``simulate``."""
+    try:
+        bounds = importlib.import_module("kybernate.simulate.bounds")
+    except ImportError:
+        raise CliError("--bound needs numpy and numba: pip install 'kybernate[simulate]'") from None
+    return bounds.certificate(played, seconds_budget=seconds)
