@@ -5,6 +5,7 @@ A key is 256 bits of chance, so that one round of SHA-256 is enough to keep it: 
 
 import hashlib
 import hmac
+import re
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
-from kybernate.config_errors import ConfigError, Strict, read_documents
+from kybernate.config_errors import ConfigError, Document, Source, Strict, read_documents
 
 Scope = Literal["infer", "view", "signals", "admin"]
 
@@ -27,8 +29,20 @@ SCOPES: Mapping[Scope, str] = {
 RESERVED = ("router",)
 """What managers take for a router itself."""
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=63)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+def _fits(pattern: str, what: str, remedy: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise PydanticCustomError("form", what, {"remedy": remedy})
+        return text
+
+    return AfterValidator(check)
+
+
+Name = Annotated[
+    str, _fits(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "cannot name a caller", "write up to 63 of a-z, 0-9, - and .")
+]
+Digest = Annotated[str, _fits(r"[0-9a-f]{64}", "is no SHA-256", "make the key and its row with: kyb router keys add")]
 
 
 class ApiKey(Strict):
@@ -79,6 +93,15 @@ def new_token() -> str:
     return f"kyb_{secrets.token_urlsafe(32)}"
 
 
+def make(name: str, scopes: Iterable[str]) -> tuple[ApiKey, str]:
+    """A new key for this caller: its row, and the key itself. Raises ConfigError for a name or scope that cannot be."""
+    token = new_token()
+    row = {"name": name, "sha256": digest_of(token), "scopes": tuple(scopes)}
+    if name in RESERVED:
+        raise ConfigError(f"name: {name!r} is reserved; give the key another name")
+    return Document(row, Source()).validate(ApiKey, row), token
+
+
 def digest_of(token: str) -> str:
     """What the file holds of a key."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
@@ -90,6 +113,3 @@ def dump(keys: Iterable[ApiKey]) -> str:
     return "# Keys of Kybernate's router, as hashes. Made by: kyb router keys\n" + yaml.safe_dump(
         {"keys": rows}, sort_keys=False
     )
-
-
-__all__ = ["SCOPES", "ApiKey", "ConfigError", "Scope", "digest_of", "dump", "find", "load", "new_token"]

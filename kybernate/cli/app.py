@@ -12,6 +12,7 @@ import typer
 
 from kybernate.cli.bus import bus
 from kybernate.cli.output import Output, OutputOption
+from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.simulate import simulate
 from kybernate.cli.topology import topology
 
@@ -30,6 +31,7 @@ config_app = typer.Typer(no_args_is_help=True, help="Configuration files.")
 doctor_app = typer.Typer(no_args_is_help=True, help="What works on this machine, and what to do about the rest.")
 app.add_typer(bus, name="bus")
 app.add_typer(config_app, name="config")
+app.add_typer(router_app, name="router")
 app.add_typer(doctor_app, name="doctor")
 
 

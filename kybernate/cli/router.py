@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -63,7 +64,7 @@ class Router:
     def events(self, last_id: str | None = None) -> Iterator[tuple[str, dict[str, Any] | None]]:
         """``GET /v1/events``: first ("", None) once it is open, then (id, event) until the router ends the stream."""
         connection = self._connection(timeout=None)
-        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {}) | _key()
         try:
             connection.request("GET", self._path("/v1/events"), headers=headers)
             answer = connection.getresponse()
@@ -89,7 +90,7 @@ class Router:
         connection = self._connection(ANSWER_SECONDS)
         try:
             content = None if body is None else json.dumps(body)
-            headers = {} if body is None else {"Content-Type": "application/json"}
+            headers = _key() if body is None else {"Content-Type": "application/json"} | _key()
             connection.request(method, self._path(path), content, headers)
             answer = connection.getresponse()
             data = answer.read()
@@ -124,3 +125,15 @@ class Router:
         except (ValueError, KeyError, TypeError):
             said = data[:200].decode(errors="replace").strip() or "without a reason"
             return CliError(f"the router at {self.url} refused (HTTP {status}): {said}")
+
+
+def _key() -> dict[str, str]:
+    """The API key in the file that KYB_API_KEY_FILE names, for routers that ask for one."""
+    file = os.environ.get("KYB_API_KEY_FILE")
+    if not file:
+        return {}
+    try:
+        return {"Authorization": f"Bearer {Path(file).read_text().strip()}"}
+    except OSError as error:
+        remedy = "it must hold a key that kyb router keys add has shown"
+        raise CliError(f"KYB_API_KEY_FILE={file}: {error.strerror}; {remedy}") from None

@@ -1,0 +1,74 @@
+"""``kyb router keys``: who may call a router. The file holds hashes only; a key is shown once, when it is made."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kybernate.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from kybernate.api_keys import ApiKey
+
+router = typer.Typer(no_args_is_help=True, help="Routers: who may call them.")
+keys_app = typer.Typer(no_args_is_help=True, help="API keys in the file that KYB_API_KEYS_FILE of routers names.")
+router.add_typer(keys_app, name="keys")
+
+File = Annotated[Path, typer.Option("--file", envvar="KYB_API_KEYS_FILE", help="The file; made if it is not there.")]
+Name = Annotated[str, typer.Argument(help="Who it is for; audit records name it.")]
+
+
+@keys_app.command("add")
+def add(
+    name: Name,
+    file: File,
+    scope: Annotated[list[str] | None, typer.Option(help="infer, view, signals or admin; several times.")] = None,
+) -> None:
+    """Make a key and print it; it cannot be shown again. Running routers take it up within seconds."""
+    from kybernate.api_keys import make
+
+    keys = _read(file)
+    if any(key.name == name for key in keys):
+        raise CliError(f"{file} has a key {name!r} already; remove it first, or choose another name")
+    row, token = make(name, scope or ["infer"])
+    _write(file, (*keys, row))
+    print(token)
+
+
+@keys_app.command("list")
+def show(file: File) -> None:
+    """Show names and scopes."""
+    for key in _read(file):
+        print(f"{key.name}: {', '.join(key.scopes)}")
+
+
+@keys_app.command("remove")
+def remove(name: Name, file: File) -> None:
+    """Make a key void."""
+    keys = _read(file)
+    left = tuple(key for key in keys if key.name != name)
+    if len(left) == len(keys):
+        raise CliError(f"{file} has no key {name!r}; it has {', '.join(key.name for key in keys) or 'none'}")
+    if not left:
+        raise CliError(f"{name!r} is the last key of {file}, and routers refuse an empty file; add another one first")
+    _write(file, left)
+
+
+def _read(file: Path) -> "tuple[ApiKey, ...]":
+    from kybernate.api_keys import load
+
+    return load(file) if file.exists() else ()
+
+
+def _write(file: Path, keys: "Iterable[ApiKey]") -> None:
+    """In one step; routers that look meanwhile see the old file or the new one."""
+    from kybernate.api_keys import dump
+
+    draft = file.with_name(f".{file.name}.new")
+    try:
+        draft.write_text(dump(keys))
+        draft.chmod(file.stat().st_mode & 0o777 if file.exists() else 0o640)
+        draft.replace(file)
+    except OSError as error:
+        raise CliError(f"{file}: {error.strerror}; check the path and its permissions") from None
