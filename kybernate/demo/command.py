@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from kybernate.config_errors import ConfigError
-from kybernate.demo import report
+from kybernate.demo import report, scenario
 from kybernate.demo.layout import LayoutError
 from kybernate.demo.session import DEFAULT_SPEED, Demo, DemoError, Live, play
 from kybernate.demo.verdict import Verdict
@@ -42,6 +42,13 @@ def demo(
         float | None, typer.Option(help=f"Model seconds per wall second. [default: {DEFAULT_SPEED:g}]")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
+    scenario_: Annotated[
+        scenario.Scenario | None,
+        typer.Option("--scenario", help="hot-group: one group gets all the load; with and without rebalancing."),
+    ] = None,
+    no_rebalance: Annotated[
+        bool, typer.Option("--no-rebalance", help="Play the scenario without rebalancing only.")
+    ] = False,
     chaos: Annotated[bool, typer.Option("--chaos", help="Kill services and take NATS away while it runs.")] = False,
     seed: Annotated[int, typer.Option(help="Of the shipped workload and of chaos.")] = 1,
     router: Annotated[
@@ -72,7 +79,9 @@ def demo(
             models=_mapping(map_ or []),
             logs=keep_logs,
         )
-        result = asyncio.run(_run(asked, errors))
+        if no_rebalance and scenario_ is None:
+            raise DemoError("--no-rebalance is for --scenario hot-group")
+        result = asyncio.run(_run(asked, errors, scenario_, rebalance=not no_rebalance))
     except (DemoError, TraceError, LayoutError, ConfigError) as error:
         errors.print(f"kyb demo: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_USAGE) from None
@@ -80,7 +89,7 @@ def demo(
         errors.print(f"kyb demo: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
     report.show(result, console)
-    why = report.passed(result, chaos=chaos)
+    why = report.passed(result, chaos=chaos) + (scenario.failures(result) if scenario_ is not None else [])
     if json_file is not None:
         json_file.write_text(json.dumps(result | {"passed": not why}, indent=2) + "\n")
     if why:
@@ -88,13 +97,15 @@ def demo(
         raise typer.Exit(EXIT_FAILED)
 
 
-async def _run(asked: Demo, console: Console) -> report.Report:
+async def _run(asked: Demo, console: Console, which: scenario.Scenario | None, *, rebalance: bool) -> report.Report:
     live = Live()
 
     def say(text: str) -> None:
         console.print(f"kyb demo: {text}", markup=False, highlight=False, soft_wrap=True)
 
     async with _progress(live, console):
+        if which is not None:
+            return await scenario.play(asked, expected_text, live, say, rebalance=rebalance)
         return await play(asked, expected_text, live, say)
 
 

@@ -58,14 +58,15 @@ def plan(weights: Mapping[str, float], gpus: int) -> Layout:
     return Layout(tuple(tuple(group) for group in groups), seats)
 
 
-def config_yaml(layout: Layout) -> str:
+def config_yaml(layout: Layout, *, rebalance: bool = False, policy: str = "") -> str:
     """The node configuration of this layout: groups G0, G1, … of one GPU, one active slot each."""
-    document = {
-        "profiles": [
-            {"name": "1x", "resource": RESOURCE, "groupSize": 1, "seatsPerGroup": layout.seats_per_group},
-        ],
+    profile = {"name": "1x", "resource": RESOURCE, "groupSize": 1, "seatsPerGroup": layout.seats_per_group}
+    document: dict[str, Any] = {
+        "profiles": [profile | {"rebalance": True} if rebalance else profile],
         "gpuTopology": {"groups": [{"name": f"G{index}", "gpus": [index]} for index in range(len(layout.groups))]},
     }
+    if policy:
+        document["policy"] = {"name": policy}
     return yaml.safe_dump(document, sort_keys=False)
 
 

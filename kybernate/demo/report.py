@@ -46,6 +46,7 @@ def build(tally: Tally, switches: Sequence[Switch], violations: int | None, spee
         "held": sum((sample.wait_seconds or 0.0) > 0 for sample in good),
         "violations": violations,
         "switches": len(switches),
+        "moves": sum(switch.moved for switch in switches),
         "speed": speed,
         "model_seconds": _rounded(seconds),
         **summary("wait", (sample.wait_seconds for sample in good)),
@@ -102,7 +103,7 @@ def show(report: Report, console: Console) -> None:
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    for key in ("requests", "ok", "errors", "retryable", "held", "violations", "switches"):
+    for key in ("requests", "ok", "errors", "retryable", "held", "violations", "switches", "moves"):
         table.add_row(key, _text(report[key], "not seen" if key == "violations" else "–"))
     by_group = ", ".join(f"{group} {count}" for group, count in report["switches_by_group"].items())
     table.add_row("switches by group", by_group or "–")
@@ -113,6 +114,10 @@ def show(report: Report, console: Console) -> None:
         console.print(f"  {count} × {reason}", markup=False, highlight=False)
     if "chaos" in report:
         _show_chaos(report["chaos"], console)
+    if "without_rebalance" in report:
+        before, after, fall = report["wait_mean_without_s"], report["wait_mean_s"], report["wait_fall"]
+        text = f"{_text(after)} s with rebalancing, {_text(before)} s without it: {-(fall or 0.0):+.0%}"
+        console.print(f"\n{report['scenario']}: mean wait {text}; {report['moves']} moves", style="bold")
 
 
 def _times(report: Report) -> Table:

@@ -64,6 +64,10 @@ class Live:
     watch: Watch = field(default_factory=Watch)
     stage: str = "starting"
 
+    def begin_again(self) -> None:
+        """Another run begins."""
+        self.tally, self.watch, self.stage = Tally(), Watch(), "starting"
+
 
 def arrivals(demo: Demo) -> Callable[[], Iterator[Arrival]]:
     """The asked traces as one, in order of time, under the mapped names. Raises TraceError."""
@@ -83,17 +87,29 @@ async def play(demo: Demo, expect: Expect, live: Live, say: Callable[[str], None
     speed = demo.speed or DEFAULT_SPEED
     with tempfile.TemporaryDirectory(prefix="kyb-demo-") as folder:
         options = _stack_options(demo, Path(folder), speed)
-        stack = Stack(options)
-        read = arrivals(demo) if demo.traces else _shipped([pod.model for pod in stack.plan.pods], demo)
-        async with stack:
-            try:
-                live.stage = "starting the stack"
-                await stack.ready(READY_SECONDS)
-                say(f"stack ready at {stack.url}")
-                return await _measured(demo, stack.url, speed, read, expect, live, say, stack)
-            finally:
-                if demo.logs is not None:
-                    keep_logs(stack, demo.logs)
+        return await on_stack(demo, options, arrivals(demo) if demo.traces else None, expect, live, say)
+
+
+async def on_stack(
+    demo: Demo,
+    options: StackOptions,
+    read: Callable[[], Iterable[Arrival]] | None,
+    expect: Expect,
+    live: Live,
+    say: Callable[[str], None],
+) -> report.Report:
+    """Start this stack and replay against it; ``read`` None: the shipped workload over its models."""
+    stack = Stack(options)
+    read = read or _shipped([pod.model for pod in stack.plan.pods], demo)
+    async with stack:
+        try:
+            live.stage = "starting the stack"
+            await stack.ready(READY_SECONDS)
+            say(f"stack ready at {stack.url}")
+            return await _measured(demo, stack.url, options.speed, read, expect, live, say, stack)
+        finally:
+            if demo.logs is not None:
+                keep_logs(stack, demo.logs)
 
 
 async def _on_router(demo: Demo, url: str, expect: Expect, live: Live, say: Callable[[str], None]) -> report.Report:
