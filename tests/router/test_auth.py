@@ -1,0 +1,230 @@
+"""API keys and TLS of the router: who gets in, who does not, and what an engine learns of it."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import structlog
+from aiohttp import web
+
+from kybernate.api_keys import ApiKey, ConfigError, dump, find, load, make
+from kybernate.messages import AuditRecord, ParkSeat
+from services.router.app import build
+from services.router.auth import Certificate, Doorkeeper, open_door
+from services.router.settings import RouterSettings
+from tests.bus.guarded import certificates
+from tests.router.world import World, until, world
+
+SCOPES = {"app": ["infer"], "board": ["view"], "gateway": ["signals"], "ops": ["admin"]}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[str, str]:
+    """Tokens by name; the file is ``keys.yaml``."""
+    made = {name: make(name, scopes) for name, scopes in SCOPES.items()}
+    (tmp_path / "keys.yaml").write_text(dump(row for row, _ in made.values()))
+    return {name: token for name, (_, token) in made.items()}
+
+
+@pytest.fixture
+async def guarded(keys: dict[str, str], tmp_path: Path) -> AsyncIterator[World]:
+    async with world(api_keys_file=tmp_path / "keys.yaml") as running:
+        await running.seat("s1", "m")
+        yield running
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+CALLS = [
+    ("GET", "/v1/models", {"app", "board", "ops"}),
+    ("GET", "/v1/models/m", {"app", "board", "ops"}),
+    ("GET", "/v1/seats", {"board", "ops"}),
+    ("GET", "/v1/why", {"board", "ops"}),
+    ("GET", "/v1/events", {"board", "ops"}),
+    ("GET", "/v1/hold?model=m&timeout=0s", {"app"}),
+    ("POST", "/v1/wake", {"app"}),
+    ("POST", "/v1/signals", {"gateway"}),
+    ("POST", "/v1/seats/m/park", {"ops"}),
+    ("POST", "/v1/chat/completions", {"app"}),
+    ("POST", "/v1/anything/else", {"app"}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "may"), CALLS)
+async def test_a_call_needs_a_key_of_its_scope(
+    guarded: World, keys: dict[str, str], method: str, path: str, may: set[str]
+) -> None:
+    for name, token in {**keys, "": "", "stranger": "kyb_nobody"}.items():
+        async with guarded.http.request(method, guarded.url + path, headers=bearer(token)) as answer:
+            expected = {401} if name not in keys else {403} if name not in may else set()
+            assert answer.status in expected or (not expected and answer.status not in (401, 403)), name
+            if expected:
+                error = (await answer.json())["error"]
+                code = "invalid_api_key" if expected == {401} else "insufficient_permissions"
+                assert error["code"] == code
+                assert not token or token not in error["message"]
+            if expected == {401}:
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+
+async def test_every_route_but_health_is_guarded(guarded: World) -> None:
+    """Also one that somebody adds: it is one of CALLS, and wrapped."""
+    seen: list[str] = []
+
+    class Noting(Doorkeeper):
+        def needs(self, *scopes):  # type: ignore[no-untyped-def]
+            seen.append(",".join(scopes))
+            return super().needs(*scopes)
+
+    class Anything:
+        def __getattr__(self, name: str):  # type: ignore[no-untyped-def]
+            async def handler(_: web.Request) -> web.Response:
+                return web.Response()
+
+            return [] if name == "routes" else handler
+
+        def routes(self) -> list[web.RouteDef]:
+            return []
+
+    any_part = Anything()
+    app = build(
+        calls=any_part, gateways=any_part, admin=any_part, events=any_part, health=any_part,  # type: ignore[arg-type]
+        doorkeeper=Noting(None), body_bytes=1,
+    )  # fmt: skip
+    routes = [route for route in app.router.routes() if route.method != "HEAD"]
+    assert len(seen) == len(routes) == len(CALLS) - 1  # the last two are one route
+    for path in ("/healthz", "/readyz", "/metrics"):
+        async with guarded.http.get(guarded.url + path) as answer:
+            assert answer.status in (200, 503)
+
+
+async def test_an_engine_never_learns_a_callers_key(guarded: World, keys: dict[str, str]) -> None:
+    body = {"model": "m", "prompt": "x"}
+    async with guarded.http.post(f"{guarded.url}/v1/completions", json=body, headers=bearer(keys["app"])) as answer:
+        assert answer.status == 200
+    theirs = {"X-Kyb-Key": keys["app"], **bearer("of-the-engine")}
+    async with guarded.http.post(f"{guarded.url}/v1/completions", json=body, headers=theirs) as answer:
+        assert answer.status == 200
+    first, second = (dict(headers) for headers in guarded.engines[0].headers)
+    assert "Authorization" not in first
+    assert second["Authorization"] == "Bearer of-the-engine"
+    assert keys["app"] not in str(first) + str(second)
+
+
+async def test_an_audit_record_names_the_key(guarded: World, keys: dict[str, str]) -> None:
+    async with guarded.http.post(f"{guarded.url}/v1/seats/m/park", headers=bearer(keys["ops"])) as answer:
+        assert answer.status == 202
+    assert guarded.manager.of(ParkSeat)[0].actor == "ops"
+    await until(lambda: guarded.manager.of(AuditRecord))
+    assert guarded.manager.of(AuditRecord)[0].actor == "ops"
+
+
+async def test_keys_are_taken_up_while_it_runs_and_bad_files_are_not(
+    guarded: World, keys: dict[str, str], tmp_path: Path
+) -> None:
+    file, row_and_token = tmp_path / "keys.yaml", make("new", ["view"])
+    row, token = row_and_token
+
+    async def status(key: str) -> int:
+        async with guarded.http.get(f"{guarded.url}/v1/seats", headers=bearer(key)) as answer:
+            return answer.status
+
+    async def until_status(key: str, wanted: int) -> None:
+        async with asyncio.timeout(30):
+            while await status(key) != wanted:
+                await asyncio.sleep(0.05)
+
+    assert await status(token) == 401
+    file.write_text(dump([*load(file), row]))
+    await until_status(token, 200)
+    with structlog.testing.capture_logs() as logs:
+        file.write_text("keys: [oops]\n")
+        await until(lambda: any(line["event"] == "keys.refused" for line in logs), 30)
+    assert await status(token) == 200
+    file.write_text(dump([row]))
+    await until_status(keys["ops"], 401)
+    assert await status(token) == 200
+
+
+def test_a_key_is_found_by_its_token_only() -> None:
+    (row, token), (other, _) = make("a", ["infer"]), make("b", ["admin"])
+    assert find([row, other], token) is row
+    assert find([row, other], token[:-1]) is None
+    assert find([row, other], row.sha256) is None
+    assert find([row, other], "\udcff") is None
+    assert token not in repr(row) + dump([row])
+    assert other.may("view")
+    assert not row.may("view")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("keys: []\n", r"keys: holds no key; make one with: kyb router keys add"),
+        ("keys: [{name: a, sha256: x, scopes: [infer]}]\n", r"keys\[0\]\.sha256: 'x': is no SHA-256"),
+        ("keys: [{name: a, sha256: HASH, scopes: []}]\n", r"keys\[0\]\.scopes"),
+        ("keys: [{name: a, sha256: HASH, scopes: [all]}]\n", r"'all': is not known; known are admin"),
+        ("keys: [{name: A b, sha256: HASH, scopes: [infer]}]\n", r"'A b': cannot name a caller"),
+        ("keys: [{name: router, sha256: HASH, scopes: [infer]}]\n", r"'router': is reserved"),
+        ("keys: [R, R]\n", r"keys\[0\]\.name: 'a': is there twice"),
+    ],
+)
+def test_a_file_of_keys_that_is_wrong_is_explained(tmp_path: Path, text: str, why: str) -> None:
+    file = tmp_path / "keys.yaml"
+    row = "{name: a, sha256: HASH, scopes: [infer]}"
+    file.write_text(text.replace("R, R", f"{row}, {row}").replace("HASH", "ab" * 32))
+    with pytest.raises(ConfigError, match=why):
+        load(file)
+
+
+def test_settings_that_cannot_work_are_named_at_the_start(tmp_path: Path) -> None:
+    for env, why in (
+        ({"KYB_API_KEYS_FILE": str(tmp_path / "none")}, "none: no such file"),
+        ({"KYB_TLS_KEY_FILE": "x"}, "KYB_TLS_CERT_FILE is not set"),
+        ({"KYB_TLS_CERT_FILE": str(tmp_path / "none")}, "KYB_TLS_CERT_FILE=.*No such file.*PEM certificate"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            open_door(RouterSettings.from_env(env))
+    assert open_door(RouterSettings.from_env({"KYB_API_KEYS_FILE": "", "KYB_TLS_CERT_FILE": ""}))[1] is None
+
+
+async def test_the_port_speaks_tls_and_a_renewed_certificate_is_taken_up(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    certificates(first)
+    certificates(second)
+    mounted = tmp_path / "tls"
+    mounted.mkdir()
+    for name in ("server.crt", "server.key"):
+        (mounted / name).write_bytes((first / name).read_bytes())
+
+    async def trusts(pki: Path, url: str) -> bool:
+        context = ssl.create_default_context(cafile=pki / "ca.crt")
+        async with aiohttp.ClientSession() as http:
+            try:
+                async with http.get(f"{url}/healthz", ssl=context) as answer:
+                    return answer.status == 200
+            except aiohttp.ClientConnectorCertificateError:
+                return False
+
+    settings = {"tls_cert_file": mounted / "server.crt", "tls_key_file": mounted / "server.key"}
+    async with world(**settings) as running:
+        assert running.url.startswith("https://")
+        assert await trusts(first, running.url)
+        for name in ("server.key", "server.crt"):
+            (mounted / name).write_bytes((second / name).read_bytes())
+        async with asyncio.timeout(30):
+            while not await trusts(second, running.url):
+                await asyncio.sleep(0.1)
+        assert not await trusts(first, running.url)
+
+
+def test_a_certificate_without_its_key_is_named(tmp_path: Path) -> None:
+    certificates(tmp_path)
+    with pytest.raises(ConfigError, match=r"KYB_TLS_CERT_FILE=.*fits KYB_TLS_KEY_FILE"):
+        Certificate(tmp_path / "server.crt", tmp_path / "client.key")
+    assert ApiKey(name="a", sha256="0" * 64, scopes=("infer",)).may("infer")
