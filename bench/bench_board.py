@@ -15,7 +15,7 @@ from kybernate.messages import (
     SwitchJob,
     TrafficSignal,
 )
-from kybernate.policy import FifoBatch
+from kybernate.policy import Exhaustive
 from kybernate.seat import SeatState
 from kybernate.topology import Group, group_key, seat_id
 from services.gpu_manager.board import Board
@@ -55,7 +55,7 @@ class _Node:
     def __init__(self) -> None:
         self.wall = 1000.0
         self.groups = tuple(_group(index) for index in range(GPUS))
-        self.board = Board(node="bench", groups=self.groups, policy=FifoBatch(min_active_seconds=0.0))
+        self.board = Board(node="bench", groups=self.groups, policy=Exhaustive())
         self.hear(BusChanged(True))
         pods = {seat: _pod(seat) for group in self.groups for seat in group.seat_ids}
         seen = tuple(

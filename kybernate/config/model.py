@@ -100,7 +100,7 @@ TIERS: Mapping[str, Tier] = {
 class PolicyConfig:
     """Which brain, and its constants (those of the policy's dataclass, in snake_case)."""
 
-    name: str = "fifo-batch"
+    name: str = "kyb-balanced"
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def build(self) -> Policy:

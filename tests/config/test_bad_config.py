@@ -195,20 +195,20 @@ BAD = {
     "negative duration": (ONE + "drainSeconds: -1\n", ":6: drainSeconds: -1: is out of range; it must be at least 0"),
     "endless duration": (ONE + "drainSeconds: .inf\n", ":6: drainSeconds: inf: is not a finite number"),
     "unknown policy": (
-        ONE + "policy:\n  name: fifo\n",
-        ":7: policy.name: 'fifo': no such policy; did you mean fifo-batch?",
+        ONE + "policy:\n  name: kyb-balanzed\n",
+        ":7: policy.name: 'kyb-balanzed': no such policy; did you mean kyb-balanced?",
     ),
     "unknown constant of the policy": (
-        ONE + "policy:\n  name: fifo-batch\n  settings:\n    minActivSeconds: 3\n",
-        ":9: policy.settings.minActivSeconds: unknown key; did you mean minActiveSeconds?",
+        ONE + "policy:\n  name: quantum\n  settings:\n    quantumSecond: 3\n",
+        ":9: policy.settings.quantumSecond: unknown key; did you mean quantumSeconds?",
     ),
     "constant of the policy in the wrong place": (
-        ONE + "policy:\n  name: fifo-batch\n  minActiveSeconds: 3\n",
-        ":8: policy.minActiveSeconds: unknown key; write it below settings: in policy",
+        ONE + "policy:\n  name: quantum\n  quantumSeconds: 3\n",
+        ":8: policy.quantumSeconds: unknown key; write it below settings: in policy",
     ),
     "unknown policy in the shadow": (
-        ONE + "shadow:\n  name: fifo-bach\n",
-        ":7: shadow.name: 'fifo-bach': no such policy; did you mean fifo-batch?",
+        ONE + "shadow:\n  name: kyb-slow\n",
+        ":7: shadow.name: 'kyb-slow': no such policy; did you mean kyb-slo?",
     ),
     "tier without weight": (
         ONE + "tiers:\n  gold:\n    weight: 0\n",
@@ -220,14 +220,14 @@ BAD = {
     ),
     "name of a tier": (ONE + "tiers:\n  -gold:\n    weight: 1\n", ":7: tiers.-gold"),
     "wrong type of a policy's constant": (
-        ONE + "policy:\n  name: fifo-batch\n  settings:\n    maxVisitSeconds: long\n",
-        ":9: policy.settings.maxVisitSeconds: 'long': is text; it must be a number",
+        ONE + "policy:\n  name: quantum\n  settings:\n    quantumSeconds: long\n",
+        ":9: policy.settings.quantumSeconds: 'long': is text; it must be a number",
     ),
     "negative constant of a policy": (
-        ONE + "policy:\n  name: fifo-batch\n  settings:\n    idleParkSeconds: -3\n",
-        ":9: policy.settings.idleParkSeconds: -3: is out of range; it must be at least 0",
+        ONE + "policy:\n  name: quantum\n  settings:\n    idleSeconds: -3\n",
+        ":9: policy.settings.idleSeconds: -3: is out of range; it must be at least 0",
     ),
-    "policy that is no mapping": (ONE + "policy: fifo-batch\n", ":6: policy: 'fifo-batch': is not a mapping; write"),
+    "policy that is no mapping": (ONE + "policy: quantum\n", ":6: policy: 'quantum': is not a mapping; write"),
 }
 
 

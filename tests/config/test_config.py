@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.config import NodeConfig, PolicyConfig, load, load_all
-from kybernate.policy import FifoBatch
+from kybernate.policy import KybSlo
 from kybernate.stack import LAPTOP
 from kybernate.stack.options import fake_gpus
 from kybernate.topology import build_groups, group_key, plan
@@ -54,7 +54,7 @@ def test_the_customers_sample_loads_as_it_is(tmp_path: Path) -> None:
         ("gpu-4x-seat", 4, 2, 1),
     ]
     assert [(group.name, group.gpus) for group in config.topology.groups] == [("G01", (0, 1)), ("G23", (2, 3))]
-    assert config.policy == PolicyConfig("fifo-batch", {})
+    assert config.policy == PolicyConfig("kyb-balanced", {})
     assert (config.mig_strategy, config.drain_seconds, config.warmup) == ("none", 60.0, True)
 
 
@@ -134,13 +134,9 @@ def test_gpus_may_be_named_by_uuid(tmp_path: Path) -> None:
 
 
 def test_the_policys_constants_reach_the_policy(tmp_path: Path) -> None:
-    text = (
-        "profiles:\n"
-        + profile(1)
-        + ("policy: {name: fifo-batch, settings: {minActiveSeconds: 7, idleParkSeconds: null}}\n")
-    )
+    text = "profiles:\n" + profile(1) + "policy: {name: kyb-slo, settings: {lateSlos: 7, prefetch: true}}\n"
     config = read(tmp_path, text)
-    assert config.policy.build() == FifoBatch(min_active_seconds=7.0, idle_park_seconds=None)
+    assert config.policy.build() == KybSlo(late_slos=7.0, prefetch=True)
 
 
 def test_what_a_tier_leaves_out_comes_from_the_known_one_or_from_standard(tmp_path: Path) -> None:
@@ -149,14 +145,14 @@ def test_what_a_tier_leaves_out_comes_from_the_known_one_or_from_standard(tmp_pa
         + profile(1)
         + (
             "tiers: {standard: {stallBudgetSeconds: 3}, gold: {weight: 4}, night: {sloSeconds: 600}}\n"
-            "shadow: {name: fifo-batch}\n"
+            "shadow: {name: exhaustive}\n"
         )
     )
     config = read(tmp_path, text)
     tiers = config.all_tiers
     assert (tiers["gold"].weight, tiers["gold"].slo_seconds, tiers["gold"].stall_budget_seconds) == (4.0, 12.0, 0.0)
     assert (tiers["night"].weight, tiers["night"].slo_seconds, tiers["night"].stall_budget_seconds) == (1.0, 600.0, 3.0)
-    assert config.shadow == PolicyConfig("fifo-batch", {})
+    assert config.shadow == PolicyConfig("exhaustive", {})
 
 
 def test_several_slots_and_durations_are_read(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ configs:
       - {name: one, resource: kyb.ai/one, groupSize: 1, seatsPerGroup: 4}
   a100:
     <<: *default
-    policy: {name: fifo-batch, settings: {minActiveSeconds: 7}}
+    policy: {name: quantum, settings: {quantumSeconds: 7}}
     profiles:
       - name: two
         resource: kyb.ai/two
@@ -39,7 +39,7 @@ def test_a_node_gets_the_configuration_that_it_names(tmp_path: Path) -> None:
     path = write(tmp_path, NAMED)
     config = load(path, "a100")
     assert (config.resources, config.chosen, config.note) == (("kyb.ai/two",), "a100", "")
-    assert config.policy.settings == {"min_active_seconds": 7.0}
+    assert config.policy.settings == {"quantum_seconds": 7.0}
     assert names(path) == ("default", "a100")
     assert list(load_all(path)) == ["default", "a100"]
 
@@ -92,9 +92,9 @@ def test_errors_about_the_machine_and_the_policy_name_the_place_too(tmp_path: Pa
         ConfigError, match=r"yaml:11: configs\.a100\.profiles\[0\]\.groupSize: 9: this machine has only"
     ):
         plan(load(path, "a100"), *hardware("8xL40S"))
-    path = write(tmp_path, NAMED.replace("minActive", "minActiv"))
+    path = write(tmp_path, NAMED.replace("quantumSec", "quantumSek"))
     with pytest.raises(
-        ConfigError, match=r"yaml:7: configs\.a100\.policy\.settings\.minActivSeconds: unknown key; did you mean"
+        ConfigError, match=r"yaml:7: configs\.a100\.policy\.settings\.quantumSekonds: unknown key; did you mean"
     ):
         load(path, "a100")
 

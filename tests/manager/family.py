@@ -5,14 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kybernate.messages import JobReply, SwitchJob
-from kybernate.policy import FifoBatch
+from kybernate.policy.quantum import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager.inputs import JobAnswered, Ticket
 from services.gpu_manager.rows import Operation
 from tests.manager.world import World, make_group
 
 TREE = ((0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3))
-IMPATIENT = FifoBatch(min_active_seconds=1.0, max_visit_seconds=5.0, starvation_seconds=15.0)
+IMPATIENT = Quantum(quantum_seconds=5.0, idle_seconds=1.0)
 
 
 def make_family(shapes: tuple[tuple[int, ...], ...], seats: int = 2, slots: int = 1) -> World:

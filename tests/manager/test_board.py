@@ -544,7 +544,7 @@ def test_a_drain_for_a_container_at_the_gate_does_not_turn_back_between_two_call
     b = world.seat(0, 1)
     world.pod(b, "b")
     world.call(b)
-    for _ in range(70):
+    for _ in range(300):  # beyond the cap on waiting
         world.tick(1)
         world.beat()
         world.traffic(a, in_flight=1)

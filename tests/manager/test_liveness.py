@@ -1,6 +1,7 @@
 """Nobody waits for ever, and nothing spins meanwhile."""
 
 from kybernate.messages import ParkSeat
+from kybernate.policy.quantum import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager import looking
 from tests.manager.world import World, make_group
@@ -22,7 +23,9 @@ def test_a_start_without_demand_comes_after_start_within_over_many_calls() -> No
     assert 600.0 < world.wall - 1005.0 < 630.0
 
 
-def test_a_container_at_the_gate_goes_before_requests_that_came_later(world: World) -> None:
+def test_a_container_at_the_gate_goes_before_requests_that_came_later() -> None:
+    world = World(policy=Quantum(quantum_seconds=30.0))
+    world.boot()
     a, b = world.fill("a", "b")
     world.tick(10)
     world.traffic(b, in_flight=1)

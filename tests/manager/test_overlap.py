@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kybernate.ledger import Ledger
 from kybernate.messages import ActivateSeat, JobReply, PinSeat, SeatEvent, SeatProgress
+from kybernate.policy.quantum import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager import looking
 from services.gpu_manager.inputs import BusChanged, JobAnswered, Recovered, Stranger, StrangersSeen
@@ -151,6 +152,7 @@ def test_a_pinned_single_is_not_cleared_away_and_the_reason_names_it(node: World
 def test_a_busy_family_serves_everybody_in_turn(node: World) -> None:
     """Everyone always has requests waiting or in flight: within a few visits each has been active."""
     a, b, pair = with_a_parked_pair(node)
+    node.board.policy = Quantum()  # ages are told as 0 here
     served = set()
     for _ in range(400):
         for seat in (a, b, pair):

@@ -23,7 +23,7 @@ from kybernate.messages import (
     SwitchJob,
     TrafficSignal,
 )
-from kybernate.policy import FifoBatch, Policy
+from kybernate.policy import KybBalanced, Policy
 from kybernate.seat import SeatState
 from kybernate.topology import Group, group_key, seat_id
 from services.gpu_manager import looking
@@ -72,7 +72,7 @@ class World:
     """One node. ``said`` keeps everything the board ever said."""
 
     groups: tuple[Group, ...] = field(default_factory=lambda: (make_group("G0", [0], 3), make_group("G23", [2, 3], 2)))
-    policy: Policy = field(default_factory=FifoBatch)
+    policy: Policy = field(default_factory=KybBalanced)
     warmup: bool = True
     wall: float = 1000.0
     said: list[object] = field(default_factory=list)

@@ -10,7 +10,7 @@ from kybernate.config import NodeConfig
 from kybernate.fakes.kubelet.kubelet import Kubelet
 from kybernate.machine import Gpu, Mig
 from kybernate.pod_resources import PodResources
-from kybernate.policy import FifoBatch
+from kybernate.policy import KybBalanced
 from kybernate.topology import build_groups
 from services.gpu_manager import looking
 from services.gpu_manager.board import Board
@@ -37,7 +37,7 @@ spec:
 @asynccontextmanager
 async def manager(kubelet: Kubelet, offer: Offer) -> AsyncIterator[Board]:
     """The ears and the mouth at the start gate of a manager that grants nothing, since it has not recovered."""
-    board = Board(node="n1", groups=offer.groups, policy=FifoBatch())
+    board = Board(node="n1", groups=offer.groups, policy=KybBalanced())
     gate, owners = Gate(kubelet.options.run_dir), PodResources(kubelet.options.folder / "pod-resources/kubelet.sock")
 
     async def look() -> None:

@@ -9,7 +9,7 @@ from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.clock import Clock
 from kybernate.ledger import LedgerFile
 from kybernate.pb import podresources_pb2 as pb
-from kybernate.policy import FifoBatch
+from kybernate.policy import KybBalanced
 from kybernate.wishes import Wish
 from services.gpu_manager.board import Board
 from services.gpu_manager.gate import Gate
@@ -95,7 +95,7 @@ def test_pending_pods_that_name_a_group_are_told_apart_from_those_that_have_a_se
 
 async def test_the_manager_writes_the_wishes_of_pending_pods_and_its_own(tmp_path: Path) -> None:
     async with MemoryBus.connect(MemoryServer()) as bus:
-        board = Board(node="n1", groups=offer().groups, policy=FifoBatch())
+        board = Board(node="n1", groups=offer().groups, policy=KybBalanced())
         manager = Manager(
             board=board,
             bus=bus,

@@ -13,7 +13,7 @@ profiles:
   - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}
   - {name: two, resource: kyb.ai/gpu-2x-seat, groupSize: 2, seatsPerGroup: 2}
 gpuTopology: {overlap: timeshare}
-policy: {name: fifo-batch, settings: {minActiveSeconds: 1, maxVisitSeconds: 5}}
+policy: {name: quantum, settings: {quantumSeconds: 5, idleSeconds: 1}}
 """
 POD = """---
 apiVersion: v1

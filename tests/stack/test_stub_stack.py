@@ -22,7 +22,7 @@ profiles:
   - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}
 gpuTopology:
   groups: [{name: G0, gpus: [0]}]
-policy: {name: fifo-batch, settings: {minActiveSeconds: 1}}
+policy: {name: quantum, settings: {idleSeconds: 1}}
 """
 MODELS = ("tiny", "small")
 
