@@ -1,0 +1,247 @@
+"""What is shown on the cluster, in order. A step returns a sentence with what was seen, or raises FailedError."""
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+
+from e2e.cluster import Cluster, FailedError, is_ready, lives, run, until
+
+RELEASE = "kyb"
+ROUTER = "svc/kybernate-router"
+ENGINES = "app.kubernetes.io/component=sample"
+NODE_AGENT = "app.kubernetes.io/component=node"
+RESOURCE = "kyb.ai/gpu-1x-seat"
+VALUES = ("fakeGpu.enabled=true", "uninstallCheck.enabled=true")
+
+
+@dataclass
+class Run:
+    """What all steps know."""
+
+    cluster: Cluster
+    image: str
+    old_image: str
+    chart: Path
+    old_chart: Path
+    values: tuple[str, ...]
+    down_seconds: float
+    engines: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Their containers, which no step may restart."""
+
+
+def _values(here: Run, image: str) -> list[str]:
+    repository, _, tag = image.rpartition(":")
+    given = (*VALUES, f"image.repository={repository}", f"image.tag={tag}", *here.values)
+    return [word for value in given for word in ("--set", value)]
+
+
+async def install(here: Run) -> str:
+    """The chart of the release before."""
+    await here.cluster.helm(
+        *("install", RELEASE, str(here.old_chart), "--create-namespace", "--timeout", "3m"),
+        *_values(here, here.old_image),
+    )
+    seconds = await here.cluster.until_ready()
+    here.engines = lives(await here.cluster.pods(ENGINES))
+    return f"installed; every pod ready {seconds:.0f} s after helm came back; {len(here.engines)} engines"
+
+
+async def capacity(here: Run) -> str:
+    """Kubelet sells the seats."""
+    nodes = (await here.cluster.get("nodes"))["items"]
+    seats = {node["metadata"]["name"]: int(node["status"]["allocatable"].get(RESOURCE, "0")) for node in nodes}
+    if not any(seats.values()):
+        raise FailedError(f"no node offers {RESOURCE}: {seats}")
+    return f"allocatable {RESOURCE}: {seats}"
+
+
+async def _models(url: str) -> dict[str, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as answer:
+        return {model["id"]: model["state"] for model in (await answer.json())["data"]}
+
+
+async def _ask(url: str, model: str) -> str:
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0)
+    try:
+        answer = await client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "say something"}], max_tokens=8
+        )
+    except openai.OpenAIError as error:
+        raise FailedError(f"a request to {model}: {error}") from error
+    finally:
+        await client.close()
+    return answer.choices[0].message.content or ""
+
+
+async def _serve_parked(here: Run) -> str:
+    """Ask a parked model; another one has to leave. Returns what became active."""
+    async with here.cluster.forwarded(ROUTER, 80) as url:
+        found: dict[str, str] = {}
+
+        async def one_parked() -> bool:
+            found.update(await _models(url))
+            return "parked" in found.values() and not {"waiting", "starting"} & {*found.values()}
+
+        await until(one_parked, f"a parked model among the samples (last seen: {found})", seconds=120)
+        model = next(name for name, state in sorted(found.items()) if state == "parked")
+        text = await _ask(url, model)
+        after = await _models(url)
+    if not text or after[model] != "active":
+        raise FailedError(f"{model} answered {text!r} and is {after[model]}; before: {found}")
+    return f"{model} was parked, answered {text!r}, is active; all: {after}"
+
+
+async def _same_engines(here: Run, during: str) -> None:
+    now = lives(await here.cluster.pods(ENGINES))
+    if now != here.engines:
+        raise FailedError(f"engines were restarted or replaced by {during}: {here.engines} → {now}")
+
+
+async def switch(here: Run) -> str:
+    """A request to a parked model, twice, by the openai package."""
+    said = [await _serve_parked(here), await _serve_parked(here)]
+    await _same_engines(here, "switching")
+    return "; ".join(said)
+
+
+async def violations(here: Run) -> str:
+    """What the fake driver counted that real hardware would have punished."""
+    counted = {}
+    for name in await here.cluster.pods("app.kubernetes.io/component=fake-gpu"):
+        counted[name] = json.loads(await here.cluster.kubectl("exec", name, "--", "python", "-c", _STATS))
+    if any(found["count"] for found in counted.values()):
+        raise FailedError(f"violations: {counted}")
+    return f"violations 0 on {len(counted)} node(s)"
+
+
+_STATS = """
+import asyncio, glob, json
+from kybernate.fakes.gpu.client import FakeDriverClient
+async def main():
+    async with await FakeDriverClient.connect(glob.glob("/run/kybernate/**/driver.sock", recursive=True)[0]) as client:
+        print(json.dumps((await client.call("stats"))["violations"]))
+asyncio.run(main())
+"""
+
+
+async def without_manager(here: Run) -> str:
+    """The node pod is away for a while: engines run on, the active one serves."""
+    await _patch_node_agents(here, {"kyb.ai/e2e-nowhere": "true"})
+    for name in await here.cluster.pods(NODE_AGENT):
+        await here.cluster.kubectl("delete", "pod", name, "--wait=true")
+    seen = 0
+
+    async def over() -> bool:
+        nonlocal seen
+        seen += 1
+        await _same_engines(here, "the manager's absence")
+        unready = [name for name, pod in (await here.cluster.pods(ENGINES)).items() if not is_ready(pod)]
+        if unready:
+            raise FailedError(f"without a manager these engines are not ready any more: {unready}")
+        return seen >= here.down_seconds
+
+    await until(over, "the time to pass", seconds=here.down_seconds * 10 + 60)
+    await _patch_node_agents(here, {"kyb.ai/e2e-nowhere": None})
+    await here.cluster.until_ready()
+    said = await _serve_parked(here)
+    await _same_engines(here, "the manager's return")
+    return f"no manager for {here.down_seconds:.0f} looks, a second apart: no engine restarted; afterwards {said}"
+
+
+async def _patch_node_agents(here: Run, selector: dict[str, str | None]) -> None:
+    patch: dict[str, Any] = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}
+    await here.cluster.kubectl("patch", "daemonset", "kybernate-node", "--patch", json.dumps(patch))
+
+
+async def without_nats_volume(here: Run) -> str:
+    """NATS loses its pod and everything that it kept: history only."""
+    await here.cluster.kubectl("delete", "pod", "--selector=app.kubernetes.io/component=nats", "--wait=true")
+    await here.cluster.until_ready()
+    said = await _serve_parked(here)
+    await _same_engines(here, "the loss of NATS' volume")
+    return said
+
+
+async def upgrade(here: Run) -> str:
+    """To the chart and image under test: plugin and routers roll, node pods when they are deleted."""
+    await here.cluster.helm("upgrade", RELEASE, str(here.chart), "--timeout", "3m", *_values(here, here.image))
+    return await _rolled(here, "the upgrade")
+
+
+async def rollback(here: Run) -> str:
+    """And back."""
+    await here.cluster.helm("rollback", RELEASE, "1", "--timeout", "3m")
+    said = await _rolled(here, "the rollback")
+    await here.cluster.helm("upgrade", RELEASE, str(here.chart), "--timeout", "3m", *_values(here, here.image))
+    await _rolled(here, "the second upgrade")
+    return said
+
+
+async def _rolled(here: Run, during: str) -> str:
+    for kind in ("deployment/kybernate-router", "daemonset/kybernate-plugin"):
+        await here.cluster.kubectl("rollout", "status", kind, "--timeout=180s")
+    await _same_engines(here, f"{during} of routers and plugin")
+    before = await _serve_parked(here)
+    for name in await here.cluster.pods(NODE_AGENT):
+        await here.cluster.kubectl("delete", "pod", name, "--wait=true")
+    await here.cluster.until_ready()
+    after = await _serve_parked(here)
+    await _same_engines(here, during)
+    return f"with the old node pod: {before}; with the new one: {after}"
+
+
+async def helm_test(here: Run) -> str:
+    """The chart's own tests."""
+    text = await here.cluster.helm("test", RELEASE, "--timeout", "3m")
+    return f"{text.count('Succeeded')} test pods succeeded"
+
+
+async def uninstall_refused(here: Run) -> str:
+    """Parked seats would stay frozen for ever."""
+    text = await here.cluster.helm("uninstall", RELEASE, "--timeout", "90s", check=False)
+    if text.startswith("exit 0"):
+        raise FailedError("helm uninstall went through although seats are parked")
+    await _same_engines(here, "the refused uninstallation")
+    return "refused while seats are parked: " + text.strip().splitlines()[-1]
+
+
+async def uninstall(here: Run) -> str:
+    """Forced; nothing is left."""
+    await here.cluster.helm(
+        *("upgrade", RELEASE, str(here.chart), "--timeout", "3m", "--set", "uninstallCheck.force=true"),
+        *_values(here, here.image),
+    )
+    await here.cluster.helm("uninstall", RELEASE, "--timeout", "3m")
+
+    async def empty() -> bool:
+        kinds = "pods,services,deployments,daemonsets,statefulsets,jobs,secrets,networkpolicies,roles,rolebindings"
+        left = (await here.cluster.get(kinds, "--selector=app.kubernetes.io/instance=kyb"))["items"]
+        return not left
+
+    await until(empty, "every object of the release to be gone", seconds=120)
+    wide = "clusterroles,clusterrolebindings,mutatingwebhookconfigurations,validatingadmissionpolicies"
+    left = (await here.cluster.get(wide, "--selector=app.kubernetes.io/instance=kyb"))["items"]
+    if left:
+        raise FailedError(f"left in the cluster: {[item['metadata']['name'] for item in left]}")
+    await run("kubectl", "delete", "namespace", here.cluster.namespace, "--timeout=120s")
+    return "nothing is left"
+
+
+STEPS: dict[str, Callable[[Run], Awaitable[str]]] = {
+    "install": install,
+    "capacity": capacity,
+    "switch": switch,
+    "helm test": helm_test,
+    "no manager": without_manager,
+    "no NATS volume": without_nats_volume,
+    "upgrade": upgrade,
+    "rollback": rollback,
+    "violations": violations,
+    "uninstall is refused": uninstall_refused,
+    "uninstall": uninstall,
+}
