@@ -1,0 +1,96 @@
+"""The roster has one writer, and what another one writes does not stay."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from kybernate.bus.memory import MemoryBus, MemoryServer
+from kybernate.bus.port import Bucket
+from kybernate.roster import BUCKET, SeatRecord, seat_key
+from kybernate.seat import SeatState
+from services.gpu_manager.roster_writer import RosterWriter
+from tests.bus.worlds import within
+from tests.manager.world import World
+
+
+@asynccontextmanager
+async def writing(world: World) -> AsyncIterator[Bucket]:
+    """The roster of this world's board, compared all the time."""
+
+    async def hear(_: object) -> None:
+        return None
+
+    async with MemoryBus.connect(MemoryServer()) as bus:
+        writer = RosterWriter(bus, lambda: world.now, world.board, hear, compare_seconds=0.02)
+        writer.all_changed()
+        task = asyncio.create_task(writer.run())
+        try:
+            yield await bus.bucket(BUCKET)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def state_of(bucket: Bucket, key: str) -> SeatState | None:
+    entry = await bucket.get(key)
+    try:
+        return SeatRecord.model_validate_json(entry.value or b"").state if entry is not None else None
+    except ValueError:
+        return None
+
+
+async def until_state(bucket: Bucket, key: str, wanted: SeatState | None) -> None:
+    async def look() -> None:
+        while await state_of(bucket, key) is not wanted:
+            await asyncio.sleep(0.005)
+
+    await within(look(), 30)
+
+
+async def test_what_another_one_wrote_is_put_right_and_said() -> None:
+    world = World()
+    world.boot()
+    seat, free = world.seat(0, 0), world.seat(0, 1)
+    world.serve(seat, "m")
+    node = world.board.node
+    key, unused, strange = seat_key(node, seat), seat_key(node, free), seat_key(node, "nobody")
+    async with writing(world) as bucket:
+        await until_state(bucket, key, SeatState.ACTIVE)
+        other = seat_key("another-node", "s1")
+        record = SeatRecord(node="another-node", seat="s1", state=SeatState.PARKED)
+        await bucket.put(other, record.model_dump_json().encode())
+        with structlog.testing.capture_logs() as logs:
+            entry = await bucket.get(key)
+            assert entry is not None
+            assert entry.value is not None
+            old = SeatRecord.model_validate_json(entry.value).model_copy(update={"state": SeatState.PARKED})
+            await bucket.put(key, old.model_dump_json().encode())
+            await until_state(bucket, key, SeatState.ACTIVE)
+            await bucket.put(key, b'{"stream":"KYB_AUDIT","seq":1}')
+            await until_state(bucket, key, SeatState.ACTIVE)
+            for forged in (unused, strange):
+                await bucket.put(forged, entry.value)
+                await until_state(bucket, forged, None)
+            await bucket.delete(key)
+            await until_state(bucket, key, SeatState.ACTIVE)
+        said = [line for line in logs if line["event"] == "roster.differs"]
+        assert {found for line in said for found in line["keys"]} == {key, unused, strange}
+        assert await state_of(bucket, other) is SeatState.PARKED
+
+
+async def test_a_change_under_way_is_no_difference() -> None:
+    world = World()
+    world.boot()
+    seat = world.seat(0, 0)
+    world.serve(seat, "m")
+    key = seat_key(world.board.node, seat)
+    with structlog.testing.capture_logs() as logs:
+        async with writing(world) as bucket:
+            await until_state(bucket, key, SeatState.ACTIVE)
+            strange = seat_key(world.board.node, "nobody")
+            await bucket.put(strange, b"{}")  # once it is gone, the whole roster was compared
+            while await bucket.get(strange) is not None:
+                await asyncio.sleep(0.005)
+    assert [line["keys"] for line in logs if line["event"] == "roster.differs"] == [[strange]]
