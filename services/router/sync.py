@@ -127,10 +127,14 @@ class RosterSync:
             return None
         self._revisions[entry.key] = entry.revision
         try:
-            return SeatRecord.model_validate_json(entry.value)
+            record = SeatRecord.model_validate_json(entry.value)
         except ValidationError as error:
             get_logger().warning("roster.unreadable", key=entry.key, error=str(error))
             return None
+        if record.key != entry.key:  # a copy of another seat's row, which no manager writes
+            get_logger().warning("roster.misplaced", key=entry.key, row=record.key)
+            return None
+        return record
 
     def _changed(self, connected: bool) -> None:
         if connected:

@@ -2,8 +2,11 @@
 
 import asyncio
 
+import structlog
+
 from kybernate.bus.port import BusError
 from kybernate.messages import Presence, TrafficSignal
+from kybernate.roster import BUCKET
 from kybernate.seat import SeatState
 from services.router import trust
 from tests.router.world import until, world
@@ -131,3 +134,15 @@ async def test_a_nats_server_that_lost_its_disk_costs_no_model():
         await w.manager.put("s0", SeatState.PARKED)
         await w.manager.activate("s0")
         assert (await call).status == 200
+
+
+async def test_a_row_of_another_seat_under_this_ones_key_changes_nothing():
+    async with world() as w:
+        engine = await w.seat("s1", "m", SeatState.ACTIVE)
+        other = w.manager.rows["s1"].model_copy(update={"seat": "s2", "endpoint": "http://127.0.0.1:9"})
+        bucket = await w.manager.bus.bucket(BUCKET)
+        with structlog.testing.capture_logs() as logs:
+            await bucket.put("n1.s1", other.model_dump_json().encode())
+            await until(lambda: any(line["event"] == "roster.misplaced" for line in logs))
+        assert w.lane("s1").record.endpoint == engine.endpoint
+        assert (await w.ask("m")).status == 200
