@@ -229,5 +229,7 @@ class Switching:
         return taken + winner.spec.vram_bytes <= memory
 
     def _takes(self, group: Group, seconds: float) -> None:
+        assert group.operation is not None
+        group.operation.until = self.world.now + seconds
         self.world.switching_seconds += seconds
         self.world.schedule(seconds, SWITCHED, group.index)

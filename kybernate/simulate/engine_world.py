@@ -56,6 +56,8 @@ class Operation:
     phase: str
     """draining, parking or activating."""
     frozen: bool = False
+    until: float = 0.0
+    """When the park or activation under way ends."""
 
 
 @dataclass(eq=False, slots=True)
@@ -159,9 +161,12 @@ class World:
     def outcome(self, policy: str) -> Outcome:
         """What came of it. Visits that have not ended have no end."""
         ended = max(self.finished, default=0.0)
+        for group in self.groups:  # what goes on after the last request is not counted
+            if group.operation is not None:
+                self.switching_seconds -= max(0.0, group.operation.until - ended)
         for seat in self.seats:
-            if seat in seat.group.holders and seat.state in (SeatState.ACTIVE, SeatState.DRAINING):
-                closed = seat.closed_at if seat.state is SeatState.DRAINING else float("inf")
+            if seat.state in (SeatState.ACTIVE, SeatState.DRAINING, SeatState.PARKING):
+                closed = float("inf") if seat.state is SeatState.ACTIVE else seat.closed_at
                 self.visits.append(
                     Visit(seat.index, seat.group.name, seat.begun, seat.active_since, closed, float("inf"), seat.served,
                           seat.moved, seat.failed)

@@ -1,0 +1,154 @@
+"""What holds for every scenario and every policy, however senseless."""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from zlib import crc32
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kybernate.policy import POLICIES, Decision, GroupView, Park, Policy, Stay, Switch
+from kybernate.seat import SeatState
+from kybernate.simulate.engine import Options, run
+from kybernate.simulate.model import Outcome, Scenario, SimGroup, SimSeat
+from tests.simulate.cases import Impatient
+
+SECONDS = st.floats(0.0, 20.0)
+
+
+@dataclass(frozen=True)
+class Erratic:
+    """Does anything that its view lets it, by a number derived from the view; also what cannot be done."""
+
+    seed: int
+
+    def decide(self, view: GroupView) -> Decision:
+        wanted = sorted((s for s in (*view.seats, *view.elsewhere) if s.wait_seconds is not None), key=lambda s: s.turn)
+        chance = crc32(f"{self.seed} {view.now:.3f} {view.group} {len(wanted)}".encode()) % 8
+        holders = view.holders()
+        if chance == 0 and holders:
+            return Park(holders[0].seat, "")
+        if not wanted or (chance == 1 and holders):
+            return Stay(1.0 + chance, "")
+        if len(holders) < view.slots and chance != 2:
+            return Switch(wanted[chance % len(wanted)].seat, None, "")
+        victim = view.seats[chance % len(view.seats)] if view.seats else None
+        if victim is None or victim.state is not SeatState.ACTIVE:
+            return Stay(0.5, "") if holders else Switch(wanted[0].seat, None, "")
+        return Switch(wanted[chance % len(wanted)].seat, victim.seat, "", "freeze" if chance % 2 else "drain")
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    groups = draw(st.integers(1, 3))
+    seats = tuple(
+        SimSeat(
+            f"s{index}",
+            f"G{draw(st.integers(0, groups - 1))}",
+            draw(st.floats(0.1, 5.0)),
+            draw(st.floats(0.1, 5.0)),
+            vram_bytes=10,
+            host_bytes=draw(st.integers(0, 10)),
+            tier=draw(st.sampled_from(["gold", "bronze"])),
+            weight=draw(st.sampled_from([0.5, 1.0, 2.0])),
+            stall_budget_seconds=draw(st.sampled_from([0.0, 100.0])),
+        )
+        for index in range(draw(st.integers(1, 5)))
+    )
+    rows = draw(st.lists(st.tuples(st.floats(0.0, 200.0), st.integers(0, len(seats) - 1), SECONDS), max_size=40))
+    rows.sort()
+    return Scenario(
+        "drawn",
+        seats,
+        tuple(
+            SimGroup(f"G{index}", draw(st.integers(1, 2)), draw(st.sampled_from([0, 15, 30])))
+            for index in range(groups)
+        ),
+        tuple(row[0] for row in rows),
+        tuple(row[1] for row in rows),
+        tuple(row[2] for row in rows),
+        200.0,
+        cap=draw(st.integers(1, 4)),
+        move_seconds=draw(st.sampled_from([None, 0.0, 3.0])),
+        host_bytes=draw(st.sampled_from([0, 25])),
+    )
+
+
+OPTIONS = st.builds(
+    Options,
+    seed=st.integers(0, 3),
+    late_binding=st.booleans(),
+    jitter=st.sampled_from([0.0, 0.3]),
+    park_failure=st.sampled_from([0.0, 0.3]),
+    restore_failure=st.sampled_from([0.0, 0.3]),
+    slowdown=st.sampled_from([(), ((1.0, 1.0), (4.0, 2.0))]),
+    refresh_seconds=st.sampled_from([0.0, 1.0]),
+)
+POLICY: st.SearchStrategy[Policy] = st.one_of(
+    st.builds(Erratic, st.integers(0, 100)),
+    st.builds(Impatient, st.sampled_from(["drain", "freeze"])),
+    st.sampled_from(sorted(POLICIES)).map(lambda name: POLICIES[name]()),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(scenarios(), POLICY, OPTIONS)
+def test_whatever_is_decided_everybody_is_served_once_and_nobody_holds_too_much(
+    scenario: Scenario, policy: Policy, options: Options
+):
+    outcome = run(scenario, policy, options)
+    each_request_ends_once(scenario, outcome, options)
+    holders_fit(scenario, outcome)
+    visits_add_up(scenario, outcome)
+    assert run(scenario, policy, options) == outcome
+
+
+def each_request_ends_once(scenario: Scenario, outcome: Outcome, options: Options) -> None:
+    assert len(outcome.wait) == len(outcome.finished) == len(scenario.at)
+    for at, service, wait, stall, end in zip(
+        scenario.at, scenario.service, outcome.wait, outcome.stall, outcome.finished, strict=True
+    ):
+        assert wait >= 0
+        assert stall >= 0
+        least = at + wait + stall + service
+        assert end >= least - 1e-4
+        if not options.slowdown:
+            assert end == pytest.approx(least, abs=1e-4)  # nothing is served twice, nothing is left out
+    assert outcome.ended == max(outcome.finished, default=0.0)
+
+
+def holders_fit(scenario: Scenario, outcome: Outcome) -> None:
+    for group in scenario.groups:
+        changes = []
+        for visit in outcome.visits:
+            if visit.group == group.name:
+                size = scenario.seats[visit.seat].vram_bytes
+                changes += [(visit.begun, 1, 1, size), (visit.gone, 0, -1, -size)]
+        held = memory = 0
+        for _, _, slot, size in sorted(changes):
+            held, memory = held + slot, memory + size
+            assert held <= group.slots
+            assert not group.memory_bytes or group.slots == 1 or memory <= group.memory_bytes
+
+
+def visits_add_up(scenario: Scenario, outcome: Outcome) -> None:
+    """A seat is in one place at a time; requests are admitted only during visits; moves are told."""
+    assert sum(visit.served for visit in outcome.visits) == len(scenario.at)
+    for index in range(len(scenario.seats)):
+        visits = [visit for visit in outcome.visits if visit.seat == index]
+        for earlier, later in pairwise(visits):
+            assert earlier.gone <= later.begun
+            assert earlier.begun < earlier.active <= earlier.closed <= earlier.gone
+            assert later.moved == (earlier.group != later.group)
+        admitted = [
+            at + wait for at, seat, wait in zip(scenario.at, scenario.seat, outcome.wait, strict=True) if seat == index
+        ]
+        for moment in admitted:
+            # While a park that fails is tried again, admission opens between two closings of one visit.
+            assert any(visit.active - 1e-6 <= moment <= visit.gone for visit in visits)
+    begun = sum(visit.begun < math.inf for visit in outcome.visits)
+    assert begun <= outcome.counters["switches"]
+    if scenario.move_seconds is None:
+        assert outcome.counters["moves"] == 0
