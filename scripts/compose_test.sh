@@ -104,11 +104,11 @@ crash() { # a container's first process dies, as if it had failed; Docker starts
 step "models"
 ready
 step "demo"
-play 600
+play 480
 step "containers die"
 for service in plugin checkpointer manager router; do crash "$service"; done
 compose up --wait --wait-timeout 120 --no-recreate >"$out/up" 2>&1 || { tail -n 20 "$out/up"; exit 1; }
 ready
 step "demo, after that"
-play 200
+play 150
 step "down"

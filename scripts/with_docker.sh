@@ -43,6 +43,8 @@ pid=$!
 finish() {
   kill "$pid" 2>/dev/null || true
   wait "$pid" 2>/dev/null || true
+  # What dockerd leaves mounted in its own folder: the network namespace of builds on the host's network.
+  awk -v under="$folder/" 'index($2, under) == 1 { print $2 }' /proc/mounts | sort -r | while read -r mount; do umount "$mount"; done
   rm -rf "$folder"
 }
 trap finish EXIT
