@@ -77,7 +77,7 @@ BY_NAME: dict[str, Json] = {
     **dict.fromkeys(("labels", "annotations"), LABELS),
     **dict.fromkeys(("affinity", "namespaceSelector", "podSelector"), ANY),
     **dict.fromkeys(("tolerations", "topologySpreadConstraints", "extraEnv"), OBJECTS),
-    **dict.fromkeys(("routerFrom", "monitoringFrom", "from", "additional", "parentRefs", "tls"), OBJECTS),
+    **dict.fromkeys(("routerFrom", "monitoringFrom", "from", "additional", "parentRefs"), OBJECTS),
     **dict.fromkeys(("imagePullSecrets", "namespaces", "hostnames", "accessModes", "capabilities"), NAMES),
     "issuerRef": {
         "type": "object",
@@ -108,6 +108,7 @@ RULES: dict[str, Json] = {
     "router.holdSeconds": {"type": "number", "exclusiveMinimum": 0},
     "router.service.type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
     "router.service.port": PORT,
+    "router.ingress.tls": OBJECTS,
     "router.ingress.hosts": {"type": "array", "items": HOST},
     "nats.replicas": {"type": "integer", "minimum": 1},
     "nats.jetstream.maxFileStore": QUANTITY,
@@ -150,7 +151,7 @@ def comments(text: str) -> dict[str, str]:
 def schema(value: object, path: str, said: dict[str, str]) -> Json:
     """The schema of one value and everything below it. Raises KeyError for a default that tells no type."""
     name = path.rpartition(".")[2]
-    rule = RULES.get(path) or (BY_NAME.get(name) if not _ours(value, name) else None)
+    rule = RULES.get(path) or BY_NAME.get(name)
     found: Json = {"description": said[path]} if path in said else {}
     if rule is not None:
         return found | rule
@@ -165,11 +166,6 @@ def schema(value: object, path: str, said: dict[str, str]) -> Json:
             below = {key: schema(one, f"{path}.{key}".lstrip("."), said) for key, one in value.items()}
             return found | {"type": "object", "additionalProperties": False, "properties": below}
     raise KeyError(f"{path}: {value!r} tells no type; add it to RULES in scripts/chart_schema.py")
-
-
-def _ours(value: object, name: str) -> bool:
-    """nats.tls is a mapping with settings, router.ingress.tls a list of Kubernetes'."""
-    return isinstance(value, dict) and name == "tls"
 
 
 def text() -> str:

@@ -10,24 +10,34 @@ _SWITCH = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 120)
 _CONTROL = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1)
 
 
-class _Held(Collector):
-    def __init__(self, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
-        self._read = read
+class _Now(Collector):
+    """Read at scrape time."""
+
+    def __init__(self, held: Callable[[], Iterable[tuple[str, int]]], in_flight: Callable[[], int]) -> None:
+        self._held, self._in_flight = held, in_flight
 
     def collect(self) -> Iterable[Metric]:
         gauge = GaugeMetricFamily(
             "kybernate_router_held_requests", "Requests that wait for a model now", labels=["model"]
         )
-        for model, count in self._read():
+        for model, count in self._held():
             gauge.add_metric([model], count)
-        return [gauge]
+        sent = GaugeMetricFamily(
+            "kybernate_router_in_flight_requests", "Requests that an engine answers now", value=self._in_flight()
+        )
+        return [gauge, sent]
 
 
 class Metrics:
     """All metrics of one router."""
 
-    def __init__(self, registry: CollectorRegistry, held: Callable[[], Iterable[tuple[str, int]]]) -> None:
-        registry.register(_Held(held))
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        held: Callable[[], Iterable[tuple[str, int]]],
+        in_flight: Callable[[], int],
+    ) -> None:
+        registry.register(_Now(held, in_flight))
         self.requests = Counter("kybernate_router_requests", "Answered requests", ["model", "code"], registry=registry)
         self.hold_seconds = Histogram(
             "kybernate_router_hold_seconds", "Wait of requests that were held", buckets=_SWITCH, registry=registry

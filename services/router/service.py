@@ -121,7 +121,11 @@ def _app(
     health = Health()
     health.conditions["bus"] = lambda: None if bus.connected else "not connected to NATS; see KYB_NATS_URL"
     health.conditions["roster"] = lambda: None if traffic.trust.ever_synced else "the roster was not read yet"
-    metrics = Metrics(health.registry, lambda: [(model.name, len(model.held)) for model in traffic.models.values()])
+    metrics = Metrics(
+        health.registry,
+        held=lambda: [(model.name, len(model.held)) for model in traffic.models.values()],
+        in_flight=lambda: sum(len(lane.in_flight) for lane in traffic.lanes.values()),
+    )
     loads, events = Loads(), EventLog(bus)
 
     def on_event(event: Event) -> None:

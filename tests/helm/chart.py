@@ -102,10 +102,17 @@ def template(*arguments: str, release: str = "kyb") -> subprocess.CompletedProce
 
 
 @functools.cache
-def render(*arguments: str, release: str = "kyb") -> Rendered:
-    """The objects; a value set by its name or ``--set …``. Fails on any warning."""
+def manifest(*arguments: str, release: str = "kyb") -> str:
+    """The objects as text; a value set by its name or ``--set=…``. Fails on any warning."""
     given = [word for one in arguments for word in (("--values", str(SETS[one])) if one in SETS else (one,))]
     done = template(*given, release=release)
     assert done.returncode == 0, done.stderr
     assert not done.stderr.strip(), f"a warning: {done.stderr}"
-    return Rendered([one for one in yaml.load_all(done.stdout, yaml.CSafeLoader) if one])
+    return done.stdout
+
+
+@functools.cache
+def render(*arguments: str, release: str = "kyb") -> Rendered:
+    """The objects; as ``manifest``."""
+    loaded = yaml.load_all(manifest(*arguments, release=release), yaml.CSafeLoader)
+    return Rendered([one for one in loaded if one])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helm.chart import KUBE_VERSION, SETS, helm, render, template
+from tests.helm.chart import KUBE_VERSION, SETS, helm, manifest, render, template
 
 WRONG = {
     "a name that no value has": (["router.replica=3"], "additional properties 'replica' not allowed"),
@@ -116,8 +116,8 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 def test_every_object_of_kubernetes_is_one_that_the_api_server_takes(tmp_path: Path) -> None:
     """kubeconform, strictly, with schemas out of Kubernetes' own OpenAPI document."""
     tools = Path(os.environ["HELM_TEST_TOOLS"])
-    for name, path in SETS.items():
-        (tmp_path / f"{name}.yaml").write_text(template("-f", str(path)).stdout)
+    for name in SETS:
+        (tmp_path / f"{name}.yaml").write_text(manifest(name))
     # Not Kubernetes' own: the Prometheus operator's, cert-manager's, the Gateway API's, OpenShift's.
     foreign = "ServiceMonitor,PodMonitor,PrometheusRule,Certificate,Issuer,HTTPRoute,SecurityContextConstraints"
     schemas = f"{tools}/schemas/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"

@@ -128,7 +128,7 @@ capabilities:
 
 {{- define "kybernate.routerUrl" -}}
 {{- $host := default (printf "%s-router.%s.svc" (include "kybernate.fullname" .) .Release.Namespace) .Values.router.service.clusterIP -}}
-{{- printf "http://%s:%v" $host .Values.router.service.port -}}
+{{- printf "%s://%s:%v" (ternary "http" "https" (empty .Values.router.tls.existingSecret)) $host .Values.router.service.port -}}
 {{- end -}}
 
 {{/* Secret with the keys of the cluster bus; empty: connections without a key. */}}
@@ -248,18 +248,19 @@ capabilities:
 
 {{/* Probes over HTTP; liveness never depends on NATS. (dict "port" …) */}}
 {{- define "kybernate.probes" -}}
+{{- $scheme := default "HTTP" .scheme -}}
 startupProbe:
-  httpGet: {path: /healthz, port: {{ .port }}}
+  httpGet: {path: /healthz, port: {{ .port }}, scheme: {{ $scheme }}}
   periodSeconds: 1
   failureThreshold: 120
   timeoutSeconds: 2
 livenessProbe:
-  httpGet: {path: /healthz, port: {{ .port }}}
+  httpGet: {path: /healthz, port: {{ .port }}, scheme: {{ $scheme }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
 readinessProbe:
-  httpGet: {path: /readyz, port: {{ .port }}}
+  httpGet: {path: /readyz, port: {{ .port }}, scheme: {{ $scheme }}}
   periodSeconds: {{ default 3 .readyEvery }}
   timeoutSeconds: 3
   failureThreshold: {{ default 2 .readyFailures }}

@@ -146,8 +146,11 @@
 {{- if and $v.router.httpRoute.enabled (not $v.router.httpRoute.parentRefs) -}}
 {{- $wrong = append $wrong "router.httpRoute.enabled needs router.httpRoute.parentRefs, e.g. [{name: my-gateway}]" -}}
 {{- end -}}
-{{- if le (int $v.router.terminationGracePeriodSeconds) (int $v.router.preStopSeconds) -}}
-{{- $wrong = append $wrong (printf "router.terminationGracePeriodSeconds=%v leaves no time after router.preStopSeconds=%v: raise it" $v.router.terminationGracePeriodSeconds $v.router.preStopSeconds) -}}
+{{- if gt (int $v.router.preStopSeconds) (int $v.router.drainSeconds) -}}
+{{- $wrong = append $wrong (printf "router.preStopSeconds=%v is above router.drainSeconds=%v, which it is a part of: raise drainSeconds" $v.router.preStopSeconds $v.router.drainSeconds) -}}
+{{- end -}}
+{{- if le (int $v.router.terminationGracePeriodSeconds) (int $v.router.drainSeconds) -}}
+{{- $wrong = append $wrong (printf "router.terminationGracePeriodSeconds=%v leaves no time after router.drainSeconds=%v: raise it" $v.router.terminationGracePeriodSeconds $v.router.drainSeconds) -}}
 {{- end -}}
 {{- end -}}
 

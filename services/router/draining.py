@@ -1,0 +1,49 @@
+"""``python -m services.router.draining``: waits until a router has nothing left to answer. For a preStop hook.
+
+Kubernetes takes a pod out of its Services and calls the hook before it sends SIGTERM: until then the router works as
+ever, so that streams end by themselves and a switch that waits for them hears of it. Standard library only.
+"""
+
+import argparse
+import re
+import ssl
+import sys
+import time
+import urllib.error
+import urllib.request
+
+POLL_SECONDS = 0.5
+LEFT = re.compile(rb"^kybernate_router_(?:held_requests\{[^}]*\}|in_flight_requests)\s+([0-9.eE+]+)$", re.MULTILINE)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Return when nothing is left, or after ``--seconds``; always with code 0, since the pod ends either way."""
+    parser = argparse.ArgumentParser("python -m services.router.draining", description=__doc__)
+    parser.add_argument("--url", default="http://127.0.0.1:8780", help="the router of this pod")
+    parser.add_argument("--first", type=float, default=5, help="seconds in which Services forget this pod")
+    parser.add_argument("--seconds", type=float, default=40, help="most seconds in all")
+    options = parser.parse_args(argv)
+    until = time.monotonic() + options.seconds
+    time.sleep(min(options.first, options.seconds))
+    while (left := requests_left(options.url)) != 0 and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+    if left != 0:
+        sys.stderr.write(f"draining: {left} requests are cut after {options.seconds:g} s\n")
+
+
+def requests_left(url: str) -> int | None:
+    """Requests that wait or are answered; 0 as well when no router answers, None when it does not tell."""
+    # It is this pod's own router; whose name its certificate has does not matter.
+    context = ssl._create_unverified_context() if url.startswith("https:") else None
+    try:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=2, context=context) as answer:
+            found = LEFT.findall(answer.read())
+    except TimeoutError:
+        return None
+    except (urllib.error.URLError, OSError):
+        return 0
+    return int(sum(float(value) for value in found)) if found else None
+
+
+if __name__ == "__main__":
+    main()
