@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kybernate.fakes.gpu import proc
 from kybernate.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
 from kybernate.fakes.gpu.sync_client import SyncDriverClient
 from tests.fakes.daemons import Child, child, driver, process, until
@@ -227,3 +228,12 @@ async def test_engines_of_any_user_reach_a_socket_with_such_permissions(tmp_path
             return stat.S_IMODE(socket.stat().st_mode) == 0o666
 
         await until(reachable)
+
+
+def test_a_control_group_is_found_from_a_namespace_of_ones_own(tmp_path):
+    """A driver in a container of version 2 reads paths that begin where its own control group is."""
+    folder = tmp_path / "kubepods" / "burstable" / "pod1" / "engine"
+    folder.mkdir(parents=True)
+    assert proc.place(str(tmp_path), "/../../pod1/engine") == str(folder)
+    assert proc.place(str(tmp_path), "/kubepods/burstable/pod1/engine") == str(folder)
+    assert proc.place(str(tmp_path), "/../nowhere") == f"{tmp_path}/../nowhere"

@@ -1,6 +1,9 @@
 """What the kernel says about processes."""
 
+import functools
+import glob
 import os
+import re
 import socket
 import struct
 from dataclasses import dataclass
@@ -10,6 +13,8 @@ from kybernate.fakes.gpu.process import Target
 _CGROUPS = "/sys/fs/cgroup"
 _UNIFIED = (_CGROUPS, f"{_CGROUPS}/unified")
 """Where v2 is mounted, alone or beside v1."""
+_MAX_DEPTH = 8
+"""No container lies deeper."""
 _FREEZER_FUNCTIONS = frozenset({"do_freezer_trap", "get_signal"})
 """The trap of v2 and the function that compilers put it into; a process that is stopped there is told by its state."""
 
@@ -55,11 +60,23 @@ def is_frozen(pid: int) -> bool:
 def _is_frozen_cgroup(pid: int) -> bool:
     for line in _read(f"/proc/{pid}/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == "" and any("frozen 1" in _read(f"{root}{path}/cgroup.events") for root in _UNIFIED):
+        if controllers == "" and any("frozen 1" in _read(f"{place(root, path)}/cgroup.events") for root in _UNIFIED):
             return True
-        if "freezer" in controllers.split(",") and _read(f"{_CGROUPS}/freezer{path}/freezer.state").strip() == "FROZEN":
+        freezer = f"{place(f'{_CGROUPS}/freezer', path)}/freezer.state"
+        if "freezer" in controllers.split(",") and _read(freezer).strip() == "FROZEN":
             return True
     return False
+
+
+@functools.lru_cache(maxsize=1024)
+def place(root: str, path: str) -> str:
+    """The folder of a control group. From a control group namespace of one's own, as containers of version 2 have, a
+    path begins with ``/..`` and does not name the levels in between: the rest is looked for below ``root``."""
+    rest = re.sub(r"^(/\.\.)+", "", path).lstrip("/")
+    if not path.startswith("/..") or not rest:
+        return root + path
+    patterns = (f"{root}/{'*/' * depth}{glob.escape(rest)}" for depth in range(_MAX_DEPTH))
+    return next((found for pattern in patterns for found in glob.iglob(pattern)), root + path)
 
 
 def _read(path: str) -> str:
