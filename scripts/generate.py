@@ -1,9 +1,10 @@
-"""Write what is generated from messages, seat table and conformance tests, or with --check say what has drifted."""
+"""Write what is generated from messages, seat table, rights and conformance tests, or with --check say what has drifted."""
 
 import argparse
 import sys
 from pathlib import Path
 
+from kybernate.bus import rights_page
 from kybernate.schemas import documents
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,7 +18,11 @@ def main(root: Path = ROOT) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and name the files that differ")
     parser.add_argument("--root", type=Path, default=root, help="the repository (default: this one)")
     options = parser.parse_args()
-    wanted = {options.root / path: text for path, text in (documents() | table.documents(ROOT)).items()}
+    made = documents() | table.documents(ROOT)
+    page = options.root / rights_page.PATH  # written by people around a table that is not
+    if page.exists():
+        made[rights_page.PATH] = rights_page.embedded(page.read_text())
+    wanted = {options.root / path: text for path, text in made.items()}
     stale = set((options.root / "docs" / "schemas").glob("*.json")) - set(wanted)
     drifted = {path for path, text in wanted.items() if not path.exists() or path.read_text() != text} | stale
     for path in sorted(drifted):

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kybernate.bus.rights import MEANING, ROLES, Place, Role, rights
+from kybernate.bus.rights import MEANING, Place, Role, rights
 
 AUTH_FILES: Mapping[Place, str] = {
     Place.CLUSTER: "auth.conf",
@@ -95,23 +95,3 @@ def _tls(options: ServerOptions, *, verify: bool) -> list[str]:
     files = {"cert_file": options.cert, "key_file": options.key, "ca_file": options.ca}
     found = [f"  {name}: {json.dumps(path)}" for name, path in files.items() if path]
     return [*found, "  verify: true"] if verify else found
-
-
-def roles_table() -> str:
-    """Markdown: what each key can do, for ``docs/security.md``."""
-    lines = ["| role | on | may publish | may subscribe |", "|---|---|---|---|"]
-    for place in (Place.CLUSTER, Place.NODE):
-        for role, may in rights(place).items():
-            said, heard = (", ".join(f"`{one}`" for one in _short(each)) for each in (may.publish, may.subscribe))
-            lines.append(f"| `{role}` | {place} bus | {said} | {heard} |")
-    assert {role for place in (Place.CLUSTER, Place.NODE) for role in ROLES[place]} == set(Role)
-    return "\n".join(lines) + "\n"
-
-
-def _short(subjects: Iterable[str]) -> list[str]:
-    """Subjects that differ in their last token only, as ``….{a,b}``."""
-    together: dict[str, list[str]] = {}
-    for subject in subjects:
-        head, _, last = subject.rpartition(".")
-        together.setdefault(head, []).append(last)
-    return [f"{head}.{{{','.join(last)}}}" if len(last) > 1 else f"{head}.{last[0]}" for head, last in together.items()]

@@ -22,7 +22,8 @@ from kybernate.bus.rights import (
     rights,
     subject,
 )
-from kybernate.bus.server_config import authorization, roles_table
+from kybernate.bus.rights_page import embedded, roles_table
+from kybernate.bus.server_config import authorization
 from kybernate.envelope import Message
 from kybernate.messages import Presence
 
@@ -103,3 +104,8 @@ def test_the_published_table_has_every_role_and_right() -> None:
     table = roles_table()
     assert all(f"| `{role}` |" in table for role in Role)
     assert set(SENDERS) == set(HEARERS)
+
+
+def test_a_page_without_marks_is_named() -> None:
+    with pytest.raises(ValueError, match=r"docs/security\.md: the marks"):
+        embedded("# Security\n")

@@ -1,0 +1,64 @@
+"""What each key can do, as a table for ``docs/security.md``. Pure; ``scripts/generate.py`` writes or compares it."""
+
+from collections.abc import Iterable, Mapping
+
+from kybernate.bus.layout import AUDIT, BUCKETS, EVENTS
+from kybernate.bus.rights import HISTORIANS, MEANING, READERS, WRITERS, Place, Role, rights
+
+PATH = "docs/security.md"
+BEGIN = "<!-- Made from kybernate/bus/rights.py by scripts/generate.py. -->"
+END = "<!-- End of what is made. -->"
+
+
+def embedded(page: str) -> str:
+    """The page with the table between its two marks. Raises ValueError when a mark is missing."""
+    head, _, rest = page.partition(f"{BEGIN}\n")
+    _, end, tail = rest.partition(END)
+    if not rest or not end:
+        raise ValueError(f"{PATH}: the marks {BEGIN!r} and {END!r} are needed around the table")
+    return f"{head}{BEGIN}\n\n{roles_table()}\n{END}{tail}"
+
+
+def roles_table() -> str:
+    """Every role of both buses. JetStream's own subjects are told as what they come to."""
+    lines = ["| role | who has it | says | hears | streams and buckets |", "|---|---|---|---|---|"]
+    for place in (Place.CLUSTER, Place.NODE):
+        for role, may in rights(place).items():
+            says, hears = _subjects(may.publish), _subjects(may.subscribe)
+            lines.append(f"| `{role}` | {MEANING[role]} | {says} | {hears} | {_stored(role)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _subjects(subjects: Iterable[str]) -> str:
+    """Without JetStream and inboxes; those that differ in their last token only, together."""
+    together: dict[str, list[str]] = {}
+    for subject in subjects:
+        if subject.startswith("kyb.v1."):
+            head, _, last = subject.removeprefix("kyb.v1.").rpartition(".")
+            together.setdefault(head, []).append(last)
+    return "<br>".join(f"`{head}.{_either(last)}`" for head, last in together.items()) or "nothing"
+
+
+def _either(tokens: list[str]) -> str:
+    return tokens[0] if len(tokens) == 1 else "{" + ", ".join(tokens) + "}"
+
+
+def _stored(role: Role) -> str:
+    if role is Role.INIT:
+        return f"makes and updates all: {_names((EVENTS, AUDIT, *BUCKETS))}"
+    reads = _of(READERS, role) + _of(HISTORIANS, role)
+    live = [bucket for bucket in BUCKETS if f"$KV.{bucket}.>" in _hears(role)]
+    parts = {"writes": _of(WRITERS, role), "reads": reads, "hears changes of": live}
+    return "; ".join(f"{verb} {_names(names)}" for verb, names in parts.items() if names) or "none"
+
+
+def _hears(role: Role) -> tuple[str, ...]:
+    return rights(Place.ONE)[role].subscribe if role is not Role.NODE_MANAGER else ()
+
+
+def _of(table: Mapping[str, tuple[Role, ...]], role: Role) -> list[str]:
+    return [name for name, roles in table.items() if role in roles]
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
