@@ -44,7 +44,9 @@ class LedgerEntry(BaseModel):
     endpoint: str | None = None
     annotations: dict[str, str] = Field(default_factory=dict)
     park_seconds: float = 2.0
+    parks: int = 0
     activate_seconds: float = 2.0
+    activations: int = 0
     switch_seconds: float = 4.0
 
 

@@ -28,6 +28,7 @@ from kybernate.messages import (
     KillJob,
     Presence,
     ReleaseJob,
+    RetargetJob,
     SeatEvent,
     SwitchJob,
     TrafficSignal,
@@ -35,7 +36,7 @@ from kybernate.messages import (
 from kybernate.policy import Policy
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group, peers
-from services.gpu_manager import commands, deciding, looking, overlap, owners, recovery, switching
+from services.gpu_manager import commands, deciding, late_binding, looking, overlap, owners, recovery, switching
 from services.gpu_manager.inputs import (
     AskedOverHttp,
     BusChanged,
@@ -47,6 +48,7 @@ from services.gpu_manager.inputs import (
     Now,
     PodsSeen,
     Recovered,
+    Retargeted,
     StartCalls,
     Stranger,
     StrangersSeen,
@@ -61,7 +63,7 @@ from services.gpu_manager.rows import Operation, Row
 S, T = SeatState, Trigger
 MOVE_SECONDS = 3.0
 """Model seconds that a move is taken to cost until one was seen."""
-Effect = SeatEvent | SwitchJob | ReleaseJob | KillJob | Ticket | CommandReply | Decided
+Effect = SeatEvent | SwitchJob | RetargetJob | ReleaseJob | KillJob | Ticket | CommandReply | Decided
 
 
 @dataclass
@@ -148,6 +150,8 @@ class Board:
                 owners.processes_told(self, reply.seats, now)
             case JobAnswered():
                 switching.answered(self, message, now)
+            case Retargeted():
+                late_binding.answered(self, message)
             case PodsSeen(owners=seen):
                 owners.pods_seen(self, seen, now)
             case StartCalls(calls=calls):
@@ -197,7 +201,7 @@ class Board:
                 plain = [group for group in self.groups if group.name in self.operations]
             case JobProgress(status=JobStatus(group=name)):
                 plain = [group for group in self.groups if group.name == name]
-            case JobAnswered(op=op):
+            case JobAnswered(op=op) | Retargeted(op=op):
                 plain = [group for group in self.groups if op.startswith(f"{group.name}-")]
             case _:
                 row = self.rows.get(getattr(message, "seat", None) or "")

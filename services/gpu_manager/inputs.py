@@ -99,6 +99,14 @@ class JobAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class Retargeted:
+    """The checkpointer answered a RetargetJob; None: no answer in time, which proves nothing."""
+
+    op: str
+    reply: JobReply | None
+
+
+@dataclass(frozen=True, slots=True)
 class JobsTold:
     """The checkpointer answered a question about jobs and processes."""
 

@@ -272,6 +272,8 @@ def _entry(row: Row) -> LedgerEntry:
         park_seconds=row.park_seconds,
         activate_seconds=row.activate_seconds,
         switch_seconds=row.switch_seconds,
+        parks=row.parks,
+        activations=row.activations,
     )
 
 

@@ -24,6 +24,7 @@ from kybernate.messages import (
     KillJob,
     Presence,
     ReleaseJob,
+    RetargetJob,
     SeatAllocated,
     SeatEvent,
     SeatPinned,
@@ -46,6 +47,7 @@ from services.gpu_manager.inputs import (
     Now,
     PodsSeen,
     Recovered,
+    Retargeted,
     StartCalls,
     Stranger,
     StrangersSeen,
@@ -169,6 +171,8 @@ class Manager:
                 self.look_now.set()
             case SwitchJob():
                 group.create_task(self._send_switch(effect), name=f"job {effect.op}")
+            case RetargetJob():
+                group.create_task(self._send_retarget(effect), name=f"retarget {effect.op}")
             case ReleaseJob() | KillJob():
                 group.create_task(self._send_ending(effect), name=f"end {effect.target.seat}")
 
@@ -179,6 +183,9 @@ class Manager:
         if reply is not None and not reply.accepted:
             log.warning("job.refused", op=job.op, code=reply.code, reason=reply.reason)
         await self.hear(JobAnswered(job.op, job.epoch, reply))
+
+    async def _send_retarget(self, job: RetargetJob) -> None:
+        await self.hear(Retargeted(job.op, await self._ask(job)))
 
     async def _send_ending(self, job: ReleaseJob | KillJob) -> None:
         """Until the checkpointer has taken it, or the seat has moved on."""

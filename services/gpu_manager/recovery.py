@@ -82,6 +82,7 @@ def _remember(row: Row, entry: LedgerEntry) -> None:
     row.vram_bytes, row.host_bytes = entry.vram_bytes, entry.host_bytes
     row.started, row.pinned = entry.started, entry.pinned
     row.park_seconds, row.activate_seconds = entry.park_seconds, entry.activate_seconds
+    row.parks, row.activations = entry.parks, entry.activations
     row.switch_seconds = entry.switch_seconds
     row.fixed = entry.fixed
 

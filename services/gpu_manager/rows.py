@@ -63,8 +63,12 @@ class Row:
     vram_bytes: int = 0
     host_bytes: int = 0
     park_seconds: float = 2.0
-    """Learned, model seconds."""
+    """Learned, model seconds: from drained until its VRAM was free, as the node saw it."""
+    parks: int = 0
+    """How often that was seen."""
     activate_seconds: float = 2.0
+    """Learned, model seconds: from then until it served."""
+    activations: int = 0
     switch_seconds: float = 4.0
     """Learned, model seconds from the decision to serve until it served."""
     active_since: float = 0.0
@@ -172,5 +176,11 @@ class Operation:
     sent_wall: float | None = None
     """When the job was last sent; None: send it now."""
     journaled: bool = False
+    asking: str | None = None
+    """The checkpointer is being asked to bring this seat instead."""
+    asked: set[str] = field(default_factory=set)
+    """Everybody that it was ever asked to bring instead."""
+    parked_wall: float | None = None
+    """When the victim's VRAM was free."""
     control_seconds: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)

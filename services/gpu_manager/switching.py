@@ -7,8 +7,9 @@ draining ──quiet and idle──► job ──journaled, reports──► ove
 from typing import TYPE_CHECKING
 
 from kybernate.messages import JobStatus, SeatProgress, SwitchJob
+from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.seat import COMING, SeatState, Trigger
-from services.gpu_manager import looking, overlap
+from services.gpu_manager import late_binding, looking, overlap
 from services.gpu_manager.inputs import EngineSeen, JobAnswered, Now
 from services.gpu_manager.rows import CUT_GRACE_SECONDS, Operation, Row
 
@@ -19,8 +20,6 @@ S, T = SeatState, Trigger
 
 RESEND_SECONDS = 1.0
 """Wall: how long to wait for the checkpointer's answer before asking again."""
-LEARN = 0.3
-"""Weight of the newest observation in learned costs."""
 
 PARK_FAILED = {
     "active": T.ROLLED_BACK,
@@ -46,12 +45,14 @@ def step(board: "Board", operation: Operation, now: Now) -> None:
     unsent = operation.sent_wall is None or now.wall >= operation.sent_wall + RESEND_SECONDS
     if operation.phase == "job" and not operation.journaled and unsent:
         _send(board, operation, now)
+    if operation.phase == "job":
+        late_binding.rethink(board, operation, now)
 
 
 def _drain(board: "Board", operation: Operation, now: Now) -> None:
     """Wait for the routers' word and then the engine's; cut at the deadline; turn back when nobody waits."""
     victim = board.rows[operation.victim or ""]
-    if not looking.still_wanted(board, operation, now):
+    if not looking.still_wanted(board, operation, now) and not late_binding.another(board, operation, now):
         turn_back(board, operation, now, "nobody waits for its place any more")
         return
     if not board.bus_up:
@@ -112,6 +113,8 @@ def _drained(board: "Board", operation: Operation, now: Now, reason: str) -> Non
 
 def _send(board: "Board", operation: Operation, now: Now) -> None:
     """Ask the checkpointer; the same operation again is harmless, it knows it by its name."""
+    if operation.sent_wall is None:
+        late_binding.choose(board, operation, now)
     operation.sent_wall = now.wall
     victim = board.rows[operation.victim] if operation.victim else None
     winner = board.rows[operation.winner] if operation.winner else None
@@ -180,6 +183,7 @@ def told(board: "Board", status: JobStatus, now: Now) -> None:
         _kill_told(board, status, now)
         return
     _journaled(operation, now)
+    late_binding.follow(board, operation, status)
     for progress in status.park:
         row = board.rows.get(progress.seat)
         if row is not None and row.group.name != operation.group:
@@ -224,7 +228,10 @@ def _park_told(board: "Board", operation: Operation, row: Row, progress: SeatPro
         row.vram_bytes = progress.vram_bytes or row.vram_bytes
         row.host_bytes = progress.host_bytes
         took, verify = sum(progress.seconds.values()), progress.seconds.get("verify", 0.0)
-        row.park_seconds = _learn(row.park_seconds, took * now.pace)
+        row.parks += 1
+        gone = max(took, now.wall - operation.drained_wall)
+        row.park_seconds = _learn(row.park_seconds, gone * now.pace, row.parks)
+        operation.parked_wall = now.wall
         operation.seconds = {"park": took - verify, "verify": verify}
         board.failures.pop(operation.group, None)
         board.go(row, T.EVIDENCE, now, epoch=operation.epoch, operation=operation)
@@ -267,11 +274,14 @@ def _serves(board: "Board", row: Row, now: Now, operation: Operation | None, pro
         return
     took, verify = sum(progress.seconds.values()), progress.seconds.get("verify", 0.0)
     total = now.wall - operation.decided_wall
+    began = operation.parked_wall if operation.victim is not None else operation.decided_wall
+    came = took if began is None else max(took, now.wall - began)
     moving = row.state is S.MIGRATING
     if moving:
-        board.move_seconds = _learn(board.move_seconds, max(0.0, took * now.pace - row.activate_seconds))
+        board.move_seconds = _learn(board.move_seconds, max(0.0, came * now.pace - row.activate_seconds))
     else:
-        row.activate_seconds = _learn(row.activate_seconds, took * now.pace)
+        row.activations += 1
+        row.activate_seconds = _learn(row.activate_seconds, came * now.pace, row.activations)
     row.switch_seconds = _learn(row.switch_seconds, total * now.pace)
     last = progress.last_call_at
     seconds = {
@@ -295,5 +305,6 @@ def _same_pod(row: Row, progress: SeatProgress) -> bool:
     return row.pod is not None and progress.pod_uid == row.pod.uid
 
 
-def _learn(known: float, seen: float) -> float:
-    return known + LEARN * (seen - known)
+def _learn(known: float, seen: float, count: int = 0) -> float:
+    """The mean after one more value; the first ones weigh as in a plain mean, the assumed one nothing."""
+    return known + max(COST_WEIGHT, 1.0 / count if count else 0.0) * (seen - known)

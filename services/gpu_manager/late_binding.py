@@ -1,0 +1,108 @@
+"""Who comes is decided as late as it can be: again when the victim is drained, and as long as it is being parked. Pure.
+
+The policy is asked with the victim on its way out, so that its slot is free. A new answer before the job is sent goes
+into the job; later ones go to the checkpointer as RetargetJob, which takes them until it has journaled the beginning of
+the second half. What became of it the job's status tells, also when the answer was lost: ``follow``.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kybernate.messages import JobReply, JobStatus, RetargetJob
+from kybernate.policy import Switch
+from kybernate.seat import SeatState
+from services.gpu_manager import looking, rebinding
+from services.gpu_manager.inputs import Now, Retargeted
+from services.gpu_manager.rows import Operation, Row
+
+if TYPE_CHECKING:
+    from services.gpu_manager.board import Board
+
+S = SeatState
+
+
+def choose(board: "Board", operation: Operation, now: Now) -> None:
+    """Ask once more who comes. Without another answer the winner stays, as long as somebody waits for it."""
+    if operation.clears_for is not None or operation.victim is None:
+        return
+    winner = _newest(board, operation, now)
+    if winner is not None and winner.seat != operation.winner:
+        operation.winner, operation.cause = winner.seat, winner.cause or operation.cause
+    elif winner is None and operation.winner and not looking.wants(board, board.rows[operation.winner], now):
+        operation.winner = None
+
+
+def another(board: "Board", operation: Operation, now: Now) -> bool:
+    """Nobody waits any more for the winner of a drain: whether somebody else takes its place."""
+    if operation.clears_for is not None or operation.victim is None:
+        return False
+    winner = _newest(board, operation, now)
+    if winner is None or winner.seat == operation.winner:
+        return False
+    operation.winner, operation.cause = winner.seat, winner.cause or operation.cause
+    return True
+
+
+def rethink(board: "Board", operation: Operation, now: Now) -> None:
+    """While the victim is being parked: another winner, if the policy names one and the checkpointer still takes it."""
+    if operation.clears_for is not None or operation.victim is None or operation.asking is not None:
+        return
+    if operation.sent_wall is None or not operation.journaled or board.rows[operation.victim].state is not S.PARKING:
+        return
+    winner = _newest(board, operation, now)
+    if winner is None or winner.seat == operation.winner or winner.epoch > operation.epoch:
+        return
+    operation.asking = winner.seat
+    operation.asked.add(winner.seat)
+    comes = winner.state is S.PARKED  # one at the gate starts with a ticket, once the group is free
+    board.said.append(
+        RetargetJob(
+            cause=winner.cause or operation.cause,
+            node=board.node,
+            epoch=operation.epoch,
+            op=operation.op,
+            activate=winner.target(board.group_of(operation)) if comes else None,
+        )
+    )
+
+
+def answered(board: "Board", answer: Retargeted) -> None:
+    """The checkpointer took the new winner or not; without an answer the job's status will tell."""
+    operation = next((o for o in board.operations.values() if o.op == answer.op), None)
+    if operation is None or operation.asking is None:
+        return
+    winner, operation.asking = board.rows[operation.asking], None
+    if answer.reply is None or not answer.reply.accepted:
+        return
+    if winner.state is S.WAITING or _names(answer.reply, operation.op, winner.seat):
+        operation.winner, operation.cause = winner.seat, winner.cause or operation.cause
+
+
+def follow(board: "Board", operation: Operation, status: JobStatus) -> None:
+    """The status is the truth about who comes, of those that were ever asked for."""
+    comer = status.activate.seat if status.activate is not None else None
+    if comer is not None and comer != operation.winner and comer in operation.asked:
+        operation.winner = comer
+        operation.cause = board.rows[comer].cause or operation.cause
+
+
+def _newest(board: "Board", operation: Operation, now: Now) -> Row | None:
+    """Whom the policy names now, if it can come; None: nobody, or nobody who can."""
+    group, victim = board.group_of(operation), board.rows[operation.victim or ""]
+    view = replace(looking.view(board, group, now), elsewhere=rebinding.seats_elsewhere(board, group, now))
+    decision = board.policy.decide(view)
+    if not isinstance(decision, Switch) or decision.evict is not None:
+        return None
+    winner = board.rows[decision.activate]
+    ready = winner.state is S.PARKED or (winner.state is S.WAITING and winner.calls(now))
+    if not ready or winner is victim or not looking.room(board, winner, without=victim, on=group):
+        return None
+    if winner.seat != operation.winner:
+        board.why[group.name] = decision.reason
+    return winner
+
+
+def _names(reply: JobReply, op: str, seat: str) -> bool:
+    """Whether the answer shows this seat as the one that comes."""
+    found = [status.activate.seat for status in reply.jobs if status.op == op and status.activate is not None]
+    return not reply.jobs or seat in found

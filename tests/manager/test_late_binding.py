@@ -1,0 +1,128 @@
+"""Who comes is decided again when the victim is drained and while it is being parked."""
+
+import pytest
+
+from kybernate.messages import JobReply, RetargetJob
+from kybernate.seat import SeatState as S
+from services.gpu_manager.inputs import JobAnswered, Retargeted
+from tests.manager.world import World, status
+
+
+def leaving(world: World, answers: int = 1) -> tuple[str, str, str]:
+    """c drains for a; nobody waits for b yet."""
+    a, b, c = world.fill("a", "b", "c")
+    world.tick(30)
+    world.traffic(c, in_flight=answers)
+    world.traffic(c)
+    world.traffic(a, waiting=1)
+    assert world.state(c) is S.DRAINING
+    assert world.board.operations["G0"].winner == a
+    return a, b, c
+
+
+def retargets(world: World) -> list[RetargetJob]:
+    return [effect for effect in world.said if isinstance(effect, RetargetJob)]
+
+
+def parking(world: World) -> tuple[str, str, str]:
+    """The checkpointer has journaled: park c, then activate a. Then many ask for b."""
+    a, b, c = leaving(world)
+    world.quiet(c)
+    job = world.job()
+    assert job.activate is not None
+    assert job.activate.seat == a
+    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+    world.traffic(b, waiting=9, oldest=5.0)
+    return a, b, c
+
+
+def test_who_waits_more_when_the_victim_is_drained_comes(world: World) -> None:
+    _, b, c = leaving(world)
+
+    world.traffic(b, waiting=9, oldest=5.0, cause="req-b")
+    world.quiet(c)
+
+    job = world.job()
+    assert job.activate is not None
+    assert (job.activate.seat, job.cause) == (b, "req-b")
+    world.finish()
+    assert world.state(b) is S.ACTIVE
+
+
+def test_a_drain_goes_on_for_somebody_else_when_its_winner_is_not_wanted_any_more(world: World) -> None:
+    a, b, c = leaving(world)
+
+    world.traffic(b, waiting=1)
+    world.traffic(a)
+
+    assert world.state(c) is S.DRAINING
+    assert world.board.operations["G0"].winner == b
+    world.traffic(b)
+    assert world.state(c) is S.ACTIVE
+
+
+def test_while_the_victim_is_parked_the_checkpointer_is_asked_once_to_bring_another(world: World) -> None:
+    _, b, c = parking(world)
+    (asked,) = retargets(world)
+    assert asked.activate is not None
+    assert asked.activate.seat == b
+    world.traffic(b, waiting=10, oldest=6.0)
+    assert len(retargets(world)) == 1
+
+    job = world.job().model_copy(update={"activate": asked.activate})
+    world.hear(Retargeted(job.op, JobReply(accepted=True, jobs=(status(job, "started", "pending", done=False),))))
+    assert world.board.operations["G0"].winner == b
+    world.progress(job)
+
+    assert (world.state(b), world.state(c)) == (S.ACTIVE, S.PARKED)
+
+
+def test_an_answer_that_is_lost_loses_nothing(world: World) -> None:
+    _, b, _ = parking(world)
+    (asked,) = retargets(world)
+
+    world.hear(Retargeted(asked.op, None))
+    job = world.job().model_copy(update={"activate": asked.activate})
+    world.progress(job, "parked", "started", done=False)
+    assert world.state(b) is S.ACTIVATING
+    world.progress(job)
+
+    assert world.state(b) is S.ACTIVE
+
+
+@pytest.mark.parametrize("code", ["too-late", "stale-epoch", "unknown-op"])
+def test_where_it_is_too_late_the_first_winner_comes(world: World, code: str) -> None:
+    a, b, _ = parking(world)
+    (asked,) = retargets(world)
+
+    world.hear(Retargeted(asked.op, JobReply(accepted=False, code=code)))
+    world.progress(world.job())
+
+    assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
+
+
+def test_a_status_that_names_the_first_winner_after_the_answer_is_believed(world: World) -> None:
+    """The answer said yes and the report before it was still on its way; the last word of the job counts."""
+    a, b, _ = parking(world)
+    (asked,) = retargets(world)
+    operation = world.board.operations["G0"]
+    operation.asked.add(a)
+
+    world.hear(Retargeted(asked.op, JobReply(accepted=True)))
+    assert operation.winner == b
+    world.progress(world.job(), "parked", "started", done=False)
+
+    assert (operation.winner, world.state(a)) == (a, S.ACTIVATING)
+
+
+def test_costs_are_what_the_node_saw_and_the_first_one_replaces_the_assumed(world: World) -> None:
+    a, _, c = leaving(world)
+    world.quiet(c)
+    job = world.job()
+    world.tick(4.0)
+    world.progress(job, "parked", "started", done=False)
+    world.tick(6.0)
+    world.progress(job)
+
+    assert (world.row(c).park_seconds, world.row(c).parks) == (4.0, 1)
+    assert world.row(a).activate_seconds == 6.0

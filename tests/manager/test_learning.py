@@ -1,0 +1,127 @@
+"""Rates and service times from signals, over lost ones, restarts of routers and of the manager."""
+
+import json
+
+import pytest
+
+from kybernate.messages import TrafficSignal
+from kybernate.policy.estimators import SERVICE_WEIGHT
+from services.gpu_manager.inputs import Now
+from services.gpu_manager.learning import ASSUMED_SERVICE_SECONDS, MOST_SOURCES, Learning
+
+
+def at(model: float) -> Now:
+    return Now(wall=model / 2, model=model, unix=1e9 + model / 2)
+
+
+def signal(number: int, **fields: object) -> TrafficSignal:
+    plain = {"cause": "c", "source": "r", "model": "m", "seat": "s", "seq": number, "incarnation": "i"}
+    return TrafficSignal(**{**plain, **fields})  # type: ignore[arg-type]
+
+
+def learned(*signals: tuple[float, TrafficSignal]) -> Learning:
+    learning = Learning()
+    for time, one in signals:
+        learning.hear(one, "s", at(time))
+    return learning
+
+
+def arrived(learning: Learning, now: float) -> float:
+    """How many arrivals the slow rate stands for, roughly: what it would be for one is divided out."""
+    seat = learning.of("s", "m")
+    one = Learning()
+    one.hear(signal(0, arrived=0), "s", at(1000.0))
+    one.hear(signal(1, arrived=1), "s", at(now))
+    lone = one.of("s", "m")
+    assert seat is not None
+    assert lone is not None
+    return seat.arrivals.slow.at(now) / lone.arrivals.slow.at(now)
+
+
+def test_what_counts_is_the_difference_so_lost_signals_lose_nothing() -> None:
+    learning = learned((1000.0, signal(1, arrived=40)), (1001.0, signal(9, arrived=47)))
+
+    assert arrived(learning, 1001.0) == pytest.approx(7.0)
+
+
+def test_a_router_that_starts_again_counts_from_zero() -> None:
+    learning = learned(
+        (1000.0, signal(1, arrived=40, served=40, served_seconds=80.0)),
+        (1001.0, signal(2, arrived=3, served=2, served_seconds=8.0, incarnation="j")),
+    )
+
+    assert arrived(learning, 1001.0) == pytest.approx(3.0)
+    seat = learning.of("s", "m")
+    assert seat is not None
+    assert (seat.service.value, seat.service.count) == (4.0, 2)
+
+
+def test_late_signals_change_nothing() -> None:
+    learning = learned(
+        (1000.0, signal(1, arrived=40)), (1001.0, signal(3, arrived=45)), (1001.0, signal(2, arrived=42))
+    )
+    learning.hear(signal(4, arrived=46), "s", at(1001.0))
+
+    assert arrived(learning, 1001.0) == pytest.approx(6.0)
+
+
+def test_sources_that_count_a_window_are_taken_at_their_word_once() -> None:
+    old = {"incarnation": "", "arrivals": 10, "window_seconds": 4.0}
+    learning = learned((1000.0, signal(1, **old)), (1002.0, signal(2, **old)), (1010.0, signal(3, **old)))
+
+    assert arrived(learning, 1010.0) == pytest.approx(25.0, rel=0.02)
+
+
+def test_service_seconds_are_assumed_until_something_was_served() -> None:
+    seat = learned((1000.0, signal(1, arrived=1, served=0, served_seconds=0.0))).of("s", "m")
+
+    assert seat is not None
+    assert seat.service.value == ASSUMED_SERVICE_SECONDS
+    assert seat.service.weight == SERVICE_WEIGHT
+
+
+def test_another_model_on_the_seat_is_learned_anew() -> None:
+    learning = learned((1000.0, signal(1, arrived=1)), (1001.0, signal(2, arrived=9)))
+
+    learning.hear(signal(3, arrived=2, model="n"), "s", at(1002.0))
+
+    assert learning.of("s", "m") is None
+    assert learning.of("s", "n") is not None
+
+
+def test_a_manager_that_starts_again_goes_on_and_counts_what_came_meanwhile() -> None:
+    before = learned(
+        (1000.0, signal(1, arrived=0, served=0, served_seconds=0.0)),
+        (1500.0, signal(2, arrived=100, served=90, served_seconds=180.0)),
+    )
+    after = Learning()
+
+    after.restore(json.loads(json.dumps(before.kept(at(1500.0)))), at(1520.0))
+    after.hear(signal(3, arrived=104, served=100, served_seconds=200.0), "s", at(1520.0))
+
+    before.hear(signal(3, arrived=104, served=100, served_seconds=200.0), "s", at(1520.0))
+    one, other = before.of("s", "m"), after.of("s", "m")
+    assert one is not None
+    assert other is not None
+    assert other.service.value == pytest.approx(one.service.value)
+    assert other.arrivals.slow.at(1520.0) == pytest.approx(one.arrivals.slow.at(1520.0))
+    assert other.arrivals.fast.at(1600.0) == pytest.approx(one.arrivals.fast.at(1600.0))
+
+
+@pytest.mark.parametrize("data", [{}, {"unix": 1.0}, {"unix": 1.0, "seats": {"s": {}}, "counters": []}, {"unix": "x"}])
+def test_what_was_not_kept_by_this_is_refused_and_changes_nothing(data: dict[str, object]) -> None:
+    learning = learned((1000.0, signal(1, arrived=1)))
+
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        learning.restore(data, at(1001.0))
+
+    assert learning.of("s", "m") is not None
+
+
+def test_counters_do_not_grow_without_end() -> None:
+    learning = Learning()
+    for number in range(MOST_SOURCES + 10):
+        learning.hear(signal(1, source=f"r{number}", arrived=1), "s", at(1000.0 + number))
+
+    assert len(learning.counters) <= MOST_SOURCES
+    assert (f"r{MOST_SOURCES + 9}", "m", "s", "standard") in learning.counters
