@@ -1,4 +1,4 @@
-"""Write what is generated from messages, seat table, rights and conformance tests, or with --check say what has drifted."""
+"""Write what is generated from messages, seats, rights and conformance tests, or with --check say what has drifted."""
 
 import argparse
 import sys

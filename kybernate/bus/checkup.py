@@ -4,6 +4,7 @@ import asyncio
 
 from kybernate.bus.credentials import Credentials
 from kybernate.bus.nats_link import forbidden
+from kybernate.bus.port import NoAnswerError
 from kybernate.bus.rights import ROLES, Place, Role, rights
 from kybernate.bus.setup import connection
 
@@ -14,8 +15,11 @@ _HARMLESS = ("kyb.v1.cmd.", "kyb.v1.job.", "$JS.API.", "_INBOX")
 stored, or heard by services."""
 
 
-async def examine(url: str, credentials: Credentials, role: Role, *, timeout: float = 5.0) -> list[str]:
-    """What the server refused, in its words; empty: nothing. Raises BusDownError, CredentialsError, BusError."""
+async def examine(url: str, credentials: Credentials, role: Role, *, timeout: float = 3.0) -> list[str]:
+    """What the server refused, in its words; empty: nothing.
+
+    Raises BusDownError, CredentialsError, NoAnswerError, and BusError when the key itself is refused.
+    """
     place = Place.CLUSTER if role in ROLES[Place.CLUSTER] else Place.NODE
     need = rights(place)[role]
     refused: list[str] = []
@@ -30,8 +34,12 @@ async def examine(url: str, credentials: Credentials, role: Role, *, timeout: fl
         for subject in need.publish:
             if subject.startswith(_HARMLESS):
                 await link.client.publish(".".join(NOWHERE if token in "*>" else token for token in subject.split(".")))
-        async with asyncio.timeout(timeout):
-            await link.round_trip()
+        try:
+            async with asyncio.timeout(timeout):
+                await link.round_trip()
+        except TimeoutError as error:
+            if not refused:  # else: a key of another role, which may not even write to this role's inbox
+                raise NoAnswerError(f"NATS at {url} did not answer within {timeout:g} s; ask again") from error
     return refused
 
 

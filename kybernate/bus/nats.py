@@ -24,9 +24,10 @@ from pydantic import BaseModel, ValidationError
 
 from kybernate.bus.credentials import ANY_INBOX, NOBODY, Credentials, CredentialsError
 from kybernate.bus.history import stored_events
-from kybernate.bus.inbox import LIMIT, Inbox, answer, merged, read
+from kybernate.bus.inbox import Inbox, answer, merged, read
 from kybernate.bus.nats_bucket import NatsBucket
-from kybernate.bus.nats_link import CONNECT_SECONDS, Link, dial, failures, forbidden, refused
+from kybernate.bus.nats_link import CONNECT_SECONDS, Link, dial, failures
+from kybernate.bus.nats_trouble import Trouble
 from kybernate.bus.port import Bucket, BusDownError, BusError, NoAnswerError, NotSetUpError
 from kybernate.envelope import Message, Pattern
 from kybernate.logs import get_logger
@@ -72,8 +73,7 @@ class NatsBus:
         self.url = url
         self.place = urlsplit(url).hostname or url
         """The server without credentials, for texts."""
-        self.dropped = 0
-        """Messages lost because a reader of this process was too slow."""
+        self._trouble = Trouble(self.place, credentials)
         self.compare_seconds = compare_seconds
         """How often each watch is compared with its bucket."""
         self._source, self._name, self._credentials = source, name, credentials
@@ -81,9 +81,6 @@ class NatsBus:
         self._routes: list[_Route] = []
         self._callbacks: list[Callable[[bool], None]] = []
         self._up = asyncio.Event()
-        self._ended = asyncio.Event()
-        self._end: BusError | None = None
-        self._last_error = ""
         self._leaving = False
 
     @classmethod
@@ -108,6 +105,11 @@ class NatsBus:
             await asyncio.wait([keeper])
 
     @property
+    def dropped(self) -> int:
+        """Messages lost because a reader of this process was too slow."""
+        return self._trouble.dropped
+
+    @property
     def connected(self) -> bool:
         """Whether something published now would be sent."""
         return self._link is not None and self._link.alive
@@ -116,7 +118,7 @@ class NatsBus:
     def link(self) -> Link:
         """The present connection. Raises BusDownError when there is none."""
         if self._link is None or not self.connected:
-            raise BusDownError(f"not connected to NATS at {self.place}: {self._last_error or 'no answer yet'}")
+            raise BusDownError(f"not connected to NATS at {self.place}: {self._trouble.last or 'no answer yet'}")
         return self._link
 
     def on_change(self, callback: Callable[[bool], None]) -> None:
@@ -129,8 +131,8 @@ class NatsBus:
 
     async def closed(self) -> None:
         """Wait for ever, or raise BusError when trying again would be useless."""
-        await self._ended.wait()
-        raise self._end or BusError("the bus was closed")
+        await self._trouble.final.wait()
+        raise self._trouble.end or BusError("the bus was closed")
 
     async def publish(self, message: Message) -> None:
         """Send to whoever listens."""
@@ -165,7 +167,7 @@ class NatsBus:
         async def receive(msg: Msg) -> None:
             message = read(msg.subject, msg.data, patterns)
             if message is not None and not inbox.put(message):
-                self._drop(msg.subject)
+                self._trouble.drop(msg.subject)
 
         async with contextlib.AsyncExitStack() as stack:
             for subject in merged(patterns):
@@ -189,12 +191,12 @@ class NatsBus:
 
         async def receive(msg: Msg) -> None:
             if not inbox.put(msg):
-                self._drop(msg.subject)
+                self._trouble.drop(msg.subject)
 
         async def work() -> None:
             async for msg in inbox:
                 if not msg.reply.startswith(ANY_INBOX):
-                    self._forged(msg)
+                    self._trouble.forged(msg)
                     continue
                 said = await answer(msg.subject, msg.data, pattern, handler)
                 if said is None:
@@ -278,18 +280,18 @@ class NatsBus:
         wait = FIRST_RETRY_SECONDS
         # A client that waits for an answer which comes, or fails, at the instant of a stop loses the stop (wait_for of
         # Python 3.11): so leaving is looked at as well.
-        while self._end is None and not self._leaving:
+        while not self._trouble.final.is_set() and not self._leaving:
             link: Link | None = None
             try:
-                link = await dial(self.url, self._name, self._credentials, self._report)
+                link = await dial(self.url, self._name, self._credentials, self._trouble.report)
                 if self._leaving:
                     return
                 await self._put_in_force(link)
                 wait = FIRST_RETRY_SECONDS
                 await link.until_lost()
-                self._judge(link.client.last_error)
+                self._trouble.judge(link.client.last_error)
             except (OSError, nats.errors.Error, CredentialsError) as error:  # time-outs are OSErrors
-                self._judge(error)
+                self._trouble.judge(error)
             finally:
                 if not self._leaving:
                     self._tell_down()
@@ -308,7 +310,7 @@ class NatsBus:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await link.round_trip()
         self._link = link
-        self._last_error = ""
+        self._trouble.last = ""
         self._up.set()
         get_logger().info("bus.connected", server=self.place)
         for callback in self._callbacks:
@@ -319,47 +321,6 @@ class NatsBus:
             return
         self._link = None
         self._up.clear()
-        get_logger().warning("bus.lost", server=self.place, error=self._last_error)
+        get_logger().warning("bus.lost", server=self.place, error=self._trouble.last)
         for callback in self._callbacks:
             callback(False)
-
-    def _judge(self, error: Exception | None) -> None:
-        """Note why the connection is away, and end the bus when trying again would be useless.
-
-        Refused credentials that stand in files are tried again: they are replaced when a key is rotated.
-        """
-        if refused(error):
-            self._refuse(str(error))
-        elif error is not None and not isinstance(error, nats.errors.NoServersError):  # its reason was reported
-            self._report(error)
-
-    def _refuse(self, said: str) -> None:
-        mine = self._credentials
-        if not mine.renewable:
-            self._end = BusError(f"NATS at {self.place} refused this process: {said}; check its credentials")
-            self._ended.set()
-            return
-        file = mine.nkey_file or mine.cert_file
-        remedy = f"the server's auth.conf does not list it, or it was rotated: renew {file} (kyb bus keys), reload NATS"
-        self._report(BusError(f"refused the key of role {mine.role or '?'} in {file}: {said}; {remedy}"))
-
-    def _report(self, error: Exception) -> None:
-        """Log what belongs to no call; the same again and again (a server that is away) only once."""
-        if isinstance(error, nats.errors.SlowConsumerError):
-            self._drop(error.subject)
-            return
-        text = str(error) or type(error).__name__
-        if forbidden(error):
-            remedy = "the key's rights are older than this program, or it does not fit: run kyb bus keys, reload NATS"
-            get_logger().error("bus.forbidden", role=self._credentials.role, error=text, remedy=remedy)
-        elif text != self._last_error:
-            self._last_error = text
-            get_logger().warning("bus.error", server=self.place, error=text)
-
-    def _forged(self, msg: Msg) -> None:
-        get_logger().warning("request.ignored", subject=msg.subject, reply=msg.reply, reason="it has no inbox")
-
-    def _drop(self, subject: str) -> None:
-        self.dropped += 1
-        if self.dropped & (self.dropped - 1) == 0:  # at 1, 2, 4, 8 …: a flood must not flood the log
-            get_logger().warning("message.dropped", subject=subject, dropped=self.dropped, limit=LIMIT)

@@ -124,11 +124,14 @@ class SmallRouter:
     url: str = ""
     asked: list[str] = field(default_factory=list)
     last_ids: list[str | None] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    """What stood in Authorization."""
     refuse: str = ""
     """Reason with which commands are refused."""
 
     def app(self) -> web.Application:
         app = web.Application()
+        app.on_response_prepare.append(self._note_key)
         app.add_routes(
             [
                 web.get("/v1/seats", self._seats),
@@ -139,6 +142,10 @@ class SmallRouter:
             ]
         )
         return app
+
+    async def _note_key(self, request: web.Request, _: web.StreamResponse) -> None:
+        if "Authorization" in request.headers:
+            self.keys.append(request.headers["Authorization"])
 
     async def _seats(self, _: web.Request) -> web.Response:
         rows = [{**row.model_dump(mode="json"), "waiting": 2 * row.pinned, "in_flight": 0} for row in SEATS]
