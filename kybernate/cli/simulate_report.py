@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 def show(played: "Scenario", need: "Needed", found: "Sequence[Measures]", certificate: Any) -> None:
     """Print the report. Its first line says how many slots the trace needs at all."""
     from rich.table import Table
+    from rich.text import Text
 
     from kybernate.cli.show import open_console
 
     console = open_console()
-    console.print(str(need), highlight=False, soft_wrap=True)
+    console.print(str(need), markup=False, highlight=False, soft_wrap=True)
     load = sum(played.service) / played.duration if played.duration else 0.0
     console.print(
         f"{played.name}: {len(played.at)} requests in {played.duration / 3600:.2f} h, {load:.2f} in flight on average; "
         f"{len(played.groups)} groups; {played.source}",
+        markup=False,
         highlight=False,
         soft_wrap=True,
     )
@@ -46,7 +48,7 @@ def show(played: "Scenario", need: "Needed", found: "Sequence[Measures]", certif
     for column in columns:
         table.add_column(column, justify="left" if column in ("policy", "worst seat") else "right", no_wrap=True)
     for one in found:
-        table.add_row(*_cells(one))
+        table.add_row(*map(Text, _cells(one)))  # names may have brackets
     console.print(table)
     tiers = [one for one in found if len(one.slo_by_tier) > 1]
     for one in tiers:
@@ -54,12 +56,12 @@ def show(played: "Scenario", need: "Needed", found: "Sequence[Measures]", certif
             f"{tier} {100 * share:.1f} % (mean {one.wait_by_tier[tier]:.1f} s)"
             for tier, share in one.slo_by_tier.items()
         )
-        console.print(f"{one.policy} by tier: {parts}", highlight=False, soft_wrap=True)
+        console.print(f"{one.policy} by tier: {parts}", markup=False, highlight=False, soft_wrap=True)
     if any(one.wait_stall_mean_s > one.wait_mean_s + 1e-9 for one in found):
         parts = ", ".join(f"{one.policy} {one.wait_stall_mean_s:.2f} s" for one in found)
-        console.print(f"wait and stall, mean: {parts}", highlight=False, soft_wrap=True)
+        console.print(f"wait and stall, mean: {parts}", markup=False, highlight=False, soft_wrap=True)
     if certificate is not None:
-        console.print(str(certificate), highlight=False, soft_wrap=True)
+        console.print(str(certificate), markup=False, highlight=False, soft_wrap=True)
 
 
 def _cells(one: "Measures") -> list[str]:

@@ -10,6 +10,7 @@ A window is one hour; the same window has the same requests for every policy.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 
@@ -108,10 +109,7 @@ def _servegen(window: int, trace: Path | None, cost: Cost) -> Scenario:
         return replace(made, name=f"servegen, window {window}", duration=HOUR, source=f"hour {window} of {trace.name}")
     # A day is drawn as a whole, and its hours are the windows: a tenant that is away for hours stays away.
     day, hour = divmod(window, 24)
-    streams = [
-        tenant(one, SERVEGEN_RATE * one.share, DAY, Random(f"servegen/{day}/{one.source}")) for one in SERVEGEN_TENANTS
-    ]
-    rows = [(at - hour * HOUR, seat) for at, seat in zip(*together(streams), strict=True)]
+    rows = [(at - hour * HOUR, seat) for at, seat in zip(*_servegen_day(day), strict=True)]
     rows = [(at, seat) for at, seat in rows if 0 <= at < HOUR]
     names = tuple(one.source for one in SERVEGEN_TENANTS)
     return Scenario(
@@ -124,6 +122,15 @@ def _servegen(window: int, trace: Path | None, cost: Cost) -> Scenario:
         duration=HOUR,
         source="generated like ten intermittent ServeGen clients",
     )
+
+
+@lru_cache(maxsize=2)
+def _servegen_day(day: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Kept, since its hours are asked for one after the other."""
+    streams = [
+        tenant(one, SERVEGEN_RATE * one.share, DAY, Random(f"servegen/{day}/{one.source}")) for one in SERVEGEN_TENANTS
+    ]
+    return together(streams)
 
 
 def evening_of(trace: Path, day: float, hour: float, window: int, cost: Cost) -> Scenario:

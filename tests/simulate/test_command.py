@@ -1,0 +1,110 @@
+"""``kyb simulate`` as people call it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kybernate.cli import main
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "many.csv"
+    rows = [f"{at},{model},800,{tokens}" for at, model, tokens in _rows()]
+    path.write_text("\n".join(["arrival_s,model,prompt_tokens,output_tokens", *rows]) + "\n")
+    return path
+
+
+def _rows() -> Iterator[tuple[float, str, int]]:
+    for second in range(0, 600, 5):
+        yield float(second), ("chat", "code", "chat", "mail")[second // 5 % 4], 40 + second % 100
+
+
+def kyb(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["simulate", *map(str, words)])
+    said = capsys.readouterr()
+    return int(end.value.code or 0), said.out, said.err
+
+
+def test_a_trace_against_policies_begins_with_what_is_needed_at_all(trace: Path, capsys: pytest.CaptureFixture[str]):
+    code, out, _ = kyb(capsys, trace, "--policy", "kyb-balanced,exhaustive", "--cost", "2s/3s")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].startswith("E[active] = ")
+    assert "slots needed at all" in lines[0]
+    assert "many (many-model): 120 requests" in lines[1]
+    assert any(line.startswith("kyb-balanced") for line in lines)
+    assert any(line.startswith("exhaustive") for line in lines)
+
+
+def test_the_report_as_data_and_as_a_picture(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "p.svg"
+    code, out, _ = kyb(
+        capsys, trace, "--json", "-", "--plot", picture, "--groups", 2, "--move-seconds", 3, "--tier", "chat=gold",
+        "--vram", "chat=10", "--vram", 20, "--slo", 15, "--jitter", 0.2, "--slowdown", "1:1,8:1.5", "--duration", 300,
+    )  # fmt: skip
+    report = json.loads(out)
+    assert code == 0
+    assert (report["requests"], report["groups"], report["seats"]) == (60, 2, 3)
+    keys = {"scenario", "policy", "wait_mean_s", "wait_p99_s", "wait_max_s", "slo_attainment", "switches_per_hour"}
+    assert all(keys <= row.keys() for row in report["policies"])
+    assert set(report["policies"][0]["slo_by_tier"]) == {"gold", "standard"}
+    first = picture.read_bytes()
+    assert b"<svg" in first
+    kyb(
+        capsys, trace, "--json", "-", "--plot", picture, "--groups", 2, "--move-seconds", 3, "--tier", "chat=gold",
+        "--vram", "chat=10", "--vram", 20, "--slo", 15, "--jitter", 0.2, "--slowdown", "1:1,8:1.5", "--duration", 300,
+    )  # fmt: skip
+    assert picture.read_bytes() == first
+
+
+def test_a_ready_scenario_needs_no_file(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = kyb(capsys, "--scenario", "poisson", "--policy", "exhaustive", "--cost", "fast")
+    assert code == 0
+    assert "poisson, window 0" in out
+
+
+def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    ledger = tmp_path / "ledger.json"
+    seat = {"seat": "g0-0", "annotations": {"kyb.ai/model": "chat"}, "vram_bytes": 10**10}
+    ledger.write_text(json.dumps({"seats": [{**seat, "park_seconds": 2.0, "activate_seconds": 1.0}]}))
+    code, out, _ = kyb(capsys, trace, "--measured", ledger, "--json", "-", "--policy", "exhaustive")
+    assert code == 0
+    assert json.loads(out)["policies"][0]["switches_per_hour"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ((), "give either traces or --scenario"),
+        (("--scenario", "poisson", "TRACE"), "give either traces or --scenario"),
+        (("--scenario", "s9"), "no reference scenario 's9'"),
+        (("--scenario", "gentd26"), "lora_request_trace.csv"),
+        (("TRACE", "--policy", "kyb-balance"), "did you mean"),
+        (("TRACE", "--policy", ","), "--policy names none"),
+        (("TRACE", "--cost", "quick"), "neither a name"),
+        (("TRACE", "--tier", "chat=golden"), "no tier 'golden'"),
+        (("TRACE", "--tier", "chta=gold"), "no seat serves model 'chta'"),
+        (("TRACE", "--vram", "chat=big"), "--vram: 'big' is no number"),
+        (("TRACE", "--slowdown", "1"), "--slowdown"),
+        (("TRACE", "--start", "9999"), "no request in this part"),
+        (("TRACE", "--measured", "TRACE"), "no ledger of a GPU manager"),
+        (("missing.csv",), "no such file"),
+    ],
+)
+def test_a_mistake_is_told_with_what_to_do(
+    words: tuple[str, ...], text: str, trace: Path, capsys: pytest.CaptureFixture[str]
+):
+    code, _, err = kyb(capsys, *(str(trace) if word == "TRACE" else word for word in words))
+    assert code == 2
+    assert text in err
+
+
+def test_a_picture_of_another_kind_is_refused(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    code, _, err = kyb(capsys, trace, "--plot", tmp_path / "p.bmp", "--policy", "exhaustive")
+    assert code == 1
+    assert ".png, .svg, .pdf" in err
