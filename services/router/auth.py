@@ -85,11 +85,14 @@ def withheld(request: web.Request) -> frozenset[str]:
 
 def _token(request: web.Request) -> tuple[str, str]:
     """The key, and the header that it stands in."""
-    own = request.headers.get(HEADER)
-    if own is not None:
-        return own.strip(), HEADER
-    kind, _, token = request.headers.get("Authorization", "").partition(" ")
-    return (token.strip() if kind.lower() == "bearer" else ""), "Authorization"
+    for header in (HEADER, "Authorization", "X-Api-Key"):  # the last is what Anthropic's clients send
+        value = request.headers.get(header, "").strip()
+        if header == "Authorization":
+            kind, _, token = value.partition(" ")
+            value = token.strip() if kind.lower() == "bearer" else ""
+        if value:
+            return value, header
+    return "", HEADER
 
 
 class Certificate:

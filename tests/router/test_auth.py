@@ -110,10 +110,13 @@ async def test_an_engine_never_learns_a_callers_key(guarded: World, keys: dict[s
     theirs = {"X-Kyb-Key": keys["app"], **bearer("of-the-engine")}
     async with guarded.http.post(f"{guarded.url}/v1/completions", json=body, headers=theirs) as answer:
         assert answer.status == 200
-    first, second = (dict(headers) for headers in guarded.engines[0].headers)
+    async with guarded.http.post(f"{guarded.url}/v1/messages", json=body, headers={"x-api-key": keys["app"]}) as answer:
+        assert answer.status == 200
+    first, second, third = (dict(headers) for headers in guarded.engines[0].headers)
     assert "Authorization" not in first
+    assert "X-Api-Key" not in {name.title() for name in third}
     assert second["Authorization"] == "Bearer of-the-engine"
-    assert keys["app"] not in str(first) + str(second)
+    assert keys["app"] not in str(first) + str(second) + str(third)
 
 
 async def test_an_audit_record_names_the_key(guarded: World, keys: dict[str, str]) -> None:
