@@ -61,7 +61,9 @@ class ServerOptions:
     """The server's certificate (PEM); with it every client must speak TLS."""
     key: str = ""
     ca: str = ""
-    """With it, clients must show a certificate that this authority signed."""
+    """Who signs certificates of clients and of the other servers."""
+    verify: bool = False
+    """Whether clients must show a certificate; servers of a cluster always do."""
     routes: tuple[str, ...] = ()
     """``host:port`` of the other servers of a cluster, this one may be among them."""
 
@@ -80,11 +82,11 @@ def server_config(options: ServerOptions) -> str:
         sizes = ("max_memory_store: 64MB", f"max_file_store: {options.store_bytes}")
         lines += ["jetstream {", f"  store_dir: {json.dumps(options.store)}", *(f"  {size}" for size in sizes), "}"]
     if options.cert:
-        lines += ["tls {", *_tls(options, verify=bool(options.ca)), "}"]
+        lines += ["tls {", *_tls(options, verify=options.verify), "}"]
     if options.routes:
         lines += ["cluster {", "  name: kyb", f"  listen: {json.dumps(f'{options.host}:6222')}"]
         if options.cert:
-            lines += ["  tls {", *(f"  {line}" for line in _tls(options, verify=bool(options.ca))), "  }"]
+            lines += ["  tls {", *(f"  {line}" for line in _tls(options, verify=True)), "  }"]
         lines += ["  routes: [", *(f"    {json.dumps(f'nats://{route}')}" for route in options.routes), "  ]", "}"]
     if options.auth:
         lines.append(f"include {json.dumps(options.auth)}")

@@ -117,7 +117,8 @@ def config(
     auth: Annotated[str, typer.Option(help="auth.conf of kyb bus keys, relative to this file. Default: no keys.")] = "",
     cert: Annotated[str, typer.Option(help="The server's certificate; then clients must speak TLS.")] = "",
     key: Annotated[str, typer.Option(help="Its private key.")] = "",
-    ca: Annotated[str, typer.Option(help="Clients must show a certificate signed by this authority.")] = "",
+    ca: Annotated[str, typer.Option(help="Who signs the certificates of clients and of the other servers.")] = "",
+    verify: Annotated[bool, typer.Option("--verify", help="Clients must show a certificate.")] = False,
     route: Annotated[list[str] | None, typer.Option(help="HOST:PORT of each server of a cluster.")] = None,
 ) -> None:
     """Print a complete nats-server.conf."""
@@ -127,6 +128,8 @@ def config(
 
     if bool(cert) != bool(key) or (ca and not cert):
         raise CliError("--cert and --key belong together, and --ca to them", 2)
+    if not ca and (verify or (cert and route)):
+        raise CliError("say --ca: who signs the certificates that --verify, or servers of a cluster, must show", 2)
     try:
         size = parse_bytes(store_bytes)
     except ValueError as error:
@@ -143,6 +146,7 @@ def config(
         cert=cert,
         key=key,
         ca=ca,
+        verify=verify,
         routes=tuple(route or ()),
     )
     print(server_config(options), end="")

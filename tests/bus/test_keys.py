@@ -87,6 +87,8 @@ def test_what_is_no_seed_is_not_overwritten(tmp_path: Path) -> None:
         (("keys", "--node-secret", "y", "--rotate", "router"), "none of the named Secrets has this role"),
         (("keys", "--secret", "y"), "works in a pod only"),
         (("config", "--cert", "x"), "--cert and --key belong together"),
+        (("config", "--cert", "x", "--key", "y", "--verify"), "say --ca"),
+        (("config", "--cert", "x", "--key", "y", "--route", "a:6222"), "say --ca"),
         (("config", "--store-bytes", "lots"), "--store-bytes lots: 'lots' is not a size"),
     ],
 )
@@ -103,7 +105,8 @@ async def test_wrong_usage_is_named(kyb: Kyb, monkeypatch: pytest.MonkeyPatch, a
         ("--auth", "auth.conf"),
         ("--auth", "auth.conf", "--monitoring", "127.0.0.1:8222", "--store-bytes", "10GiB"),
         ("--auth", "auth.conf", "--cert", "server.crt", "--key", "server.key"),
-        ("--auth", "auth.conf", "--cert", "server.crt", "--key", "server.key", "--ca", "ca.crt"),
+        ("--auth", "auth.conf", "--cert", "server.crt", "--key", "server.key", "--ca", "ca.crt", "--verify"),
+        ("--cert", "server.crt", "--key", "server.key", "--ca", "ca.crt", "--route", "a:6222"),
         ("--name", "$POD_NAME", "--route", "a:6222", "--route", "b:6222", "--route", "c:6222"),
         ("--node", "--auth", "node-auth.conf"),
         ("--auth", "one-auth.conf"),
