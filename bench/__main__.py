@@ -18,7 +18,7 @@ from rich.table import Table
 from kybernate import __version__
 from kybernate.logs import configure
 
-BENCHES = ("bus", "board", "router", "checkpoint", "kubelet", "plugin", "placement")
+BENCHES = ("bus", "board", "router", "checkpoint", "kubelet", "plugin", "placement", "policy")
 RESULTS = Path(__file__).parent / "results"
 
 

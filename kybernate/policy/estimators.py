@@ -12,8 +12,9 @@ FAST_HALF_LIFE = 60.0
 """Of ``SeatView.rate_fast``: follows a burst."""
 SLOW_HALF_LIFE = 900.0
 """Of ``SeatView.rate_slow``: what a seat is like."""
-SERVICE_WEIGHT = 0.1
-"""Of a new value in the mean of service times."""
+SERVICE_WEIGHT = 0.02
+"""Of a new value in the mean of service times. They spread widely: with 0.1 the noise of this mean alone made waits
+0.7 % longer (docs/policy.md)."""
 COST_WEIGHT = 0.3
 """Of a new value in the mean of park and activate seconds: few values, and they change with the machine."""
 

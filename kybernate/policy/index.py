@@ -92,6 +92,21 @@ def prolonged_seconds(seat: SeatView, requests: int) -> float:
     return seat.service_seconds * total
 
 
+def step_seconds(seat: SeatView, requests: int) -> float:
+    """By how much later arrivals are expected to prolong the time until one request less than now is in flight.
+
+    Of the same model: d · sum over k >= 1 of rho^k · (n - 1)! / (n + k)!.
+    """
+    load = min(_MOST_LOAD, rate(seat) * seat.service_seconds)
+    term, total = 1.0 / max(requests, 1), 0.0
+    for k in range(1, _TERMS):
+        term *= load / (requests + k)
+        total += term
+        if term < _SMALL * total:
+            break
+    return seat.service_seconds * total
+
+
 def visit_seconds(seat: SeatView, requests: int, tail: float = TAIL) -> float:
     """Expected length of a visit that begins with so many requests and goes on until the seat is idle."""
     return drain_seconds(seat, requests, tail) + prolonged_seconds(seat, requests)
@@ -115,8 +130,11 @@ class Bid:
         return f"{self.seat.seat} {self.index:.3g} ({self.requests} waiting, {self.overdue:.2g} SLO, {cost})"
 
 
-def bid(seat: SeatView, urgency: Urgency, park_seconds: float) -> Bid:
-    """The index of a waiting seat, where ``park_seconds`` go by before its activation can begin."""
+def bid(seat: SeatView, urgency: Urgency, park_seconds: float, length_power: float = 1.0) -> Bid:
+    """The index of a waiting seat, where ``park_seconds`` go by before its activation can begin.
+
+    With ``length_power`` below 1 a long visit counts less against a seat: part of it serves those who come later.
+    """
     setup = park_seconds + seat.activate_seconds + (seat.move_seconds or 0.0)
     ages = waiting_ages(seat)
     requests = sum(count for _, count in ages)
@@ -124,4 +142,5 @@ def bid(seat: SeatView, urgency: Urgency, park_seconds: float) -> Bid:
     value = seat.weight * urgency.total(seat, setup)
     oldest = max((age for age, _ in ages), default=0.0)
     overdue = (oldest + setup) / max(seat.slo_seconds, _LEAST_COST)
-    return Bid(seat, value / max(setup + visit, _LEAST_COST), setup, visit, requests, overdue)
+    index = value / max(setup + visit, _LEAST_COST) ** length_power
+    return Bid(seat, index, setup, visit, requests, overdue)

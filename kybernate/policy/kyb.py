@@ -9,7 +9,7 @@ busy holder.
 
 from dataclasses import dataclass
 
-from kybernate.policy.index import Bid, Urgency, bid, drain_seconds, prolonged_seconds, rate
+from kybernate.policy.index import Bid, Urgency, bid, drain_seconds, rate, step_seconds
 from kybernate.policy.quiet import nobody_waits
 from kybernate.policy.turns import (
     contenders,
@@ -29,11 +29,13 @@ class Kyb:
 
     min_visit_seconds: float = 2.0
     """A busy holder closes no earlier."""
-    close_ratio: float = 1.0
+    close_ratio: float = 1.2
     """It closes when the waiting that this saves exceeds so many times the waiting that it causes; 0: never."""
+    length_power: float = 0.7
+    """The index is urgency divided by this power of the visit's whole length."""
     cap_slos: float = 12.0
     """Beyond this many SLOs of waiting, age alone decides."""
-    idle_seconds: float = 1.0
+    idle_seconds: float = 0.5
     """An idle holder is parked no earlier when nobody waits."""
     keep_ratio: float = 1.0
     """Times the break-even share of requests below which an idle holder is parked; 0: it always stays."""
@@ -54,7 +56,7 @@ class Kyb:
             return nobody_waits(view, self.idle_seconds, self.keep_ratio, self.prefetch)
         urgency = self.urgency()
         if free_slots(view) > 0:
-            first, why = self._first([bid(seat, urgency, 0.0) for seat in comers])
+            first, why = self._first([bid(seat, urgency, 0.0, self.length_power) for seat in comers])
             return Switch(first.seat.seat, None, f"slot free; {why}")
         holders = movable(view)
         if not holders:
@@ -63,12 +65,14 @@ class Kyb:
         ready = [seat for seat in idle if settles_in(seat) <= 0]
         if ready:
             victim = min(ready, key=lambda seat: (rate(seat) * (seat.park_seconds + seat.activate_seconds), seat.seat))
-            first, why = self._first([bid(seat, urgency, victim.park_seconds) for seat in comers])
+            first, why = self._first([bid(seat, urgency, victim.park_seconds, self.length_power) for seat in comers])
             return Switch(first.seat.seat, victim.seat, f"{victim.seat} idle; {why}")
         stays = [Stay(settles_in(seat), f"{seat.seat} has just come") for seat in idle]
         for holder in sorted(holders, key=lambda seat: (own_load(seat), seat.seat)):
             if own_load(holder):
-                answer = self._busy(holder, [bid(seat, urgency, holder.park_seconds) for seat in comers])
+                answer = self._busy(
+                    holder, [bid(seat, urgency, holder.park_seconds, self.length_power) for seat in comers]
+                )
                 if isinstance(answer, Switch):
                     return answer
                 stays.append(answer)
@@ -97,21 +101,23 @@ class Kyb:
             if dwell <= 0:
                 return Switch(first.seat.seat, holder.seat, f"{holder.seat} frozen; {why}", "freeze")
             return Stay(_soon(dwell, overdue_in), f"{holder.seat} is frozen in {dwell:.1f} s; {why}")
-        saved, caused, numbers = self._closing(holder, bids)
+        saved, caused, numbers = self._closing(holder, first, bids)
         if not self.close_ratio or saved <= self.close_ratio * caused:
             return Stay(_soon(overdue_in), f"{holder.seat} admits: {numbers}; {why}")
         if dwell > 0:
             return Stay(_soon(dwell, overdue_in), f"{holder.seat} stays {dwell:.1f} s more; {numbers}; {why}")
         return Switch(first.seat.seat, holder.seat, f"{holder.seat} closes: {numbers}; {why}")
 
-    def _closing(self, holder: SeatView, bids: list[Bid]) -> tuple[float, float, str]:
-        """Weighted seconds of waiting that closing a holder now saves the others, and causes those it turns away."""
-        drain = drain_seconds(holder, holder.in_flight)
-        longer = prolonged_seconds(holder, own_load(holder))
-        away = drain + holder.activate_seconds + sum(one.setup_seconds + one.visit_seconds for one in bids)
-        saved = longer * sum(one.seat.weight * one.requests for one in bids)
-        caused = holder.weight * rate(holder) * (drain + longer) * away
-        return saved, caused, f"closing saves {saved:.0f} s of waiting and causes {caused:.0f} s"
+    def _closing(self, holder: SeatView, first: Bid, bids: list[Bid]) -> tuple[float, float, str]:
+        """Weighted seconds of waiting that closing a holder now, rather than with one request less in flight, saves
+        the others, and causes those who come for it while it drains: they wait until it is back.
+        """
+        own = max(own_load(holder), 1)
+        away = drain_seconds(holder, holder.in_flight) + first.setup_seconds + first.visit_seconds
+        away += first.seat.park_seconds + holder.activate_seconds
+        saved = step_seconds(holder, own) * sum(one.seat.weight * one.requests for one in bids)
+        caused = holder.weight * rate(holder) * holder.service_seconds / own * away
+        return saved, caused, f"closing saves {saved:.1f} s of waiting and causes {caused:.1f} s"
 
     def _freezes(self, holder: SeatView, first: Bid, bids: list[Bid]) -> bool:
         """Whether freezing what is in flight ends more waiting than it stalls, within the seat's stall budget."""
@@ -127,7 +133,7 @@ class Kyb:
 class KybBalanced(Kyb):
     """Mean wait first, with ages counted: ``u(x) = 1 + age_weight·x``."""
 
-    age_weight: float = 1.0
+    age_weight: float = 0.4
 
     def urgency(self) -> Urgency:
         """``1 + age_weight·x``."""

@@ -1,11 +1,12 @@
 """The KYB policies, rule by rule."""
 
 from dataclasses import replace
+from math import exp
 
 import pytest
 
 from kybernate.policy import Decision, KybBalanced, KybBounded, KybSlo, Park, Stay, Switch
-from kybernate.policy.index import Urgency, bid, visit_seconds, waiting_ages
+from kybernate.policy.index import Urgency, bid, prolonged_seconds, step_seconds, visit_seconds, waiting_ages
 from kybernate.seat import SeatState as S
 from tests.policy.views import active, queue, seat, view
 
@@ -48,6 +49,13 @@ def test_a_move_to_another_group_costs_its_seconds() -> None:
 
 def test_a_busier_seat_makes_a_longer_visit() -> None:
     assert visit_seconds(seat("a", rate_fast=0.2, rate_slow=0.2), 3) > visit_seconds(seat("a"), 3)
+
+
+def test_the_busy_period_is_that_of_m_m_infinity() -> None:
+    busy = seat("a", rate_fast=0.3, rate_slow=0.3, service_seconds=5.0)
+    assert prolonged_seconds(busy, 1) == pytest.approx(5.0 * (exp(1.5) - 1 - 1.5) / 1.5, rel=1e-3)
+    assert prolonged_seconds(busy, 7) == pytest.approx(sum(step_seconds(busy, n) for n in range(1, 8)), rel=1e-3)
+    assert step_seconds(busy, 1) > step_seconds(busy, 2) > step_seconds(busy, 9) > 0.0
 
 
 def test_where_only_the_oldest_age_is_known_the_others_are_half_as_old() -> None:
@@ -111,6 +119,16 @@ def test_of_two_idle_holders_the_colder_leaves() -> None:
 
 def test_a_busy_holder_admits_what_comes_while_few_wait_elsewhere() -> None:
     assert isinstance(BALANCED.decide(view(active("a", in_flight=3), queue("b", 5.0, 4.0))), Stay)
+
+
+def test_a_holder_with_few_of_its_own_closes_for_fewer() -> None:
+    def closes_for(own: int) -> int:
+        holder = active("a", in_flight=own, rate_fast=0.3, rate_slow=0.3)
+        return next(
+            n for n in range(1, 500) if isinstance(BALANCED.decide(view(holder, queue("b", *[1.0] * n))), Switch)
+        )
+
+    assert 1 < closes_for(1) < closes_for(2) < closes_for(4)
 
 
 def test_a_crowd_closes_a_holder_only_after_its_least_visit() -> None:
