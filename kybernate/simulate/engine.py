@@ -84,7 +84,7 @@ class _Run:
                 self._finishes(seat)
         elif kind == SWITCHED:
             world.now = time
-            self._ask(self.switching.due(world.groups[who]))
+            self._ask(self.switching.due(world.groups[who], self.policy))
         elif token == world.groups[who].wake:
             world.now = time
             self._ask((world.groups[who],))

@@ -12,12 +12,13 @@ from kybernate.simulate.engine_world import Group, World
 
 
 def look(world: World, group: Group) -> GroupView:
-    """The view of a group that is in no switch.
+    """The view of a group that is in no switch, or whose victim is on its way out (late binding).
 
     ``elsewhere`` has the parked seats of other groups for which somebody waits: nobody else would be moved. One for
     which another group makes room is not among them, unless that one still drains and a slot is free here.
     """
-    seats = tuple([_resting(world, seat) or seat_view(world, seat) for seat in group.seats])
+    at_hand = [seat for seat in group.seats if _may_come(seat, group)] if world.soft else group.seats
+    seats = tuple([_resting(world, seat) or seat_view(world, seat) for seat in at_hand])
     elsewhere: tuple[SeatView, ...] = ()
     if world.soft and world.demanded:
         elsewhere = tuple(
@@ -74,7 +75,7 @@ def seat_view(world: World, seat: Seat, *, moving: bool = False) -> SeatView:
         seat.park_cost.value,
         options.cold_start_seconds if seat.cold else seat.activate_cost.value,
         world.scenario.move_seconds if moving else None,
-        moving and _busy(seat.group),
+        moving and _busy(world, seat),
         spec.weight,
         spec.slo_seconds,
         seat.service.value,
@@ -98,10 +99,12 @@ def _ages(seat: Seat, now: float, buckets: int) -> tuple[tuple[float, int], ...]
 def _may_come(seat: Seat, group: Group) -> bool:
     """Whether no other group makes room for it; one that only drains for it is forestalled by a free slot."""
     claim = seat.claim
-    if claim is None or claim.operation is None:
+    if claim is None or claim is group or claim.operation is None:
         return True
     return claim.operation.phase == "draining" and len(group.holders) < group.spec.slots
 
 
-def _busy(home: Group) -> bool:
-    return home.operation is not None or len(home.holders) >= home.spec.slots
+def _busy(world: World, seat: Seat) -> bool:
+    """Whether the group that a seat belongs to has no slot for it now."""
+    home = seat.group
+    return home.operation is not None or home.paused_until > world.now or not home.has_room(seat, None)

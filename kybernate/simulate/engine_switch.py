@@ -28,7 +28,7 @@ class Switching:
         group.wake += 1
         if isinstance(decision, Switch) and decision.evict is None:
             winner = self.by_name[decision.activate]
-            if len(group.holders) < group.spec.slots and not self._room(group, winner, None):
+            if len(group.holders) < group.spec.slots and not group.has_room(winner, None):
                 # A slot is free, but no memory: somebody has to yield.
                 self.world.counters["no_room"] += 1
                 decision = policy.decide(replace(look(self.world, group), slots=0))
@@ -47,8 +47,7 @@ class Switching:
     def _grant(self, group: Group, winner: Seat) -> tuple[Group, ...]:
         if (
             winner.state is not S.PARKED
-            or len(group.holders) >= group.spec.slots
-            or not self._room(group, winner, None)
+            or not group.has_room(winner, None)
             or (winner.group is not group and not self.world.soft)
         ):
             self.world.counters["refused"] += 1
@@ -78,7 +77,7 @@ class Switching:
         if victim.state is not S.ACTIVE or victim.group is not group or unfit:
             self.world.counters["refused"] += 1
             return
-        if winner is not None and (winner.state is not S.PARKED or not self._room(group, winner, victim)):
+        if winner is not None and (winner.state is not S.PARKED or not group.has_room(winner, victim)):
             winner = None  # one more has to yield before it fits
         if winner is not None:
             winner.claim = group
@@ -106,24 +105,24 @@ class Switching:
         victim.took, victim.failing = self.world.drawn(victim, "park", victim.parks, mean, failure)
         self._takes(group, victim.took)
 
-    def due(self, group: Group) -> tuple[Group, ...]:
+    def due(self, group: Group, policy: Policy) -> tuple[Group, ...]:
         """A park or an activation of this group ends now."""
         operation = group.operation
         assert operation is not None
         if operation.phase == "parking":
             assert operation.victim is not None
-            return self._parked(group, operation, operation.victim)
+            return self._parked(group, operation, operation.victim, policy)
         assert operation.winner is not None
         return self._activated(group, operation.winner)
 
-    def _parked(self, group: Group, operation: Operation, victim: Seat) -> tuple[Group, ...]:
-        world, winner = self.world, operation.winner
-        group.operation = None
-        if winner is not None and winner.claim is group:
-            winner.claim = None
+    def _parked(self, group: Group, operation: Operation, victim: Seat, policy: Policy) -> tuple[Group, ...]:
+        world = self.world
         if victim.failing:
+            self._free(group, operation)
             self._rolled_back(group, victim)
             return ()
+        winner = self._newest(group, operation, victim, policy)
+        self._free(group, operation)
         group.failures = 0
         world.counters["parks"] += 1
         victim.park_cost.add(victim.took)
@@ -137,11 +136,32 @@ class Switching:
         self._keep_copy(victim, winner)
         if victim.waiting or victim.in_flight or victim.spec.pinned:
             world.demand(victim)
-        if not world.options.late_binding and winner is not None and winner.state is S.PARKED:
-            asked = self._forestall(group, winner)
-            self._activate(group, winner)
-            return asked
-        return (group, *(other for other in world.groups if other is not group)) if self._others(victim) else (group,)
+        asked = tuple(other for other in world.groups if other is not group) if self._others(victim) else ()
+        if winner is None or winner.state is not S.PARKED:
+            return (group, *asked)
+        asked = (*self._forestall(group, winner), *asked)
+        self._activate(group, winner)
+        return asked
+
+    def _newest(self, group: Group, operation: Operation, victim: Seat, policy: Policy) -> Seat | None:
+        """Who comes, decided at the end of the park, as the GPU manager does it (``late_binding.py``): another answer
+        counts if it can be carried out, else whom the group was cleared for. The victim itself is still on its way.
+        """
+        planned = operation.winner
+        if not self.world.options.late_binding:
+            return planned
+        self.world.counters["decisions"] += 1
+        decision = policy.decide(look(self.world, group))
+        if not isinstance(decision, Switch) or decision.evict is not None:
+            return planned
+        winner = self.by_name[decision.activate]
+        fits = winner.state is S.PARKED and group.has_room(winner, victim)
+        return winner if fits and (winner.group is group or self.world.soft) else planned
+
+    def _free(self, group: Group, operation: Operation) -> None:
+        group.operation = None
+        if operation.winner is not None and operation.winner.claim is group:
+            operation.winner.claim = None
 
     def _rolled_back(self, group: Group, victim: Seat) -> None:
         """A park failed: the victim serves on, and the group is left alone for a while, longer each time."""
@@ -219,14 +239,6 @@ class Switching:
                 return
         victim.host_used = need
         world.host_used += need
-
-    def _room(self, group: Group, winner: Seat, without: Seat | None) -> bool:
-        """Memory of the group for one more, once ``without`` has left."""
-        memory = group.spec.memory_bytes
-        if not memory or group.spec.slots == 1:
-            return True
-        taken = sum(seat.spec.vram_bytes for seat in group.holders if seat is not without)
-        return taken + winner.spec.vram_bytes <= memory
 
     def _takes(self, group: Group, seconds: float) -> None:
         assert group.operation is not None

@@ -82,6 +82,16 @@ class Group:
         """Of the group."""
         return self.spec.name
 
+    def has_room(self, winner: Seat, without: Seat | None) -> bool:
+        """Slots and memory for one more, once ``without`` has left."""
+        held = [seat for seat in self.holders if seat is not without]
+        if len(held) >= self.spec.slots:
+            return False
+        memory = self.spec.memory_bytes
+        if not memory or self.spec.slots == 1:
+            return True
+        return sum(seat.spec.vram_bytes for seat in held) + winner.spec.vram_bytes <= memory
+
 
 class World:
     """The whole state of a run."""
