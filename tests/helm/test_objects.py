@@ -120,6 +120,34 @@ def test_a_job_that_differs_has_another_name() -> None:
     assert len(names) == 2
 
 
+def test_what_jobs_made_goes_with_the_release_and_only_then() -> None:
+    """Helm deletes what is called so before it makes the hook, and the hook when it is made."""
+    found = {one["metadata"]["name"]: one["metadata"]["annotations"] for one in render("default").kind("Secret")}
+    assert set(found) == {"kybernate-bus-keys", "kybernate-node-keys", "kybernate-webhook-tls"}
+    for hooks in found.values():
+        assert hooks == {
+            "helm.sh/hook": "post-delete",
+            "helm.sh/hook-delete-policy": "before-hook-creation,hook-succeeded",
+        }
+    kept = render("default", "--set=keys.keep=true").kind("Secret")
+    assert [one["metadata"]["name"] for one in kept] == ["kybernate-webhook-tls"]
+    assert not {"my-bus-keys", "my-node-keys"} & {
+        one["metadata"]["name"] for one in render("own-secrets").kind("Secret")
+    }
+
+
+def test_an_uninstall_is_checked_before_anything_is_deleted() -> None:
+    found = render("forced-uninstall")
+    check = found.one("Job", "-uninstall-check")
+    assert check["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"
+    assert found.container("check").spec["args"] == ["--force"]
+    role = found.one("ClusterRole", "-uninstall-check")
+    assert "delete" in role["rules"][0]["verbs"]
+    asked = render("default", "--set=uninstallCheck.enabled=true")
+    assert "args" not in asked.container("check").spec
+    assert "delete" not in asked.one("ClusterRole", "-uninstall-check")["rules"][0]["verbs"]
+
+
 @every_set
 def test_the_webhook_sees_pods_with_a_seat_only(values: str) -> None:
     for one in render(values).kind("MutatingWebhookConfiguration"):

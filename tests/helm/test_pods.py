@@ -141,19 +141,10 @@ def test_the_checkpointer_has_no_key_of_the_cluster_bus_and_no_token() -> None:
 def test_who_asks_the_api_server_has_a_token_and_nobody_else() -> None:
     with_token = {
         one.spec["name"]
-        for one in render("fake-webhook").containers()
+        for one in render("forced-uninstall").containers()
         if any(mount["name"] == "api-token" for mount in one.spec.get("volumeMounts", ()))
     }
-    assert with_token == {"plugin", "manager", "keys", "certs"} | uninstalling()
-
-
-def uninstalling() -> set[str]:
-    """Containers of the check before an uninstall, where there is one."""
-    return {
-        c.spec["name"]
-        for where, c in ((c.where, c) for c in render("fake-webhook").containers())
-        if "uninstall" in where
-    }
+    assert with_token == {"plugin", "manager", "keys", "certs", "check"}
 
 
 @every_set
