@@ -20,7 +20,7 @@ from nats.js.client import JetStreamContext
 from nats.js.kv import KeyValue
 
 from kybernate.bus.inbox import Inbox
-from kybernate.bus.port import BusError, Entry, WrongRevisionError
+from kybernate.bus.port import BusError, Entry, NoAnswerError, WrongRevisionError
 from kybernate.logs import get_logger
 
 if TYPE_CHECKING:
@@ -81,12 +81,15 @@ class NatsBucket:
     async def entries(self, prefix: str = "") -> list[Entry]:
         """All present entries whose key begins with ``prefix``."""
         found: dict[str, Entry] = {}
-        async with self._run(prefix) as run:
-            while not run.complete:
-                entry = await run.next()
-                if entry is None:
-                    break
-                found[entry.key] = entry
+        try:
+            async with self._run(prefix) as run:
+                while not run.complete:
+                    entry = await run.next()
+                    if entry is None:
+                        break
+                    found[entry.key] = entry
+        except _RunOverError as error:
+            raise NoAnswerError(f"bucket {self._name}: read: {error}; read it again") from error
         return [entry for entry in found.values() if entry.value is not None]
 
     @asynccontextmanager

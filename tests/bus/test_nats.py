@@ -10,9 +10,9 @@ import pytest
 import structlog
 from nats.aio.msg import Msg
 
-from kybernate.bus import open_bus
+from kybernate.bus import nats_bucket, open_bus
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.port import BusDownError, BusError
+from kybernate.bus.port import BusDownError, BusError, NoAnswerError
 from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import init, streams
 from kybernate.messages import ActivateSeat, AskJobs, CommandReply, JobReply, SeatActivated, SeatEvent, TrafficSignal
@@ -302,3 +302,26 @@ async def test_the_answer_of_another_version_may_have_more_fields(server: NatsSe
         with pytest.raises(BusError, match="is no CommandReply"):
             await bus.request(ActivateSeat(cause="c", node="n", seat="s2"), CommandReply, timeout=5)
     await raw.close()
+
+
+async def test_a_read_that_loses_its_server_half_way_is_a_bus_error(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Services go on after a BusError; anything else ends them."""
+    await init(server.url)
+    asked = asyncio.Event()
+
+    async def swallow(self: object, msg: Msg) -> None:
+        """The consumer was made, and nothing of it arrives."""
+        asked.set()
+
+    monkeypatch.setattr(nats_bucket._Run, "receive", swallow)
+    async with NatsBus.connect(server.url, source="test", name="test") as bus:
+        await within(bus.until_connected())
+        bucket = await bus.bucket("kyb_seats")
+        await bucket.put("k", b"1")
+        reading = asyncio.create_task(bucket.entries())
+        await within(asked.wait())
+        await server.kill()
+        with pytest.raises(NoAnswerError, match=r"read it again|connection was lost"):
+            await within(reading)

@@ -1,0 +1,52 @@
+"""Three servers as one bus: streams with three copies, made while the cluster is still finding its leader."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from kybernate.bus.nats import NatsBus
+from kybernate.bus.port import BusError
+from kybernate.bus.server import NatsServer, free_ports
+from kybernate.bus.setup import init, streams
+from tests.bus.worlds import within
+
+
+@pytest.mark.timeout(180)
+async def test_init_waits_for_a_cluster_and_keeps_what_one_server_loses(tmp_path: Path) -> None:
+    ports, routes = free_ports(3), free_ports(3)
+    urls = ",".join(f"nats://127.0.0.1:{port}" for port in ports)
+    told = ",".join(f"nats://127.0.0.1:{port}" for port in routes)
+    servers = [
+        NatsServer(
+            tmp_path / f"nats-{n}",
+            ports[n],
+            arguments=("--cluster", f"nats://127.0.0.1:{routes[n]}", "--cluster_name", "kyb", "--routes", told),
+        )
+        for n in range(3)
+    ]
+    async with AsyncExitStack() as stack:
+        making = asyncio.create_task(init(urls, 3, wait=45))  # nobody is there yet
+        for server in servers:
+            await stack.enter_async_context(server)
+        assert set(await making) == {config.name for config in streams()}
+        assert await init(urls, 3, wait=20) == ()
+        async with NatsBus.connect(urls, source="test", name="test") as bus:
+            await within(bus.until_connected())
+            bucket = await bus.bucket("kyb_seats")
+            await bucket.put("n1.s1", b"1")
+            await servers[0].kill()
+
+            async def again() -> None:
+                """Whichever server leads next, and however long the election takes."""
+                while True:
+                    try:
+                        found = await (await bus.bucket("kyb_seats")).entries()
+                    except BusError:
+                        await asyncio.sleep(0.1)
+                        continue
+                    assert [entry.value for entry in found] == [b"1"]
+                    return
+
+            await within(again(), 40)
