@@ -20,6 +20,10 @@ WRONG = {
         "externalNats.url=mine:4222: give nats://host:4222",
     ),
     "two NATS servers": (["nats.replicas=2"], "set 1, 3 or 5"),
+    "servers whose routes anybody may open": (
+        ["nats.replicas=3", "networkPolicy.enabled=false"],
+        "set networkPolicy.enabled=true (and have it enforced), or nats.tls.enabled=true",
+    ),
     "TLS without a certificate": (["nats.tls.enabled=true"], "set nats.tls.existingSecret"),
     "a certificate without TLS": (["nats.tls.existingSecret=x"], "set nats.tls.enabled=true"),
     "a certificate without an issuer": (

@@ -41,6 +41,9 @@
 {{- $wrong = append $wrong (printf "nats.replicas=%v: JetStream needs a majority; set 1, 3 or 5" $v.nats.replicas) -}}
 {{- end -}}
 {{- $tls := $v.nats.tls -}}
+{{- if and (gt (int $v.nats.replicas) 1) $v.keys.enabled (not $tls.enabled) (not $v.networkPolicy.enabled) -}}
+{{- $wrong = append $wrong (printf "nats.replicas=%v with keys, but whoever reaches port 6222 of a server needs none: set networkPolicy.enabled=true (and have it enforced), or nats.tls.enabled=true" $v.nats.replicas) -}}
+{{- end -}}
 {{- if $tls.enabled -}}
 {{- if and (not $tls.existingSecret) (not $tls.certManager.enabled) -}}
 {{- $wrong = append $wrong "nats.tls.enabled needs a certificate: set nats.tls.existingSecret (tls.crt, tls.key, ca.crt), or nats.tls.certManager.enabled=true" -}}
