@@ -1,6 +1,5 @@
 """How ``kyb simulate`` answers: a table for people, JSON for programs."""
 
-import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from kybernate.cli.errors import CliError
 
 if TYPE_CHECKING:
+    from kybernate.simulate.bounds import Certificate
     from kybernate.simulate.model import Scenario
     from kybernate.simulate.report import Measures, Needed
 
 
-def show(played: "Scenario", need: "Needed", found: "Sequence[Measures]", certificate: Any) -> None:
+def show(played: "Scenario", need: "Needed", found: "Sequence[Measures]", certificate: "Certificate | None") -> None:
     """Print the report. Its first line says how many slots the trace needs at all."""
     from rich.table import Table
     from rich.text import Text
@@ -61,7 +61,10 @@ def show(played: "Scenario", need: "Needed", found: "Sequence[Measures]", certif
         parts = ", ".join(f"{one.policy} {one.wait_stall_mean_s:.2f} s" for one in found)
         console.print(f"wait and stall, mean: {parts}", markup=False, highlight=False, soft_wrap=True)
     if certificate is not None:
-        console.print(str(certificate), markup=False, highlight=False, soft_wrap=True)
+        console.print(certificate.text, markup=False, highlight=False, soft_wrap=True)
+        for one in found:
+            distance = f"  {one.policy}: {certificate.distance(one.wait_stall_mean_s)}"
+            console.print(distance, markup=False, highlight=False, soft_wrap=True)
 
 
 def _cells(one: "Measures") -> list[str]:
@@ -80,7 +83,9 @@ def _cells(one: "Measures") -> list[str]:
     ]
 
 
-def write_json(path: Path, played: "Scenario", need: "Needed", found: "Sequence[Measures]", certificate: Any) -> None:
+def write_json(
+    path: Path, played: "Scenario", need: "Needed", found: "Sequence[Measures]", certificate: "Certificate | None"
+) -> None:
     """The same as data; ``-`` is stdout. Raises CliError when the file cannot be written."""
     report = {
         "scenario": played.name,
@@ -92,7 +97,7 @@ def write_json(path: Path, played: "Scenario", need: "Needed", found: "Sequence[
         "seats": len(played.seats),
         "needed": asdict(need),
         "policies": [one.row() for one in found],
-        "certificate": None if certificate is None else asdict(certificate),
+        "certificate": _bounds(certificate, found),
     }
     text = json.dumps(report, indent=2)
     if str(path) == "-":
@@ -104,10 +109,23 @@ def write_json(path: Path, played: "Scenario", need: "Needed", found: "Sequence[
         raise CliError(f"{path}: cannot be written ({error.strerror})") from None
 
 
-def certified(played: "Scenario", seconds: float) -> Any:
-    """The certificate: what no scheduler could have undercut. Raises CliError without the extra ``simulate``."""
+def certified(played: "Scenario", seconds: float) -> "Certificate":
+    """What no scheduler could have undercut. Raises CliError without the extra ``simulate``."""
+    from kybernate.simulate.bounds import certificate
+
     try:
-        bounds = importlib.import_module("kybernate.simulate.bounds")
-    except ImportError:
+        return certificate(played, seconds_budget=seconds)
+    except ModuleNotFoundError:
         raise CliError("--bound needs numpy and numba: pip install 'kybernate[simulate]'") from None
-    return bounds.certificate(played, seconds_budget=seconds)
+
+
+def _bounds(certificate: "Certificate | None", found: "Sequence[Measures]") -> dict[str, Any] | None:
+    """The certificate's figures, without its schedules, and how far each policy is from it."""
+    if certificate is None:
+        return None
+    names = ("objective", "lower_bound", "best_feasible", "bracket", "reactive_lower_bound", "reactive",
+             "reactive_bracket", "cell", "seconds")  # fmt: skip
+    return {
+        **{name: getattr(certificate, name) for name in names},
+        "policies": {one.policy: certificate.distance(one.wait_stall_mean_s) for one in found},
+    }

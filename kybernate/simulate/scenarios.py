@@ -8,7 +8,7 @@ S4 ``servegen``  10 seats, 0.32 requests/s: hours of the derived trace if its fi
 A window is one hour; the same window has the same requests for every policy.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -66,6 +66,36 @@ def regime(arrivals: str, load_: float, switch_seconds: float, window: int = 0, 
     half = switch_seconds / 2
     seats = tuple(replace(seat, park_seconds=half, activate_seconds=half) for seat in made.seats)
     return replace(made, name=f"{arrivals} load {load_:g} switch {switch_seconds:g} s, window {window}", seats=seats)
+
+
+def side_by_side(scenarios: Sequence[Scenario], move_seconds: float | None = None) -> Scenario:
+    """Several scenarios of one group each as groups of one node; with ``move_seconds`` their seats may move.
+
+    For pooling: the same requests with and without.
+    """
+    first = scenarios[0]
+    rows = sorted(
+        (at, place, seat, service)
+        for place, one in enumerate(scenarios)
+        for at, seat, service in zip(one.at, one.seat, one.service, strict=True)
+    )
+    offsets = [sum(len(one.seats) for one in scenarios[:place]) for place in range(len(scenarios))]
+    return replace(
+        first,
+        name=" | ".join(one.name for one in scenarios),
+        seats=tuple(
+            replace(seat, name=f"g{place}.{seat.name}", group=f"G{place}")
+            for place, one in enumerate(scenarios)
+            for seat in one.seats
+        ),
+        groups=tuple(replace(one.groups[0], name=f"G{place}") for place, one in enumerate(scenarios)),
+        at=tuple(row[0] for row in rows),
+        seat=tuple(offsets[row[1]] + row[2] for row in rows),
+        service=tuple(row[3] for row in rows),
+        duration=max(one.duration for one in scenarios),
+        move_seconds=move_seconds,
+        source=" | ".join(one.source for one in scenarios),
+    )
 
 
 def hour_of(kind: str, rate: float, window: int, cost: Cost, *, duration: float = HOUR) -> Scenario:

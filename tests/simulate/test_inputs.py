@@ -20,7 +20,7 @@ from kybernate.simulate.generate import (
     zipf,
 )
 from kybernate.simulate.importing import Node, from_arrivals, on_node
-from kybernate.simulate.scenarios import reference, regime
+from kybernate.simulate.scenarios import reference, regime, side_by_side
 from kybernate.traces import Arrival
 
 GB = costs.GB
@@ -156,3 +156,14 @@ def test_a_scenario_can_be_played_on_another_node():
     assert [group.name for group in made.groups] == ["G0", "G1", "G2"]
     assert {seat.group for seat in made.seats} == {"G0", "G1", "G2"}
     assert made.at == reference("bursty").at
+
+
+def test_two_scenarios_share_a_node():
+    one, other = reference("poisson", 0), reference("poisson", 1)
+    made = side_by_side([one, other], 3.0)
+    assert len(made.at) == len(one.at) + len(other.at)
+    assert list(made.at) == sorted(made.at)
+    assert [seat.group for seat in made.seats] == ["G0"] * 4 + ["G1"] * 4
+    theirs = [at for at, seat in zip(made.at, made.seat, strict=True) if seat >= 4]
+    assert theirs == list(other.at)
+    assert made.move_seconds == 3.0
