@@ -42,10 +42,14 @@ class Certificate:
     """No schedule is better, whoever made it, knowing the future or not."""
     best_feasible: float
     """The best schedule found that knows the future."""
+    bracket: float
+    """How far apart the two are: best_feasible / lower_bound - 1; infinite when only the bound is 0."""
     reactive_lower_bound: float
     """No schedule is better that restores a seat only when somebody waits for it."""
     reactive: float
     """The best of these that was found."""
+    reactive_bracket: float
+    """The same of the two."""
     cell: float
     """Grid of the bound, seconds; the bound holds for times that are on no grid."""
     seconds: float
@@ -54,16 +58,6 @@ class Certificate:
     schedule: Schedule
     """The one behind ``best_feasible``."""
     reactive_schedule: Schedule
-
-    @property
-    def bracket(self) -> float:
-        """How far apart the two sides are: best_feasible / lower_bound - 1; 0 when both are 0."""
-        return _above(self.best_feasible, self.lower_bound)
-
-    @property
-    def reactive_bracket(self) -> float:
-        """The same of the reactive side."""
-        return _above(self.reactive, self.reactive_lower_bound)
 
     def value(self, outcome: Outcome) -> float:
         """The objective of an outcome of the same requests."""
@@ -75,7 +69,7 @@ class Certificate:
 
     def refutes(self, value: float) -> str | None:
         """Why a result cannot be true: it is better than the best schedule that exists. None: it can be."""
-        if value >= self.lower_bound - _TOLERANCE:
+        if value >= self.lower_bound - _TOLERANCE * max(1.0, self.lower_bound):
             return None
         return (
             f"{value:.4g} is better than possible on {self.scenario} (no schedule is below {self.lower_bound:.4g}): "
@@ -92,6 +86,9 @@ class Certificate:
             f"{value:.4g}: at most {most:.1%} above the best schedule anyone could have made, "
             f"{known:+.1%} against the best found for a scheduler that knows the future and restores on demand"
         )
+
+    def __str__(self) -> str:
+        return self.text
 
     @property
     def text(self) -> str:
@@ -135,14 +132,22 @@ def certificate(
         solved.append(Solver(scenario, problem, objective, left * sizes[index] / sum(sizes[index:])).solve())
     schedule = replay(scenario, [step for one in solved for step in one.plan])
     reactive = replay(scenario, [step for one in solved for step in one.reactive_plan], reactive=True)
+    sides = (
+        max(0.0, sum(one.lower for one in solved) / count),
+        measured(scenario, schedule.wait, objective),
+        max(0.0, sum(one.reactive_lower for one in solved) / count),
+        measured(scenario, reactive.wait, objective),
+    )
     return Certificate(
         scenario=scenario.name,
         objective=objective,
         requests=count,
-        lower_bound=max(0.0, sum(one.lower for one in solved) / count),
-        best_feasible=measured(scenario, schedule.wait, objective),
-        reactive_lower_bound=max(0.0, sum(one.reactive_lower for one in solved) / count),
-        reactive=measured(scenario, reactive.wait, objective),
+        lower_bound=sides[0],
+        best_feasible=sides[1],
+        bracket=_above(sides[1], sides[0]),
+        reactive_lower_bound=sides[2],
+        reactive=sides[3],
+        reactive_bracket=_above(sides[3], sides[2]),
         cell=max(one.cell for one in solved),
         seconds=time.perf_counter() - began,
         seats=_shares(scenario, schedule),

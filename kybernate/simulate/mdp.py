@@ -9,9 +9,10 @@ the mean wait is the mean number of waiting requests over the arrival rate.
 
 A live policy is evaluated on the same model by asking it once in every state (``evaluate``). The model has no memory
 of time, so ages and dwell times in the views are expectations given the state; ``mdp_view`` says which. Policies that
-count seconds are better judged by ``mdp_play``.
+count seconds are better judged by the simulator on ``played``: the same arrivals and costs, event by event.
 """
 
+import random
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +21,7 @@ import numpy as np
 from kybernate.policy.view import Policy
 from kybernate.simulate import mdp_view
 from kybernate.simulate.mdp_kernel import Floats, Ints, sweep
+from kybernate.simulate.model import Scenario, SimGroup, SimSeat
 
 _CHECK_EVERY = 20
 _MOST_STEPS = 200_000
@@ -134,6 +136,21 @@ def ratio(case: Case, policy: Policy, optimum: Solution | None = None, tolerance
     """Mean wait of the policy over the best possible; views assume the optimum's absences."""
     best = optimum or solve(case, tolerance)
     return evaluate(case, policy, tolerance, absence=2 * best.mean_wait).mean_wait / best.mean_wait
+
+
+def played(case: Case, requests: int, seed: int) -> Scenario:
+    """Arrivals of a case for the simulator, without a limit of queues; with ``jitter`` 0.71 its costs vary as here."""
+    chance = random.Random(seed)
+    at, seat, service, now = list[float](), list[int](), list[float](), 0.0
+    for _ in range(requests):
+        now += chance.expovariate(case.arrivals)
+        at.append(now)
+        seat.append(chance.choices(range(case.seats), case.rates)[0])
+        service.append(chance.expovariate(1 / case.service))
+    seats = tuple(SimSeat(mdp_view.name(i), mdp_view.GROUP, case.park, case.restore) for i in range(case.seats))
+    return Scenario(
+        "mdp", seats, (SimGroup(mdp_view.GROUP),), tuple(at), tuple(seat), tuple(service), now, cap=requests
+    )
 
 
 def _iterate(states: States, go: Ints, leave: Ints, *, choose: bool, tolerance: float) -> Solution:

@@ -1,6 +1,7 @@
 """The plain rules that the exact optimum is compared with: longest queue first, in a few variants.
 
-They are yardsticks, not choices for users; they look only at numbers of requests.
+They are yardsticks, not choices for users; they look only at numbers of requests. ``Optimal`` plays what ``mdp.solve``
+found, so that the simulator can be held against the exact model.
 """
 
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from typing import Literal
 
 from kybernate.policy.view import Decision, GroupView, Park, SeatView, Stay, Switch
 from kybernate.seat import SeatState
+from kybernate.simulate import mdp_view
+from kybernate.simulate.mdp import Solution
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +47,23 @@ class LongestFirst:
         if holder.in_flight == 0 and (self.idle == "park" or (self.idle == "newsvendor" and unlikely)):
             return Park(holder.seat, "idle")
         return Stay(None, "nobody waits")
+
+
+@dataclass(frozen=True, slots=True)
+class Optimal:
+    """The best causal policy of a case; queues beyond its limit count as the limit."""
+
+    solution: Solution
+
+    def decide(self, view: GroupView) -> Decision:
+        """What the solution does in this state."""
+        case = self.solution.case
+        seats = [next(seat for seat in view.seats if seat.seat == mdp_view.name(i)) for i in range(case.seats)]
+        waiting = tuple(0 if seat.state is SeatState.ACTIVE else min(seat.waiting, case.limit) for seat in seats)
+        active = next((i for i, seat in enumerate(seats) if seat.state is SeatState.ACTIVE), None)
+        if active is None:
+            restored = self.solution.restores(waiting)
+            return Stay(None, "optimal") if restored is None else Switch(mdp_view.name(restored), None, "optimal")
+        if self.solution.leaves(active, min(seats[active].in_flight, case.in_flight), waiting):
+            return Park(mdp_view.name(active), "optimal")
+        return Stay(None, "optimal")
