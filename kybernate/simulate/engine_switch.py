@@ -10,7 +10,7 @@ from kybernate.policy import Decision, Park, Policy, Stay, Switch
 from kybernate.seat import SeatState
 from kybernate.simulate.engine_look import look
 from kybernate.simulate.engine_seat import Seat
-from kybernate.simulate.engine_world import SWITCHED, WAKE, Group, Operation, World
+from kybernate.simulate.engine_world import SWITCHED, WAKE, Group, Operation, SimulationError, World
 from kybernate.simulate.model import Visit
 
 S = SeatState
@@ -27,7 +27,7 @@ class Switching:
         """Begin what the policy wants; gives groups that lost something by it and should be asked."""
         group.wake += 1
         if isinstance(decision, Switch) and decision.evict is None:
-            winner = self.by_name[decision.activate]
+            winner = self._named(decision.activate)
             if len(group.holders) < group.spec.slots and not group.has_room(winner, None):
                 # A slot is free, but no memory: somebody has to yield.
                 self.world.counters["no_room"] += 1
@@ -37,12 +37,18 @@ class Switching:
                 if until is not None:
                     self.world.schedule(max(until, 0.001), WAKE, group.index, group.wake)
             case Switch(activate=name, evict=None):
-                return self._grant(group, self.by_name[name])
+                return self._grant(group, self._named(name))
             case Switch(activate=name, evict=str(evicted), how=how):
-                self._evict(group, self.by_name[evicted], self.by_name[name], how == "freeze")
+                self._evict(group, self._named(evicted), self._named(name), how == "freeze")
             case Park(seat=name):
-                self._evict(group, self.by_name[name], None, False)
+                self._evict(group, self._named(name), None, False)
         return ()
+
+    def _named(self, name: str) -> Seat:
+        seat = self.by_name.get(name)
+        if seat is None:
+            raise SimulationError(f"at {self.world.now:.3f} s the policy names seat {name!r}, which is not there")
+        return seat
 
     def _grant(self, group: Group, winner: Seat) -> tuple[Group, ...]:
         if (
@@ -154,7 +160,7 @@ class Switching:
         decision = policy.decide(look(self.world, group))
         if not isinstance(decision, Switch) or decision.evict is not None:
             return planned
-        winner = self.by_name[decision.activate]
+        winner = self._named(decision.activate)
         fits = winner.state is S.PARKED and group.has_room(winner, victim)
         return winner if fits and (winner.group is group or self.world.soft) else planned
 

@@ -206,6 +206,8 @@ def _check(scenario: Scenario) -> None:
     for seat in scenario.seats:
         if seat.group not in groups:
             raise ValueError(f"scenario {name}: seat {seat.name} belongs to group {seat.group}, which is not there")
+        if seat.gang:
+            raise ValueError(f"scenario {name}: seat {seat.name} is of gang {seat.gang}; gangs are not simulated")
     if scenario.seat and not 0 <= min(scenario.seat) <= max(scenario.seat) < len(scenario.seats):
         raise ValueError(f"scenario {name}: a request names a seat that is not there")
     if scenario.cap < 1 or any(group.slots < 1 for group in scenario.groups):

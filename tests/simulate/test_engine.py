@@ -1,11 +1,13 @@
 """Cases small enough to compute by hand."""
 
+from dataclasses import dataclass, replace
+
 import pytest
 
 from kybernate.policy import Decision, GroupView, Stay, Switch
 from kybernate.seat import SeatState
 from kybernate.simulate.engine import Options, SimulationError, run
-from kybernate.simulate.model import SimGroup
+from kybernate.simulate.model import Scenario, SimGroup
 from tests.simulate.cases import Exhaustive, Impatient, ParksWhenIdle, scenario, seat
 
 
@@ -203,6 +205,31 @@ def test_a_policy_that_runs_in_circles_is_named():
         run(scenario([(0.0, 1, 1.0), (1.0, 0, 1.0)], free), Restless())
 
 
-def test_a_scenario_that_makes_no_sense_is_refused():
-    with pytest.raises(ValueError, match="belongs to group B"):
-        run(scenario([], [seat("a", "B")]), Exhaustive())
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (scenario([], [seat("a", "B")]), "belongs to group B"),
+        (scenario([(0.0, 1, 1.0)], [seat("a")]), "names a seat that is not there"),
+        (scenario([], [seat("a")], cap=0), "cap and slots"),
+        (scenario([], [seat("a", vram_bytes=2)], [SimGroup("A", 2, 1)]), "more memory than the group has"),
+        (scenario([], [seat("a", gang="g")]), "gangs are not simulated"),
+        (replace(scenario([(0.0, 0, 1.0)], [seat("a")]), service=()), "differ in length"),
+        (replace(scenario([(0.0, 0, 1.0), (1.0, 0, 1.0)], [seat("a")]), at=(1.0, 0.0)), "arrival times fall"),
+    ],
+)
+def test_a_scenario_that_makes_no_sense_is_refused(made: Scenario, text: str):
+    with pytest.raises(ValueError, match=text):
+        run(made, Exhaustive())
+
+
+def test_a_policy_that_names_strangers_is_named():
+    with pytest.raises(SimulationError, match="stranger"):
+        run(scenario([(0.0, 0, 1.0)], [seat("a")]), Names("stranger"))
+
+
+@dataclass(frozen=True)
+class Names:
+    name: str
+
+    def decide(self, view: GroupView) -> Decision:
+        return Switch(self.name, None, "")
