@@ -3,7 +3,7 @@ PY := .venv/bin/python
 KYB := .venv/bin/kyb
 TRACES ?= ../shared/data/traces
 
-.PHONY: setup up demo test check bench gpu-bench replay-full lock
+.PHONY: setup up demo test check bench gpu-bench replay-full lock image compose-test helm-test e2e sim-reference
 
 setup:
 	@sh scripts/setup.sh
@@ -35,6 +35,24 @@ bench: setup
 # On a machine with an NVIDIA GPU and PyTorch; ARGS="--stub" tries the harness without one. See docs/gpu-bench.md.
 gpu-bench: setup
 	@$(PY) -m bench.gpu $(ARGS)
+
+# IMAGE=repository:tag, BASE=an image with Python: see docs/install.md.
+image:
+	@sh scripts/image.sh $(ARGS)
+
+compose-test:
+	@sh scripts/compose_test.sh
+
+helm-test: setup
+	@sh scripts/helm_test.sh $(ARGS)
+
+# Against the cluster of the current kubeconfig. IMAGE=repository:tag as its nodes find it.
+e2e: setup
+	@$(PY) -m e2e --image $(IMAGE) $(ARGS)
+
+# The main table of docs/policy.md again, with confidence intervals. JSON=FILE
+sim-reference: setup
+	@$(KYB) simulate --reference $(if $(JSON),--json $(JSON)) $(ARGS)
 
 replay-full: setup
 	$(KYB) demo --speed 60 --trace $(TRACES)/derived_servegen_10seats_24h.csv.gz
