@@ -44,6 +44,9 @@ class LedgerEntry(BaseModel):
     endpoint: str | None = None
     annotations: dict[str, str] = Field(default_factory=dict)
     park_seconds: float = 2.0
+    frozen_since: float = 0.0
+    """Unix seconds since which requests in flight stand still with it; 0: none do."""
+    frozen_until: float = 0.0
     parks: int = 0
     activate_seconds: float = 2.0
     activations: int = 0

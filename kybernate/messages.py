@@ -81,6 +81,8 @@ class DrainAck(Message):
     epoch: int
     in_flight: int = Field(ge=0)
     """Forwarded requests, plus permissions of ``/v1/hold`` that are still valid."""
+    permits: int | None = Field(default=None, ge=0)
+    """Those permissions alone; None: a router that cannot keep requests of a frozen seat."""
 
 
 # --- commands: to the node's manager, answered within milliseconds ------------------------------------------------
@@ -318,6 +320,9 @@ class SeatEvent(Message):
     journaled), park, activate, verify, release; and total."""
     last_call_at: float | None = None
     """Unix seconds at which the last backend call of an activation ended."""
+    stall_seconds: float = 0.0
+    """Above 0: its requests in flight are frozen with it and go on when it is back. Routers keep them for so many wall
+    seconds from now; 0: they cut them, if it leaves."""
 
 
 class SeatAllocated(SeatEvent):

@@ -55,6 +55,8 @@ class SeatRecord(BaseModel):
     """Learned: seconds (model time) from the order to activate until it serves, eviction included."""
     manager_url: str = ""
     """Where the node's manager answers HTTP, for a router without NATS."""
+    stall_seconds: float = 0.0
+    """Above 0: its requests in flight are frozen with it, for at most so many wall seconds from this write."""
     reported_at: float = Field(default=0.0)
     """Unix seconds of this write."""
 

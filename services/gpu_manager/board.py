@@ -65,6 +65,9 @@ MOVE_SECONDS = 3.0
 """Model seconds that a move is taken to cost until one was seen."""
 Effect = SeatEvent | SwitchJob | RetargetJob | ReleaseJob | KillJob | Ticket | CommandReply | Decided
 
+STANDING_STILL = (S.PARKING, S.PARKED, S.ACTIVATING, S.MIGRATING)
+"""States that frozen requests outlive."""
+
 
 @dataclass
 class Board:
@@ -240,9 +243,10 @@ class Board:
         """The group that a switch is about."""
         return next(group for group in self.groups if group.name == operation.group)
 
-    def drain(self, victim: Row, winner: Row | None, reason: str, now: Now) -> Operation:
-        """Begin the switch that takes ``victim`` off its GPUs."""
+    def drain(self, victim: Row, winner: Row | None, reason: str, now: Now, *, freeze: bool = False) -> Operation:
+        """Begin the switch that takes ``victim`` off its GPUs. ``freeze``: with its requests in flight."""
         operation = self.begin(victim.group, victim, winner, now)
+        operation.freeze = freeze
         self.routers.forget(victim.seat)
         self.go(victim, T.EVICT, now, epoch=operation.epoch, operation=operation, reason=reason)
         return operation
@@ -314,6 +318,8 @@ class Board:
         row.entered_at, row.entered_wall = now.unix, now.wall
         row.op = operation.op if operation else ""
         cause = operation.cause if operation else None
+        if row.state not in STANDING_STILL:
+            row.frozen_since = row.frozen_until = 0.0
         if row.state in (S.ACTIVE, S.LOST):
             self.levels.unpoke(row.seat)
         if row.state is S.LOST:
@@ -360,6 +366,7 @@ class Board:
                 endpoint=row.pod.endpoint if row.pod else None,
                 reason=row.reason,
                 vram_bytes=row.vram_bytes,
+                stall_seconds=row.stall_seconds(now),
                 seconds=seconds or {},
                 last_call_at=last_call_at,
             )

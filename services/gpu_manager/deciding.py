@@ -9,6 +9,7 @@ from kybernate.topology import Group
 from services.gpu_manager import looking, overlap, rebinding, switching
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.rows import Row
+from services.gpu_manager.terms import terms
 
 if TYPE_CHECKING:
     from services.gpu_manager.board import Board
@@ -47,8 +48,9 @@ def decide(board: "Board", group: Group, now: Now) -> None:
                 board.wake_at[group.name] = now.model + max(until, 0.0)
         case Switch(activate=winner, evict=None):
             _grant(board, group, board.rows[winner], decision.reason, now)
-        case Switch(activate=winner, evict=str(victim)):
-            _evict(board, board.rows[victim], board.rows[winner], decision.reason, now)
+        case Switch(activate=winner, evict=str(victim), how=how):
+            freeze = how == "freeze" and terms(board.rows[victim].pod, board.tiers).tier.stall_budget_seconds > 0
+            _evict(board, board.rows[victim], board.rows[winner], decision.reason, now, freeze=freeze)
         case Park(seat=victim):
             _evict(board, board.rows[victim], None, decision.reason, now)
 
@@ -69,14 +71,19 @@ def _grant(board: "Board", group: Group, winner: Row, reason: str, now: Now) -> 
         switching.lease(board, operation, winner, now)
 
 
-def _evict(board: "Board", victim: Row, winner: Row | None, reason: str, now: Now) -> None:
-    """Drain a holder for another seat. Never while routers may be there that would not hear of it."""
+def _evict(
+    board: "Board", victim: Row, winner: Row | None, reason: str, now: Now, *, freeze: bool = False
+) -> None:
+    """Drain a holder for another seat, or freeze it with what it has in flight.
+
+    Never while routers may be there that would not hear of it.
+    """
     if not board.bus_up or victim.state is not S.ACTIVE or not board.routers.settled(now):
         return
     board.say_decided(victim.group, reason)
     if winner is not None and not looking.room(board, winner, without=victim, on=victim.group):
         winner = None  # one more has to yield before it fits
-    board.drain(victim, winner, reason, now)
+    board.drain(victim, winner, reason, now, freeze=freeze)
 
 
 def _clear(board: "Board", group: Group, others: list[Row], now: Now) -> None:

@@ -34,7 +34,7 @@ def view(board: "Board", group: Group, now: Now) -> GroupView:
 
 def seat_view(board: "Board", row: Row, now: Now, *, on: Group | None = None) -> SeatView:
     """What the policy sees of one seat. ``on``: the other group to which it could move."""
-    demand = traffic(board, row)
+    demand = _with_frozen(board, row, now)
     tier = terms(row.pod, board.tiers).tier
     learned = board.learning.of(row.seat, row.model)
     start_wait = None
@@ -49,7 +49,7 @@ def seat_view(board: "Board", row: Row, now: Now, *, on: Group | None = None) ->
         oldest_wait_seconds=demand.oldest_wait(now),
         in_flight=demand.in_flight,
         tier=row.pod.tier if row.pod else "standard",
-        pinned=row.is_pinned,
+        pinned=row.is_pinned or _must_return(board, row, now),
         wanted_seconds=None if row.wanted_since is None else now.model - row.wanted_since,
         start_wait_seconds=start_wait,
         active_seconds=now.model - row.active_since,
@@ -66,6 +66,34 @@ def seat_view(board: "Board", row: Row, now: Now, *, on: Group | None = None) ->
         rate_fast=0.0 if learned is None else learned.arrivals.fast.at(now.model),
         rate_slow=0.0 if learned is None else learned.arrivals.slow.at(now.model),
     )
+
+
+def _with_frozen(board: "Board", row: Row, now: Now) -> Traffic:
+    """The demand for one seat. Requests frozen with a parked seat wait since they stand still."""
+    demand = traffic(board, row)
+    if row.state is not S.PARKED or not row.frozen_since or not demand.in_flight:
+        return demand
+    since = now.model - (now.unix - row.frozen_since) * now.pace
+    return Traffic(
+        demand.waiting + demand.in_flight,
+        demand.in_flight,
+        since if demand.oldest_since is None else min(since, demand.oldest_since),
+        demand.cause,
+        tuple(sorted((*demand.since, (since, demand.in_flight)))),
+    )
+
+
+def _must_return(board: "Board", row: Row, now: Now) -> bool:
+    """A seat with frozen requests goes before everybody else when its budget would not last another visit."""
+    if row.state is not S.PARKED or not row.frozen_since:
+        return False
+    holders = [other for other in board.seats_of(row.group) if other.lease]
+    leave = 0.0
+    for other in holders:
+        learned = board.learning.of(other.seat, other.model)
+        serving = ASSUMED_SERVICE_SECONDS if learned is None else learned.service.value
+        leave = max(leave, other.park_seconds + (serving if traffic(board, other).in_flight else 0.0))
+    return row.stall_seconds(now) * now.pace <= row.activate_seconds + leave
 
 
 def heard(board: "Board", signal: TrafficSignal, now: Now) -> None:
@@ -236,6 +264,7 @@ def record(board: "Board", row: Row, now: Now) -> SeatRecord:
         manager_url=board.manager_url,
         blocked=refused(row) or ("" if rebinding.may_move(board, row) else strangers_on(board, row.group)),
         fixed=rebinding.why_fixed(board, row),
+        stall_seconds=row.stall_seconds(now),
         reported_at=now.unix,
     )
 
@@ -272,6 +301,8 @@ def _entry(row: Row) -> LedgerEntry:
         park_seconds=row.park_seconds,
         activate_seconds=row.activate_seconds,
         switch_seconds=row.switch_seconds,
+        frozen_since=row.frozen_since,
+        frozen_until=row.frozen_until,
         parks=row.parks,
         activations=row.activations,
     )

@@ -43,6 +43,8 @@ def recover(board: "Board", known: Recovered, now: Now) -> None:
         seen = evidence.get((row.seat, pod.uid))
         row.state, row.lease, row.reason = _state(row, entry, seen)
         row.group = _group(board, row, entry, seen)
+        if row.state is not S.PARKED:
+            row.frozen_since = row.frozen_until = 0.0
         if row.state is S.ACTIVE:
             row.active_since = row.busy_at = now.model
         row.processes_gone = not row.seen_running
@@ -82,6 +84,7 @@ def _remember(row: Row, entry: LedgerEntry) -> None:
     row.vram_bytes, row.host_bytes = entry.vram_bytes, entry.host_bytes
     row.started, row.pinned = entry.started, entry.pinned
     row.park_seconds, row.activate_seconds = entry.park_seconds, entry.activate_seconds
+    row.frozen_since, row.frozen_until = entry.frozen_since, entry.frozen_until
     row.parks, row.activations = entry.parks, entry.activations
     row.switch_seconds = entry.switch_seconds
     row.fixed = entry.fixed

@@ -63,13 +63,18 @@ class Routers:
         """The seat does not drain any more."""
         self.acks.pop(seat, None)
 
-    def quiet(self, seat: str, epoch: int, now: Now) -> bool:
-        """Whether every present router has acknowledged (seat, epoch) with nothing in flight."""
+    def quiet(self, seat: str, epoch: int, now: Now, *, frozen: bool = False) -> bool:
+        """Whether every present router has acknowledged (seat, epoch) with nothing in flight.
+
+        ``frozen``: what is in flight stands still with the seat, so only permissions must be over.
+        """
         if not self.settled(now) or now.wall < self.permitted_until:
             return False
         acks = self.acks.get(seat, {})
         for instance, (incarnation, _) in self.present.items():
             ack = acks.get(instance)
-            if ack is None or ack.epoch != epoch or ack.incarnation != incarnation or ack.in_flight:
+            if ack is None or ack.epoch != epoch or ack.incarnation != incarnation:
+                return False
+            if ack.in_flight and not (frozen and ack.permits == 0):
                 return False
         return True

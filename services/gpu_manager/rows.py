@@ -80,6 +80,10 @@ class Row:
     entered_at: float = 0.0
     """Unix seconds at which it entered its state."""
     entered_wall: float = 0.0
+    frozen_since: float = 0.0
+    """Unix seconds since which its requests in flight stand still with it; 0: none do."""
+    frozen_until: float = 0.0
+    """Unix seconds at which routers give them up."""
     reason: str = ""
     cause: str = ""
     op: str = ""
@@ -104,6 +108,10 @@ class Row:
         if self.state is not SeatState.RELEASING:
             self.lease = self.state in HOLDING
         return before
+
+    def stall_seconds(self, now: Now) -> float:
+        """Wall seconds for which routers still keep its frozen requests; 0: there are none, or no more."""
+        return max(0.0, self.frozen_until - now.unix) if self.frozen_since else 0.0
 
     def calls(self, now: Now) -> bool:
         """Whether kubelet still waits at the gate for it."""
@@ -160,6 +168,8 @@ class Operation:
     victim: str | None
     winner: str | None
     cause: str
+    freeze: bool = False
+    """Requests in flight are frozen with the victim: only admission is waited for."""
     clears_for: str | None = None
     """A seat of another group for which these GPUs are cleared."""
     phase: Literal["draining", "cutting", "job"] = "draining"

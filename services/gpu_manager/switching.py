@@ -12,6 +12,7 @@ from kybernate.seat import COMING, SeatState, Trigger
 from services.gpu_manager import late_binding, looking, overlap
 from services.gpu_manager.inputs import EngineSeen, JobAnswered, Now
 from services.gpu_manager.rows import CUT_GRACE_SECONDS, Operation, Row
+from services.gpu_manager.terms import terms
 
 if TYPE_CHECKING:
     from services.gpu_manager.board import Board
@@ -57,14 +58,24 @@ def _drain(board: "Board", operation: Operation, now: Now) -> None:
         return
     if not board.bus_up:
         return
-    quiet = operation.announced and board.routers.quiet(victim.seat, operation.epoch, now)
-    if not quiet:
+    quiet = operation.announced and board.routers.quiet(victim.seat, operation.epoch, now, frozen=operation.freeze)
+    if quiet and operation.freeze and looking.traffic(board, victim).in_flight:
+        _frozen(board, operation, victim, now)
+    elif not quiet:
         operation.quiet_at = None
     elif operation.quiet_at is None:
         operation.quiet_at = now.wall
-    if now.model >= operation.deadline and board.routers.settled(now):
+    if operation.phase == "draining" and now.model >= operation.deadline and board.routers.settled(now):
         _drained(board, operation, now, "drain deadline passed; streams that still run are cut")
         operation.phase, operation.cut_at = "cutting", now.wall
+
+
+def _frozen(board: "Board", operation: Operation, victim: Row, now: Now) -> None:
+    """Nothing new comes, and what is in flight stands still with the seat until it is back."""
+    budget = terms(victim.pod, board.tiers).tier.stall_budget_seconds
+    victim.frozen_since, victim.frozen_until = now.unix, now.unix + budget / now.pace
+    flying = looking.traffic(board, victim).in_flight
+    _drained(board, operation, now, f"{flying} requests in flight are frozen with it, for at most {budget:g} s")
 
 
 def turn_back(board: "Board", operation: Operation, now: Now, reason: str) -> None:

@@ -87,4 +87,5 @@ class Asks:
             incarnation=self.identity.incarnation,
             epoch=lane.record.epoch,
             in_flight=len(lane.in_flight),
+            permits=sum(call.kind == "permit" for call in lane.in_flight.values()),
         )

@@ -22,6 +22,8 @@ ASKABLE = frozenset({_S.WAITING, _S.DRAINING, _S.PARKING, _S.PARKED, _S.BACKOFF,
 """Nothing is under way that would make it serve: those who wait here ask its manager for it."""
 CUT = frozenset({_S.PARKING, _S.PARKED, _S.LOST})
 """What still runs there cannot be finished."""
+FREEZING = frozenset({_S.PARKING, _S.PARKED})
+"""Its requests in flight may stand still with it, where its manager says so, instead of being cut."""
 FINAL_STATES = frozenset({_S.FREE, _S.RELEASING})
 """Nobody can be served there any more."""
 
@@ -94,6 +96,8 @@ class Lane:
     served_seconds: float = 0.0
     """Wall seconds that those were in flight."""
     last_cause: str = "router"
+    frozen_since: float | None = None
+    """Its requests in flight stand still with it."""
     suspect_until: float = 0.0
     unseen: bool = False
     """The roster does not have it; what is known here may be old."""
@@ -199,7 +203,7 @@ def _better(rank: Rank, lane: Lane, than: Lane, stay: Lane | None) -> bool:
 def _updated(record: SeatRecord, event: SeatEvent) -> SeatRecord:
     """The row as the event leaves it."""
     changes: dict[str, object] = {"state": event.state, "epoch": event.epoch, "seq": event.seq}
-    changes |= {"since": event.at, "reason": event.reason}
+    changes |= {"since": event.at, "reason": event.reason, "stall_seconds": event.stall_seconds}
     for name in ("model", "group", "pod", "pod_uid", "endpoint", "vram_bytes"):
         if value := getattr(event, name):
             changes[name] = value

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from kybernate.messages import SeatActivated, SeatEvent
 from kybernate.roster import SeatRecord
-from kybernate.seat import SeatState
+from kybernate.seat import COMING, SeatState
 from services.router import happenings as h
 from services.router.ages import steps
 from services.router.alarms import Alarms, Name
 from services.router.asks import WAKE_UNHEARD_SECONDS, Asks, Identity
-from services.router.lanes import ASKABLE, CLOSING, CUT, Call, Lane, Rank, best
+from services.router.lanes import ASKABLE, CLOSING, CUT, FREEZING, Call, Lane, Rank, best
 from services.router.seats import Change, Model, SeatTable
 from services.router.trust import Trust
 
@@ -334,12 +334,26 @@ class Traffic:
             self._out.append(h.Disconnect(lane.key))
         if state not in ASKABLE:
             lane.wake_sent = None
-        if state in CUT:
+        self._freeze(lane)
+        if state in CUT and lane.frozen_since is None:
             self._cut(lane)
         if state in CLOSING:
             self._say(self._asks.acknowledge(lane, self._now))
         if lane.model:
             self._dirty[lane.model] = lane if change.opened else self._dirty.get(lane.model)
+
+    def _freeze(self, lane: Lane) -> None:
+        """Requests in flight may stand still with their seat; they are kept until the stall budget is used up."""
+        state, stall = lane.record.state, lane.record.stall_seconds
+        if state in FREEZING and stall > 0 and lane.in_flight and lane.frozen_since is None:
+            lane.frozen_since = self._now
+            self._alarms.set(("frozen", lane.key), self._now + stall)
+        elif lane.frozen_since is not None and state not in (*FREEZING, *COMING):
+            stood = self._now - lane.frozen_since
+            for call in lane.in_flight.values():
+                call.sent += stood  # what it stood still was no service
+            lane.frozen_since = None
+            self._alarms.clear(("frozen", lane.key))
 
     def _cut(self, lane: Lane) -> None:
         lost = lane.record.state is SeatState.LOST
@@ -424,6 +438,8 @@ class Traffic:
         elif kind == "wake" and lane.waiting and lane.record.state in ASKABLE:
             self._say(self._asks.wake(lane, self._now))
             self._alarms.set(name, self._now + WAKE_UNHEARD_SECONDS)
+        elif kind == "frozen" and lane.frozen_since is not None:
+            self._cut(lane)  # the budget is used up
         elif kind == "refusal":
             lane.refusal = None
         elif kind == "missing" and lane.unseen:

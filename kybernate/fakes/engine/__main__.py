@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--driver", type=Path, default=env.get("KYB_FAKE_DRIVER"), help="socket of the fake GPU driver")
     add("--gpus", type=_names, default=env.get("KYB_FAKE_GPU", ""), help="UUIDs, separated by commas")
     add("--cuda", action="store_true", help="take the memory of the visible GPUs through libcuda.so.1")
+    add("--freezable", action="store_true", help="requests may be frozen with it: its pod has kyb.ai/stall-budget")
     add("--seat", default=env.get("KYB_GPU_SEAT", ""), help="seat that it says it has")
     return parser
 
@@ -64,6 +65,7 @@ async def _serve(options: argparse.Namespace) -> int:
     residue = options.vram // 20 if options.residue is None else options.residue
     try:
         vram = await _vram(options, residue, clock)
+        vram.freezable = options.freezable
         engine = Engine(_engine_options(options), vram, clock)
         runner = web.AppRunner(
             build_app(engine),

@@ -26,6 +26,8 @@ class Vram:
         self._shares = split(vram_bytes, memory.gpus)
         self._residues = split(residue_bytes, memory.gpus)
         self._clock = clock
+        self.freezable = False
+        """Requests may be frozen with the process; the driver is told so."""
 
     @classmethod
     async def connect(
@@ -75,7 +77,7 @@ class Vram:
             yield
             return
         try:
-            await self._driver.call("begin", request=request)
+            await self._driver.call("begin", request=request, freezable=self.freezable)
             yield
         except BaseException:
             self._driver.post("end", request=request)  # nobody is left who could wait for the reply

@@ -109,7 +109,8 @@ class OwnCalls:
 
     def _begin(self, process: Process, call: Call) -> Result | None:
         request = text(call.arguments, "request")
-        if process.state is not State.RUNNING:
+        process.freezable = bool(call.arguments.get("freezable", False))
+        if process.state is not State.RUNNING and not process.freezable:
             why = f"request {request} begun while {process.state}"
             self._world.violated(Kind.REQUEST_NOT_RUNNING, process, why)
         if self._waits(process, call):

@@ -133,7 +133,7 @@ class Verbs:
         _need(process, State.LOCKED, call)
         self._refuse_what_cannot_park(process)
         world = self._world
-        for request in sorted(process.requests):
+        for request in [] if process.freezable else sorted(process.requests):
             world.violated(Kind.CHECKPOINT_WITH_REQUEST, process, f"request {request} is being computed")
         count, copies, room = process.used_bytes, self._copied_bytes(), world.spec.host_memory_bytes
         operation = self._transfer(process, call, count)

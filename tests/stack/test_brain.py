@@ -1,0 +1,80 @@
+"""The brain on a real stack: freezing, the shadow, why, and a recording that replays."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from kybernate.cli.why import lines
+from kybernate.fakes.engine.answers import expected_text
+from kybernate.fakes.gpu.client import FakeDriverClient
+from kybernate.simulate.replay import replay
+from kybernate.stack import Stack, StackOptions
+
+CONFIG = """
+profiles:
+  - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 3}
+policy: {name: kyb-balanced, settings: {freezeRatio: 0.001, minVisitSeconds: 0}}
+shadow: {name: longest-queue}
+tiers: {patient: {stallBudgetSeconds: 600}}
+"""
+POD = """---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: {model}
+  annotations: {{kyb.ai/model: {model}, kyb.ai/backend: fake, kyb.ai/tier: patient, kyb.ai/slo: 5s}}
+spec:
+  containers:
+    - name: engine
+      image: fake
+      command: [python, -m, kybernate.fakes.engine, --model, {model}, --vram, 20GiB, --freezable]
+      resources: {{limits: {{kyb.ai/gpu-1x-seat: 1}}}}
+"""
+
+
+async def test_an_answer_is_frozen_for_others_and_goes_on_and_what_was_decided_replays(tmp_path: Path) -> None:
+    config, pods, record = tmp_path / "config.yaml", tmp_path / "pods.yaml", tmp_path / "views.jsonl"
+    config.write_text(CONFIG)
+    pods.write_text("".join(POD.format(model=model) for model in "abc"))
+    settings = {"gpu_manager": {"KYB_RECORD_VIEWS": str(record)}}
+    options = StackOptions(config=config, pods=pods, gpus=1, announce=False, speed=8, settings=settings)
+    async with Stack(options) as stack, aiohttp.ClientSession() as session:
+        await stack.ready(60)
+
+        async def ask(model: str, tokens: int) -> tuple[str, float]:
+            body = {"model": model, "prompt": "hi", "max_tokens": tokens}
+            async with session.post(f"{stack.url}/v1/completions", json=body) as answer:
+                told = await answer.json()
+                assert answer.status == 200, told
+                return told["choices"][0]["text"], asyncio.get_running_loop().time()
+
+        async def get(path: str) -> Any:
+            async with session.get(stack.url + path) as answer:
+                return await answer.json()
+
+        long = asyncio.create_task(ask("a", 1800))
+        async with asyncio.timeout(30):
+            while not any(seat["in_flight"] for seat in (await get("/v1/seats"))["seats"]):
+                await asyncio.sleep(0.02)
+        short = await asyncio.gather(*(ask("b", 20) for _ in range(6)), ask("c", 20))
+        text, ended = await long
+        (node,) = (await get("/v1/why"))["nodes"]
+        driver = await FakeDriverClient.connect(stack.layout.driver_socket)
+        stats = await driver.call("stats")
+        await driver.close()
+
+    assert text == expected_text("a", "hi", 1800)
+    assert ended > max(at for _, at in short), "the others were answered while it stood still"
+    assert stats["violations"]["count"] == 0, stats["violations"]
+    seat = node["groups"][0]["seats"][0]
+    assert (seat["tier"], seat["slo_seconds"], seat["stall_budget_seconds"]) == ("patient", 5.0, 600.0)
+    assert node["errors"] == 0
+    assert node["shadow"]["groups"][0]["same"] > 0
+    assert any("longest-queue" in line for line in lines([node], shadow=True))
+
+    result = replay(record.read_text().splitlines())
+    assert (result.share, result.different) == (1.0, [])
+    assert result.looks > 20
+    assert '"how":"freeze"' in record.read_text()
