@@ -27,6 +27,9 @@ def simulate(
     policy: Annotated[
         str, typer.Option(help="Names, comma between; all: every one there is.")
     ] = "kyb-balanced,exhaustive",
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL", help="Of the trace only this model; may be given again.")
+    ] = None,
     groups: Annotated[int, typer.Option(min=1, help="Groups of GPUs on the node.")] = 1,
     slots: Annotated[int, typer.Option(min=1, help="Seats that a group runs at the same time.")] = 1,
     seats: Annotated[int, typer.Option(min=1, help="At most; models with most work first.")] = 64,
@@ -73,9 +76,9 @@ def simulate(
     from kybernate.simulate.engine import Options
 
     inputs = Inputs(
-        traces=tuple(traces or ()), scenario=scenario, window=window, groups=groups, slots=slots, seats=seats,
-        cost=cost, measured=measured, vram=tuple(vram or ()), tiers=tuple(tier or ()), pinned=frozenset(pin or ()),
-        slo=slo, stall_budget=stall_budget, move_seconds=move_seconds, host_memory=host_memory, cap=cap, start=start,
+        traces=tuple(traces or ()), scenario=scenario, window=window, only=tuple(only or ()), groups=groups,
+        slots=slots, seats=seats, cost=cost, measured=measured, vram=tuple(vram or ()),
+        tiers=tuple(tier or ()), pinned=frozenset(pin or ()), slo=slo, stall_budget=stall_budget, move_seconds=move_seconds, host_memory=host_memory, cap=cap, start=start,
         duration=duration, speed_up=speed_up, seed=seed,
     )  # fmt: skip
     options = Options(

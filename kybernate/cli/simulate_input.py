@@ -23,6 +23,7 @@ class Inputs:
 
     traces: tuple[Path, ...] = ()
     scenario: str | None = None
+    only: tuple[str, ...] = ()
     window: int = 0
     groups: int = 1
     slots: int = 1
@@ -61,13 +62,18 @@ def read_scenario(inputs: Inputs) -> "Scenario":
             merged = heapq.merge(*read, key=lambda arrival: arrival.at_seconds)
             names = ", ".join(f"{trace.name} ({trace.format})" for trace in read)
             made = from_arrivals(
-                merged, node, speed_up=inputs.speed_up, name=names, duration=inputs.duration, source=names
-            )
+                merged, node, models=inputs.only, speed_up=inputs.speed_up, name=names, duration=inputs.duration,
+                source=names,
+            )  # fmt: skip
     except (TraceError, ValueError) as error:
         raise CliError(str(error), 2) from None
     _known(inputs, made)
     if not made.at:
         raise CliError("there is no request in this part of the trace; see --start and --duration", 2)
+    asked = {made.seats[seat].model for seat in made.seat}
+    for name in inputs.only:
+        if name not in asked:
+            raise CliError(f"no request for model {name!r} in this part of the trace (--only)", 2)
     return made
 
 

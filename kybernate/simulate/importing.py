@@ -47,10 +47,11 @@ def from_arrivals(
 ) -> Scenario:
     """A trace on a node: one seat per model, the heaviest first, each on the group with least work so far.
 
-    ``models``: only these, in this order. ``speed_up`` 2 makes the gaps half as long. ``duration`` of the trace,
-    before it is sped up; default: up to its last request. How long a request is in flight follows from its tokens.
+    ``models``: of the trace only these, in this order. ``speed_up`` 2 makes the gaps half as long. ``duration`` of the
+    trace, before it is sped up; default: up to its last request. A request's service time follows from its tokens.
     """
-    rows = list(arrivals)
+    only = frozenset(models)
+    rows = [row for row in arrivals if not only or row.model in only]
     work: dict[str, float] = {}
     for row in rows:
         work[row.model] = work.get(row.model, 0.0) + service_seconds(row.prompt_tokens, row.output_tokens)

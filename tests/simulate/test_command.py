@@ -68,6 +68,13 @@ def test_a_ready_scenario_needs_no_file(capsys: pytest.CaptureFixture[str]):
     assert "poisson, window 0" in out
 
 
+def test_only_some_models_of_a_trace(trace: Path, capsys: pytest.CaptureFixture[str]):
+    code, out, _ = kyb(capsys, trace, "--only", "code", "--only", "mail", "--json", "-", "--policy", "exhaustive")
+    report = json.loads(out)
+    assert code == 0
+    assert (report["requests"], report["seats"]) == (60, 2)
+
+
 def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     ledger = tmp_path / "ledger.json"
     seat = {"seat": "g0-0", "annotations": {"kyb.ai/model": "chat"}, "vram_bytes": 10**10}
@@ -91,6 +98,7 @@ def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.Capture
         (("TRACE", "--tier", "chta=gold"), "no seat serves model 'chta'"),
         (("TRACE", "--vram", "chat=big"), "--vram: 'big' is no number"),
         (("TRACE", "--slowdown", "1"), "--slowdown"),
+        (("TRACE", "--only", "code", "--only", "cod"), "no request for model 'cod'"),
         (("TRACE", "--start", "9999"), "no request in this part"),
         (("TRACE", "--measured", "TRACE"), "no ledger of a GPU manager"),
         (("missing.csv",), "no such file"),
