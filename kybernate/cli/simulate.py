@@ -78,7 +78,8 @@ def simulate(
     inputs = Inputs(
         traces=tuple(traces or ()), scenario=scenario, window=window, only=tuple(only or ()), groups=groups,
         slots=slots, seats=seats, cost=cost, measured=measured, vram=tuple(vram or ()),
-        tiers=tuple(tier or ()), pinned=frozenset(pin or ()), slo=slo, stall_budget=stall_budget, move_seconds=move_seconds, host_memory=host_memory, cap=cap, start=start,
+        tiers=tuple(tier or ()), pinned=frozenset(pin or ()), slo=slo,
+        stall_budget=stall_budget, move_seconds=move_seconds, host_memory=host_memory, cap=cap, start=start,
         duration=duration, speed_up=speed_up, seed=seed,
     )  # fmt: skip
     options = Options(
