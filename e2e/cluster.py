@@ -105,5 +105,5 @@ def lives(pods: dict[str, dict[str, Any]]) -> dict[str, tuple[str, int]]:
     return {
         name: (status["containerID"], status["restartCount"])
         for name, pod in pods.items()
-        for status in pod["status"]["containerStatuses"]
+        for status in pod["status"].get("containerStatuses", [{"containerID": "", "restartCount": 0}])
     }

@@ -36,7 +36,9 @@ class Run:
 
 def _values(here: Run, image: str) -> list[str]:
     repository, _, tag = image.rpartition(":")
-    given = (*VALUES, f"image.repository={repository}", f"image.tag={tag}", *here.values)
+    engines, _, engine_tag = here.old_image.rpartition(":")  # an upgrade of the product replaces no engine
+    samples = (f"fakeGpu.samples.image.repository={engines}", f"fakeGpu.samples.image.tag={engine_tag}")
+    given = (*VALUES, f"image.repository={repository}", f"image.tag={tag}", *samples, *here.values)
     return [word for value in given for word in ("--set", value)]
 
 
