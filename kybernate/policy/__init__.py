@@ -6,7 +6,6 @@ method; adding one is adding a file here and a name to ``POLICIES``.
 
 from kybernate.policy.cmu_setup import CmuSetup
 from kybernate.policy.exhaustive import Exhaustive
-from kybernate.policy.fifo_batch import FifoBatch
 from kybernate.policy.fifo_switch import FifoSwitch
 from kybernate.policy.idle_timeout import IdleTimeout
 from kybernate.policy.kyb import KybBalanced, KybBounded, KybSlo
@@ -26,13 +25,11 @@ POLICIES: dict[str, type[Policy]] = {
     "longest-queue": LongestQueue,
     "cmu-setup": CmuSetup,
     "random": RandomSeat,
-    "fifo-batch": FifoBatch,
 }
 
 __all__ = [
     "POLICIES",
     "Decision",
-    "FifoBatch",
     "GroupView",
     "KybBalanced",
     "KybBounded",

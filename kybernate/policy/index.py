@@ -125,6 +125,11 @@ class Bid:
     overdue: float
     """How long its oldest request will have waited when it is served, in SLOs."""
 
+    @property
+    def guest(self) -> bool:
+        """Whether it would have to move here from another group."""
+        return self.seat.move_seconds is not None
+
     def __str__(self) -> str:
         cost = f"{self.setup_seconds:.1f}+{self.visit_seconds:.1f} s"
         return f"{self.seat.seat} {self.index:.3g} ({self.requests} waiting, {self.overdue:.2g} SLO, {cost})"

@@ -39,6 +39,8 @@ class Kyb:
     """An idle holder is parked no earlier when nobody waits."""
     keep_ratio: float = 1.0
     """Times the break-even share of requests below which an idle holder is parked; 0: it always stays."""
+    guest_ratio: float = 1.0
+    """A seat of another group comes before those of this one only with an index that is so many times as high."""
     freeze_ratio: float = 0.0
     """Freeze requests in flight when the waiting saved exceeds this times their stall; 0: never. 2 is sensible."""
     prefetch: bool = False
@@ -81,10 +83,11 @@ class Kyb:
     def _first(self, bids: list[Bid]) -> tuple[Bid, str]:
         """Who goes next: the most overdue of those beyond the cap, else the highest index."""
         late = [one for one in bids if one.overdue >= self.cap_slos]
+
         if late:
             first = min(late, key=lambda one: (-one.overdue, one.seat.seat))
             return first, f"{first} is beyond the cap of {self.cap_slos:g} SLO"
-        ranked = sorted(bids, key=lambda one: (-one.index, one.seat.seat))
+        ranked = sorted(bids, key=lambda one: (-one.index / (self.guest_ratio if one.guest else 1.0), one.seat.seat))
         return ranked[0], " > ".join(str(one) for one in ranked[:2])
 
     def _busy(self, holder: SeatView, bids: list[Bid]) -> Stay | Switch:

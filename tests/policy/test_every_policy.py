@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from kybernate.policy import POLICIES, Decision, GroupView, KybBalanced, KybSlo, Park, Policy, Stay, Switch
-from kybernate.seat import HOLDING
+from kybernate.policy import POLICIES, GroupView, KybBalanced, KybSlo, Policy, Stay, Switch
 from kybernate.seat import SeatState as S
+from tests.policy.conformance import can_be_carried_out, is_looked_at_again
 from tests.policy.views import active, queue, seat, view, views
 
 VARIANTS: dict[str, Policy] = {name: kind() for name, kind in POLICIES.items()} | {
@@ -23,46 +23,7 @@ def test_any_view_gets_a_decision_that_can_be_carried_out(shown: GroupView) -> N
     for name, policy in VARIANTS.items():
         decision = policy.decide(shown)
         can_be_carried_out(policy, shown, decision)
-        is_looked_at_again(name, shown, decision)
-
-
-def can_be_carried_out(policy: Policy, shown: GroupView, decision: Decision) -> None:
-
-    assert policy.decide(shown) == decision, "deterministic"
-    assert decision.reason
-    here = {one.seat: one for one in shown.seats}
-    holding = sum(one.state in HOLDING for one in shown.seats)
-    match decision:
-        case Stay(until=until):
-            assert until is None or 0 < until < 1e6
-        case Park(seat=victim):
-            assert here[victim].state is S.ACTIVE
-            assert not here[victim].pinned
-            assert not here[victim].in_flight
-            assert not here[victim].waiting
-        case Switch(activate=comer, evict=victim):
-            far = {one.seat: one for one in shown.elsewhere if one.home_busy and one.waiting}
-            ahead = getattr(policy, "prefetch", False) and comer in here and here[comer].state is S.PARKED
-            assert comer in far or here[comer].wait_seconds is not None or ahead
-            if victim is None:
-                assert holding < shown.slots
-            else:
-                assert here[victim].state is S.ACTIVE
-                assert not here[victim].pinned
-                assert holding >= shown.slots
-            if decision.how == "freeze":
-                assert victim is not None
-                assert here[victim].stall_budget_seconds > 0
-
-
-def is_looked_at_again(name: str, shown: GroupView, decision: Decision) -> None:
-    """With somebody waiting and an unpinned holder, only a rule that waits for idleness may wait without end."""
-    waits = any(one.wait_seconds is not None for one in shown.seats)
-    movable = [one for one in shown.seats if one.state is S.ACTIVE and not one.pinned]
-    idle = any(not (one.in_flight or one.waiting) for one in movable)
-    bounded = name.startswith(("kyb", "quantum", "fifo")) or idle
-    if waits and movable and bounded and isinstance(decision, Stay):
-        assert decision.until is not None
+        is_looked_at_again(shown, decision, bounded=name.startswith(("kyb", "quantum", "fifo")))
 
 
 @every
