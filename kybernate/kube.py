@@ -2,10 +2,11 @@
 
 With this pod's service account. Services only read: ``get`` of ``nodes``, ``list`` of
 ``resourceslices.resource.k8s.io``. Jobs also write single objects (``kyb bus keys`` its Secrets: ``get``, ``create``
-and ``update`` of these).
+and ``update`` of these; ``kyb uninstall-check --force`` deletes pods).
 """
 
 import asyncio
+import contextlib
 import os
 import ssl
 from collections.abc import Mapping
@@ -82,6 +83,23 @@ class Kube:
         """Write an object that was read before. Raises ConflictError when it changed since then, KubeError."""
         return await self._ask("PUT", path, body=body)
 
+    async def items(self, path: str, *, page: int = 500) -> list[dict[str, Any]]:
+        """All objects of a collection, e.g. ``/api/v1/pods``, in pages of so many. Raises KubeError."""
+        found: list[dict[str, Any]] = []
+        params = {"limit": str(page)}
+        while True:
+            answer = await self._ask("GET", path, params)
+            found += [item for item in answer.get("items") or () if isinstance(item, dict)]
+            more = str((answer.get("metadata") or {}).get("continue") or "")
+            if not more:
+                return found
+            params = {"limit": str(page), "continue": more}
+
+    async def delete(self, path: str, *, uid: str) -> None:
+        """Delete this very object; fine if it is gone, or another one has its name. Raises KubeError."""
+        with contextlib.suppress(_MissingError, ConflictError):
+            await self._ask("DELETE", path, body={"preconditions": {"uid": uid}})
+
     async def _get(self, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any] | None:
         """A JSON object; None when there is no such thing. Raises KubeError."""
         try:
@@ -140,5 +158,5 @@ def _judge(method: str, path: str, status: int) -> None:
     if status == 409:
         raise ConflictError(f"{method} {path}: HTTP 409; it is there already, or was changed meanwhile")
     if status in (401, 403):
-        verb = {"GET": "read", "POST": "create", "PUT": "update"}[method]
+        verb = {"GET": "read", "POST": "create", "PUT": "update", "DELETE": "delete"}[method]
         raise KubeError(f"{method} {path}: HTTP {status}; the service account may not {verb} this")

@@ -15,6 +15,7 @@ from kybernate.cli.output import Output, OutputOption
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.simulate import simulate
 from kybernate.cli.topology import topology
+from kybernate.cli.uninstall import uninstall_check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -266,6 +267,7 @@ def doctor_gpu(
 
 app.command()(topology)
 app.command()(simulate)
+app.command("uninstall-check")(uninstall_check)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from kybernate.seat import SeatState
 from services.gpu_manager import looking, telling
 from services.gpu_manager.inputs import AskedOverHttp
+from services.gpu_manager.pod_route import pod_route
 
 if TYPE_CHECKING:
     from services.gpu_manager.manager import Manager
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def routes(manager: "Manager", thinking: "Thinking", registry: CollectorRegistry) -> list[web.RouteDef]:
-    """``GET /v1/seats``, ``GET /v1/why`` and, into the registry, the metrics of the board and the policies."""
+    """The routes under ``/v1`` and, into the registry, the metrics of the board and the policies."""
     registry.register(_BoardMetrics(manager))
     registry.register(_PolicyMetrics(manager, thinking))
 
@@ -34,7 +35,7 @@ def routes(manager: "Manager", thinking: "Thinking", registry: CollectorRegistry
     async def why(_: web.Request) -> web.Response:
         return web.json_response(telling.why(manager.board, thinking, manager.now()))
 
-    return [web.get("/v1/seats", seats), web.get("/v1/why", why)]
+    return [web.get("/v1/seats", seats), web.get("/v1/why", why), pod_route(manager)]
 
 
 class _BoardMetrics(Collector):

@@ -1,0 +1,180 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from kybernate.cli import uninstall
+from kybernate.cli.errors import CliError
+from kybernate.cli.uninstall import Cluster, Look, owners, refusal
+from kybernate.health import HttpServer
+from kybernate.kube import Kube
+
+SEAT = {"kyb.ai/gpu-1x-seat": "1"}
+
+
+def pod(name: str, *, limits: dict[str, str] | None = None, **status: Any) -> dict[str, Any]:
+    state = {"phase": "Running", "hostIP": "127.0.0.1"} | status
+    running = [{"name": "engine", "state": {"running": {}}}]
+    return {
+        "metadata": {"name": name, "namespace": "demo", "uid": f"u-{name}"},
+        "spec": {"containers": [{"name": "engine", "resources": {"limits": SEAT if limits is None else limits}}]},
+        "status": {"containerStatuses": running if state["phase"] == "Running" else []} | state,
+    }
+
+
+def row(name: str, state: str, group: str = "G0") -> dict[str, Any]:
+    return {"pod_uid": f"u-{name}", "seat": f"s-{name}", "node": "n", "group": group, "state": state}
+
+
+def look(*rows: dict[str, Any]) -> Look:
+    names = [one["pod_uid"].removeprefix("u-") for one in rows]
+    return Look(owners([pod(name) for name in names], ["kyb.ai/"]), {one["pod_uid"]: one for one in rows})
+
+
+@pytest.mark.parametrize(
+    ("states", "held"),
+    [
+        (("active", "draining", "starting", "waiting", "backoff"), 0),
+        (("parked", "parking", "activating", "migrating", "quarantined"), 5),
+    ],
+)
+def test_engines_that_stand_still_keep_the_release(states: tuple[str, ...], held: int) -> None:
+    assert len(look(*(row(f"p{n}", state) for n, state in enumerate(states))).held) == held
+
+
+def test_one_parked_seat_of_each_group_that_nobody_holds_is_woken() -> None:
+    seen = look(row("b", "parked"), row("a", "parked"), row("c", "active", "G1"), row("d", "parked", "G1"))
+    assert [one.owner.name for one in seen.to_wake()] == ["a"]
+
+
+def test_pods_that_are_over_or_ask_for_no_seat_are_nobodys_business() -> None:
+    every = [pod("over", phase="Succeeded"), pod("plain", limits={"nvidia.com/gpu": "1"}), pod("own", limits={})]
+    assert owners(every, ["kyb.ai/"]) == ()
+    assert [one.name for one in owners(every, ["nvidia.com/"], ["u-own"])] == ["own", "plain"]
+
+
+@dataclass
+class World:
+    """An API server, a router and a manager on one port; deleted pods go at once."""
+
+    pods: list[dict[str, Any]] = field(default_factory=list)
+    seats: list[dict[str, Any]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    router: bool = True
+    manager: bool = True
+    stubborn: bool = False
+    """Pods do not go."""
+    forbidden: bool = False
+
+    async def list(self, request: web.Request) -> web.Response:
+        if self.forbidden:
+            return web.json_response({}, status=403)
+        at = int(request.query.get("continue", 0))  # one pod per page
+        more = {"continue": str(at + 1)} if at + 1 < len(self.pods) else {}
+        return web.json_response({"items": self.pods[at : at + 1], "metadata": more})
+
+    async def remove(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        assert (await request.json())["preconditions"] == {"uid": f"u-{name}"}
+        self.said.append(f"delete {name}")
+        if not self.stubborn:
+            self.pods = [one for one in self.pods if one["metadata"]["name"] != name]
+            self.seats = [one for one in self.seats if one["pod_uid"] != f"u-{name}"]
+        return web.json_response({})
+
+    async def roster(self, _: web.Request) -> web.Response:
+        if not self.router:
+            return web.json_response({"error": {"message": "no key"}}, status=401)
+        return web.json_response({"seats": self.seats})
+
+    async def command(self, request: web.Request) -> web.Response:
+        seat, verb = request.match_info["seat"], request.match_info["verb"]
+        self.said.append(f"{verb} {seat}")
+        for one in self.seats:
+            if verb == "activate" and seat == f"seat/{one['seat']}":
+                one["state"] = "active"
+        return web.json_response({})
+
+    async def pod(self, request: web.Request) -> web.Response:
+        found = [one for one in self.seats if one["pod_uid"] == request.match_info["uid"]]
+        return web.json_response(found[0]) if found and self.manager else web.json_response({}, status=503)
+
+
+@pytest.fixture
+def world() -> World:
+    return World([pod("a"), pod("b"), pod("c")], [row("a", "active"), row("b", "parked"), row("c", "parked", "G1")])
+
+
+@pytest.fixture
+async def cluster(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    (tmp_path / "token").write_text("t")
+    monkeypatch.setattr(uninstall, "LOOK_SECONDS", 0.01)
+    app = web.Application()
+    app.add_routes(
+        [
+            web.get("/api/v1/pods", world.list),
+            web.delete("/api/v1/namespaces/demo/pods/{name}", world.remove),
+            web.get("/v1/seats", world.roster),
+            web.post("/v1/seats/{seat:.+}/{verb}", world.command),
+            web.get("/v1/pods/{uid}", world.pod),
+        ]
+    )
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(HttpServer(app, "127.0.0.1", 0))
+        kube = Kube(server.url, tmp_path)
+        stack.push_async_callback(kube.close)
+        yield Cluster(kube, server.url, server.port, ("kyb.ai/",))
+
+
+async def force(cluster: Cluster) -> tuple[str, ...]:
+    return await uninstall.force(cluster, wake_seconds=30, delete_seconds=30)
+
+
+@pytest.mark.parametrize("router", [True, False])
+async def test_parked_seats_refuse_whoever_tells_of_them(cluster: Cluster, world: World, router: bool) -> None:
+    world.router = router
+    why = refusal(await cluster.look())
+    assert "2 pods" in why
+    assert "demo/b (seat s-b is parked), demo/c (seat s-c is parked)" in why
+    assert "scale their Deployments to 0" in why
+    assert "uninstallCheck.force=true" in why
+    world.pods = world.pods[:1]
+    assert refusal(await cluster.look()) == ""  # the others' pods are gone: nobody is frozen
+
+
+async def test_where_nobody_answers_it_says_how_to_go_on(cluster: Cluster, world: World) -> None:
+    world.router = world.manager = False
+    why = refusal(await cluster.look())
+    assert "demo/a (nobody answers for its seat)" in why
+    assert "no key" in why
+    assert "helm uninstall --no-hooks" in why
+    world.forbidden = True
+    with pytest.raises(CliError, match=r"HTTP 403.*--no-hooks"):
+        await cluster.look()
+    world.forbidden, world.pods = False, []
+    assert refusal(await cluster.look()) == ""
+
+
+async def test_forced_what_fits_is_woken_and_the_rest_deleted(cluster: Cluster, world: World) -> None:
+    done = await force(cluster)
+    assert done == ("activated demo/c (seat s-c)", "deleted pod demo/b (seat s-b is parked)")
+    assert world.said == ["pin seat/s-a", "pin seat/s-c", "activate seat/s-c", "delete b"]
+    assert refusal(await cluster.look()) == ""
+
+
+async def test_forced_without_anybody_pods_that_may_be_frozen_are_deleted(cluster: Cluster, world: World) -> None:
+    world.router = world.manager = False
+    await force(cluster)
+    assert sorted(world.said) == ["delete a", "delete b", "delete c"]
+
+
+async def test_forced_it_does_not_wait_for_ever(cluster: Cluster, world: World) -> None:
+    world.stubborn = True
+    with pytest.raises(CliError, match=r"demo/b; see kubectl describe pod"):
+        async with asyncio.timeout(30):
+            await uninstall.force(cluster, wake_seconds=0, delete_seconds=0)
