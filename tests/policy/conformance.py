@@ -1,0 +1,43 @@
+"""What every policy must keep, whatever it sees; also for one of your own."""
+
+from kybernate.policy import Decision, GroupView, Park, Policy, Stay, Switch
+from kybernate.seat import HOLDING
+from kybernate.seat import SeatState as S
+
+
+def can_be_carried_out(policy: Policy, shown: GroupView, decision: Decision) -> None:
+    """It names who is there, who waits, who may leave; it asks for no more holders than slots."""
+    assert policy.decide(shown) == decision, "deterministic"
+    assert decision.reason
+    here = {one.seat: one for one in shown.seats}
+    holding = sum(one.state in HOLDING for one in shown.seats)
+    match decision:
+        case Stay(until=until):
+            assert until is None or 0 < until < 1e6
+        case Park(seat=victim):
+            assert here[victim].state is S.ACTIVE
+            assert not here[victim].pinned
+            assert not here[victim].in_flight
+            assert not here[victim].waiting
+        case Switch(activate=comer, evict=victim):
+            far = {one.seat: one for one in shown.elsewhere if one.home_busy and one.waiting}
+            ahead = getattr(policy, "prefetch", False) and comer in here and here[comer].state is S.PARKED
+            assert comer in far or here[comer].wait_seconds is not None or ahead
+            if victim is None:
+                assert holding < shown.slots
+            else:
+                assert here[victim].state is S.ACTIVE
+                assert not here[victim].pinned
+                assert holding >= shown.slots
+            if decision.how == "freeze":
+                assert victim is not None
+                assert here[victim].stall_budget_seconds > 0
+
+
+def is_looked_at_again(shown: GroupView, decision: Decision, *, bounded: bool) -> None:
+    """While somebody waits and a holder may leave, only a rule that waits for idleness (not ``bounded``) waits on."""
+    waits = any(one.wait_seconds is not None for one in shown.seats)
+    movable = [one for one in shown.seats if one.state is S.ACTIVE and not one.pinned]
+    idle = any(not (one.in_flight or one.waiting) for one in movable)
+    if waits and movable and (bounded or idle) and isinstance(decision, Stay):
+        assert decision.until is not None
