@@ -14,6 +14,8 @@ from kybernate.simulate.bounds_replay import Schedule, cost, replay
 from kybernate.simulate.model import Outcome, Scenario
 
 _TOLERANCE = 1e-6
+_LARGEST = 200_000_000
+"""Requests times seconds: tables of about 2 GB. Six hours at 0.4 requests/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def certificate(
 ) -> Certificate:
     """Bound a scenario from both sides in about ``seconds_budget`` seconds on one core (less when nothing improves).
 
-    Raises ModuleNotFoundError without numpy and numba, ValueError for a scenario without requests.
+    Raises ModuleNotFoundError without numpy and numba, ValueError for a scenario without requests or one too large.
     """
     from kybernate.simulate.bounds_grid import split
     from kybernate.simulate.bounds_solve import Solver
@@ -124,6 +126,11 @@ def certificate(
     count = len(scenario.at)
     if not count:
         raise ValueError(f"scenario {scenario.name} has no requests; there is nothing to bound")
+    if count * scenario.duration > _LARGEST:
+        raise ValueError(
+            f"scenario {scenario.name} has {count} requests in {scenario.duration / 3600:.1f} h, too much for the "
+            "tables of a certificate; cut out a window (--start, --duration), e.g. its busiest hour"
+        )
     problems = split(scenario)
     sizes = [sum(len(own) for own in problem.requests) for problem in problems]
     solved = []

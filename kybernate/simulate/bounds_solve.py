@@ -16,6 +16,8 @@ CELLS = (0.4, 0.2, 0.1)
 """Seconds per grid cell, coarse to fine: each halving starts from the prices of the one before."""
 _STEPS = (400, 160, 80)
 _ROUGH = Effort(width=20)
+_LONGEST_PATIENCE = 1200.0
+"""Seconds; see ``lagrangian``. Nothing gets wrong by it, only looser for requests that wait longer."""
 _LOOK = 50
 """Steps of the dual between two searches for a schedule."""
 
@@ -41,7 +43,8 @@ class Solver:
         self.until = time.perf_counter() + seconds
         self.seconds = seconds
         self.requests = [request for own in problem.requests for request in own]
-        self.patience = self.horizon = scenario.duration
+        self.horizon = scenario.duration
+        self.patience = min(scenario.duration, _LONGEST_PATIENCE)
         self.best = {False: np.inf, True: np.inf}
         self.plans: dict[bool, list[Planned]] = {False: [], True: []}
 
@@ -91,9 +94,11 @@ class Solver:
                 best, best_prices = value, prices
             if stalled >= 20:
                 scale, stalled = scale * 0.7, 0
+            if self._left() < keep:
+                break
             if step % _LOOK == _LOOK - 1:
                 self._search(relaxation, best_prices, _ROUGH, rough=False, again=False)
-                if best - at_look < 2e-4 * abs(best) or self._left() < keep:
+                if best - at_look < 2e-4 * abs(best):
                     break
                 at_look = best
             slope = usage - relaxation.slots
@@ -122,10 +127,9 @@ class Solver:
                 self._keep(plan, reactive)
         if rough:
             played = replay(self.scenario, self.plans[False], seats=self.problem.seats)
-            self.patience = max(120.0, 2.0 * max(played.wait[request] for request in self.requests))
+            longest = max(played.wait[request] for request in self.requests)
+            self.patience = min(max(120.0, 2.0 * longest), _LONGEST_PATIENCE)
             self.horizon = max(self.scenario.duration, max(visit.gone for visit in played.visits)) + 10.0
-            if self.objective != "wait":
-                self.patience = self.horizon
 
     def _keep(self, plan: list[Planned], reactive: bool) -> None:
         played = replay(self.scenario, plan, seats=self.problem.seats, reactive=reactive)

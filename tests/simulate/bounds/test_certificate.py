@@ -124,6 +124,12 @@ def test_a_scenario_without_requests_has_no_bound() -> None:
         certificate(dataclasses.replace(random_scenario(1), at=(), seat=(), service=()))
 
 
+def test_a_scenario_too_large_is_refused_before_memory_runs_out() -> None:
+    scenario = dataclasses.replace(random_scenario(1), duration=1e9)
+    with pytest.raises(ValueError, match="cut out a window"):
+        certificate(scenario)
+
+
 def test_the_text_says_both_sides(busy: tuple[Scenario, Certificate]) -> None:
     scenario, found = busy
     assert f"{found.lower_bound:.2f} s mean wait" in found.text
