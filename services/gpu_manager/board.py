@@ -253,8 +253,8 @@ class Board:
 
     def begin(self, group: Group, victim: Row | None, winner: Row | None, now: Now) -> Operation:
         """A new switch of a group, with an epoch of its own. A drain elsewhere for the same winner is called off."""
-        for other in [o for o in self.operations.values() if winner is not None and o.winner == winner.seat]:
-            switching.turn_back(self, other, now, f"{winner.seat if winner else ''} goes to group {group.name}")
+        if winner is not None:
+            switching.call_off(self, winner, f"{winner.seat} goes to group {group.name}", now)
         epoch = self.next_epoch(now)
         cause = (winner.cause if winner else "") or (victim.cause if victim and not winner else "")
         operation = Operation(

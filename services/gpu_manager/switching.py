@@ -85,6 +85,13 @@ def turn_back(board: "Board", operation: Operation, now: Now, reason: str) -> No
     board.go(victim, T.DEMAND, now, epoch=board.next_epoch(now), reason=reason)
 
 
+def call_off(board: "Board", winner: Row, reason: str, now: Now) -> None:
+    """Drains that make room for this seat elsewhere end: it comes to another group."""
+    for operation in list(board.operations.values()):
+        if operation.winner == winner.seat and operation.phase == "draining":
+            turn_back(board, operation, now, reason)
+
+
 def lease(board: "Board", operation: Operation, winner: Row, now: Now) -> None:
     """The group's GPUs are the winner's from now on; on another group than it was parked on, it moves there."""
     group = board.group_of(operation)
@@ -208,7 +215,7 @@ def told(board: "Board", status: JobStatus, now: Now) -> None:
     winner = board.rows.get(operation.winner or "")
     if progress_of is not None and winner is not None and winner.seat == progress_of.seat and free:
         dropped = status.done and progress_of.outcome == "pending"
-        if winner.state is S.PARKED and not dropped:
+        if winner.state is S.PARKED and not dropped and _same_container(winner, progress_of):
             lease(board, operation, winner, now)
         if _comes(winner, operation) and _same_pod(winner, progress_of):
             _activate_told(board, operation, winner, progress_of, now)
@@ -310,6 +317,10 @@ def _serves(board: "Board", row: Row, now: Now, operation: Operation | None, pro
 
 def _comes(row: Row, operation: Operation) -> bool:
     return row.state in COMING and row.group.name == operation.group
+
+
+def _same_container(row: Row, progress: SeatProgress) -> bool:
+    return row.target().container_id == progress.container_id
 
 
 def _same_pod(row: Row, progress: SeatProgress) -> bool:

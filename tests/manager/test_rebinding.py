@@ -17,11 +17,11 @@ from kybernate.messages import (
     SeatProgress,
     SwitchJob,
 )
-from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
 from services.gpu_manager import looking
 from services.gpu_manager.inputs import JobAnswered, Recovered, Stranger, StrangersSeen
 from services.gpu_manager.owned import with_owned
+from tests.manager.pulling import Pulls
 from tests.manager.world import World, make_gpu, make_group, status
 
 RESTORED = "restore of pid 7 answered NOT_SUPPORTED (801): process 7 has no device node of GPU-1"
@@ -31,7 +31,7 @@ RESTORED = "restore of pid 7 answered NOT_SUPPORTED (801): process 7 has no devi
 def world() -> World:
     """Two groups of a GPU each; a (parked) and b (active) on G0, c (active and idle) on G1."""
     groups = (make_group("G0", [0], 3, rebalance=True), make_group("G1", [1], 3, rebalance=True))
-    world = World(groups=groups, policy=KybBalanced(keep_ratio=0.0))
+    world = World(groups=groups, policy=Pulls())
     world.boot()
     world.fill("a", "b")
     world.fill("c", group=1)
@@ -197,7 +197,7 @@ def test_what_cannot_move_is_not_offered_and_says_why(world: World, a: str, b: s
 
 
 def test_groups_that_do_not_rebalance_keep_their_seats(a: str) -> None:
-    world = World(groups=(make_group("G0", [0], 3), make_group("G1", [1], 3)), policy=KybBalanced(keep_ratio=0.0))
+    world = World(groups=(make_group("G0", [0], 3), make_group("G1", [1], 3)), policy=Pulls())
     world.boot()
     _, b = world.fill("a", "b")
     (c,) = world.fill("c", group=1)

@@ -1,0 +1,30 @@
+"""A policy that moves seats whenever it may, so that tests of moving do not depend on what the shipped ones weigh."""
+
+from dataclasses import dataclass
+
+from kybernate.policy import Decision, GroupView, SeatView, Stay, Switch
+from kybernate.seat import HOLDING
+
+
+@dataclass(frozen=True)
+class Pulls:
+    """Who waits longest goes next: seats of the group first, then those whose own group is busy."""
+
+    busy_seconds: float | None = None
+    """A busy holder leaves after this, too; None: only idle ones do."""
+
+    def decide(self, view: GroupView) -> Decision:
+        own = [seat for seat in view.seats if seat.wait_seconds is not None]
+        comers = own or [seat for seat in view.elsewhere if seat.home_busy]
+        if not comers:
+            return Stay(None, "nobody waits")
+        comer = min(comers, key=lambda seat: seat.turn)
+        why = f"{comer.seat} waits"
+        if sum(seat.state in HOLDING for seat in view.seats) < view.slots:
+            return Switch(comer.seat, None, why)
+        victim = next((seat for seat in view.holders() if not seat.pinned and self._leaves(seat)), None)
+        return Stay(1.0, "all are busy") if victim is None else Switch(comer.seat, victim.seat, why)
+
+    def _leaves(self, holder: SeatView) -> bool:
+        idle = not holder.waiting and not holder.in_flight
+        return idle or (self.busy_seconds is not None and holder.active_seconds >= self.busy_seconds)
