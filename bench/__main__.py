@@ -19,17 +19,19 @@ from kybernate import __version__
 from kybernate.logs import configure
 
 BENCHES = ("bus", "board", "router", "checkpoint", "kubelet", "plugin", "placement", "policy")
+LONG = ("live",)
+"""Some minutes each: only when named."""
 RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(BENCHES)}; none: all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join((*BENCHES, *LONG))}; none: all but {', '.join(LONG)}")
     parser.add_argument("--json", type=Path, help="where the figures go (default: bench/results/<time>.json)")
     options = parser.parse_args()
-    unknown = [name for name in options.names if name not in BENCHES]
+    unknown = [name for name in options.names if name not in (*BENCHES, *LONG)]
     if unknown:
-        parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(BENCHES)}")
+        parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join((*BENCHES, *LONG))}")
     configure("bench", level="warning")
     began = time.time()
     load = os.getloadavg()[0]

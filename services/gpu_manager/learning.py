@@ -5,11 +5,12 @@ heard. A source that counts only a window (another gateway, an older router) is 
 per window. Costs of parking and activating are learned where switches end (``switching``).
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kybernate.messages import TrafficSignal
-from kybernate.policy.estimators import SERVICE_WEIGHT, Arrivals, Ewma, Rate
+from kybernate.policy.estimators import SERVICE_WEIGHT, Arrivals, Ewma, Hits, Rate
 from services.gpu_manager.inputs import Now
 
 ASSUMED_SERVICE_SECONDS = 5.0
@@ -51,14 +52,21 @@ class Learning:
 
     seats: dict[str, Learned] = field(default_factory=dict)
     counters: dict[Key, Counters] = field(default_factory=dict)
+    hits: dict[str, Hits] = field(default_factory=dict)
+    """By group: how often the next request was for the seat with the highest rate."""
+
+    def rates(self, seats: Iterable[str], now: Now) -> dict[str, float]:
+        """What these seats are expected to get, requests per second, of those about which anything is known."""
+        known = {seat: self.seats[seat].arrivals for seat in seats if seat in self.seats}
+        return {seat: (of.fast.at(now.model) + of.slow.at(now.model)) / 2 for seat, of in known.items()}
 
     def of(self, seat: str, model: str) -> Learned | None:
         """What is known about this seat; None: nothing about this model there."""
         known = self.seats.get(seat)
         return known if known is not None and known.model == model else None
 
-    def hear(self, signal: TrafficSignal, seat: str, now: Now) -> None:
-        """Take a signal in that concerns ``seat``."""
+    def hear(self, signal: TrafficSignal, seat: str, now: Now) -> int:
+        """Take a signal in that concerns ``seat``; returns how many requests it tells of that had not been told."""
         key = (signal.source, signal.model, seat, signal.tier)
         last = self.counters.get(key)
         arrived, served, seconds = _news(signal, last, now)
@@ -83,6 +91,13 @@ class Learning:
         if len(self.counters) > MOST_SOURCES:
             for old in sorted(self.counters, key=lambda each: self.counters[each].heard)[: MOST_SOURCES // 4]:
                 del self.counters[old]
+        return arrived
+
+    def guessed(self, group: str, seat: str, count: int, rates: Mapping[str, float]) -> None:
+        """So many requests arrived for a seat of this group; ``rates`` are those of its seats before."""
+        hits = self.hits.setdefault(group, Hits())
+        for _ in range(min(count, MOST_AT_ONCE)):
+            hits.add(seat, rates)
 
     # --- over a restart -----------------------------------------------------------------------------------------
 

@@ -29,7 +29,10 @@ PREFERENCE = {S.ACTIVE: 0, S.ACTIVATING: 1, S.STARTING: 2, S.DRAINING: 3, S.PARK
 def view(board: "Board", group: Group, now: Now) -> GroupView:
     """What the policy sees of a group."""
     rows = [row for row in board.seats_of(group) if rebinding.at_hand(board, row, group)]
-    return GroupView(group.name, group.slots, tuple(seat_view(board, row, now) for row in rows), now=now.model)
+    hits = board.learning.hits.get(group.name)
+    seats = tuple(seat_view(board, row, now) for row in rows)
+    share = hits.rate.value if hits is not None and hits.rate.count else None
+    return GroupView(group.name, group.slots, seats, now=now.model, hit_share=share)
 
 
 def seat_view(board: "Board", row: Row, now: Now, *, on: Group | None = None) -> SeatView:
@@ -99,8 +102,12 @@ def _must_return(board: "Board", row: Row, now: Now) -> bool:
 def heard(board: "Board", signal: TrafficSignal, now: Now) -> None:
     """Learn from a signal; one that names no seat counts for the model's best one."""
     seat = signal.seat or _best_seat(board, signal.model)
-    if seat in board.rows and board.rows[seat].model == signal.model:
-        board.learning.hear(signal, seat, now)
+    if seat not in board.rows or board.rows[seat].model != signal.model:
+        return
+    group = board.rows[seat].group
+    rates = board.learning.rates((row.seat for row in board.seats_of(group)), now)
+    if arrived := board.learning.hear(signal, seat, now):
+        board.learning.guessed(group.name, seat, arrived, rates)
 
 
 def _may_start(board: "Board", row: Row, demand: Traffic, now: Now) -> bool:

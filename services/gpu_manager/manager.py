@@ -57,6 +57,7 @@ from services.gpu_manager.inputs import (
 from services.gpu_manager.pods import Pods, PodsError
 from services.gpu_manager.roster_writer import RosterWriter
 from services.gpu_manager.seat_pod import ANNOTATION, Owners, SeatPod
+from services.gpu_manager.terms import terms
 
 log = get_logger()
 
@@ -95,6 +96,8 @@ class Manager:
     """Seats with a waiting call at the start gate."""
     boot_id: str = field(default_factory=boot_id)
     roster: RosterWriter = field(init=False)
+    problems: set[str] = field(default_factory=set)
+    """What was said about annotations of pods."""
     steering: dict[str, Wish] = field(default_factory=dict)
     """Wishes for groups that were told to ``steer``, by id."""
 
@@ -284,9 +287,17 @@ class Manager:
             try:
                 owners = await self.pods.seats()
                 self.gate.write_wishes(self._wishes(owners))
+                self._say_problems(owners)
                 await self.hear(PodsSeen(owners))
             except PodsError as error:
                 log.warning("pods.unreadable", error=str(error))
+
+    def _say_problems(self, owners: Owners) -> None:
+        """Annotations that cannot be used, once each."""
+        found = {text for pod in owners.pods for text in terms(pod, self.board.tiers).problems}
+        for text in sorted(found - self.problems):
+            log.warning("pod.annotation_unusable", reason=text, meaning="it counts as not written")
+        self.problems = found
 
     def steer(self, wish: Wish) -> None:
         """The next fitting seat should be on this group until the wish lapses: for a pod that replaces another one."""

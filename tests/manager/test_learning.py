@@ -6,8 +6,11 @@ import pytest
 
 from kybernate.messages import TrafficSignal
 from kybernate.policy.estimators import SERVICE_WEIGHT
+from services.gpu_manager import looking
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.learning import ASSUMED_SERVICE_SECONDS, MOST_SOURCES, Learning
+from services.gpu_manager.terms import terms
+from tests.manager.world import World
 
 
 def at(model: float) -> Now:
@@ -125,3 +128,43 @@ def test_counters_do_not_grow_without_end() -> None:
 
     assert len(learning.counters) <= MOST_SOURCES
     assert (f"r{MOST_SOURCES + 9}", "m", "s", "standard") in learning.counters
+
+
+def test_how_often_the_next_request_was_guessed_reaches_the_policy(world: World) -> None:
+    a, b = world.fill("a", "b")
+    told = {"source": "router-0", "incarnation": "i", "cause": "c", "ttl_seconds": 1e9}
+    assert looking.view(world.board, world.groups[0], world.now).hit_share is None
+    for number, seat in enumerate((a, a, a, b), start=1):
+        world.tick(5.0)
+        model = world.row(seat).model
+        world.hear(TrafficSignal(**told, seat=seat, model=model, seq=number, arrivals=1, arrived=number))  # type: ignore[arg-type]
+
+    share = looking.view(world.board, world.groups[0], world.now).hit_share
+
+    assert share == pytest.approx(2 / 3), "the first has nothing to guess by, the last is another seat"
+
+
+def test_annotations_that_cannot_be_used_count_as_not_written(world: World) -> None:
+    seat = world.seat(0, 0)
+    world.pod(seat, "a", tier="god", slo="-3", **{"stall-budget": "2m"})
+
+    found = terms(world.row(seat).pod, world.board.tiers)
+
+    assert (found.name, found.tier.slo_seconds, found.tier.stall_budget_seconds) == ("standard", 20.0, 120.0)
+    assert [text.partition(":")[0] for text in found.problems] == ["kyb.ai/tier", "kyb.ai/slo"]
+    view = looking.seat_view(world.board, world.row(seat), world.now)
+    assert (view.slo_seconds, view.weight, view.stall_budget_seconds) == (20.0, 1.0, 120.0)
+
+
+def test_ages_reach_the_policy_also_from_sources_that_tell_only_the_oldest(world: World) -> None:
+    a, _ = world.fill("a", "b")
+    world.row(a).pinned = False
+    told = {"model": "a", "seat": a, "cause": "c", "ttl_seconds": 1e9}
+    histogram = ((8.0, 1), (4.0, 2))
+    world.hear(TrafficSignal(**told, source="r1", waiting=3, oldest_wait_seconds=8.0, age_histogram=histogram))  # type: ignore[arg-type]
+    world.hear(TrafficSignal(**told, source="r2", waiting=3, oldest_wait_seconds=6.0))  # type: ignore[arg-type]
+
+    view = looking.seat_view(world.board, world.row(a), world.now)
+
+    assert view.ages == ((8.0, 1), (6.0, 1), (4.0, 2), (3.0, 2))
+    assert (view.waiting, view.oldest_wait_seconds) == (6, 8.0)
