@@ -4,6 +4,7 @@ The theory is pull broadcast scheduling with set-up times: one activation serves
 a seat is worth the sum over its waiting requests, divided by what the whole visit costs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -24,27 +25,26 @@ TAIL = 0.7
 class Urgency:
     """What one waiting request counts, as a function of x = (age when it would be served) / SLO.
 
-    Three straight pieces: ``base + slope·x`` up to ``due``, then ``lost_base + lost_slope·x``; and beyond ``late``
-    another ``late_slope·(x − late)`` on top.
+    ``base + slope·x^power`` up to ``due``, then ``lost·x``; beyond ``late`` another ``late_slope·(x − late)`` on top.
     """
 
     base: float = 1.0
     slope: float = 1.0
+    power: float = 1.0
     due: float = float("inf")
-    lost_base: float = 0.0
-    lost_slope: float = 0.0
+    lost: float = 0.0
     late: float = float("inf")
     late_slope: float = 0.0
 
     def of(self, x: float) -> float:
         """Urgency of one request."""
-        value = self.base + self.slope * x if x <= self.due else self.lost_base + self.lost_slope * x
+        value = self.base + self.slope * x**self.power if x <= self.due else self.lost * x
         return value + self.late_slope * (x - self.late) if x > self.late else value
 
-    def total(self, seat: SeatView, delay: float) -> float:
-        """Summed over everybody who waits for this seat, ``delay`` seconds from now."""
-        unit = 1.0 / max(seat.slo_seconds, _LEAST_COST)
-        return sum(count * self.of((age + delay) * unit) for age, count in waiting_ages(seat))
+    def total(self, ages: Sequence[tuple[float, int]], delay: float, slo_seconds: float) -> float:
+        """Summed over (age, count) of everybody who waits for a seat, ``delay`` seconds from now."""
+        unit = 1.0 / max(slo_seconds, _LEAST_COST)
+        return sum([count * self.of((age + delay) * unit) for age, count in ages])
 
 
 def waiting_ages(seat: SeatView) -> tuple[tuple[float, int], ...]:
@@ -144,7 +144,7 @@ def bid(seat: SeatView, urgency: Urgency, park_seconds: float, length_power: flo
     ages = waiting_ages(seat)
     requests = sum(count for _, count in ages)
     visit = visit_seconds(seat, requests)
-    value = seat.weight * urgency.total(seat, setup)
+    value = seat.weight * urgency.total(ages, setup, seat.slo_seconds)
     oldest = max((age for age, _ in ages), default=0.0)
     overdue = (oldest + setup) / max(seat.slo_seconds, _LEAST_COST)
     index = value / max(setup + visit, _LEAST_COST) ** length_power

@@ -39,7 +39,7 @@ class Kyb:
     """An idle holder is parked no earlier when nobody waits."""
     keep_ratio: float = 1.0
     """Times the break-even share of requests below which an idle holder is parked; 0: it always stays."""
-    guest_ratio: float = 1.0
+    guest_ratio: float = 1.5
     """A seat of another group comes before those of this one only with an index that is so many times as high."""
     freeze_ratio: float = 0.0
     """Freeze requests in flight when the waiting saved exceeds this times their stall; 0: never. 2 is sensible."""
@@ -134,42 +134,46 @@ class Kyb:
 
 @dataclass(frozen=True, slots=True)
 class KybBalanced(Kyb):
-    """Mean wait first, with ages counted: ``u(x) = 1 + age_weight·x``."""
+    """Mean wait first, with ages counted: ``u(x) = 1 + age_weight·x^age_power``."""
 
     age_weight: float = 0.4
+    age_power: float = 1.0
 
     def urgency(self) -> Urgency:
-        """``1 + age_weight·x``."""
-        return Urgency(1.0, self.age_weight)
+        """``1 + age_weight·x^age_power``."""
+        return Urgency(1.0, self.age_weight, self.age_power)
 
 
 @dataclass(frozen=True, slots=True)
 class KybBounded(Kyb):
-    """Counts alone until a wait is long, then age alone: ``u(x) = 1 + late_weight·max(0, x − late_slos)``."""
+    """Nobody waits very long: ages count by their square, and beyond a few SLOs they alone count."""
 
     cap_slos: float = 4.0
-    late_slos: float = 3.0
-    late_weight: float = 20.0
+    age_weight: float = 0.2
+    age_power: float = 2.0
 
     def urgency(self) -> Urgency:
-        """``1 + late_weight·max(0, x − late_slos)``."""
-        return Urgency(1.0, 0.0, late=self.late_slos, late_slope=self.late_weight)
+        """``1 + age_weight·x^age_power``."""
+        return Urgency(1.0, self.age_weight, self.age_power)
 
 
 @dataclass(frozen=True, slots=True)
 class KybSlo(Kyb):
     """As many as possible within their SLO: who can be saved counts, who is lost hardly, until that gets late.
 
-    ``u(x) = 1 + x/2`` up to the SLO, ``lost_weight·x`` beyond, and ``late_weight·(x − late_slos)`` on top at the end.
+    ``u(x) = 1 + age_weight·x²`` up to the SLO, ``lost_weight·x`` beyond, and ``late_weight·(x − late_slos)`` on top.
     """
 
-    lost_weight: float = 0.1
-    late_slos: float = 4.0
-    late_weight: float = 50.0
+    close_ratio: float = 1.5
+    length_power: float = 0.5
+    age_weight: float = 0.5
+    lost_weight: float = 0.05
+    late_slos: float = 5.0
+    late_weight: float = 0.35
 
     def urgency(self) -> Urgency:
         """The class text's function."""
-        return Urgency(1.0, 0.5, 1.0, 0.0, self.lost_weight, self.late_slos, self.late_weight)
+        return Urgency(1.0, self.age_weight, 2.0, 1.0, self.lost_weight, self.late_slos, self.late_weight)
 
 
 def _soon(*seconds: float) -> float:

@@ -24,11 +24,10 @@ def comer(decision: Decision) -> str | None:
     ("policy", "x", "worth"),
     [
         (KybBalanced(age_weight=1.0), 2.5, 3.5),
-        (KybBounded(late_slos=3.0, late_weight=20.0), 2.0, 1.0),
-        (KybBounded(late_slos=3.0, late_weight=20.0), 4.0, 21.0),
-        (KybSlo(), 0.5, 1.25),
-        (KybSlo(), 2.0, 0.2),
-        (KybSlo(), 5.0, 50.5),
+        (KybBounded(age_weight=0.2), 3.0, 2.8),
+        (KybSlo(age_weight=0.5), 0.5, 1.125),
+        (KybSlo(lost_weight=0.05), 2.0, 0.1),
+        (KybSlo(lost_weight=0.05, late_slos=5.0, late_weight=0.35), 7.0, 1.05),
     ],
 )
 def test_what_a_waiting_request_counts(policy: KybBalanced, x: float, worth: float) -> None:
