@@ -121,6 +121,12 @@ class AnyOrder(RuleBasedStateMachine):
         answer = None if code == "silence" else reply
         self.world.hear(JobAnswered(operation.op, operation.epoch, answer))
 
+    @precondition(lambda self: any(o.asking for o in self.world.board.operations.values()))
+    @rule(accepted=st.sampled_from([True, True, False, None]))
+    def checkpointer_is_asked_for_another(self, accepted: bool | None) -> None:
+        operation = next(o for o in self.world.board.operations.values() if o.asking)
+        self.world.answer_retarget(operation.op, accepted=accepted)
+
     @rule(seconds=st.sampled_from([0.01, 1.0, 5.0, 70.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.tick(seconds)

@@ -18,8 +18,10 @@ from kybernate.messages import (
     JobReply,
     JobStatus,
     Presence,
+    RetargetJob,
     SeatEvent,
     SeatProgress,
+    SeatTarget,
     SwitchJob,
     TrafficSignal,
 )
@@ -37,6 +39,7 @@ from services.gpu_manager.inputs import (
     Now,
     PodsSeen,
     Recovered,
+    Retargeted,
     StartCall,
     StartCalls,
     Tick,
@@ -80,6 +83,8 @@ class World:
     calls: dict[str, StartCall] = field(default_factory=dict)
     started: int = 0
     routers: dict[str, str] = field(default_factory=dict)
+    retargeted: dict[str, SeatTarget | None] = field(default_factory=dict)
+    """By op: whom the checkpointer brings instead of the one that the job names."""
 
     def __post_init__(self) -> None:
         self.board = self.new_board()
@@ -257,7 +262,16 @@ class World:
         return job
 
     def job_of(self, op: str) -> SwitchJob:
-        return next(e for e in reversed(self.said) if isinstance(e, SwitchJob) and e.op == op)
+        job = next(e for e in reversed(self.said) if isinstance(e, SwitchJob) and e.op == op)
+        return job.model_copy(update={"activate": self.retargeted[op]}) if op in self.retargeted else job
+
+    def answer_retarget(self, op: str, *, accepted: bool | None) -> None:
+        """The checkpointer takes the last RetargetJob of a switch, or not; None: it takes it and the answer is lost."""
+        asked = next(e for e in reversed(self.said) if isinstance(e, RetargetJob) and e.op == op)
+        if accepted is not False:
+            self.retargeted[op] = asked.activate
+        reply = JobReply(accepted=bool(accepted), code="" if accepted else "too-late")
+        self.hear(Retargeted(op, None if accepted is None else reply))
 
     def settle(self) -> None:
         """Only carry on what is under way; what the policy begins anew meanwhile may stay unfinished."""
@@ -293,7 +307,7 @@ class World:
                 elif operation.phase == "cutting":
                     self.tick(2.5)
                 elif operation.phase == "job":
-                    job = next(e for e in self.said if isinstance(e, SwitchJob) and e.op == operation.op)
+                    job = self.job_of(operation.op)
                     self.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
                     self.progress(job)
             if not self.board.operations:
