@@ -1,0 +1,80 @@
+"""A seat moves to another group on a real stack, while the services that move it are killed."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from kybernate.fakes.gpu.client import FakeDriverClient
+from kybernate.stack import Stack, StackOptions
+
+CONFIG = """
+profiles:
+  - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2, rebalance: true}
+gpuTopology: {groups: [{name: G0, gpus: [0]}, {name: G1, gpus: [1]}]}
+policy: {name: kyb-balanced}
+"""
+POD = """---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: {model}
+  annotations: {{kyb.ai/model: {model}, kyb.ai/backend: fake}}
+spec:
+  containers:
+    - name: engine
+      image: fake
+      command: [python, -m, kybernate.fakes.engine, --model, {model}, --vram, 60GiB]
+      resources: {{limits: {{kyb.ai/gpu-1x-seat: 1}}}}
+"""
+
+
+@pytest.mark.timeout(150)
+async def test_a_seat_moves_and_serves_although_manager_and_checkpointer_die_on_the_way(tmp_path: Path) -> None:
+    config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
+    config.write_text(CONFIG)
+    pods.write_text("".join(POD.format(model=model) for model in "abc"))
+    options = StackOptions(config=config, pods=pods, gpus=2, announce=False, speed=4)
+    async with Stack(options) as stack, aiohttp.ClientSession() as session:
+        await stack.ready(60)
+
+        async def ask(model: str, tokens: int) -> int:
+            body = {"model": model, "prompt": "hi", "max_tokens": tokens}
+            async with session.post(f"{stack.url}/v1/completions", json=body) as answer:
+                await answer.read()
+                return answer.status
+
+        async def seats() -> list[dict[str, Any]]:
+            async with session.get(f"{stack.url}/v1/seats") as answer:
+                return list((await answer.json())["seats"])
+
+        async def seat_of(model: str, **wanted: str) -> dict[str, Any]:
+            """The model's seat, as soon as it is so."""
+            async with asyncio.timeout(60):
+                while True:
+                    seat = next(seat for seat in await seats() if seat["model"] == model)
+                    if all(seat[key] == value for key, value in wanted.items()):
+                        return seat
+                    await asyncio.sleep(0.02)
+
+        here = {str(seat["state"]): str(seat["model"]) for seat in await seats() if seat["home_group"] == "G0"}
+        busy, wanted = here["active"], here["parked"]
+        async with await FakeDriverClient.connect(stack.layout.driver_socket) as driver:
+            before = (await driver.call("stats"))["restores"]
+            long = asyncio.create_task(ask(busy, 4000))
+            await seat_of(busy, state="active", group="G0")
+            await driver.call("inject", fault="slow", factor=15.0)
+            moved = asyncio.create_task(ask(wanted, 3))
+            await seat_of(wanted, state="migrating", group="G1")
+            for service in ("checkpointer", "gpu_manager"):
+                stack.kill(service)
+            assert await moved == 200
+            seat = await seat_of(wanted, state="active")
+            assert (seat["group"], seat["home_group"], seat["gpus"]) == ("G1", "G0", [1])
+            await driver.call("inject", fault="slow", factor=1.0)
+            assert await long == 200
+            stats = await driver.call("stats")
+            assert stats["violations"]["count"] == 0, stats["violations"]
+            assert stats["restores"] == before + 1
