@@ -9,6 +9,7 @@ import typer
 
 from kybernate.cli.errors import CliError
 from kybernate.cli.simulate_input import Inputs, chosen_policies, read_scenario, slowdown_points
+from kybernate.cli.simulate_reference import reference as play_reference
 from kybernate.cli.simulate_report import certified, show, write_json
 
 if TYPE_CHECKING:
@@ -71,10 +72,27 @@ def simulate(
     bound_seconds: Annotated[float, typer.Option(min=1, help="Time for --bound.")] = 300.0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="The report; - is stdout.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture: .png, .svg or .pdf.")] = None,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="The reference table: ready scenarios, all policies (docs/simulate.md).")
+    ] = False,
+    windows: Annotated[int, typer.Option(min=2, help="--reference: hours per scenario.")] = 24,
+    clairvoyant: Annotated[
+        int, typer.Option(min=0, help="--reference: hours per scenario for which the best possible is looked for, too.")
+    ] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="--reference: processes.")] = 1,
+    trace: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="--reference: the trace of S4, or GenTD26's for S3.")
+    ] = None,
 ) -> None:
     """Play a trace against policies: what would users have waited? Nothing real is touched."""
     from kybernate.simulate.engine import Options
 
+    if reference:
+        play_reference(
+            (*(traces or ()), *(trace or ())), windows=windows, clairvoyant=clairvoyant, bound_seconds=bound_seconds,
+            jobs=jobs, json_file=json_file,
+        )  # fmt: skip
+        return
     inputs = Inputs(
         traces=tuple(traces or ()), scenario=scenario, window=window, only=tuple(only or ()), groups=groups,
         slots=slots, seats=seats, cost=cost, measured=measured, vram=tuple(vram or ()),

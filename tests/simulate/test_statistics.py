@@ -1,0 +1,54 @@
+"""Pooled figures and bootstrap intervals."""
+
+from random import Random
+
+import pytest
+
+from kybernate.policy import Exhaustive
+from kybernate.simulate.costs import HARDWARE
+from kybernate.simulate.engine import run
+from kybernate.simulate.report import measures, percentile
+from kybernate.simulate.scenarios import hour_of
+from kybernate.simulate.statistics import Pool, Sample, blocks, draws, interval, intervals, sampled
+
+
+def samples(count: int, seed: int) -> list[Sample]:
+    chance = Random(seed)
+    return [
+        Sample(tuple(chance.expovariate(0.1) for _ in range(chance.randint(50, 150))), 40, 7, 1.0) for _ in range(count)
+    ]
+
+
+def test_a_resample_is_what_its_windows_come_to_when_they_are_written_out():
+    pool, given = Pool(samples(6, 1)), samples(6, 1)
+    for weights in draws(6, seed=3, repeats=20):
+        written = sorted(w for one, weight in zip(given, weights, strict=True) for w in one.waits * weight)
+        figures = pool.figures(weights)
+        assert figures.wait_mean_s == pytest.approx(sum(written) / len(written))
+        assert figures.wait_p99_s == percentile(written, 0.99)
+        assert figures.wait_max_s == written[-1]
+        assert figures.switches_per_hour == pytest.approx(7.0)
+
+
+def test_one_run_comes_to_the_same_as_its_report_whole_and_in_blocks():
+    scenario = hour_of("poisson", 0.12, 0, HARDWARE["fast"], duration=1200.0)
+    outcome = run(scenario, Exhaustive())
+    told = measures(outcome, scenario)
+    for figures in (Pool([sampled(outcome, scenario)]).figures(), Pool(blocks(outcome, scenario, 300.0)).figures()):
+        assert figures.wait_mean_s == pytest.approx(told.wait_mean_s)
+        assert (figures.wait_p99_s, figures.wait_max_s) == (told.wait_p99_s, told.wait_max_s)
+        assert figures.slo_attainment == pytest.approx(told.slo_attainment)
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say():
+    truth, held = 10.0, 0
+    for seed in range(60):
+        pool = Pool(samples(20, seed))
+        low, high = intervals(pool.resampled(draws(20, seed, repeats=200)))["wait_mean_s"]
+        held += low <= truth <= high
+    assert held >= 51  # 95 % of 60 is 57; percentile intervals of 20 windows are a little short
+
+
+def test_nothing_at_all():
+    assert Pool([Sample((), 0, 0, 1.0)]).figures().slo_attainment == 1.0
+    assert interval([3.0]) == (3.0, 3.0)
