@@ -1,0 +1,262 @@
+"""kubelet ↔ kyb-probe ↔ engine and manager, over real sockets."""
+
+import asyncio
+import json
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import grpc
+import pytest
+from aiohttp import web
+
+from kybernate.health import HttpServer
+from services.probe import server
+from services.probe.server import ProbeServer
+from services.probe.settings import ProbeSettings, SettingsError, Target, read
+
+TIMEOUT = 10.0
+"""Kubelet's; long enough for a busy machine."""
+
+
+@dataclass
+class Engine:
+    """Answers its health with ``status``, or not at all."""
+
+    status: int = 200
+    stands_still: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.asked.append(f"{request.method} {request.path_qs} {request.headers.get('X-Token', '')}".strip())
+        if self.stands_still:
+            await asyncio.Event().wait()
+        return web.Response(status=self.status, text="engine", headers={"X-Engine": "yes"})
+
+
+@dataclass
+class Node:
+    """The manager."""
+
+    states: list[str] = field(default_factory=lambda: ["active"])
+    """What it says, one answer each; the last one stays. Empty text: HTTP 503."""
+    asked: int = 0
+
+    async def handle(self, _: web.Request) -> web.Response:
+        self.asked += 1
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        if not state:
+            return web.json_response({}, status=503)
+        return web.json_response({"state": state, "since": hash(state) % 1000})
+
+
+@dataclass
+class Stand:
+    engine: Engine
+    node: Node
+    engine_port: int
+    manager_port: int
+    stack: AsyncExitStack
+    http: aiohttp.ClientSession
+    manager: HttpServer
+
+    async def probe(self, *targets: Target, **more: object) -> ProbeServer:
+        given = {"host_ip": "127.0.0.1", "manager_port": self.manager_port, "pod_uid": "u1", "pod_ip": "127.0.0.1"}
+        settings = ProbeSettings(**{**given, "health_port": 0, "targets": targets, **more})  # type: ignore[arg-type]
+        return await self.stack.enter_async_context(ProbeServer(settings).serving())
+
+    async def kubelet(self, kind: str = "liveness", *, scheme: str = "HTTP", timeout: float = TIMEOUT) -> int:
+        """A new probe process asked once; its status."""
+        probe = await self.probe(Target(0, self.engine_port, kind, scheme, timeout))
+        return await self.get(probe.ports[1])
+
+    async def get(self, port: int, path: str = "/health?deep=1") -> int:
+        async with self.http.get(f"http://127.0.0.1:{port}{path}", headers={"X-Token": "t"}) as answer:
+            await answer.read()
+            return answer.status
+
+
+@pytest.fixture
+async def stand() -> AsyncIterator[Stand]:
+    engine, node = Engine(), Node()
+    one, two = web.Application(), web.Application()
+    one.router.add_route("*", "/{path:.*}", engine.handle)
+    two.router.add_get("/v1/pods/u1", node.handle)
+    async with AsyncExitStack() as stack:
+        serving = await stack.enter_async_context(HttpServer(one, "127.0.0.1", 0))
+        manager = await stack.enter_async_context(HttpServer(two, "127.0.0.1", 0))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        yield Stand(engine, node, serving.port, manager.port, stack, http, manager)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine gets little of the time, and the manager a lot."""
+    monkeypatch.setattr(server, "ENGINE_SHARE", 0.05)
+    monkeypatch.setattr(server, "ASK_SHARE", 0.9)
+
+
+@pytest.mark.parametrize("state", ["active", "starting", "draining"])
+@pytest.mark.parametrize("status", [200, 503])
+@pytest.mark.parametrize("kind", ["startup", "liveness", "readiness"])
+async def test_a_running_engine_answers_for_itself(stand: Stand, state: str, status: int, kind: str) -> None:
+    stand.node.states, stand.engine.status = [state], status
+    assert await stand.kubelet(kind) == status
+    assert stand.engine.asked == ["GET /health?deep=1 t"]  # path and headers as kubelet sent them
+
+
+@pytest.mark.parametrize("state", ["parking", "parked", "activating", "migrating"])
+@pytest.mark.parametrize("kind", ["startup", "liveness", "readiness"])
+async def test_an_engine_that_stands_still_is_fine_and_not_asked(stand: Stand, state: str, kind: str) -> None:
+    stand.node.states, stand.engine.stands_still = [state], True
+    assert await stand.kubelet(kind) == 200
+    assert stand.engine.asked == []
+
+
+@pytest.mark.parametrize("state", ["waiting", "backoff", "lost", "quarantined", "releasing", ""])
+async def test_when_nobody_knows_only_a_start_is_judged(stand: Stand, state: str) -> None:
+    stand.node.states, stand.engine.status = [state], 503
+    assert await stand.kubelet("liveness") == 200
+    assert await stand.kubelet("readiness") == 200
+    assert await stand.kubelet("startup") == 503
+
+
+async def test_without_its_manager_no_engine_is_restarted(stand: Stand) -> None:
+    await stand.manager.__aexit__()
+    stand.engine.stands_still = True
+    assert await stand.kubelet("liveness") == 200
+    stand.engine.stands_still, stand.engine.status = False, 500
+    assert await stand.kubelet("startup") == 500
+    stand.engine.status = 200
+    assert await stand.kubelet("startup") == 200
+
+
+async def test_a_start_that_was_parked_early_stays_fine_when_the_manager_goes(stand: Stand) -> None:
+    stand.node.states = ["parked"]
+    probe = await stand.probe(Target(0, stand.engine_port, "startup", "HTTP", TIMEOUT))
+    assert await stand.get(probe.ports[1]) == 200
+    await stand.manager.__aexit__()
+    probe.manager.forget()
+    stand.engine.status = 503
+    assert await stand.get(probe.ports[1]) == 200
+
+
+async def test_an_engine_that_is_parked_while_it_is_asked_is_fine(stand: Stand, impatient: None) -> None:
+    stand.node.states, stand.engine.stands_still = ["active", "parking"], True
+    assert await stand.kubelet() == 200
+    assert stand.node.asked == 2
+    stand.node.states, stand.engine.stands_still, stand.engine.status = ["active", "draining"], False, 503
+    assert await stand.kubelet() == 200  # it changed meanwhile: the next probe knows more
+
+
+async def test_an_engine_that_hangs_is_said_to_in_time(stand: Stand, impatient: None) -> None:
+    stand.engine.stands_still = True
+    assert await stand.kubelet() == 503
+
+
+async def test_the_managers_answer_serves_all_probes_of_a_moment(stand: Stand) -> None:
+    targets = [Target(0, stand.engine_port, kind, "HTTP", TIMEOUT) for kind in ("liveness", "readiness")]
+    probe = await stand.probe(*targets)
+    assert await asyncio.gather(*(stand.get(port) for port in probe.ports[1:] * 3)) == [200] * 6
+    assert stand.node.asked <= 3  # not one each, however slow the machine
+
+
+async def test_a_port_without_http_is_tried_by_connecting(stand: Stand) -> None:
+    assert await stand.kubelet(scheme="TCP") == 200
+    probe = await stand.probe(Target(0, 1, "liveness", "TCP", TIMEOUT))
+    assert await stand.get(probe.ports[1]) == 503
+
+
+async def test_its_own_health_and_nonsense(stand: Stand) -> None:
+    probe = await stand.probe(Target(0, stand.engine_port, "liveness", "HTTP", TIMEOUT))
+    assert await stand.get(probe.ports[0], "/healthz") == 200
+    assert await stand.get(probe.ports[0], "/") == 404
+    reader, writer = await asyncio.open_connection("127.0.0.1", probe.ports[1])
+    writer.write(b"nonsense\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 400")
+    writer.close()
+
+
+async def check(port: int) -> bytes:
+    """Kubelet's gRPC probe."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/grpc.health.v1.Health/Check")
+        answer: bytes = await call(b"", timeout=TIMEOUT)
+        return answer
+
+
+async def test_grpc_probes(stand: Stand) -> None:
+    async def say(_: bytes, __: object) -> bytes:
+        return b"\x08\x02"  # NOT_SERVING
+
+    handler = grpc.unary_unary_rpc_method_handler(say)
+    engine = grpc.aio.server()
+    engine.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": handler}),)
+    )
+    port = engine.add_insecure_port("127.0.0.1:0")
+    await engine.start()
+    try:
+        running = await stand.probe(Target(0, port, "liveness", "GRPC", TIMEOUT))
+        assert await check(running.ports[1]) == b"\x08\x02"
+    finally:
+        await engine.stop(None)
+    stand.node.states = ["parked"]
+    parked = await stand.probe(Target(0, port, "liveness", "GRPC", TIMEOUT))
+    assert await check(parked.ports[1]) == b"\x08\x01"
+
+
+async def test_https_is_passed_on_without_verification(stand: Stand, tmp_path: Path) -> None:
+    key, cert = tmp_path / "k", tmp_path / "c"
+    make = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=e -keyout {key} -out {cert}"
+    subprocess.run(make.split(), check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    app = web.Application()
+    app.router.add_get("/health", stand.engine.handle)
+    secret = await stand.stack.enter_async_context(HttpServer(app, "127.0.0.1", 0, tls=context))
+    probe = await stand.probe(Target(0, secret.port, "liveness", "HTTPS", TIMEOUT))
+    assert await stand.get(probe.ports[1]) == 200
+    assert len(stand.engine.asked) == 1
+
+
+def test_settings_come_from_the_webhook() -> None:
+    target = {"listen": 9480, "port": 8000, "kind": "liveness", "scheme": "HTTP", "timeout": 2}
+    env = {
+        "KYB_HOST_IP": "10.0.0.1",
+        "KYB_POD_UID": "u",
+        "KYB_PROBE_TARGETS": json.dumps([target]),
+        "KYB_X_PORT": "tcp",
+    }
+    found = read(env)
+    assert (found.manager_port, found.health_port, found.targets) == (9471, 9479, (Target(**target),))  # type: ignore[arg-type]
+    for name, wrong, said in (
+        ("KYB_HOST_IP", "", "is not set"),
+        ("KYB_MANAGER_PORT", "tcp://1", "is no port"),
+        ("KYB_PROBE_TARGETS", "[1]", "write a JSON list"),
+        ("KYB_PROBE_TARGETS", json.dumps([{**target, "kind": "x"}]), "kind is one of"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            read({**env, name: wrong})
+
+
+def test_the_program_is_small_and_says_what_it_lacks() -> None:
+    code = (
+        "import sys, services.probe.__main__; print(sorted({m.split('.')[0] for m in sys.modules} & set(sys.argv[1:])))"
+    )
+    heavy = ["aiohttp", "pydantic", "ssl", "kybernate", "structlog", "grpc"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
+    done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, env=env, check=True)
+    loaded = set(json.loads(done.stdout.replace("'", '"')))
+    assert loaded <= {"ssl"}  # asyncio brings it where there is one
+    failed = subprocess.run(
+        [sys.executable, "-m", "services.probe"], capture_output=True, text=True, env=env, check=False
+    )
+    assert failed.returncode == 2
+    assert "KYB_HOST_IP is not set" in failed.stderr
