@@ -7,7 +7,7 @@ enough its own. 5. Whoever has waited for ``cap_slos`` times its SLO goes next, 
 busy holder.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kybernate.policy.index import Bid, Urgency, bid, drain_seconds, rate, step_seconds
 from kybernate.policy.quiet import nobody_waits
@@ -58,7 +58,7 @@ class Kyb:
             return nobody_waits(view, self.idle_seconds, self.keep_ratio, self.prefetch)
         urgency = self.urgency()
         if free_slots(view) > 0:
-            first, why = self._first([bid(seat, urgency, 0.0, self.length_power) for seat in comers])
+            first, why = self._first([self._bid(seat, urgency, 0.0) for seat in comers])
             return Switch(first.seat.seat, None, f"slot free; {why}")
         holders = movable(view)
         if not holders:
@@ -67,18 +67,24 @@ class Kyb:
         ready = [seat for seat in idle if settles_in(seat) <= 0]
         if ready:
             victim = min(ready, key=lambda seat: (rate(seat) * (seat.park_seconds + seat.activate_seconds), seat.seat))
-            first, why = self._first([bid(seat, urgency, victim.park_seconds, self.length_power) for seat in comers])
+            first, why = self._first([self._bid(seat, urgency, victim.park_seconds) for seat in comers])
             return Switch(first.seat.seat, victim.seat, f"{victim.seat} idle; {why}")
         stays = [Stay(settles_in(seat), f"{seat.seat} has just come") for seat in idle]
         for holder in sorted(holders, key=lambda seat: (own_load(seat), seat.seat)):
             if own_load(holder):
-                answer = self._busy(
-                    holder, [bid(seat, urgency, holder.park_seconds, self.length_power) for seat in comers]
-                )
+                answer = self._busy(holder, [self._bid(seat, urgency, holder.park_seconds) for seat in comers])
                 if isinstance(answer, Switch):
                     return answer
                 stays.append(answer)
         return min(stays, key=lambda stay: stay.until if stay.until is not None else float("inf"))
+
+    def _bid(self, seat: SeatView, urgency: Urgency, park_seconds: float) -> Bid:
+        """Its case; a seat whose requests are frozen is beyond the cap when their stall budget is used up."""
+        made = bid(seat, urgency, park_seconds, self.length_power)
+        if seat.in_flight and seat.stall_budget_seconds > 0:
+            stalled = (seat.oldest_wait_seconds + made.setup_seconds) / seat.stall_budget_seconds
+            return replace(made, overdue=max(made.overdue, self.cap_slos * stalled))
+        return made
 
     def _first(self, bids: list[Bid]) -> tuple[Bid, str]:
         """Who goes next: the most overdue of those beyond the cap, else the highest index."""
@@ -98,7 +104,7 @@ class Kyb:
             if settle > 0:
                 return Stay(settle, f"{holder.seat} has just come; {why}")
             return Switch(first.seat.seat, holder.seat, f"{holder.seat} closes; {why}")
-        overdue_in = min((self.cap_slos - one.overdue) * max(one.seat.slo_seconds, 0.001) for one in bids)
+        overdue_in = min((self.cap_slos - one.overdue) * _cap_unit(one.seat, self.cap_slos) for one in bids)
         dwell = max(self.min_visit_seconds - holder.active_seconds, settle)
         if self._freezes(holder, first, bids):
             if dwell <= 0:
@@ -126,7 +132,8 @@ class Kyb:
         """Whether freezing what is in flight ends more waiting than it stalls, within the seat's stall budget."""
         if not self.freeze_ratio or not holder.in_flight or holder.waiting:
             return False
-        away = first.setup_seconds + first.visit_seconds + first.seat.park_seconds + holder.activate_seconds
+        away = sum(one.setup_seconds + one.visit_seconds for one in bids)
+        away += first.seat.park_seconds + holder.activate_seconds
         waiting = sum(one.requests for one in bids)
         saved = waiting * drain_seconds(holder, holder.in_flight)
         return away <= holder.stall_budget_seconds and saved > self.freeze_ratio * holder.in_flight * away
@@ -174,6 +181,14 @@ class KybSlo(Kyb):
     def urgency(self) -> Urgency:
         """The class text's function."""
         return Urgency(1.0, self.age_weight, 2.0, 1.0, self.lost_weight, self.late_slos, self.late_weight)
+
+
+def _cap_unit(seat: SeatView, cap_slos: float) -> float:
+    """Seconds in which ``Bid.overdue`` of a waiting seat grows by 1."""
+    unit = max(seat.slo_seconds, 0.001)
+    if seat.in_flight and seat.stall_budget_seconds > 0:
+        return min(unit, seat.stall_budget_seconds / cap_slos)
+    return unit
 
 
 def _soon(*seconds: float) -> float:
