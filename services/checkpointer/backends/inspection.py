@@ -66,9 +66,7 @@ class Inspection:
                 f"{node} cannot be looked at: {error.strerror}; the checkpointer needs SYS_PTRACE"
             ) from error
         if not there:
-            remedy = (
-                "give the container all GPUs of its node (NVIDIA_VISIBLE_DEVICES=all and CUDA_VISIBLE_DEVICES=<uuid>)"
-            )
+            remedy = "write rebalance: true in its profile, and make the pod anew to give it the device node"
             raise NoDeviceError(f"/dev/nvidia{minor} of {gpu} is not in the container; {remedy}")
 
     def _minor(self, gpu: str) -> int | None:
