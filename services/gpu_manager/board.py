@@ -247,6 +247,7 @@ class Board:
         """Begin the switch that takes ``victim`` off its GPUs. ``freeze``: with its requests in flight."""
         operation = self.begin(victim.group, victim, winner, now)
         operation.freeze = freeze
+        operation.leaves_wall = None if looking.traffic(self, victim).in_flight else now.wall
         self.routers.forget(victim.seat)
         self.go(victim, T.EVICT, now, epoch=operation.epoch, operation=operation, reason=reason)
         return operation

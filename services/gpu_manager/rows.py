@@ -183,6 +183,8 @@ class Operation:
     quiet_at: float | None = None
     """Wall time since which every router has been quiet."""
     drained_wall: float = 0.0
+    leaves_wall: float | None = None
+    """Since when nothing but the switch itself keeps the victim, where it had nothing in flight from the beginning."""
     sent_wall: float | None = None
     """When the job was last sent; None: send it now."""
     journaled: bool = False

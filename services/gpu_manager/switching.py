@@ -247,7 +247,8 @@ def _park_told(board: "Board", operation: Operation, row: Row, progress: SeatPro
         row.host_bytes = progress.host_bytes
         took, verify = sum(progress.seconds.values()), progress.seconds.get("verify", 0.0)
         row.parks += 1
-        gone = max(took, now.wall - operation.drained_wall)
+        left = operation.drained_wall if operation.leaves_wall is None else operation.leaves_wall
+        gone = max(took, now.wall - left)
         row.park_seconds = _learn(row.park_seconds, gone * now.pace, row.parks)
         operation.parked_wall = now.wall
         operation.seconds = {"park": took - verify, "verify": verify}
