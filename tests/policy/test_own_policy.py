@@ -1,0 +1,48 @@
+"""The policy that docs/policy.md shows is a policy: it keeps what every policy keeps, and serves everybody."""
+
+import re
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from hypothesis import given, settings
+
+from kybernate.policy import POLICIES, GroupView, Policy
+from kybernate.simulate.engine import run
+from kybernate.simulate.scenarios import regime
+from tests.policy.conformance import can_be_carried_out, is_looked_at_again
+from tests.policy.views import views
+
+PAGE = Path(__file__).parents[2] / "docs" / "policy.md"
+
+
+def shown_on_the_page() -> tuple[str, type[Policy]]:
+    """The first Python block with a ``decide``, run as it stands there."""
+    blocks: list[str] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    text = next(block for block in blocks if "def decide" in block)
+    namespace: dict[str, Any] = {}
+    exec(compile(text, str(PAGE), "exec"), namespace)
+    return text, namespace["PatientFirst"]
+
+
+TEXT, OWN = shown_on_the_page()
+
+
+def test_the_example_is_short_and_complete() -> None:
+    assert len(TEXT.splitlines()) <= 32
+
+
+@given(shown=views())
+@settings(max_examples=100, deadline=None)
+def test_the_example_keeps_what_every_policy_keeps(shown: GroupView) -> None:
+    policy = OWN()
+    decision = policy.decide(shown)
+    can_be_carried_out(policy, shown, decision)
+    is_looked_at_again(shown, decision, bounded=True)
+
+
+def test_the_example_runs_in_the_simulator_beside_the_others() -> None:
+    scenario = regime("poisson", 0.5, 7.0, duration=900.0)
+    own, chance = run(scenario, OWN()), run(scenario, POLICIES["idle-timeout"]())
+    assert all(end > 0 for end in own.finished)
+    assert 0 < fmean(own.wait) < fmean(chance.wait)
