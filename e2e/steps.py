@@ -214,10 +214,7 @@ async def uninstall_refused(here: Run) -> str:
 
 async def uninstall(here: Run) -> str:
     """Forced; nothing is left."""
-    await here.cluster.helm(
-        *("upgrade", RELEASE, str(here.chart), "--timeout", "3m", "--set", "uninstallCheck.force=true"),
-        *_values(here, here.image),
-    )
+    await run("kubectl", "annotate", "namespace", here.cluster.namespace, "kyb.ai/uninstall=force")
     await here.cluster.helm("uninstall", RELEASE, "--timeout", "3m")
 
     async def empty() -> bool:

@@ -25,6 +25,9 @@ _OVER = ("Succeeded", "Failed")
 ASK_SECONDS = 3.0
 LOOK_SECONDS = 1.0
 PAGE = 500
+FORCE = "kyb.ai/uninstall"
+"""Annotation of the release's namespace; its value ``force`` is --force. Helm upgrades no release that it began to
+uninstall, so after a refusal a value of the chart would come too late."""
 SKIP = "to go on without this check: helm uninstall --no-hooks"
 
 
@@ -202,8 +205,8 @@ def refusal(look: Look) -> str:
         f"{len(look.held)} pods would be left frozen, with nobody to wake them: "
         f"{', '.join(one.text for one in look.held)}",
         "scale their Deployments to 0 (or delete these pods) and uninstall again",
-        "or set uninstallCheck.force=true (helm upgrade --reuse-values) and uninstall: what fits is activated, and the "
-        "other pods are deleted",
+        f"or kubectl annotate namespace <of this release> {FORCE}=force and uninstall again: what fits is activated, "
+        "and the other pods are deleted",
     ]
     if any(one.state is None for one in look.held):
         why = f"; routers: {look.silent}" if look.silent else ""
@@ -272,6 +275,9 @@ def uninstall_check(
     resource_prefixes: Annotated[
         str, typer.Option(envvar="KYB_RESOURCE_PREFIXES", help="How resources that are seats begin, by commas.")
     ] = "kyb.ai/",
+    namespace: Annotated[
+        str, typer.Option(envvar="KYB_NAMESPACE", help=f"Forced by its annotation {FORCE}=force, too.")
+    ] = "",
     service_account: Annotated[Path | None, typer.Option(help="Folder of the pod's token.")] = None,
     wake_seconds: Annotated[float, typer.Option(min=0, help="With --force: patience with activations.")] = 120,
     delete_seconds: Annotated[float, typer.Option(min=0, help="With --force: patience with deletions.")] = 300,
@@ -290,12 +296,26 @@ def uninstall_check(
     async def work() -> None:
         kube = Kube(where, service_account or ACCOUNT)
         try:
-            await _check(Cluster(kube, url.rstrip("/"), manager_port, prefixes), forced, wake_seconds, delete_seconds)
+            cluster = Cluster(kube, url.rstrip("/"), manager_port, prefixes)
+            await _check(cluster, forced or await annotated(kube, namespace), wake_seconds, delete_seconds)
         finally:
             await kube.close()
 
     prefixes = tuple(one.strip() for one in resource_prefixes.split(",") if one.strip())
     asyncio.run(work())
+
+
+async def annotated(kube: Any, namespace: str) -> bool:
+    """Whether the namespace says that the uninstall is forced. Raises CliError."""
+    from kybernate.kube import KubeError
+
+    if not namespace:
+        return False
+    try:
+        found = await kube.get(f"/api/v1/namespaces/{namespace}") or {}
+    except KubeError as error:
+        raise CliError(f"cannot see whether namespace {namespace} has annotation {FORCE}: {error}; {SKIP}") from None
+    return bool((found.get("metadata", {}).get("annotations") or {}).get(FORCE) == "force")
 
 
 async def _check(cluster: Cluster, forced: bool, wake_seconds: float, delete_seconds: float) -> None:

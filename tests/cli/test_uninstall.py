@@ -87,6 +87,14 @@ class World:
             self.seats = [one for one in self.seats if one["pod_uid"] != f"u-{name}"]
         return web.json_response({})
 
+    annotations: dict[str, str] = field(default_factory=dict)
+    """Of the namespace."""
+
+    async def namespace(self, request: web.Request) -> web.Response:
+        if self.forbidden:
+            return web.json_response({}, status=403)
+        return web.json_response({"metadata": {"name": "demo", "annotations": self.annotations}})
+
     async def roster(self, _: web.Request) -> web.Response:
         if not self.router:
             return web.json_response({"error": {"message": "no key"}}, status=401)
@@ -119,6 +127,7 @@ async def cluster(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         [
             web.get("/api/v1/pods", world.list),
             web.delete("/api/v1/namespaces/demo/pods/{name}", world.remove),
+            web.get("/api/v1/namespaces/demo", world.namespace),
             web.get("/v1/seats", world.roster),
             web.post("/v1/seats/{seat:.+}/{verb}", world.command),
             web.get("/v1/pods/{uid}", world.pod),
@@ -142,7 +151,7 @@ async def test_parked_seats_refuse_whoever_tells_of_them(cluster: Cluster, world
     assert "2 pods" in why
     assert "demo/b (seat s-b is parked), demo/c (seat s-c is parked)" in why
     assert "scale their Deployments to 0" in why
-    assert "uninstallCheck.force=true" in why
+    assert "kyb.ai/uninstall=force" in why
     world.pods = world.pods[:1]
     assert refusal(await cluster.look()) == ""  # the others' pods are gone: nobody is frozen
 
@@ -178,3 +187,15 @@ async def test_forced_it_does_not_wait_for_ever(cluster: Cluster, world: World) 
     with pytest.raises(CliError, match=r"demo/b; see kubectl describe pod"):
         async with asyncio.timeout(30):
             await uninstall.force(cluster, wake_seconds=0, delete_seconds=0)
+
+
+@pytest.mark.parametrize(("annotations", "forced"), [({"kyb.ai/uninstall": "force"}, True), ({"a": "b"}, False)])
+async def test_the_namespace_may_force_it(
+    cluster: Cluster, world: World, annotations: dict[str, str], forced: bool
+) -> None:
+    world.annotations = annotations
+    assert await uninstall.annotated(cluster.kube, "demo") is forced
+    assert await uninstall.annotated(cluster.kube, "") is False
+    world.forbidden = True
+    with pytest.raises(CliError, match=r"namespace demo has annotation kyb\.ai/uninstall"):
+        await uninstall.annotated(cluster.kube, "demo")
