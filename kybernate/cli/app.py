@@ -12,6 +12,7 @@ import typer
 
 from kybernate.cli.bus import bus
 from kybernate.cli.output import Output, OutputOption
+from kybernate.cli.plan import plan
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.simulate import simulate
 from kybernate.cli.topology import topology
@@ -267,6 +268,7 @@ def doctor_gpu(
 
 app.command()(topology)
 app.command()(simulate)
+app.command()(plan)
 app.command("uninstall-check")(uninstall_check)
 
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from kybernate.policy import Exhaustive
+from kybernate.policy import POLICIES
 from kybernate.simulate.costs import HARDWARE
 from kybernate.simulate.engine import run
 from kybernate.simulate.report import measures, percentile
@@ -32,7 +32,7 @@ def test_a_resample_is_what_its_windows_come_to_when_they_are_written_out():
 
 def test_one_run_comes_to_the_same_as_its_report_whole_and_in_blocks():
     scenario = hour_of("poisson", 0.12, 0, HARDWARE["fast"], duration=1200.0)
-    outcome = run(scenario, Exhaustive())
+    outcome = run(scenario, POLICIES["exhaustive"]())
     told = measures(outcome, scenario)
     for figures in (Pool([sampled(outcome, scenario)]).figures(), Pool(blocks(outcome, scenario, 300.0)).figures()):
         assert figures.wait_mean_s == pytest.approx(told.wait_mean_s)
