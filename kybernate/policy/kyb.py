@@ -89,7 +89,6 @@ class Kyb:
     def _first(self, bids: list[Bid]) -> tuple[Bid, str]:
         """Who goes next: the most overdue of those beyond the cap, else the highest index."""
         late = [one for one in bids if one.overdue >= self.cap_slos]
-
         if late:
             first = min(late, key=lambda one: (-one.overdue, one.seat.seat))
             return first, f"{first} is beyond the cap of {self.cap_slos:g} SLO"

@@ -42,6 +42,12 @@ def test_the_index_is_urgency_per_second_of_the_whole_visit() -> None:
     assert offer.index == pytest.approx(2.0 * (2 + 13 / 20 + 9 / 20) / (7.0 + length))
 
 
+def test_a_straight_line_is_summed_as_the_curve_is() -> None:
+    ages = ((9.0, 2), (4.0, 1), (0.0, 3))
+    line, curve = Urgency(1.0, 0.4), Urgency(1.0, 0.4, due=1e9)
+    assert line.total(ages, 7.0, 20.0) == pytest.approx(curve.total(ages, 7.0, 20.0))
+
+
 def test_a_move_to_another_group_costs_its_seconds() -> None:
     assert bid(queue("a", 1.0, move_seconds=3.0), Urgency(), 0.0).setup_seconds == 7.0
 
