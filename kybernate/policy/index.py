@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
+from kybernate.policy.turns import demand
 from kybernate.policy.view import SeatView
 from kybernate.seat import SeatState
 
@@ -145,10 +146,12 @@ def bid(seat: SeatView, urgency: Urgency, park_seconds: float, length_power: flo
     """
     setup = park_seconds + seat.activate_seconds + (seat.move_seconds or 0.0)
     ages = waiting_ages(seat)
-    requests = sum(count for _, count in ages)
+    requests = demand(seat)
     visit = visit_seconds(seat, requests)
     value = seat.weight * urgency.total(ages, setup, seat.slo_seconds)
-    oldest = max((age for age, _ in ages), default=0.0)
+    oldest = max(seat.oldest_wait_seconds if seat.waiting else 0.0, seat.wanted_seconds or 0.0)
+    if seat.state is SeatState.WAITING:
+        oldest = max(oldest, seat.start_wait_seconds or 0.0)
     overdue = (oldest + setup) / max(seat.slo_seconds, _LEAST_COST)
     index = value / max(setup + visit, _LEAST_COST) ** length_power
     return Bid(seat, index, setup, visit, requests, overdue)
