@@ -60,7 +60,7 @@ def test_every_trigger_has_a_use() -> None:
     assert {trigger for _, trigger in TRANSITIONS} == set(Trigger)
 
 
-@pytest.mark.parametrize("state", set(SeatState) - {SeatState.FREE, SeatState.RELEASING})
+@pytest.mark.parametrize("state", sorted(set(SeatState) - {SeatState.FREE, SeatState.RELEASING}))
 def test_a_deleted_pod_releases_its_seat_from_any_state(state: SeatState) -> None:
     assert advance(state, Trigger.DELETED) is SeatState.RELEASING
 

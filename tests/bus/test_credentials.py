@@ -42,6 +42,7 @@ def key_file(folder: Path, text: str) -> Credentials:
         (f"{SEED}\n{SEED}", "more than one line"),
         ("hunter2", "this is something else"),
     ],
+    ids=("empty", "public", "short", "made up", "shorter", "two", "password"),
 )
 def test_what_is_no_seed_is_named_and_not_shown(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(CredentialsError, match=why) as caught:
