@@ -1,0 +1,1 @@
+"""The mutating admission webhook: makes pods with a seat fit to be parked."""

@@ -1,0 +1,42 @@
+"""Settings of the webhook, read from ``KYB_*``."""
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from kybernate.settings import Settings
+
+
+class WebhookSettings(Settings):
+    """What the webhook can be told."""
+
+    host: str = "127.0.0.1"
+    """Address of the webhook."""
+    port: int = Field(9443, ge=0, le=65535)
+    """Port of the webhook, HTTPS; 0 takes a free one."""
+    tls_cert_file: Path = Path("/etc/kybernate/tls/tls.crt")
+    """Its certificate (PEM); read again when it changes."""
+    tls_key_file: Path = Path("/etc/kybernate/tls/tls.key")
+    """Private key (PEM) of that certificate."""
+    probe_image: str = "kybernate"
+    """Image of the container kyb-probe."""
+    probe_user: int | None = Field(65532, ge=1)
+    """User id of kyb-probe; empty where namespaces give it (OpenShift)."""
+    probe_port: int = Field(9479, ge=1, le=65000)
+    """First port that kyb-probe takes in a pod; annotation kyb.ai/probe-port goes before it."""
+    probe_memory: str = "40Mi"
+    """Memory of kyb-probe: request and limit."""
+    manager_port: int = Field(9471, ge=0, le=65535)
+    """Port of the GPU managers on their hosts; 0: none, then an engine that stands still cannot be told from others."""
+    resource_prefixes: str = "kyb.ai/"
+    """How the names of resources that are seats begin, by commas."""
+
+    @field_validator("probe_user", mode="before")
+    @classmethod
+    def _not_set(cls, value: object) -> object:
+        return None if value == "" else value
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """The list in ``resource_prefixes``."""
+        return tuple(one.strip() for one in self.resource_prefixes.split(",") if one.strip())

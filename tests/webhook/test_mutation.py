@@ -1,0 +1,213 @@
+import json
+from typing import Any
+
+import pytest
+
+from services.probe.settings import read
+from services.webhook.memory import quantity
+from services.webhook.mutation import Mutation, Options, RefusedError, mutate
+from tests.webhook.patching import patched
+
+OPTIONS = Options(image="registry/kybernate:1")
+SEAT = "kyb.ai/gpu-1x-seat"
+Json = dict[str, Any]
+
+
+def pod(
+    engine: Json | None = None,
+    *,
+    spec: Json | None = None,
+    annotations: dict[str, str] | None = None,
+    limits: dict[str, str] | None = None,
+    requests: dict[str, str] | None = None,
+) -> Json:
+    """A pod as the API server sends it: with defaults filled in."""
+    found = {SEAT: "1", "memory": "64Gi", "cpu": "4"} if limits is None else limits
+    container = {
+        "name": "engine",
+        "image": "vllm",
+        "ports": [{"name": "http", "containerPort": 8000}],
+        "resources": {"limits": found, "requests": requests if requests is not None else dict(found)},
+    }
+    plain = {"name": "metrics", "image": "m", "livenessProbe": {"exec": {"command": ["true"]}}}
+    return {
+        "metadata": {"name": "p", "annotations": annotations or {}},
+        "spec": {"containers": [plain, {**container, **(engine or {})}], **(spec or {})},
+    }
+
+
+def http(port: Any = "http", scheme: str = "HTTP", **more: Any) -> Json:
+    return {"httpGet": {"path": "/health", "port": port, "scheme": scheme}, "timeoutSeconds": 2, **more}
+
+
+def done(given: Json, options: Options = OPTIONS) -> tuple[Json, Json, Mutation]:
+    """The pod after it, its engine, and the change."""
+    change = mutate(given, options)
+    after = patched(given, change.patch)
+    return after, after["spec"]["containers"][1], change
+
+
+def targets(after: Json) -> list[Json]:
+    (probe,) = (one for one in after["spec"]["initContainers"] if one["name"] == "kyb-probe")
+    env = {one["name"]: one.get("value", "10.0.0.1") for one in probe["env"]}
+    assert read(env).health_port == probe["livenessProbe"]["httpGet"]["port"]  # the probe itself understands it
+    found: list[Json] = json.loads(env["KYB_PROBE_TARGETS"])
+    return found
+
+
+def test_each_probe_gets_its_own_port_and_nothing_else_changes() -> None:
+    every = {"startupProbe": http(), "livenessProbe": http(8000, periodSeconds=7), "readinessProbe": http("8000")}
+    after, engine, change = done(pod(every))
+    assert [engine[name]["httpGet"]["port"] for name in every] == [9480, 9481, 9482]
+    assert targets(after) == [
+        {"listen": 9480, "port": 8000, "kind": "startup", "scheme": "HTTP", "timeout": 2.0},
+        {"listen": 9481, "port": 8000, "kind": "liveness", "scheme": "HTTP", "timeout": 2.0},
+        {"listen": 9482, "port": 8000, "kind": "readiness", "scheme": "HTTP", "timeout": 2.0},
+    ]
+    assert engine["livenessProbe"] == http(9481, periodSeconds=7)
+    assert after["spec"]["containers"][0] == pod()["spec"]["containers"][0]  # others are never frozen
+    assert change.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("probe", "becomes", "scheme"),
+    [
+        (http(scheme="HTTPS"), {"httpGet": {"path": "/health", "port": 9480, "scheme": "HTTP"}}, "HTTPS"),
+        ({"tcpSocket": {"port": "http"}}, {"httpGet": {"path": "/tcp", "port": 9480}}, "TCP"),
+        ({"grpc": {"port": 8000, "service": "x"}}, {"grpc": {"port": 9480, "service": "x"}}, "GRPC"),
+    ],
+)
+def test_other_kinds_of_probes(probe: Json, becomes: Json, scheme: str) -> None:
+    after, engine, _ = done(pod({"livenessProbe": {**probe, "timeoutSeconds": 1}}))
+    assert engine["livenessProbe"] == {**becomes, "timeoutSeconds": 1}
+    assert targets(after)[0]["scheme"] == scheme
+
+
+def test_the_sidecar_is_restricted_has_no_seat_and_comes_last() -> None:
+    before = [{"name": "download", "image": "d"}]
+    after, _, _ = done(pod({"livenessProbe": http()}, spec={"initContainers": before}))
+    download, probe = after["spec"]["initContainers"]
+    assert download == before[0]
+    assert (probe["name"], probe["restartPolicy"], probe["command"]) == ("kyb-probe", "Always", ["kyb-probe"])
+    assert probe["image"] == "registry/kybernate:1"
+    assert not [name for kind in probe["resources"].values() for name in kind if name not in ("cpu", "memory")]
+    security = probe["securityContext"]
+    assert (security["runAsNonRoot"], security["runAsUser"], security["readOnlyRootFilesystem"]) == (True, 65532, True)
+    assert (security["allowPrivilegeEscalation"], security["capabilities"]) == (False, {"drop": ["ALL"]})
+    openshift = Options(image="i", user=None)
+    after, _, _ = done(pod({"livenessProbe": http()}), openshift)
+    assert "runAsUser" not in after["spec"]["initContainers"][0]["securityContext"]
+
+
+def test_a_guaranteed_pod_stays_guaranteed() -> None:
+    limits = {SEAT: "1", "memory": "64Gi", "cpu": "4"}
+    given = pod({"livenessProbe": http()}, limits=limits)
+    given["spec"]["containers"] = [
+        {"name": "none", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}},
+        *given["spec"]["containers"][1:],
+    ]
+    after, _, _ = done(given)
+    resources = after["spec"]["initContainers"][0]["resources"]
+    assert resources["limits"] == resources["requests"]
+    after, _, _ = done(pod({"livenessProbe": http()}))
+    resources = after["spec"]["initContainers"][0]["resources"]
+    assert resources["limits"]["memory"] == resources["requests"]["memory"]
+    assert resources["limits"]["cpu"] != resources["requests"]["cpu"]
+
+
+def test_ports_of_the_pod_are_left_to_it() -> None:
+    ports = [{"containerPort": 9479}, {"containerPort": 9481}, {"containerPort": 8000, "name": "http"}]
+    after, _engine, _ = done(pod({"ports": ports, "livenessProbe": http(), "readinessProbe": http()}))
+    assert after["spec"]["initContainers"][0]["livenessProbe"]["httpGet"]["port"] == 9480
+    assert [one["listen"] for one in targets(after)] == [9482, 9483]
+    after, _, _ = done(
+        pod({"livenessProbe": http()}, annotations={"kyb.ai/probe-port": "21000"}, spec={"hostNetwork": True})
+    )
+    assert targets(after)[0]["listen"] == 21001
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pod({"livenessProbe": http(), "startupProbe": http()}, requests={SEAT: "1", "memory": "1Gi"}),
+        pod({"readinessProbe": {"tcpSocket": {"port": 8000}}}, spec={"initContainers": [{"name": "x"}]}),
+        pod(requests={SEAT: "1"}),
+    ],
+)
+def test_the_second_time_nothing_changes(given: Json) -> None:
+    after, _, change = done(given)
+    assert change.patch
+    assert mutate(after, OPTIONS).patch == ()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pod(
+            {"livenessProbe": {"exec": {"command": ["true"]}}},
+            limits={"nvidia.com/gpu": "1", "memory": "1Gi"},
+            requests={},
+        ),
+        pod({"livenessProbe": {"exec": {"command": ["true"]}}}, limits={}, requests={}),
+    ],
+)
+def test_pods_without_a_seat_are_left_alone(given: Json) -> None:
+    assert mutate(given, OPTIONS) == Mutation()
+
+
+def test_without_probes_there_is_nothing_to_answer() -> None:
+    after, _, _ = done(pod())
+    assert "initContainers" not in after["spec"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "more", "why"),
+    [
+        (
+            {"livenessProbe": {"exec": {"command": ["x"]}}},
+            {},
+            "container engine: its livenessProbe runs a command.*httpGet",
+        ),
+        ({"startupProbe": http("metrics")}, {}, r"its startupProbe asks port 'metrics'.*known: http"),
+        ({"readinessProbe": {"httpGet": {"port": 1, "host": "127.0.0.1"}}}, {}, "take httpGet.host away"),
+        ({"livenessProbe": http()}, {"spec": {"hostNetwork": True}}, "kyb.ai/probe-port, 2 free ports"),
+        ({"livenessProbe": http()}, {"annotations": {"kyb.ai/probe-port": "80"}}, "is no port; write a number"),
+    ],
+)
+def test_what_cannot_be_parked_is_refused(engine: Json, more: Json, why: str) -> None:
+    with pytest.raises(RefusedError, match=why):
+        mutate(pod(engine, **more), OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("limit", "request_", "annotations", "becomes", "warned"),
+    [
+        ("64Gi", None, {"kyb.ai/vram": "42GiB"}, "64Gi", ""),
+        ("64Gi", "8Gi", {"kyb.ai/vram": "42GiB"}, "64Gi", ""),
+        ("64Gi", "65536Mi", {}, "65536Mi", ""),
+        ("16Gi", "16Gi", {"kyb.ai/vram": "42GiB"}, "16Gi", "limit of 16Gi cannot hold the 42.0 GiB of VRAM"),
+        ("16Gi", "16Gi", {"kyb.ai/vram": "42GiB", "kyb.ai/backend": "restart"}, "16Gi", ""),
+        ("16Gi", "16Gi", {"kyb.ai/vram": "much"}, "16Gi", "'much' is not a size"),
+        (None, "8Gi", {}, "8Gi", "has no memory limit"),
+        (None, None, {}, None, "has no memory limit"),
+    ],
+)  # fmt: skip
+def test_memory(
+    limit: str | None, request_: str | None, annotations: dict[str, str], becomes: str | None, warned: str
+) -> None:
+    limits = {SEAT: "1"} | ({"memory": limit} if limit else {})
+    requests = {SEAT: "1"} | ({"memory": request_} if request_ else {})
+    _, engine, change = done(pod(limits=limits, requests=requests, annotations=annotations))
+    assert engine["resources"]["requests"].get("memory") == becomes
+    assert [warned in one for one in change.warnings] == ([True] if warned else [])
+
+
+def test_a_grpc_probe_that_allows_no_failure_is_warned_of() -> None:
+    _, _, change = done(pod({"livenessProbe": {"grpc": {"port": 8000}, "failureThreshold": 1}}))
+    assert "set failureThreshold to 3" in change.warnings[0]
+
+
+def test_quantities_of_kubernetes() -> None:
+    assert quantity("1Ki") == quantity("1024") == quantity("1024000m")
+    assert quantity("129e6") == quantity("129M") == quantity(129000000)
+    assert quantity("5 apples") is None
