@@ -42,7 +42,7 @@ def busy() -> tuple[Scenario, Certificate]:
     return scenario, certificate(scenario, seconds_budget=4.0)
 
 
-@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"fifo-batch"}))
+@pytest.mark.parametrize("name", sorted(POLICIES))
 def test_no_policy_is_better_than_the_bound(name: str, busy: tuple[Scenario, Certificate]) -> None:
     scenario, found = busy
     outcome = run(scenario, POLICIES[name]())
