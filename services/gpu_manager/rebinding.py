@@ -40,8 +40,13 @@ def at_hand(board: "Board", row: Row, group: Group) -> bool:
 
     A drain that makes room for it there is called off if it can come here without one.
     """
-    operation = next((o for o in board.operations.values() if o.winner == row.seat and o.group != group.name), None)
-    if operation is None or row.state is not S.PARKED:
+    others = [operation for operation in board.operations.values() if operation.group != group.name]
+    if row.state is not S.PARKED:
+        return True
+    if any(row.seat in operation.asked for operation in others):  # its checkpointer may have been told already
+        return False
+    operation = next((operation for operation in others if operation.winner == row.seat), None)
+    if operation is None:
         return True
     return operation.phase == "draining" and sum(one.lease for one in board.seats_of(group)) < group.slots
 

@@ -136,6 +136,8 @@ def _send(board: "Board", operation: Operation, now: Now) -> None:
     operation.sent_wall = now.wall
     victim = board.rows[operation.victim] if operation.victim else None
     winner = board.rows[operation.winner] if operation.winner else None
+    if winner is not None:
+        call_off(board, winner, f"{winner.seat} goes to group {operation.group}", now)
     if winner is not None and winner.state is not S.PARKED and not _comes(winner, operation):
         winner = None  # it starts with a ticket once the group is free, or it is gone
     if winner is not None and winner.epoch > operation.epoch:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from kybernate.policy import Decision, GroupView, SeatView, Stay, Switch
-from kybernate.seat import HOLDING
+from kybernate.seat import HOLDING, SeatState
+
+LEAVING = (SeatState.DRAINING, SeatState.PARKING)
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Pulls:
             return Stay(None, "nobody waits")
         comer = min(comers, key=lambda seat: seat.turn)
         why = f"{comer.seat} waits"
-        if sum(seat.state in HOLDING for seat in view.seats) < view.slots:
+        if sum(seat.state in HOLDING and seat.state not in LEAVING for seat in view.seats) < view.slots:
             return Switch(comer.seat, None, why)
         victim = next((seat for seat in view.holders() if not seat.pinned and self._leaves(seat)), None)
         return Stay(1.0, "all are busy") if victim is None else Switch(comer.seat, victim.seat, why)

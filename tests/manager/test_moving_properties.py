@@ -12,10 +12,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kybernate.messages import AskJobs, JobProgress, JobReply, JobStatus, SeatProgress, SeatTarget, SwitchJob
+from kybernate.messages import (
+    AskJobs,
+    JobProgress,
+    JobReply,
+    JobStatus,
+    RetargetJob,
+    SeatProgress,
+    SeatTarget,
+    SwitchJob,
+)
 from kybernate.seat import SeatState as S
 from services.gpu_manager import looking
-from services.gpu_manager.inputs import JobAnswered, Recovered, Ticket
+from services.gpu_manager.inputs import JobAnswered, Recovered, Retargeted, Ticket
 from tests.manager.pulling import Pulls
 from tests.manager.world import World, make_group
 
@@ -69,8 +78,7 @@ class Node:
         if job.epoch < max((self.epochs[gpu] for gpu in gpus), default=0):
             return JobReply(accepted=False, code="stale-epoch", highest_epoch=highest)
         for work in self.open:
-            theirs = {g for t in (*work.job.park, work.job.activate) if t is not None for g in t.gpus}
-            if theirs & gpus or work.unfinished & {target.seat for target in targets}:
+            if self._gpus(work) & gpus or work.unfinished & {target.seat for target in targets}:
                 return JobReply(accepted=False, code="busy", highest_epoch=highest)
         self.epochs.update({gpu: job.epoch - self.epochs[gpu] for gpu in gpus})
         self.works[job.op] = Work(job)
@@ -79,6 +87,22 @@ class Node:
     def fence(self, job: AskJobs) -> None:
         for gpu in {*job.gpus, *(gpu for target in job.targets for gpu in target.gpus)}:
             self.epochs[gpu] = max(self.epochs[gpu], job.epoch)
+
+    def retarget(self, job: RetargetJob) -> JobReply:
+        work = self.works.get(job.op)
+        gpus = set(job.activate.gpus) if job.activate is not None else set()
+        if work is None or work.done or work.unfinished - {t.seat for t in work.job.park} == set():
+            return JobReply(accepted=False, code="too-late")
+        if self._made_room(work) and not {t.seat for t in work.job.park} & work.unfinished:
+            return JobReply(accepted=False, code="too-late")
+        coming = {job.activate.seat} if job.activate is not None else set()
+        if any(other.unfinished & coming or self._gpus(other) & gpus for other in self.open if other is not work):
+            return JobReply(accepted=False, code="busy")
+        work.job = work.job.model_copy(update={"activate": job.activate})
+        return JobReply(accepted=True, jobs=(self.status(work),))
+
+    def _gpus(self, work: Work) -> set[str]:
+        return {g for t in (*work.job.park, work.job.activate) if t is not None for g in t.gpus}
 
     @property
     def open(self) -> list[Work]:
@@ -167,14 +191,14 @@ class AnyMove(RuleBasedStateMachine):
             gpu = self.world.row(seat).home.gpus[0].uuid
             (self.node.memory if self.world.state(seat) is S.ACTIVE else self.node.parked)[seat] = gpu
         self.heard = len(self.world.said)
-        self.letters: list[tuple[object, SwitchJob]] = []
+        self.letters: list[tuple[object, SwitchJob | RetargetJob]] = []
         """Jobs that are on their way, with the board that sent them."""
         self.world.tick(20)
 
     def collect(self) -> None:
         """What was said since: jobs wait to be delivered, tickets are used by kubelet."""
         said, self.heard = self.world.said[self.heard :], len(self.world.said)
-        self.letters += [(self.world.board, effect) for effect in said if isinstance(effect, SwitchJob)]
+        self.letters += [(self.world.board, effect) for effect in said if isinstance(effect, SwitchJob | RetargetJob)]
 
     @rule(group=st.integers(0, 1), choice=st.integers(0, 2), how=st.sampled_from(["asked", "drained", "done"]))
     def hot(self, group: int, choice: int, how: str) -> None:
@@ -211,8 +235,10 @@ class AnyMove(RuleBasedStateMachine):
     @rule(last=st.booleans(), answered=st.booleans())
     def job_arrives(self, last: bool, answered: bool) -> None:
         board, job = self.letters.pop(-1 if last else 0)
-        reply = self.node.take(job)
-        if board is self.world.board:
+        reply = self.node.take(job) if isinstance(job, SwitchJob) else self.node.retarget(job)
+        if board is self.world.board and isinstance(job, RetargetJob):
+            self.world.hear(Retargeted(job.op, reply if answered else None))
+        elif board is self.world.board:
             self.world.hear(JobAnswered(job.op, job.epoch, reply if answered else None))
 
     @precondition(lambda self: self.node.open)

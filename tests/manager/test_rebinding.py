@@ -12,6 +12,7 @@ from kybernate.messages import (
     JobStatus,
     ParkSeat,
     PinSeat,
+    RetargetJob,
     SeatActivated,
     SeatMoved,
     SeatProgress,
@@ -262,6 +263,32 @@ def test_two_groups_do_not_bring_back_the_same_seat(world: World, a: str, b: str
     assert set(world.board.operations) == {"G1"}
     world.progress(world.job())
     assert (world.state(a), world.row(a).group.name) == (S.ACTIVE, "G1")
+
+
+def test_who_was_named_to_the_checkpointer_meanwhile_is_nobody_elses_winner(world: World, a: str, b: str) -> None:
+    x = world.seat(0, 2)
+    world.pod(x, "x")
+    world.call(x)
+    world.finish()
+    world.start(x)
+    world.healthy(x)
+    world.tick(5)
+    assert (world.state(a), world.state(b), world.state(x)) == (S.PARKED, S.PARKED, S.ACTIVE)
+    job = move(world, a, x)
+    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+    world.traffic(b, waiting=1, oldest=500.0)
+    asked = world.last(RetargetJob)
+    assert isinstance(asked, RetargetJob)
+    assert asked.activate is not None
+    assert (asked.op, asked.activate.seat, asked.activate.gpus) == (job.op, b, ("GPU-1",))
+
+    world.exit(x)  # G0 is free, and both who wait may be on their way to G1
+    assert set(world.board.operations) == {"G1"}
+    assert (world.state(a), world.state(b)) == (S.PARKED, S.PARKED)
+    told = status(job.model_copy(update={"activate": asked.activate}))
+    world.hear(JobProgress(cause="c", node="n1", status=told))
+    assert (world.state(b), world.row(b).group.name) == (S.ACTIVE, "G1")
+    assert (world.state(a), world.row(a).group.name) == (S.ACTIVATING, "G0")
 
 
 def test_a_group_with_a_foreign_process_lets_its_seats_go_elsewhere(world: World, a: str, b: str, c: str) -> None:
