@@ -16,7 +16,9 @@ from kybernate.cli.plan import plan
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.simulate import simulate
 from kybernate.cli.topology import topology
+from kybernate.cli.tune import tune
 from kybernate.cli.uninstall import uninstall_check
+from kybernate.cli.webhook import webhook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +37,7 @@ app.add_typer(bus, name="bus")
 app.add_typer(config_app, name="config")
 app.add_typer(router_app, name="router")
 app.add_typer(doctor_app, name="doctor")
+app.add_typer(webhook, name="webhook")
 
 
 class CudaBinding(StrEnum):
@@ -269,6 +272,7 @@ def doctor_gpu(
 app.command()(topology)
 app.command()(simulate)
 app.command()(plan)
+app.command()(tune)
 app.command("uninstall-check")(uninstall_check)
 
 
