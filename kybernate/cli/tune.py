@@ -1,0 +1,141 @@
+"""``kyb tune``: which constants would have been better on the last days, and is that no accident?"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kybernate.cli.errors import CliError
+from kybernate.cli.simulate_input import Inputs, chosen_policies, read_scenario
+from kybernate.cli.simulate_reference import write
+
+if TYPE_CHECKING:
+    from kybernate.simulate.statistics import Figures
+    from kybernate.simulate.tune import Tuned
+
+_SHOWN = 5
+
+
+def tune(
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE", help="As for kyb simulate; several are merged.")],
+    days: Annotated[int, typer.Option(min=1, help="Choose on so many days before the last one.")] = 5,
+    day_hours: Annotated[float, typer.Option(min=0.05, help="Length of a day, for short traces.")] = 24.0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the policy: section (YAML), if it is recommended.")
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(help="Modes to choose from, comma between; the first is what is compared with.")
+    ] = "kyb-balanced,kyb-bounded,kyb-slo",
+    groups: Annotated[int, typer.Option(min=1, help="Groups of GPUs on the node.")] = 1,
+    slots: Annotated[int, typer.Option(min=1, help="Seats that a group runs at the same time.")] = 1,
+    seats: Annotated[int, typer.Option(min=1, help="At most; models with most work first.")] = 64,
+    cost: Annotated[str, typer.Option(help="Of a switch, as for kyb simulate.")] = "stock",
+    measured: Annotated[
+        Path | None, typer.Option(metavar="LEDGER", help="A GPU manager's ledger: costs that were learned there.")
+    ] = None,
+    vram: Annotated[
+        list[str] | None, typer.Option(metavar="[MODEL=]GB", help="Of a model, or of all others; may be given again.")
+    ] = None,
+    tier: Annotated[
+        list[str] | None, typer.Option(metavar="[MODEL=]TIER", help="gold, silver, standard, bronze; again for more.")
+    ] = None,
+    slo: Annotated[float | None, typer.Option(min=0.001, help="Seconds a request may wait, for every tier.")] = None,
+    move_seconds: Annotated[
+        float | None, typer.Option(min=0, help="Seats may move between groups, at this extra cost.")
+    ] = None,
+    speed_up: Annotated[float, typer.Option(min=0.001, help="2: gaps half as long, twice the load.")] = 1.0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="The result; - is stdout.")] = None,
+) -> None:
+    """Choose constants of the policy on the last days of a trace, and check them on the last one. Changes nothing."""
+    from kybernate.simulate.engine import SimulationError
+    from kybernate.simulate.tune import MODES
+    from kybernate.simulate.tune import days as cut
+    from kybernate.simulate.tune import tune as tuned
+
+    modes = chosen_policies(policy)
+    for name in modes:
+        if name not in MODES:
+            raise CliError(f"--policy: {name} has nothing to tune; there are {', '.join(MODES)}", 2)
+    scenario = read_scenario(
+        Inputs(
+            traces=tuple(traces), groups=groups, slots=slots, seats=seats, cost=cost, measured=measured,
+            vram=tuple(vram or ()), tiers=tuple(tier or ()), slo=slo, move_seconds=move_seconds, speed_up=speed_up,
+        )
+    )  # fmt: skip
+    parts = cut(scenario, day_hours * 3600, days + 1)
+    if len(parts) < 2:
+        raise CliError(
+            f"{scenario.name} has {scenario.duration / 3600:.1f} h, which is less than two days of {day_hours:g} h: "
+            "one to choose on, one to check the choice; give a longer trace or shorter days (--day-hours)", 2,
+        )  # fmt: skip
+    try:
+        found = tuned(parts, modes, jobs=jobs)
+    except (SimulationError, ValueError) as error:
+        raise CliError(str(error)) from None
+    if json_file is None or str(json_file) != "-":
+        _show(found, [part.name for part in parts])
+    if json_file is not None:
+        write(json_file, {"objective": "mean + 0.1 p99 + 0.5 (100 - SLO %)", **asdict(found)})
+    if out is not None and found.recommended:
+        _write(out, profile(found, scenario.name))
+
+
+def profile(found: "Tuned", source: str) -> str:
+    """The ``policy:`` section of a configuration, with where it comes from."""
+    from pydantic.alias_generators import to_camel
+
+    lines = [
+        f"# kyb tune, {found.days} days of {source}. On the day after them J fell from {found.before.objective:.2f} to",
+        f"# {found.after.objective:.2f}; gained {found.gain:.2f} ({found.gain_ci[0]:.2f} to {found.gain_ci[1]:.2f}).",
+        "policy:",
+        f"  name: {found.chosen.policy}",
+    ]
+    if found.chosen.settings:
+        lines.append("  settings:")
+        lines += [f"    {to_camel(name)}: {value:g}" for name, value in found.chosen.settings]
+    return "\n".join(lines) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def _show(found: "Tuned", names: list[str]) -> None:
+    from rich.table import Table
+
+    from kybernate.cli.show import open_console
+
+    console = open_console()
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    say(f"{len(found.ranking)} candidates on {found.days} days before the last; J = mean + 0.1 p99 + 0.5 (100 - SLO %)")
+    for candidate, value in found.ranking[:_SHOWN]:
+        say(f"  J {value:8.2f}  {candidate}")
+    say(f"  J {found.tuned_default:8.2f}  {found.default} (default)")
+    say(f"held out: {names[-1]}")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("policy", "J", "mean s", "p99 s", "max s", "in SLO %", "switches/h"):
+        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
+    table.add_row(f"{found.default}", *_cells(found.before))
+    if found.chosen != found.default:
+        table.add_row(f"{found.chosen}", *_cells(found.after))
+    console.print(table)
+    say(f"{'recommended' if found.recommended else 'not recommended'}: {found.why}")
+
+
+def _cells(figures: "Figures") -> list[str]:
+    return [
+        f"{figures.objective:.2f}",
+        f"{figures.wait_mean_s:.2f}",
+        f"{figures.wait_p99_s:.1f}",
+        f"{figures.wait_max_s:.0f}",
+        f"{100 * figures.slo_attainment:.1f}",
+        f"{figures.switches_per_hour:.0f}",
+    ]
