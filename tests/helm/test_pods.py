@@ -7,6 +7,7 @@ from services.checkpointer.settings import CheckpointerSettings
 from services.gpu_manager.settings import ManagerSettings
 from services.plugin.settings import PluginSettings
 from services.router.settings import RouterSettings
+from services.webhook.settings import WebhookSettings
 from tests.helm.chart import SETS, Container, Json, render
 
 PROGRAMS: dict[str, type[Settings]] = {
@@ -14,6 +15,7 @@ PROGRAMS: dict[str, type[Settings]] = {
     "kyb-gpu-manager": ManagerSettings,
     "kyb-checkpointer": CheckpointerSettings,
     "kyb-router": RouterSettings,
+    "kyb-webhook": WebhookSettings,
 }
 AGENTS = ("DaemonSet/",)
 """Work with files of the node, which belong to root."""
