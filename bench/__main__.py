@@ -18,15 +18,20 @@ from rich.table import Table
 from kybernate import __version__
 from kybernate.logs import configure
 
-BENCHES = ("bus", "board", "router", "checkpoint", "kubelet", "plugin", "placement", "policy")
-LONG = ("live",)
+BENCHES = ("bus", "board", "router", "checkpoint", "kubelet", "plugin", "placement", "policy", "simulate")
+LONG = ("live", "bounds")
 """Some minutes each: only when named."""
 RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join((*BENCHES, *LONG))}; none: all but {', '.join(LONG)}")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"which ones: {', '.join((*BENCHES, *LONG))}; none: all but {', '.join(LONG)}",
+    )
     parser.add_argument("--json", type=Path, help="where the figures go (default: bench/results/<time>.json)")
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in (*BENCHES, *LONG)]
