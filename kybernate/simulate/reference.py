@@ -48,7 +48,7 @@ class Plan:
     """The trace of S4; None: it is generated."""
     gentd26: Path | None = None
     """The trace of S3; None: S3 is left out."""
-    policies: tuple[str, ...] = tuple(name for name in POLICIES if name != "fifo-batch")
+    policies: tuple[str, ...] = tuple(POLICIES)
     labels: tuple[str, ...] = tuple(LABELS)
     jobs: int = 1
     seed: int = 0

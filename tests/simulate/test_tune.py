@@ -43,6 +43,7 @@ def test_the_best_of_the_days_before_is_compared_on_the_last_one():
     assert found.tuned_default >= best
     assert found.gain == pytest.approx(found.before.objective - found.after.objective)
     assert found.gain_ci[0] <= found.gain_ci[1]
+    assert tune(parts, ("kyb-balanced",), jobs=2) == found
     with pytest.raises(ValueError, match="longer trace"):
         tune(parts[:1])
 
