@@ -4,122 +4,26 @@ The hook's Job asks the API server which pods have seats, and a router, else eac
 """
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kybernate.cli.errors import CliError
-from kybernate.seat import HOLDING, SeatState
+from kybernate.cli.uninstall_view import FORCE, SKIP, Look, Owner, owners, refusal
+from kybernate.seat import SeatState
 
-FROZEN = frozenset(
-    {SeatState.PARKING, SeatState.PARKED, SeatState.ACTIVATING, SeatState.MIGRATING, SeatState.QUARANTINED}
-)
-"""States in which an engine stands still, or could when everybody who moves it ends now."""
 _MOVING = frozenset({SeatState.PARKING, SeatState.ACTIVATING, SeatState.MIGRATING})
-_OVER = ("Succeeded", "Failed")
 ASK_SECONDS = 3.0
 LOOK_SECONDS = 1.0
+REFUSED_SECONDS = 20.0
+"""A seat that cannot be told to come for so long is given up."""
+UNSURE_SECONDS = 20.0
+"""How long somebody who could know a pod's seat may take to answer."""
 PAGE = 500
-FORCE = "kyb.ai/uninstall"
-"""Annotation of the release's namespace; its value ``force`` is --force. Helm upgrades no release that it began to
-uninstall, so after a refusal a value of the chart would come too late."""
-SKIP = "to go on without this check: helm uninstall --no-hooks"
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """A pod with a seat that exists."""
-
-    namespace: str
-    name: str
-    uid: str
-    host: str
-    """Address of its node; empty: it has none yet."""
-    runs: bool
-    """One of its containers with a seat runs, or its deletion is still under way."""
-
-    @property
-    def pod(self) -> str:
-        """``namespace/name``."""
-        return f"{self.namespace}/{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A pod that cannot be left alone now, and why."""
-
-    owner: Owner
-    seat: str
-    node: str
-    group: str
-    state: SeatState | None
-    """None: nobody who could know answers."""
-
-    @property
-    def text(self) -> str:
-        """For people."""
-        what = "nobody answers for its seat" if self.state is None else f"seat {self.seat} is {self.state}"
-        return f"{self.owner.pod} ({what})"
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What was seen at one moment."""
-
-    owners: tuple[Owner, ...]
-    rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By pod UID: what a router or a manager says."""
-    silent: str = ""
-    """Why routers say nothing; empty: one does."""
-
-    @property
-    def held(self) -> tuple[Held, ...]:
-        """Pods that are frozen, or could be."""
-        found = []
-        for owner in self.owners:
-            row = self.rows.get(owner.uid)
-            state = None if row is None else SeatState(row["state"])
-            if (state is None and owner.runs) or state in FROZEN:
-                row = row or {}
-                place = str(row.get("node", "")), str(row.get("group") or row.get("home_group") or "")
-                found.append(Held(owner, str(row.get("seat", "")), *place, state))
-        return tuple(found)
-
-    def to_wake(self) -> tuple[Held, ...]:
-        """Of each group that nobody holds, the first parked seat: these fit without moving anybody. Pure."""
-        taken = {_place(row) for row in self.rows.values() if SeatState(row["state"]) in HOLDING}
-        chosen: dict[tuple[str, str], Held] = {}
-        for one in sorted(self.held, key=lambda held: held.seat):
-            if one.state is SeatState.PARKED and (one.node, one.group) not in taken:
-                chosen.setdefault((one.node, one.group), one)
-        return tuple(chosen.values())
-
-
-def owners(pods: Iterable[Mapping[str, Any]], prefixes: Sequence[str], known: Iterable[str] = ()) -> tuple[Owner, ...]:
-    """The pods that ask for a seat, or whose UID is known to have one, and that are not over. Pure."""
-    found, uids = [], set(known)
-    for pod in pods:
-        meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
-        engines = {
-            container["name"]
-            for container in spec.get("containers") or ()
-            if any(name.startswith(tuple(prefixes)) for name in (container.get("resources") or {}).get("limits") or {})
-        }
-        if (not engines and meta["uid"] not in uids) or status.get("phase") in _OVER:
-            continue
-        running = {
-            container.get("name")
-            for container in status.get("containerStatuses") or ()
-            if "running" in (container.get("state") or {})
-        }
-        runs = bool(running & engines if engines else running) or bool(running and meta.get("deletionTimestamp"))
-        found.append(Owner(meta["namespace"], meta["name"], meta["uid"], str(status.get("hostIP") or ""), runs))
-    return tuple(sorted(found, key=lambda owner: owner.pod))
 
 
 @dataclass(slots=True)
@@ -197,29 +101,14 @@ class Cluster:
             return list(await asyncio.gather(*(ask(owner) for owner in some)))
 
 
-def refusal(look: Look) -> str:
-    """Why the release must stay, and what to do; empty when nothing is in the way. Pure."""
-    if not look.held:
-        return ""
-    said = [
-        f"{len(look.held)} pods would be left frozen, with nobody to wake them: "
-        f"{', '.join(one.text for one in look.held)}",
-        "scale their Deployments to 0 (or delete these pods) and uninstall again",
-        f"or kubectl annotate namespace <of this release> {FORCE}=force and uninstall again: what fits is activated, "
-        "and the other pods are deleted",
-    ]
-    if any(one.state is None for one in look.held):
-        why = f"; routers: {look.silent}" if look.silent else ""
-        said.append(f"neither a router nor the node's manager answers for some of them{why}; {SKIP}")
-    return "\n     ".join(said)
-
-
 async def force(cluster: Cluster, *, wake_seconds: float, delete_seconds: float) -> tuple[str, ...]:
     """Activate what fits and delete what else is frozen; what was done. Raises CliError with who is left."""
-    done = await _wake(cluster, wake_seconds)
+    pinned = set[str]()
+    done = await _wake(cluster, wake_seconds, pinned)
     deadline, deleted = time.monotonic() + delete_seconds, set[str]()
     while True:
         look = await cluster.look()
+        await _pin(cluster, look.holding, pinned)
         for one in look.held:
             if one.owner.uid not in deleted:
                 await cluster.delete(one.owner)
@@ -230,38 +119,61 @@ async def force(cluster: Cluster, *, wake_seconds: float, delete_seconds: float)
         if time.monotonic() > deadline:
             left = sorted(owner.pod for owner in look.owners if owner.uid in deleted)
             raise CliError(
-                f"these pods were deleted {delete_seconds:g} s ago and are still there: {', '.join(left)}; "
+                f"these pods were deleted up to {delete_seconds:g} s ago and are still there: {', '.join(left)}; "
                 f"see kubectl describe pod; {SKIP}"
             )
         await asyncio.sleep(LOOK_SECONDS)
 
 
-async def _wake(cluster: Cluster, seconds: float) -> list[str]:
-    """Activate one seat of each group that nobody holds, and pin all holders: a pod that is made anew parks nobody."""
-    done: list[str] = []
-    look = await cluster.look()
+async def _wake(cluster: Cluster, seconds: float, pinned: set[str]) -> list[str]:
+    """Activate one seat of each group that nobody holds, as far as that works; who is frozen then is deleted."""
+    look = await sure_look(cluster)
     if look.silent or not look.held:
-        return done
-    chosen = look.to_wake()
-    holding = [str(row["seat"]) for row in look.rows.values() if row["state"] in ("starting", "active", "draining")]
-    for seat in (*holding, *(one.seat for one in chosen)):
-        try:
-            await cluster.command(seat, "pin")
-            if seat not in holding:
-                await cluster.command(seat, "activate")
-        except CliError as error:  # it is deleted below
-            print(f"kyb: seat {seat}: {error}", file=sys.stderr)
-    deadline, waited = time.monotonic() + seconds, {one.owner.uid for one in chosen}
-    while time.monotonic() < deadline:
+        return []
+    chosen = {one.seat: one for one in look.to_wake()}
+    begun, told = time.monotonic(), set[str]()
+    while True:
+        await _pin(cluster, (*look.holding, *chosen), pinned)
+        for seat in sorted(chosen.keys() - told):
+            if not await _command(cluster, seat, "activate"):
+                told.add(seat)
         look = await cluster.look()
-        moving = {one.owner.uid for one in look.held if one.state in _MOVING}
-        still = {one.owner.uid for one in look.held if one.owner.uid in waited}
-        if not moving and not still:
-            break
+        asleep, spent = {one.owner.uid for one in look.held}, time.monotonic() - begun
+        refused = {one.owner.uid for seat, one in chosen.items() if seat not in told and spent > REFUSED_SECONDS}
+        waited = {one.owner.uid for one in chosen.values()} & asleep - refused
+        if spent > seconds or not (waited or any(one.state in _MOVING for one in look.held)):
+            return [
+                f"activated {one.owner.pod} (seat {seat})"
+                for seat, one in chosen.items()
+                if one.owner.uid not in asleep
+            ]
         await asyncio.sleep(LOOK_SECONDS)
-    asleep = {one.owner.uid for one in look.held}
-    done += [f"activated {one.owner.pod} (seat {one.seat})" for one in chosen if one.owner.uid not in asleep]
-    return done
+
+
+async def _pin(cluster: Cluster, seats: Iterable[str], pinned: set[str]) -> None:
+    """Nobody is parked from now on, for a pod that is made anew or for a request; such pods wait at the start gate."""
+    for seat in sorted(set(seats) - pinned):
+        if cluster.router and not await _command(cluster, seat, "pin"):
+            pinned.add(seat)
+
+
+async def _command(cluster: Cluster, seat: str, verb: str) -> str:
+    """Tell a seat; why it was refused, empty when it was not. A router that has just started knows no seats yet."""
+    try:
+        await cluster.command(seat, verb)
+    except CliError as error:
+        return str(error)
+    return ""
+
+
+async def sure_look(cluster: Cluster) -> Look:
+    """A look in which everybody is known, or the last one of some: a manager that has just started says nothing."""
+    deadline = time.monotonic() + UNSURE_SECONDS
+    while True:
+        look = await cluster.look()
+        if all(one.state is not None for one in look.held) or time.monotonic() > deadline:
+            return look
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def uninstall_check(
@@ -323,10 +235,6 @@ async def _check(cluster: Cluster, forced: bool, wake_seconds: float, delete_sec
     if forced:
         for line in await force(cluster, wake_seconds=wake_seconds, delete_seconds=delete_seconds):
             print(line)
-    elif why := refusal(await cluster.look()):
+    elif why := refusal(await sure_look(cluster)):
         raise CliError(why)
     print("no engine is left frozen; the release may go")
-
-
-def _place(row: Mapping[str, Any]) -> tuple[str, str]:
-    return str(row.get("node", "")), str(row.get("group") or row.get("home_group") or "")

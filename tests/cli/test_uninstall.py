@@ -10,7 +10,8 @@ from aiohttp import web
 
 from kybernate.cli import uninstall
 from kybernate.cli.errors import CliError
-from kybernate.cli.uninstall import Cluster, Look, owners, refusal
+from kybernate.cli.uninstall import Cluster, sure_look
+from kybernate.cli.uninstall_view import Look, owners, refusal
 from kybernate.health import HttpServer
 from kybernate.kube import Kube
 
@@ -67,6 +68,12 @@ class World:
     said: list[str] = field(default_factory=list)
     router: bool = True
     manager: bool = True
+    late: int = 0
+    """So many questions the manager does not answer yet."""
+    unknown: int = 0
+    """So many commands the router refuses, since it has just started."""
+    remade: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    """Pods and seats that come when one is deleted."""
     stubborn: bool = False
     """Pods do not go."""
     forbidden: bool = False
@@ -85,6 +92,8 @@ class World:
         if not self.stubborn:
             self.pods = [one for one in self.pods if one["metadata"]["name"] != name]
             self.seats = [one for one in self.seats if one["pod_uid"] != f"u-{name}"]
+            self.pods, self.seats = self.pods + self.remade[0], self.seats + self.remade[1]
+            self.remade = [], []
         return web.json_response({})
 
     annotations: dict[str, str] = field(default_factory=dict)
@@ -102,6 +111,9 @@ class World:
 
     async def command(self, request: web.Request) -> web.Response:
         seat, verb = request.match_info["seat"], request.match_info["verb"]
+        if self.unknown:
+            self.unknown -= 1
+            return web.json_response({"error": {"message": "no seat is called so"}}, status=404)
         self.said.append(f"{verb} {seat}")
         for one in self.seats:
             if verb == "activate" and seat == f"seat/{one['seat']}":
@@ -110,7 +122,9 @@ class World:
 
     async def pod(self, request: web.Request) -> web.Response:
         found = [one for one in self.seats if one["pod_uid"] == request.match_info["uid"]]
-        return web.json_response(found[0]) if found and self.manager else web.json_response({}, status=503)
+        self.late -= 1
+        answers = found and self.manager and self.late < 0
+        return web.json_response(found[0]) if answers else web.json_response({}, status=503)
 
 
 @pytest.fixture
@@ -122,6 +136,8 @@ def world() -> World:
 async def cluster(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     (tmp_path / "token").write_text("t")
     monkeypatch.setattr(uninstall, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(uninstall, "UNSURE_SECONDS", 0.05)
+    monkeypatch.setattr(uninstall, "REFUSED_SECONDS", 0.05)
     app = web.Application()
     app.add_routes(
         [
@@ -174,6 +190,27 @@ async def test_forced_what_fits_is_woken_and_the_rest_deleted(cluster: Cluster, 
     assert done == ("activated demo/c (seat s-c)", "deleted pod demo/b (seat s-b is parked)")
     assert world.said == ["pin seat/s-a", "pin seat/s-c", "activate seat/s-c", "delete b"]
     assert refusal(await cluster.look()) == ""
+
+
+async def test_forced_a_router_that_knows_a_seat_only_later_is_told_again(cluster: Cluster, world: World) -> None:
+    uninstall.REFUSED_SECONDS = 30.0
+    world.unknown = 3
+    assert (await force(cluster))[0] == "activated demo/c (seat s-c)"
+    world.said.clear()
+    world.pods, world.seats, world.unknown = [pod("d")], [row("d", "parked")], 10**6
+    uninstall.REFUSED_SECONDS = 0.05
+    assert await force(cluster) == ("deleted pod demo/d (seat s-d is parked)",)
+
+
+async def test_pods_that_are_made_anew_park_nobody(cluster: Cluster, world: World) -> None:
+    world.remade = [pod("new")], [row("new", "starting")]
+    await force(cluster)
+    assert "pin seat/s-new" in world.said
+
+
+async def test_a_manager_that_has_just_started_is_asked_again(cluster: Cluster, world: World) -> None:
+    world.router, world.late, uninstall.UNSURE_SECONDS = False, 5, 30.0
+    assert "seat s-b is parked" in refusal(await sure_look(cluster))
 
 
 async def test_forced_without_anybody_pods_that_may_be_frozen_are_deleted(cluster: Cluster, world: World) -> None:

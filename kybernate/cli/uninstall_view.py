@@ -1,0 +1,135 @@
+"""Who would be left frozen by an uninstall, from what the API server, routers and managers say. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kybernate.seat import HOLDING, SeatState
+
+FROZEN = frozenset(
+    {SeatState.PARKING, SeatState.PARKED, SeatState.ACTIVATING, SeatState.MIGRATING, SeatState.QUARANTINED}
+)
+"""States in which an engine stands still, or could when everybody who moves it ends now."""
+_OVER = ("Succeeded", "Failed")
+FORCE = "kyb.ai/uninstall"
+"""Annotation of the release's namespace; its value ``force`` is --force. Helm upgrades no release that it began to
+uninstall, so after a refusal a value of the chart would come too late."""
+SKIP = "to go on without this check: helm uninstall --no-hooks"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A pod with a seat that exists."""
+
+    namespace: str
+    name: str
+    uid: str
+    host: str
+    """Address of its node; empty: it has none yet."""
+    runs: bool
+    """One of its containers with a seat runs, or its deletion is still under way."""
+
+    @property
+    def pod(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A pod that cannot be left alone now, and why."""
+
+    owner: Owner
+    seat: str
+    node: str
+    group: str
+    state: SeatState | None
+    """None: nobody who could know answers."""
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        what = "nobody answers for its seat" if self.state is None else f"seat {self.seat} is {self.state}"
+        return f"{self.owner.pod} ({what})"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen at one moment."""
+
+    owners: tuple[Owner, ...]
+    rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By pod UID: what a router or a manager says."""
+    silent: str = ""
+    """Why routers say nothing; empty: one does."""
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        """Pods that are frozen, or could be."""
+        found = []
+        for owner in self.owners:
+            row = self.rows.get(owner.uid)
+            state = None if row is None else SeatState(row["state"])
+            if (state is None and owner.runs) or state in FROZEN:
+                row = row or {}
+                place = str(row.get("node", "")), str(row.get("group") or row.get("home_group") or "")
+                found.append(Held(owner, str(row.get("seat", "")), *place, state))
+        return tuple(found)
+
+    @property
+    def holding(self) -> tuple[str, ...]:
+        """Seats that have their group and are on no way out of it."""
+        states = (SeatState.STARTING, SeatState.ACTIVE, SeatState.DRAINING)
+        return tuple(str(row["seat"]) for row in self.rows.values() if row["state"] in states)
+
+    def to_wake(self) -> tuple[Held, ...]:
+        """Of each group that nobody holds, the first parked seat: these fit without moving anybody. Pure."""
+        taken = {_place(row) for row in self.rows.values() if SeatState(row["state"]) in HOLDING}
+        chosen: dict[tuple[str, str], Held] = {}
+        for one in sorted(self.held, key=lambda held: held.seat):
+            if one.state is SeatState.PARKED and (one.node, one.group) not in taken:
+                chosen.setdefault((one.node, one.group), one)
+        return tuple(chosen.values())
+
+
+def owners(pods: Iterable[Mapping[str, Any]], prefixes: Sequence[str], known: Iterable[str] = ()) -> tuple[Owner, ...]:
+    """The pods that ask for a seat, or whose UID is known to have one, and that are not over. Pure."""
+    found, uids = [], set(known)
+    for pod in pods:
+        meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+        engines = {
+            container["name"]
+            for container in spec.get("containers") or ()
+            if any(name.startswith(tuple(prefixes)) for name in (container.get("resources") or {}).get("limits") or {})
+        }
+        if (not engines and meta["uid"] not in uids) or status.get("phase") in _OVER:
+            continue
+        running = {
+            container.get("name")
+            for container in status.get("containerStatuses") or ()
+            if "running" in (container.get("state") or {})
+        }
+        runs = bool(running & engines if engines else running) or bool(running and meta.get("deletionTimestamp"))
+        found.append(Owner(meta["namespace"], meta["name"], meta["uid"], str(status.get("hostIP") or ""), runs))
+    return tuple(sorted(found, key=lambda owner: owner.pod))
+
+
+def refusal(look: Look) -> str:
+    """Why the release must stay, and what to do; empty when nothing is in the way. Pure."""
+    if not look.held:
+        return ""
+    said = [
+        f"{len(look.held)} pods would be left frozen, with nobody to wake them: "
+        f"{', '.join(one.text for one in look.held)}",
+        "scale their Deployments to 0 (or delete these pods) and uninstall again",
+        f"or kubectl annotate namespace <of this release> {FORCE}=force and uninstall again: what fits is activated, "
+        "and the other pods are deleted",
+    ]
+    if any(one.state is None for one in look.held):
+        why = f"; routers: {look.silent}" if look.silent else ""
+        said.append(f"neither a router nor the node's manager answers for some of them{why}; {SKIP}")
+    return "\n     ".join(said)
+
+
+def _place(row: Mapping[str, Any]) -> tuple[str, str]:
+    return str(row.get("node", "")), str(row.get("group") or row.get("home_group") or "")
