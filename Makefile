@@ -39,7 +39,7 @@ gpu-bench: setup
 
 # IMAGE=repository:tag, BASE=an image with Python: see docs/install.md.
 image:
-	@sh scripts/image.sh $(ARGS)
+	@sh scripts/with_docker.sh sh scripts/image.sh $(ARGS)
 
 compose-test:
 	@sh scripts/compose_test.sh
@@ -59,6 +59,10 @@ replay-full: setup
 	$(KYB) demo --speed 60 --trace $(TRACES)/derived_servegen_10seats_24h.csv.gz
 	$(KYB) demo --speed 4 --trace $(TRACES)/azure_llm_2023_code.csv.gz --trace $(TRACES)/azure_llm_2023_conv.csv.gz
 
+# What everybody installs, what the image holds, and what builds its wheel.
+LOCK := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+  --no-header --no-annotate --no-emit-index-url
 lock: setup
-	.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --all-extras --generate-hashes \
-	  --no-header --no-annotate --no-emit-index-url --output-file requirements.txt pyproject.toml
+	$(LOCK) --all-extras --output-file requirements.txt pyproject.toml
+	$(LOCK) --extra cuda --constraint requirements.txt --output-file requirements-image.txt pyproject.toml
+	printf 'hatchling\nsetuptools\n' | $(LOCK) --constraint requirements.txt --output-file requirements-build.txt -
