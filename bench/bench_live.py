@@ -1,11 +1,13 @@
 """Live against simulated: the mean wait of the demo's arrivals on a real stack, and in the simulator with its costs.
 
 Each seed plays a part of the shipped workload against a private stack with fake GPUs; then the simulator plays the same
-arrivals with the same policy on the same groups. It gets two things from the live run, as the policy did: what parking
-and activating each seat cost (the manager's learned values, control overhead included), and nothing else. Service
-times are the fake engine's constants. At speed 10 a wall millisecond is 10 model milliseconds: a busy machine shows.
+arrivals with the same policy on the same groups. From the live run it gets only what parking and activating cost on
+average (the phases of all its switches, control included), and how much longer than the fake engine's constants the
+routers saw requests in flight. At speed 10 a wall millisecond is 10 model milliseconds: a busy machine shows.
 """
 
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +16,10 @@ from kybernate.demo import workload
 from kybernate.demo.replay import Player, client_session
 from kybernate.demo.report import percentile
 from kybernate.demo.verdict import Verdict
+from kybernate.demo.watch import Switch, Watch
 from kybernate.fakes.engine.answers import expected_text
 from kybernate.fakes.engine.engine import EngineOptions
+from kybernate.policy.estimators import SERVICE_WEIGHT, Ewma
 from kybernate.simulate.engine import run as simulate
 from kybernate.simulate.engine_world import Options
 from kybernate.simulate.model import Outcome, Scenario, SimGroup, SimSeat
@@ -40,6 +44,7 @@ class Played:
     """95 % of the requests were sent later than they should have been by less than this, model seconds."""
     groups: dict[str, list[dict[str, Any]]]
     """By group, its seats as ``kyb why`` shows them at the end."""
+    switches: tuple[Switch, ...]
 
 
 async def run() -> dict[str, float]:
@@ -49,7 +54,8 @@ async def run() -> dict[str, float]:
     simulated: list[float] = []
     for seed in SEEDS:
         played = await _live(seed)
-        outcome = _simulated(played, seed)
+        stretch = _stretch(played)
+        outcome = _simulated(played, seed, stretch)
         live.append(sum(played.waits) / len(played.waits))
         simulated.append(sum(outcome.wait) / len(outcome.wait))
         figures |= {
@@ -61,6 +67,9 @@ async def run() -> dict[str, float]:
             f"seed {seed}: live p95 wait s": percentile(played.waits, 0.95) or 0.0,
             f"seed {seed}: simulated p95 wait s": percentile(outcome.wait, 0.95) or 0.0,
             f"seed {seed}: client late p95 s": played.late_seconds,
+            f"seed {seed}: in flight longer than computed, times": stretch,
+            f"seed {seed}: live switches": float(len(played.switches)),
+            f"seed {seed}: simulated switches": float(outcome.counters["switches"]),
         }
     ratio = sum(live) / sum(simulated)
     return figures | {"mean live wait s": sum(live) / len(live), "live / simulated over all seeds": ratio}
@@ -75,19 +84,36 @@ async def _live(seed: int) -> Played:
     arrivals = tuple(one for one in workload.generate(models, seed=seed) if one.at_seconds < SECONDS)
     async with stack, client_session() as session:
         await stack.ready(READY_SECONDS)
-        player = Player(stack.url, SPEED, expected_text, session)
+        player, watch = Player(stack.url, SPEED, expected_text, session), Watch()
+        ready = asyncio.Event()
+        following = asyncio.create_task(watch.follow(session, stack.url, ready))
+        await ready.wait()
         await player.play(arrivals)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
         async with session.get(f"{stack.url}/v1/why") as answer:
             (node,) = (await answer.json())["nodes"]
     good = [sample for sample in player.tally.samples if sample.verdict is Verdict.OK]
     late = percentile([sample.late_seconds * SPEED for sample in good], 0.95) or 0.0
     waits = tuple(sample.wait_seconds or 0.0 for sample in good)
     groups = {group["group"]: group["seats"] for group in node["groups"] if group["seats"]}
-    return Played(arrivals, waits, len(arrivals) - len(good), late, groups)
+    return Played(arrivals, waits, len(arrivals) - len(good), late, groups, tuple(watch.switches))
 
 
-def _simulated(played: Played, seed: int) -> Outcome:
-    seats = [_seat(name, seat) for name, members in played.groups.items() for seat in members]
+def _stretch(played: Played) -> float:
+    """How much longer requests were in flight than the fake engine computes: connections, chunks, a busy machine."""
+    seen = expected = 0.0
+    for seat in (seat for members in played.groups.values() for seat in members):
+        service = Ewma(SERVICE_WEIGHT)  # as the manager learned it, of what it would have been alone
+        for one in played.arrivals:
+            if one.model == seat["model"]:
+                service.add(_service(one))
+        seen, expected = seen + seat["service_seconds"], expected + service.value
+    return seen / expected
+
+
+def _simulated(played: Played, seed: int, stretch: float) -> Outcome:
+    seats = [_seat(name, seat, played.switches) for name, members in played.groups.items() for seat in members]
     index = {seat.model: number for number, seat in enumerate(seats)}
     scenario = Scenario(
         name=f"demo {seed}",
@@ -95,7 +121,7 @@ def _simulated(played: Played, seed: int) -> Outcome:
         groups=tuple(SimGroup(name) for name in played.groups),
         at=tuple(one.at_seconds for one in played.arrivals),
         seat=tuple(index[one.model] for one in played.arrivals),
-        service=tuple(_service(one) for one in played.arrivals),
+        service=tuple(_service(one) * stretch for one in played.arrivals),
         duration=SECONDS,
         cap=EngineOptions("").max_running,
     )
@@ -103,17 +129,33 @@ def _simulated(played: Played, seed: int) -> Outcome:
     return simulate(scenario, policy, Options(seed=seed))
 
 
-def _seat(group: str, seat: dict[str, Any]) -> SimSeat:
+def _seat(group: str, seat: dict[str, Any], switches: Sequence[Switch]) -> SimSeat:
+    """A seat with the mean costs of this run: activating its own, parking its group's."""
+    there = [one.seconds for one in switches if one.group == group]
+    own = [one.seconds for one in switches if one.seat == seat["seat"]] or there
     return SimSeat(
         name=seat["seat"],
         group=group,
-        park_seconds=seat["park_seconds"],
-        activate_seconds=seat["activate_seconds"],
+        park_seconds=SPEED * (_mean([one["total"] - one["drain"] - _back(one) for one in there]) + _closing(there)),
+        activate_seconds=SPEED * _mean([_back(one) for one in own]),
         model=seat["model"],
         tier=seat["tier"],
         weight=seat["weight"],
         slo_seconds=seat["slo_seconds"],
     )
+
+
+def _back(seconds: Mapping[str, float]) -> float:
+    return seconds["activate"] + seconds["verify"] / 2 + seconds["release"]
+
+
+def _closing(switches: Sequence[Mapping[str, float]]) -> float:
+    """What closing a seat takes where nothing was in flight: the quickest tenth of all drains."""
+    return percentile([one["drain"] for one in switches], 0.1) or 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 2.0 / SPEED
 
 
 def _service(one: Arrival) -> float:
