@@ -71,9 +71,7 @@ def _grant(board: "Board", group: Group, winner: Row, reason: str, now: Now) -> 
         switching.lease(board, operation, winner, now)
 
 
-def _evict(
-    board: "Board", victim: Row, winner: Row | None, reason: str, now: Now, *, freeze: bool = False
-) -> None:
+def _evict(board: "Board", victim: Row, winner: Row | None, reason: str, now: Now, *, freeze: bool = False) -> None:
     """Drain a holder for another seat, or freeze it with what it has in flight.
 
     Never while routers may be there that would not hear of it.
