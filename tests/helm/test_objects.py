@@ -34,7 +34,7 @@ def test_no_two_objects_are_one(values: str) -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("release", ["kyb", "kyb-prod", "kybernate", "ai"])
+@pytest.mark.parametrize("release", ["kyb", "kyb-prod", "kyb-kybernate", "kybernate", "ai"])
 def test_services_make_no_variables_that_look_like_settings(release: str) -> None:
     names = [service["metadata"]["name"] for service in render("ha", release=release).kind("Service")]
     assert len(names) == 4
@@ -118,6 +118,17 @@ def test_a_job_that_differs_has_another_name() -> None:
         if "bus-init" in job["metadata"]["name"]
     }
     assert len(names) == 2
+
+
+def test_keys_get_the_rights_of_the_version_that_comes_also_before_a_rollback() -> None:
+    hooks = render("default").one("Job", "-keys")["metadata"]["annotations"]["helm.sh/hook"].split(",")
+    assert set(hooks) == {"pre-install", "pre-upgrade", "pre-rollback"}
+
+
+def test_without_rbac_no_rights_are_made() -> None:
+    found = render("fake-webhook", "--set=rbac.create=false")
+    for kind in ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"):
+        assert not found.kind(kind), kind
 
 
 def test_what_jobs_made_goes_with_the_release_and_only_then() -> None:

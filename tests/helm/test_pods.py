@@ -247,3 +247,33 @@ def containers_named(name: str) -> list[Container]:
 def test_the_manager_tells_routers_an_address_that_they_can_reach() -> None:
     for one in containers_named("manager"):
         assert one.env["KYB_HEALTH_HOST"] == "10.0.0.7"
+
+
+def test_a_new_version_alone_replaces_no_sample_engine() -> None:
+    for where, pod in render("fake").pods():
+        if "sample" in where:
+            assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(pod["metadata"]["labels"]), where
+
+
+def test_the_bus_of_a_node_has_what_its_probes_need_whatever_nats_the_cluster_has() -> None:
+    found = render("air-gapped")
+    node = next(one for one in found.containers() if one.where == "DaemonSet/kybernate-node/bus")
+    assert node.spec["image"] == found.container("manager").spec["image"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert node.spec[probe]["exec"]["command"][0] == "python"
+
+
+def test_a_router_drains_where_it_listens() -> None:
+    """Programs that listen at :: are not found at 127.0.0.1."""
+    for values, host in (("default", "127.0.0.1"), ("kubelet-root", "[::1]")):
+        command = render(values).one("Deployment", "-router")["spec"]["template"]["spec"]["containers"][0]["lifecycle"][
+            "preStop"
+        ]["exec"]["command"]
+        assert f"--url=http://{host}:8780" in command
+
+
+def test_no_two_things_are_mounted_at_one_place() -> None:
+    found = [*containers_named("plugin"), *render("default", "--set=hostPaths.cdi=/etc/cdi").containers()]
+    for one in found:
+        paths = [mount["mountPath"] for mount in one.spec.get("volumeMounts", ())]
+        assert len(paths) == len(set(paths)), one.where

@@ -39,6 +39,7 @@ WRONG = {
         "set nats.tls.clientSecret",
     ),
     "a volume that overflows": (["nats.persistence.size=1Gi"], "set size above maxFileStore"),
+    "a bus without room for its streams": (["nats.jetstream.maxFileStore=1Gi"], "set 1408Mi or more"),
     "another NATS without a version": (["nats.image.repository=nats"], "set nats.image.tag"),
     "keys that nobody uses": (["keys.enabled=false", "keys.existingSecret=x"], "set keys.enabled=true"),
     "a manager without plugin": (["plugin.enabled=false"], "set plugin.enabled=true, or node.enabled=false"),
@@ -80,6 +81,10 @@ WRONG = {
         "leave existingConfigMap empty",
     ),
     "a request larger than all that may wait": (["router.heldBytes=1000"], "lower bodyBytes or raise heldBytes"),
+    "more waiting bytes than memory, in decimal": (
+        ["router.resources.limits.memory=0.2G"],
+        "does not fit into router.resources.limits.memory=0.2G",
+    ),
     "more waiting bytes than memory": (["router.heldBytes=9000000000"], "raise the limit or lower heldBytes"),
     "a scale upside down": (
         ["router.autoscaling.enabled=true", "router.autoscaling.minReplicas=20"],
@@ -110,6 +115,11 @@ def test_wrong_values_fail_with_what_to_change(name: str) -> None:
     done = template(*[word for value in values for word in ("--set", value)])
     assert done.returncode != 0, f"{values} was taken"
     assert text in done.stderr
+
+
+@pytest.mark.parametrize("memory", ["1G", "1.5Gi", "1073741824"])
+def test_memory_may_be_written_as_kubernetes_takes_it(memory: str) -> None:
+    render("default", f"--set=router.resources.limits.memory={memory}")
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:

@@ -9,12 +9,12 @@
 {{- $release := .Release.Name -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
-{{- else if or (contains $name $release) -}}
+{{- else if hasPrefix "kyb-" $release -}}
+{{- printf "%s-%s" $name (trimPrefix "kyb-" $release) | trunc 40 | trimSuffix "-" -}}
+{{- else if contains $name $release -}}
 {{- $release | trunc 40 | trimSuffix "-" -}}
 {{- else if hasPrefix $release $name -}}
 {{- $name -}}
-{{- else if hasPrefix "kyb-" $release -}}
-{{- printf "%s-%s" $name (trimPrefix "kyb-" $release) | trunc 40 | trimSuffix "-" -}}
 {{- else -}}
 {{- printf "%s-%s" $release $name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
@@ -53,11 +53,19 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* metadata of a pod: (dict "root" $ "component" … ["labels" …] ["annotations" …]) */}}
+{{/* metadata of a pod: (dict "root" $ "component" … ["labels" …] ["annotations" …] ["lasting" true]). What is lasting
+has no label with a version, so that a new version alone does not replace it. */}}
 {{- define "kybernate.podMetadata" -}}
 labels:
+  {{- if .lasting }}
+  {{- include "kybernate.selector" . | nindent 2 }}
+  {{- with .root.Values.commonLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- else }}
   {{- include "kybernate.labels" .root | nindent 2 }}
   app.kubernetes.io/component: {{ .component }}
+  {{- end }}
   {{- with .labels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -347,7 +355,7 @@ runtimeClassName: {{ .Values.gpu.runtimeClassName }}
 
 {{/* Name of a Job that is made anew when it differs or at each upgrade: Jobs cannot be changed. */}}
 {{- define "kybernate.jobName" -}}
-{{- printf "%s-%s-%s" (include "kybernate.fullname" .root) .component (printf "%d %s" .root.Release.Revision (toJson .root.Values) | sha256sum | trunc 8) -}}
+{{- printf "%s-%s-%s" (include "kybernate.fullname" .root) .component (printf "%d %s %s" .root.Release.Revision (toJson .root.Chart) (toJson .root.Values) | sha256sum | trunc 8) -}}
 {{- end -}}
 
 {{- define "kybernate.jobSpec" -}}

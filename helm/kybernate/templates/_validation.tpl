@@ -60,6 +60,9 @@
 {{- else if or $tls.verify $tls.existingSecret $tls.certManager.enabled -}}
 {{- $wrong = append $wrong "nats.tls has settings but nats.tls.enabled=false: set nats.tls.enabled=true, or take them out" -}}
 {{- end -}}
+{{- if lt (int64 (include "kybernate.bytes" $v.nats.jetstream.maxFileStore)) 1476395008 -}}
+{{- $wrong = append $wrong (printf "nats.jetstream.maxFileStore=%s cannot hold the streams, which reserve 1.25 GiB and share the rest with the roster: set 1408Mi or more" $v.nats.jetstream.maxFileStore) -}}
+{{- end -}}
 {{- if lt (int64 (include "kybernate.bytes" $v.nats.persistence.size)) (int64 (include "kybernate.bytes" $v.nats.jetstream.maxFileStore)) -}}
 {{- $wrong = append $wrong (printf "nats.persistence.size=%s is smaller than nats.jetstream.maxFileStore=%s: a full volume stops the server; set size above maxFileStore" $v.nats.persistence.size $v.nats.jetstream.maxFileStore) -}}
 {{- end -}}
