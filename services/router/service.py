@@ -119,7 +119,10 @@ def _app(
     doorkeeper: Doorkeeper,
 ) -> web.Application:
     health = Health()
-    health.conditions["bus"] = lambda: None if bus.connected else "not connected to NATS; see KYB_NATS_URL"
+    # Once it knows seats it serves without NATS: all routers lose NATS together, and a Service needs one that is ready.
+    away = "not connected to NATS; see KYB_NATS_URL"
+    health.conditions["bus"] = lambda: None if bus.connected or traffic.trust.ever_synced else away
+    health.notes["bus"] = lambda: None if bus.connected else away
     health.conditions["roster"] = lambda: None if traffic.trust.ever_synced else "the roster was not read yet"
     metrics = Metrics(
         health.registry,

@@ -81,6 +81,9 @@ async def test_without_nats_active_seats_keep_their_traffic_and_then_the_manager
         w.bus.cut()
         assert (await w.ask("llama")).status == 200
         assert w.manager.asked_over_http == 0
+        ready = await w.call("GET", "/readyz")  # else a Service would have no router left
+        assert ready.status == 200
+        assert "not connected to NATS" in ready.json["notes"]["bus"]
         await until(lambda: not w.router.traffic.trust.sure("n1", asyncio.get_running_loop().time()))
         assert (await w.ask("llama")).status == 200
         assert (await w.ask("llama")).status == 200
