@@ -39,7 +39,9 @@ async def examine(url: str, credentials: Credentials, role: Role, *, timeout: fl
                 await link.round_trip()
         except TimeoutError as error:
             if not refused:  # else: a key of another role, which may not even write to this role's inbox
-                raise NoAnswerError(f"NATS at {url} did not answer within {timeout:g} s; ask again") from error
+                raise NoAnswerError(
+                    f"NATS at {url.rsplit('@')[-1]} did not answer within {timeout:g} s; ask again"
+                ) from error
     return refused
 
 

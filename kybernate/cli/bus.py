@@ -66,6 +66,7 @@ def check(
     address = _address(nats_url)
     who = _role(role)
     missing = _run(examine(address, Credentials(who, nkey_file, ca_file, cert_file, key_file), who))
+    address = address.rsplit("@")[-1]  # without a password
     if missing:
         text = "; ".join(missing)
         raise CliError(f"{address}: role {role} cannot do all it needs: {text}; renew auth.conf with kyb bus keys")

@@ -50,7 +50,7 @@ async def serve(settings: CheckpointerSettings, command: Sequence[str]) -> None:
         worker = Worker(settings.node, bus, journal, pool, backends)
         driver_says: list[str] = ["not asked yet"]
         health = Health()
-        health.conditions["bus"] = lambda: None if bus.connected else f"no connection to {url}"
+        health.conditions["bus"] = lambda: None if bus.connected else f"no connection to NATS at {url.rsplit('@')[-1]}"
         health.conditions["driver"] = lambda: driver_says[0] or None
         health.conditions["replay"] = lambda: (
             f"finishing what a restart interrupted: {', '.join(sorted(worker.replaying))}" if worker.replaying else None

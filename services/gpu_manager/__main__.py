@@ -85,7 +85,9 @@ async def serve(settings: ManagerSettings, given: Given) -> None:
             engines=Engines(session),
             strangers=Watch(gpus),
         )
-        health.conditions["bus"] = lambda: None if bus.connected else f"no connection to {settings.nats_url}"
+        health.conditions["bus"] = lambda: (
+            None if bus.connected else f"no connection to NATS at {settings.nats_url.rsplit('@')[-1]}"
+        )
         health.conditions["recovered"] = lambda: None if board.recovered else "still looking at its seats"
         app = web.Application()
         app.add_routes([*health.routes(), *routes(manager, thinking, health.registry)])

@@ -100,6 +100,7 @@ class Certificate:
 
     def __init__(self, cert: Path, key: Path | None) -> None:
         self._cert, self._key = cert, key
+        self._loading = asyncio.Lock()
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
             self._load()
@@ -107,16 +108,24 @@ class Certificate:
             raise ConfigError(_unusable(cert, key, error)) from None
 
     async def watch(self) -> NoReturn:
-        """Take up each change of the certificate until cancelled."""
-        async for _ in changes(self._cert, asyncio.Event()):
+        """Take up each change of the certificate or its key, whichever is written last, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for path in {self._cert, self._key or self._cert}:
+                group.create_task(self._follow(path))
+        raise AssertionError("changes ended")
+
+    async def _follow(self, path: Path) -> None:
+        async for _ in changes(path, asyncio.Event()):
             try:
-                await asyncio.to_thread(self._load)
+                async with self._loading:
+                    await asyncio.to_thread(self._load)
             except (OSError, ssl.SSLError) as error:
                 reason = _unusable(self._cert, self._key, error)
                 get_logger().error("certificate.refused", reason=reason, meaning="the one from before stays in force")
-        raise AssertionError("changes ended")
 
     def _load(self) -> None:
+        # Elsewhere first: a context that was given a certificate without its key serves nobody any more.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._cert, self._key)
         self.context.load_cert_chain(self._cert, self._key)
 
 

@@ -5,6 +5,7 @@ ever, so that streams end by themselves and a switch that waits for them hears o
 """
 
 import argparse
+import http.client
 import re
 import ssl
 import sys
@@ -38,9 +39,11 @@ def requests_left(url: str) -> int | None:
     try:
         with urllib.request.urlopen(f"{url}/metrics", timeout=2, context=context) as answer:
             found = LEFT.findall(answer.read())
-    except TimeoutError:
+    except (TimeoutError, http.client.HTTPException):
         return None
-    except (urllib.error.URLError, OSError):
+    except urllib.error.URLError as error:  # one that is too busy to be connected to is not gone
+        return None if isinstance(error.reason, TimeoutError) else 0
+    except OSError:
         return 0
     return int(sum(float(value) for value in found)) if found else None
 

@@ -218,8 +218,11 @@ async def test_the_port_speaks_tls_and_a_renewed_certificate_is_taken_up(tmp_pat
     async with world(**settings) as running:
         assert running.url.startswith("https://")
         assert await trusts(first, running.url)
-        for name in ("server.key", "server.crt"):
-            (mounted / name).write_bytes((second / name).read_bytes())
+        with structlog.testing.capture_logs() as logs:  # half of a renewal: the certificate without its key
+            (mounted / "server.crt").write_bytes((second / "server.crt").read_bytes())
+            await until(lambda: any(line["event"] == "certificate.refused" for line in logs), 30)
+        assert await trusts(first, running.url)
+        (mounted / "server.key").write_bytes((second / "server.key").read_bytes())
         async with asyncio.timeout(30):
             while not await trusts(second, running.url):
                 await asyncio.sleep(0.1)

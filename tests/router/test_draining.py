@@ -1,6 +1,9 @@
 """The hook that lets a router finish before it is stopped."""
 
+import http.client
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -69,6 +72,16 @@ def test_it_says_what_is_cut(router: Fake, capsys: pytest.CaptureFixture[str]) -
     router.held = 2
     main(["--url", url(router), "--first", "0", "--seconds", "0"])
     assert "2 requests are cut after 0 s" in capsys.readouterr().err
+
+
+def test_a_router_that_is_too_busy_to_answer_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (TimeoutError(), urllib.error.URLError(TimeoutError()), http.client.IncompleteRead(b"")):
+
+        def fails(*_: object, error: Exception = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(urllib.request, "urlopen", fails)
+        assert requests_left("https://127.0.0.1:1") is None
 
 
 def test_a_router_that_is_gone_has_nothing_left() -> None:
