@@ -27,6 +27,9 @@ LONGER_VISIT = 10.0
 _BLOCKS, _SHORTEST_BLOCK = 48, 600.0
 """Into how many pieces a day is cut to see what is accident; seconds of the shortest."""
 
+_NEARLY = 0.02
+"""A trace ends with its last request: one that lacks so little of a whole number of days has that many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -92,7 +95,7 @@ def days(scenario: Scenario, seconds: float, count: int) -> list[Scenario]:
     """The last ``count`` pieces of so many seconds, oldest first; what is left over at the beginning is not used, nor
     are pieces without requests.
     """
-    whole = int(scenario.duration / seconds + 1e-9)
+    whole = int(scenario.duration / seconds + _NEARLY)
     found = []
     for back in range(min(count, whole), 0, -1):
         start = scenario.duration - back * seconds

@@ -31,6 +31,8 @@ def test_days_are_the_last_ones_and_leave_nothing_at_the_end_out():
     assert [part.duration for part in parts] == [200.0, 200.0]
     assert sum(len(part.at) for part in parts) == sum(at >= 300.0 for at in scenario.at)
     assert parts[1].at[-1] == pytest.approx(scenario.at[-1] - 500.0)
+    nearly = days(replace(scenario, duration=max(scenario.at)), 350.0, 5)
+    assert (len(nearly), sum(len(part.at) for part in nearly)) == (2, len(scenario.at))
     assert days(replace(scenario, at=(), seat=(), service=()), 200.0, 2) == []
 
 
