@@ -96,7 +96,7 @@ class RosterWriter:
             await self._hear(DrainAnnounced(seat, record.epoch))
 
     def _bus_changed(self, connected: bool) -> None:
-        if connected:
+        if connected and self._board.recovered:  # before, it takes all seats for free; recovering tells of each
             self.all_changed()
 
     async def _compare(self) -> None:

@@ -94,3 +94,28 @@ async def test_a_change_under_way_is_no_difference() -> None:
             while await bucket.get(strange) is not None:
                 await asyncio.sleep(0.005)
     assert [line["keys"] for line in logs if line["event"] == "roster.differs"] == [[strange]]
+
+
+async def test_a_manager_that_has_not_recovered_leaves_the_rows_of_its_seats_alone() -> None:
+    """Its bus comes before it has recovered: all seats look free to it, and rows of free seats are deleted."""
+
+    async def hear(_: object) -> None:
+        return None
+
+    world = World()
+    key = seat_key(world.board.node, world.seat(0, 0))
+    async with MemoryBus.connect(MemoryServer()) as bus:
+        bucket = await bus.bucket(BUCKET)
+        await bucket.put(key, b"by the manager before")
+        bus.cut()
+        writer = RosterWriter(bus, lambda: world.now, world.board, hear)
+        task = asyncio.create_task(writer.run())
+        await asyncio.sleep(0)  # it listens to the bus now
+        bus.restore()
+        while writer._dirty:
+            await asyncio.sleep(0)
+        entry = await bucket.get(key)
+        task.cancel()
+        await asyncio.wait([task])
+    assert entry is not None
+    assert entry.value == b"by the manager before"
