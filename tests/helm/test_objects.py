@@ -19,6 +19,7 @@ from tests.helm.chart import CHART, NAMESPACE, ROOT, SETS, render
 MADE_LATER = ("kybernate-bus-keys", "kybernate-node-keys", "kybernate-webhook-tls", "kube-root-ca.crt")
 """By Jobs of this chart, or by Kubernetes."""
 GIVEN = {
+    "agents": {"bus-keys"},
     "external-nats": {"bus-keys", "bus-ca"},
     "tls": {"nats-tls", "nats-client-tls"},
     "cert-manager": {"kybernate-nats-tls", "kybernate-nats-client-tls"},
@@ -172,6 +173,15 @@ def test_an_admission_policy_stops_nobody_when_it_cannot_be_evaluated() -> None:
     policy = render("default").kind("ValidatingAdmissionPolicy")[0]["spec"]
     assert policy["failurePolicy"] == "Ignore"
     assert len(policy["validations"]) == 3
+
+
+def test_agents_in_a_namespace_of_their_own_reach_the_bus_of_another_release() -> None:
+    policy = render("restricted").one("NetworkPolicy", "-nats")["spec"]
+    (others,) = (peer for peer in policy["ingress"][0]["from"] if "namespaceSelector" in peer)
+    assert others["namespaceSelector"] == {}
+    for name in ("-plugin", "-node"):
+        pod = render("agents", release="kyb-nodes").one("DaemonSet", name)["spec"]["template"]["metadata"]
+        assert others["podSelector"]["matchLabels"].items() <= pod["labels"].items()
 
 
 def test_engines_are_reached_by_routers_and_managers_only() -> None:
