@@ -41,7 +41,7 @@ class Plan:
 
     windows: int = 24
     clairvoyant: int = 0
-    """Windows for which the best possible is looked for, too."""
+    """Windows of each scenario, spread evenly, for which the best possible is looked for, too."""
     bound_seconds: float = 60.0
     """Time for each of those and each objective."""
     servegen: Path | None = None
@@ -76,7 +76,9 @@ class Played:
     label: str
     source: str
     samples: dict[str, list[Sample]]
-    """By policy; clairvoyants have fewer windows, the first ones."""
+    """By policy; clairvoyants have fewer windows."""
+    bounded: tuple[int, ...]
+    """These."""
 
 
 def play(plan: Plan, said: Callable[[str], None] | None = None) -> list[Played]:
@@ -95,7 +97,8 @@ def play(plan: Plan, said: Callable[[str], None] | None = None) -> list[Played]:
         for _, own in results:
             for policy, sample in own.items():
                 samples.setdefault(policy, []).append(sample)
-        played.append(Played(label, results[0][0], samples))
+        bounded = tuple(place for place, (_, own) in enumerate(results) if CLAIRVOYANT[0] in own)
+        played.append(Played(label, results[0][0], samples, bounded))
     return played
 
 
@@ -107,8 +110,10 @@ def _jobs(plan: Plan, label: str) -> list[Job]:
     if label == "S4" and trace is not None:
         hours = 1 + int(max((arrival.at_seconds for arrival in load(trace)), default=0.0) // _HOUR)
         count = min(count, hours)
+    few = min(plan.clairvoyant, count)
+    bounded = {number * count // few for number in range(few)}  # not the first ones: a trace may begin at night
     return [
-        Job(label, window, trace, plan.policies, plan.bound_seconds if window < plan.clairvoyant else 0.0)
+        Job(label, window, trace, plan.policies, plan.bound_seconds if window in bounded else 0.0)
         for window in range(count)
     ]
 
@@ -159,7 +164,7 @@ def table(played: Sequence[Played], seed: int = 0) -> dict[str, Any]:
                 report["published"].append(_beside(name, policy, published, figures, sides, four))
             if policy != RULE and RULE in pools and windows[policy] == most:
                 report["paired"].append(_paired(name, policy, spread[policy], spread[RULE], figures, pools[RULE]))
-        report["clairvoyant"] += _against(name, one.samples)
+        report["clairvoyant"] += _against(name, one.samples, one.bounded)
     return report
 
 
@@ -208,22 +213,21 @@ def _paired(
     return row
 
 
-def _against(scenario: str, samples: dict[str, list[Sample]]) -> list[dict[str, Any]]:
+def _against(scenario: str, samples: dict[str, list[Sample]], bounded: Sequence[int]) -> list[dict[str, Any]]:
     """Every policy against the clairvoyants that restore on demand, over the windows that these have."""
-    if CLAIRVOYANT[0] not in samples:
+    if not bounded:
         return []
-    count = len(samples[CLAIRVOYANT[0]])
     mean, slo = (Pool(samples[name]).figures() for name in (CLAIRVOYANT[0], CLAIRVOYANT[2]))
     rows = []
     for policy, own in samples.items():
         if policy in CLAIRVOYANT:
             continue
-        figures = Pool(own[:count]).figures()
+        figures = Pool([own[window] for window in bounded]).figures()
         rows.append(
             {
                 "scenario": scenario,
                 "policy": policy,
-                "windows": count,
+                "windows": len(bounded),
                 "wait_mean_s": figures.wait_mean_s,
                 "wait_mean_above": figures.wait_mean_s / max(mean.wait_mean_s, 1e-9) - 1,
                 "slo_attainment": figures.slo_attainment,

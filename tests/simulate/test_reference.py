@@ -39,7 +39,7 @@ def test_more_processes_give_the_same():
 
 def test_the_clairvoyant_is_never_beaten_on_what_it_minimises():
     pytest.importorskip("numba")
-    plan = Plan(windows=2, clairvoyant=1, bound_seconds=1.0, labels=("S1",), policies=("exhaustive", "kyb-balanced"))
+    plan = Plan(windows=3, clairvoyant=1, bound_seconds=1.0, labels=("S1",), policies=("exhaustive", "kyb-balanced"))
     report = table(play(plan))
     rows = {row["policy"]: row for row in report["rows"]}
     assert set(CLAIRVOYANT) <= rows.keys()
