@@ -73,7 +73,7 @@ class NatsBus:
         self.url = url
         self.place = urlsplit(url).hostname or url
         """The server without credentials, for texts."""
-        self._trouble = Trouble(self.place, credentials)
+        self.trouble = Trouble(self.place, credentials)
         self.compare_seconds = compare_seconds
         """How often each watch is compared with its bucket."""
         self._source, self._name, self._credentials = source, name, credentials
@@ -107,7 +107,7 @@ class NatsBus:
     @property
     def dropped(self) -> int:
         """Messages lost because a reader of this process was too slow."""
-        return self._trouble.dropped
+        return self.trouble.dropped
 
     @property
     def connected(self) -> bool:
@@ -118,7 +118,7 @@ class NatsBus:
     def link(self) -> Link:
         """The present connection. Raises BusDownError when there is none."""
         if self._link is None or not self.connected:
-            raise BusDownError(f"not connected to NATS at {self.place}: {self._trouble.last or 'no answer yet'}")
+            raise BusDownError(f"not connected to NATS at {self.place}: {self.trouble.last or 'no answer yet'}")
         return self._link
 
     def on_change(self, callback: Callable[[bool], None]) -> None:
@@ -131,8 +131,8 @@ class NatsBus:
 
     async def closed(self) -> None:
         """Wait for ever, or raise BusError when trying again would be useless."""
-        await self._trouble.final.wait()
-        raise self._trouble.end or BusError("the bus was closed")
+        await self.trouble.final.wait()
+        raise self.trouble.end or BusError("the bus was closed")
 
     async def publish(self, message: Message) -> None:
         """Send to whoever listens."""
@@ -167,7 +167,7 @@ class NatsBus:
         async def receive(msg: Msg) -> None:
             message = read(msg.subject, msg.data, patterns)
             if message is not None and not inbox.put(message):
-                self._trouble.drop(msg.subject)
+                self.trouble.drop(msg.subject)
 
         async with contextlib.AsyncExitStack() as stack:
             for subject in merged(patterns):
@@ -191,12 +191,12 @@ class NatsBus:
 
         async def receive(msg: Msg) -> None:
             if not inbox.put(msg):
-                self._trouble.drop(msg.subject)
+                self.trouble.drop(msg.subject)
 
         async def work() -> None:
             async for msg in inbox:
                 if not msg.reply.startswith(ANY_INBOX):
-                    self._trouble.forged(msg)
+                    self.trouble.forged(msg)
                     continue
                 said = await answer(msg.subject, msg.data, pattern, handler)
                 if said is None:
@@ -280,18 +280,18 @@ class NatsBus:
         wait = FIRST_RETRY_SECONDS
         # A client that waits for an answer which comes, or fails, at the instant of a stop loses the stop (wait_for of
         # Python 3.11): so leaving is looked at as well.
-        while not self._trouble.final.is_set() and not self._leaving:
+        while not self.trouble.final.is_set() and not self._leaving:
             link: Link | None = None
             try:
-                link = await dial(self.url, self._name, self._credentials, self._trouble.report)
+                link = await dial(self.url, self._name, self._credentials, self.trouble.report)
                 if self._leaving:
                     return
                 await self._put_in_force(link)
                 wait = FIRST_RETRY_SECONDS
                 await link.until_lost()
-                self._trouble.judge(link.client.last_error)
+                self.trouble.judge(link.client.last_error)
             except (OSError, nats.errors.Error, CredentialsError) as error:  # time-outs are OSErrors
-                self._trouble.judge(error)
+                self.trouble.judge(error)
             finally:
                 if not self._leaving:
                     self._tell_down()
@@ -310,7 +310,7 @@ class NatsBus:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await link.round_trip()
         self._link = link
-        self._trouble.last = ""
+        self.trouble.last = ""
         self._up.set()
         get_logger().info("bus.connected", server=self.place)
         for callback in self._callbacks:
@@ -321,6 +321,6 @@ class NatsBus:
             return
         self._link = None
         self._up.clear()
-        get_logger().warning("bus.lost", server=self.place, error=self._trouble.last)
+        get_logger().warning("bus.lost", server=self.place, error=self.trouble.last)
         for callback in self._callbacks:
             callback(False)

@@ -1,8 +1,12 @@
 """Buckets over JetStream's key-value streams.
 
 Watches are made here and not by nats-py: after ``kill -9`` and restart of the server its watchers were seen silent for
-12 s. A watch is a chain of *runs*; each run has an ephemeral consumer of its own, delivers the whole bucket and then
-the changes, and ends at the first sign of trouble (connection lost, gap in the consumer's sequence, no heartbeat).
+12 s, and its ``keys`` reads a full bucket as empty when the server's count overtakes the entries. A watch is a chain of
+*runs* (``nats_run``); each has an ephemeral consumer of its own, delivers the whole bucket and then the changes, and
+ends at the first sign of trouble (connection lost, gap in the consumer's sequence, no heartbeat).
+
+What "whole" means is asked of the stream before the consumer is made, and not taken from the consumer's count of what
+is pending: a replica that lags, or a count of 0 at the wrong moment, would make a full bucket look empty.
 """
 
 import asyncio
@@ -13,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import nats.errors
 import nats.js.errors
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 from nats.js.kv import KeyValue
 
 from kybernate.bus.inbox import Inbox
+from kybernate.bus.nats_run import IncompleteError, Run, RunOverError
 from kybernate.bus.port import BusError, Entry, NoAnswerError, WrongRevisionError
 from kybernate.logs import get_logger
 
@@ -27,18 +31,14 @@ if TYPE_CHECKING:
     from kybernate.bus.nats import NatsBus
 
 HEARTBEAT_SECONDS = 2.0
-SILENCE_SECONDS = 5.0
-"""A run without a message or heartbeat for so long is over."""
 SETTLE_SECONDS = 2.0
 """How long a change may be under way to a watch before its absence is a bug."""
 IDLE_SECONDS = 30.0
 """The server removes a consumer that nobody has listened to for so long."""
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 5.0
-
-
-class _RunOverError(Exception):
-    """This run cannot be trusted any more; the next one reads everything again."""
+READS = 3
+"""How often a bucket is read when keys that it has do not come."""
 
 
 class NatsBucket:
@@ -80,17 +80,28 @@ class NatsBucket:
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         """All present entries whose key begins with ``prefix``."""
+        for tries_left in reversed(range(READS)):
+            try:
+                return await self._read(prefix)
+            except IncompleteError as error:
+                if not tries_left:
+                    raise self._unread(error) from error
+            except RunOverError as error:
+                raise self._unread(error) from error
+        raise AssertionError("the last try returns or raises")
+
+    async def _read(self, prefix: str) -> list[Entry]:
         found: dict[str, Entry] = {}
-        try:
-            async with self._run(prefix) as run:
-                while not run.complete:
-                    entry = await run.next()
-                    if entry is None:
-                        break
-                    found[entry.key] = entry
-        except _RunOverError as error:
-            raise NoAnswerError(f"bucket {self._name}: read: {error}; read it again") from error
+        async with self._run(prefix) as run:
+            while not run.complete:
+                entry = await run.next()
+                if entry is None:
+                    break
+                found[entry.key] = entry
         return [entry for entry in found.values() if entry.value is not None]
+
+    def _unread(self, error: RunOverError) -> NoAnswerError:
+        return NoAnswerError(f"bucket {self._name}: read: {error}; read it again")
 
     @asynccontextmanager
     async def watch(self, prefix: str = "") -> AsyncIterator[AsyncIterator[Entry | None]]:
@@ -112,23 +123,28 @@ class NatsBucket:
             yield KeyValue(self._name, self._stream, self._root, js, direct=True)
 
     @asynccontextmanager
-    async def _run(self, prefix: str) -> AsyncIterator["_Run"]:
+    async def _run(self, prefix: str) -> AsyncIterator[Run]:
         """A consumer that delivers the last value of every key, then what changes."""
         link = self._bus.link
-        run = _Run(self._root, prefix)
+        run = Run(self._root, prefix)
         subscription: Subscription | None = None
         deliver = link.client.new_inbox()
         consumer = ""
         link.when_lost.add(run.stop)
         try:
             async with self._bus.jetstream(f"bucket {self._name}: read") as js:
+                there = await js.stream_info(self._stream, subjects_filter=self._filter(prefix))
                 subscription = await link.client.subscribe(deliver, cb=run.receive)
                 info = await js.add_consumer(self._stream, self._consumer(prefix, deliver))
                 consumer = info.name
-                run.expect((info.num_pending or 0) + (info.delivered.consumer_seq if info.delivered else 0))
+                pending = (info.num_pending or 0) + (info.delivered.consumer_seq if info.delivered else 0)
+                run.expect(there.state.subjects or (), pending)
             if link.lost.is_set():
                 run.stop()
             yield run
+        except IncompleteError as error:
+            self._bus.trouble.came_short(self._name, str(error))
+            raise
         finally:
             link.when_lost.discard(run.stop)
             if subscription is not None and link.alive:
@@ -137,11 +153,14 @@ class NatsBucket:
                     if consumer:
                         await _forget(js, self._stream, consumer)
 
+    def _filter(self, prefix: str) -> str:
+        return self._root + (prefix + ">" if prefix.endswith(".") else ">")
+
     def _consumer(self, prefix: str, deliver: str) -> ConsumerConfig:
         return ConsumerConfig(
             deliver_subject=deliver,
             deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
-            filter_subject=self._root + (prefix + ">" if prefix.endswith(".") else ">"),
+            filter_subject=self._filter(prefix),
             ack_policy=AckPolicy.NONE,
             max_deliver=1,
             idle_heartbeat=HEARTBEAT_SECONDS,
@@ -157,75 +176,6 @@ async def _forget(js: JetStreamContext, stream: str, consumer: str) -> None:
         await js.delete_consumer(stream, consumer)
 
 
-class _Run:
-    """What one consumer delivers, checked for gaps and silence."""
-
-    def __init__(self, root: str, prefix: str) -> None:
-        self._root, self._prefix = root, prefix
-        self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
-        self._sequence = 0
-        self._expected = 0
-        self.complete = False
-        """Everything that was there at the start has been delivered."""
-
-    async def receive(self, msg: Msg) -> None:
-        self._arrived.put_nowait(msg)
-
-    def stop(self) -> None:
-        """End the run: whoever reads it gets an error."""
-        self._arrived.put_nowait(None)
-
-    def expect(self, count: int) -> None:
-        """How many entries the snapshot has."""
-        self._expected = count
-        self.complete = count == 0
-
-    async def next(self) -> Entry | None:
-        """The next entry (deleted ones without a value), or None once when the snapshot turns out to be complete.
-
-        Raises _RunOverError.
-        """
-        while True:
-            try:
-                async with asyncio.timeout(SILENCE_SECONDS):
-                    msg = await self._arrived.get()
-            except TimeoutError:
-                raise _RunOverError(f"nothing heard for {SILENCE_SECONDS:g} s") from None
-            if msg is None:
-                raise _RunOverError("connection lost, or a difference was found")
-            headers = msg.headers or {}
-            if "Status" in headers and not msg.reply.startswith("$JS.ACK"):
-                self._check_status(headers)
-                continue
-            entry = self._read(msg)
-            if entry is not None:
-                return entry
-            if self.complete:
-                return None
-
-    def _check_status(self, headers: dict[str, str]) -> None:
-        if headers["Status"] != "100":
-            raise _RunOverError(f"consumer: {headers['Status']} {headers.get('Description', '')}")
-        last = headers.get("Nats-Last-Consumer")
-        if last is not None and int(last) > self._sequence:
-            raise _RunOverError(f"message {self._sequence + 1} of the consumer never came")
-
-    def _read(self, msg: Msg) -> Entry | None:
-        """The entry in this message; None when its key is not asked for."""
-        meta = msg.metadata
-        if meta.sequence.consumer != self._sequence + 1:
-            raise _RunOverError(f"message {self._sequence + 1} of the consumer never came")
-        self._sequence = meta.sequence.consumer
-        if meta.num_pending == 0 or self._sequence >= self._expected:
-            self.complete = True
-        key = msg.subject[len(self._root) :]
-        if not key.startswith(self._prefix):
-            return None
-        headers = msg.headers or {}
-        gone = headers.get("KV-Operation") in ("DEL", "PURGE") or "Nats-Marker-Reason" in headers
-        return Entry(key, None if gone else msg.data, meta.sequence.stream)
-
-
 class _Watch:
     """Runs, one after the other, and what the reader knows from them."""
 
@@ -233,7 +183,7 @@ class _Watch:
         self._bucket, self._prefix, self._inbox = bucket, prefix, inbox
         self._known: dict[str, int] = {}
         """Revision of each key that the reader believes to exist."""
-        self._run: _Run | None = None
+        self._run: Run | None = None
 
     async def follow(self) -> None:
         """Keep a run going until cancelled. A server that is there and refuses is asked less and less often."""
@@ -243,7 +193,7 @@ class _Watch:
             try:
                 async with self._bucket._run(self._prefix) as run:
                     await self._read(run)
-            except (BusError, _RunOverError) as error:
+            except (BusError, RunOverError) as error:
                 wait, said = (FIRST_RETRY_SECONDS, "") if self._run else (min(wait * 2, LAST_RETRY_SECONDS), said)
                 if str(error) != said:
                     said = str(error)
@@ -252,7 +202,7 @@ class _Watch:
                 self._run = None
             await asyncio.sleep(wait)
 
-    async def _read(self, run: _Run) -> None:
+    async def _read(self, run: Run) -> None:
         present: set[str] = set()
         while not run.complete:
             entry = await run.next()
@@ -285,7 +235,7 @@ class _Watch:
             run = self._run
             if run is None:
                 continue
-            with contextlib.suppress(BusError, _RunOverError):
+            with contextlib.suppress(BusError, RunOverError):
                 before = self._differences(await self._bucket.entries(self._prefix))
                 if not before:
                     continue

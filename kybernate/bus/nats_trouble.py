@@ -25,6 +25,8 @@ class Trouble:
         self.dropped = 0
         self.ignored = 0
         """Requests that were none."""
+        self.incomplete = 0
+        """Reads of a bucket in which keys did not come; each was done again."""
         self._said: set[str] = set()
         self.end: BusError | None = None
         """Why trying again would be useless."""
@@ -62,6 +64,12 @@ class Trouble:
         self.dropped += 1
         if self.dropped & (self.dropped - 1) == 0:  # at 1, 2, 4, 8 …: a flood must not flood the log
             get_logger().warning("message.dropped", subject=subject, dropped=self.dropped, limit=LIMIT)
+
+    def came_short(self, bucket: str, reason: str) -> None:
+        """A bucket was read, and not all of it came."""
+        self.incomplete += 1
+        if self.incomplete & (self.incomplete - 1) == 0:
+            get_logger().warning("bucket.incomplete", bucket=bucket, reason=reason, times=self.incomplete)
 
     def forged(self, msg: Msg) -> None:
         """A request that wants its answer somewhere else than in an inbox."""

@@ -10,7 +10,7 @@ import pytest
 import structlog
 from nats.aio.msg import Msg
 
-from kybernate.bus import nats_bucket, open_bus
+from kybernate.bus import nats_run, open_bus
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
 from kybernate.bus.server import NatsServer
@@ -315,7 +315,7 @@ async def test_a_read_that_loses_its_server_half_way_is_a_bus_error(
         """The consumer was made, and nothing of it arrives."""
         asked.set()
 
-    monkeypatch.setattr(nats_bucket._Run, "receive", swallow)
+    monkeypatch.setattr(nats_run.Run, "receive", swallow)
     async with NatsBus.connect(server.url, source="test", name="test") as bus:
         await within(bus.until_connected())
         bucket = await bus.bucket("kyb_seats")

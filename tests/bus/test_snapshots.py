@@ -1,0 +1,116 @@
+"""A bucket is believed empty, or complete, only when everything came that its stream has. Faults are injected."""
+
+import dataclasses
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from nats.js.api import ConsumerConfig, ConsumerInfo, DeliverPolicy
+from nats.js.client import JetStreamContext
+
+from kybernate.bus import nats_bucket
+from kybernate.bus.nats import NatsBus
+from kybernate.bus.nats_bucket import NatsBucket
+from kybernate.bus.port import Bucket, NoAnswerError
+from kybernate.bus.server import NatsServer
+from kybernate.bus.setup import init
+from tests.bus.worlds import within
+
+KEYS = ["n1.s0", "n1.s1", "n1.s2"]
+
+
+@pytest.fixture
+async def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NatsBus]:
+    monkeypatch.setattr(nats_bucket, "HEARTBEAT_SECONDS", 0.2)
+    async with NatsServer(tmp_path / "nats") as server:
+        await init(server.url)
+        async with NatsBus.connect(server.url, source="test", name="test") as bus:
+            await within(bus.until_connected())
+            yield bus
+
+
+async def filled(bus: NatsBus) -> Bucket:
+    bucket = await bus.bucket("kyb_seats")
+    for key in (*KEYS, "n1.gone"):
+        await bucket.put(key, b"1")
+    await bucket.delete("n1.gone")
+    return bucket
+
+
+async def watched(bucket: Bucket) -> list[str]:
+    keys = []
+    async with bucket.watch() as entries:
+        while (entry := await within(anext(entries), 30)) is not None:
+            keys.append(entry.key)
+    return sorted(keys)
+
+
+def deaf(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """The first consumers see nothing of what is there: 0 pending, 0 delivered, and heartbeats."""
+    made = NatsBucket._consumer
+    left = iter(range(times))
+
+    def consumer(self: NatsBucket, prefix: str, deliver: str) -> ConsumerConfig:
+        config = made(self, prefix, deliver)
+        return config if next(left, None) is None else config.evolve(deliver_policy=DeliverPolicy.NEW)
+
+    monkeypatch.setattr(NatsBucket, "_consumer", consumer)
+
+
+@pytest.mark.parametrize("prefix", ["", "n1.", "n1.s"])
+async def test_a_consumer_that_delivers_nothing_is_not_an_empty_bucket(
+    bus: NatsBus, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    bucket = await filled(bus)
+    deaf(monkeypatch, 2)
+    with structlog.testing.capture_logs() as logs:
+        entries = await within(bucket.entries(prefix), 30)
+    assert sorted(entry.key for entry in entries) == KEYS
+    assert bus.trouble.incomplete == 2
+    said = [line["reason"] for line in logs if line["event"] == "bucket.incomplete"]
+    assert said[0] == "4 keys of the stream did not come, among them n1.gone, n1.s0, n1.s1"
+
+
+async def test_a_bucket_that_cannot_be_read_whole_is_not_read(bus: NatsBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = await filled(bus)
+    deaf(monkeypatch, 100)
+    with pytest.raises(NoAnswerError, match=r"keys of the stream did not come.*read it again"):
+        await within(bucket.entries(), 30)
+    assert bus.trouble.incomplete == nats_bucket.READS
+
+
+async def test_a_watch_says_that_its_snapshot_is_whole_only_when_it_is(
+    bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = await filled(bus)
+    deaf(monkeypatch, 1)
+    assert await watched(bucket) == KEYS
+    assert bus.trouble.incomplete == 1
+
+
+@pytest.mark.parametrize("pending", [0, 1, 99])
+async def test_a_wrong_count_of_what_is_pending_does_no_harm(
+    bus: NatsBus, monkeypatch: pytest.MonkeyPatch, pending: int
+) -> None:
+    made = JetStreamContext.add_consumer
+
+    async def add_consumer(self: JetStreamContext, *args: Any, **more: Any) -> ConsumerInfo:
+        return dataclasses.replace(await made(self, *args, **more), num_pending=pending)
+
+    monkeypatch.setattr(JetStreamContext, "add_consumer", add_consumer)
+    bucket = await filled(bus)
+    assert sorted(entry.key for entry in await within(bucket.entries(), 30)) == KEYS
+    assert await watched(bucket) == KEYS
+    assert bus.trouble.incomplete == 0
+
+
+async def test_an_empty_bucket_and_one_with_nothing_but_deleted_keys_are_empty(bus: NatsBus) -> None:
+    bucket = await bus.bucket("kyb_seats")
+    assert await within(bucket.entries()) == []
+    await bucket.put("n1.gone", b"1")
+    await bucket.delete("n1.gone")
+    assert await within(bucket.entries()) == []
+    assert await watched(bucket) == []
+    assert bus.trouble.incomplete == 0
