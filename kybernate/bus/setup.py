@@ -5,6 +5,7 @@ import contextlib
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import NoReturn
 
 import nats.errors
 import nats.js.errors
@@ -87,6 +88,37 @@ async def init(
                 on_wait(str(error))
                 told = True
         await asyncio.sleep(RETRY_SECONDS)
+
+
+async def keep(
+    url: str,
+    replicas: int = 1,
+    *,
+    every: float,
+    credentials: Credentials = NOBODY,
+    timeout: float = 5.0,
+    tell: Callable[[str], None],
+    tried: Callable[[], None] = lambda: None,
+) -> NoReturn:
+    """``init`` every so many wall seconds until cancelled: NATS may lose its disk, and services make nothing there.
+
+    ``tell`` hears what was made, and what is wrong, once; ``tried`` is called after each try. Raises CredentialsError.
+    """
+    said = ""
+    while True:
+        try:
+            changed = await _init(url, replicas, credentials, timeout)
+        except CredentialsError:
+            raise
+        except BusError as error:
+            now = f"{error}; trying again every {every:g} s"
+        else:
+            now = f"changed: {', '.join(changed)}" if changed else "all streams and buckets are there"
+        if now != said:
+            tell(now)
+            said = now
+        tried()
+        await asyncio.sleep(every)
 
 
 async def _init(url: str, replicas: int, credentials: Credentials, timeout: float) -> tuple[str, ...]:

@@ -36,6 +36,8 @@ def init(
     key_file: KeyFile = None,
     replicas: Annotated[int, typer.Option(min=1, max=5, help="Servers that keep each stream and bucket.")] = 1,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a server that is not there yet.")] = 60,
+    every: Annotated[float, typer.Option(min=0, help="Look again every so many seconds, for ever. 0: once.")] = 0,
+    beat: Annotated[Path | None, typer.Option(help="With --every: file touched after each try, for probes.")] = None,
 ) -> None:
     """Create the streams and buckets that are missing, and bring the rest up to date."""
     from kybernate.bus import Credentials, setup
@@ -46,6 +48,9 @@ def init(
     def tell(why: str) -> None:
         print(f"kyb: {why}; trying again for up to {wait:g} s", file=sys.stderr)
 
+    if every:
+        tried = beat.touch if beat is not None else lambda: None
+        _run(setup.keep(_address(nats_url), replicas, every=every, credentials=who, tell=_say, tried=tried))
     changed = _run(setup.init(_address(nats_url), replicas, credentials=who, wait=wait, on_wait=tell))
     print(f"changed: {', '.join(changed)}" if changed else "nothing to do: all streams and buckets are there")
 
@@ -184,6 +189,10 @@ def _role(name: str) -> "Role":
 
 def _tell(where: str, changed: tuple[str, ...]) -> None:
     print(f"{where}: wrote {', '.join(changed)}" if changed else f"{where}: nothing to do, all keys are there")
+
+
+def _say(text: str) -> None:
+    print(f"kyb: {text}", file=sys.stderr, flush=True)
 
 
 def _address(given: str | None) -> str:
