@@ -154,7 +154,7 @@ class Board:
             case JobAnswered():
                 switching.answered(self, message, now)
             case Retargeted():
-                late_binding.answered(self, message)
+                late_binding.answered(self, message, now)
             case PodsSeen(owners=seen):
                 owners.pods_seen(self, seen, now)
             case StartCalls(calls=calls):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kybernate.messages import JobReply, JobStatus, RetargetJob
 from kybernate.policy import Switch
-from kybernate.seat import SeatState
+from kybernate.seat import COMING, SeatState, Trigger
 from services.gpu_manager import looking, rebinding
 from services.gpu_manager.inputs import Now, Retargeted
 from services.gpu_manager.rows import Operation, Row
@@ -18,7 +18,7 @@ from services.gpu_manager.rows import Operation, Row
 if TYPE_CHECKING:
     from services.gpu_manager.board import Board
 
-S = SeatState
+S, T = SeatState, Trigger
 
 
 def choose(board: "Board", operation: Operation, now: Now) -> None:
@@ -66,7 +66,7 @@ def rethink(board: "Board", operation: Operation, now: Now) -> None:
     )
 
 
-def answered(board: "Board", answer: Retargeted) -> None:
+def answered(board: "Board", answer: Retargeted, now: Now) -> None:
     """The checkpointer took the new winner or not; without an answer the job's status will tell."""
     operation = next((o for o in board.operations.values() if o.op == answer.op), None)
     if operation is None or operation.asking is None:
@@ -75,15 +75,25 @@ def answered(board: "Board", answer: Retargeted) -> None:
     if answer.reply is None or not answer.reply.accepted:
         return
     if winner.state is S.WAITING or _names(answer.reply, operation.op, winner.seat):
-        operation.winner, operation.cause = winner.seat, winner.cause or operation.cause
+        _instead(board, operation, winner, now)
 
 
-def follow(board: "Board", operation: Operation, status: JobStatus) -> None:
+def follow(board: "Board", operation: Operation, status: JobStatus, now: Now) -> None:
     """The status is the truth about who comes, of those that were ever asked for."""
     comer = status.activate.seat if status.activate is not None else None
     if comer is not None and comer != operation.winner and comer in operation.asked:
-        operation.winner = comer
-        operation.cause = board.rows[comer].cause or operation.cause
+        _instead(board, operation, board.rows[comer], now)
+
+
+def _instead(board: "Board", operation: Operation, winner: Row, now: Now) -> None:
+    """Another one comes. The one before may have the GPUs already: a park can be reported while a RetargetJob is on
+    its way into the journal; it was not touched, and gives them back."""
+    before = board.rows[operation.winner] if operation.winner is not None else None
+    if before is not None and before is not winner and before.op == operation.op and before.state in COMING:
+        reason = f"{winner.seat} comes instead"
+        trigger = T.NOT_RESTORED if before.state is S.ACTIVATING else T.MOVED_PARKED
+        board.go(before, trigger, now, epoch=board.next_epoch(now), reason=reason)
+    operation.winner, operation.cause = winner.seat, winner.cause or operation.cause
 
 
 def _newest(board: "Board", operation: Operation, now: Now) -> Row | None:

@@ -97,7 +97,8 @@ def lease(board: "Board", operation: Operation, winner: Row, now: Now) -> None:
     group = board.group_of(operation)
     moves = winner.group.name != group.name
     trigger, to = (T.REMAP, group) if moves else (T.LEASE, None)
-    board.go(winner, trigger, now, epoch=operation.epoch, operation=operation, to=to)
+    epoch = max(operation.epoch, winner.epoch)  # another one may have come instead meanwhile
+    board.go(winner, trigger, now, epoch=epoch, operation=operation, to=to)
 
 
 def engine_seen(board: "Board", seen: EngineSeen, now: Now) -> None:
@@ -203,7 +204,7 @@ def told(board: "Board", status: JobStatus, now: Now) -> None:
         _kill_told(board, status, now)
         return
     _journaled(operation, now)
-    late_binding.follow(board, operation, status)
+    late_binding.follow(board, operation, status, now)
     for progress in status.park:
         row = board.rows.get(progress.seat)
         if row is not None and row.group.name != operation.group:
@@ -315,7 +316,8 @@ def _serves(board: "Board", row: Row, now: Now, operation: Operation | None, pro
         "total": total,
     }
     trigger = T.MOVED_ACTIVE if moving else T.VERIFIED
-    board.go(row, trigger, now, epoch=operation.epoch, operation=operation, seconds=seconds, last_call_at=last)
+    epoch = max(operation.epoch, row.epoch)
+    board.go(row, trigger, now, epoch=epoch, operation=operation, seconds=seconds, last_call_at=last)
 
 
 def _comes(row: Row, operation: Operation) -> bool:

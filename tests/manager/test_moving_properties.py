@@ -91,10 +91,9 @@ class Node:
     def retarget(self, job: RetargetJob) -> JobReply:
         work = self.works.get(job.op)
         gpus = set(job.activate.gpus) if job.activate is not None else set()
-        if work is None or work.done or work.unfinished - {t.seat for t in work.job.park} == set():
+        if work is None or work.done or work.activate not in UNFINISHED:
             return JobReply(accepted=False, code="too-late")
-        if self._made_room(work) and not {t.seat for t in work.job.park} & work.unfinished:
-            return JobReply(accepted=False, code="too-late")
+        # Taken also when all are parked and reported: until the second half begins.
         coming = {job.activate.seat} if job.activate is not None else set()
         if any(other.unfinished & coming or self._gpus(other) & gpus for other in self.open if other is not work):
             return JobReply(accepted=False, code="busy")

@@ -20,7 +20,7 @@ from kybernate.messages import (
 )
 from kybernate.seat import SeatState as S
 from services.gpu_manager import looking
-from services.gpu_manager.inputs import JobAnswered, Recovered, Stranger, StrangersSeen
+from services.gpu_manager.inputs import JobAnswered, Recovered, Retargeted, Stranger, StrangersSeen
 from services.gpu_manager.owned import with_owned
 from tests.manager.pulling import Pulls
 from tests.manager.world import World, make_gpu, make_group, status
@@ -265,7 +265,8 @@ def test_two_groups_do_not_bring_back_the_same_seat(world: World, a: str, b: str
     assert (world.state(a), world.row(a).group.name) == (S.ACTIVE, "G1")
 
 
-def test_who_was_named_to_the_checkpointer_meanwhile_is_nobody_elses_winner(world: World, a: str, b: str) -> None:
+def asked_for_another(world: World, a: str, b: str) -> tuple[str, SwitchJob, RetargetJob]:
+    """A job brings a to G1, and the checkpointer is asked to bring b instead. Returns who is active on G0, too."""
     x = world.seat(0, 2)
     world.pod(x, "x")
     world.call(x)
@@ -281,7 +282,11 @@ def test_who_was_named_to_the_checkpointer_meanwhile_is_nobody_elses_winner(worl
     assert isinstance(asked, RetargetJob)
     assert asked.activate is not None
     assert (asked.op, asked.activate.seat, asked.activate.gpus) == (job.op, b, ("GPU-1",))
+    return x, job, asked
 
+
+def test_who_was_named_to_the_checkpointer_meanwhile_is_nobody_elses_winner(world: World, a: str, b: str) -> None:
+    x, job, asked = asked_for_another(world, a, b)
     world.exit(x)  # G0 is free, and both who wait may be on their way to G1
     assert set(world.board.operations) == {"G1"}
     assert (world.state(a), world.state(b)) == (S.PARKED, S.PARKED)
@@ -289,6 +294,19 @@ def test_who_was_named_to_the_checkpointer_meanwhile_is_nobody_elses_winner(worl
     world.hear(JobProgress(cause="c", node="n1", status=told))
     assert (world.state(b), world.row(b).group.name) == (S.ACTIVE, "G1")
     assert (world.state(a), world.row(a).group.name) == (S.ACTIVATING, "G0")
+
+
+def test_who_had_the_gpus_already_gives_them_to_the_one_that_comes_instead(world: World, a: str, b: str) -> None:
+    """The park is reported with the first winner while the second one's name is on its way into the journal."""
+    _, job, asked = asked_for_another(world, a, b)
+    world.progress(job, "parked", "pending", done=False)
+    assert (world.state(a), world.row(a).lease) == (S.MIGRATING, True)
+    instead = job.model_copy(update={"activate": asked.activate})
+    world.hear(Retargeted(job.op, JobReply(accepted=True, jobs=(status(instead, "parked", "pending", done=False),))))
+    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.PARKED, "G0", False)
+    world.progress(instead)
+    assert (world.state(b), world.row(b).group.name) == (S.ACTIVE, "G1")
+    assert "G1" not in world.board.operations
 
 
 def test_a_group_with_a_foreign_process_lets_its_seats_go_elsewhere(world: World, a: str, b: str, c: str) -> None:
@@ -378,3 +396,44 @@ def test_gpus_of_no_group_any_more_are_remembered_for_the_seat_that_is_on_them()
     groups = with_owned(now, Ledger(seats=(entry,)), machine)
     assert [([gpu.uuid for gpu in group.gpus], group.seat_ids) for group in groups[2:]] == [(["GPU-1"], ())]
     assert with_owned(before, Ledger(seats=(entry,)), machine) == before
+
+
+def back_while_its_successor_comes(world: World, a: str, b: str, c: str) -> None:
+    """b was parked on G0 for a, which takes its time; meanwhile b went to G1, and is to leave there now, for c."""
+    world.beat()
+    world.traffic(a, waiting=2, oldest=1.0)
+    world.quiet(b)
+    slow = world.job()
+    world.hear(JobAnswered(slow.op, slow.epoch, JobReply(accepted=True)))
+    world.progress(slow, "parked", "started", done=False)
+    world.traffic(b, waiting=1)
+    world.quiet(c)
+    world.progress(world.job())
+    assert (world.state(b), world.row(b).group.name) == (S.ACTIVE, "G1")
+    world.traffic(b)
+    world.tick(5)
+    world.beat()
+    world.traffic(c, waiting=1)
+    assert (world.state(a), world.state(b), slow.group in world.board.operations) == (S.ACTIVATING, S.DRAINING, True)
+
+
+def test_a_seat_leaves_again_although_its_successor_at_home_is_not_there_yet(
+    world: World, a: str, b: str, c: str
+) -> None:
+    back_while_its_successor_comes(world, a, b, c)
+
+    world.quiet(b)
+
+    assert world.state(b) is S.PARKING
+    assert (world.job().group, [target.seat for target in world.job().park]) == ("G1", [b])
+
+
+def test_its_pod_may_go_meanwhile(world: World, a: str, b: str, c: str) -> None:
+    back_while_its_successor_comes(world, a, b, c)
+    world.pods[b] = replace(world.pods[b], deleting=True)
+
+    world.look()
+
+    assert world.state(b) is S.RELEASING
+    assert "G1" not in world.board.operations
+    world.tick(100)
