@@ -26,7 +26,7 @@ class MessageError(Exception):
 class Message(BaseModel):
     """Base of everything on the bus. A concrete message sets ``subject_template`` over its own fields."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     subject_template: ClassVar[str] = ""
     cloud_event: ClassVar[bool] = True

@@ -58,15 +58,12 @@ from services.gpu_manager.inputs import (
 from services.gpu_manager.learning import Learning
 from services.gpu_manager.levels import Levels
 from services.gpu_manager.routers import Routers
-from services.gpu_manager.rows import Operation, Row
+from services.gpu_manager.rows import STANDING_STILL, Operation, Row
 
 S, T = SeatState, Trigger
 MOVE_SECONDS = 3.0
 """Model seconds that a move is taken to cost until one was seen."""
 Effect = SeatEvent | SwitchJob | RetargetJob | ReleaseJob | KillJob | Ticket | CommandReply | Decided
-
-STANDING_STILL = (S.PARKING, S.PARKED, S.ACTIVATING, S.MIGRATING)
-"""States that frozen requests outlive."""
 
 
 @dataclass
@@ -162,7 +159,7 @@ class Board:
             case EngineSeen():
                 switching.engine_seen(self, message, now)
             case DrainAnnounced(seat=seat, epoch=epoch):
-                operation = self.operation_of(seat)
+                operation = self.leaving(seat)
                 if operation is not None and operation.epoch == epoch:
                     operation.announced = True
             case BusChanged(connected=connected):
@@ -386,6 +383,13 @@ class Board:
         """A number above everything this node has said, also before a restart."""
         self.seq = max(self.seq + 1, int(now.unix * 1_000_000))
         return self.seq
+
+    def leaving(self, seat: str) -> Operation | None:
+        """The switch in which this seat leaves the group that it is on; one that it left before may still be bringing
+        its successor there."""
+        row = self.rows.get(seat)
+        operation = self.operations.get(row.group.name) if row is not None else None
+        return operation if operation is not None and operation.victim == seat else None
 
     def operation_of(self, seat: str) -> Operation | None:
         """The switch that this seat leaves or comes in."""

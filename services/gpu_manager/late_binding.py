@@ -25,6 +25,8 @@ def choose(board: "Board", operation: Operation, now: Now) -> None:
     """Ask once more who comes. Without another answer the winner stays, as long as somebody waits for it."""
     if operation.clears_for is not None or operation.victim is None:
         return
+    if operation.winner and board.rows[operation.winner].state in COMING:
+        return  # the job is sent anew, to a checkpointer that lost its journal half way
     winner = _newest(board, operation, now)
     if winner is not None and winner.seat != operation.winner:
         operation.winner, operation.cause = winner.seat, winner.cause or operation.cause
@@ -46,6 +48,8 @@ def another(board: "Board", operation: Operation, now: Now) -> bool:
 def rethink(board: "Board", operation: Operation, now: Now) -> None:
     """While the victim is being parked: another winner, if the policy names one and the checkpointer still takes it."""
     if operation.clears_for is not None or operation.victim is None or operation.asking is not None:
+        return
+    if operation.settled:
         return
     if operation.sent_wall is None or not operation.journaled or board.rows[operation.victim].state is not S.PARKING:
         return
@@ -72,7 +76,10 @@ def answered(board: "Board", answer: Retargeted, now: Now) -> None:
     if operation is None or operation.asking is None:
         return
     winner, operation.asking = board.rows[operation.asking], None
-    if answer.reply is None or not answer.reply.accepted:
+    if answer.reply is None:
+        return
+    if not answer.reply.accepted:
+        operation.settled = True  # whatever the reason, it would be the same at once
         return
     if winner.state is S.WAITING or _names(answer.reply, operation.op, winner.seat):
         _instead(board, operation, winner, now)

@@ -7,6 +7,7 @@ per window. Costs of parking and activating are learned where switches end (``sw
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from kybernate.messages import TrafficSignal
@@ -21,7 +22,7 @@ MOST_SOURCES = 4096
 """Of which counters are remembered; the longest silent ones are forgotten first."""
 
 Key = tuple[str, str, str, str]
-"""(source, model, seat, tier)."""
+"""(source, model, seat or empty, tier), as the source names them."""
 
 
 @dataclass(slots=True)
@@ -67,7 +68,7 @@ class Learning:
 
     def hear(self, signal: TrafficSignal, seat: str, now: Now) -> int:
         """Take a signal in that concerns ``seat``; returns how many requests it tells of that had not been told."""
-        key = (signal.source, signal.model, seat, signal.tier)
+        key = (signal.source, signal.model, signal.seat or "", signal.tier)  # its counter, wherever the requests go
         last = self.counters.get(key)
         arrived, served, seconds = _news(signal, last, now)
         if last is None or signal.seq >= last.seq or signal.incarnation != last.incarnation:
@@ -113,15 +114,17 @@ class Learning:
         }
 
     def restore(self, data: dict[str, Any], now: Now) -> None:
-        """Go on from what ``kept`` gave. Raises KeyError, TypeError or ValueError when it is something else.
+        """Go on from what ``kept`` gave; nothing is taken over from anything else.
+
+        Raises KeyError, TypeError, AttributeError, OverflowError or ValueError then.
 
         Counters go on too: what arrived while no manager ran is counted with the first signal.
         """
-        then = now.model - max(0.0, now.unix - float(data["unix"])) * now.pace
+        then = now.model - max(0.0, now.unix - _number(data["unix"])) * now.pace
         seats = {str(name): _restored_seat(seat, then) for name, seat in data["seats"].items()}
         counters = {}
         for source, model, seat, tier, incarnation, seq, arrived, served, seconds in data["counters"]:
-            last = Counters(int(seq), then, str(incarnation), int(arrived), int(served), float(seconds))
+            last = Counters(int(seq), then, str(incarnation), int(arrived), int(served), _number(seconds))
             counters[str(source), str(model), str(seat), str(tier)] = last
         self.seats, self.counters = seats, counters
 
@@ -160,13 +163,21 @@ def _kept_seat(seat: Learned, now: Now) -> dict[str, Any]:
 
 
 def _restored_seat(data: dict[str, Any], then: float) -> Learned:
-    seen = max(0.0, float(data["seen"]))
+    seen = _number(data["seen"])
     arrivals = Arrivals(then - seen)
-    for rate, value in ((arrivals.fast, float(data["fast"])), (arrivals.slow, float(data["slow"]))):
+    for rate, value in ((arrivals.fast, _number(data["fast"])), (arrivals.slow, _number(data["slow"]))):
         _set(rate, then, value)
-    service = Ewma(SERVICE_WEIGHT, float(data["service"]))
-    service.count = int(data["served"])
+    service = Ewma(SERVICE_WEIGHT, _number(data["service"]))
+    service.count = int(_number(data["served"]))
     return Learned(str(data["model"]), arrivals, service)
+
+
+def _number(value: Any) -> float:
+    """JSON also reads NaN and Infinity, which would never leave a mean again."""
+    number = float(value)
+    if not (isfinite(number) and number >= 0):
+        raise ValueError(f"{value!r} is no amount")
+    return number
 
 
 def _set(rate: Rate, time: float, value: float) -> None:

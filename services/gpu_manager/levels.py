@@ -131,7 +131,8 @@ class Levels:
 def _since(signal: TrafficSignal, oldest: float, now: Now) -> tuple[tuple[float, int], ...]:
     """Since when the requests of a signal wait. Where it tells the oldest only, the others wait half as long."""
     told = signal.age_histogram
-    if told and sum(count for _, count in told) == signal.waiting:
+    sound = all(age >= 0 and count > 0 for age, count in told)
+    if told and sound and sum(count for _, count in told) == signal.waiting:
         return tuple((now.model - age, count) for age, count in told)
     if signal.waiting == 1:
         return ((oldest, 1),)

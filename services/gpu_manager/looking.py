@@ -88,7 +88,7 @@ def _with_frozen(board: "Board", row: Row, now: Now) -> Traffic:
 
 def _must_return(board: "Board", row: Row, now: Now) -> bool:
     """A seat with frozen requests goes before everybody else when its budget would not last another visit."""
-    if row.state is not S.PARKED or not row.frozen_since:
+    if row.state is not S.PARKED or not row.frozen_since or not traffic(board, row).in_flight:
         return False
     holders = [other for other in board.seats_of(row.group) if other.lease]
     leave = 0.0

@@ -104,8 +104,8 @@ def _release(board: "Board", row: Row) -> None:
 
 def _leave_switch(board: "Board", row: Row) -> None:
     """A seat that goes by itself need not be parked, unless the checkpointer may have been told to already."""
-    operation = board.operation_of(row.seat)
-    if operation is None or operation.victim != row.seat or operation.journaled or operation.sent_wall is not None:
+    operation = board.leaving(row.seat)
+    if operation is None or operation.journaled or operation.sent_wall is not None:
         return
     board.end(operation)
 

@@ -63,7 +63,7 @@ class Recorder:
             try:
                 self._write([json.dumps(encode(*each), separators=(",", ":")) for each in batch])
                 self.written += len(batch)
-            except (OSError, ValueError, TypeError) as error:
+            except Exception as error:  # whatever a policy put into its answer: the thread must go on
                 if not self.left_out:
                     get_logger().warning("recorder.failed", file=str(self.path), reason=str(error))
                 self.left_out += len(batch)

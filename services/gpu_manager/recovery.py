@@ -14,7 +14,7 @@ from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager import overlap, rebinding
 from services.gpu_manager.inputs import Now, Recovered
-from services.gpu_manager.rows import Operation, Row
+from services.gpu_manager.rows import STANDING_STILL, Operation, Row
 from services.gpu_manager.seat_pod import SeatPod
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ def recover(board: "Board", known: Recovered, now: Now) -> None:
         seen = evidence.get((row.seat, pod.uid))
         row.state, row.lease, row.reason = _state(row, entry, seen)
         row.group = _group(board, row, entry, seen)
-        if row.state is not S.PARKED:
-            row.frozen_since = row.frozen_until = 0.0
         if row.state is S.ACTIVE:
             row.active_since = row.busy_at = now.model
         row.processes_gone = not row.seen_running
@@ -52,6 +50,9 @@ def recover(board: "Board", known: Recovered, now: Now) -> None:
     for status in sorted(known.reply.jobs, key=lambda status: status.epoch):  # a seat may be in two: the later counts
         if not status.done:
             _adopt(board, status, entries, now)
+    for row in board.rows.values():
+        if row.state not in STANDING_STILL:  # a switch that goes on may have frozen it a moment ago
+            row.frozen_since = row.frozen_until = 0.0
     _quarantine_conflicts(board)  # after that: both seats of a switch seem to live while it is under way
     _say(board, entries, now)
     _end_again(board)

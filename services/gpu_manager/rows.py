@@ -17,6 +17,9 @@ CUT_GRACE_SECONDS = 2.0
 _WITHOUT_PROCESS = (SeatState.FREE, SeatState.WAITING, SeatState.BACKOFF)
 """Its container starts, if ever, with the GPUs that kubelet gave it."""
 
+STANDING_STILL = (SeatState.PARKING, SeatState.PARKED, SeatState.ACTIVATING, SeatState.MIGRATING)
+"""States that frozen requests outlive."""
+
 
 @dataclass
 class Row:
@@ -190,6 +193,8 @@ class Operation:
     journaled: bool = False
     asking: str | None = None
     """The checkpointer is being asked to bring this seat instead."""
+    settled: bool = False
+    """The checkpointer has refused to bring another one: it is not asked again."""
     asked: set[str] = field(default_factory=set)
     """Everybody that it was ever asked to bring instead."""
     parked_wall: float | None = None

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from kybernate.policy import Decision, GroupView, Park, Policy, SeatView, Stay, Switch
+from kybernate.policy.checking import checked
 from kybernate.seat import SeatState
 
 KEPT = 50
@@ -62,7 +63,7 @@ class Shadow:
         del error
         score = self.scores.setdefault(view.group, Score())
         try:
-            mine = self.policy.decide(view)
+            mine = checked(self.policy.decide(view), view)
             pair = (_key(live), _key(mine))
             gain = projected(view, live) - projected(view, mine) if pair[0] != pair[1] else 0.0
         except Exception as raised:

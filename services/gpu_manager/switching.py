@@ -111,8 +111,8 @@ def engine_seen(board: "Board", seen: EngineSeen, now: Now) -> None:
         traffic = looking.traffic(board, row)
         row.unclaimed = not (traffic.waiting or traffic.in_flight or row.wanted_since is not None or row.is_pinned)
         _serves(board, row, now, None, None)
-    operation = board.operation_of(seen.seat)
-    if operation is None or operation.victim != seen.seat:
+    operation = board.leaving(seen.seat)
+    if operation is None:
         return
     # An engine that answers and does not count its requests is taken for idle; one that does not answer is not.
     idle = seen.running == 0 or (seen.healthy and seen.running is None)

@@ -71,7 +71,7 @@ class LearnedFile:
         with contextlib.suppress(FileNotFoundError):
             try:
                 into.restore(json.loads(self.path.read_bytes()), now)
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
                 log.warning("learned.unreadable", file=str(self.path), reason=repr(error))
 
     async def keep(self, learning: Learning, now: Callable[[], Now]) -> NoReturn:

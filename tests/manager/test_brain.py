@@ -206,3 +206,21 @@ def test_a_recorder_without_disk_leaves_out_and_says_so(tmp_path: Path) -> None:
 def test_what_is_no_recording_is_refused(lines: list[str], said: str) -> None:
     with pytest.raises(RecordingError, match=said):
         replay(lines)
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_shadow_whose_answer_is_none_is_only_counted(kind: str) -> None:
+    shadow = Shadow("mine", Says(BAD[kind]))
+
+    shadow.look(TWO, Stay(None, "so"))
+
+    assert shadow.scores["G0"].looks == {"error": 1}
+    assert "group G0" in shadow.last_error
+
+
+def test_a_look_that_cannot_be_written_does_not_end_the_recording(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "r", "longest-queue", {})
+    recorder.look(TWO, None)  # type: ignore[arg-type]
+    recorder.close()
+
+    assert (recorder.written, recorder.left_out) == (0, 1)

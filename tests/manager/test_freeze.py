@@ -7,7 +7,7 @@ from kybernate.policy import Decision, GroupView, KybBalanced, Switch
 from kybernate.seat import SeatState as S
 from services.gpu_manager import looking
 from services.gpu_manager.inputs import Recovered
-from tests.manager.world import World
+from tests.manager.world import World, status
 
 
 class Freezes:
@@ -142,3 +142,35 @@ def test_a_manager_that_starts_again_remembers_since_when_they_stand_still() -> 
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
     assert (world.row(b).frozen_since, world.row(a).frozen_since) == (since, 0.0)
     assert looking.record(world.board, world.row(b), world.now).stall_seconds == pytest.approx(55.0)
+
+
+def test_a_budget_that_is_used_up_brings_nobody_back() -> None:
+    world, a, b = frozen()
+    world.finish()
+    world.row(a).pinned = True
+    world.tick(70.0)
+    world.traffic(b)  # routers have cut what stood still
+
+    seat = looking.seat_view(world.board, world.row(b), world.now)
+
+    assert (seat.pinned, seat.wait_seconds) == (False, None)
+
+
+def test_a_manager_that_starts_while_it_is_parked_still_knows_what_is_frozen() -> None:
+    world, _, b = frozen()
+    job = world.job()
+    ledger = looking.ledger(world.board, "boot")
+    world.board = world.new_board()
+    seen = [
+        SeatProgress(seat=pod.seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="started")
+        for pod in world.pods.values()
+    ]
+    under_way = status(job, "started", "pending", done=False)
+    world.hear(Recovered(world.owners(), ledger, JobReply(accepted=True, jobs=(under_way,), seats=tuple(seen))))
+    world.traffic(b, in_flight=2)
+
+    assert world.state(b) is S.PARKING
+    assert world.row(b).stall_seconds(world.now) > 0
+    world.progress(job)
+    seat = looking.seat_view(world.board, world.row(b), world.now)
+    assert (seat.state, seat.waiting) == (S.PARKED, 2)

@@ -4,7 +4,7 @@ import pytest
 
 from kybernate.messages import JobReply, RetargetJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import JobAnswered, Retargeted
+from services.gpu_manager.inputs import JobAnswered, JobsTold, Retargeted
 from tests.manager.world import World, status
 
 
@@ -126,3 +126,32 @@ def test_costs_are_what_the_node_saw_and_the_first_one_replaces_the_assumed(worl
 
     assert (world.row(c).park_seconds, world.row(c).parks) == (4.0, 1)
     assert world.row(a).activate_seconds == 6.0
+
+
+def test_who_refuses_is_not_asked_again(world: World) -> None:
+    """It would be refused again at once, and again, for as long as the park takes."""
+    _, b, _ = parking(world)
+    (asked,) = retargets(world)
+
+    world.hear(Retargeted(asked.op, JobReply(accepted=False, code="stale-epoch")))
+    world.traffic(b, waiting=11, oldest=7.0)
+
+    assert len(retargets(world)) == 1
+
+
+def test_a_job_that_is_sent_anew_names_whoever_has_the_gpus_already(world: World) -> None:
+    a, _, _ = parking(world)
+    (asked,) = retargets(world)
+    world.hear(Retargeted(asked.op, JobReply(accepted=False, code="too-late")))
+    job = world.job()
+    world.progress(job, "parked", "started", done=False)
+    assert world.state(a) is S.ACTIVATING
+
+    world.hear(JobsTold(JobReply(accepted=True), asked=(job.op,)))
+
+    again = world.job()
+    assert again is not job
+    assert again.activate is not None
+    assert again.activate.seat == a
+    world.progress(again)
+    assert world.state(a) is S.ACTIVE

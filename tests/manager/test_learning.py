@@ -1,8 +1,10 @@
 """Rates and service times from signals, over lost ones, restarts of routers and of the manager."""
 
 import json
+from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from kybernate.messages import TrafficSignal
 from kybernate.policy.estimators import SERVICE_WEIGHT
@@ -10,6 +12,7 @@ from services.gpu_manager import looking
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.learning import ASSUMED_SERVICE_SECONDS, MOST_SOURCES, Learning
 from services.gpu_manager.terms import terms
+from services.gpu_manager.thinking import LearnedFile
 from tests.manager.world import World
 
 
@@ -168,3 +171,51 @@ def test_ages_reach_the_policy_also_from_sources_that_tell_only_the_oldest(world
 
     assert view.ages == ((8.0, 1), (6.0, 1), (4.0, 2), (3.0, 2))
     assert (view.waiting, view.oldest_wait_seconds) == (6, 8.0)
+
+
+NAN = float("nan")
+INFINITE = float("inf")
+GOOD = {"model": "m", "fast": 0.5, "slow": 0.5, "seen": 60.0, "service": 3.0, "served": 2}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"unix": 1e9, "seats": {"s": {**GOOD, "fast": NAN}}, "counters": []},
+        {"unix": 1e9, "seats": {"s": {**GOOD, "service": INFINITE}}, "counters": []},
+        {"unix": 1e9, "seats": {"s": {**GOOD, "served": INFINITE}}, "counters": []},
+        {"unix": NAN, "seats": {"s": GOOD}, "counters": []},
+        {"unix": 1e9, "seats": {}, "counters": [["r", "m", "s", "t", "i", 1, INFINITE, 1, 1.0]]},
+        {"unix": 1e9, "seats": [GOOD], "counters": []},
+        [],
+        None,
+    ],
+)
+def test_a_file_with_something_else_counts_as_none(tmp_path: Path, data: object) -> None:
+    file = tmp_path / "learned.json"
+    file.write_text(json.dumps(data))
+    learning = Learning()
+
+    LearnedFile(file).read(learning, at(1000.0))
+
+    assert (learning.seats, learning.counters) == ({}, {})
+
+
+def test_a_source_that_names_no_seat_is_counted_once_wherever_its_requests_go() -> None:
+    learning = Learning()
+    for number, (seat, told) in enumerate([("s", 10), ("s", 20), ("t", 30), ("s", 31)]):
+        assert learning.hear(signal(number, seat=None, arrived=told), seat, at(1000.0 + number)) in (0, 1, 10)
+
+
+@pytest.mark.parametrize("fields", [{"served_seconds": INFINITE}, {"age_histogram": ((NAN, 1),)}])
+def test_what_is_no_number_is_no_signal(fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        signal(1, arrived=1, **fields)
+
+
+def test_ages_that_cannot_be_count_as_not_told(world: World) -> None:
+    (a,) = world.fill("a")
+    told = signal(1, model="a", seat=a, waiting=2, oldest_wait_seconds=4.0, age_histogram=((4.0, 5), (9.0, -3)))
+    world.hear(told)
+
+    assert looking.traffic(world.board, world.row(a)).ages(world.now) == ((4.0, 1), (2.0, 1))
