@@ -13,8 +13,10 @@ _CONTROL = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1)
 class _Now(Collector):
     """Read at scrape time."""
 
-    def __init__(self, held: Callable[[], Iterable[tuple[str, int]]], in_flight: Callable[[], int]) -> None:
-        self._held, self._in_flight = held, in_flight
+    def __init__(
+        self, held: Callable[[], Iterable[tuple[str, int]]], in_flight: Callable[[], int], connected: Callable[[], bool]
+    ) -> None:
+        self._held, self._in_flight, self._connected = held, in_flight, connected
 
     def collect(self) -> Iterable[Metric]:
         gauge = GaugeMetricFamily(
@@ -25,7 +27,10 @@ class _Now(Collector):
         sent = GaugeMetricFamily(
             "kybernate_router_in_flight_requests", "Requests that an engine answers now", value=self._in_flight()
         )
-        return [gauge, sent]
+        bus = GaugeMetricFamily(
+            "kybernate_router_nats_connected", "1 while connected to NATS", value=float(self._connected())
+        )
+        return [gauge, sent, bus]
 
 
 class Metrics:
@@ -36,8 +41,9 @@ class Metrics:
         registry: CollectorRegistry,
         held: Callable[[], Iterable[tuple[str, int]]],
         in_flight: Callable[[], int],
+        connected: Callable[[], bool] = lambda: True,
     ) -> None:
-        registry.register(_Now(held, in_flight))
+        registry.register(_Now(held, in_flight, connected))
         self.requests = Counter("kybernate_router_requests", "Answered requests", ["model", "code"], registry=registry)
         self.hold_seconds = Histogram(
             "kybernate_router_hold_seconds", "Wait of requests that were held", buckets=_SWITCH, registry=registry

@@ -128,6 +128,7 @@ def _app(
         health.registry,
         held=lambda: [(model.name, len(model.held)) for model in traffic.models.values()],
         in_flight=lambda: sum(len(lane.in_flight) for lane in traffic.lanes.values()),
+        connected=lambda: bus.connected,
     )
     loads, events = Loads(), EventLog(bus)
 

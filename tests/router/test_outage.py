@@ -84,6 +84,8 @@ async def test_without_nats_active_seats_keep_their_traffic_and_then_the_manager
         ready = await w.call("GET", "/readyz")  # else a Service would have no router left
         assert ready.status == 200
         assert "not connected to NATS" in ready.json["notes"]["bus"]
+        async with w.http.get(f"{w.url}/metrics") as metrics:
+            assert "kybernate_router_nats_connected 0.0" in await metrics.text()
         await until(lambda: not w.router.traffic.trust.sure("n1", asyncio.get_running_loop().time()))
         assert (await w.ask("llama")).status == 200
         assert (await w.ask("llama")).status == 200
