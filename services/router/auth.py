@@ -1,7 +1,6 @@
-"""Who may call the router: API keys, if a file of them is set. Also keeps the certificate of its TLS fresh."""
+"""Who may call the router: API keys, if a file of them is set."""
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NoReturn
@@ -9,6 +8,7 @@ from typing import NoReturn
 from aiohttp import web
 
 from kybernate.api_keys import ApiKey, Scope, find, load
+from kybernate.certificate import Certificate
 from kybernate.config_errors import ConfigError
 from kybernate.config_watch import changes
 from kybernate.logs import get_logger
@@ -95,48 +95,9 @@ def _token(request: web.Request) -> tuple[str, str]:
     return "", HEADER
 
 
-class Certificate:
-    """TLS of the router's port; a renewed certificate is taken up by the connections that come after."""
-
-    def __init__(self, cert: Path, key: Path | None) -> None:
-        self._cert, self._key = cert, key
-        self._loading = asyncio.Lock()
-        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        try:
-            self._load()
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(_unusable(cert, key, error)) from None
-
-    async def watch(self) -> NoReturn:
-        """Take up each change of the certificate or its key, whichever is written last, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for path in {self._cert, self._key or self._cert}:
-                group.create_task(self._follow(path))
-        raise AssertionError("changes ended")
-
-    async def _follow(self, path: Path) -> None:
-        async for _ in changes(path, asyncio.Event()):
-            try:
-                async with self._loading:
-                    await asyncio.to_thread(self._load)
-            except (OSError, ssl.SSLError) as error:
-                reason = _unusable(self._cert, self._key, error)
-                get_logger().error("certificate.refused", reason=reason, meaning="the one from before stays in force")
-
-    def _load(self) -> None:
-        # Elsewhere first: a context that was given a certificate without its key serves nobody any more.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._cert, self._key)
-        self.context.load_cert_chain(self._cert, self._key)
-
-
 def open_door(settings: RouterSettings) -> tuple[Doorkeeper, Certificate | None]:
     """Keys and certificate as the settings name them. Raises ConfigError."""
     cert, key = settings.tls_cert_file, settings.tls_key_file
     if cert is None and key is not None:
         raise ConfigError(f"KYB_TLS_KEY_FILE={key}: KYB_TLS_CERT_FILE is not set; set both, or none")
     return Doorkeeper(settings.api_keys_file), Certificate(cert, key) if cert is not None else None
-
-
-def _unusable(cert: Path, key: Path | None, error: OSError | ssl.SSLError) -> str:
-    why = error.strerror or str(error)
-    return f"KYB_TLS_CERT_FILE={cert}: {why}; it must hold a PEM certificate that fits KYB_TLS_KEY_FILE={key or cert}"

@@ -11,6 +11,7 @@ import aiohttp
 from aiohttp import web
 
 from kybernate.bus.port import Bus
+from kybernate.certificate import Certificate
 from kybernate.clock import Clock
 from kybernate.health import Health, HttpServer
 from kybernate.messages import Presence, SeatActivated
@@ -18,7 +19,7 @@ from kybernate.seat import COMING
 from services.router.admin import Admin
 from services.router.app import build
 from services.router.asks import Identity
-from services.router.auth import Certificate, Doorkeeper, open_door
+from services.router.auth import Doorkeeper, open_door
 from services.router.calls import Calls
 from services.router.dispatch import Dispatcher
 from services.router.events import Event, EventLog

@@ -1,14 +1,13 @@
 """``kyb-webhook``: settings → certificate → serve."""
 
-import asyncio
-import ssl
 import sys
 
 from aiohttp import web
 from prometheus_client import Counter
 
 from kybernate import lifecycle, logs
-from kybernate.config_watch import changes
+from kybernate.certificate import Certificate
+from kybernate.config_errors import ConfigError
 from kybernate.health import Health, HttpServer
 from kybernate.logs import get_logger
 from services.webhook.mutation import Options
@@ -17,10 +16,6 @@ from services.webhook.settings import WebhookSettings
 
 REVIEW_BYTES = 8 * 2**20
 """The API server takes requests of 3 MiB, and sends old and new object."""
-
-
-class CertificateError(Exception):
-    """The certificate cannot be used; the text says why and what to do."""
 
 
 def application(options: Options, health: Health) -> web.Application:
@@ -42,35 +37,8 @@ def application(options: Options, health: Health) -> web.Application:
     return app
 
 
-def certificate(settings: WebhookSettings) -> ssl.SSLContext:
-    """A context with the certificate. Raises CertificateError."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    read_certificate(context, settings)
-    return context
-
-
-def read_certificate(context: ssl.SSLContext, settings: WebhookSettings) -> None:
-    """Connections from now on get the certificate that is in the files. Raises CertificateError."""
-    cert, key = settings.tls_cert_file, settings.tls_key_file
-    try:
-        context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        raise CertificateError(
-            f"KYB_TLS_CERT_FILE={cert}, KYB_TLS_KEY_FILE={key}: {error}; kyb webhook certs makes them"
-        ) from error
-
-
-async def _renewed(context: ssl.SSLContext, settings: WebhookSettings) -> None:
-    """Read the certificate again whenever it changes; one that cannot be used is said, and the present one stays."""
-    async for _ in changes(settings.tls_cert_file, asyncio.Event(), seconds=5.0):
-        try:
-            await asyncio.to_thread(read_certificate, context, settings)
-        except CertificateError as error:
-            get_logger().error("certificate.refused", reason=str(error), meaning="the one before stays in use")
-
-
 async def serve(settings: WebhookSettings) -> None:
-    """Run until stopped. Raises CertificateError, OSError."""
+    """Run until stopped. Raises ConfigError, OSError."""
     options = Options(
         image=settings.probe_image,
         manager_port=settings.manager_port,
@@ -79,13 +47,15 @@ async def serve(settings: WebhookSettings) -> None:
         memory=settings.probe_memory,
         prefixes=settings.prefixes,
     )
-    health, context = Health(), certificate(settings)
-    async with HttpServer(application(options, health), settings.host, settings.port, tls=context) as server:
+    health, certificate = Health(), Certificate(settings.tls_cert_file, settings.tls_key_file)
+    async with HttpServer(
+        application(options, health), settings.host, settings.port, tls=certificate.context
+    ) as server:
         app = web.Application()
         app.add_routes(health.routes())
         async with HttpServer(app, settings.health_host, settings.health_port) as probes:
             get_logger().info("webhook.serves", url=server.url, health=probes.url)
-            await lifecycle.run(certificate=_renewed(context, settings))
+            await lifecycle.run(certificate=certificate.watch())
 
 
 def main() -> None:
@@ -93,9 +63,9 @@ def main() -> None:
     settings = WebhookSettings.from_env_or_exit("kyb-webhook")
     logs.configure("webhook", form=settings.log_format, level=settings.log_level)
     try:
-        certificate(settings)
-    except CertificateError as error:
-        sys.stderr.write(f"kyb-webhook: {error}\n")
+        Certificate(settings.tls_cert_file, settings.tls_key_file)
+    except ConfigError as error:
+        sys.stderr.write(f"kyb-webhook: {error}; kyb webhook certs makes them\n")
         raise SystemExit(1) from None
     lifecycle.main(lambda: serve(settings))
 

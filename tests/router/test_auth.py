@@ -11,9 +11,10 @@ import structlog
 from aiohttp import web
 
 from kybernate.api_keys import ApiKey, ConfigError, dump, find, load, make
+from kybernate.certificate import Certificate
 from kybernate.messages import AuditRecord, ParkSeat
 from services.router.app import build
-from services.router.auth import Certificate, Doorkeeper, open_door
+from services.router.auth import Doorkeeper, open_door
 from services.router.settings import RouterSettings
 from tests.bus.guarded import certificates
 from tests.router.world import World, until, world

@@ -1,0 +1,52 @@
+"""The certificate of a server, kept fresh."""
+
+import asyncio
+import ssl
+from pathlib import Path
+from typing import NoReturn
+
+from kybernate.config_errors import ConfigError
+from kybernate.config_watch import changes
+from kybernate.logs import get_logger
+
+
+class Certificate:
+    """TLS of a port; a renewed certificate is taken up by the connections that come after.
+
+    Named in texts as ``KYB_TLS_CERT_FILE`` and ``KYB_TLS_KEY_FILE``. Raises ConfigError when it cannot be used.
+    """
+
+    def __init__(self, cert: Path, key: Path | None) -> None:
+        self._cert, self._key = cert, key
+        self._loading = asyncio.Lock()
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            self._load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(_unusable(cert, key, error)) from None
+
+    async def watch(self) -> NoReturn:
+        """Take up each change of the certificate or its key, whichever is written last, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for path in {self._cert, self._key or self._cert}:
+                group.create_task(self._follow(path))
+        raise AssertionError("changes ended")
+
+    async def _follow(self, path: Path) -> None:
+        async for _ in changes(path, asyncio.Event()):
+            try:
+                async with self._loading:
+                    await asyncio.to_thread(self._load)
+            except (OSError, ssl.SSLError) as error:
+                reason = _unusable(self._cert, self._key, error)
+                get_logger().error("certificate.refused", reason=reason, meaning="the one from before stays in force")
+
+    def _load(self) -> None:
+        # Elsewhere first: a context that was given a certificate without its key serves nobody any more.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._cert, self._key)
+        self.context.load_cert_chain(self._cert, self._key)
+
+
+def _unusable(cert: Path, key: Path | None, error: OSError | ssl.SSLError) -> str:
+    why = error.strerror or str(error)
+    return f"KYB_TLS_CERT_FILE={cert}: {why}; it must hold a PEM certificate that fits KYB_TLS_KEY_FILE={key or cert}"
