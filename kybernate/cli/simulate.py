@@ -10,7 +10,7 @@ import typer
 from kybernate.cli.errors import CliError
 from kybernate.cli.simulate_input import Inputs, chosen_policies, read_scenario, slowdown_points
 from kybernate.cli.simulate_reference import reference as play_reference
-from kybernate.cli.simulate_report import certified, show, write_json
+from kybernate.cli.simulate_report import certified, incomparable, show, write_json
 
 if TYPE_CHECKING:
     from kybernate.simulate.engine import Options
@@ -116,6 +116,9 @@ def _report(
     from kybernate.simulate.report import measures, needed
 
     played = read_scenario(inputs)
+    if bound is not None and (why := incomparable(played, options)):
+        raise CliError(f"--bound: {why}", 2)
+    _drawable(plot)
     try:
         outcomes = [run(played, POLICIES[name](), replace(options, name=name)) for name in names]
     except (SimulationError, ValueError) as error:
@@ -128,6 +131,14 @@ def _report(
         write_json(json_file, played, needed(played), found, certificate)
     if plot is not None:
         _draw(played, outcomes, plot)
+
+
+def _drawable(path: Path | None) -> None:
+    """Before minutes go by: whether there can be a picture of this name."""
+    from kybernate.simulate.plots import ENDINGS
+
+    if path is not None and path.suffix not in ENDINGS:
+        raise CliError(f"{path.name}: a picture ends in {', '.join(ENDINGS)}")
 
 
 def _draw(played: "Scenario", outcomes: "Sequence[Outcome]", path: Path) -> None:

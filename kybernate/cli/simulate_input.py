@@ -52,6 +52,8 @@ def read_scenario(inputs: Inputs) -> "Scenario":
 
     if (inputs.scenario is None) == (not inputs.traces) and inputs.scenario not in ("gentd26", "servegen"):
         raise CliError("give either traces or --scenario; kyb simulate --help lists them", 2)
+    if inputs.scenario is not None:
+        _whole(inputs)
     node = _node(inputs)
     try:
         if inputs.scenario is not None:
@@ -75,6 +77,18 @@ def read_scenario(inputs: Inputs) -> "Scenario":
         if name not in asked:
             raise CliError(f"no request for model {name!r} in this part of the trace (--only)", 2)
     return made
+
+
+def _whole(inputs: Inputs) -> None:
+    """A ready scenario is an hour as it is."""
+    given = {
+        "--start": inputs.start > 0, "--duration": inputs.duration is not None, "--speed-up": inputs.speed_up != 1,
+        "--only": bool(inputs.only),
+    }  # fmt: skip
+    if wrong := [option for option, is_there in given.items() if is_there]:
+        raise CliError(f"{', '.join(wrong)} cut a trace; with --scenario choose the hour by --window", 2)
+    if len(inputs.traces) > 1:
+        raise CliError(f"--scenario {inputs.scenario} is made from one trace, not {len(inputs.traces)}", 2)
 
 
 def _known(inputs: Inputs, made: "Scenario") -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from kybernate.cli.errors import CliError
 
 if TYPE_CHECKING:
     from kybernate.simulate.bounds import Certificate
+    from kybernate.simulate.engine import Options
     from kybernate.simulate.model import Scenario
     from kybernate.simulate.report import Measures, Needed
 
@@ -110,13 +112,29 @@ def write_json(
 
 
 def certified(played: "Scenario", seconds: float) -> "Certificate":
-    """What no scheduler could have undercut. Raises CliError without the extra ``simulate``."""
+    """What no scheduler could have undercut. Raises CliError without the extra ``simulate``, and when there is too much
+    to bound.
+    """
     from kybernate.simulate.bounds import certificate
 
     try:
         return certificate(played, seconds_budget=seconds)
     except ModuleNotFoundError:
         raise CliError("--bound needs numpy and numba: pip install 'kybernate[simulate]'") from None
+    except ValueError as error:
+        raise CliError(str(error), 2) from None
+
+
+def incomparable(played: "Scenario", options: "Options") -> str:
+    """Why runs with these options may be better than any schedule at the scenario's own costs; empty: they are not."""
+    if options.jitter:
+        return "with --jitter some switches are quicker than the bound assumes; leave it out"
+    if any(factor < 1 for _, factor in options.slowdown):
+        return "a --slowdown below 1 makes requests quicker than the bound assumes"
+    slowest = max((seat.activate_seconds for seat in played.seats), default=0.0)
+    if played.host_bytes and options.cold_start_seconds < slowest:
+        return f"--cold-start is below the {slowest:.1f} s that the bound assumes for an activation"
+    return ""
 
 
 def _bounds(certificate: "Certificate | None", found: "Sequence[Measures]") -> dict[str, Any] | None:
@@ -126,6 +144,11 @@ def _bounds(certificate: "Certificate | None", found: "Sequence[Measures]") -> d
     names = ("objective", "lower_bound", "best_feasible", "bracket", "reactive_lower_bound", "reactive",
              "reactive_bracket", "cell", "seconds")  # fmt: skip
     return {
-        **{name: getattr(certificate, name) for name in names},
+        **{name: _finite(getattr(certificate, name)) for name in names},
         "policies": {one.policy: certificate.distance(one.wait_stall_mean_s) for one in found},
     }
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: None."""
+    return None if isinstance(value, float) and isinf(value) else value

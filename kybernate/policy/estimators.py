@@ -7,6 +7,7 @@ seconds on any clock that does not run backwards; a time before the last one cou
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import exp, expm1, log
+from typing import ClassVar
 
 FAST_HALF_LIFE = 60.0
 """Of ``SeatView.rate_fast``: follows a burst."""
@@ -75,6 +76,10 @@ class Arrivals:
         self.fast.add(time, count)
         self.slow.add(time, count)
 
+    def at(self, time: float) -> float:
+        """Requests per second that are expected: between what the last minute and the last quarter of an hour say."""
+        return (self.fast.at(time) + self.slow.at(time)) / 2
+
 
 @dataclass(slots=True)
 class Ewma:
@@ -110,9 +115,9 @@ class Occupancy:
     def add(self, time: float, in_flight: int, ended: int) -> None:
         """At ``time`` this many are in flight, and ``ended`` have ended since the last call."""
         if self._last is not None and time > self._last:
-            step = time - self._last
-            kept = exp(-log(2.0) / self.half_life * step)
-            self._seconds = self._seconds * kept + self._in_flight * step
+            decay, step = log(2.0) / self.half_life, time - self._last
+            kept = exp(-decay * step)
+            self._seconds = self._seconds * kept + self._in_flight * (1.0 - kept) / decay  # the step fades, too
             self._ended *= kept
         self._last = time if self._last is None else max(time, self._last)
         self._ended += ended
@@ -131,11 +136,21 @@ class Hits:
     weight: float = 0.02
     rate: Ewma = field(init=False)
 
+    least: ClassVar[int] = 20
+    """Guesses before their share means anything: after one, it would be 0 or 1."""
+
     def __post_init__(self) -> None:
         self.rate = Ewma(self.weight)
 
     def add(self, arrived: str, rates: Mapping[str, float]) -> None:
-        """A request arrived for one seat; ``rates`` are those of all seats just before it."""
-        if rates:
-            guess = max(rates, key=lambda seat: (rates[seat], seat))
+        """A request arrived for one seat; ``rates`` are those of all seats just before it. Without any there is no
+        guess.
+        """
+        guess = max(rates, key=lambda seat: (rates[seat], seat), default=None)
+        if guess is not None and rates[guess] > 0:
             self.rate.add(float(guess == arrived))
+
+    @property
+    def share(self) -> float | None:
+        """For ``GroupView.hit_share``; None while too few guesses were made."""
+        return self.rate.value if self.rate.count >= self.least else None

@@ -8,6 +8,7 @@ busy holder.
 """
 
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from kybernate.policy.index import Bid, Urgency, bid, drain_seconds, rate, step_seconds
 from kybernate.policy.quiet import nobody_waits
@@ -190,5 +191,7 @@ def _cap_unit(seat: SeatView, cap_slos: float) -> float:
     return unit
 
 
-def _soon(*seconds: float) -> float:
-    return max(0.01, min(seconds))
+def _soon(*seconds: float) -> float | None:
+    """The first of these moments; None: never, as with a cap of infinity."""
+    first = max(0.01, min(seconds))
+    return first if isfinite(first) else None

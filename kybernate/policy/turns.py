@@ -8,7 +8,7 @@ from kybernate.seat import HOLDING, SeatState
 GRACE_SECONDS = 2.0
 """A seat that came for somebody has this long until that somebody's request must be seen in flight."""
 
-_LEAVING = (SeatState.DRAINING, SeatState.PARKING)
+LEAVING = (SeatState.DRAINING, SeatState.PARKING)
 """Seats of a switch that is under way: asked again meanwhile, a policy decides about the slot that they leave."""
 
 
@@ -25,7 +25,7 @@ def guests(view: GroupView) -> list[SeatView]:
 
 def free_slots(view: GroupView) -> int:
     """How many more seats may hold the group; negative or 0: somebody has to leave first."""
-    return view.slots - sum(seat.state in HOLDING and seat.state not in _LEAVING for seat in view.seats)
+    return view.slots - sum(seat.state in HOLDING and seat.state not in LEAVING for seat in view.seats)
 
 
 def movable(view: GroupView) -> list[SeatView]:

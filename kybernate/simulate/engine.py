@@ -17,8 +17,9 @@ from kybernate.simulate.model import Outcome, Scenario
 __all__ = ["Options", "SimulationError", "run"]
 
 _PATIENCE = 7200.0
-"""A policy that leaves requests waiting although nothing else will happen is asked again when it wished, and after
-1 s, 2 s, 4 s …; if after this long it still does nothing, it never will."""
+"""A policy that leaves requests waiting although nothing else will happen (all have arrived, none is served, no switch
+is under way) is asked again when it wished, and after 1 s, 2 s, 4 s …; if after this long it still does nothing, it
+never will."""
 _ASKED_AT_ONCE = 20_000
 """Decisions without time passing: more than this is a policy that runs in circles."""
 
@@ -41,6 +42,7 @@ class _Run:
         self.switching = Switching(world)
         self.asked_at = -1.0
         self.asked = 0
+        self.measures_hits = world.options.measure_hits or bool(getattr(policy, "prefetch", False))
 
     def play(self) -> None:
         """Until everything has ended."""
@@ -54,11 +56,11 @@ class _Run:
                 self._arrives(index)
                 index += 1
                 continue
-            if events and events[0][1] != WAKE:
-                pause, moved_at = 1.0, max(moved_at, world.now)
-            if world.now - moved_at > _PATIENCE:
+            if world.now - moved_at > _PATIENCE and index == count and all(event[1] == WAKE for event in events):
                 raise SimulationError(self._stuck())
             if events:
+                if events[0][1] != WAKE:
+                    pause, moved_at = 1.0, max(moved_at, events[0][0])
                 self._event()
             else:
                 world.now += pause
@@ -68,6 +70,8 @@ class _Run:
     def _arrives(self, request: int) -> None:
         world = self.world
         seat = world.seats[world.scenario.seat[request]]
+        if self.measures_hits:
+            seat.group.hits.add(seat.spec.name, {one.spec.name: one.rates.at(world.now) for one in seat.group.seats})
         if seat.arrives(world.now):
             return
         for group in world.asked_for(seat):

@@ -28,7 +28,7 @@ def look(world: World, group: Group) -> GroupView:
                 if seat.group is not group and _may_come(seat, group)
             ]
         )
-    return GroupView(group.name, group.spec.slots, seats, elsewhere, world.now)
+    return GroupView(group.name, group.spec.slots, seats, elsewhere, world.now, group.hits.share)
 
 
 def _resting(world: World, seat: Seat) -> SeatView | None:

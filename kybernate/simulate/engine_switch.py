@@ -122,11 +122,11 @@ class Switching:
         return self._activated(group, operation.winner)
 
     def _parked(self, group: Group, operation: Operation, victim: Seat, policy: Policy) -> tuple[Group, ...]:
-        world = self.world
+        world, planned = self.world, operation.winner
         if victim.failing:
             self._free(group, operation)
             self._rolled_back(group, victim)
-            return ()
+            return self._others(group, planned)
         winner = self._newest(group, operation, victim, policy)
         self._free(group, operation)
         group.failures = 0
@@ -142,7 +142,7 @@ class Switching:
         self._keep_copy(victim, winner)
         if victim.waiting or victim.in_flight or victim.spec.pinned:
             world.demand(victim)
-        asked = tuple(other for other in world.groups if other is not group) if self._others(victim) else ()
+        asked = self._others(group, victim, None if planned is winner else planned)
         if winner is None or winner.state is not S.PARKED:
             return (group, *asked)
         asked = (*self._forestall(group, winner), *asked)
@@ -182,9 +182,10 @@ class Switching:
         group.wake += 1
         world.schedule(pause, WAKE, group.index, group.wake)
 
-    def _others(self, victim: Seat) -> bool:
-        """Whether other groups may want the seat that was just parked."""
-        return self.world.soft and bool(victim.waiting or victim.in_flight)
+    def _others(self, group: Group, *seats: Seat | None) -> tuple[Group, ...]:
+        """Other groups, if they may want one of these seats: it was just parked, or does not come here after all."""
+        wanted = any(seat is not None and (seat.waiting or seat.in_flight) for seat in seats)
+        return tuple(other for other in self.world.groups if other is not group) if self.world.soft and wanted else ()
 
     def _activate(self, group: Group, winner: Seat) -> None:
         """Bring a parked seat to a group; it belongs there from now on."""

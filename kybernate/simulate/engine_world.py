@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from heapq import heappush
 from math import log, sqrt
 
+from kybernate.policy.estimators import Hits
 from kybernate.seat import SeatState
 from kybernate.simulate.engine_seat import FINISHED, SWITCHED, WAKE, Seat
 from kybernate.simulate.model import Outcome, Scenario, SimGroup, Visit
@@ -43,6 +44,8 @@ class Options:
     refresh_seconds: float = 1.0
     """How old the rates may be that are shown of a parked seat for which nobody waits (the routers' signals are not
     newer either); 0: always as of now, slower."""
+    measure_hits: bool = False
+    """Show ``GroupView.hit_share`` also to a policy without a true ``prefetch`` setting; costs a little time."""
     age_buckets: int = 64
     """Ages of waiting requests are told one by one up to so many; of more, neighbours are told by their mean."""
 
@@ -76,6 +79,8 @@ class Group:
     wake: int = 0
     failures: int = 0
     paused_until: float = 0.0
+    hits: Hits = field(default_factory=Hits)
+    """How well the seat of the next request is guessed; only if the run measures it."""
 
     @property
     def name(self) -> str:
@@ -212,10 +217,27 @@ def _check(scenario: Scenario) -> None:
         raise ValueError(f"scenario {name}: a request names a seat that is not there")
     if scenario.cap < 1 or any(group.slots < 1 for group in scenario.groups):
         raise ValueError(f"scenario {name}: cap and slots must be at least 1")
+    _check_pins(scenario)
     for group in scenario.groups:
         worst = max((s.vram_bytes for s in scenario.seats if s.group == group.name), default=0)
         if group.memory_bytes and worst > group.memory_bytes:
             raise ValueError(f"scenario {name}: a seat of group {group.name} needs more memory than the group has")
+
+
+def _check_pins(scenario: Scenario) -> None:
+    """Pinned seats must fit, and leave a slot where anything else is asked for. Seats that may move count together."""
+    soft = scenario.move_seconds is not None
+    asked = {scenario.seats[index].name for index in set(scenario.seat)}
+    for groups in [scenario.groups] if soft else [(group,) for group in scenario.groups]:
+        names, slots = {group.name for group in groups}, sum(group.slots for group in groups)
+        here = [seat for seat in scenario.seats if seat.group in names]
+        pinned = sum(seat.pinned for seat in here)
+        others = any(not seat.pinned and seat.name in asked for seat in here)
+        if pinned > slots or (others and pinned == slots):
+            raise ValueError(
+                f"scenario {scenario.name}: {pinned} pinned seats take all {slots} slots of {', '.join(sorted(names))} "
+                f"and others would wait for ever; pin fewer or give it more slots"
+            )
 
 
 def _curve(points: tuple[tuple[float, float], ...]) -> Callable[[int], float]:

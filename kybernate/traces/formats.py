@@ -83,7 +83,7 @@ def _gentd26(row: Fields, _: str) -> Arrival | None:
 
 def _access_log(row: Fields, _: str) -> Arrival:
     at = row["time"]
-    seconds = _moment(at) if isinstance(at, str) else float(at)
+    seconds = _moment(at) if isinstance(at, str) else _number(row, "time")
     return _arrival(seconds, _name(row, "model"), _count(row, "prompt_tokens"), _count(row, "output_tokens"))
 
 

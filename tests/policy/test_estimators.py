@@ -87,3 +87,20 @@ def test_hits_count_how_often_the_hottest_came_next() -> None:
     hits.add("a", {"a": 2.0, "b": 1.0})
     hits.add("b", {"a": 2.0, "b": 1.0})
     assert hits.rate.value == 0.5
+    hits.add("b", {"a": 0.0, "b": 0.0})
+    assert hits.rate.count == 2, "without rates there is no guess"
+
+
+def test_a_few_guesses_are_no_share() -> None:
+    hits = Hits()
+    for _ in range(Hits.least):
+        assert hits.share is None
+        hits.add("a", {"a": 1.0})
+    assert hits.share == 1.0
+
+
+def test_a_long_silence_does_not_inflate_the_service_time() -> None:
+    occupancy = Occupancy(assumed=5.0)
+    occupancy.add(0.0, 1, 0)
+    occupancy.add(36_000.0, 1, 0)
+    assert occupancy.service_seconds < 1.5 * 900.0

@@ -185,6 +185,42 @@ def test_what_was_fetched_ahead_is_not_parked_again_at_once() -> None:
         assert not isinstance(policy.decide(view(after, dear, hit_share=0.95)), Park)
 
 
+def test_guesses_do_not_chase_each_other() -> None:
+    rates = {"a": 0.40, "b": 0.35, "c": 0.25}
+    policy = KybBalanced(prefetch=True)
+    for leaving in rates:
+        seats = [
+            seat(
+                name, S.PARKING if name == leaving else S.PARKED, rate_fast=one, rate_slow=one, park_seconds=2.0,
+                activate_seconds=3.0,
+            )
+            for name, one in rates.items()
+        ]  # fmt: skip
+        assert isinstance(policy.decide(view(*seats, hit_share=0.9)), Stay), "alone with one rival it would be likely"
+    free = view(seat("a", rate_fast=0.6, rate_slow=0.6), seat("b", rate_fast=0.4, rate_slow=0.4), hit_share=0.9)
+    assert comer(policy.decide(free)) == "a"
+    assert isinstance(replace(policy, keep_ratio=2.0).decide(free), Stay), "it would be parked again"
+
+
+def test_what_an_operator_brought_waits_a_minute_for_its_first_request() -> None:
+    wished = active("a", rate_fast=0.0, rate_slow=0.0, active_seconds=1.0, idle_seconds=1.0)
+    decision = BALANCED.decide(view(wished, seat("b")))
+    assert isinstance(decision, Stay)
+    assert decision.until == 59.0
+    for later in (
+        replace(wished, active_seconds=60.0, idle_seconds=60.0),
+        replace(wished, active_seconds=5.0),
+        replace(wished, unclaimed=True),
+    ):
+        assert isinstance(BALANCED.decide(view(later, seat("b"))), Park)
+
+
+def test_without_a_cap_nothing_is_looked_at_for_its_sake() -> None:
+    decision = KybBalanced(cap_slos=float("inf")).decide(view(active("a", in_flight=1), queue("b", 9.0)))
+    assert isinstance(decision, Stay)
+    assert decision.until is None
+
+
 # --- freezing, other groups, several slots ----------------------------------------------------------------------------
 
 

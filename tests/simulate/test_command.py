@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.cli import main
+from kybernate.cli.simulate_report import _finite
 
 
 @pytest.fixture
@@ -102,6 +103,11 @@ def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.Capture
         (("TRACE", "--start", "9999"), "no request in this part"),
         (("TRACE", "--measured", "TRACE"), "no ledger of a GPU manager"),
         (("missing.csv",), "no such file"),
+        (("--scenario", "poisson", "--duration", "60"), "--duration cut a trace"),
+        (("--scenario", "servegen", "TRACE", "TRACE"), "made from one trace"),
+        (("TRACE", "--bound", "--jitter", "0.1"), "leave it out"),
+        (("TRACE", "--bound", "--slowdown", "1:0.5"), "below 1"),
+        (("TRACE", "--bound", "--cold-start", "0", "--host-memory", "30"), "--cold-start is below"),
     ],
 )
 def test_a_mistake_is_told_with_what_to_do(
@@ -116,3 +122,16 @@ def test_a_picture_of_another_kind_is_refused(trace: Path, tmp_path: Path, capsy
     code, _, err = kyb(capsys, trace, "--plot", tmp_path / "p.bmp", "--policy", "exhaustive")
     assert code == 1
     assert ".png, .svg, .pdf" in err
+
+
+def test_a_trace_that_is_too_large_to_bound_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("numba")
+    path = tmp_path / "long.csv"
+    path.write_text("arrival_s,model,prompt_tokens,output_tokens\n0,a,10,10\n150000000,a,10,10\n")
+    code, _, err = kyb(capsys, path, "--bound", "--policy", "exhaustive")
+    assert code == 2
+    assert "cut out a window" in err
+
+
+def test_json_has_no_infinity():
+    assert (_finite(float("inf")), _finite(1.5), _finite("wait")) == (None, 1.5, "wait")

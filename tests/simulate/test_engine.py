@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from kybernate.policy import Decision, GroupView, Stay, Switch
+from kybernate.policy import POLICIES, Decision, GroupView, KybBalanced, Stay, Switch
 from kybernate.seat import SeatState
+from kybernate.simulate import engine
 from kybernate.simulate.engine import Options, SimulationError, run
 from kybernate.simulate.model import Scenario, SimGroup
 from tests.simulate.cases import Exhaustive, Impatient, ParksWhenIdle, scenario, seat
@@ -137,6 +138,32 @@ def test_a_park_that_fails_leaves_the_victim_serving_and_is_tried_again():
     assert outcome.wait[1] == pytest.approx(4.0 + 2.0 * (failures + 1) + pauses + 3.0 - 2.0)
 
 
+def test_a_seat_whose_place_is_not_made_goes_to_another_group_that_is_free():
+    requests = [(0.0, 0, 6.0), (0.1, 2, 9.0), (8.0, 1, 1.0), (8.1, 0, 1.0)]
+    made = scenario(
+        requests, [seat("a"), seat("b"), seat("c", "B")], [SimGroup("A"), SimGroup("B")], move_seconds=3.0
+    )  # fmt: skip
+    outcome = run(made, KybBalanced(), Options(park_failure=0.7, seed=10))
+    assert outcome.counters["moves"] == 1
+    assert outcome.wait[2] < 20.0  # the parks of its own group fail for more than a minute
+
+
+def test_guesses_are_counted_for_a_policy_that_activates_ahead():
+    turns = range(0, 4000, 100)
+    requests = [(turn + later, 0, 1.0) for turn in turns for later in (0.0, 20.0, 40.0)]
+    requests += [(turn + 60.0, 1 + turn // 100 % 2, 1.0) for turn in turns]
+    made = scenario(requests, [seat("a", park=1.0), seat("b", park=9.0), seat("c", park=9.0)])
+    seen: list[float | None] = []
+    run(made, Exhaustive(lambda view: seen.append(view.hit_share)))
+    assert set(seen) == {None}
+    run(made, Exhaustive(lambda view: seen.append(view.hit_share)), Options(measure_hits=True))
+    assert 0.5 < (seen[-1] or 0.0) < 1.0
+    without, ahead = (run(made, KybBalanced(prefetch=prefetch)) for prefetch in (False, True))
+    assert without.wait[80::4] == pytest.approx([3.0] * 20), "parked behind the others' requests, then asked for"
+    assert ahead.wait[80::4] == pytest.approx([0.0] * 20)
+    assert ahead.counters["switches"] == without.counters["switches"]
+
+
 def test_an_activation_that_fails_is_a_cold_start_in_place():
     options = Options(restore_failure=1.0, cold_start_seconds=40.0)
     outcome = run(scenario([(0.0, 0, 1.0)], [seat("a")]), Exhaustive(), options)
@@ -199,7 +226,17 @@ def test_a_policy_that_starves_is_named():
         run(scenario([(0.0, 0, 1.0)], [seat("a")]), Lazy())
 
 
-def test_a_policy_that_runs_in_circles_is_named():
+@pytest.mark.parametrize("name", ["kyb-balanced", "idle-timeout"])
+def test_hours_without_a_request_or_of_one_request_are_no_starvation(name: str):
+    quiet = [(0.0, 0, 1.0), (1.0, 1, 1.0), (30.0, 0, 1.0), (31.0, 0, 1.0), (30_000.0, 0, 1.0)]
+    long = [(0.0, 0, 9_000.0), (1.0, 1, 1.0)]
+    for requests in (quiet, long):
+        outcome = run(scenario(requests, [seat("a"), seat("b")]), POLICIES[name]())
+        assert all(outcome.finished)
+
+
+def test_a_policy_that_runs_in_circles_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine, "_ASKED_AT_ONCE", 300)
     free = [seat("a", park=0.0, activate=0.0), seat("b", park=0.0, activate=0.0)]
     with pytest.raises(SimulationError, match="runs in circles"):
         run(scenario([(0.0, 1, 1.0), (1.0, 0, 1.0)], free), Restless())
@@ -213,6 +250,8 @@ def test_a_policy_that_runs_in_circles_is_named():
         (scenario([], [seat("a")], cap=0), "cap and slots"),
         (scenario([], [seat("a", vram_bytes=2)], [SimGroup("A", 2, 1)]), "more memory than the group has"),
         (scenario([], [seat("a", gang="g")]), "gangs are not simulated"),
+        (scenario([], [seat("a", pinned=True), seat("b", pinned=True)]), "pin fewer"),
+        (scenario([(0.0, 1, 1.0)], [seat("a", pinned=True), seat("b")]), "others would wait for ever"),
         (replace(scenario([(0.0, 0, 1.0)], [seat("a")]), service=()), "differ in length"),
         (replace(scenario([(0.0, 0, 1.0), (1.0, 0, 1.0)], [seat("a")]), at=(1.0, 0.0)), "arrival times fall"),
     ],
