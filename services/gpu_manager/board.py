@@ -33,7 +33,7 @@ from kybernate.messages import (
     SwitchJob,
     TrafficSignal,
 )
-from kybernate.policy import Policy
+from kybernate.policy import Policy, SeatView
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group, peers
 from services.gpu_manager import commands, deciding, late_binding, looking, overlap, owners, recovery, switching
@@ -111,6 +111,10 @@ class Board:
     """Learned, model seconds: what activating a seat on another group costs beyond activating it."""
     fixed: str = ""
     """Why no seat of this node can move: the driver cannot; empty as long as that is not known."""
+    away: dict[str, SeatView] = field(default_factory=dict)
+    """Seats as groups other than theirs see them, all the same; for one message, and until anything moves."""
+    repeated: bool = False
+    """The last signal said what its source had said before."""
     said: list[Effect] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -133,7 +137,7 @@ class Board:
     def _take(self, message: object, now: Now) -> None:
         match message:
             case TrafficSignal():
-                self.levels.hear(message, now)
+                self.repeated = not self.levels.hear(message, now)
                 looking.heard(self, message, now)
             case Presence(component="router"):
                 self.routers.hear(message, now)
@@ -179,6 +183,7 @@ class Board:
         """Whatever time and the news allow: follow traffic, step switches, decide for groups that are in none."""
         if not self.recovered:
             return
+        self.away.clear()
         expired = self.levels.expire(now)
         self.routers.expire(now)
         overlap.expire(self, now)
@@ -196,6 +201,7 @@ class Board:
     def _concerned(self, message: object) -> tuple[Group, ...]:
         """Groups for which a message may change something, those that share GPUs with them and those to which their
         seats may move; all when it is not plain."""
+        beside: Mapping[str, tuple[Group, ...]] = self.peers
         match message:
             case Presence():
                 plain = [group for group in self.groups if group.name in self.operations]
@@ -206,7 +212,11 @@ class Board:
             case _:
                 row = self.rows.get(getattr(message, "seat", None) or "")
                 plain = [row.group] if row is not None else list(self.groups)
-        sharing = [o for group in plain for o in (*self.neighbours[group.name], *self.peers[group.name])]
+                # Who is not parked moves nowhere, and ages are looked at with the next tick: there are many signals.
+                alone = isinstance(message, TrafficSignal) and row is not None
+                alone = alone and (self.repeated or row is None or row.state is not S.PARKED)
+                beside = {} if alone else self.peers
+        sharing = [o for group in plain for o in (*self.neighbours[group.name], *beside.get(group.name, ()))]
         return tuple({group.name: group for group in (*plain, *sharing)}.values())
 
     def _strangers_seen(self, strangers: tuple[Stranger, ...]) -> None:
@@ -267,6 +277,7 @@ class Board:
             drained_wall=now.wall,
         )
         self.operations[group.name] = operation
+        self.away.clear()
         return operation
 
     def give_ticket(self, row: Row, now: Now) -> None:
@@ -287,6 +298,7 @@ class Board:
     def end(self, operation: Operation) -> None:
         """The switch is over, however it ended."""
         self.operations.pop(operation.group, None)
+        self.away.clear()
         if operation.victim is not None:
             self.routers.forget(operation.victim)
 
@@ -312,6 +324,7 @@ class Board:
     ) -> None:
         """Let a seat follow the table, and tell it. ``to``: the group that it moves to."""
         before = row.advance(trigger, to)
+        self.away.clear()
         row.epoch, row.reason = epoch, reason
         row.entered_at, row.entered_wall = now.unix, now.wall
         row.op = operation.op if operation else ""

@@ -56,13 +56,13 @@ class Levels:
 
     places: dict[Place, dict[tuple[str, str], Level]] = field(default_factory=dict)
 
-    def hear(self, signal: TrafficSignal, now: Now) -> None:
-        """Take a signal in; one that is older than what its source said last is dropped."""
+    def hear(self, signal: TrafficSignal, now: Now) -> bool:
+        """Take a signal in; one that is older than what its source said last is dropped. True: it has other counts."""
         place = ("seat", signal.seat) if signal.seat is not None else ("model", signal.model)
         sources = self.places.setdefault(place, {})
         known = sources.get((signal.source, signal.tier))
         if known is not None and signal.seq < known.seq and known.expires > now.wall:
-            return
+            return False
         oldest: float | None = None
         since: tuple[tuple[float, int], ...] = ()
         if signal.waiting:
@@ -74,6 +74,7 @@ class Levels:
         sources[signal.source, signal.tier] = Level(
             signal.seq, signal.waiting, signal.in_flight, oldest, expires, signal.cause, since=since
         )
+        return known is None or (known.waiting, known.in_flight) != (signal.waiting, signal.in_flight)
 
     def poke(self, source: str, seat: str, cause: str, now: Now) -> None:
         """A router asked for a seat: one request waits there until its own signal says more, or a moment passes."""

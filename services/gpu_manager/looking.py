@@ -177,8 +177,12 @@ def wants(board: "Board", row: Row, now: Now) -> bool:
     if row.state is S.WAITING:
         # Between two calls of kubelet it still wants to start.
         return row.called_wall is not None and _may_start(board, row, traffic(board, row), now)
-    seat = seat_view(board, row, now)
-    return seat.state is S.PARKED and bool(seat.waiting or seat.pinned or seat.wanted_seconds is not None)
+    return row.state is S.PARKED and asked_for(seat_view(board, row, now))
+
+
+def asked_for(seat: SeatView) -> bool:
+    """Whether a parked seat has a reason to come."""
+    return bool(seat.waiting or seat.pinned or seat.wanted_seconds is not None)
 
 
 def room(board: "Board", row: Row, *, without: Row | None = None, on: Group | None = None) -> bool:

@@ -27,12 +27,13 @@ MOVING_BACKENDS = ("cuda", "fake")
 
 def seats_elsewhere(board: "Board", group: Group, now: Now) -> tuple[SeatView, ...]:
     """Parked seats of other groups that somebody wants and that could be activated on this one."""
-    rows = (row for peer in board.peers[group.name] for row in board.seats_of(peer))
-    return tuple(
-        looking.seat_view(board, row, now, on=group)
-        for row in rows
-        if may_move(board, row) and looking.wants(board, row, now) and at_hand(board, row, group)
-    )
+    names = {peer.name for peer in board.peers[group.name]}
+    rows = [row for row in board.rows.values() if row.group.name in names and row.state is S.PARKED] if names else []
+    for row in rows:
+        if row.seat not in board.away and may_move(board, row):
+            board.away[row.seat] = looking.seat_view(board, row, now, on=group)
+    views = [(row, board.away[row.seat]) for row in rows if row.seat in board.away]
+    return tuple(seat for row, seat in views if looking.asked_for(seat) and at_hand(board, row, group))
 
 
 def at_hand(board: "Board", row: Row, group: Group) -> bool:

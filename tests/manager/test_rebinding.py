@@ -18,6 +18,7 @@ from kybernate.messages import (
     SeatProgress,
     SwitchJob,
 )
+from kybernate.policy import Decision, GroupView, Stay
 from kybernate.seat import SeatState as S
 from services.gpu_manager import looking
 from services.gpu_manager.inputs import JobAnswered, Recovered, Retargeted, Stranger, StrangersSeen
@@ -398,3 +399,59 @@ def test_gpus_of_no_group_any_more_are_remembered_for_the_seat_that_is_on_them()
     assert with_owned(before, Ledger(seats=(entry,)), machine) == before
 
 
+def back_while_its_successor_comes(world: World, a: str, b: str, c: str) -> None:
+    """b was parked on G0 for a, which takes its time; meanwhile b went to G1, and is to leave there now, for c."""
+    world.beat()
+    world.traffic(a, waiting=2, oldest=1.0)
+    world.quiet(b)
+    slow = world.job()
+    world.hear(JobAnswered(slow.op, slow.epoch, JobReply(accepted=True)))
+    world.progress(slow, "parked", "started", done=False)
+    world.traffic(b, waiting=1)
+    world.quiet(c)
+    world.progress(world.job())
+    assert (world.state(b), world.row(b).group.name) == (S.ACTIVE, "G1")
+    world.traffic(b)
+    world.tick(5)
+    world.beat()
+    world.traffic(c, waiting=1)
+    assert (world.state(a), world.state(b), slow.group in world.board.operations) == (S.ACTIVATING, S.DRAINING, True)
+
+
+def test_a_seat_leaves_again_although_its_successor_at_home_is_not_there_yet(
+    world: World, a: str, b: str, c: str
+) -> None:
+    back_while_its_successor_comes(world, a, b, c)
+
+    world.quiet(b)
+
+    assert world.state(b) is S.PARKING
+    assert (world.job().group, [target.seat for target in world.job().park]) == ("G1", [b])
+
+
+def test_its_pod_may_go_meanwhile(world: World, a: str, b: str, c: str) -> None:
+    back_while_its_successor_comes(world, a, b, c)
+    world.pods[b] = replace(world.pods[b], deleting=True)
+
+    world.look()
+
+    assert world.state(b) is S.RELEASING
+    assert "G1" not in world.board.operations
+    world.tick(100)
+
+
+def test_other_groups_look_when_more_wait_and_not_at_every_signal(world: World, a: str, b: str) -> None:
+    """Each router repeats each level; with many seats that move, looking everywhere each time would take the node."""
+    looked: list[str] = []
+
+    class Looks:
+        def decide(self, view: GroupView) -> Decision:
+            looked.append(view.group)
+            return Stay(None, "")
+
+    world.board.policy = Looks()
+    for seat, waiting in ((a, 2), (a, 2), (b, 0), (b, 0), (a, 3)):
+        world.traffic(seat, waiting=waiting, in_flight=int(seat == b))
+        looked.append(";")
+
+    assert "".join(looked) == "G0G1;G0;G0;G0;G0G1;"
