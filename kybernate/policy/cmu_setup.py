@@ -1,11 +1,11 @@
 """c-mu with set-up times: the highest rate of requests served per second goes next."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kybernate.policy.index import visit_seconds
-from kybernate.policy.turns import demand, own_load, take_turns
-from kybernate.policy.view import Decision, GroupView, SeatView
+from kybernate.policy.turns import FADE_SECONDS, contenders, demand, own_load, take_turns
+from kybernate.policy.view import Decision, GroupView, SeatView, Stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,10 @@ class CmuSetup:
 
     def decide(self, view: GroupView) -> Decision:
         """Compare rates of reward."""
-        return take_turns(view, _best, self._yields_in)
+        answer = take_turns(view, _best, self._yields_in)
+        if isinstance(answer, Stay) and answer.until is None and contenders(view):
+            return replace(answer, until=FADE_SECONDS)
+        return answer
 
     def _yields_in(self, holder: SeatView, comer: SeatView) -> float | None:
         if not own_load(holder):

@@ -8,11 +8,12 @@ busy holder.
 """
 
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import inf, isfinite
 
 from kybernate.policy.index import Bid, Urgency, bid, drain_seconds, rate, step_seconds
 from kybernate.policy.quiet import nobody_waits
 from kybernate.policy.turns import (
+    FADE_SECONDS,
     contenders,
     free_slots,
     guests,
@@ -112,7 +113,8 @@ class Kyb:
             return Stay(_soon(dwell, overdue_in), f"{holder.seat} is frozen in {dwell:.1f} s; {why}")
         saved, caused, numbers = self._closing(holder, first, bids)
         if not self.close_ratio or saved <= self.close_ratio * caused:
-            return Stay(_soon(overdue_in), f"{holder.seat} admits: {numbers}; {why}")
+            fades = FADE_SECONDS if self.close_ratio and caused > 0 else inf
+            return Stay(_soon(overdue_in, fades), f"{holder.seat} admits: {numbers}; {why}")
         if dwell > 0:
             return Stay(_soon(dwell, overdue_in), f"{holder.seat} stays {dwell:.1f} s more; {numbers}; {why}")
         return Switch(first.seat.seat, holder.seat, f"{holder.seat} closes: {numbers}; {why}")

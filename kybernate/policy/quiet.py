@@ -5,12 +5,10 @@ costs a park on the way of that request if it is not.
 """
 
 from kybernate.policy.index import rate
-from kybernate.policy.turns import LEAVING, free_slots, movable, own_load
+from kybernate.policy.turns import FADE_SECONDS, LEAVING, free_slots, movable, own_load
 from kybernate.policy.view import Decision, GroupView, Park, SeatView, Stay, Switch
 from kybernate.seat import SeatState
 
-_LOOK_SECONDS = 15.0
-"""How soon shares that only fade with time are compared again."""
 _UNUSED_SECONDS = 60.0
 """How long a seat stays that came for a wish or a guess and has not served anything since."""
 
@@ -32,7 +30,7 @@ def nobody_waits(view: GroupView, idle_seconds: float, keep_ratio: float, prefet
     even = keep_ratio * _break_even(holder.park_seconds, activate)
     numbers = f"{holder.seat} gets {share:.0%} of the requests, break-even {even:.0%}"
     if share >= even:
-        return Stay(_LOOK_SECONDS, f"nobody waits; {numbers}")
+        return Stay(FADE_SECONDS, f"nobody waits; {numbers}")
     stays = _unused(holder) if _unused(holder) > 0 else idle_seconds - holder.idle_seconds
     if stays > 0:
         return Stay(max(0.01, stays), f"nobody waits; {numbers}")
@@ -59,7 +57,7 @@ def _ahead(view: GroupView, parked: list[SeatView], keep_ratio: float) -> Decisi
     even = max(1.0, keep_ratio) * _break_even(guess.park_seconds, min(guess.activate_seconds, next_activate))
     numbers = f"{guess.seat} comes next with {share:.0%}, guesses hit {hits:.0%}, break-even {even:.0%}"
     if min(share, hits) <= even or even <= 0:
-        return Stay(_LOOK_SECONDS, f"nobody waits; {numbers}")
+        return Stay(FADE_SECONDS, f"nobody waits; {numbers}")
     return Switch(guess.seat, None, f"ahead of its request: {numbers}")
 
 

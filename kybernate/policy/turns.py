@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from kybernate.policy.view import Decision, GroupView, SeatView, Stay, Switch
 from kybernate.seat import HOLDING, SeatState
 
+FADE_SECONDS = 15.0
+"""How soon an answer that follows from rates is looked at again: they fade without any event."""
 GRACE_SECONDS = 2.0
 """A seat that came for somebody has this long until that somebody's request must be seen in flight."""
 

@@ -6,7 +6,9 @@ from math import exp
 import pytest
 
 from kybernate.policy import Decision, KybBalanced, KybBounded, KybSlo, Park, Stay, Switch
+from kybernate.policy.cmu_setup import CmuSetup
 from kybernate.policy.index import Urgency, bid, prolonged_seconds, step_seconds, visit_seconds, waiting_ages
+from kybernate.policy.turns import FADE_SECONDS
 from kybernate.seat import SeatState as S
 from tests.policy.views import active, queue, seat, view
 
@@ -104,7 +106,7 @@ def test_beyond_the_cap_the_oldest_goes_first_and_closes_a_busy_holder(policy: K
 
 
 def test_a_wait_that_nears_the_cap_is_looked_at_in_time() -> None:
-    decision = BALANCED.decide(view(active("a", in_flight=9), queue("b", 100.0)))
+    decision = BALANCED.decide(view(active("a", in_flight=9, rate_fast=0.0, rate_slow=0.0), queue("b", 100.0)))
     assert isinstance(decision, Stay)
     assert decision.until == pytest.approx(BALANCED.cap_slos * 20.0 - 107.0)
 
@@ -215,8 +217,25 @@ def test_what_an_operator_brought_waits_a_minute_for_its_first_request() -> None
         assert isinstance(BALANCED.decide(view(later, seat("b"))), Park)
 
 
+def test_rates_fade_without_events_so_a_busy_holder_is_looked_at_again() -> None:
+    hot = active("a", in_flight=1, service_seconds=30.0, rate_fast=1.0, rate_slow=0.0, weight=2.0)
+    crowd = queue("b", 9.0, 8.0, 7.0, 6.0, weight=2.0, slo_seconds=60.0)
+    decision = BALANCED.decide(view(hot, crowd))
+    assert isinstance(decision, Stay)
+    assert decision.until == FADE_SECONDS
+    faded = view(replace(hot, rate_fast=0.1, active_seconds=240.0), crowd)
+    assert isinstance(BALANCED.decide(faded), Switch), "nothing had happened but time"
+
+
+def test_cmu_setup_looks_again_too() -> None:
+    decision = CmuSetup().decide(view(active("a", in_flight=3), queue("b", 9.0)))
+    assert isinstance(decision, Stay)
+    assert decision.until == FADE_SECONDS
+
+
 def test_without_a_cap_nothing_is_looked_at_for_its_sake() -> None:
-    decision = KybBalanced(cap_slos=float("inf")).decide(view(active("a", in_flight=1), queue("b", 9.0)))
+    policy = KybBalanced(cap_slos=float("inf"), close_ratio=0.0)
+    decision = policy.decide(view(active("a", in_flight=1), queue("b", 9.0)))
     assert isinstance(decision, Stay)
     assert decision.until is None
 
