@@ -92,8 +92,9 @@ class _Node:
         group = self.groups[number]
         victim = self.active[number]
         winner = chance.choice([seat for seat in group.seat_ids if seat != victim])
-        self.signal(victim)
+        self.wall += 3.0  # a seat that has just come is left alone for a moment
         self.hear(Presence(cause="p", component="router", instance="r", incarnation="a"))
+        self.signal(victim)
         self.signal(winner, waiting=1)
         row = self.board.rows[victim]
         self.hear(DrainAnnounced(victim, row.epoch))

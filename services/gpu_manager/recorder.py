@@ -18,7 +18,8 @@ from kybernate.policy import Decision, GroupView
 from kybernate.simulate.replay import encode, heading
 
 MOST_BYTES = 64 * 2**20
-MOST_QUEUED = 10_000
+MOST_QUEUED = 2_000
+"""Looks: with 64 seats in view each takes some 50 kB."""
 
 Look = tuple[GroupView, Decision, str]
 
