@@ -32,8 +32,10 @@ def pods_seen(board: "Board", owners: Owners, now: Now) -> None:
         if pod is None or (row.pod is not None and pod.uid != row.pod.uid):
             if pod is not None or row.pod is None or row.pod.uid not in owners.listed:
                 _missed(board, row, now)
+            if pod is not None and not pod.deleting:
+                _inherited(board, row, pod, now)
             continue
-        row.misses = 0
+        row.misses, row.confirmed = 0, row.confirmed + 1
         if row.state is not S.FREE:
             _owner_seen(board, row, pod, now)
         elif not pod.deleting:
@@ -41,6 +43,7 @@ def pods_seen(board: "Board", owners: Owners, now: Now) -> None:
             board.go(row, T.ALLOCATED, now, epoch=board.next_epoch(now))
             if pod.running:
                 _runs(board, row, pod, now)
+        _at_gate(board, row, now)
 
 
 def _missed(board: "Board", row: Row, now: Now) -> None:
@@ -49,10 +52,29 @@ def _missed(board: "Board", row: Row, now: Now) -> None:
         _delete(board, row, now)
 
 
+def _inherited(board: "Board", row: Row, pod: SeatPod, now: Now) -> None:
+    """Kubelet gave the seat to another pod, and a ticket given to the one before is open.
+
+    The gate does not know who calls: it may have been the new pod's call, then the lease is its own. Not so when the
+    new one waits at the gate for another ticket.
+    """
+    if row.state is not S.RELEASING or row.misses < 2 or row.call is not None or not _may_come(row, now):
+        return
+    fresh = _freed(board, row, now)
+    fresh.pod, fresh.misses = pod, 0
+    board.go(fresh, T.ALLOCATED, now, epoch=board.next_epoch(now))
+    fresh.ticket, fresh.ticket_open, fresh.ticket_wall = row.ticket, True, row.ticket_wall
+    reason = "its call took the ticket of the pod that had its seat before"
+    board.go(fresh, T.TICKET, now, epoch=board.next_epoch(now), reason=reason)
+    if pod.running:
+        _runs(board, fresh, pod, now)
+
+
 def _owner_seen(board: "Board", row: Row, pod: SeatPod, now: Now) -> None:
     moved = row.pod is not None and row.pod.endpoint != pod.endpoint
     row.pod = pod
     if pod.deleting:
+        row.ends = True
         if pod.running and (row.state is not S.RELEASING or row.ticket_open):
             _runs(board, row, pod, now)  # it started since the last look
         if row.state is not S.RELEASING:
@@ -93,7 +115,7 @@ def _delete(board: "Board", row: Row, now: Now) -> None:
     held, has_process = row.lease, row.seen_running
     row.processes_gone = not has_process
     board.go(row, T.DELETED, now, epoch=board.next_epoch(now))
-    row.lease = held and (has_process or row.ticket_open)  # a ticket may be used as long as the pod is there
+    row.lease = held and (has_process or row.ticket_open)  # a ticket may still be used
     if has_process:
         _release(board, row)
 
@@ -111,20 +133,31 @@ def _leave_switch(board: "Board", row: Row) -> None:
 
 
 def start_calls(board: "Board", calls: dict[str, StartCall], now: Now) -> None:
-    """Kubelet waits at the gate for these seats. A call for a seat that ran means that its container exited."""
+    """Kubelet waits at the gate for these seats."""
     for row in board.rows.values():
         call = calls.get(row.seat)
+        if call is not None and (row.call is None or row.call.call != call.call):
+            row.confirmed = 0
         row.call = call if call is not None and call.call != row.ticket else None
-        if not row.calls(now):
-            continue
-        if row.called_wall is None:
-            row.called_wall = now.wall
-        if row.seen_running and row.state in HAS_PROCESS:
-            exited(board, row, "its container is started again", now)
-        if row.state is S.BACKOFF:
-            board.go(row, T.CALLED, now, epoch=board.next_epoch(now))
-        elif row.state is S.STARTING and not row.seen_running:
-            board.give_ticket(row, now)
+        _at_gate(board, row, now)
+
+
+def _at_gate(board: "Board", row: Row, now: Now) -> None:
+    """A call for a seat that has its lease means that its container exited or never started, unless kubelet gave the
+    seat to another pod while the one before may still run. The second poll began after the call, and tells which."""
+    if not row.calls(now):
+        return
+    if row.called_wall is None:
+        row.called_wall = now.wall
+    ran = row.seen_running and row.state in HAS_PROCESS
+    if (ran or row.state is S.STARTING) and row.confirmed < 2:
+        return
+    if ran:
+        exited(board, row, "its container is started again", now)
+    if row.state is S.BACKOFF:
+        board.go(row, T.CALLED, now, epoch=board.next_epoch(now))
+    elif row.state is S.STARTING:
+        board.give_ticket(row, now)
 
 
 def exited(board: "Board", row: Row, reason: str, now: Now) -> None:
@@ -168,9 +201,32 @@ def end_of_life(board: "Board", row: Row, now: Now) -> None:
 
 def _released(board: "Board", row: Row, now: Now) -> None:
     """No process of a deleted pod is left: nothing is held any more, and once the pod is gone the seat is free."""
-    row.lease = row.lease and row.ticket_open
-    if row.misses >= 2:
-        board.go(row, T.GONE, now, epoch=board.next_epoch(now))
-        board.rows[row.seat] = Row(
-            row.seat, row.home, epoch=row.epoch, entered_at=now.unix, entered_wall=now.wall, misses=row.misses
-        )
+    row.lease = row.lease and _may_come(row, now)
+    if row.misses >= 2 and not row.lease:
+        _freed(board, row, now)
+
+
+def _may_come(row: Row, now: Now) -> bool:
+    """Whether the last ticket of a deleted pod may still lead to a process.
+
+    A pod that vanishes without having been seen in deletion (forced, or its kubelet lost it) proves nothing: the
+    runtime may be about to start its container.
+    """
+    ended = row.ends and row.misses >= 2
+    return row.ticket_open and not ended and now.wall <= row.ticket_wall + START_DEADLINE_SECONDS
+
+
+def _freed(board: "Board", row: Row, now: Now) -> Row:
+    """Nobody's seat, as of now; who calls at the gate still does."""
+    board.go(row, T.GONE, now, epoch=board.next_epoch(now))
+    fresh = Row(
+        row.seat,
+        row.home,
+        epoch=row.epoch,
+        call=row.call,
+        entered_at=now.unix,
+        entered_wall=now.wall,
+        misses=row.misses,
+    )
+    board.rows[row.seat] = fresh
+    return fresh

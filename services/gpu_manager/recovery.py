@@ -116,11 +116,15 @@ def _state(row: Row, entry: LedgerEntry | None, seen: SeatProgress | None) -> tu
         alive = row.seen_running and (seen is None or seen.outcome != "gone")
         row.seen_running = alive
         holds = alive and (seen is None or seen.outcome != "parked") and (entry is None or entry.lease)
+        if entry is not None and entry.lease and not entry.seen_running and entry.state in (S.STARTING, S.RELEASING):
+            _reopen(row)
+            holds = True
         return S.RELEASING, holds, "its pod is being deleted"
     if not pod.running:
         row.seen_running = False
         if entry is not None and entry.state is S.STARTING:
-            return S.STARTING, True, ""  # its ticket may be taken already
+            _reopen(row)
+            return S.STARTING, True, ""
         return (
             (S.WAITING, False, "") if row.container_id is None else (S.BACKOFF, False, "its container is not running")
         )
@@ -137,6 +141,11 @@ def _state(row: Row, entry: LedgerEntry | None, seen: SeatProgress | None) -> tu
     if entry is not None and entry.state in (S.STARTING, S.LOST, S.QUARANTINED):
         return entry.state, True, ""
     return S.ACTIVE, True, ""
+
+
+def _reopen(row: Row) -> None:
+    """Its ticket may be taken already, and a process may come of it; since when is not known."""
+    row.ticket_open, row.ticket_wall = True, row.entered_wall
 
 
 def _quarantine_conflicts(board: "Board") -> None:

@@ -42,8 +42,12 @@ class Row:
     container_id: str | None = None
     """The container that holds or held VRAM for it; a new one means a new start."""
     call: StartCall | None = None
+    confirmed: int = 0
+    """Polls since that call was heard in which its owner was still the same."""
     ticket: str = ""
     """The waiting call that got the last ticket."""
+    ticket_wall: float = 0.0
+    """When it got it."""
     called_wall: float | None = None
     """Wall time of the first call since the last ticket: each call is short, and kubelet calls again."""
     ticket_open: bool = False
@@ -54,6 +58,8 @@ class Row:
     """Quarantined only because others seem to hold its group too; over when they do not."""
     misses: int = 0
     """Polls in a row in which nobody owned it."""
+    ends: bool = False
+    """Its pod was seen being deleted: once that is not listed any more, kubelet has ended its containers."""
     processes_gone: bool = False
     """While releasing or lost: the checkpointer found no process of it."""
     pinned: bool = False
@@ -117,8 +123,8 @@ class Row:
         return max(0.0, self.frozen_until - now.unix) if self.frozen_since else 0.0
 
     def calls(self, now: Now) -> bool:
-        """Whether kubelet still waits at the gate for it."""
-        return self.call is not None and self.call.until > now.unix + LAST_MOMENT_SECONDS
+        """Whether kubelet still waits at the gate for it, and not for another pod that may have its seat by now."""
+        return self.call is not None and not self.misses and self.call.until > now.unix + LAST_MOMENT_SECONDS
 
     @property
     def is_pinned(self) -> bool:

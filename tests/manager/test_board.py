@@ -260,6 +260,9 @@ def test_a_new_call_means_that_the_container_exited_even_before_the_pod_list_say
     (a,) = world.fill("a")
 
     world.call(a)
+    world.look()
+    assert world.state(a) is S.ACTIVE, "that poll may have begun before the call"
+    world.look()
 
     assert [e.state for e in world.events(a)][-3:] == [S.BACKOFF, S.WAITING, S.STARTING]
 
@@ -271,6 +274,8 @@ def test_the_gate_may_be_asked_again_when_an_answer_was_lost(world: World) -> No
     first = world.row(seat).epoch
 
     world.call(seat)
+    world.look()
+    world.look()
 
     ticket = world.last(Ticket)
     assert isinstance(ticket, Ticket)
