@@ -30,7 +30,7 @@ def seats_elsewhere(board: "Board", group: Group, now: Now) -> tuple[SeatView, .
     names = {peer.name for peer in board.peers[group.name]}
     rows = [row for row in board.rows.values() if row.group.name in names and row.state is S.PARKED] if names else []
     for row in rows:
-        if row.seat not in board.away and may_move(board, row):
+        if row.seat not in board.away and row.moves_after <= now.wall and may_move(board, row):
             board.away[row.seat] = looking.seat_view(board, row, now, on=group)
     views = [(row, board.away[row.seat]) for row in rows if row.seat in board.away]
     return tuple(seat for row, seat in views if looking.asked_for(seat) and at_hand(board, row, group))

@@ -34,6 +34,10 @@ class Row:
     """While it moves to ``group``: where it is parked."""
     fixed: str = ""
     """Why it is not moved any more: the driver refused it."""
+    failed_moves: int = 0
+    """Since it last served: moves that failed without having been refused."""
+    moves_after: float = 0.0
+    """Wall time before which it is not moved again."""
     state: SeatState = SeatState.FREE
     epoch: int = 0
     lease: bool = False
@@ -48,6 +52,8 @@ class Row:
     """The waiting call that got the last ticket."""
     ticket_wall: float = 0.0
     """When it got it."""
+    inherited: bool = False
+    """That was the owner before: a call of this one is for another start, and both may come."""
     called_wall: float | None = None
     """Wall time of the first call since the last ticket: each call is short, and kubelet calls again."""
     ticket_open: bool = False

@@ -22,6 +22,9 @@ S, T = SeatState, Trigger
 RESEND_SECONDS = 1.0
 """Wall: how long to wait for the checkpointer's answer before asking again."""
 
+LONGEST_STAY_SECONDS = 600.0
+"""Wall: how long a seat whose moves fail is left where it is, at most."""
+
 PARK_FAILED = {
     "active": T.ROLLED_BACK,
     "lost": T.UNRECOVERABLE,
@@ -280,6 +283,9 @@ def _not_activated(board: "Board", operation: Operation, row: Row, progress: Sea
         board.fixed = progress.reason
     elif moving and (progress.move_refused or progress.outcome == "lost"):
         row.fixed = progress.reason
+    elif moving:  # longer than the group pauses: its own seats come first then
+        row.failed_moves += 1
+        row.moves_after = now.wall + min(LONGEST_STAY_SECONDS, 15.0 * 2**row.failed_moves)
     if not (moving and progress.move_refused):
         board.failed(operation.group, now)
     trigger = NOT_RESTORED[row.state] if progress.outcome == "parked" else ACTIVATE_FAILED[progress.outcome]
@@ -290,6 +296,7 @@ def _serves(board: "Board", row: Row, now: Now, operation: Operation | None, pro
     """The seat serves. An activation tells how long each phase of its switch took, in wall seconds."""
     row.active_since = row.busy_at = now.model
     row.wanted_since = None
+    row.failed_moves, row.moves_after = 0, 0.0
     board.failures.pop(row.group.name, None)
     if operation is None or progress is None:
         board.go(row, T.HEALTHY, now, epoch=row.epoch)

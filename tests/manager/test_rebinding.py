@@ -455,3 +455,23 @@ def test_other_groups_look_when_more_wait_and_not_at_every_signal(world: World, 
         looked.append(";")
 
     assert "".join(looked) == "G0G1;G0;G0;G0;G0G1;"
+
+
+def test_a_move_that_fails_again_and_again_leaves_the_group_to_its_own_seats(
+    world: World, a: str, b: str, c: str
+) -> None:
+    """The one that waits longest would be tried first each time, and pause the group with each failure."""
+    reported(world, move(world, a, b), a, "parked", reason="it took too long")
+    assert (world.state(a), world.row(a).group.name, world.row(a).fixed) == (S.PARKED, "G0", "")
+    world.tick(1.0)
+    assert "G1" not in world.board.operations
+
+    world.traffic(c, waiting=1)
+    assert world.state(c) is S.ACTIVATING
+    world.progress(world.job())
+    world.traffic(c)
+    world.tick(40.0)
+    world.router("router-0")
+    demand(world, a, b)
+    world.tick(1.0)
+    assert world.board.operations["G1"].winner == a, "later it is tried again"
