@@ -287,7 +287,7 @@ class Board:
         epoch = self.next_epoch(now)
         call, row.call = row.call, None
         row.ticket = call.call
-        row.ticket_open, row.ticket_wall = True, now.wall
+        row.ticket_open, row.ticket_wall, row.inherited = True, now.wall, False
         row.seen_running = False
         if row.state is S.WAITING:
             self.go(row, T.TICKET, now, epoch=epoch)

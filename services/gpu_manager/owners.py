@@ -56,14 +56,14 @@ def _inherited(board: "Board", row: Row, pod: SeatPod, now: Now) -> None:
     """Kubelet gave the seat to another pod, and a ticket given to the one before is open.
 
     The gate does not know who calls: it may have been the new pod's call, then the lease is its own. Not so when the
-    new one waits at the gate for another ticket.
+    new one waits at the gate for another ticket, or comes there later: it gets none before the open one is over.
     """
     if row.state is not S.RELEASING or row.misses < 2 or row.call is not None or not _may_come(row, now):
         return
     fresh = _freed(board, row, now)
     fresh.pod, fresh.misses = pod, 0
     board.go(fresh, T.ALLOCATED, now, epoch=board.next_epoch(now))
-    fresh.ticket, fresh.ticket_open, fresh.ticket_wall = row.ticket, True, row.ticket_wall
+    fresh.ticket, fresh.ticket_open, fresh.ticket_wall, fresh.inherited = row.ticket, True, row.ticket_wall, True
     reason = "its call took the ticket of the pod that had its seat before"
     board.go(fresh, T.TICKET, now, epoch=board.next_epoch(now), reason=reason)
     if pod.running:
@@ -156,7 +156,7 @@ def _at_gate(board: "Board", row: Row, now: Now) -> None:
         exited(board, row, "its container is started again", now)
     if row.state is S.BACKOFF:
         board.go(row, T.CALLED, now, epoch=board.next_epoch(now))
-    elif row.state is S.STARTING:
+    elif row.state is S.STARTING and not row.inherited:
         board.give_ticket(row, now)
 
 

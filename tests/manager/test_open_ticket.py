@@ -118,16 +118,19 @@ def test_a_pod_that_was_seen_in_deletion_has_no_process_once_it_is_gone(world: W
     assert tickets(world, other)
 
 
-def test_a_next_owner_that_calls_itself_waits_for_the_ticket_before(world: World) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_next_owner_that_calls_itself_waits_for_the_ticket_before(world: World, *, late: bool) -> None:
     seat = starting(world)
     given(world, seat, "b")
+    if late:
+        look(world)
     world.call(seat)
     world.calls[seat] = replace(world.calls[seat], until=world.now.unix + 1e6)
     world.hear(StartCalls(dict(world.calls)))
     before = len(tickets(world, seat))
 
     look(world)
-    assert world.state(seat) is S.RELEASING
+    assert (world.state(seat), world.row(seat).lease) == (S.STARTING if late else S.RELEASING, True)
     assert len(tickets(world, seat)) == before
 
     world.tick(280)
