@@ -60,7 +60,7 @@ class Stationary:
         case = self._case
         ages = tuple((age, 1) for age in self._ages[seat][case.limit - waiting :])
         running = in_flight is not None
-        idle = waiting == 0 and not in_flight
+        unused = 1 / case.arrivals if waiting == 0 and not in_flight else 0.0
         return SeatView(
             name(seat),
             SeatState.ACTIVE if running else SeatState.PARKED,
@@ -69,8 +69,8 @@ class Stationary:
             ages=ages,
             oldest_wait_seconds=ages[0][0] if ages else 0.0,
             in_flight=in_flight or 0,
-            active_seconds=case.service * (1 + math.log(max(in_flight or 0, 1))) if running else 0.0,
-            idle_seconds=1 / case.arrivals if idle else 0.0,
+            active_seconds=case.service * (1 + math.log(max(in_flight or 0, 1))) + unused if running else 0.0,
+            idle_seconds=unused,
             park_seconds=case.park,
             activate_seconds=case.restore,
             slo_seconds=self._slo,
