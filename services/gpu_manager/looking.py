@@ -29,6 +29,7 @@ PREFERENCE = {S.ACTIVE: 0, S.ACTIVATING: 1, S.STARTING: 2, S.DRAINING: 3, S.PARK
 def view(board: "Board", group: Group, now: Now) -> GroupView:
     """What the policy sees of a group."""
     rows = [row for row in board.seats_of(group) if rebinding.at_hand(board, row, group)]
+    rows = [row for row in rows if row.state is not S.PARKED or row.rests_until <= now.wall]
     hits = board.learning.hits.get(group.name)
     seats = tuple(seat_view(board, row, now) for row in rows)
     share = hits.rate.value if hits is not None and hits.rate.count else None

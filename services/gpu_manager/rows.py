@@ -36,6 +36,8 @@ class Row:
     """Why it is not moved any more: the driver refused it."""
     failed_moves: int = 0
     """Since it last served: moves that failed without having been refused."""
+    rests_until: float = 0.0
+    """Wall time before which it does not come back, after that failed: others of its group go first."""
     moves_after: float = 0.0
     """Wall time before which it is not moved again."""
     state: SeatState = SeatState.FREE

@@ -288,6 +288,7 @@ def _not_activated(board: "Board", operation: Operation, row: Row, progress: Sea
         row.moves_after = now.wall + min(LONGEST_STAY_SECONDS, 15.0 * 2**row.failed_moves)
     if not (moving and progress.move_refused):
         board.failed(operation.group, now)
+        row.rests_until = 2 * board.pause_until[operation.group] - now.wall
     trigger = NOT_RESTORED[row.state] if progress.outcome == "parked" else ACTIVATE_FAILED[progress.outcome]
     board.go(row, trigger, now, epoch=board.next_epoch(now), operation=operation, reason=progress.reason)
 

@@ -563,3 +563,24 @@ def test_a_drain_for_a_container_at_the_gate_does_not_turn_back_between_two_call
     world.tick(1)
 
     assert world.state(a) is S.DRAINING
+
+
+def test_a_seat_that_does_not_come_back_leaves_the_group_to_others(world: World) -> None:
+    """The one that waits longest would be tried first after each pause, for ever."""
+    a, b, _ = world.fill("a", "b", "c")
+    world.tick(20)
+    world.traffic(a, waiting=8, oldest=30.0)
+    world.quiet(world.seat(0, 2))
+    world.traffic(b, waiting=1)
+    world.progress(world.job(), "parked", "parked")
+    assert world.state(a) is S.PARKED
+
+    world.tick(0.6)
+    assert world.state(b) is S.ACTIVATING
+    world.finish()
+    world.traffic(b)
+    world.tick(3)
+    world.beat()
+    world.quiet(b)
+    world.finish()
+    assert world.state(a) is S.ACTIVE
