@@ -32,7 +32,7 @@ def view(board: "Board", group: Group, now: Now) -> GroupView:
     rows = [row for row in rows if row.state is not S.PARKED or row.rests_until <= now.wall]
     hits = board.learning.hits.get(group.name)
     seats = tuple(seat_view(board, row, now) for row in rows)
-    share = hits.rate.value if hits is not None and hits.rate.count else None
+    share = hits.share if hits is not None else None
     return GroupView(group.name, group.slots, seats, now=now.model, hit_share=share)
 
 
