@@ -53,7 +53,7 @@ e2e: setup
 
 # The main table of docs/policy.md again, with confidence intervals. JSON=FILE
 sim-reference: setup
-	@$(KYB) simulate --reference $(if $(JSON),--json $(JSON)) $(ARGS)
+	@$(KYB) simulate --reference --jobs 2 $(if $(JSON),--json $(JSON)) $(ARGS)
 
 replay-full: setup
 	$(KYB) demo --speed 60 --trace $(TRACES)/derived_servegen_10seats_24h.csv.gz
