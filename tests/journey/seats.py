@@ -34,6 +34,17 @@ async def calm(url: str) -> dict[str, Seat]:
     )
 
 
+async def held(url: str, group: str) -> dict[str, Seat]:
+    """The same, and a seat of the group is active: the policy parks who is idle and unlikely to be the next."""
+    found = await calm(url)
+    for _ in range(5):
+        if any(seat["group"] == group and seat["state"] == "active" for seat in found.values()):
+            break
+        await complete(url, parked(found, group))
+        found = await calm(url)
+    return found
+
+
 def parked(found: dict[str, Seat], group: str) -> str:
     """A parked model of a group."""
     return next(model for model, seat in sorted(found.items()) if seat["group"] == group and seat["state"] == "parked")

@@ -7,11 +7,12 @@ import nats
 from nats.aio.msg import Msg
 
 from tests.journey.conftest import Up
-from tests.journey.seats import calm, complete, parked
+from tests.journey.seats import complete, held, parked
 
 
-async def test_one_request_can_be_followed_by_its_cause_through_every_message(up: Up) -> None:
-    model = parked(await calm(up.url), "G0")
+async def followed(up: Up, cause: str) -> list[tuple[str, str]]:
+    """What was said for one request to a parked model: kind and last word of each subject, in order."""
+    found = await held(up.url, "G0")
     heard: list[tuple[str, dict[str, object]]] = []
 
     async def hear(msg: Msg) -> None:
@@ -22,14 +23,21 @@ async def test_one_request_can_be_followed_by_its_cause_through_every_message(up
     try:
         await connection.subscribe("kyb.v1.>", cb=hear)
         await connection.flush()
-        status, _, _ = await complete(up.url, model, **{"x-request-id": "journey-7"})
+        status, _, _ = await complete(up.url, parked(found, "G0"), **{"x-request-id": cause})
         await asyncio.sleep(0)
         await connection.flush()
     finally:
         await connection.close()
-
     assert status == 200
-    mine = [(subject.split(".")[2], subject.split(".")[-1]) for subject, body in heard if body["cause"] == "journey-7"]
+    return [(subject.split(".")[2], subject.split(".")[-1]) for subject, body in heard if body["cause"] == cause]
+
+
+async def test_one_request_can_be_followed_by_its_cause_through_every_message(up: Up) -> None:
+    mine: list[tuple[str, str]] = []
+    for attempt in range(5):
+        mine = await followed(up, f"journey-{attempt}")
+        if ("evt", "closed") in mine:
+            break  # else the holder was parked as idle just before, and nobody had to leave
     story = [
         ("cmd", "activate"),  # services/router: the request is held and asks for its seat
         ("evt", "closed"),  # services/gpu_manager: the policy decided who yields; it drains

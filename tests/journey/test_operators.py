@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 
 from tests.journey.conftest import Up
-from tests.journey.seats import active, calm, complete, parked, until
+from tests.journey.seats import active, calm, complete, held, parked, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +36,7 @@ async def test_kyb_status_finds_the_stack_and_shows_the_truth(up: Up) -> None:
 
 
 async def test_an_operator_activates_parks_pins_and_unpins(up: Up) -> None:
-    found = await calm(up.url)
+    found = await held(up.url, "G1")
     model, holder = parked(found, "G1"), active(found, "G1")
 
     assert (await kyb(up, "pin", f"model/{model}")).returncode == 0
@@ -52,7 +52,7 @@ async def test_an_operator_activates_parks_pins_and_unpins(up: Up) -> None:
 
 
 async def test_kyb_events_follows_a_switch(up: Up) -> None:
-    found = await calm(up.url)
+    found = await held(up.url, "G0")
     model, holder = parked(found, "G0"), active(found, "G0")
     command = [sys.executable, "-c", "from kybernate.cli import main; main()", "events", "-f", "-o", "json"]
     process = await asyncio.create_subprocess_exec(*command, env=up.env, stdout=asyncio.subprocess.PIPE)
@@ -87,7 +87,7 @@ async def _switching(url: str, *models: str) -> AsyncIterator[None]:
 
 
 async def test_a_subscriber_that_knows_only_the_published_subjects_sees_seat_events(up: Up) -> None:
-    found = await calm(up.url)
+    found = await held(up.url, "G0")
     model, holder = parked(found, "G0"), active(found, "G0")
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(ROOT / "examples" / "subscribe.py"), up.nats_url, stdout=asyncio.subprocess.PIPE
@@ -104,7 +104,7 @@ async def test_a_subscriber_that_knows_only_the_published_subjects_sees_seat_eve
 
 
 async def test_load_told_by_another_gateway_alone_wakes_a_seat_and_its_end_lets_it_be_parked(up: Up) -> None:
-    found = await calm(up.url)
+    found = await held(up.url, "G1")
     model, holder = parked(found, "G1"), active(found, "G1")
 
     async def signal(waiting: int, in_flight: int = 0) -> None:
