@@ -8,9 +8,9 @@ busy holder.
 """
 
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import exp, inf, isfinite
 
-from kybernate.policy.index import Bid, Urgency, bid, drain_seconds, rate, step_seconds
+from kybernate.policy.index import Bid, Urgency, bid, drain_seconds, rate, step_seconds, waiting_ages
 from kybernate.policy.quiet import nobody_waits
 from kybernate.policy.turns import (
     FADE_SECONDS,
@@ -173,16 +173,47 @@ class KybSlo(Kyb):
     ``u(x) = 1 + age_weight·x²`` up to the SLO, ``lost_weight·x`` beyond, and ``late_weight·(x − late_slos)`` on top.
     """
 
-    close_ratio: float = 1.5
+    close_ratio: float = 1.0
     length_power: float = 0.5
     age_weight: float = 0.5
     lost_weight: float = 0.05
     late_slos: float = 5.0
     late_weight: float = 0.35
+    close_wait_weight: float = 0.2
+    """What an SLO's length of waiting counts for closing, in requests that miss their SLO."""
 
     def urgency(self) -> Urgency:
         """The class text's function."""
         return Urgency(1.0, self.age_weight, 2.0, 1.0, self.lost_weight, self.late_slos, self.late_weight)
+
+    def _closing(self, holder: SeatView, first: Bid, bids: list[Bid]) -> tuple[float, float, str]:
+        """Requests that miss their SLO, not seconds: those that closing now is expected to save, and those that it
+        costs among the holder's next ones. Waiting counts a little, so that it closes for those who are lost, too.
+        """
+        own = max(own_load(holder), 1)
+        slo = max(holder.slo_seconds, 0.001)
+        closed = drain_seconds(holder, holder.in_flight)
+        admitting = closed + step_seconds(holder, own)
+        behind = first.visit_seconds + first.seat.park_seconds  # and its own activation: whoever is not first
+        saved = 0.0
+        for one in bids:
+            late = one.setup_seconds if one is first else one.setup_seconds + behind + first.seat.activate_seconds
+            slacks = ((one.seat.slo_seconds - age - late, count) for age, count in waiting_ages(one.seat))
+            spared = sum(n * (_lost(slack, admitting) - _lost(slack, closed)) for slack, n in slacks if slack > 0)
+            saved += one.seat.weight * spared
+        away = closed / 2 + first.setup_seconds + first.visit_seconds + first.seat.park_seconds
+        over = away + holder.activate_seconds - slo
+        misses = min(1.0, max(0.0, 0.5 + over / max(2 * (closed + first.visit_seconds), 0.001)))
+        caused = holder.weight * rate(holder) * holder.service_seconds / own * misses
+        waits, wait_caused, _ = Kyb._closing(self, holder, first, bids)
+        saved += self.close_wait_weight * waits / slo
+        caused += self.close_wait_weight * wait_caused / slo
+        return saved, caused, f"closing saves {saved:.2g} requests their SLO and costs {caused:.2g}"
+
+
+def _lost(slack: float, seconds: float) -> float:
+    """How likely a holder that is expected to be left after ``seconds`` is left later than ``slack``: exponential."""
+    return exp(-slack / max(seconds, 0.001))
 
 
 def _cap_unit(seat: SeatView, cap_slos: float) -> float:

@@ -138,6 +138,22 @@ def test_a_holder_with_few_of_its_own_closes_for_fewer() -> None:
     assert 1 < closes_for(1) < closes_for(2) < closes_for(4)
 
 
+def test_slo_mode_closes_a_holder_for_those_who_can_still_be_saved() -> None:
+    holder = active("a", in_flight=3, rate_fast=0.1, rate_slow=0.1)
+
+    def closes_for(age: float) -> int:
+        """How many of one age it takes; 4 + 3 s of set-up leave 13 s of the SLO to one that has just come."""
+        return next(n for n in range(1, 500) if comer(KybSlo().decide(view(holder, queue("b", *[age] * n)))))
+
+    assert 1 < 2 * closes_for(6.0) < closes_for(12.0) < closes_for(16.0) == closes_for(30.0)
+
+
+def test_slo_mode_says_how_many_requests_decided() -> None:
+    crowd = queue("b", *[6.0] * 30)
+    decision = KybSlo().decide(view(active("a", in_flight=3, rate_fast=0.1, rate_slow=0.1), crowd))
+    assert (comer(decision), "requests their SLO" in decision.reason) == ("b", True)
+
+
 def test_a_crowd_closes_a_holder_only_after_its_least_visit() -> None:
     crowd = queue("b", *[20.0] * 30)
     fresh = BALANCED.decide(view(active("a", in_flight=1, active_seconds=BALANCED.min_visit_seconds - 1), crowd))
