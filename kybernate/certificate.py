@@ -1,7 +1,10 @@
 """The certificate of a server, kept fresh."""
 
 import asyncio
+import contextlib
+import os
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -42,9 +45,23 @@ class Certificate:
                 get_logger().error("certificate.refused", reason=reason, meaning="the one from before stays in force")
 
     def _load(self) -> None:
-        # Elsewhere first: a context that was given a certificate without its key serves nobody any more.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._cert, self._key)
-        self.context.load_cert_chain(self._cert, self._key)
+        # Elsewhere first: a context that was given a certificate without its key serves nobody any more. And both
+        # times the same bytes: the files may be replaced between two looks.
+        with _in_memory(self._cert) as cert, _in_memory(self._key or self._cert) as key:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+            self.context.load_cert_chain(cert, key)
+
+
+@contextlib.contextmanager
+def _in_memory(path: Path) -> Iterator[str]:
+    """A copy of the file that no disk holds, as long as the context lasts."""
+    copy = os.memfd_create("tls")
+    try:
+        with os.fdopen(os.dup(copy), "wb") as file:
+            file.write(path.read_bytes())
+        yield f"/proc/self/fd/{copy}"
+    finally:
+        os.close(copy)
 
 
 def _unusable(cert: Path, key: Path | None, error: OSError | ssl.SSLError) -> str:

@@ -16,6 +16,8 @@ PING_SECONDS = 5
 MISSED_PINGS = 2
 """A half-open connection is given up after PING_SECONDS * (MISSED_PINGS + 1)."""
 CONNECT_SECONDS = 2
+RESETS = 4
+"""How often a connection that is reset while it is made is made anew."""
 
 
 class Link:
@@ -94,19 +96,47 @@ class _TlsClient(Client):
 async def dial(url: str, name: str, credentials: Credentials, report: Callable[[Exception], None]) -> Link:
     """Connect once, with what the files of the credentials hold now.
 
+    A server that refuses a key says so and hangs up at once; now and then the hanging up overtakes the saying. What
+    looks like a reset is therefore asked again, a few times.
+
     Raises what nats-py raises, and CredentialsError. ``report`` gets errors that belong to no call; it must not raise.
     """
+    for _ in range(RESETS):
+        heard: list[Exception] = []
+        reset = False
+        try:
+            return await _dial(url, name, credentials, heard.append, report)
+        except (OSError, nats.errors.Error) as error:
+            reset = any(isinstance(one, ConnectionResetError) for one in (error, *heard))
+            if not reset:
+                raise
+        finally:
+            if not reset:
+                for one in heard:
+                    report(one)
+    return await _dial(url, name, credentials, report, report)
+
+
+async def _dial(
+    url: str,
+    name: str,
+    credentials: Credentials,
+    connecting: Callable[[Exception], None],
+    report: Callable[[Exception], None],
+) -> Link:
+    """Once; ``connecting`` gets what is reported before the connection stands, ``report`` what comes after."""
     identity = await asyncio.to_thread(credentials.read)
     wants_tls = (identity.tls and not url.startswith("ws")) or url.startswith("tls:")  # wss is TLS from its first byte
     client = _TlsClient() if wants_tls else Client()
     link = Link(client)
 
     async def on_error(error: Exception) -> None:
-        report(error)
+        hear(error)
 
     async def on_closed() -> None:
         link.lose()
 
+    hear = connecting
     try:
         await client.connect(
             servers=url.split(","),
@@ -123,6 +153,7 @@ async def dial(url: str, name: str, credentials: Credentials, report: Callable[[
             **identity.options,
         )
         await link.listen_to_itself()
+        hear = report
     except BaseException:
         with contextlib.suppress(Exception):
             await client.close()  # what connect leaves open when it fails half-way

@@ -3,13 +3,15 @@
 import asyncio
 import os
 import signal
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
+from socket import SO_LINGER, SOL_SOCKET
 
 import pytest
 import structlog
 
-from kybernate.bus import BusDownError, Credentials, CredentialsError, open_bus
+from kybernate.bus import BusDownError, BusError, Credentials, CredentialsError, open_bus
 from kybernate.bus.credentials import new_seed, public_key
 from kybernate.bus.keys import write
 from kybernate.bus.nats import NatsBus
@@ -173,3 +175,27 @@ async def test_who_has_an_authority_speaks_to_no_server_without_tls(tmp_path: Pa
 def test_certificates_that_do_not_fit_are_named(pki: Path, files: dict[str, str], why: str) -> None:
     with pytest.raises(CredentialsError, match=why):
         Credentials("router", **{name: pki / file for name, file in files.items()}).read()
+
+
+async def test_a_server_that_hangs_up_before_its_reason_is_read_is_asked_again(tmp_path: Path) -> None:
+    asked = 0
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        info = b'INFO {"server_id":"s","version":"2.11.0","max_payload":1024,"proto":1}\r\n'
+        writer.write(info)
+        await reader.readuntil(b"PING\r\n")
+        if asked <= 2:
+            writer.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()  # a reset
+        else:
+            writer.write(b"-ERR 'Authorization Violation'\r\n")
+            writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(BusError, match="refused these credentials"):
+            await init(f"nats://127.0.0.1:{port}")
+    assert asked == 3
