@@ -1,0 +1,74 @@
+"""What an upgrade does to seats: plugin and router are replaced, then manager and checkpointer, as in a cluster."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from kybernate.fakes.gpu.client import FakeDriverClient
+from kybernate.stack import Stack, StackOptions
+
+CONFIG = """
+profiles: [{name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}]
+gpuTopology: {groups: [{name: G0, gpus: [0]}]}
+"""
+POD = """---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {model}, annotations: {{kyb.ai/model: {model}, kyb.ai/backend: fake}}}}
+spec:
+  containers:
+    - name: engine
+      image: fake
+      command: [python, -m, kybernate.fakes.engine, --model, {model}, --vram, 40GiB]
+      resources: {{limits: {{kyb.ai/gpu-1x-seat: 1}}}}
+"""
+
+
+@pytest.mark.timeout(150)
+async def test_engines_live_through_an_upgrade_and_parked_models_answer_before_and_after_each_step(
+    tmp_path: Path,
+) -> None:
+    config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
+    config.write_text(CONFIG)
+    pods.write_text("".join(POD.format(model=model) for model in "ab"))
+    options = StackOptions(config=config, pods=pods, gpus=1, announce=False, speed=8)
+    async with Stack(options) as stack, aiohttp.ClientSession() as session:
+        await stack.ready(60)
+
+        async def told(url: str) -> dict[str, Any]:
+            async with session.get(url) as answer:
+                found: dict[str, Any] = await answer.json()
+                return found
+
+        async def engines() -> set[tuple[str, str, int]]:
+            items = (await told(f"{stack.layout.kubelet_url}/pods"))["items"]
+            return {
+                (pod["metadata"]["uid"], status["containerID"], status["restartCount"])
+                for pod in items
+                for status in pod["status"]["containerStatuses"]
+            }
+
+        async def wake_a_parked_one() -> None:
+            seats = (await told(f"{stack.url}/v1/seats"))["seats"]
+            model = next(seat["model"] for seat in seats if seat["state"] == "parked")
+            body = {"model": model, "prompt": "hi", "max_tokens": 3}
+            async with session.post(f"{stack.url}/v1/completions", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+
+        before = await engines()
+        assert len(before) == 2
+        for replaced in (("plugin", "router"), ("gpu_manager", "checkpointer")):
+            await wake_a_parked_one()
+            old = {service: stack.kill(service, signal.SIGTERM) for service in replaced}
+            async with asyncio.timeout(60):
+                while any(stack.pids.get(service, pid) == pid for service, pid in old.items()):
+                    await asyncio.sleep(0.02)
+            await stack.ready(60)
+            await wake_a_parked_one()
+            assert await engines() == before, f"{replaced} were replaced"
+        async with await FakeDriverClient.connect(stack.layout.driver_socket) as driver:
+            assert (await driver.call("stats"))["violations"]["count"] == 0
