@@ -9,23 +9,11 @@ from kybernate.bus.keys import write
 from kybernate.bus.rights import Place
 from kybernate.stack import Stack, StackOptions
 from tests.bus.guarded import certificates
+from tests.stack.pods import pod
 
 CONFIG = """
 profiles:
   - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}
-"""
-POD = """---
-apiVersion: v1
-kind: Pod
-metadata:
-  name: {model}
-  annotations: {{kyb.ai/model: {model}, kyb.ai/backend: fake}}
-spec:
-  containers:
-    - name: engine
-      image: fake
-      command: [python, -m, kybernate.fakes.engine, --model, {model}, --vram, 60GiB]
-      resources: {{limits: {{kyb.ai/gpu-1x-seat: 1}}}}
 """
 NODE_ROLES = {"gpu_manager": "node-manager", "checkpointer": "node-checkpointer"}
 CLUSTER_ROLES = {"gpu_manager": "manager", "plugin": "plugin", "router": "router"}
@@ -64,7 +52,7 @@ def guarded(folder: Path) -> StackOptions:
     (keys / "node-nats.conf").write_text('include "node-auth.conf"\n')
     config, pods = folder / "config.yaml", folder / "pods.yaml"
     config.write_text(CONFIG)
-    pods.write_text(POD.format(model="a") + POD.format(model="b"))
+    pods.write_text(pod("a") + pod("b"))
     settings: dict[str, dict[str, str]] = {}
     for name, role in CLUSTER_ROLES.items():
         files = {"KYB_NATS_NKEY_FILE": str(keys / f"{role}.nk"), "KYB_NATS_CA_FILE": str(pki / "ca.crt")}

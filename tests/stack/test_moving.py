@@ -9,6 +9,7 @@ import pytest
 
 from kybernate.fakes.gpu.client import FakeDriverClient
 from kybernate.stack import Stack, StackOptions
+from tests.stack.pods import pod
 
 CONFIG = """
 profiles:
@@ -16,26 +17,13 @@ profiles:
 gpuTopology: {groups: [{name: G0, gpus: [0]}, {name: G1, gpus: [1]}]}
 policy: {name: kyb-balanced}
 """
-POD = """---
-apiVersion: v1
-kind: Pod
-metadata:
-  name: {model}
-  annotations: {{kyb.ai/model: {model}, kyb.ai/backend: fake}}
-spec:
-  containers:
-    - name: engine
-      image: fake
-      command: [python, -m, kybernate.fakes.engine, --model, {model}, --vram, 60GiB]
-      resources: {{limits: {{kyb.ai/gpu-1x-seat: 1}}}}
-"""
 
 
 @pytest.mark.timeout(150)
 async def test_a_seat_moves_and_serves_although_manager_and_checkpointer_die_on_the_way(tmp_path: Path) -> None:
     config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
     config.write_text(CONFIG)
-    pods.write_text("".join(POD.format(model=model) for model in "abc"))
+    pods.write_text("".join(pod(model) for model in "abc"))
     options = StackOptions(config=config, pods=pods, gpus=2, announce=False, speed=4)
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         await stack.ready(60)

@@ -7,6 +7,7 @@ import aiohttp
 
 from kybernate.fakes.gpu.client import FakeDriverClient
 from kybernate.stack import Stack, StackOptions
+from tests.stack.pods import pod
 
 CONFIG = """
 profiles:
@@ -15,26 +16,13 @@ profiles:
 gpuTopology: {overlap: timeshare}
 policy: {name: quantum, settings: {quantumSeconds: 5, idleSeconds: 1}}
 """
-POD = """---
-apiVersion: v1
-kind: Pod
-metadata:
-  name: {model}
-  annotations: {{kyb.ai/model: {model}, kyb.ai/backend: fake}}
-spec:
-  containers:
-    - name: engine
-      image: fake
-      command: [python, -m, kybernate.fakes.engine, --model, {model}, --vram, {vram}]
-      resources: {{limits: {{kyb.ai/gpu-{size}x-seat: 1}}}}
-"""
 MODELS = {"a": (1, "20GiB"), "b": (1, "20GiB"), "c": (1, "20GiB"), "p": (2, "60GiB"), "q": (2, "60GiB")}
 
 
 async def test_singles_and_pairs_of_the_same_gpus_all_answer_and_never_meet(tmp_path: Path) -> None:
     config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
     config.write_text(CONFIG)
-    pods.write_text("".join(POD.format(model=m, size=size, vram=vram) for m, (size, vram) in MODELS.items()))
+    pods.write_text("".join(pod(m, size=size, vram=vram) for m, (size, vram) in MODELS.items()))
     options = StackOptions(config=config, pods=pods, gpus=2, announce=False, speed=4)
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         await stack.ready(60)

@@ -10,21 +10,11 @@ import pytest
 
 from kybernate.fakes.gpu.client import FakeDriverClient
 from kybernate.stack import Stack, StackOptions
+from tests.stack.pods import pod
 
 CONFIG = """
 profiles: [{name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}]
 gpuTopology: {groups: [{name: G0, gpus: [0]}]}
-"""
-POD = """---
-apiVersion: v1
-kind: Pod
-metadata: {{name: {model}, annotations: {{kyb.ai/model: {model}, kyb.ai/backend: fake}}}}
-spec:
-  containers:
-    - name: engine
-      image: fake
-      command: [python, -m, kybernate.fakes.engine, --model, {model}, --vram, 40GiB]
-      resources: {{limits: {{kyb.ai/gpu-1x-seat: 1}}}}
 """
 
 
@@ -34,7 +24,7 @@ async def test_engines_live_through_an_upgrade_and_parked_models_answer_before_a
 ) -> None:
     config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
     config.write_text(CONFIG)
-    pods.write_text("".join(POD.format(model=model) for model in "ab"))
+    pods.write_text("".join(pod(model, vram="40GiB") for model in "ab"))
     options = StackOptions(config=config, pods=pods, gpus=1, announce=False, speed=8)
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         await stack.ready(60)
@@ -56,8 +46,11 @@ async def test_engines_live_through_an_upgrade_and_parked_models_answer_before_a
             seats = (await told(f"{stack.url}/v1/seats"))["seats"]
             model = next(seat["model"] for seat in seats if seat["state"] == "parked")
             body = {"model": model, "prompt": "hi", "max_tokens": 3}
-            async with session.post(f"{stack.url}/v1/completions", json=body) as answer:
-                assert answer.status == 200, await answer.text()
+            try:
+                async with session.post(f"{stack.url}/v1/completions", json=body) as answer:
+                    assert answer.status == 200, await answer.text()
+            except aiohttp.ClientConnectorError as error:
+                raise AssertionError(f"{error}; the router said:\n{stack.logs('router')[-4000:]}") from error
 
         before = await engines()
         assert len(before) == 2
