@@ -21,8 +21,9 @@ def contenders(view: GroupView) -> list[SeatView]:
 
 
 def guests(view: GroupView) -> list[SeatView]:
-    """Seats of other groups that have requests, and whose own group has no slot for them."""
-    return [seat for seat in view.elsewhere if seat.home_busy and seat.waiting and seat.state is SeatState.PARKED]
+    """Parked seats of other groups that somebody waits for, and whose own group has no slot for them."""
+    parked = (seat for seat in view.elsewhere if seat.home_busy and seat.state is SeatState.PARKED)
+    return [seat for seat in parked if seat.wait_seconds is not None]
 
 
 def free_slots(view: GroupView) -> int:

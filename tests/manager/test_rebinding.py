@@ -18,7 +18,7 @@ from kybernate.messages import (
     SeatProgress,
     SwitchJob,
 )
-from kybernate.policy import Decision, GroupView, Stay
+from kybernate.policy import Decision, GroupView, KybBalanced, Stay
 from kybernate.seat import SeatState as S
 from services.gpu_manager import looking
 from services.gpu_manager.inputs import JobAnswered, Recovered, Retargeted, Stranger, StrangersSeen
@@ -475,3 +475,21 @@ def test_a_move_that_fails_again_and_again_leaves_the_group_to_its_own_seats(
     demand(world, a, b)
     world.tick(1.0)
     assert world.board.operations["G1"].winner == a, "later it is tried again"
+
+
+@pytest.mark.parametrize("how", ["wish", "pin"])
+def test_an_operators_wish_is_met_on_another_group_while_its_own_is_busy(
+    world: World, a: str, b: str, c: str, how: str
+) -> None:
+    world.board.policy = KybBalanced()
+    world.beat()
+    world.command(PinSeat, b)
+    world.traffic(b, in_flight=3)
+
+    reply = world.wish(a) if how == "wish" else world.command(PinSeat, a)
+
+    assert reply.accepted
+    assert world.state(c) is S.DRAINING
+    world.quiet(c)
+    world.progress(world.job())
+    assert (world.state(a), world.row(a).group.name, world.state(b)) == (S.ACTIVE, "G1", S.ACTIVE)

@@ -20,7 +20,7 @@ def can_be_carried_out(policy: Policy, shown: GroupView, decision: Decision) -> 
             assert not here[victim].in_flight
             assert not here[victim].waiting
         case Switch(activate=comer, evict=victim):
-            far = {one.seat: one for one in shown.elsewhere if one.home_busy and one.waiting}
+            far = {one.seat: one for one in shown.elsewhere if one.home_busy and one.wait_seconds is not None}
             ahead = getattr(policy, "prefetch", False) and comer in here and here[comer].state is S.PARKED
             assert comer in far or here[comer].wait_seconds is not None or ahead
             if victim is None:

@@ -276,6 +276,13 @@ def test_a_guest_comes_only_while_its_own_group_is_taken() -> None:
     assert isinstance(BALANCED.decide(view(seat("a"), elsewhere=(replace(guest, home_busy=False),))), Stay)
 
 
+@pytest.mark.parametrize("asked", [{"wanted_seconds": 1.0}, {"pinned": True}])
+def test_a_guest_comes_for_an_operator_as_for_a_request(asked: dict[str, object]) -> None:
+    guest = seat("far", home_busy=True, move_seconds=3.0, **asked)  # type: ignore[arg-type]
+    assert comer(BALANCED.decide(view(seat("a"), elsewhere=(guest,)))) == "far"
+    assert isinstance(BALANCED.decide(view(seat("a"), elsewhere=(replace(guest, home_busy=False),))), Stay)
+
+
 def test_seats_that_share_gpus_with_the_group_yield_although_it_has_no_slot() -> None:
     decision = BALANCED.decide(view(queue("big", 3.0), active("small"), slots=0))
     assert (comer(decision), getattr(decision, "evict", None)) == ("big", "small")
