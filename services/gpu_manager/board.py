@@ -333,6 +333,8 @@ class Board:
             row.frozen_since = row.frozen_until = 0.0
         if row.state in (S.ACTIVE, S.LOST):
             self.levels.unpoke(row.seat)
+        if row.state is S.ACTIVE:
+            row.wanted_since = None
         if row.state is S.LOST:
             row.processes_gone = False
             self.said.append(KillJob(cause=cause or row.why, node=self.node, epoch=epoch, target=row.target()))

@@ -74,6 +74,9 @@ def _park(board: "Board", row: Row, command: Command, now: Now) -> CommandReply:
     if row.is_pinned:
         return _no("pinned", f"seat {row.seat} is pinned; unpin it first", epoch=row.epoch)
     row.wanted_since = None
+    leaving = board.leaving(row.seat)
+    if leaving is not None:
+        leaving.ordered = True
     if row.state in (S.PARKED, S.PARKING, S.DRAINING):
         return _yes(row)
     if row.state is not S.ACTIVE:
@@ -83,7 +86,7 @@ def _park(board: "Board", row: Row, command: Command, now: Now) -> CommandReply:
     if not board.bus_up or not board.routers.settled(now):
         return _no("not-ready", "not every router was heard yet since a restart or outage", epoch=row.epoch, retry=3.0)
     row.cause = command.cause
-    board.drain(row, None, f"{command.actor} asked for it", now)
+    board.drain(row, None, f"{command.actor} asked for it", now).ordered = True
     return _yes(row)
 
 

@@ -52,7 +52,7 @@ def decide(board: "Board", group: Group, now: Now) -> None:
             freeze = how == "freeze" and terms(board.rows[victim].pod, board.tiers).tier.stall_budget_seconds > 0
             _evict(board, board.rows[victim], board.rows[winner], decision.reason, now, freeze=freeze)
         case Park(seat=victim):
-            _evict(board, board.rows[victim], None, decision.reason, now)
+            _park(board, board.rows[victim], decision.reason, now)
 
 
 def _grant(board: "Board", group: Group, winner: Row, reason: str, now: Now) -> None:
@@ -79,9 +79,17 @@ def _evict(board: "Board", victim: Row, winner: Row | None, reason: str, now: No
     if not board.bus_up or victim.state is not S.ACTIVE or not board.routers.settled(now):
         return
     board.say_decided(victim.group, reason)
-    if winner is not None and not looking.room(board, winner, without=victim, on=victim.group):
-        winner = None  # one more has to yield before it fits
-    board.drain(victim, winner, reason, now, freeze=freeze)
+    fits = winner is None or looking.room(board, winner, without=victim, on=victim.group)
+    operation = board.drain(victim, winner if fits else None, reason, now, freeze=freeze)
+    operation.room_for = None if fits or winner is None else winner.seat  # one more has to yield before it fits
+
+
+def _park(board: "Board", victim: Row, reason: str, now: Now) -> None:
+    """Drain a holder for nobody, unless somebody asks for it: that would call the drain off at once, and again."""
+    if looking.asked_for(looking.seat_view(board, victim, now)):
+        board.why[victim.group.name] = f"{victim.seat} is asked for and stays, although the policy said: {reason}"
+        return
+    _evict(board, victim, None, reason, now)
 
 
 def _clear(board: "Board", group: Group, others: list[Row], now: Now) -> None:

@@ -35,11 +35,11 @@ def choose(board: "Board", operation: Operation, now: Now) -> None:
 
 
 def another(board: "Board", operation: Operation, now: Now) -> bool:
-    """Nobody waits any more for the winner of a drain: whether somebody else takes its place."""
+    """A drain has lost its reason: whether somebody else waits for the victim's place."""
     if operation.clears_for is not None or operation.victim is None:
         return False
     winner = _newest(board, operation, now)
-    if winner is None or winner.seat == operation.winner:
+    if winner is None or winner.seat == operation.winner or not looking.wants(board, winner, now):
         return False
     operation.winner, operation.cause = winner.seat, winner.cause or operation.cause
     return True

@@ -165,10 +165,12 @@ def follow_traffic(board: "Board", row: Row, now: Now) -> None:
 
 
 def still_wanted(board: "Board", operation: Operation, now: Now) -> bool:
-    """Whether the winner of a drain still has a reason to come. A drain for nobody was an order."""
-    comer = operation.winner or operation.clears_for
-    if comer is None:
+    """Whether a drain still has its reason: who comes is wanted; where nobody comes, nobody asks for the victim."""
+    if operation.ordered:
         return True
+    comer = operation.winner or operation.clears_for or operation.room_for
+    if comer is None:
+        return not asked_for(seat_view(board, board.rows[operation.victim or ""], now))
     given_up = operation.clears_for is not None and overlap.claimant(board, comer) is None
     return not given_up and wants(board, board.rows[comer], now)
 
@@ -182,7 +184,7 @@ def wants(board: "Board", row: Row, now: Now) -> bool:
 
 
 def asked_for(seat: SeatView) -> bool:
-    """Whether a parked seat has a reason to come."""
+    """Whether a parked seat has a reason to come, or one that is about to be parked to stay."""
     return bool(seat.waiting or seat.pinned or seat.wanted_seconds is not None)
 
 

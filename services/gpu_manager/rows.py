@@ -189,6 +189,10 @@ class Operation:
     """Requests in flight are frozen with the victim: only admission is waited for."""
     clears_for: str | None = None
     """A seat of another group for which these GPUs are cleared."""
+    room_for: str | None = None
+    """A seat of this group for which more than the victim has to leave."""
+    ordered: bool = False
+    """An operator wants the victim parked: nothing calls it off."""
     phase: Literal["draining", "cutting", "job"] = "draining"
     decided_wall: float = 0.0
     deadline: float = 0.0

@@ -57,7 +57,8 @@ def _drain(board: "Board", operation: Operation, now: Now) -> None:
     """Wait for the routers' word and then the engine's; cut at the deadline; turn back when nobody waits."""
     victim = board.rows[operation.victim or ""]
     if not looking.still_wanted(board, operation, now) and not late_binding.another(board, operation, now):
-        turn_back(board, operation, now, "nobody waits for its place any more")
+        alone = operation.winner is None and operation.room_for is None and operation.clears_for is None
+        turn_back(board, operation, now, "it is asked for" if alone else "nobody waits for its place any more")
         return
     if not board.bus_up:
         return
@@ -296,7 +297,6 @@ def _not_activated(board: "Board", operation: Operation, row: Row, progress: Sea
 def _serves(board: "Board", row: Row, now: Now, operation: Operation | None, progress: SeatProgress | None) -> None:
     """The seat serves. An activation tells how long each phase of its switch took, in wall seconds."""
     row.active_since = row.busy_at = now.model
-    row.wanted_since = None
     row.failed_moves, row.moves_after = 0, 0.0
     board.failures.pop(row.group.name, None)
     if operation is None or progress is None:

@@ -1,0 +1,141 @@
+"""A holder that is parked although nobody takes its place: called off as soon as somebody asks for it."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from kybernate.messages import ActivateSeat, ParkSeat, PinSeat
+from kybernate.policy import Decision, GroupView, KybBalanced, Park, Policy
+from kybernate.policy.turns import contenders, own_load
+from kybernate.seat import SeatState as S
+from tests.manager.world import World, make_group
+
+
+@dataclass(frozen=True)
+class ParksIdle:
+    """Parks whoever is idle at once; else as the shipped one."""
+
+    otherwise: Policy = field(default_factory=KybBalanced)
+    even_busy: bool = False
+
+    def decide(self, view: GroupView) -> Decision:
+        holders = [seat for seat in view.holders() if self.even_busy or not own_load(seat)]
+        if contenders(view) or not holders:
+            return self.otherwise.decide(view)
+        return Park(holders[0].seat, "idle")
+
+
+@pytest.fixture
+def world() -> World:
+    """a is parked; b is active and about to be parked for nobody."""
+    world = World()
+    world.boot()
+    world.fill("a", "b")
+    world.tick(20)
+    world.board.policy = ParksIdle()
+    world.tick(1)
+    assert world.state(world.seat(0, 1)) is S.DRAINING
+    return world
+
+
+@pytest.fixture
+def a(world: World) -> str:
+    return world.seat(0, 0)
+
+
+@pytest.fixture
+def b(world: World) -> str:
+    return world.seat(0, 1)
+
+
+def test_a_request_for_it_calls_the_park_off(world: World, b: str) -> None:
+    world.announce(b)
+    world.traffic(b, waiting=1)
+    assert world.state(b) is S.ACTIVE
+    assert not world.board.operations
+    assert "asked for" in world.row(b).reason
+
+
+def test_a_router_that_asks_for_it_does_so_too(world: World, b: str) -> None:
+    world.command(ActivateSeat, b, actor="router")
+    assert world.state(b) is S.ACTIVE
+
+
+@pytest.mark.parametrize("how", ["wish", "pin"])
+def test_an_operator_calls_it_off_and_has_what_was_wished_for(world: World, b: str, how: str) -> None:
+    if how == "wish":
+        world.wish(b)
+    else:
+        world.command(PinSeat, b)
+    assert world.state(b) is S.ACTIVE
+    assert world.row(b).wanted_since is None
+
+
+def test_a_request_for_another_one_makes_it_a_switch_that_goes_on(world: World, a: str, b: str) -> None:
+    world.traffic(a, waiting=1)
+    world.traffic(b, waiting=1)
+    assert world.state(b) is S.DRAINING
+    world.quiet(b)
+    job = world.job()
+    assert job.activate is not None
+    assert ([target.seat for target in job.park], job.activate.seat) == ([b], a)
+
+
+def test_once_it_is_drained_the_park_goes_through_and_it_comes_back(world: World, b: str) -> None:
+    world.quiet(b)
+    assert world.state(b) is S.PARKING
+    world.traffic(b, waiting=1)
+    job = world.job()
+    world.progress(job)
+    assert world.state(b) is S.ACTIVATING
+
+
+def test_what_an_operator_parks_is_parked(world: World, b: str) -> None:
+    """Also one who comes when the policy has begun to park it."""
+    world.command(ParkSeat, b)
+    world.traffic(b, waiting=1)
+    assert world.state(b) is S.DRAINING
+    world.exit(b)
+    world.traffic(b)
+    world.call(b)
+    world.start(b)
+    world.healthy(b)
+    world.board.policy = KybBalanced()
+    world.command(ParkSeat, b)
+    world.traffic(b, waiting=1)
+    assert world.state(b) is S.DRAINING
+
+
+def test_a_policy_that_parks_who_is_asked_for_is_not_followed(world: World, b: str) -> None:
+    world.traffic(b, waiting=1)
+    world.board.policy = ParksIdle(even_busy=True)
+    said = len(world.said)
+    for _ in range(5):
+        world.traffic(b, waiting=1)
+    assert world.state(b) is S.ACTIVE
+    assert len(world.said) == said
+    assert "although the policy said" in world.board.why["G0"]
+
+
+def test_where_two_have_to_leave_it_goes_on_as_long_as_the_one_they_make_room_for_is_wanted() -> None:
+    world = World(groups=(make_group("G", [0, 1], 3, slots=2),))
+    world.boot()
+    small, other, big = world.groups[0].seat_ids
+    for seat, model, vram in ((big, "big", 150), (small, "small", 60), (other, "other", 60)):
+        world.pod(seat, model, vram=f"{vram}GiB")
+        world.call(seat)
+        world.finish()
+        world.start(seat)
+        world.healthy(seat)
+    world.tick(10)
+    assert world.state(big) is S.PARKED
+    world.traffic(big, waiting=1)
+    (operation,) = world.board.operations.values()
+    assert (operation.winner, operation.room_for) == (None, big)
+    victim = operation.victim or ""
+
+    world.traffic(victim, waiting=1)
+    assert world.state(victim) is S.DRAINING
+    world.traffic(big)
+
+    assert world.state(victim) is S.ACTIVE
