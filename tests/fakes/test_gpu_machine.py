@@ -4,7 +4,7 @@ import pytest
 
 from kybernate.fakes.gpu.codes import Code
 from kybernate.fakes.gpu.process import Target
-from kybernate.fakes.gpu.spec import GIB, build_gpus, parse_links
+from kybernate.fakes.gpu.spec import GIB, MOVE_SECONDS, build_gpus, parse_links
 from tests.fakes.machines import Stand
 
 S, ILLEGAL = Code.SUCCESS, Code.ILLEGAL_STATE
@@ -201,6 +201,32 @@ def test_a_restore_with_a_map_moves_the_process_whose_own_names_stay_valid(stand
     assert stand.done("restore", 1, gpu_map={a: b, b: a}) is S
     assert stand.used_gib() == [11, 0]
     assert stand.kinds == {}
+
+
+@pytest.mark.parametrize(("swap", "seconds"), [(None, 10.2), ((), 10.2), ((1, 2), 10.2), ((0, 1), 10.2 + MOVE_SECONDS)])
+def test_a_restore_takes_longer_on_another_gpu_and_only_there(swap, seconds):
+    stand = Stand(3)
+    stand.parked(1, 10, (0,))
+    moves = dict(zip(stand.gpus, stand.gpus, strict=True))
+    if swap:
+        a, b = (stand.gpus[index] for index in swap)
+        moves |= {a: b, b: a}
+    number = stand.send("restore", 99, pid=1, epoch=1, **({} if swap is None else {"gpu_map": moves}))
+    stand.later(seconds - 0.01)
+    assert number not in stand.answers
+    stand.later(0.02)
+    assert stand.answers[number][0] is S
+
+
+def test_a_process_that_moved_comes_back_there_without_further_cost():
+    stand = Stand(2)
+    stand.parked(1, 10, (0,))
+    a, b = stand.gpus
+    assert stand.done("restore", 1, gpu_map={a: b, b: a}) is S
+    assert stand.done("checkpoint", 1) is S
+    number = stand.send("restore", 99, pid=1, epoch=1)
+    stand.later(10.3)
+    assert stand.answers[number][0] is S
 
 
 def test_links_and_uuids_are_stable_and_wrong_links_are_named():

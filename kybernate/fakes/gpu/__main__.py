@@ -10,7 +10,7 @@ from pathlib import Path
 from kybernate import lifecycle, logs
 from kybernate.fakes.gpu.machine import Machine
 from kybernate.fakes.gpu.server import listening
-from kybernate.fakes.gpu.spec import PRESETS, MachineSpec, build, changed
+from kybernate.fakes.gpu.spec import MOVE_SECONDS, PRESETS, MachineSpec, build, changed
 from kybernate.sizes import parse_bytes
 
 
@@ -39,13 +39,14 @@ def build_spec(options: argparse.Namespace) -> MachineSpec:
     preset = changed(options.preset, options.gpus, memory, options.links, options.name or "")
     gpus, links, instances = build(preset, options.seed)
     bandwidth, speed = parse_bytes(options.bandwidth), options.speed
-    if bandwidth <= 0 or speed <= 0 or options.slots < 1:
-        raise ValueError("--bandwidth and --speed must be above 0, --slots at least 1")
+    if bandwidth <= 0 or speed <= 0 or options.slots < 1 or options.move_seconds < 0:
+        raise ValueError("--bandwidth and --speed must be above 0, --slots at least 1, --move-seconds at least 0")
     return MachineSpec(
         gpus=gpus,
         links=links,
         instances=instances,
         bandwidth=bandwidth,
+        move_seconds=options.move_seconds,
         slots=options.slots,
         host_memory_bytes=parse_bytes(options.host_memory)
         if options.host_memory
@@ -66,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--name", help="name of the GPUs")
     add("--seed", default="0", help="makes other UUIDs, for a second machine")
     add("--bandwidth", default="48G", help="bytes per model second of a checkpoint or restore")
+    more = "model seconds that a restore on another GPU than the checkpoint's takes beyond that"
+    add("--move-seconds", type=float, default=MOVE_SECONDS, help=f"{more} (default: %(default)g)")
     add("--speed", type=float, default=float(os.environ.get("KYB_SPEED", "1")), help="model seconds per wall second")
     add("--slots", type=int, default=1, help="seats that may have memory on one GPU; more is a violation")
     add("--host-memory", help="room for the copies of parked processes; default: four times all GPUs")

@@ -14,6 +14,7 @@ from kybernate.machine import Gpu, Level, Link, Mig
 
 __all__ = [
     "GIB",
+    "MOVE_SECONDS",
     "PRESETS",
     "Hardware",
     "MachineSpec",
@@ -30,6 +31,9 @@ _MIG_MIB = {"1g.10gb": 9728, "1g.20gb": 19968, "2g.20gb": 19968, "3g.40gb": 4019
 """Memory of an instance of an 80 GB GPU, which is a little less than its share."""
 _USUAL_NVLINKS = 12
 """Between two cards with a bridge, and of an A100 behind NVSwitch."""
+MOVE_SECONDS = 3.0
+"""What a move costs beyond the same restore at home. An assumption, since nobody has published a measurement: the +3 s
+per migration that research/policy.md counts with (§4.3), as does the manager until it has seen a move."""
 _LEVELS = (Level.SYS, Level.NODE, Level.PHB, Level.PXB, Level.PIX)
 
 
@@ -54,6 +58,8 @@ class MachineSpec:
     """Bytes per model second of one process' checkpoint or restore."""
     overhead_seconds: float = 0.2
     """Model seconds that a checkpoint or restore takes without any byte."""
+    move_seconds: float = MOVE_SECONDS
+    """Model seconds that a restore takes longer when it brings memory to another GPU than it was parked on."""
     slots: int = 1
     """Seats that may have memory on one GPU; more is a violation."""
     host_memory_bytes: int = 0

@@ -163,7 +163,8 @@ class Verbs:
             self._lose(process, wanted, [], RefusedError(Code.UNKNOWN, text))
         process.memory = wanted
         process.moved = {gpu: moves.get(at := process.moved.get(gpu, gpu), at) for gpu in world.capacity}
-        self._transfer(process, call, sum(wanted.values()))
+        moved = any(moves[gpu] != gpu for gpu in process.parked)
+        self._transfer(process, call, sum(wanted.values()), world.spec.move_seconds if moved else 0.0)
         world.memory_changed(wanted)
 
     def _refuse_what_cannot_park(self, process: Process) -> None:
@@ -193,9 +194,10 @@ class Verbs:
         self._own_calls.resume(process)
         return {}
 
-    def _transfer(self, process: Process, call: Call, count: int) -> Operation:
+    def _transfer(self, process: Process, call: Call, count: int, more_seconds: float = 0.0) -> Operation:
         world, spec = self._world, self._world.spec
-        seconds = (spec.overhead_seconds + count / spec.bandwidth) * world.faults.slowness(process) / spec.speed
+        model_seconds = (spec.overhead_seconds + count / spec.bandwidth) * world.faults.slowness(process) + more_seconds
+        seconds = model_seconds / spec.speed
         if world.faults.take("hang", process, call.name) is not None:
             seconds = math.inf
         process.operation = Operation(call, world.now + seconds)
