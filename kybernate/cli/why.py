@@ -65,6 +65,8 @@ def _live(node: dict[str, Any]) -> Iterator[str]:
                 parts.append(f"may be frozen for {seat['stall_budget_seconds']:g} s")
             if seat["pinned"]:
                 parts.append("pinned")
+            if seat.get("blocked"):
+                parts.append(seat["blocked"])
             yield f"    {seat['model']!s:{width}}  {seat['state']:10}  {'; '.join(parts)}"
 
 

@@ -58,7 +58,7 @@ from services.gpu_manager.inputs import (
 from services.gpu_manager.learning import Learning
 from services.gpu_manager.levels import Levels
 from services.gpu_manager.routers import Routers
-from services.gpu_manager.rows import STANDING_STILL, Operation, Row
+from services.gpu_manager.rows import STANDING_STILL, Operation, Row, growing
 
 S, T = SeatState, Trigger
 MOVE_SECONDS = 3.0
@@ -305,7 +305,7 @@ class Board:
     def failed(self, group: str, now: Now) -> None:
         """A switch went wrong: wait a little longer each time before the next one."""
         count = self.failures[group] = self.failures.get(group, 0) + 1
-        self.pause_until[group] = now.wall + min(30.0, 0.25 * 2**count)
+        self.pause_until[group] = now.wall + growing(0.25, count, 30.0)
 
     # --- saying -------------------------------------------------------------------------------------------------
 

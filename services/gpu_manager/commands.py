@@ -64,7 +64,7 @@ def _activate(board: "Board", row: Row, command: Command, now: Now) -> CommandRe
     if command.actor == "router":
         board.levels.poke(command.actor, row.seat, command.cause, now)
     else:
-        row.wanted_since = now.model
+        row.wanted_since, row.rests_until = now.model, 0.0
         left = WISH_SECONDS if command.deadline is None else command.deadline - now.unix
         row.wanted_until = now.wall + left
     return _yes(row)

@@ -29,7 +29,7 @@ PREFERENCE = {S.ACTIVE: 0, S.ACTIVATING: 1, S.STARTING: 2, S.DRAINING: 3, S.PARK
 def view(board: "Board", group: Group, now: Now) -> GroupView:
     """What the policy sees of a group."""
     rows = [row for row in board.seats_of(group) if rebinding.at_hand(board, row, group)]
-    rows = [row for row in rows if row.state is not S.PARKED or row.rests_until <= now.wall]
+    rows = [row for row in rows if not row.rests(now)]
     hits = board.learning.hits.get(group.name)
     seats = tuple(seat_view(board, row, now) for row in rows)
     share = hits.share if hits is not None else None
@@ -123,6 +123,13 @@ def _may_start(board: "Board", row: Row, demand: Traffic, now: Now) -> bool:
 def refused(row: Row) -> str:
     """Why this seat's container can never start; empty when it can."""
     return refusal(row.pod, row.group) if row.pod is not None else ""
+
+
+def blocked(board: "Board", row: Row, now: Now) -> str:
+    """Why a seat is not started or activated at present, whoever asks; empty: nothing keeps it."""
+    if row.rests(now):
+        return row.rests_why
+    return refused(row) or ("" if rebinding.may_move(board, row) else strangers_on(board, row.group))
 
 
 def strangers_on(board: "Board", group: Group) -> str:
@@ -276,7 +283,7 @@ def record(board: "Board", row: Row, now: Now) -> SeatRecord:
         started=row.started,
         activate_seconds=row.switch_seconds,
         manager_url=board.manager_url,
-        blocked=refused(row) or ("" if rebinding.may_move(board, row) else strangers_on(board, row.group)),
+        blocked=blocked(board, row, now),
         fixed=rebinding.why_fixed(board, row),
         stall_seconds=row.stall_seconds(now),
         reported_at=now.unix,

@@ -284,6 +284,7 @@ class Manager:
             except TimeoutError:
                 pass
             self.look_now.clear()
+            self.roster.refresh()
             try:
                 owners = await self.pods.seats()
                 self.gate.write_wishes(self._wishes(owners))
@@ -339,7 +340,6 @@ class Manager:
             if found is not None and found != known:
                 known = found
                 await self.hear(StrangersSeen(found))
-                self.roster.all_changed()
 
     # --- recovery -----------------------------------------------------------------------------------------------
 

@@ -42,6 +42,8 @@ class RosterWriter:
         self._dirty: dict[str, None] = {}
         self._written: dict[str, bytes | None] = {}
         """What each key of this node should hold, as far as it was written; None: nothing."""
+        self._blocked: dict[str, str] = {}
+        """What was written of why seats are blocked: it begins and ends without an event."""
         self._wake = asyncio.Event()
 
     def changed(self, seat: str) -> None:
@@ -53,6 +55,13 @@ class RosterWriter:
         """Every row may be out of date."""
         for seat in self._board.rows:
             self.changed(seat)
+
+    def refresh(self) -> None:
+        """Rows are out of date that say something else of why they are blocked than is true now."""
+        now = self._now()
+        for row in self._board.rows.values():
+            if looking.blocked(self._board, row, now) != self._blocked.get(row.seat, ""):
+                self.changed(row.seat)
 
     async def run(self) -> None:
         """Write and compare until cancelled. What could not be written is written after the bus has come back."""
@@ -82,6 +91,7 @@ class RosterWriter:
         row = self._board.rows[seat]
         record = looking.record(self._board, row, self._now())
         closes = row.state is SeatState.DRAINING
+        self._blocked[seat] = record.blocked
         try:
             if row.state is SeatState.FREE:
                 self._written[record.key] = None

@@ -21,6 +21,11 @@ STANDING_STILL = (SeatState.PARKING, SeatState.PARKED, SeatState.ACTIVATING, Sea
 """States that frozen requests outlive."""
 
 
+def growing(first: float, times: int, longest: float) -> float:
+    """Seconds to wait after so many failures in a row: twice as long each time, at most ``longest``."""
+    return min(longest, first * 2.0 ** min(times, 64))
+
+
 @dataclass
 class Row:
     """One seat of this node."""
@@ -36,8 +41,11 @@ class Row:
     """Why it is not moved any more: the driver refused it."""
     failed_moves: int = 0
     """Since it last served: moves that failed without having been refused."""
+    failed: int = 0
+    """Since it last served: how often it did not come back, moves included."""
     rests_until: float = 0.0
-    """Wall time before which it does not come back, after that failed: others of its group go first."""
+    """Wall time before which it is not tried again, after that failed: others of its group go first."""
+    rests_why: str = ""
     moves_after: float = 0.0
     """Wall time before which it is not moved again."""
     state: SeatState = SeatState.FREE
@@ -129,6 +137,10 @@ class Row:
     def stall_seconds(self, now: Now) -> float:
         """Wall seconds for which routers still keep its frozen requests; 0: there are none, or no more."""
         return max(0.0, self.frozen_until - now.unix) if self.frozen_since else 0.0
+
+    def rests(self, now: Now) -> bool:
+        """Whether it counts as not waiting, since it has just failed to come back."""
+        return self.state is SeatState.PARKED and now.wall < self.rests_until
 
     def calls(self, now: Now) -> bool:
         """Whether kubelet still waits at the gate for it, and not for another pod that may have its seat by now."""

@@ -11,7 +11,7 @@ from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.seat import COMING, SeatState, Trigger
 from services.gpu_manager import late_binding, looking, overlap
 from services.gpu_manager.inputs import EngineSeen, JobAnswered, Now
-from services.gpu_manager.rows import CUT_GRACE_SECONDS, Operation, Row
+from services.gpu_manager.rows import CUT_GRACE_SECONDS, Operation, Row, growing
 from services.gpu_manager.terms import terms
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ RESEND_SECONDS = 1.0
 
 LONGEST_STAY_SECONDS = 600.0
 """Wall: how long a seat whose moves fail is left where it is, at most."""
+LONGEST_REST_SECONDS = 300.0
+"""Wall: how long a seat that does not come back is no contender, at most."""
 
 PARK_FAILED = {
     "active": T.ROLLED_BACK,
@@ -197,6 +199,8 @@ def _refused(board: "Board", operation: Operation, reason: str, now: Now) -> Non
     if victim is not None and victim.state is S.PARKING:
         board.go(victim, T.ROLLED_BACK, now, epoch=board.next_epoch(now), reason=reason)
     overlap.give_up(board, operation, now)
+    if winner is not None:
+        _rest(board, operation, winner, reason, now)
     if winner is not None and _comes(winner, operation):
         board.go(winner, NOT_RESTORED[winner.state], now, epoch=board.next_epoch(now), reason=reason)
 
@@ -286,18 +290,30 @@ def _not_activated(board: "Board", operation: Operation, row: Row, progress: Sea
         row.fixed = progress.reason
     elif moving:  # longer than the group pauses: its own seats come first then
         row.failed_moves += 1
-        row.moves_after = now.wall + min(LONGEST_STAY_SECONDS, 15.0 * 2**row.failed_moves)
+        row.moves_after = now.wall + growing(15.0, row.failed_moves, LONGEST_STAY_SECONDS)
     if not (moving and progress.move_refused):
         board.failed(operation.group, now)
-        row.rests_until = 2 * board.pause_until[operation.group] - now.wall
+        _rest(board, operation, row, progress.reason, now)
     trigger = NOT_RESTORED[row.state] if progress.outcome == "parked" else ACTIVATE_FAILED[progress.outcome]
     board.go(row, trigger, now, epoch=board.next_epoch(now), operation=operation, reason=progress.reason)
+
+
+def _rest(board: "Board", operation: Operation, row: Row, reason: str, now: Now) -> None:
+    """Who did not come back is no contender for longer than the group pauses, and longer each time: whoever goes before
+    the others, by a pin or a long wait, would else shut them out."""
+    row.failed += 1
+    pause = board.pause_until[operation.group] - now.wall
+    seconds = max(2 * pause, growing(0.5, row.failed, LONGEST_REST_SECONDS))
+    row.rests_until = now.wall + seconds
+    times = "once" if row.failed == 1 else f"{row.failed} times in a row"
+    row.rests_why = f"did not come back {times}; others go first for {seconds:.0f} s: {reason}"
 
 
 def _serves(board: "Board", row: Row, now: Now, operation: Operation | None, progress: SeatProgress | None) -> None:
     """The seat serves. An activation tells how long each phase of its switch took, in wall seconds."""
     row.active_since = row.busy_at = now.model
-    row.failed_moves, row.moves_after = 0, 0.0
+    row.failed = row.failed_moves = 0
+    row.rests_until = row.moves_after = 0.0
     board.failures.pop(row.group.name, None)
     if operation is None or progress is None:
         board.go(row, T.HEALTHY, now, epoch=row.epoch)

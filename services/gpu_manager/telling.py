@@ -2,12 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
+from kybernate.topology import Group
 from services.gpu_manager import looking
 from services.gpu_manager.inputs import Now
+from services.gpu_manager.rows import Row
 from services.gpu_manager.terms import terms
 
 if TYPE_CHECKING:
-    from kybernate.policy import SeatView
     from services.gpu_manager.board import Board
     from services.gpu_manager.shadow import Shadow
     from services.gpu_manager.thinking import Thinking
@@ -21,7 +22,7 @@ def why(board: "Board", thinking: "Thinking", now: Now) -> dict[str, Any]:
         "policy": brain.name,
         "errors": brain.errors,
         "last_error": brain.last_error,
-        "groups": [_group(board, group.name, looking.view(board, group, now).seats) for group in board.groups],
+        "groups": [_group(board, group, now) for group in board.groups],
         "problems": [text for row in board.rows.values() for text in terms(row.pod, board.tiers).problems],
         "shadow": None if thinking.shadow is None else shadow(thinking.shadow, now),
         "recording": None
@@ -61,22 +62,24 @@ def shadow(of: "Shadow", now: Now) -> dict[str, Any]:
     }
 
 
-def _group(board: "Board", name: str, seats: "tuple[SeatView, ...]") -> dict[str, Any]:
-    operation = board.operations.get(name)
+def _group(board: "Board", group: Group, now: Now) -> dict[str, Any]:
+    operation = board.operations.get(group.name)
     return {
-        "group": name,
-        "why": board.why.get(name, ""),
+        "group": group.name,
+        "why": board.why.get(group.name, ""),
         "switch": None
         if operation is None
         else {"out": operation.victim, "in": operation.winner, "phase": operation.phase, "op": operation.op},
-        "seats": [_seat(board, seat) for seat in seats if board.rows[seat.seat].pod is not None],
+        "seats": [_seat(board, row, now) for row in board.seats_of(group) if row.pod is not None],
     }
 
 
-def _seat(board: "Board", seat: "SeatView") -> dict[str, Any]:
+def _seat(board: "Board", row: Row, now: Now) -> dict[str, Any]:
+    seat = looking.seat_view(board, row, now)
     return {
         "seat": seat.seat,
-        "model": board.rows[seat.seat].model,
+        "model": row.model,
+        "blocked": looking.blocked(board, row, now),
         "state": str(seat.state),
         "tier": seat.tier,
         "weight": seat.weight,

@@ -65,6 +65,7 @@ def seen(name: str, model: str, **more: Any) -> dict[str, Any]:
     return {**plain, **costs, **dict.fromkeys(zero, 0), **more}
 
 
+BLOCKED = {"blocked": "did not come back once; others go first for 1 s: room: GPU 0 is full"}
 WHY = {
     "nodes": [
         {
@@ -80,7 +81,8 @@ WHY = {
                     "switch": {"out": "s0", "in": "s1", "phase": "draining", "op": "G0-7"},
                     "seats": [
                         seen("s0", "qwen", state="draining", in_flight=1, pinned=True),
-                        seen("s1", "gemma", waiting=3, oldest_wait_seconds=8.25, stall_budget_seconds=5, rate_fast=0.1),
+                        seen("s1", "gemma", waiting=3, oldest_wait_seconds=8.25, stall_budget_seconds=5, rate_fast=0.1)
+                        | BLOCKED,
                     ],
                 },
                 {"group": "G1", "why": "nobody waits", "switch": None, "seats": [seen("s2", "phi")]},

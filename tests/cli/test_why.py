@@ -13,7 +13,14 @@ async def test_why_gives_each_groups_reason_and_the_numbers_of_its_seats(kyb: "K
     assert "no tier here" in lines[2]
     assert lines[3] == "  G0: a idle; b 0.7 > c 0.2  [draining: s0 → s1]"
     assert "pinned" in lines[4]
-    for part in ("gemma", "3 waiting (oldest 8.2 s)", "6.0/min now", "SLO 20 s", "may be frozen for 5 s"):
+    for part in (
+        "gemma",
+        "3 waiting (oldest 8.2 s)",
+        "6.0/min now",
+        "SLO 20 s",
+        "may be frozen for 5 s",
+        "others go first for 1 s",
+    ):
         assert part in lines[5]
     assert lines[6] == "  G1: nobody waits"
     assert lines[-1].startswith("other: its manager")

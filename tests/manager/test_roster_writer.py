@@ -10,6 +10,7 @@ from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.bus.port import Bucket
 from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import SeatState
+from services.gpu_manager.inputs import Stranger, StrangersSeen
 from services.gpu_manager.roster_writer import RosterWriter
 from tests.bus.worlds import within
 from tests.manager.world import World
@@ -119,3 +120,37 @@ async def test_a_manager_that_has_not_recovered_leaves_the_rows_of_its_seats_alo
         await asyncio.wait([task])
     assert entry is not None
     assert entry.value == b"by the manager before"
+
+
+async def test_what_blocks_a_seat_is_written_when_it_begins_and_when_it_ends_without_an_event() -> None:
+    world = World()
+    world.boot()
+    seat = world.seat(0, 0)
+    world.serve(seat, "m")
+    key = seat_key(world.board.node, seat)
+
+    async def hear(_: object) -> None:
+        return None
+
+    async with MemoryBus.connect(MemoryServer()) as bus:
+        writer = RosterWriter(bus, lambda: world.now, world.board, hear)
+        writer.all_changed()
+        task = asyncio.create_task(writer.run())
+        try:
+            bucket = await bus.bucket(BUCKET)
+            await until_state(bucket, key, SeatState.ACTIVE)
+            for strangers in ((Stranger("GPU-0", 7, "python3"),), ()):
+                world.hear(StrangersSeen(strangers))
+                writer.refresh()
+                await within(_until_blocked(bucket, key, bool(strangers)), 30)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def _until_blocked(bucket: Bucket, key: str, wanted: bool) -> None:
+    while True:
+        entry = await bucket.get(key)
+        if entry is not None and bool(SeatRecord.model_validate_json(entry.value or b"").blocked) == wanted:
+            return
+        await asyncio.sleep(0.005)
