@@ -43,8 +43,8 @@ class Driver:
         match verb:
             case "processes":
                 return {**ok, "processes": self.uses}
-            case "memory":
-                return {**ok, "memory": {GPU: (self.used, 1000)}}
+            case "memory" | "usage":
+                return {**ok, "memory": {GPU: (self.used, 1000)}, "processes": self.uses}
             case "state":
                 return {**ok, "state": self.state}
         return {**ok, "tid": pid} if pid in self.cuda else {"code": self.tid_code, "name": "NO"}

@@ -155,8 +155,8 @@ async def test_killed_at_any_step_it_converges_without_an_operator_and_twice_giv
         await until(lambda: not any(alive(helper) for helper in left), what="no helper is left")
 
 
-PARK_CALLS = ["describe", "processes", "restore_tid", "memory", "state", "lock", "checkpoint"]
-ACTIVATE_CALLS = ["memory", "state", "restore", "unlock", "processes"]
+PARK_CALLS = ["describe", "processes", "restore_tid", "usage", "state", "lock", "checkpoint"]
+ACTIVATE_CALLS = ["usage", "state", "restore", "unlock", "processes"]
 
 
 @pytest.mark.parametrize("kind", ["ctypes", "bindings"])

@@ -76,11 +76,10 @@ class Model:
 
     def do(self, key: str, verb: str, pid: int, moves: dict[str, str]) -> dict[str, Any] | int:
         match verb:
-            case "memory":
-                return {"memory": {gpu: (self.used(gpu), TOTAL) for gpu in self.read(key)}}
-            case "processes":
+            case "memory" | "processes" | "usage":
+                memory = {gpu: (self.used(gpu), TOTAL) for gpu in (self.read(key) if verb != "processes" else ())}
                 uses = [(pid, gpu, size) for pid, by_gpu in self.held.items() for gpu, size in by_gpu.items()]
-                return {"processes": [{"pid": pid, "gpu": gpu, "bytes": size} for pid, gpu, size in uses]}
+                return {"memory": memory, "processes": [{"pid": p, "gpu": gpu, "bytes": n} for p, gpu, n in uses]}
             case "describe":
                 return {"driver": "580.1", "capabilities": {"checkpoint": True, "gpu_map": True}, "mig": {}}
             case "state":

@@ -27,6 +27,9 @@ async def test_a_process_is_parked_and_activated(binding: str) -> None:
         listed = (await helper.call("processes"))["processes"]
         assert listed == [{"pid": pid, "gpu": node.gpus[0], "bytes": 40 * GIB, "exact": True}]
         assert (await helper.call("memory"))["memory"][node.gpus[0]] == [40 * GIB, 80 * GIB]
+        both_at_once = await helper.call("usage", gpus=[node.gpus[0]])
+        assert both_at_once["processes"] == listed
+        assert both_at_once["memory"] == {node.gpus[0]: [40 * GIB, 80 * GIB]}
         assert await helper.code("checkpoint", pid, epoch=7) == (0, "SUCCESS")
         assert await helper.state(pid) == "CHECKPOINTED"
         assert (await helper.call("processes"))["processes"] == [], "the helper itself is none of them"
@@ -74,7 +77,7 @@ async def test_a_driver_before_580_is_never_asked_to_move_anything(binding: str)
 async def test_a_driver_before_570_is_named_on_every_verb(binding: str) -> None:
     async with stub_node(gpus=1) as node, node.helper(binding, KYB_STUB_CUDA_VERSION="12040") as helper:
         text = "driver 550 has no checkpoint API; needs 570 or newer (580 recommended)"
-        for verb in ("state", "restore_tid", "lock", "checkpoint", "restore", "unlock", "memory", "processes", "init"):
+        for verb in ("state", "restore_tid", "lock", "checkpoint", "restore", "unlock", "usage", "processes", "init"):
             reply = await helper.call(verb, pid=os.getpid())
             assert (reply["code"], reply["name"], reply["text"]) == (-1, "UNREACHABLE", text)
         described = await helper.call("describe")
@@ -161,7 +164,8 @@ async def test_a_lost_gpu_is_left_out_unless_it_is_the_one_that_is_wanted() -> N
         reply = await helper.call("memory", gpus=[node.gpus[0]])
         assert (reply["code"], reply["name"]) == (-1, "UNREACHABLE")
         assert "NVML failed" in reply["text"]
-        assert (await helper.call("processes", gpus=[node.gpus[0]]))["code"] == -1
+        for verb in ("processes", "usage"):
+            assert (await helper.call(verb, gpus=[node.gpus[0]]))["code"] == -1
 
 
 async def test_the_fake_driver_leaves_out_a_lost_gpu_as_nvml_does() -> None:
@@ -173,9 +177,12 @@ async def test_the_fake_driver_leaves_out_a_lost_gpu_as_nvml_does() -> None:
             assert (await helper.call("describe"))["driver"] == "fake"
             listed = (await helper.call("processes", gpus=[node.gpus[1]]))["processes"]
             assert [(use["pid"], use["gpu"]) for use in listed] == [(pid, node.gpus[1])]
+            usage = await helper.call("usage", gpus=[node.gpus[1]])
+            assert (usage["processes"], list(usage["memory"])) == (listed, [node.gpus[1]])
             await node.inject("lost", gpu=node.gpus[0])
             assert list((await helper.call("memory"))["memory"]) == [node.gpus[1]]
-            assert (await helper.call("memory", gpus=[node.gpus[0]]))["code"] == -1
+            for verb in ("memory", "usage"):
+                assert (await helper.call(verb, gpus=[node.gpus[0]]))["code"] == -1
 
 
 def recorded(recorder: Recorder, binding: str, folder: Path) -> HelperPool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kybernate.messages import SeatTarget
-from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Use
+from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Use, unaccounted
 from services.checkpointer.backends.port import DriverUnreadableError, Member, NoMemberError, NoProcessError, Unit
 from services.checkpointer.backends.site import Site
 from services.checkpointer.cgroups import HiddenProcessesError
@@ -86,10 +86,7 @@ class Discovery:
         ours = {member.who.pid for member in unit.members}
         if any(use.pid in ours and use.size is not None for use in uses):
             return unit
-        sizes = {gpu: used for gpu, (used, _) in (await self.calls.memory(unit.group, unit.at)).items()}
-        for use in uses:
-            if use.pid not in ours and use.gpu in sizes:
-                sizes[use.gpu] -= use.size or 0
+        sizes = unaccounted(uses, await self.calls.memory(unit.group, unit.at), ours)
         first, *others = unit.members
         known = first.model_copy(update={"gpu_bytes": {gpu: max(0, size) for gpu, size in sizes.items()}})
         return unit.model_copy(update={"members": (known, *others)})

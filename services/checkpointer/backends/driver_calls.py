@@ -1,7 +1,7 @@
 """Calls of the checkpoint API through a helper: deadlines, result codes, and who a process is before each verb."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -133,18 +133,21 @@ class DriverCalls:
 
     async def processes(self, key: str, gpus: Iterable[str] | None = None) -> list[Use]:
         """Everything that uses these GPUs, or any; the parked do not appear."""
-        reply = await self._call(key, "processes", self._short(), **_only(gpus))
-        self._check(reply, "processes", None)
-        return [
-            Use(int(e["pid"]), str(e["gpu"]), int(e["bytes"]) if e.get("exact", True) else None, e.get("seat") or "")
-            for e in reply["processes"]
-        ]
+        return _uses(await self._read("processes", key, gpus))
 
     async def memory(self, key: str, gpus: Iterable[str] | None = None) -> dict[str, tuple[int, int]]:
         """(bytes in use, bytes in all) by GPU, of these or all."""
-        reply = await self._call(key, "memory", self._short(), **_only(gpus))
-        self._check(reply, "memory", None)
-        return {gpu: (int(used), int(total)) for gpu, (used, total) in reply["memory"].items()}
+        return _sizes(await self._read("memory", key, gpus))
+
+    async def usage(self, key: str, gpus: Iterable[str] | None = None) -> tuple[list[Use], dict[str, tuple[int, int]]]:
+        """``processes`` and ``memory`` in one call of the helper."""
+        reply = await self._read("usage", key, gpus)
+        return _uses(reply), _sizes(reply)
+
+    async def _read(self, verb: str, key: str, gpus: Iterable[str] | None) -> dict[str, Any]:
+        reply = await self._call(key, verb, self._short(), **({} if gpus is None else {"gpus": sorted(gpus)}))
+        self._check(reply, verb, None)
+        return reply
 
     def _short(self) -> float:
         return self.patience.wall(self.patience.slack_seconds)
@@ -168,5 +171,23 @@ class DriverCalls:
         raise StepFailedError(_TROUBLES.get(code, Trouble.REFUSED), text)
 
 
-def _only(gpus: Iterable[str] | None) -> dict[str, Any]:
-    return {} if gpus is None else {"gpus": sorted(gpus)}
+def unaccounted(
+    uses: Iterable[Use], memory: Mapping[str, tuple[int, int]], ours: Collection[int] = ()
+) -> dict[str, int]:
+    """Bytes in use by GPU that no listed process accounts for, but for those of ``ours`` (pids)."""
+    left = {gpu: used for gpu, (used, _) in memory.items()}
+    for use in uses:
+        if use.pid not in ours and use.gpu in left:
+            left[use.gpu] -= use.size or 0
+    return left
+
+
+def _uses(reply: Mapping[str, Any]) -> list[Use]:
+    return [
+        Use(int(e["pid"]), str(e["gpu"]), int(e["bytes"]) if e.get("exact", True) else None, e.get("seat") or "")
+        for e in reply["processes"]
+    ]
+
+
+def _sizes(reply: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    return {gpu: (int(used), int(total)) for gpu, (used, total) in reply["memory"].items()}

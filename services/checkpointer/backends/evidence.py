@@ -4,7 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Use
+from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Use, unaccounted
 from services.checkpointer.backends.port import Unit
 from services.checkpointer.failures import Seen, Trouble
 from services.checkpointer.freezer import Freezer
@@ -27,7 +27,7 @@ class Evidence:
 
     async def baseline(self, unit: Unit) -> dict[str, int]:
         """Before a park: what must fall. Never less than the seat's own memory, whoever came or went meanwhile."""
-        now = await self._unaccounted(unit, await self.calls.processes(unit.group, unit.at))
+        now = _not_others(unit, *await self.calls.usage(unit.group, unit.at))
         return {gpu: max(size, now.get(gpu, 0)) for gpu, size in unit.footprint.items()}
 
     async def verify(self, unit: Unit) -> None:
@@ -56,28 +56,19 @@ class Evidence:
 
     async def _missing_evidence(self, unit: Unit) -> str:
         """What still speaks against the memory being free; empty when nothing does."""
-        uses = await self.calls.processes(unit.group, unit.at)
+        uses, memory = await self.calls.usage(unit.group, unit.at)
         listed = {use.pid for use in uses if use.holds}
         still = sorted(listed & {member.who.pid for member in unit.members})
         if still:
             return f"the driver still lists {still} as using GPU memory"
         if not unit.baseline:
             return ""
-        now = await self._unaccounted(unit, uses)
+        now = _not_others(unit, uses, memory)
         for gpu, size in unit.footprint.items():
             fell = unit.baseline.get(gpu, 0) - now.get(gpu, 0)
             if fell < FREED_SHARE * size:
                 return f"memory in use on {gpu} fell by {fell} of {size} bytes"
         return ""
-
-    async def _unaccounted(self, unit: Unit, uses: list[Use]) -> dict[str, int]:
-        """Bytes in use on each GPU of the unit, without those of processes outside it."""
-        ours = {member.who.pid for member in unit.members}
-        used = {gpu: used for gpu, (used, _) in (await self.calls.memory(unit.group, unit.at)).items()}
-        for use in uses:
-            if use.pid not in ours and use.gpu in used:
-                used[use.gpu] -= use.size or 0
-        return {gpu: used.get(gpu, 0) for gpu in unit.footprint}
 
     async def make_sure_of_room(self, unit: Unit, states: list[Seen]) -> None:
         """Free memory on each GPU for all that is still checkpointed: a restore without room destroys the process."""
@@ -92,9 +83,8 @@ class Evidence:
         """The margin is for what other processes take meanwhile. Without others it would only keep a seat that fills
         its GPU from ever coming back."""
         ours = {member.who.pid for member in unit.members}
-        uses = await self.calls.processes(unit.group, need) if self.margin_bytes else []
+        uses, memory = await self.calls.usage(unit.group, need)
         shared = {use.gpu for use in uses if use.pid not in ours and use.holds}
-        memory = await self.calls.memory(unit.group, need)
         for gpu, size in need.items():
             used, total = memory.get(gpu, (0, 0))
             wanted = size + (self.margin_bytes if gpu in shared else 0)
@@ -103,6 +93,12 @@ class Evidence:
             if total - used < wanted:
                 return f"{gpu} has {total - used} bytes free and the seat needs {wanted}"
         return ""
+
+
+def _not_others(unit: Unit, uses: list[Use], memory: dict[str, tuple[int, int]]) -> dict[str, int]:
+    """Bytes in use on each GPU of the unit, without those of processes outside it."""
+    left = unaccounted(uses, memory, {member.who.pid for member in unit.members})
+    return {gpu: left.get(gpu, 0) for gpu in unit.footprint}
 
 
 def room_needed(unit: Unit, states: list[Seen]) -> dict[str, int]:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from services.checkpointer.backends.discovery import Discovery
-from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError
+from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, unaccounted
 from services.checkpointer.backends.evidence import Evidence, room_needed
 from services.checkpointer.backends.gpu_map import Refusal, permutation, why_not
 from services.checkpointer.backends.headroom import NoHeadroomError, UnreadableMemoryError
@@ -228,12 +228,7 @@ class Half:
     async def _unaccounted(self) -> dict[str, int]:
         """Bytes in use on the seat's GPUs that no listed process accounts for."""
         unit = self.unit
-        gpus = {*unit.at, *unit.target.gpus}
-        found = {gpu: used for gpu, (used, _) in (await self.calls.memory(unit.group, gpus)).items()}
-        for use in await self.calls.processes(unit.group, gpus):
-            if use.gpu in found:
-                found[use.gpu] -= use.size or 0
-        return found
+        return unaccounted(*await self.calls.usage(unit.group, {*unit.at, *unit.target.gpus}))
 
     async def _unaccounted_or_unknown(self) -> dict[str, int]:
         """A driver that cannot be asked keeps nobody from being killed."""

@@ -93,11 +93,17 @@ class CudaDriver:
                 return self._restore(api, pid, arguments.get("gpu_map"))
             case "unlock":
                 return _reply(api.unlock(pid))
-            case "memory":
-                return _reply(0, memory=self._nvml.memory(arguments.get("gpus")))
-            case "processes":
-                return _reply(0, processes=[use._asdict() for use in self._nvml.processes(arguments.get("gpus"))])
+            case "memory" | "processes" | "usage":
+                return _reply(0, **self._usage(verb, arguments.get("gpus")))
         return _reply(Result.INVALID_VALUE, text=f"no verb {verb!r}")
+
+    def _usage(self, verb: str, gpus: list[str] | None) -> Reply:
+        read: Reply = {}
+        if verb != "memory":
+            read["processes"] = [use._asdict() for use in self._nvml.processes(gpus)]
+        if verb != "processes":
+            read["memory"] = self._nvml.memory(gpus)
+        return read
 
     def _restore(self, api: CheckpointApi, pid: int, moves: dict[str, str] | None) -> Reply:
         """Never asks an older driver to move: it would not look at the map and restore where there is no room."""

@@ -21,18 +21,28 @@ class FakeDriver:
             return {"code": 0, "name": "SUCCESS"}
         if self._client is None:
             self._client = SyncDriverClient(self._socket)
-        wanted = arguments.pop("gpus", None)
         try:
-            if verb in ("memory", "describe"):
-                reply = self._client.request("devices")
-                return self._memory(reply, wanted) if verb == "memory" else self._describe(reply)
-            reply = self._client.request(_CALLS.get(verb, verb), **arguments)
+            return self._call(self._client, verb, arguments)
         except OSError:
             self._client = None
             raise
-        if verb == "processes" and wanted is not None:
-            reply["processes"] = [entry for entry in reply["processes"] if entry["gpu"] in wanted]
-        return reply
+
+    def _call(self, client: SyncDriverClient, verb: str, arguments: dict[str, Any]) -> Reply:
+        wanted = arguments.pop("gpus", None)
+        match verb:
+            case "describe":
+                return self._describe(client.request("devices"))
+            case "memory":
+                return self._memory(client.request("devices"), wanted)
+            case "processes":
+                return self._processes(client.request("processes"), wanted)
+            case "usage":
+                listed = self._processes(client.request("processes"), wanted)
+                return {**listed, **self._memory(client.request("devices"), wanted)}
+        return client.request(_CALLS.get(verb, verb), **arguments)
+
+    def _processes(self, reply: Reply, wanted: list[str] | None) -> Reply:
+        return {**reply, "processes": [use for use in reply["processes"] if wanted is None or use["gpu"] in wanted]}
 
     def _memory(self, reply: Reply, wanted: list[str] | None) -> Reply:
         """Like NVML: a lost GPU has no numbers, and is an error only for who wants just that one."""

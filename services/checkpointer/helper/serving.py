@@ -5,8 +5,8 @@ driver call may hang for ever: the checkpointer then kills this process, which a
 ends by itself when stdin closes, even in the middle of a call.
 
 Verbs: ``init``, ``describe``; with ``pid``: ``state``, ``restore_tid``, ``lock`` (``timeout_ms``), ``checkpoint``,
-``restore`` (``gpu_map``), ``unlock``; ``processes`` and ``memory``, both for ``gpus`` or all. ``code`` is a CUresult;
--1 means that the driver could not be asked at all, and ``text`` says why.
+``restore`` (``gpu_map``), ``unlock``; ``processes``, ``memory`` and ``usage``, which is both, for ``gpus`` or all.
+``code`` is a CUresult; -1 means that the driver could not be asked at all, and ``text`` says why.
 """
 
 import json
