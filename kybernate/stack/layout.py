@@ -2,20 +2,18 @@
 
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kybernate.bus.server import free_port, free_ports, server_argv
+from kybernate.bus.server import server_argv
 from kybernate.stack.guard import MARK
 from kybernate.stack.options import GPU_NAME, NODE, StackOptions
+from kybernate.stack.ports import HOST, Ports
 from kybernate.stack.process import Command
 
-HOST = "127.0.0.1"
-USUAL_PORT = 8780
 LONGEST_FOLDER = 60
 """Sockets below the folder must stay under 108 characters."""
 
@@ -50,15 +48,15 @@ class Layout:
         return f"http://{HOST}:{self.kubelet_port}"
 
 
-def lay_out(options: StackOptions, stubs: Path | None = None) -> Layout:
-    """Make the folder with its files, and choose the ports. Raises OSError when the asked port is taken."""
-    port = usable_port(options.port)
+def lay_out(options: StackOptions, ports: Ports, stubs: Path | None = None) -> Layout:
+    """Make the folder with its files, and take the ports. Raises OSError when the asked port is taken."""
+    port = ports.router(options.port)
     folder = _short_folder()
     shutil.copy(options.config, folder / "config.yaml")
     shutil.copy(options.pod_file, folder / "pods.yaml")
     for name in ("kubelet", "run", "state", "logs"):
         (folder / name).mkdir()
-    kubelet_port, nats_port, node_nats_port = free_ports(3)
+    kubelet_port, nats_port, node_nats_port = (ports.free() for _ in range(3))
     return Layout(
         folder=folder,
         port=port,
@@ -117,21 +115,6 @@ def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[s
     # Kubelet ends the engines before it ends.
     found["kubelet"] = replace(found["kubelet"], stop_seconds=2.0)
     return {name: _adjusted(command, options) for name, command in found.items()}
-
-
-def usable_port(asked: int | None) -> int:
-    """The asked port, or the usual one, or a free one. Raises OSError when the asked one is taken."""
-    for port in (USUAL_PORT,) if asked is None else (asked,):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                if asked is not None:
-                    raise
-            else:
-                return int(probe.getsockname()[1])
-    return free_port()
 
 
 def _short_folder() -> Path:

@@ -22,6 +22,7 @@ from kybernate.fakes.stubs.build import StubError, build_stubs
 from kybernate.stack import guard
 from kybernate.stack.layout import Layout, commands, lay_out
 from kybernate.stack.options import Plan, StackOptions, check
+from kybernate.stack.ports import Ports
 from kybernate.stack.process import LineSink, Process
 from kybernate.stack_file import StackFile, stack_file
 
@@ -48,6 +49,7 @@ class Stack:
         """Monotonic time at which the first process was started."""
         self._sink = sink
         self._file = StackFile()
+        self._ports = Ports()
         self._guard: asyncio.subprocess.Process | None = None
         self._processes: dict[str, Process] = {}
         self._layout: Layout | None = None
@@ -163,10 +165,11 @@ class Stack:
             for process in self._processes.values():
                 process.abandon()
             self._file.release()
+            self._ports.release()
             await self._end_guard()
 
     async def _start(self) -> None:
-        self._layout = lay_out(self.options, await self._stubs())
+        self._layout = lay_out(self.options, self._ports, await self._stubs())
         await self._start_guard()
         if self.options.announce:
             self._file.claim()

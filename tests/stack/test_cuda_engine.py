@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 
+from kybernate.bus.server import free_port
 from kybernate.fakes.engine.answers import expected_text
 from kybernate.fakes.gpu.client import FakeDriverClient
 from kybernate.fakes.stubs.build import build_stubs
-from kybernate.stack.layout import usable_port
 from tests.fakes.daemons import driver, process, until
 
 GIB = 2**30
@@ -43,7 +43,7 @@ def engine(
 
 @pytest.fixture
 async def served(node: SimpleNamespace) -> AsyncIterator[SimpleNamespace]:
-    port = usable_port(0)
+    port = free_port()
     async with engine(node, port, "--vram", "40GiB") as started, aiohttp.ClientSession() as http:
         url = f"http://127.0.0.1:{port}"
 
@@ -124,6 +124,6 @@ async def test_what_is_missing_is_named(node: SimpleNamespace) -> None:
     )
     for options, env, code, text in cases:
         pipe = asyncio.subprocess.PIPE
-        async with engine(node, usable_port(0), *options, env=env, stderr=pipe) as started:
+        async with engine(node, free_port(), *options, env=env, stderr=pipe) as started:
             _, errors = await asyncio.wait_for(started.communicate(), 30)
             assert (started.returncode, text in errors) == (code, True), errors

@@ -14,9 +14,10 @@ from typing import Any
 import nats
 import pytest
 
+from kybernate.bus.server import free_port
 from kybernate.stack import Stack, StackError, StackOptions
 from kybernate.stack.guard import left_over
-from kybernate.stack.layout import usable_port
+from kybernate.stack.ports import Ports
 from kybernate.stack.stack import unready
 from kybernate.stack_file import find_stack
 
@@ -58,7 +59,7 @@ def stand_ins(*, rows: int = 7, **others: list[str]) -> dict[str, list[str]]:
 
 
 def small(**options: Any) -> Stack:
-    return Stack(StackOptions(**{"replace": stand_ins(), "port": usable_port(0)} | options))
+    return Stack(StackOptions(**{"replace": stand_ins(), "port": 0} | options))
 
 
 async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
@@ -182,6 +183,7 @@ async def test_a_bus_that_does_not_answer_ends_the_start() -> None:
 
 async def test_not_ready_says_what_is_missing() -> None:
     async with small(replace=stand_ins(rows=3)) as stack:
+        await until(lambda: _listens(stack.layout.port))
         with pytest.raises(StackError, match=r"not ready after 2 s: 3 of 7 models are ready; no seat is being started"):
             await stack.ready(2)
 
@@ -203,6 +205,27 @@ async def test_a_taken_port_is_refused_before_anything_starts() -> None:
             async with stack:
                 pass
     assert stack.pids == {}
+
+
+async def test_its_port_is_its_own_while_its_router_is_away_and_free_when_it_has_ended() -> None:
+    # Else the other stack's router answers for this one's, which then finds its port taken.
+    async with small(replace=stand_ins(router=SLEEP)) as stack:
+        port = stack.layout.port
+        with pytest.raises(OSError, match="Address already in use"):
+            async with small(port=port):
+                pass
+    ports = Ports()
+    assert ports.router(port) == port
+    ports.release()
+
+
+def test_two_stacks_that_begin_at_once_do_not_both_take_the_usual_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = free_port()
+    monkeypatch.setattr("kybernate.stack.ports.USUAL_PORT", usual)
+    first, second = Ports(), Ports()
+    assert first.router(None) == usual != second.router(None)
+    first.release()
+    second.release()
 
 
 async def test_unknown_processes_are_named() -> None:

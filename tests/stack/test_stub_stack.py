@@ -14,7 +14,6 @@ from kybernate.fakes.engine.answers import expected_text
 from kybernate.fakes.gpu.client import FakeDriverClient
 from kybernate.fakes.stubs import build
 from kybernate.stack import LAPTOP, Stack, StackError, StackOptions
-from kybernate.stack.layout import usable_port
 from kybernate.stack.options import check
 
 CONFIG = """
@@ -42,7 +41,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
         driver="stub",
         config=tmp_path / "config.yaml",
         pods=tmp_path / "pods.yaml",
-        port=usable_port(0),
+        port=0,
         gpus=1,
         speed=10.0,
         announce=False,

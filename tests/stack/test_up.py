@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from kybernate.bus.server import free_port
 from kybernate.stack.guard import left_over
-from kybernate.stack.layout import usable_port
 
 KYB = (sys.executable, "-c", "from kybernate.cli import main; main()")
 
@@ -41,7 +41,7 @@ class Up:
 
 @contextmanager
 def up(*options: str) -> Iterator[Up]:
-    argv = [*KYB, "up", "--port", str(usable_port(0)), "--speed", "4", *options]
+    argv = [*KYB, "up", "--port", str(free_port()), "--speed", "4", *options]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
