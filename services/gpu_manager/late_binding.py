@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 S, T = SeatState, Trigger
 
+ASK_AGAIN_SECONDS = 1.0
+"""Wall: how long after a question that was not answered the checkpointer is asked again."""
+
 
 def choose(board: "Board", operation: Operation, now: Now) -> None:
     """Ask once more who comes. Without another answer the winner stays, as long as somebody waits for it."""
@@ -49,7 +52,7 @@ def rethink(board: "Board", operation: Operation, now: Now) -> None:
     """While the victim is being parked: another winner, if the policy names one and the checkpointer still takes it."""
     if operation.clears_for is not None or operation.victim is None or operation.asking is not None:
         return
-    if operation.settled:
+    if operation.settled or now.wall < operation.ask_after:
         return
     if operation.sent_wall is None or not operation.journaled or board.rows[operation.victim].state is not S.PARKING:
         return
@@ -77,9 +80,12 @@ def answered(board: "Board", answer: Retargeted, now: Now) -> None:
         return
     winner, operation.asking = board.rows[operation.asking], None
     if answer.reply is None:
+        operation.unanswered.add(winner.seat)
+        operation.ask_after = now.wall + ASK_AGAIN_SECONDS
         return
     if not answer.reply.accepted:
         operation.settled = True  # whatever the reason, it would be the same at once
+        operation.asked &= operation.unanswered
         return
     if winner.state is S.WAITING or _names(answer.reply, operation.op, winner.seat):
         _instead(board, operation, winner, now)

@@ -223,10 +223,14 @@ class Operation:
     journaled: bool = False
     asking: str | None = None
     """The checkpointer is being asked to bring this seat instead."""
+    ask_after: float = 0.0
+    """Wall time before which it is not asked again, since the last question was not answered."""
     settled: bool = False
     """The checkpointer has refused to bring another one: it is not asked again."""
+    unanswered: set[str] = field(default_factory=set)
+    """Those about whom it was asked without an answer: it may have heard all the same."""
     asked: set[str] = field(default_factory=set)
-    """Everybody that it was ever asked to bring instead."""
+    """Everybody that it may bring instead, as far as is known."""
     parked_wall: float | None = None
     """When the victim's VRAM was free."""
     control_seconds: float = 0.0

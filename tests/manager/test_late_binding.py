@@ -155,3 +155,17 @@ def test_a_job_that_is_sent_anew_names_whoever_has_the_gpus_already(world: World
     assert again.activate.seat == a
     world.progress(again)
     assert world.state(a) is S.ACTIVE
+
+
+def test_a_question_without_an_answer_is_put_again_after_a_moment_only(world: World) -> None:
+    """While the node bus is down each question fails at once, and its failure is news that would ask again."""
+    _, b, _ = parking(world)
+    (asked,) = retargets(world)
+
+    for _ in range(20):
+        world.hear(Retargeted(asked.op, None))
+        world.traffic(b, waiting=9, oldest=5.0)
+    assert len(retargets(world)) == 1
+    world.tick(1.0)
+
+    assert len(retargets(world)) == 2

@@ -493,3 +493,24 @@ def test_an_operators_wish_is_met_on_another_group_while_its_own_is_busy(
     world.quiet(c)
     world.progress(world.job())
     assert (world.state(a), world.row(a).group.name, world.state(b)) == (S.ACTIVE, "G1", S.ACTIVE)
+
+
+@pytest.mark.parametrize("lost_before", [False, True])
+def test_who_was_named_to_the_checkpointer_and_refused_is_free_for_others(
+    world: World, a: str, b: str, lost_before: bool
+) -> None:
+    """Unless it was named before, and whether that was heard is not known."""
+    x, job, asked = asked_for_another(world, a, b)
+    if lost_before:
+        world.hear(Retargeted(job.op, None))
+        world.tick(1.0)
+        assert world.last(RetargetJob) is not asked
+    world.hear(Retargeted(job.op, JobReply(accepted=False, code="too-late")))
+    world.exit(x)  # G0 is free
+    assert (world.state(b), "G0" in world.board.operations) == (
+        (S.PARKED, False) if lost_before else (S.ACTIVATING, True)
+    )
+    world.progress(job)
+    world.tick(1.0)
+    assert (world.state(a), world.row(a).group.name) == (S.ACTIVE, "G1")
+    assert (world.state(b), world.row(b).group.name) == (S.ACTIVATING, "G0")
