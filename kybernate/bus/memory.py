@@ -108,6 +108,11 @@ class MemoryBus:
         self.notice()
 
     @property
+    def troubles(self) -> dict[str, int]:
+        """What was put up with so far."""
+        return {"dropped": self.dropped}
+
+    @property
     def connected(self) -> bool:
         """Whether something published now would be sent."""
         return self.server.running and not self._cut

@@ -110,6 +110,12 @@ class NatsBus:
         return self.trouble.dropped
 
     @property
+    def troubles(self) -> dict[str, int]:
+        """What was put up with so far."""
+        of = self.trouble
+        return {"dropped": of.dropped, "ignored": of.ignored, "incomplete": of.incomplete}
+
+    @property
     def connected(self) -> bool:
         """Whether something published now would be sent."""
         return self._link is not None and self._link.alive

@@ -10,7 +10,7 @@ Rules that both keep (one contract test holds them to it):
 * A message that cannot be decoded is logged and skipped; it never ends a subscription.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -89,6 +89,11 @@ class Bus(Protocol):
     @property
     def connected(self) -> bool:
         """Whether something published now would be sent."""
+        ...
+
+    @property
+    def troubles(self) -> Mapping[str, int]:
+        """How often something went wrong that was put up with, by kind, since the start."""
         ...
 
     async def until_connected(self) -> None:

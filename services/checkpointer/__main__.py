@@ -9,6 +9,7 @@ from aiohttp import web
 
 from kybernate import lifecycle, logs
 from kybernate.bus import open_bus
+from kybernate.bus.metrics import BusMetrics
 from kybernate.health import Health, HttpServer
 from kybernate.node_lock import alone
 from kybernate.presence import be_present
@@ -50,6 +51,7 @@ async def serve(settings: CheckpointerSettings, command: Sequence[str]) -> None:
         worker = Worker(settings.node, bus, journal, pool, backends)
         driver_says: list[str] = ["not asked yet"]
         health = Health()
+        health.registry.register(BusMetrics(node=bus))
         health.conditions["bus"] = lambda: None if bus.connected else f"no connection to NATS at {url.rsplit('@')[-1]}"
         health.conditions["driver"] = lambda: driver_says[0] or None
         health.conditions["replay"] = lambda: (

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from kybernate import known_gpus, lifecycle, logs
 from kybernate.bus import Bus, open_bus
+from kybernate.bus.metrics import BusMetrics
 from kybernate.clock import Clock
 from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.config_watch import changes
@@ -73,6 +74,7 @@ async def serve(settings: ManagerSettings, given: Given) -> None:
         pods = open_pods(settings)
         stack.push_async_callback(pods.close)
         health = Health()
+        health.registry.register(BusMetrics(cluster=bus, node=node_bus))
         learned = LearnedFile(settings.state_dir / "learned.json")
         manager = Manager(
             board=board,

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from kybernate import kube, lifecycle, logs
 from kybernate.bus import open_bus
+from kybernate.bus.metrics import BusMetrics
 from kybernate.bus.port import Bus
 from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.gpus import GpuError, Gpus, open_gpus
@@ -50,6 +51,7 @@ async def serve(settings: PluginSettings, config: NodeConfig | None) -> None:
                 credentials=settings.credentials("plugin"),
             )
         )
+        health.registry.register(BusMetrics(cluster=bus))
         url = kube.in_cluster()
         client = kube.Kube(url) if url is not None else None
         if client is not None:

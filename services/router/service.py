@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from kybernate.bus.metrics import BusMetrics
 from kybernate.bus.port import Bus
 from kybernate.certificate import Certificate
 from kybernate.clock import Clock
@@ -131,6 +132,7 @@ def _app(
         in_flight=lambda: sum(len(lane.in_flight) for lane in traffic.lanes.values()),
         connected=lambda: bus.connected,
     )
+    health.registry.register(BusMetrics(cluster=bus))
     loads, events = Loads(), EventLog(bus)
 
     def on_event(event: Event) -> None:

@@ -68,7 +68,7 @@ async def test_a_consumer_that_delivers_nothing_is_not_an_empty_bucket(
     with structlog.testing.capture_logs() as logs:
         entries = await within(bucket.entries(prefix), 30)
     assert sorted(entry.key for entry in entries) == KEYS
-    assert bus.trouble.incomplete == 2
+    assert bus.trouble.incomplete == bus.troubles["incomplete"] == 2
     said = [line["reason"] for line in logs if line["event"] == "bucket.incomplete"]
     assert said[0] == "4 keys of the stream did not come, among them n1.gone, n1.s0, n1.s1"
 

@@ -1,0 +1,20 @@
+"""What a bus put up with is told to Prometheus."""
+
+from prometheus_client import CollectorRegistry
+
+from kybernate.bus.memory import MemoryBus, MemoryServer
+from kybernate.bus.metrics import BusMetrics
+
+
+async def test_what_a_bus_put_up_with_is_a_metric_and_one_bus_under_two_names_counts_once() -> None:
+    server, registry = MemoryServer(), CollectorRegistry()
+    async with MemoryBus.connect(server) as bus, MemoryBus.connect(server) as other:
+        registry.register(BusMetrics(cluster=bus, node=other))
+        bus.dropped, other.dropped = 3, 4
+
+        def told(name: str) -> float | None:
+            return registry.get_sample_value("kybernate_bus_troubles_total", {"bus": name, "kind": "dropped"})
+
+        assert (told("cluster"), told("node")) == (3.0, 4.0)
+        (same,) = BusMetrics(cluster=bus, node=bus).collect()
+        assert [sample.labels["bus"] for sample in same.samples] == ["cluster"]
