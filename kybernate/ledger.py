@@ -30,6 +30,8 @@ class LedgerEntry(BaseModel):
     seen_running: bool = False
     ticket: str = ""
     """The last start call that got a ticket."""
+    inherited: bool = False
+    """That was the owner before: its container may come beside this one's."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs of its own group."""
     on: tuple[str, ...] = ()

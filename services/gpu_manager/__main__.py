@@ -95,7 +95,7 @@ async def serve(settings: ManagerSettings, given: Given) -> None:
         app.add_routes([*health.routes(), *routes(manager, thinking, health.registry)])
         http = await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
         board.manager_url = http.url
-        learned.read(board.learning, manager.now())
+        learned.read(board.learning, manager.now(), board.rows)
         await lifecycle.together(
             manager=manager.run(),
             learned=learned.keep(board.learning, manager.now),

@@ -5,7 +5,7 @@ heard. A source that counts only a window (another gateway, an older router) is 
 per window. Costs of parking and activating are learned where switches end (``switching``).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -113,20 +113,20 @@ class Learning:
             ],
         }
 
-    def restore(self, data: dict[str, Any], now: Now) -> None:
-        """Go on from what ``kept`` gave; nothing is taken over from anything else.
+    def restore(self, data: dict[str, Any], now: Now, seats: Collection[str]) -> None:
+        """Go on from what ``kept`` gave about these seats; nothing is taken over from anything else.
 
         Raises KeyError, TypeError, AttributeError, OverflowError or ValueError then.
 
         Counters go on too: what arrived while no manager ran is counted with the first signal.
         """
         then = now.model - max(0.0, now.unix - _number(data["unix"])) * now.pace
-        seats = {str(name): _restored_seat(seat, then) for name, seat in data["seats"].items()}
+        found = {str(name): _restored_seat(seat, then) for name, seat in data["seats"].items()}
         counters = {}
         for source, model, seat, tier, incarnation, seq, arrived, served, seconds in data["counters"]:
             last = Counters(int(seq), then, str(incarnation), int(arrived), int(served), _number(seconds))
             counters[str(source), str(model), str(seat), str(tier)] = last
-        self.seats, self.counters = seats, counters
+        self.seats, self.counters = {name: seat for name, seat in found.items() if name in seats}, counters
 
 
 def _news(signal: TrafficSignal, last: Counters | None, now: Now) -> tuple[int, int, float]:

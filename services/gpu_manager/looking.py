@@ -106,7 +106,8 @@ def heard(board: "Board", signal: TrafficSignal, now: Now) -> None:
     if seat not in board.rows or board.rows[seat].model != signal.model:
         return
     group = board.rows[seat].group
-    rates = board.learning.rates((row.seat for row in board.seats_of(group)), now)
+    owned = (row.seat for row in board.seats_of(group) if board.learning.of(row.seat, row.model) is not None)
+    rates = board.learning.rates(owned, now)
     if arrived := board.learning.hear(signal, seat, now):
         board.learning.guessed(group.name, seat, arrived, rates)
 
@@ -310,6 +311,7 @@ def _entry(row: Row) -> LedgerEntry:
         container_id=row.container_id or "",
         seen_running=row.seen_running,
         ticket=row.ticket,
+        inherited=row.inherited,
         gpus=tuple(gpu.uuid for gpu in row.home.gpus),
         on=tuple(gpu.uuid for gpu in row.group.gpus) if row.moved else (),
         fixed=row.fixed,

@@ -81,7 +81,7 @@ def _remember(row: Row, entry: LedgerEntry) -> None:
     row.epoch = entry.epoch
     row.container_id = entry.container_id or None
     row.seen_running = entry.seen_running
-    row.ticket = entry.ticket
+    row.ticket, row.inherited = entry.ticket, entry.inherited
     row.vram_bytes, row.host_bytes = entry.vram_bytes, entry.host_bytes
     row.started, row.pinned = entry.started, entry.pinned
     row.park_seconds, row.activate_seconds = entry.park_seconds, entry.activate_seconds

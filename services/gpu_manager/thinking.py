@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,11 +66,11 @@ class LearnedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def read(self, into: Learning, now: Now) -> None:
-        """Go on from what the last manager knew; a file that cannot be read counts as none."""
+    def read(self, into: Learning, now: Now, seats: Collection[str]) -> None:
+        """Go on from what the last manager knew of these seats; a file that cannot be read counts as none."""
         with contextlib.suppress(FileNotFoundError):
             try:
-                into.restore(json.loads(self.path.read_bytes()), now)
+                into.restore(json.loads(self.path.read_bytes()), now, seats)
             except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
                 log.warning("learned.unreadable", file=str(self.path), reason=repr(error))
 

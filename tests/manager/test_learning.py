@@ -102,7 +102,7 @@ def test_a_manager_that_starts_again_goes_on_and_counts_what_came_meanwhile() ->
     )
     after = Learning()
 
-    after.restore(json.loads(json.dumps(before.kept(at(1500.0)))), at(1520.0))
+    after.restore(json.loads(json.dumps(before.kept(at(1500.0)))), at(1520.0), {"s"})
     after.hear(signal(3, arrived=104, served=100, served_seconds=200.0), "s", at(1520.0))
 
     before.hear(signal(3, arrived=104, served=100, served_seconds=200.0), "s", at(1520.0))
@@ -119,9 +119,42 @@ def test_what_was_not_kept_by_this_is_refused_and_changes_nothing(data: dict[str
     learning = learned((1000.0, signal(1, arrived=1)))
 
     with pytest.raises((KeyError, TypeError, ValueError)):
-        learning.restore(data, at(1001.0))
+        learning.restore(data, at(1001.0), {"s"})
 
     assert learning.of("s", "m") is not None
+
+
+def test_seats_that_are_no_more_are_forgotten() -> None:
+    before = learned((1000.0, signal(1, arrived=0)))
+    before.hear(signal(1, seat="gone", arrived=0), "gone", at(1000.0))
+    after = Learning()
+
+    after.restore(before.kept(at(1001.0)), at(1002.0), {"s", "new"})
+
+    assert set(after.seats) == {"s"}
+
+
+def test_a_seat_whose_pod_went_is_no_guess(world: World) -> None:
+    a, b = world.fill("a", "b")
+    told = {"source": "router-0", "incarnation": "i", "cause": "c", "ttl_seconds": 1e9}
+
+    def hear(seat: str, model: str, number: int) -> None:
+        world.tick(5.0)
+        world.hear(TrafficSignal(**told, seat=seat, model=model, seq=number, arrivals=1, arrived=number))  # type: ignore[arg-type]
+
+    for number in range(1, 60):
+        hear(b, "b", number)
+    world.exit(b)
+    del world.pods[b]
+    for _ in range(3):
+        world.look()
+    assert world.row(b).pod is None
+    share = world.board.learning.hits["G0"].rate
+    share.value = 0.0
+    for number in range(1, 4):
+        hear(a, "a", number)
+
+    assert share.value > 0.0, "only a is left to be guessed"
 
 
 def test_counters_do_not_grow_without_end() -> None:
@@ -196,7 +229,7 @@ def test_a_file_with_something_else_counts_as_none(tmp_path: Path, data: object)
     file.write_text(json.dumps(data))
     learning = Learning()
 
-    LearnedFile(file).read(learning, at(1000.0))
+    LearnedFile(file).read(learning, at(1000.0), {"s"})
 
     assert (learning.seats, learning.counters) == ({}, {})
 

@@ -118,12 +118,19 @@ def test_a_pod_that_was_seen_in_deletion_has_no_process_once_it_is_gone(world: W
     assert tickets(world, other)
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_next_owner_that_calls_itself_waits_for_the_ticket_before(world: World, *, late: bool) -> None:
+@pytest.mark.parametrize(("late", "restarts"), [(False, False), (True, False), (False, True), (True, True)])
+def test_a_next_owner_that_calls_itself_waits_for_the_ticket_before(
+    world: World, *, late: bool, restarts: bool
+) -> None:
     seat = starting(world)
     given(world, seat, "b")
     if late:
         look(world)
+    if restarts:
+        ledger = looking.ledger(world.board, "boot")
+        world.board = world.new_board()
+        world.hear(BusChanged(True))
+        world.hear(Recovered(world.owners(), ledger, JobReply(accepted=True)))
     world.call(seat)
     world.calls[seat] = replace(world.calls[seat], until=world.now.unix + 1e6)
     world.hear(StartCalls(dict(world.calls)))
