@@ -18,6 +18,11 @@ HUNG = "hung"
 """The step that stands in the journal for a call that hung."""
 
 
+def hung_of_late(job: JobFile, now: float) -> bool:
+    """Whether a hang stands in this job that still counts. ``now``: Unix seconds."""
+    return any(r.kind == "step" and r.step == HUNG and now - r.at < REMEMBERED_SECONDS for r in job.records)
+
+
 @dataclass
 class _Past:
     """One container's."""

@@ -23,13 +23,13 @@ from pydantic import ValidationError
 from kybernate.logs import get_logger
 from kybernate.slugs import slug
 from services.checkpointer.backends.port import Unit
-from services.checkpointer.history import History
+from services.checkpointer.history import History, hung_of_late
 from services.checkpointer.records import JobFile, Record, read_records
 
 R = TypeVar("R")
 
 KEPT_JOBS = 200
-"""Finished jobs that stay on disk so that their outcome can be asked for."""
+"""Finished jobs that stay on disk so that their outcome can be asked for; those in which a call hung stay for a day."""
 
 
 class Journal:
@@ -110,7 +110,8 @@ class Journal:
     async def finish(self, job: JobFile, record: Record) -> None:
         """Append the last record, and remove the oldest finished jobs beyond those that are kept."""
         await self.add(job, record)
-        finished = [old for old in self.jobs.values() if old.done]
+        now = time.time()
+        finished = [old for old in self.jobs.values() if old.done and not hung_of_late(old, now)]
         old = finished[: max(0, len(finished) - KEPT_JOBS)]
         for one in old:
             del self.jobs[one.op]

@@ -104,8 +104,8 @@ class JobRun:
         async with self._turn:
             if self._activate_begun or self.file.done:
                 return False
+            self._activate = _pending(activate) if activate is not None else None  # from now on in no other job
             await self._journal.add(self.file, Record(kind="retarget", activate=activate, epoch=epoch))
-            self._activate = _pending(activate) if activate is not None else None
             return True
 
     @property

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from kybernate.messages import JobStatus, SeatTarget, SwitchJob
 from services.checkpointer import journal as journal_module
 from services.checkpointer.helper_pool import HelperDiedError, HelperHungError, HelperPool
+from services.checkpointer.history import HUNG, REMEMBERED_SECONDS
 from services.checkpointer.journal import Journal
 from services.checkpointer.processes import Identity, alive, identify, send
 from services.checkpointer.records import JobFile, Record
@@ -52,6 +54,20 @@ async def test_old_jobs_go_and_their_epochs_stay(tmp_path: Path, monkeypatch: py
         file.unlink()
     assert opened(tmp_path).seen_epoch(("GPU-a",)) == 7
     assert opened(tmp_path).seen_epoch(("GPU-b",)) == 0
+
+
+async def test_a_job_in_which_a_call_hung_stays_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "KEPT_JOBS", 1)
+    journal, now = opened(tmp_path), time.time()
+    for epoch, hung_at in ((1, now - 2 * REMEMBERED_SECONDS), (2, now - 60), (3, None), (4, None)):
+        one = job(epoch)
+        await journal.begin(one)
+        if hung_at is not None:
+            await journal.add(one, Record(kind="step", half="park", seat="s00", step=HUNG, at=hung_at))
+        status = JobStatus(op=one.op, epoch=epoch, group="G0", done=True)
+        await journal.finish(one, Record(kind="done", status=status))
+    journal.close()
+    assert list(opened(tmp_path).jobs) == ["op-2", "op-4"]
 
 
 async def test_a_torn_line_is_cut_off_before_the_next_is_written(tmp_path: Path) -> None:

@@ -1,6 +1,11 @@
 """Restoring a seat on other GPUs than it was parked on: what is reported, refused and fenced."""
 
-from kybernate.messages import AskJobs
+import asyncio
+import os
+import signal
+import threading
+
+from kybernate.messages import AskJobs, RetargetJob
 from tests.checkpointer.world import GIB, NODE, checkpointer, node, until
 
 
@@ -57,3 +62,67 @@ async def test_a_question_fences_the_gpus_that_it_names_too() -> None:
         await it.ask(AskJobs(cause="test", node=NODE, epoch=70, gpus=(here.gpus[1],)))
         assert (await it.ask(it.switch(activate=there, epoch=69))).code == "stale-epoch"
         assert (await it.do(park=(engine.target,), epoch=69)).done
+
+
+async def test_a_seat_named_for_a_second_half_is_in_no_other_job_while_that_is_on_its_way_to_the_disk() -> None:
+    async with node() as here, checkpointer(here) as it:
+        comes = await here.engine("s01")
+        await it.do(park=(comes.target,))
+        leaves = await here.engine("s00")
+        await here.inject("slow", factor=20.0)
+        op = await it.begin(park=(leaves.target,))
+        records = it.journal.jobs[op].records
+        await until(lambda: "checkpoint" in [record.step for record in records], what="nothing else is written now")
+        disk = threading.Event()
+        it.journal._writer.submit(disk.wait)
+        named = asyncio.create_task(
+            it.ask(RetargetJob(cause="test", node=NODE, epoch=it.epoch, op=op, activate=comes.target))
+        )
+        await until(lambda: "retarget" in [record.kind for record in records], what="on its way")
+        there = it.switch(activate=comes.target.model_copy(update={"gpus": (here.gpus[1],)}), group="G1")
+        other = asyncio.create_task(it.ask(there))
+        await until(lambda: other.done() or there.op in it.journal.jobs, what="answered, or taken")
+        disk.set()
+        assert (await named).accepted
+        assert (await other).code == "busy"
+        status = await it.done(op)
+        assert status.activate is not None
+        assert (status.activate.seat, status.activate.outcome) == ("s01", "active")
+
+
+async def test_a_seat_that_was_parked_by_who_took_it_to_be_elsewhere_moves_only_where_there_is_room() -> None:
+    """Where its memory is seen counts, not where the manager thinks it is."""
+    async with node() as here, checkpointer(here, settle_floor_wall_seconds=0.3) as it:
+        first, second = here.gpus
+        engine = await here.engine("s00", gpus=(1,))
+        wrong = engine.target.model_copy(update={"gpus": (first,)})
+        status = await it.do(park=(wrong,))
+        assert (status.park[0].outcome, status.park[0].gpus) == ("parked", (second,))
+        await here.engine("full", gib=60)
+        status = await it.do(activate=wrong)
+        assert status.activate is not None
+        assert (status.activate.outcome, status.activate.gpus) == ("parked", (second,)), status
+        assert f"{first} has" in status.activate.reason
+        status = await it.do(activate=engine.target, group="G1")
+        assert status.activate is not None
+        assert (status.activate.outcome, status.activate.gpus) == ("active", (second,)), status
+        assert await here.used() == {first: 60 * GIB, second: 40 * GIB}
+        assert (await here.violations())["count"] == 0
+
+
+async def test_a_stopped_seat_that_holds_its_new_gpu_is_not_taken_for_parked_on_the_old_one() -> None:
+    async with node() as here:
+        engine = await here.engine("s00")
+        there = engine.target.model_copy(update={"gpus": (here.gpus[1],)})
+        async with checkpointer(here) as it:
+            await it.do(park=(engine.target,))
+            await here.inject("hang", verb="unlock")
+            op = await it.begin(activate=there, group="G1")
+            await until(lambda: "unlock" in [record.step for record in it.journal.jobs[op].records], what="restored")
+        os.kill(engine.pid, signal.SIGSTOP)
+        await until(lambda: here.frozen(engine), what="somebody has stopped it")
+        async with checkpointer(here) as it:
+            status = await it.done(op)
+            assert status.activate is not None
+            assert (status.activate.outcome, status.activate.gpus) == ("active", there.gpus), status
+            assert not here.frozen(engine)

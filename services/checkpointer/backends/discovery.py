@@ -43,7 +43,7 @@ class Discovery:
         We freeze only after a checkpoint: what is stopped and holds no memory is CHECKPOINTED.
         """
         frozen = any(self.site.freezer.stopped(process) for process in self.site.living(unit))
-        uses = await self.calls.processes(key, unit.at) if frozen else []
+        uses = await self.calls.processes(key, unit.reach) if frozen else []
         listed = {use.pid for use in uses if use.holds}
         states = []
         for member in unit.members:
@@ -70,6 +70,7 @@ class Discovery:
             raise DriverUnreadableError(text)
         if not members:
             raise NoMemberError(f"no process of container {target.container_id} uses a GPU")
+        target = _where_seen(target, members, uses)
         unit = Unit(target=target, group=group, epoch=epoch, root=container.root, members=tuple(members))
         return unit if unit.vram_bytes else await self._estimated(unit, uses)
 
@@ -90,3 +91,14 @@ class Discovery:
         first, *others = unit.members
         known = first.model_copy(update={"gpu_bytes": {gpu: max(0, size) for gpu, size in sizes.items()}})
         return unit.model_copy(update={"members": (known, *others)})
+
+
+def _where_seen(target: SeatTarget, members: list[Member], uses: list[Use]) -> SeatTarget:
+    """Who asks may be wrong about where a seat is: the GPUs that its processes hold memory on, if they are all others.
+
+    Otherwise what was parked there would be taken for a copy of the GPUs that were named, and restored without room.
+    """
+    pids = {member.who.pid for member in members}
+    gpus = tuple(dict.fromkeys(use.gpu for use in uses if use.pid in pids and use.holds))
+    wrong = bool(gpus) and not {*gpus} & {*target.gpus}
+    return target.model_copy(update={"gpus": gpus}) if wrong else target

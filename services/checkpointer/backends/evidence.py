@@ -56,7 +56,7 @@ class Evidence:
 
     async def _missing_evidence(self, unit: Unit) -> str:
         """What still speaks against the memory being free; empty when nothing does."""
-        uses, memory = await self.calls.usage(unit.group, unit.at)
+        uses, memory = await self.calls.usage(unit.group, unit.reach)
         listed = {use.pid for use in uses if use.holds}
         still = sorted(listed & {member.who.pid for member in unit.members})
         if still:

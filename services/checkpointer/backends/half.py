@@ -228,7 +228,7 @@ class Half:
     async def _unaccounted(self) -> dict[str, int]:
         """Bytes in use on the seat's GPUs that no listed process accounts for."""
         unit = self.unit
-        return unaccounted(*await self.calls.usage(unit.group, {*unit.at, *unit.target.gpus}))
+        return unaccounted(*await self.calls.usage(unit.group, unit.reach))
 
     async def _unaccounted_or_unknown(self) -> dict[str, int]:
         """A driver that cannot be asked keeps nobody from being killed."""

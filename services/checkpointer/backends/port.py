@@ -50,6 +50,11 @@ class Unit(BaseModel):
         return self.parked_on or self.target.gpus
 
     @property
+    def reach(self) -> tuple[str, ...]:
+        """GPUs where its memory may be: those it comes from and those it goes to."""
+        return tuple(dict.fromkeys((*self.at, *self.target.gpus)))
+
+    @property
     def moves(self) -> dict[str, str]:
         """Old → new GPU, if it is to be restored elsewhere."""
         return moves(self.at, self.target.gpus)
