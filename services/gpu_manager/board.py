@@ -9,9 +9,10 @@ Invariants, checked by ``looking.validate`` and by property tests:
 5. A group is in at most one switch at a time, and every switch ends.
 
 ``handle`` is the only way in. It returns what must be said: events, jobs, tickets, replies. The shell writes the
-ledger before it says any of it. The neighbours: ``deciding`` (what the policy wants), ``overlap`` (groups that share
-GPUs), ``switching`` (one switch under way), ``owners`` (pods and their processes), ``commands``, ``recovery``,
-``looking`` (everything that only reads).
+ledger before it says any of it. The neighbours: ``hearing`` (what a message changes), ``deciding`` (what the policy
+wants), ``rebinding`` and ``overlap`` (groups that take each other's seats, or share GPUs), ``switching`` (one switch
+under way), ``late_binding`` (who comes in it), ``outcomes`` (what became of it), ``owners`` (pods and their processes),
+``commands``, ``recovery``. ``looking`` (what decisions see), ``showing``, ``telling`` and ``due`` only read.
 """
 
 from collections.abc import Mapping
@@ -20,39 +21,28 @@ from dataclasses import dataclass, field
 from kybernate.config import TIERS, Tier
 from kybernate.messages import (
     EVENT_OF_STATE,
-    Command,
     CommandReply,
-    DrainAck,
-    JobProgress,
-    JobStatus,
     KillJob,
-    Presence,
     ReleaseJob,
     RetargetJob,
     SeatEvent,
     SwitchJob,
-    TrafficSignal,
 )
 from kybernate.policy import Policy, SeatView
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group, peers
-from services.gpu_manager import commands, deciding, late_binding, looking, overlap, owners, recovery, switching
+from services.gpu_manager import (
+    deciding,
+    hearing,
+    looking,
+    overlap,
+    owners,
+    switching,
+)
 from services.gpu_manager.inputs import (
-    AskedOverHttp,
-    BusChanged,
     Decided,
-    DrainAnnounced,
-    EngineSeen,
-    JobAnswered,
-    JobsTold,
     Now,
-    PodsSeen,
-    Recovered,
-    Retargeted,
-    StartCalls,
     Stranger,
-    StrangersSeen,
-    Tick,
     Ticket,
 )
 from services.gpu_manager.learning import Learning
@@ -130,54 +120,9 @@ class Board:
         """Take one message in and return everything that follows from it, in order."""
         self.said = []
         claims = set(self.claims)
-        self._take(message, now)
+        hearing.take(self, message, now)
         self._move(message, now, claims)
         return self.said
-
-    def _take(self, message: object, now: Now) -> None:
-        match message:
-            case TrafficSignal():
-                self.repeated = not self.levels.hear(message, now)
-                looking.heard(self, message, now)
-            case Presence(component="router"):
-                self.routers.hear(message, now)
-            case DrainAck():
-                self.routers.acknowledge(message)
-            case Command():
-                self.said.append(commands.answer(self, message, now))
-            case JobProgress(status=status):
-                switching.told(self, status, now)
-            case JobsTold(reply=reply, asked=asked):
-                for status in reply.jobs:
-                    switching.told(self, status, now)
-                switching.forgotten(self, set(asked) - {status.op for status in reply.jobs})
-                owners.processes_told(self, reply.seats, now)
-            case JobAnswered():
-                switching.answered(self, message, now)
-            case Retargeted():
-                late_binding.answered(self, message, now)
-            case PodsSeen(owners=seen):
-                owners.pods_seen(self, seen, now)
-            case StartCalls(calls=calls):
-                owners.start_calls(self, calls, now)
-            case EngineSeen():
-                switching.engine_seen(self, message, now)
-            case DrainAnnounced(seat=seat, epoch=epoch):
-                operation = self.leaving(seat)
-                if operation is not None and operation.epoch == epoch:
-                    operation.announced = True
-            case BusChanged(connected=connected):
-                self._bus_changed(connected, now)
-            case AskedOverHttp():
-                self.routers.permit(now)
-            case StrangersSeen(strangers=strangers):
-                self._strangers_seen(strangers)
-            case Recovered():
-                recovery.recover(self, message, now)
-            case Presence() | Tick():
-                pass
-            case _:
-                raise TypeError(f"the board does not know {type(message).__name__}")
 
     def _move(self, message: object, now: Now, claims: set[str]) -> None:
         """Whatever time and the news allow: follow traffic, step switches, decide for groups that are in none."""
@@ -188,7 +133,7 @@ class Board:
         self.routers.expire(now)
         overlap.expire(self, now)
         given_up = claims - self.claims.keys()  # whoever it kept waiting need not share a GPU with what gave it up
-        concerned = self.groups if expired or given_up else self._concerned(message)
+        concerned = self.groups if expired or given_up else hearing.concerned(self, message)
         for group in overlap.in_turn(self, concerned, now):
             for row in self.seats_of(group):
                 looking.follow_traffic(self, row, now)
@@ -197,48 +142,6 @@ class Board:
                 deciding.decide(self, group, now)
             if group.name in self.operations:
                 switching.step(self, self.operations[group.name], now)
-
-    def _concerned(self, message: object) -> tuple[Group, ...]:
-        """Groups for which a message may change something, those that share GPUs with them and those to which their
-        seats may move; all when it is not plain."""
-        beside: Mapping[str, tuple[Group, ...]] = self.peers
-        match message:
-            case Presence():
-                plain = [group for group in self.groups if group.name in self.operations]
-            case JobProgress(status=JobStatus(group=name)):
-                plain = [group for group in self.groups if group.name == name]
-            case JobAnswered(op=op) | Retargeted(op=op):
-                plain = [group for group in self.groups if op.startswith(f"{group.name}-")]
-            case _:
-                row = self.rows.get(getattr(message, "seat", None) or "")
-                plain = [row.group] if row is not None else list(self.groups)
-                # Who is not parked moves nowhere, and ages are looked at with the next tick: there are many signals.
-                alone = isinstance(message, TrafficSignal) and row is not None
-                alone = alone and (self.repeated or row is None or row.state is not S.PARKED)
-                beside = {} if alone else self.peers
-        sharing = [o for group in plain for o in (*self.neighbours[group.name], *beside.get(group.name, ()))]
-        return tuple({group.name: group for group in (*plain, *sharing)}.values())
-
-    def _strangers_seen(self, strangers: tuple[Stranger, ...]) -> None:
-        """A group with a foreign process on one of its GPUs is quarantined until it is gone."""
-        before = {group.name: looking.strangers_on(self, group) for group in self.groups}
-        self.strangers = strangers
-        for group in self.groups:
-            why = looking.strangers_on(self, group)
-            if bool(why) != bool(before[group.name]):
-                self.say_decided(group, why or "no foreign process uses its GPUs any more")
-
-    def _bus_changed(self, connected: bool, now: Now) -> None:
-        """Without the bus nothing is evicted and drains stand still; with it again, routers are heard first."""
-        if connected and not self.bus_up:
-            self.routers.unsettle(now)
-            if self.bus_lost_at is not None:
-                for operation in self.operations.values():
-                    operation.deadline += now.model - self.bus_lost_at
-            self.bus_lost_at = None
-        elif not connected and self.bus_up:
-            self.bus_lost_at = now.model
-        self.bus_up = connected
 
     # --- switches ------------------------------------------------------------------------------------------------
 

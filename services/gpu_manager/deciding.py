@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from kybernate.policy import Park, Stay, Switch
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group
-from services.gpu_manager import looking, overlap, rebinding, switching
+from services.gpu_manager import looking, outcomes, overlap, rebinding
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.rows import Row
 from services.gpu_manager.terms import terms
@@ -68,7 +68,7 @@ def _grant(board: "Board", group: Group, winner: Row, reason: str, now: Now) -> 
         board.say_decided(group, reason)
         operation = board.begin(group, None, winner, now)
         operation.phase = "job"
-        switching.lease(board, operation, winner, now)
+        outcomes.lease(board, operation, winner, now)
 
 
 def _evict(board: "Board", victim: Row, winner: Row | None, reason: str, now: Now, *, freeze: bool = False) -> None:

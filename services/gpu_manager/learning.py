@@ -2,7 +2,7 @@
 
 Sources count since they started, so a lost signal loses no request: what counts is the difference to the last one
 heard. A source that counts only a window (another gateway, an older router) is taken at its word, and no more than once
-per window. Costs of parking and activating are learned where switches end (``switching``).
+per window. Costs of parking and activating are learned where switches end (``outcomes``).
 """
 
 from collections.abc import Collection, Iterable, Mapping

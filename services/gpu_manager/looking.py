@@ -1,18 +1,16 @@
-"""Everything that only reads the board: what the policy sees, what the roster says, what is due. Pure."""
+"""What decisions see of the board: the policy's view, demand, room; and its invariants. Pure."""
 
 from typing import TYPE_CHECKING
 
-from kybernate.ledger import Ledger, LedgerEntry
 from kybernate.messages import TrafficSignal
 from kybernate.policy import GroupView, SeatView
-from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager import overlap, rebinding
-from services.gpu_manager.inputs import Now, Probe
+from services.gpu_manager.inputs import Now
 from services.gpu_manager.learning import ASSUMED_SERVICE_SECONDS
 from services.gpu_manager.levels import Traffic
-from services.gpu_manager.rows import CUT_GRACE_SECONDS, Operation, Row
+from services.gpu_manager.rows import Operation, Row
 from services.gpu_manager.seat_pod import refusal
 from services.gpu_manager.terms import terms
 
@@ -126,13 +124,6 @@ def refused(row: Row) -> str:
     return refusal(row.pod, row.group) if row.pod is not None else ""
 
 
-def blocked(board: "Board", row: Row, now: Now) -> str:
-    """Why a seat is not started or activated at present, whoever asks; empty: nothing keeps it."""
-    if row.rests(now):
-        return row.rests_why
-    return refused(row) or ("" if rebinding.may_move(board, row) else strangers_on(board, row.group))
-
-
 def strangers_on(board: "Board", group: Group) -> str:
     """Why nothing is started on this group: a process that belongs to no seat uses its GPUs. Empty: none does."""
     index = {uuid: gpu.index for gpu in group.gpus for uuid in {gpu.uuid, gpu.mig.parent if gpu.mig else gpu.uuid}}
@@ -215,143 +206,6 @@ def room(board: "Board", row: Row, *, without: Row | None = None, on: Group | No
         if taken + row.reserved_bytes(gpu.memory_bytes, group) > gpu.memory_bytes:
             return False
     return True
-
-
-def probes(board: "Board") -> list[Probe]:
-    """Engines whose answer somebody waits for."""
-    wanted = []
-    for row in board.rows.values():
-        if row.state is S.STARTING and row.seen_running and row.pod and row.pod.endpoint and row.container_id:
-            wanted.append(Probe(row.seat, row.pod.endpoint, row.container_id, idle=False, since=0.0))
-    for operation in board.operations.values():
-        row = board.rows[operation.victim or operation.winner or ""]
-        since = operation.quiet_at if operation.phase == "draining" else operation.cut_at
-        if operation.phase == "job" or since is None or not (row.pod and row.pod.endpoint and row.container_id):
-            continue
-        wanted.append(Probe(row.seat, row.pod.endpoint, row.container_id, idle=True, since=since))
-    return wanted
-
-
-def unclear(board: "Board") -> list[Row]:
-    """Seats whose processes somebody should look at: dying ones, and quarantined ones whose cause may be gone."""
-    rows = board.rows.values()
-    dying = [row for row in rows if row.state in (S.RELEASING, S.LOST) and not row.processes_gone]
-    return dying + [row for row in rows if row.state is S.QUARANTINED and not row.conflict]
-
-
-def next_wake(board: "Board", now: Now) -> float:
-    """Wall seconds until something is due even if nothing is heard; at most 1, at least 0.001."""
-    due = [1.0]
-    paused = {name: until for name, until in board.pause_until.items() if until > now.wall}
-    due += [until - now.wall for until in paused.values()]
-    undecided = [at for name, at in board.wake_at.items() if name not in paused and name not in board.operations]
-    due += [(at - now.model) / now.pace for at in undecided]
-    if not board.routers.settled(now):
-        due.append(board.routers.settled_at - now.wall)
-    elif board.bus_up:
-        draining = [o for o in board.operations.values() if o.phase == "draining"]
-        due += [(operation.deadline - now.model) / now.pace for operation in draining]
-    due += [o.cut_at + CUT_GRACE_SECONDS - now.wall for o in board.operations.values() if o.phase == "cutting"]
-    expiry = board.levels.next_expiry()
-    if expiry is not None:
-        due.append(expiry - now.wall)
-    return max(0.001, min(due))
-
-
-def record(board: "Board", row: Row, now: Now) -> SeatRecord:
-    """The seat's row of the roster, as of now."""
-    pod = row.pod
-    return SeatRecord(
-        node=board.node,
-        seat=row.seat,
-        state=row.state,
-        epoch=row.epoch,
-        seq=board.seq,
-        model=row.model,
-        endpoint=pod.endpoint if pod else None,
-        group=row.group.name,
-        home_group=row.home.name,
-        gpus=tuple(gpu.index for gpu in row.group.gpus),
-        resource=row.home.profile.resource,
-        pod=pod.pod if pod else "",
-        pod_uid=pod.uid if pod else "",
-        tier=pod.tier if pod else "standard",
-        pinned=row.is_pinned,
-        vram_bytes=row.vram_bytes or (pod.vram_bytes if pod else 0),
-        host_bytes=row.host_bytes,
-        reason=row.reason,
-        since=row.entered_at,
-        started=row.started,
-        activate_seconds=row.switch_seconds,
-        manager_url=board.manager_url,
-        blocked=blocked(board, row, now),
-        fixed=rebinding.why_fixed(board, row),
-        stall_seconds=row.stall_seconds(now),
-        reported_at=now.unix,
-    )
-
-
-def ledger(board: "Board", boot: str) -> Ledger:
-    """What must survive a restart."""
-    owned = [row for row in board.rows.values() if row.pod is not None]
-    routers = {instance: incarnation for instance, (incarnation, _) in sorted(board.routers.present.items())}
-    seats = tuple(_entry(row) for row in owned)
-    return Ledger(boot_id=boot, epoch=board.epoch, seats=seats, routers=routers, move_seconds=board.move_seconds)
-
-
-def _entry(row: Row) -> LedgerEntry:
-    assert row.pod is not None
-    return LedgerEntry(
-        seat=row.seat,
-        state=row.state,
-        epoch=row.epoch,
-        lease=row.lease,
-        pod=row.pod.pod,
-        pod_uid=row.pod.uid,
-        container_id=row.container_id or "",
-        seen_running=row.seen_running,
-        ticket=row.ticket,
-        inherited=row.inherited,
-        gpus=tuple(gpu.uuid for gpu in row.home.gpus),
-        on=tuple(gpu.uuid for gpu in row.group.gpus) if row.moved else (),
-        fixed=row.fixed,
-        vram_bytes=row.vram_bytes,
-        host_bytes=row.host_bytes,
-        started=row.started,
-        pinned=row.pinned,
-        endpoint=row.pod.endpoint,
-        annotations=row.pod.annotations,
-        park_seconds=row.park_seconds,
-        activate_seconds=row.activate_seconds,
-        switch_seconds=row.switch_seconds,
-        frozen_since=row.frozen_since,
-        frozen_until=row.frozen_until,
-        parks=row.parks,
-        activations=row.activations,
-    )
-
-
-def gate_texts(board: "Board", now: Now) -> dict[str, str]:
-    """Why each waiting call waits; kubelet shows it in ``kubectl describe pod``."""
-    texts = {}
-    for group in board.groups:
-        rows = board.seats_of(group)
-        queue = sorted((row for row in rows if row.call is not None), key=lambda row: row.call.since if row.call else 0)
-        holders = [row for row in rows if row.lease] or overlap.in_the_way(board, group)
-        held = ", ".join(
-            f"{row.seat} (model {row.model}, {row.state} for {now.unix - row.entered_at:.0f} s)" for row in holders
-        )
-        foreign = strangers_on(board, group)
-        for place, row in enumerate(queue, start=1):
-            if never := refused(row):
-                texts[row.seat] = f"seat {row.seat} is refused: {never}"
-                continue
-            comer = overlap.claimed_for(board, group, now)
-            why = f"its GPUs are being cleared for {comer}" if comer else f"group {group.name} is free"
-            why = f"group {group.name} is held by {held}" if held else why
-            why = f"{foreign}; {why}" if foreign else why
-            texts[row.seat] = f"seat {row.seat} waits: {why}; place {place} of {len(queue)} at the start gate"
-    return texts
 
 
 def validate(board: "Board") -> None:

@@ -9,18 +9,15 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from kybernate.bus.port import Bus, BusDownError, BusError, NoAnswerError
+from kybernate.bus.port import Bus, BusDownError, BusError
 from kybernate.clock import Clock
-from kybernate.ledger import Ledger, LedgerFile, boot_id
+from kybernate.ledger import LedgerFile, boot_id
 from kybernate.logs import get_logger
 from kybernate.messages import (
-    AskJobs,
     Command,
     CommandReply,
     DrainAck,
-    Job,
     JobProgress,
-    JobReply,
     KillJob,
     Presence,
     ReleaseJob,
@@ -34,7 +31,7 @@ from kybernate.messages import (
 )
 from kybernate.seat import SeatState
 from kybernate.wishes import Wish
-from services.gpu_manager import looking, recovery
+from services.gpu_manager import due, showing
 from services.gpu_manager.board import Board, Effect
 from services.gpu_manager.engines import Engines
 from services.gpu_manager.foreign import Watch
@@ -42,21 +39,19 @@ from services.gpu_manager.gate import Gate
 from services.gpu_manager.inputs import (
     BusChanged,
     Decided,
-    JobAnswered,
-    JobsTold,
     Now,
     PodsSeen,
     Recovered,
-    Retargeted,
     StartCalls,
     Stranger,
     StrangersSeen,
     Tick,
     Ticket,
 )
+from services.gpu_manager.jobs import LONGEST_SECONDS, Jobs
 from services.gpu_manager.pods import Pods, PodsError
 from services.gpu_manager.roster_writer import RosterWriter
-from services.gpu_manager.seat_pod import ANNOTATION, Owners, SeatPod
+from services.gpu_manager.seat_pod import ANNOTATION, Owners
 from services.gpu_manager.terms import terms
 
 log = get_logger()
@@ -66,11 +61,8 @@ STRANGER_SECONDS = 2.0
 WISH_SECONDS = 10.0
 """Wall: how long a pending pod's wish for a group outlives the last look at the pod."""
 POLL_SECONDS, POLL_SOON_SECONDS = 1.0, 0.2
-JOB_TIMEOUT_SECONDS = 2.0
-"""Wall: the checkpointer answers once the job is journaled; a slow disk may take a while."""
-ASK_SECONDS = 1.0
-EVIDENCE_SECONDS, LONGEST_SECONDS = 5.0, 60.0
-"""Wall: how long a look at processes is waited for, and at most after it was too short: hung ones take their time."""
+EVIDENCE_SECONDS = 5.0
+"""Wall: how long a look at all processes is waited for at first."""
 DURABLE = (Ticket, SeatPinned, SeatUnpinned)
 """What must not be forgotten even if the machine crashes right after it was said."""
 
@@ -96,12 +88,14 @@ class Manager:
     """Seats with a waiting call at the start gate."""
     boot_id: str = field(default_factory=boot_id)
     roster: RosterWriter = field(init=False)
+    jobs: Jobs = field(init=False)
     problems: set[str] = field(default_factory=set)
     """What was said about annotations of pods."""
     steering: dict[str, Wish] = field(default_factory=dict)
     """Wishes for groups that were told to ``steer``, by id."""
 
     def __post_init__(self) -> None:
+        self.jobs = Jobs(self.board, self.node_bus, self.now, self.hear)
         self.roster = RosterWriter(self.bus, self.now, self.board, self.hear)
 
     def now(self) -> Now:
@@ -120,7 +114,7 @@ class Manager:
             for job in (self._listen_cluster, self._listen_node, self._answer, self.roster.run):
                 group.create_task(job(), name=job.__name__)
             await self._recover(group)
-            for job in (self._watch_pods, self._watch_gate, self._ask_about_jobs, self._watch_strangers):
+            for job in (self._watch_pods, self._watch_gate, self.jobs.ask_about, self._watch_strangers):
                 group.create_task(job(), name=job.__name__)
             await self._decide(group)
 
@@ -131,8 +125,8 @@ class Manager:
             message, reply = await self._next()
             await self._carry_out(self.board.handle(message, self.now()), reply, group)
             if isinstance(message, Presence):
-                self.ledger.write(looking.ledger(self.board, self.boot_id), durable=False)
-            self.engines.follow(looking.probes(self.board), group, self.hear)
+                self.ledger.write(showing.ledger(self.board, self.boot_id), durable=False)
+            self.engines.follow(due.probes(self.board), group, self.hear)
 
     async def _carry_out(
         self, effects: list[Effect], reply: asyncio.Future[CommandReply] | None, group: asyncio.TaskGroup
@@ -144,7 +138,7 @@ class Manager:
                 reply.set_result(effect)
         if told:
             durable = any(isinstance(effect, DURABLE) for effect in told)
-            self.ledger.write(looking.ledger(self.board, self.boot_id), durable=durable)
+            self.ledger.write(showing.ledger(self.board, self.boot_id), durable=durable)
         for effect in sorted(told, key=lambda effect: not isinstance(effect, SwitchJob)):  # what takes longest first
             await self._say(effect, group)
         if told:
@@ -156,7 +150,7 @@ class Manager:
         if not self.inbox.empty():
             return self.inbox.get_nowait()
         try:
-            async with asyncio.timeout(looking.next_wake(self.board, self.now())):
+            async with asyncio.timeout(due.next_wake(self.board, self.now())):
                 return await self.inbox.get()
         except TimeoutError:
             return Tick(), None
@@ -173,67 +167,11 @@ class Manager:
                 self.gate.write_ticket(effect)
                 self.look_now.set()
             case SwitchJob():
-                group.create_task(self._send_switch(effect), name=f"job {effect.op}")
+                group.create_task(self.jobs.send_switch(effect), name=f"job {effect.op}")
             case RetargetJob():
-                group.create_task(self._send_retarget(effect), name=f"retarget {effect.op}")
+                group.create_task(self.jobs.send_retarget(effect), name=f"retarget {effect.op}")
             case ReleaseJob() | KillJob():
-                group.create_task(self._send_ending(effect), name=f"end {effect.target.seat}")
-
-    # --- jobs ---------------------------------------------------------------------------------------------------
-
-    async def _send_switch(self, job: SwitchJob) -> None:
-        reply = await self._ask(job)
-        if reply is not None and not reply.accepted:
-            log.warning("job.refused", op=job.op, code=reply.code, reason=reply.reason)
-        await self.hear(JobAnswered(job.op, job.epoch, reply))
-
-    async def _send_retarget(self, job: RetargetJob) -> None:
-        await self.hear(Retargeted(job.op, await self._ask(job)))
-
-    async def _send_ending(self, job: ReleaseJob | KillJob) -> None:
-        """Until the checkpointer has taken it, or the seat has moved on."""
-        states = (SeatState.RELEASING,) if isinstance(job, ReleaseJob) else (SeatState.LOST,)
-        while True:
-            reply = await self._ask(job)
-            row = self.board.rows.get(job.target.seat)
-            if reply is not None and reply.code == "stale-epoch":  # a switch of its group overtook it
-                self.board.epoch = max(self.board.epoch, reply.highest_epoch)
-                job = job.model_copy(update={"epoch": self.board.next_epoch(self.now())})
-            elif reply is not None:
-                await self.hear(JobsTold(reply))
-                if not reply.accepted:
-                    log.warning("job.refused", seat=job.target.seat, code=reply.code, reason=reply.reason)
-                return
-            if row is None or row.state not in states:
-                return
-            await asyncio.sleep(ASK_SECONDS)
-
-    async def _ask(self, job: Job, timeout: float | None = None) -> JobReply | None:
-        try:
-            return await self.node_bus.request(job, JobReply, timeout=timeout or JOB_TIMEOUT_SECONDS)
-        except (NoAnswerError, BusDownError):
-            await asyncio.sleep(0.05)
-            return None
-
-    async def _ask_about_jobs(self) -> None:
-        """Reports may be lost: ask about switches that take long, and whether dying processes are gone.
-
-        Each seat by itself: a process that hangs makes its own answer slow, and must not hide the others.
-        """
-        timeout = JOB_TIMEOUT_SECONDS
-        while True:
-            await asyncio.sleep(ASK_SECONDS)
-            late = self.now().wall - ASK_SECONDS
-            ops = [o.op for o in self.board.operations.values() if o.journaled and (o.sent_wall or 0.0) < late]
-            question = AskJobs(cause="status", node=self.board.node, epoch=0)
-            questions = [question.model_copy(update={"ops": tuple(ops)})] if ops else []
-            for row in looking.unclear(self.board):
-                questions.append(question.model_copy(update={"targets": (row.target(),)}))
-            for one in questions:
-                reply = await self._ask(one, timeout)
-                timeout = min(timeout * 2, LONGEST_SECONDS) if reply is None else JOB_TIMEOUT_SECONDS
-                if reply is not None:
-                    await self.hear(JobsTold(reply, asked=one.ops))
+                group.create_task(self.jobs.send_ending(effect), name=f"end {effect.target.seat}")
 
     # --- ears ---------------------------------------------------------------------------------------------------
 
@@ -328,7 +266,7 @@ class Manager:
                 known = found
                 self.look_now.set()
                 await self.hear(found)
-            self.gate.write_texts(looking.gate_texts(self.board, self.now()))
+            self.gate.write_texts(showing.gate_texts(self.board, self.now()))
             await asyncio.sleep(GATE_SECONDS)
 
     async def _watch_strangers(self) -> None:
@@ -351,7 +289,7 @@ class Manager:
             try:
                 owners = await self.pods.seats()
                 began = self.clock.wall()
-                reply = await self._evidence(ledger, owners.pods, timeout)
+                reply = await self.jobs.evidence(ledger, owners.pods, timeout)
                 break
             except (PodsError, BusError) as error:
                 if self.clock.wall() >= began + timeout:
@@ -362,17 +300,6 @@ class Manager:
         await self._carry_out(self.board.handle(recovered, self.now()), None, group)
         self.roster.all_changed()
         log.info("manager.recovered", seats=len(owners.pods), jobs=len(reply.jobs), epoch=self.board.epoch)
-
-    async def _evidence(self, ledger: Ledger, pods: tuple[SeatPod, ...], timeout: float) -> JobReply:
-        """What the checkpointer knows. The epoch fences: no job of an earlier manager is taken after this."""
-        self.board.epoch = max(self.board.epoch, ledger.epoch)
-        epoch = self.board.next_epoch(self.now())
-        targets = recovery.targets(self.board, ledger, pods)
-        gpus = sorted(
-            {gpu.uuid for group in self.board.groups for gpu in group.gpus}
-        )  # seats may be on their way there
-        job = AskJobs(cause="recovery", node=self.board.node, epoch=epoch, targets=targets, gpus=tuple(gpus))
-        return await self.node_bus.request(job, JobReply, timeout=timeout)
 
 
 def _log(effect: Effect) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from kybernate.seat import SeatState
-from services.gpu_manager import looking
+from services.gpu_manager import showing
 
 if TYPE_CHECKING:
     from services.gpu_manager.manager import Manager
@@ -20,7 +20,7 @@ def pod_route(manager: "Manager") -> web.RouteDef:
             return _error("the manager has just started and looks at its seats; ask again", 503)
         for row in board.rows.values():
             if row.pod is not None and row.pod.uid == uid and row.state is not SeatState.FREE:
-                return web.json_response(looking.record(board, row, manager.now()).model_dump(mode="json"))
+                return web.json_response(showing.record(board, row, manager.now()).model_dump(mode="json"))
         return _error(f"no seat of node {board.node} belongs to pod {uid}", 404)
 
     return web.get("/v1/pods/{uid}", pod)

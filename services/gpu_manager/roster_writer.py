@@ -13,7 +13,7 @@ from kybernate.logs import get_logger
 from kybernate.roster import BUCKET, seat_key
 from kybernate.seat import SeatState
 from kybernate.slugs import slug
-from services.gpu_manager import looking
+from services.gpu_manager import showing
 from services.gpu_manager.inputs import DrainAnnounced, Now
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class RosterWriter:
         """Rows are out of date that say something else of why they are blocked than is true now."""
         now = self._now()
         for row in self._board.rows.values():
-            if looking.blocked(self._board, row, now) != self._blocked.get(row.seat, ""):
+            if showing.blocked(self._board, row, now) != self._blocked.get(row.seat, ""):
                 self.changed(row.seat)
 
     async def run(self) -> None:
@@ -89,7 +89,7 @@ class RosterWriter:
         """Write one row. A time-out may mean that it was written: it is written again, with what is then true."""
         del self._dirty[seat]
         row = self._board.rows[seat]
-        record = looking.record(self._board, row, self._now())
+        record = showing.record(self._board, row, self._now())
         closes = row.state is SeatState.DRAINING
         self._blocked[seat] = record.blocked
         try:

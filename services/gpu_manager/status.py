@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kybernate.seat import SeatState
-from services.gpu_manager import looking, telling
+from services.gpu_manager import showing, telling
 from services.gpu_manager.inputs import AskedOverHttp
 from services.gpu_manager.pod_route import pod_route
 
@@ -29,7 +29,7 @@ def routes(manager: "Manager", thinking: "Thinking", registry: CollectorRegistry
         await manager.hear(AskedOverHttp())  # before the answer is made: a drain that begins now waits for it
         now = manager.now()
         owned = [row for row in manager.board.rows.values() if row.state is not SeatState.FREE]
-        records = [looking.record(manager.board, row, now).model_dump(mode="json") for row in owned]
+        records = [showing.record(manager.board, row, now).model_dump(mode="json") for row in owned]
         return web.json_response({"seats": records, "why": manager.board.why})
 
     async def why(_: web.Request) -> web.Response:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from kybernate.topology import Group
-from services.gpu_manager import looking
+from services.gpu_manager import looking, showing
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.rows import Row
 from services.gpu_manager.terms import terms
@@ -79,7 +79,7 @@ def _seat(board: "Board", row: Row, now: Now) -> dict[str, Any]:
     return {
         "seat": seat.seat,
         "model": row.model,
-        "blocked": looking.blocked(board, row, now),
+        "blocked": showing.blocked(board, row, now),
         "state": str(seat.state),
         "tier": seat.tier,
         "weight": seat.weight,

@@ -10,7 +10,7 @@ from kybernate.ledger import Ledger, LedgerEntry
 from kybernate.machine import GpuProcess
 from kybernate.messages import TrafficSignal
 from kybernate.seat import SeatState as S
-from services.gpu_manager import looking
+from services.gpu_manager import showing
 from services.gpu_manager.foreign import LOOKS, Watch
 from services.gpu_manager.inputs import Stranger, StrangersSeen, Ticket
 from services.gpu_manager.owned import with_owned
@@ -30,11 +30,11 @@ def test_beside_a_stranger_nothing_is_started_and_the_reason_is_told(world: Worl
         world.pod(seat, model)
         world.call(seat)
     assert [effect.seat for effect in world.said if isinstance(effect, Ticket)] == [other]
-    text = looking.gate_texts(world.board, world.now)[first]
+    text = showing.gate_texts(world.board, world.now)[first]
     assert "group G0 is quarantined: python3 (pid 4711) on GPU 0 belongs to no seat" in text
-    assert "python3 (pid 4711)" in looking.record(world.board, world.row(first), world.now).blocked
+    assert "python3 (pid 4711)" in showing.record(world.board, world.row(first), world.now).blocked
     assert "is quarantined" in world.board.why["G0"]
-    assert looking.record(world.board, world.row(other), world.now).blocked == ""
+    assert showing.record(world.board, world.row(other), world.now).blocked == ""
 
     world.hear(StrangersSeen(()))
     world.call(first)
@@ -132,8 +132,8 @@ def test_a_container_with_two_kinds_of_seats_is_never_started(world: World) -> N
     world.look()
     world.call(seat)
     assert world.state(seat) is S.WAITING
-    assert "asks for kyb.ai/a and kyb.ai/b" in looking.gate_texts(world.board, world.now)[seat]
-    assert "asks for" in looking.record(world.board, world.row(seat), world.now).blocked
+    assert "asks for kyb.ai/a and kyb.ai/b" in showing.gate_texts(world.board, world.now)[seat]
+    assert "asks for" in showing.record(world.board, world.row(seat), world.now).blocked
 
 
 async def test_a_name_that_is_no_text_is_a_name(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from kybernate.messages import DrainAck, JobReply, SeatEvicted, SeatProgress
 from kybernate.policy import Decision, GroupView, KybBalanced, Switch
 from kybernate.seat import SeatState as S
-from services.gpu_manager import looking
+from services.gpu_manager import looking, showing
 from services.gpu_manager.inputs import Recovered
 from tests.manager.world import World, status
 
@@ -67,7 +67,7 @@ def test_it_is_parked_with_its_answers_as_soon_as_every_router_has_closed_it() -
     assert "2 requests in flight are frozen with it" in evicted.reason
     world.finish()
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
-    assert looking.record(world.board, world.row(b), world.now).stall_seconds == pytest.approx(60.0)
+    assert showing.record(world.board, world.row(b), world.now).stall_seconds == pytest.approx(60.0)
 
 
 @pytest.mark.parametrize(("in_flight", "permits"), [(2, None), (2, 1)], ids=["an older router", "a permission"])
@@ -125,7 +125,7 @@ def test_a_manager_that_starts_again_remembers_since_when_they_stand_still() -> 
     world, a, b = frozen()
     world.finish()
     world.traffic(a, in_flight=1)
-    ledger = looking.ledger(world.board, "")
+    ledger = showing.ledger(world.board, "")
     since = world.row(b).frozen_since
     world.tick(5.0)
 
@@ -141,7 +141,7 @@ def test_a_manager_that_starts_again_remembers_since_when_they_stand_still() -> 
 
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
     assert (world.row(b).frozen_since, world.row(a).frozen_since) == (since, 0.0)
-    assert looking.record(world.board, world.row(b), world.now).stall_seconds == pytest.approx(55.0)
+    assert showing.record(world.board, world.row(b), world.now).stall_seconds == pytest.approx(55.0)
 
 
 def test_a_budget_that_is_used_up_brings_nobody_back() -> None:
@@ -159,7 +159,7 @@ def test_a_budget_that_is_used_up_brings_nobody_back() -> None:
 def test_a_manager_that_starts_while_it_is_parked_still_knows_what_is_frozen() -> None:
     world, _, b = frozen()
     job = world.job()
-    ledger = looking.ledger(world.board, "boot")
+    ledger = showing.ledger(world.board, "boot")
     world.board = world.new_board()
     seen = [
         SeatProgress(seat=pod.seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="started")

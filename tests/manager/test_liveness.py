@@ -3,7 +3,7 @@
 from kybernate.messages import ParkSeat
 from kybernate.policy.quantum import Quantum
 from kybernate.seat import SeatState as S
-from services.gpu_manager import looking
+from services.gpu_manager import due
 from tests.manager.world import World, make_group
 
 
@@ -50,7 +50,7 @@ def test_a_look_that_is_due_during_a_switch_or_a_pause_does_not_spin(world: Worl
     world.command(ParkSeat, b)
     assert world.state(b) is S.DRAINING
     world.tick(40.0)
-    assert looking.next_wake(world.board, world.now) > 0.1
+    assert due.next_wake(world.board, world.now) > 0.1
 
 
 def start(world: World, seat: str, model: str, vram: str) -> None:

@@ -15,6 +15,7 @@ from kybernate.envelope import Message
 from kybernate.ledger import Ledger, LedgerEntry, LedgerFile
 from kybernate.messages import AskJobs, JobReply, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState as S
+from services.gpu_manager import jobs
 from services.gpu_manager import manager as shell
 from services.gpu_manager.engines import Engines
 from services.gpu_manager.gate import Gate
@@ -117,8 +118,8 @@ async def test_a_checkpointer_that_takes_long_to_look_is_given_longer(
 async def test_a_seat_that_cannot_be_looked_at_does_not_hide_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shell, "JOB_TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr(shell, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(jobs, "JOB_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(jobs, "ASK_SECONDS", 0.05)
     world = World()
     stuck, ended = world.seat(0, 0), world.seat(0, 1)
 

@@ -23,7 +23,7 @@ from kybernate.messages import (
     SwitchJob,
 )
 from kybernate.seat import SeatState as S
-from services.gpu_manager import looking
+from services.gpu_manager import showing
 from services.gpu_manager.inputs import JobAnswered, Recovered, Retargeted, Ticket
 from tests.manager.pulling import Pulls
 from tests.manager.world import World, make_group
@@ -288,7 +288,7 @@ class AnyMove(RuleBasedStateMachine):
     @rule()
     def manager_dies(self) -> None:
         """What it said before its death may still arrive; the next one knows the ledger, and asks."""
-        ledger = looking.ledger(self.world.board, "boot")
+        ledger = showing.ledger(self.world.board, "boot")
         self.world.board = board = self.world.new_board()
         board.epoch = ledger.epoch
         epoch = board.next_epoch(self.world.now)

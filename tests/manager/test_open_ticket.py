@@ -10,7 +10,7 @@ import pytest
 
 from kybernate.messages import JobReply
 from kybernate.seat import SeatState as S
-from services.gpu_manager import looking
+from services.gpu_manager import showing
 from services.gpu_manager.inputs import BusChanged, Recovered, StartCalls, Ticket
 from services.gpu_manager.seat_pod import SeatPod
 from tests.manager.world import World
@@ -127,7 +127,7 @@ def test_a_next_owner_that_calls_itself_waits_for_the_ticket_before(
     if late:
         look(world)
     if restarts:
-        ledger = looking.ledger(world.board, "boot")
+        ledger = showing.ledger(world.board, "boot")
         world.board = world.new_board()
         world.hear(BusChanged(True))
         world.hear(Recovered(world.owners(), ledger, JobReply(accepted=True)))
@@ -165,14 +165,14 @@ def test_a_call_of_the_next_owner_does_not_end_the_lease_of_a_pod_that_still_run
 
 def test_a_manager_that_died_meanwhile_remembers_the_ticket(world: World) -> None:
     seat = starting(world)
-    ledger = looking.ledger(world.board, "boot")
+    ledger = showing.ledger(world.board, "boot")
     world.board = world.new_board()
     del world.pods[seat]
     world.hear(BusChanged(True))
     world.hear(Recovered(world.owners(), ledger, JobReply(accepted=True)))
     other = rival(world)
     look(world)
-    again = looking.ledger(world.board, "boot")
+    again = showing.ledger(world.board, "boot")
     world.board = world.new_board()
     world.hear(BusChanged(True))
     world.hear(Recovered(world.owners(), again, JobReply(accepted=True)))

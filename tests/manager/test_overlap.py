@@ -11,7 +11,7 @@ from kybernate.ledger import Ledger
 from kybernate.messages import ActivateSeat, JobReply, PinSeat, SeatEvent, SeatProgress
 from kybernate.policy.quantum import Quantum
 from kybernate.seat import SeatState as S
-from services.gpu_manager import looking
+from services.gpu_manager import due, looking, showing
 from services.gpu_manager.inputs import BusChanged, JobAnswered, Recovered, Stranger, StrangersSeen
 from tests.manager.family import TREE, Busy, make_family
 from tests.manager.test_properties import AnyOrder
@@ -56,7 +56,7 @@ def test_a_pair_waits_while_singles_hold_its_gpus_and_the_gate_says_who(node: Wo
     node.call(node.seat(2, 0))
 
     assert node.state(node.seat(2, 0)) is S.WAITING
-    text = looking.gate_texts(node.board, node.now)[node.seat(2, 0)]
+    text = showing.gate_texts(node.board, node.now)[node.seat(2, 0)]
     assert a in text
     assert b in text
 
@@ -279,8 +279,8 @@ def test_while_gpus_are_cleared_for_another_group_nothing_spins_and_the_gate_say
     node.tick(40.0)
     node.call(other)
 
-    assert looking.next_wake(node.board, node.now) > 0.1
-    text = looking.gate_texts(node.board, node.now)[other]
+    assert due.next_wake(node.board, node.now) > 0.1
+    text = showing.gate_texts(node.board, node.now)[other]
     assert f"its GPUs are being cleared for {pair}" in text
 
 
@@ -294,7 +294,7 @@ def test_beside_a_stranger_an_overdue_look_does_not_spin(node: World) -> None:
     node.tick(100.0)
 
     assert node.state(a) is S.ACTIVE
-    assert looking.next_wake(node.board, node.now) > 0.1
+    assert due.next_wake(node.board, node.now) > 0.1
 
 
 def test_a_container_that_nobody_asks_for_any_more_clears_no_gpus() -> None:

@@ -20,7 +20,7 @@ from kybernate.messages import (
 )
 from kybernate.policy import Decision, GroupView, KybBalanced, Stay
 from kybernate.seat import SeatState as S
-from services.gpu_manager import looking
+from services.gpu_manager import looking, showing
 from services.gpu_manager.inputs import JobAnswered, Recovered, Retargeted, Stranger, StrangersSeen
 from services.gpu_manager.owned import with_owned
 from tests.manager.pulling import Pulls
@@ -80,7 +80,7 @@ def reported(world: World, job: SwitchJob, seat: str, outcome: str, **fields: ob
 
 def restarted(world: World, *jobs: JobStatus, **found: str) -> None:
     """A new manager; ``found``: by model, the GPU that the checkpointer finds its memory on and what it does there."""
-    ledger = looking.ledger(world.board, "boot")
+    ledger = showing.ledger(world.board, "boot")
     world.board = world.new_board()
     seats = []
     for pod in world.pods.values():
@@ -116,7 +116,7 @@ def test_an_idle_seat_elsewhere_makes_room_for_one_that_waits(world: World, a: s
 
     world.progress(job)
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.ACTIVE)
-    record = looking.record(world.board, world.row(a), world.now)
+    record = showing.record(world.board, world.row(a), world.now)
     assert (record.group, record.home_group, record.gpus) == ("G1", "G0", (1,))
     activated = world.last(SeatActivated)
     assert isinstance(activated, SeatActivated)
@@ -195,7 +195,7 @@ def test_what_cannot_move_is_not_offered_and_says_why(world: World, a: str, b: s
     world.look()
     demand(world, a, b)
     assert (world.state(c) is S.DRAINING) == (how == "")
-    assert why in looking.record(world.board, world.row(a), world.now).fixed
+    assert why in showing.record(world.board, world.row(a), world.now).fixed
 
 
 def test_groups_that_do_not_rebalance_keep_their_seats(a: str) -> None:
@@ -206,14 +206,14 @@ def test_groups_that_do_not_rebalance_keep_their_seats(a: str) -> None:
     world.tick(20)
     demand(world, world.seat(0, 0), b)
     assert world.state(c) is S.ACTIVE
-    assert looking.record(world.board, world.row(b), world.now).fixed == ""
+    assert showing.record(world.board, world.row(b), world.now).fixed == ""
 
 
 def test_a_refused_move_is_remembered_and_the_seat_comes_back_at_home(world: World, a: str, b: str, c: str) -> None:
     job = move(world, a, b)
     reported(world, job, a, "parked", move_refused="seat", reason=RESTORED)
     assert (world.state(a), world.row(a).group.name) == (S.PARKED, "G0")
-    assert looking.record(world.board, world.row(a), world.now).fixed == RESTORED
+    assert showing.record(world.board, world.row(a), world.now).fixed == RESTORED
     assert world.board.pause_until.get("G1", 0.0) <= world.wall  # nothing is wrong with that group
 
     world.tick(5)
@@ -233,7 +233,7 @@ def test_a_refused_move_is_remembered_and_the_seat_comes_back_at_home(world: Wor
 def test_a_driver_that_cannot_move_at_all_is_asked_once(world: World, a: str, b: str) -> None:
     reason = "restoring to another GPU needs driver 580 or newer, this is 570.1"
     reported(world, move(world, a, b), a, "parked", move_refused="node", reason=reason)
-    assert {looking.record(world.board, row, world.now).fixed for row in world.board.rows.values() if row.pod} == {
+    assert {showing.record(world.board, row, world.now).fixed for row in world.board.rows.values() if row.pod} == {
         reason
     }
 
@@ -313,7 +313,7 @@ def test_who_had_the_gpus_already_gives_them_to_the_one_that_comes_instead(world
 def test_a_group_with_a_foreign_process_lets_its_seats_go_elsewhere(world: World, a: str, b: str, c: str) -> None:
     world.hear(StrangersSeen((Stranger("GPU-0", 4711, "python3"),)))
     world.traffic(b)
-    assert looking.record(world.board, world.row(a), world.now).blocked == ""
+    assert showing.record(world.board, world.row(a), world.now).blocked == ""
     demand(world, a, b)
     assert world.state(c) is S.DRAINING
     world.hear(StrangersSeen((Stranger("GPU-0", 4711, "python3"), Stranger("GPU-1", 4712, "python3"))))

@@ -7,14 +7,14 @@ import pytest
 from kybernate.ledger import Ledger, LedgerEntry, LedgerFile
 from kybernate.messages import JobReply, KillJob, ReleaseJob, SeatActivated, SeatProgress, SeatQuarantined
 from kybernate.seat import SeatState as S
-from services.gpu_manager import looking, recovery
+from services.gpu_manager import recovery, showing
 from services.gpu_manager.inputs import BusChanged, Recovered, Ticket
 from tests.manager.world import World, status
 
 
 def restart(world: World, *, ledger: Ledger | None = None, jobs: tuple[object, ...] = (), **outcomes: str) -> None:
     """The manager dies and comes back; ``outcomes`` is what the checkpointer sees, by model (default: as it is)."""
-    kept = looking.ledger(world.board, "boot") if ledger is None else ledger
+    kept = showing.ledger(world.board, "boot") if ledger is None else ledger
     kept = Ledger.model_validate_json(kept.model_dump_json())
     old = world.board
     world.board = world.new_board()

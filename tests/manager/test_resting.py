@@ -5,7 +5,7 @@ import pytest
 from kybernate.messages import JobReply, PinSeat
 from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
-from services.gpu_manager import looking, telling
+from services.gpu_manager import showing, telling
 from services.gpu_manager.brain import Brain
 from services.gpu_manager.inputs import JobAnswered
 from services.gpu_manager.thinking import Thinking
@@ -66,7 +66,7 @@ def test_it_says_so(world: World, a: str) -> None:
     live(world, a, 60)
     row = world.row(a)
     assert row.failed >= 3
-    text = looking.record(world.board, row, world.now).blocked
+    text = showing.record(world.board, row, world.now).blocked
     assert f"did not come back {row.failed} times in a row; others go first for" in text
     assert "made parked" in text, "the checkpointer's reason"
     thinking = Thinking(Brain("kyb-balanced", KybBalanced()))
@@ -97,7 +97,7 @@ def test_who_serves_again_begins_anew(world: World, a: str) -> None:
     world.tick(1)
     world.finish()
     assert world.state(a) is S.ACTIVE
-    assert (row.failed, looking.blocked(world.board, row, world.now)) == (0, "")
+    assert (row.failed, showing.blocked(world.board, row, world.now)) == (0, "")
 
 
 def test_a_group_that_has_failed_all_day_is_still_tried(world: World) -> None:

@@ -28,7 +28,7 @@ from kybernate.messages import (
 from kybernate.policy import KybBalanced, Policy
 from kybernate.seat import SeatState
 from kybernate.topology import Group, group_key, seat_id
-from services.gpu_manager import looking
+from services.gpu_manager import looking, showing
 from services.gpu_manager.board import Board
 from services.gpu_manager.inputs import (
     BusChanged,
@@ -126,7 +126,7 @@ class World:
     def boot(self) -> None:
         """A fresh node: bus up, nothing known, one router."""
         self.hear(BusChanged(True))
-        self.hear(Recovered(Owners(), looking.ledger(self.new_board(), ""), JobReply(accepted=True)))
+        self.hear(Recovered(Owners(), showing.ledger(self.new_board(), ""), JobReply(accepted=True)))
         self.router("router-0")
         self.tick(5.0)
 

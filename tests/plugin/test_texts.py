@@ -12,7 +12,7 @@ from kybernate.machine import Gpu, Mig
 from kybernate.pod_resources import PodResources
 from kybernate.policy import KybBalanced
 from kybernate.topology import build_groups
-from services.gpu_manager import looking
+from services.gpu_manager import showing
 from services.gpu_manager.board import Board
 from services.gpu_manager.gate import Gate
 from services.gpu_manager.inputs import Now, PodsSeen, StartCalls
@@ -48,7 +48,7 @@ async def manager(kubelet: Kubelet, offer: Offer) -> AsyncIterator[Board]:
             documents = {"items": [one.document() for one in kubelet.pods]}
             board.handle(PodsSeen(joined(await owners.list(), documents)), now)
             board.handle(StartCalls(gate.calls(board.rows)), now)
-            gate.write_texts(looking.gate_texts(board, now))
+            gate.write_texts(showing.gate_texts(board, now))
             await asyncio.sleep(0.05)
 
     task = asyncio.create_task(look())
