@@ -126,3 +126,19 @@ async def test_a_stopped_seat_that_holds_its_new_gpu_is_not_taken_for_parked_on_
             assert status.activate is not None
             assert (status.activate.outcome, status.activate.gpus) == ("active", there.gpus), status
             assert not here.frozen(engine)
+
+
+async def test_a_seat_that_was_to_move_to_a_gpu_that_fell_off_the_bus_stays_parked_where_it_is() -> None:
+    async with node() as here, checkpointer(here, settle_floor_wall_seconds=0.3) as it:
+        engine = await here.engine("s00")
+        first, second = here.gpus
+        await it.do(park=(engine.target,))
+        await here.inject("lost", gpu=second)
+        status = await it.do(activate=engine.target.model_copy(update={"gpus": (second,)}), group="G1")
+        assert status.activate is not None
+        assert (status.activate.outcome, status.activate.gpus) == ("parked", (first,)), status
+        assert here.frozen(engine), "nothing was touched"
+        assert status.activate.move_refused == "", "it may move once that GPU is back"
+        status = await it.do(activate=engine.target)
+        assert status.activate is not None
+        assert (status.activate.outcome, status.activate.gpus) == ("active", (first,)), status

@@ -218,6 +218,16 @@ def test_a_restore_takes_longer_on_another_gpu_and_only_there(swap, seconds):
     assert stand.answers[number][0] is S
 
 
+def test_a_wrong_map_is_refused_before_it_counts_for_anything(stand):
+    stand.parked(1)
+    a, b = stand.gpus
+    for wrong in ({a: b}, {a: [b], b: a}, {a: b, b: b}, [a, b]):
+        assert stand.verb("restore", 1, epoch=9, gpu_map=wrong) is Code.INVALID_VALUE
+    stand.running(2, gpus=(1,))
+    assert stand.verb("lock", 2, epoch=1) is S, "nobody has used the other GPU with a higher epoch"
+    assert stand.kinds == {}
+
+
 def test_a_process_that_moved_comes_back_there_without_further_cost():
     stand = Stand(2)
     stand.parked(1, 10, (0,))

@@ -216,10 +216,9 @@ class Verbs:
 
     def _check_epoch(self, process: Process, call: Call) -> None:
         world, epoch = self._world, integer(call.arguments, "epoch")
-        moves = call.arguments.get("gpu_map")
-        gpus = {*process.memory, *process.parked}
-        if isinstance(moves, dict):  # what it held before is another one's matter, who may have got it long ago
-            gpus = {moves.get(gpu, gpu) for gpu in gpus} & world.capacity.keys()
+        moves = gpu_permutation(call.arguments, [gpu.uuid for gpu in world.spec.gpus])
+        # Where it goes: what it held before is another one's matter, who may have got it long ago.
+        gpus = {moves.get(gpu, gpu) for gpu in (*process.memory, *process.parked)} & world.capacity.keys()
         for gpu in sorted(gpus):
             if epoch < world.epochs[gpu]:
                 why = f"{call.name} with epoch {epoch}; {gpu} has seen {world.epochs[gpu]}"

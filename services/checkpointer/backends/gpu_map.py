@@ -30,13 +30,13 @@ def moves(parked_on: Sequence[str], target: Sequence[str]) -> dict[str, str]:
 def permutation(everyone: Iterable[str], wanted: Mapping[str, str]) -> dict[str, str] | None:
     """The driver's map over all GPUs: the old and the new one change places. None when nothing moves.
 
-    Raises ValueError naming a GPU that the machine does not have.
+    Raises ValueError naming a GPU that is not among them.
     """
     if not wanted:
         return None
     found = sorted(gpu for gpu in everyone if not gpu.startswith("MIG-"))
     if missing := sorted({*wanted, *wanted.values()} - set(found)):
-        raise ValueError(f"{', '.join(missing)}: this machine has {', '.join(found) or 'no GPU'}")
+        raise ValueError(f"{', '.join(missing)} does not answer; those that do are {', '.join(found) or 'none'}")
     back = {new: old for old, new in wanted.items()}
     return {gpu: wanted.get(gpu, back.get(gpu, gpu)) for gpu in found}
 

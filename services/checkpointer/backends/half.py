@@ -186,8 +186,10 @@ class Half:
                 for gpu in unit.moves.values():
                     self.site.inspection.check_device(unit.members[0].who, gpu)
             self._gpu_map = None if why else permutation(await self.calls.memory(unit.group), unit.moves)
-        except (NoDeviceError, ValueError) as error:
+        except NoDeviceError as error:
             why = Refusal(str(error))
+        except ValueError as error:  # it may come back, and is no fault of the seat
+            raise StepFailedError(Trouble.REFUSED, str(error)) from error
         if why is not None:
             self._unmovable = why
             raise StepFailedError(Trouble.REFUSED, why.reason)

@@ -50,9 +50,9 @@ class Unit(BaseModel):
         return self.parked_on or self.target.gpus
 
     @property
-    def reach(self) -> tuple[str, ...]:
-        """GPUs where its memory may be: those it comes from and those it goes to."""
-        return tuple(dict.fromkeys((*self.at, *self.target.gpus)))
+    def reach(self) -> tuple[str, ...] | None:
+        """GPUs where its memory may be; None: all that answer, since where it is to move may be beyond asking."""
+        return None if self.moves else self.at
 
     @property
     def moves(self) -> dict[str, str]:
