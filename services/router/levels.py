@@ -11,7 +11,8 @@ from typing import Any
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
-from services.router.traffic import Level, Traffic
+from services.router.accounting import Level
+from services.router.traffic import Traffic
 
 Key = tuple[str, str | None]
 

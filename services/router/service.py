@@ -25,13 +25,14 @@ from services.router.calls import Calls
 from services.router.dispatch import Dispatcher
 from services.router.events import Event, EventLog
 from services.router.gateways import Gateways
+from services.router.hold import Limits
 from services.router.inventory import Inventory
 from services.router.levels import LevelPublisher
 from services.router.loads import Loads
 from services.router.metrics import Metrics
 from services.router.settings import RouterSettings
 from services.router.sync import RosterSync
-from services.router.traffic import Limits, Traffic
+from services.router.traffic import Traffic
 from services.router.upstream import Upstreams
 
 

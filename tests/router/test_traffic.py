@@ -10,7 +10,8 @@ from kybernate.roster import SeatRecord, seat_key
 from kybernate.seat import SeatState
 from services.router import happenings as h
 from services.router.asks import Identity
-from services.router.traffic import Limits, Traffic
+from services.router.hold import Limits
+from services.router.traffic import Traffic
 
 S = SeatState
 K0, K1 = seat_key("n", "s0"), seat_key("n", "s1")
@@ -304,13 +305,21 @@ def test_an_event_alone_makes_a_seat_known():
     assert kinds(arrive(traffic), h.Forward)[0].endpoint == "http://s9"
 
 
+def test_a_model_that_nobody_has_is_forgotten_with_its_last_call_before_the_first_reading():
+    traffic = Traffic(Limits(held_bytes=10), Identity("r", "i1"))
+    assert [r.status for r in kinds(arrive(traffic, 1, model="invented", size=11), h.Reject)] == [429]
+    arrive(traffic, 2, model="invented too")
+    traffic.handle(h.Ended(2), 2.0)
+    assert not traffic.models
+
+
 def test_alarms_of_finished_calls_do_not_pile_up():
     traffic = router(record())
     for number in range(1000):
         arrive(traffic, number, now=1.0)
         traffic.handle(h.Ended(number), 1.0)
     assert len(traffic._alarms._heap) < 200
-    assert traffic._held_bytes == 0
+    assert traffic._admission._queue.bytes == 0
 
 
 steps = st.one_of(
@@ -398,10 +407,10 @@ def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
                 perform(h.Tick())
         # A permit may have expired or been evicted by itself.
         for request, was in state.items():
-            if was == "sent" and request not in traffic._calls:
+            if was == "sent" and request not in traffic._admission._calls:
                 assert kind_of[request] == "permit"
                 state[request] = "done"
     now += 1000.0
     perform(h.Tick())
     assert not [request for request, was in state.items() if was == "held"]
-    assert traffic._held_bytes == 0
+    assert traffic._admission._queue.bytes == 0
