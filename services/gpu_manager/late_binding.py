@@ -57,11 +57,13 @@ def rethink(board: "Board", operation: Operation, now: Now) -> None:
     if operation.sent_wall is None or not operation.journaled or board.rows[operation.victim].state is not S.PARKING:
         return
     winner = _newest(board, operation, now)
-    if winner is None or winner.seat == operation.winner or winner.epoch > operation.epoch:
+    if winner is None or winner.seat == operation.winner:
+        return
+    comes = winner.state is S.PARKED  # one at the gate starts with a ticket, once the group is free
+    if comes and winner.epoch > operation.epoch:
         return
     operation.asking = winner.seat
     operation.asked.add(winner.seat)
-    comes = winner.state is S.PARKED  # one at the gate starts with a ticket, once the group is free
     board.said.append(
         RetargetJob(
             cause=winner.cause or operation.cause,
@@ -92,21 +94,33 @@ def answered(board: "Board", answer: Retargeted, now: Now) -> None:
 
 
 def follow(board: "Board", operation: Operation, status: JobStatus, now: Now) -> None:
-    """The status is the truth about who comes, of those that were ever asked for."""
-    comer = status.activate.seat if status.activate is not None else None
-    if comer is not None and comer != operation.winner and comer in operation.asked:
-        _instead(board, operation, board.rows[comer], now)
+    """The status is the truth about who comes, of those that were ever asked for, and once it has begun in any case: a
+    RetargetJob of the manager before this one may have been on its way into the journal when this one asked.
+
+    In the end it may be nobody, although somebody was to come.
+    """
+    comer = status.activate
+    if comer is not None and comer.seat != operation.winner and comer.seat in board.rows:
+        if comer.seat in operation.asked or comer.outcome != "pending":
+            _instead(board, operation, board.rows[comer.seat], now)
+    elif status.done and (comer is None or comer.outcome == "pending"):
+        _give_back(board, operation, "the switch ended without it", now)
 
 
 def _instead(board: "Board", operation: Operation, winner: Row, now: Now) -> None:
-    """Another one comes. The one before may have the GPUs already: a park can be reported while a RetargetJob is on
-    its way into the journal; it was not touched, and gives them back."""
+    """Another one comes."""
+    if winner.seat != operation.winner:
+        _give_back(board, operation, f"{winner.seat} comes instead", now)
+    operation.winner, operation.cause = winner.seat, winner.cause or operation.cause
+
+
+def _give_back(board: "Board", operation: Operation, reason: str, now: Now) -> None:
+    """The winner may have the GPUs already: a park can be reported while a RetargetJob is on its way into the journal.
+    It was not touched, and gives them back."""
     before = board.rows[operation.winner] if operation.winner is not None else None
-    if before is not None and before is not winner and before.op == operation.op and before.state in COMING:
-        reason = f"{winner.seat} comes instead"
+    if before is not None and before.op == operation.op and before.state in COMING:
         trigger = T.NOT_RESTORED if before.state is S.ACTIVATING else T.MOVED_PARKED
         board.go(before, trigger, now, epoch=board.next_epoch(now), reason=reason)
-    operation.winner, operation.cause = winner.seat, winner.cause or operation.cause
 
 
 def _newest(board: "Board", operation: Operation, now: Now) -> Row | None:

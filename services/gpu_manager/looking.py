@@ -27,11 +27,19 @@ PREFERENCE = {S.ACTIVE: 0, S.ACTIVATING: 1, S.STARTING: 2, S.DRAINING: 3, S.PARK
 def view(board: "Board", group: Group, now: Now) -> GroupView:
     """What the policy sees of a group."""
     rows = [row for row in board.seats_of(group) if rebinding.at_hand(board, row, group)]
-    rows = [row for row in rows if not row.rests(now)]
+    rested = [row for row in rows if not row.rests(now)]
+    if len(rested) < len(rows) and any(_of_use(board, row, now) for row in rested):
+        rows = rested
     hits = board.learning.hits.get(group.name)
     seats = tuple(seat_view(board, row, now) for row in rows)
     share = hits.share if hits is not None else None
     return GroupView(group.name, group.slots, seats, now=now.model, hit_share=share)
+
+
+def _of_use(board: "Board", row: Row, now: Now) -> bool:
+    """Whether a seat serves or waits: one that has just failed to come back leaves the group to it for a while."""
+    demand = traffic(board, row)
+    return bool(demand.waiting or demand.in_flight) or wants(board, row, now)
 
 
 def seat_view(board: "Board", row: Row, now: Now, *, on: Group | None = None) -> SeatView:

@@ -184,11 +184,11 @@ def _adopt(board: "Board", status: JobStatus, entries: dict[str, LedgerEntry], n
     if victim is not None and victim.pod is not None:
         victim.state = S.PARKED if parked else S.PARKING
         victim.lease = not parked
-        victim.epoch = status.epoch
+        victim.epoch, victim.op = status.epoch, status.op
         victim.group = group
     if winner is not None and winner.pod is not None and winner.seen_running:
         _adopt_winner(winner, group, entries.get(winner.seat), come=parked)
-        winner.epoch = status.epoch
+        winner.epoch, winner.op = status.epoch, status.op
 
 
 def _adopt_winner(row: Row, group: Group, entry: LedgerEntry | None, *, come: bool) -> None:

@@ -44,7 +44,7 @@ class Row:
     failed: int = 0
     """Since it last served: how often it did not come back, moves included."""
     rests_until: float = 0.0
-    """Wall time before which it is not tried again, after that failed: others of its group go first."""
+    """Wall time before which others of its group that serve or wait go first, after that failed."""
     rests_why: str = ""
     moves_after: float = 0.0
     """Wall time before which it is not moved again."""
@@ -139,7 +139,7 @@ class Row:
         return max(0.0, self.frozen_until - now.unix) if self.frozen_since else 0.0
 
     def rests(self, now: Now) -> bool:
-        """Whether it counts as not waiting, since it has just failed to come back."""
+        """Whether it leaves the group to others, since it has just failed to come back."""
         return self.state is SeatState.PARKED and now.wall < self.rests_until
 
     def calls(self, now: Now) -> bool:

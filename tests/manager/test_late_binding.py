@@ -2,9 +2,10 @@
 
 import pytest
 
-from kybernate.messages import JobReply, RetargetJob
+from kybernate.messages import JobReply, PinSeat, RetargetJob, SeatProgress, SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import JobAnswered, JobsTold, Retargeted
+from services.gpu_manager import showing
+from services.gpu_manager.inputs import BusChanged, JobAnswered, JobsTold, Recovered, Retargeted
 from tests.manager.world import World, status
 
 
@@ -169,3 +170,74 @@ def test_a_question_without_an_answer_is_put_again_after_a_moment_only(world: Wo
     world.tick(1.0)
 
     assert len(retargets(world)) == 2
+
+
+def waits_at_the_gate(world: World) -> tuple[str, str, SwitchJob]:
+    """c is parked for a; then the checkpointer is asked to bring nobody, since b waits at the start gate."""
+    a, b, c = world.fill("a", "b", "c")
+    world.board.warmup = False
+    world.exit(b)
+    world.call(b)
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.quiet(c)
+    job = world.job()
+    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+    world.command(PinSeat, b)
+    (asked,) = retargets(world)
+    assert asked.activate is None
+    return a, b, job
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_who_had_the_gpus_already_gives_them_back_when_nobody_is_to_be_brought(world: World, answered: bool) -> None:
+    """The park was reported with the first winner; then the second half was dropped, and the answer may be lost."""
+    a, b, job = waits_at_the_gate(world)
+    world.progress(job, "parked", "pending", done=False)
+    assert world.state(a) is S.ACTIVATING
+    dropped = job.model_copy(update={"activate": None})
+
+    reply = JobReply(accepted=True, jobs=(status(dropped, done=False),))
+    world.hear(Retargeted(job.op, reply if answered else None))
+    world.progress(dropped)
+
+    assert (world.state(a), world.row(a).lease) == (S.PARKED, False)
+    world.tick(1.0)
+    assert world.state(b) is S.STARTING
+
+
+def test_what_the_second_half_has_begun_with_is_what_comes_whoever_was_asked_for(world: World) -> None:
+    """A RetargetJob of the manager before this one was on its way into the journal when this one asked."""
+    a, b, c = leaving(world)
+    world.quiet(c)
+    job = world.job()
+    ledger = showing.ledger(world.board, "boot")
+    world.board = world.new_board()
+    world.hear(BusChanged(True))
+    told = status(job, "parked", "pending", done=False)
+    seats = tuple(
+        SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="parked")
+        for seat, pod in world.pods.items()
+    )
+    world.hear(Recovered(world.owners(), ledger, JobReply(accepted=True, jobs=(told,), seats=seats)))
+    assert world.state(a) is S.ACTIVATING
+    instead = job.model_copy(update={"activate": world.row(b).target()})
+
+    world.progress(instead, "parked", "started", done=False)
+    assert (world.state(a), world.state(b)) == (S.PARKED, S.ACTIVATING)
+    world.progress(instead)
+
+    assert (world.state(a), world.state(b)) == (S.PARKED, S.ACTIVE)
+
+
+def test_a_container_that_comes_to_the_gate_meanwhile_goes_first_if_it_is_pinned(world: World) -> None:
+    _, b, c = leaving(world)
+    world.quiet(c)
+    job = world.job()
+    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+    world.exit(b)
+    world.call(b)
+    world.command(PinSeat, b)
+
+    (asked,) = retargets(world)
+    assert asked.activate is None

@@ -93,6 +93,8 @@ class Node:
         gpus = set(job.activate.gpus) if job.activate is not None else set()
         if work is None or work.done or work.activate not in UNFINISHED:
             return JobReply(accepted=False, code="too-late")
+        if job.epoch < max(self.epochs[gpu] for gpu in gpus | self._gpus(work)):
+            return JobReply(accepted=False, code="stale-epoch")
         # Taken also when all are parked and reported: until the second half begins.
         coming = {job.activate.seat} if job.activate is not None else set()
         if any(other.unfinished & coming or self._gpus(other) & gpus for other in self.open if other is not work):
@@ -339,9 +341,21 @@ class AnyMove(RuleBasedStateMachine):
                 self.node.step(work, fails=False)
             self.manager_asks()
             if not self.world.board.operations and not self.node.open:
+                self.all_is_known()
                 return
             self.time_passes(1.5)
         raise AssertionError(f"switches that do not end: {self.world.board.operations}")
+
+    def all_is_known(self) -> None:
+        """Nobody is half way, and who has memory holds the group that it is on."""
+        for seat in self.seats:
+            row, gpu = self.world.row(seat), self.node.memory.get(seat)
+            assert row.state not in (S.DRAINING, S.PARKING, S.ACTIVATING, S.MIGRATING), (
+                f"{seat} is {row.state} for good"
+            )
+            assert gpu is None or (row.lease and row.group.gpus[0].uuid == gpu), (
+                f"{seat} has memory, and is {row.state}"
+            )
 
 
 TestAnyMove = AnyMove.TestCase

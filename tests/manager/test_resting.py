@@ -62,6 +62,25 @@ def test_a_pinned_seat_that_never_comes_back_does_not_shut_the_others_out(
     assert world.state(b) is S.ACTIVE
 
 
+def test_alone_it_is_tried_for_as_long_as_the_group_pauses(world: World, a: str, b: str) -> None:
+    """Its rest is for others. Nobody else has anything to do here, and the GPU would stand idle."""
+    live(world, a, 200)
+    assert world.row(a).failed > 5
+    world.traffic(b)
+    tries = 0
+    for _ in range(200):
+        world.tick(1)
+        world.beat()
+        for operation in list(world.board.operations.values()):
+            if operation.phase == "draining" and operation.victim:
+                world.quiet(operation.victim)
+            job = world.job_of(operation.op)
+            tries += job.activate is not None
+            world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+            world.progress(job, activate="parked")
+    assert 200 / 32 <= tries <= 20
+
+
 def test_it_says_so(world: World, a: str) -> None:
     live(world, a, 60)
     row = world.row(a)
