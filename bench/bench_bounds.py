@@ -1,5 +1,6 @@
 """How near the policies come to the best possible, and what it costs to know: the exact optimum of small cases (value
-iteration) and certificates of reference windows (dual bound and clairvoyant beam).
+iteration, for the mean wait and for requests within their SLO) and certificates of reference windows (dual bound and
+clairvoyant beam).
 
 ``python -m bench bounds``, or with the derived ServeGen trace: ``python -m bench.bench_bounds --trace FILE``.
 Times depend on the machine; the first certificate after an installation compiles for about 10 s of CPU.
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kybernate.policy import POLICIES, Policy
-from kybernate.simulate import mdp
+from kybernate.simulate import mdp, mdp_slo
 from kybernate.simulate.bounds import certificate
 from kybernate.simulate.engine import run as play
 from kybernate.simulate.mdp_rules import LongestFirst
@@ -40,14 +41,23 @@ RULES: dict[str, Policy] = {
     "LQ, colder, newsvendor": LongestFirst(),
     **{name: POLICIES[name]() for name in ("kyb-balanced", "kyb-bounded", "kyb-slo", "exhaustive", "cmu-setup")},
 }
+SLO_CASES = {
+    "3 seats, moves 10 s, SLO 20 s": mdp_slo.Case(mdp.zipf(0.12), step=5.0, slo_steps=4),
+    "4 seats, moves 10 s, SLO 20 s": mdp_slo.Case(mdp.zipf(0.12, 4), step=5.0, slo_steps=4),
+    "3 seats, moves 7 s, SLO 21 s": mdp_slo.Case(mdp.zipf(0.12), slo_steps=6),
+}
+SLO_POLICIES = ("kyb-slo", "kyb-balanced", "exhaustive")
+SLO_HOURS, SLO_BUDGET = 8, 30.0
+"""Of the same model, for those who know the future; seconds for each."""
+
 WINDOWS = ("poisson", "bursty", "servegen")
 HALF_HOUR_BUDGET, HOUR_BUDGET = 300.0, 120.0
 
 
 async def run(trace: Path | None = None) -> dict[str, float]:
-    """Prints two tables; returns their figures."""
+    """Prints three tables; returns their figures."""
     console = Console(width=170)
-    return {**optima(console), **windows(console, trace)}
+    return {**optima(console), **attainable(console), **windows(console, trace)}
 
 
 def optima(console: Console) -> dict[str, float]:
@@ -62,6 +72,33 @@ def optima(console: Console) -> dict[str, float]:
         ratios = {rule: mdp.ratio(case, policy, best) for rule, policy in RULES.items()}
         figures |= {f"ratio_{name}_{rule}": ratio for rule, ratio in ratios.items()}
         table.add_row(name, f"{published:.2f}", f"{best.mean_wait:.2f}", *(f"{ratio:.3f}" for ratio in ratios.values()))
+    console.print(table)
+    return figures
+
+
+def attainable(console: Console) -> dict[str, float]:
+    """Shares within the SLO: the best causal policy's, the policies' and the clairvoyant's that restores on demand."""
+    table = Table(title="requests within their SLO, 0.12/s, Zipf")
+    for name in (
+        "case",
+        "best causal",
+        *SLO_POLICIES,
+        "kyb-slo of the best",
+        "on demand, future known",
+        "best of that",
+    ):
+        table.add_column(name, justify="right")
+    figures: dict[str, float] = {}
+    for name, case in SLO_CASES.items():
+        best = mdp_slo.solve(case).attained
+        reached = {policy: mdp_slo.evaluate(case, POLICIES[policy]()).attained for policy in SLO_POLICIES}
+        hours = [mdp_slo.played(case, round(3600 / case.step), seed) for seed in range(SLO_HOURS)]
+        found = [(certificate(hour, seconds_budget=SLO_BUDGET, objective="slo"), len(hour.at)) for hour in hours]
+        known = sum((1 - one.reactive) * count for one, count in found) / sum(count for _, count in found)
+        figures |= {f"slo_{name}_optimum": best, f"slo_{name}_clairvoyant": known}
+        figures |= {f"slo_{name}_{policy}": share for policy, share in reached.items()}
+        row = (best, *reached.values(), reached["kyb-slo"] / best, known, best / known)
+        table.add_row(name, *(f"{share:.1%}" for share in row))
     console.print(table)
     return figures
 
