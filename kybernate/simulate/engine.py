@@ -8,7 +8,6 @@ import heapq
 from collections.abc import Sequence
 
 from kybernate.policy import Policy
-from kybernate.simulate.engine_look import look
 from kybernate.simulate.engine_seat import Seat
 from kybernate.simulate.engine_switch import Switching
 from kybernate.simulate.engine_world import FINISHED, SWITCHED, WAKE, Group, Options, SimulationError, World
@@ -22,6 +21,8 @@ is under way) is asked again when it wished, and after 1 s, 2 s, 4 s …; if aft
 never will."""
 _ASKED_AT_ONCE = 20_000
 """Decisions without time passing: more than this is a policy that runs in circles."""
+_SWITCHED_FOR_NOTHING = 2_000
+"""Parks and activations since a request last came or ended: more is a policy that will never let one end."""
 
 
 def run(scenario: Scenario, policy: Policy, options: Options | None = None) -> Outcome:
@@ -42,6 +43,7 @@ class _Run:
         self.switching = Switching(world)
         self.asked_at = -1.0
         self.asked = 0
+        self.switched = 0
         self.measures_hits = world.options.measure_hits or bool(getattr(policy, "prefetch", False))
 
     def play(self) -> None:
@@ -69,6 +71,7 @@ class _Run:
 
     def _arrives(self, request: int) -> None:
         world = self.world
+        self.switched = 0
         seat = world.seats[world.scenario.seat[request]]
         if self.measures_hits:
             seat.group.hits.add(seat.spec.name, {one.spec.name: one.rates.at(world.now) for one in seat.group.seats})
@@ -84,25 +87,29 @@ class _Run:
         if kind == FINISHED:
             seat = world.seats[who]
             if token == seat.token:
-                world.now = time
+                world.now, self.switched = time, 0
                 self._finishes(seat)
         elif kind == SWITCHED:
             world.now = time
-            self._ask(self.switching.due(world.groups[who], self.policy))
+            self.switched += 1
+            if self.switched > _SWITCHED_FOR_NOTHING:
+                raise SimulationError(self._restless())
+            asked = self.switching.due(world.groups[who], self.policy)
+            self._ask((*asked, *world.groups) if world.gangs else asked)  # a claim may wait for this
         elif token == world.groups[who].wake:
             world.now = time
             self._ask((world.groups[who],))
 
     def _finishes(self, seat: Seat) -> None:
         """Requests of a seat end; others of its queue may be admitted; its group may want something else now."""
-        group = seat.group
         seat.finishes(self.world.now)
-        operation = group.operation
-        if operation is not None:
-            if operation.victim is seat and seat.in_flight == 0:
-                self.switching.drained(group)
-        elif seat.in_flight == 0 or self.world.wanted(group):
-            self._ask((group,))
+        for one in seat.together:
+            operation = one.group.operation
+            if operation is None:
+                if seat.in_flight == 0 or self.world.wanted(one.group):
+                    self._ask((one.group,))
+            elif operation.victim is one and operation.phase == "draining":
+                self.switching.drained(one.group)
 
     def _ask(self, groups: Sequence[Group]) -> None:
         """Ask the policy about these groups, one after the other, and begin what it says."""
@@ -114,20 +121,32 @@ class _Run:
             group = pending.pop(0)
             if group.operation is not None or group.paused_until > world.now:
                 continue
+            if group.claimed is not None:
+                self.switching.gangs.prepare(group, self.policy)
+                continue
             self.asked += 1
             if self.asked > _ASKED_AT_ONCE:
                 raise SimulationError(
-                    f"policy {world.options.name or type(self.policy).__name__} decided {_ASKED_AT_ONCE} times at "
-                    f"{world.now:.3f} s for group {group.name} without time passing; it runs in circles"
+                    f"policy {self._name} decided {_ASKED_AT_ONCE} times at {world.now:.3f} s for group {group.name} "
+                    f"without time passing; it runs in circles"
                 )
             world.counters["decisions"] += 1
-            pending += self.switching.carry_out(group, self.policy.decide(look(world, group)), self.policy)
+            pending += self.switching.carry_out(group, self.switching.decision(group, self.policy), self.policy)
+
+    @property
+    def _name(self) -> str:
+        return self.world.options.name or type(self.policy).__name__
+
+    def _restless(self) -> str:
+        return (
+            f"policy {self._name} has parked and activated {_SWITCHED_FOR_NOTHING} times until {self.world.now:.0f} s "
+            f"while no request came or ended; {self.world.unfinished} of them never would"
+        )
 
     def _stuck(self) -> str:
         waiting = [(seat.waiting, seat.spec.name) for seat in self.world.seats if seat.waiting]
-        name = self.world.options.name or type(self.policy).__name__
         return (
-            f"policy {name} leaves {sum(count for count, _ in waiting)} requests waiting for ever at "
+            f"policy {self._name} leaves {sum(count for count, _ in waiting)} requests waiting for ever at "
             f"{self.world.now:.0f} s (most: {max(waiting, default=(0, 'none'))[1]}); it answers Stay although nothing "
             f"else will happen"
         )

@@ -6,6 +6,7 @@ State names, ages, rates and learned costs mean what they mean in ``services/gpu
 from itertools import pairwise
 
 from kybernate.policy import GroupView, SeatView
+from kybernate.policy.gang import as_one
 from kybernate.seat import SeatState
 from kybernate.simulate.engine_seat import Seat
 from kybernate.simulate.engine_world import Group, World
@@ -18,14 +19,18 @@ def look(world: World, group: Group) -> GroupView:
     which another group makes room is not among them, unless that one still drains and a slot is free here.
     """
     at_hand = [seat for seat in group.seats if _may_come(seat, group)] if world.soft else group.seats
+    if world.gangs:
+        at_hand = [seat for seat in at_hand if not seat.gang or _whole(world, seat)]
     seats = tuple([_resting(world, seat) or seat_view(world, seat) for seat in at_hand])
+    if world.gangs:
+        seats = tuple([_gang_view(world, seat, own) for seat, own in zip(at_hand, seats, strict=True)])
     elsewhere: tuple[SeatView, ...] = ()
     if world.soft and world.demanded:
         elsewhere = tuple(
             [
                 seat_view(world, seat, moving=True)
                 for seat in world.demanded.values()
-                if seat.group is not group and _may_come(seat, group)
+                if seat.group is not group and _may_come(seat, group) and _may_move(world, seat, group)
             ]
         )
     return GroupView(group.name, group.spec.slots, seats, elsewhere, world.now, group.hits.share)
@@ -66,7 +71,7 @@ def seat_view(world: World, seat: Seat, *, moving: bool = False) -> SeatView:
         oldest,
         seat.in_flight,
         spec.tier,
-        spec.pinned,
+        seat.pinned,
         None,  # wanted_seconds
         None,  # start_wait_seconds
         now - seat.active_since,
@@ -83,6 +88,26 @@ def seat_view(world: World, seat: Seat, *, moving: bool = False) -> SeatView:
         seat.rates.slow.at(now),
         spec.stall_budget_seconds,
     )
+
+
+def _gang_view(world: World, seat: Seat, own: SeatView) -> SeatView:
+    """A gang as one seat, called by its member on the group that is looked at."""
+    return as_one([own, *(seat_view(world, other) for other in seat.gang if other is not seat)]) if seat.gang else own
+
+
+def _whole(world: World, seat: Seat) -> bool:
+    """Whether its gang can be decided about as one: none of its groups is still busy with it, or takes a rest."""
+    if seat.state is not SeatState.PARKED:
+        return True
+    return all(
+        one.state is SeatState.PARKED and one.group.claimed is None and one.group.paused_until <= world.now
+        for one in seat.gang
+    )
+
+
+def _may_move(world: World, seat: Seat, group: Group) -> bool:
+    """Gangs stay at home; a pinned seat would keep the group of a gang for ever."""
+    return not world.gangs or not (seat.gang or (seat.pinned and any(one.gang for one in group.seats)))
 
 
 def _ages(seat: Seat, now: float, buckets: int) -> tuple[tuple[float, int], ...]:

@@ -27,9 +27,9 @@ class Seat:
 
     __slots__ = (
         "_done", "_done_at", "_ends", "_slowdown", "activate_cost", "active_since", "at", "begun", "busy_at", "claim",
-        "closed_at", "cold", "failed", "failing", "frozen_at", "group", "head", "host_used", "in_flight", "index",
-        "moved", "park_cost", "parks", "rates", "requests", "restores", "seen", "seen_at", "served", "service", "spec",
-        "state", "sums", "tail", "token", "took", "touched_at", "world",
+        "closed_at", "cold", "failed", "failing", "frozen_at", "gang", "group", "head", "host_used", "in_flight",
+        "index", "moved", "park_cost", "parks", "pinned", "rates", "requests", "restores", "seen", "seen_at", "served",
+        "service", "spec", "state", "sums", "tail", "token", "took", "touched_at", "world",
     )  # fmt: skip
 
     def __init__(self, world: "World", index: int, spec: SimSeat, group: "Group") -> None:
@@ -37,6 +37,10 @@ class Seat:
         self.index = index
         self.spec = spec
         self.group = group
+        self.gang: tuple[Seat, ...] = ()
+        """All that run only together with it, itself among them; empty: it stands alone."""
+        self.pinned = spec.pinned
+        """It, or one of its gang."""
         self.state = SeatState.PARKED
         self.requests: list[int] = []
         """Indices into the scenario's columns, all of them; those from head to tail wait now."""
@@ -70,6 +74,11 @@ class Seat:
         """(``done`` at which it ends, request), a heap."""
         self._done = self._done_at = 0.0
         self._slowdown = 1.0
+
+    @property
+    def together(self) -> tuple["Seat", ...]:
+        """Its gang, or it alone."""
+        return self.gang or (self,)
 
     @property
     def waiting(self) -> int:

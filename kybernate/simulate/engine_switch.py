@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from kybernate.policy import Decision, Park, Policy, Stay, Switch
 from kybernate.seat import SeatState
+from kybernate.simulate.engine_gang import Gangs, may_close
 from kybernate.simulate.engine_look import look
 from kybernate.simulate.engine_seat import Seat
 from kybernate.simulate.engine_world import SWITCHED, WAKE, Group, Operation, SimulationError, World
@@ -22,29 +23,35 @@ class Switching:
     def __init__(self, world: World) -> None:
         self.world = world
         self.by_name = {seat.spec.name: seat for seat in world.seats}
+        self.gangs = Gangs(world, self)
+
+    def decision(self, group: Group, policy: Policy) -> Decision:
+        """What the policy says about a group."""
+        return self.gangs.decision(group, policy) if self.world.gangs else policy.decide(look(self.world, group))
 
     def carry_out(self, group: Group, decision: Decision, policy: Policy) -> tuple[Group, ...]:
         """Begin what the policy wants; gives groups that lost something by it and should be asked."""
         group.wake += 1
-        if isinstance(decision, Switch) and decision.evict is None:
-            winner = self._named(decision.activate)
-            if len(group.holders) < group.spec.slots and not group.has_room(winner, None):
-                # A slot is free, but no memory: somebody has to yield.
-                self.world.counters["no_room"] += 1
-                decision = policy.decide(replace(look(self.world, group), slots=0))
+        if isinstance(decision, Switch) and (winner := self.named(decision.activate)).gang and winner.state is S.PARKED:
+            self.gangs.claim(group, winner, decision, policy)
+            return ()
+        if isinstance(decision, Switch) and decision.evict is None and _no_memory(group, winner):
+            self.world.counters["no_room"] += 1
+            decision = policy.decide(replace(look(self.world, group), slots=0))
         match decision:
             case Stay(until=until):
                 if until is not None:
                     self.world.schedule(max(until, 0.001), WAKE, group.index, group.wake)
             case Switch(activate=name, evict=None):
-                return self._grant(group, self._named(name))
+                return self._grant(group, self.named(name))
             case Switch(activate=name, evict=str(evicted), how=how):
-                self._evict(group, self._named(evicted), self._named(name), how == "freeze")
+                self.evict(group, self.named(evicted), self.named(name), freeze=how == "freeze")
             case Park(seat=name):
-                self._evict(group, self._named(name), None, False)
+                self.evict(group, self.named(name), None)
         return ()
 
-    def _named(self, name: str) -> Seat:
+    def named(self, name: str) -> Seat:
+        """The seat of this name. Raises SimulationError."""
         seat = self.by_name.get(name)
         if seat is None:
             raise SimulationError(f"at {self.world.now:.3f} s the policy names seat {name!r}, which is not there")
@@ -59,7 +66,7 @@ class Switching:
             self.world.counters["refused"] += 1
             return ()
         asked = self._forestall(group, winner)
-        self._activate(group, winner)
+        self.activate(group, winner)
         return asked
 
     def _forestall(self, group: Group, winner: Seat) -> tuple[Group, ...]:
@@ -69,7 +76,7 @@ class Switching:
         if other is None or other is group or operation is None or operation.winner is not winner:
             return ()
         operation.winner = None
-        if operation.phase != "draining" or operation.victim is None:
+        if operation.phase != "draining" or operation.victim is None or operation.victim.gang:
             return ()
         self.world.counters["called_off"] += 1
         other.operation = None
@@ -77,39 +84,46 @@ class Switching:
         operation.victim.admit(self.world.now)
         return (other,)
 
-    def _evict(self, group: Group, victim: Seat, winner: Seat | None, freeze: bool) -> None:
-        """Close a holder's admission and park it as soon as nothing is in flight, or at once if it is frozen."""
+    def evict(self, group: Group, victim: Seat, winner: Seat | None, *, freeze: bool = False) -> None:
+        """Close a holder's admission, and its gang's, and park it as soon as nothing is in flight, or at once if that
+        is frozen.
+        """
         unfit = winner is not None and winner.group is not group and not self.world.soft
-        if victim.state is not S.ACTIVE or victim.group is not group or unfit:
+        if victim.state is not S.ACTIVE or victim.group is not group or unfit or not may_close(victim):
             self.world.counters["refused"] += 1
             return
         if winner is not None and (winner.state is not S.PARKED or not group.has_room(winner, victim)):
             winner = None  # one more has to yield before it fits
         if winner is not None:
             winner.claim = group
-        victim.state = S.DRAINING
-        victim.closed_at = self.world.now
-        group.operation = Operation(victim, winner, "draining")
-        if freeze and victim.in_flight and victim.spec.stall_budget_seconds > 0:
-            victim.freeze(self.world.now)
-            group.operation.frozen = True
-            self.world.counters["freezes"] += 1
-        if not victim.in_flight or group.operation.frozen:
-            self.drained(group)
+        frozen = freeze and any(one.in_flight for one in victim.together)
+        frozen = frozen and all(one.spec.stall_budget_seconds > 0 for one in victim.together)
+        for one in victim.together:
+            one.state, one.closed_at = S.DRAINING, self.world.now
+            one.group.operation = Operation(one, winner if one is victim else one.group.claimed, "draining", frozen)
+            if frozen and one.in_flight:
+                one.freeze(self.world.now)
+        self.world.counters["freezes"] += frozen
+        for one in victim.together:
+            self.drained(one.group)
 
     def drained(self, group: Group) -> None:
-        """Nothing of the victim runs any more: it is parked."""
+        """Something of the victim ended. When nothing of it or its gang runs any more, it is parked."""
         operation = group.operation
         assert operation is not None
         assert operation.victim is not None
         victim = operation.victim
+        if not operation.frozen and any(one.in_flight for one in victim.together):
+            return
         victim.state = S.PARKING
         operation.phase = "parking"
+        self._park(group, victim)
+
+    def _park(self, group: Group, victim: Seat, pause: float = 0.0) -> None:
         victim.parks += 1
-        options = self.world.options
-        mean, failure = victim.spec.park_seconds, options.park_failure
+        mean, failure = victim.spec.park_seconds, self.world.options.park_failure
         victim.took, victim.failing = self.world.drawn(victim, "park", victim.parks, mean, failure)
-        self._takes(group, victim.took)
+        self._takes(group, victim.took, pause)
 
     def due(self, group: Group, policy: Policy) -> tuple[Group, ...]:
         """A park or an activation of this group ends now."""
@@ -119,13 +133,18 @@ class Switching:
             assert operation.victim is not None
             return self._parked(group, operation, operation.victim, policy)
         assert operation.winner is not None
-        return self._activated(group, operation.winner)
+        return self._activated(operation.winner)
 
     def _parked(self, group: Group, operation: Operation, victim: Seat, policy: Policy) -> tuple[Group, ...]:
         world, planned = self.world, operation.winner
+        if victim.failing and victim.gang:  # the others are on their way out already: it follows them
+            self._park(group, victim, self._failed(group))
+            return ()
         if victim.failing:
             self._free(group, operation)
             self._rolled_back(group, victim)
+            if group.claimed is not None:
+                return self.gangs.give_up(group.claimed)
             return self._others(group, planned)
         winner = self._newest(group, operation, victim, policy)
         self._free(group, operation)
@@ -140,13 +159,13 @@ class Switching:
                   victim.served, victim.moved, victim.failed)
         )  # fmt: skip
         self._keep_copy(victim, winner)
-        if victim.waiting or victim.in_flight or victim.spec.pinned:
+        if any(one.waiting or one.in_flight or one.pinned for one in victim.together):
             world.demand(victim)
         asked = self._others(group, victim, None if planned is winner else planned)
-        if winner is None or winner.state is not S.PARKED:
+        if winner is None or winner.state is not S.PARKED or group.claimed is not None:
             return (group, *asked)
         asked = (*self._forestall(group, winner), *asked)
-        self._activate(group, winner)
+        self.activate(group, winner)
         return asked
 
     def _newest(self, group: Group, operation: Operation, victim: Seat, policy: Policy) -> Seat | None:
@@ -154,13 +173,16 @@ class Switching:
         counts if it can be carried out, else whom the group was cleared for. The victim itself is still on its way.
         """
         planned = operation.winner
-        if not self.world.options.late_binding:
+        if not self.world.options.late_binding or group.claimed is not None:
             return planned
         self.world.counters["decisions"] += 1
-        decision = policy.decide(look(self.world, group))
+        decision = self.decision(group, policy)
         if not isinstance(decision, Switch) or decision.evict is not None:
             return planned
-        winner = self._named(decision.activate)
+        winner = self.named(decision.activate)
+        if winner.gang and winner.state is S.PARKED:
+            self.gangs.claim(group, winner, decision, policy)
+            return operation.winner
         fits = winner.state is S.PARKED and group.has_room(winner, victim)
         return winner if fits and (winner.group is group or self.world.soft) else planned
 
@@ -169,15 +191,25 @@ class Switching:
         if operation.winner is not None and operation.winner.claim is group:
             operation.winner.claim = None
 
+    def instead(self, group: Group, operation: Operation, winner: Seat) -> None:
+        """Another one gets the slot that is being cleared."""
+        if operation.winner is not None and operation.winner.claim is group:
+            operation.winner.claim = None
+        operation.winner = winner
+
+    def _failed(self, group: Group) -> float:
+        """A park failed: how long the group is left alone, longer each time."""
+        self.world.counters["park_failures"] += 1
+        group.failures += 1
+        return min(30.0, 0.25 * 2.0 ** min(group.failures, 10))
+
     def _rolled_back(self, group: Group, victim: Seat) -> None:
-        """A park failed: the victim serves on, and the group is left alone for a while, longer each time."""
+        """The victim of a failed park serves on."""
         world = self.world
-        world.counters["park_failures"] += 1
         victim.state = S.ACTIVE
         victim.thaw(world.now)
         victim.admit(world.now)
-        group.failures += 1
-        pause = min(30.0, 0.25 * 2**group.failures)
+        pause = self._failed(group)
         group.paused_until = world.now + pause
         group.wake += 1
         world.schedule(pause, WAKE, group.index, group.wake)
@@ -187,7 +219,7 @@ class Switching:
         wanted = any(seat is not None and (seat.waiting or seat.in_flight) for seat in seats)
         return tuple(other for other in self.world.groups if other is not group) if self.world.soft and wanted else ()
 
-    def _activate(self, group: Group, winner: Seat) -> None:
+    def activate(self, group: Group, winner: Seat) -> None:
         """Bring a parked seat to a group; it belongs there from now on."""
         world, options = self.world, self.world.options
         moved = winner.group is not group
@@ -217,7 +249,17 @@ class Switching:
         world.counters["cold_starts"] += extra >= options.cold_start_seconds > 0
         self._takes(group, winner.took + extra)
 
-    def _activated(self, group: Group, winner: Seat) -> tuple[Group, ...]:
+    def _activated(self, winner: Seat) -> tuple[Group, ...]:
+        """It serves, as soon as the whole of its gang can."""
+        operations = [one.group.operation for one in winner.together]
+        for operation in operations:
+            if operation is not None and operation.winner is winner:
+                operation.phase = "ready"
+        if any(operation is None or operation.phase != "ready" for operation in operations):
+            return ()
+        return tuple(self._serves(one.group, one) for one in winner.together)
+
+    def _serves(self, group: Group, winner: Seat) -> Group:
         world = self.world
         group.operation = None
         world.host_used -= winner.host_used
@@ -228,7 +270,7 @@ class Switching:
         winner.active_since = winner.busy_at = world.now
         winner.thaw(world.now)
         winner.admit(world.now)
-        return (group,)
+        return group
 
     def _keep_copy(self, victim: Seat, winner: Seat | None) -> None:
         """Its VRAM lies in host memory now; if there is no room, whoever was parked longest is given up."""
@@ -247,8 +289,13 @@ class Switching:
         victim.host_used = need
         world.host_used += need
 
-    def _takes(self, group: Group, seconds: float) -> None:
+    def _takes(self, group: Group, seconds: float, pause: float = 0.0) -> None:
         assert group.operation is not None
-        group.operation.until = self.world.now + seconds
+        group.operation.until = self.world.now + pause + seconds
         self.world.switching_seconds += seconds
-        self.world.schedule(seconds, SWITCHED, group.index)
+        self.world.schedule(pause + seconds, SWITCHED, group.index)
+
+
+def _no_memory(group: Group, winner: Seat) -> bool:
+    """A slot is free, but somebody has to yield all the same."""
+    return len(group.holders) < group.spec.slots and not group.has_room(winner, None)

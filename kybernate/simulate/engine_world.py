@@ -2,13 +2,14 @@
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappush
 from math import log, sqrt
 
 from kybernate.policy.estimators import Hits
 from kybernate.seat import SeatState
+from kybernate.simulate.engine_check import check
 from kybernate.simulate.engine_seat import FINISHED, SWITCHED, WAKE, Seat
 from kybernate.simulate.model import Outcome, Scenario, SimGroup, Visit
 
@@ -57,7 +58,7 @@ class Operation:
     victim: Seat | None
     winner: Seat | None
     phase: str
-    """draining, parking or activating."""
+    """draining, parking, activating, or ready: activated, but its gang is not yet."""
     frozen: bool = False
     until: float = 0.0
     """When the park or activation under way ends."""
@@ -76,6 +77,8 @@ class Group:
     demanded: dict[int, Seat] = field(default_factory=dict)
     """Its parked seats for which somebody waits, by index."""
     operation: Operation | None = None
+    claimed: Seat | None = None
+    """The member of a gang for which it makes room, or keeps a slot until the gang's other groups have room."""
     wake: int = 0
     failures: int = 0
     paused_until: float = 0.0
@@ -102,7 +105,7 @@ class World:
     """The whole state of a run."""
 
     def __init__(self, scenario: Scenario, options: Options) -> None:
-        _check(scenario)
+        check(scenario)
         self.scenario = scenario
         self.options = options
         self.now = 0.0
@@ -125,6 +128,7 @@ class World:
         self.seats = [Seat(self, index, spec, by_name[spec.group]) for index, spec in enumerate(scenario.seats)]
         self.demanded: dict[int, Seat] = {}
         """The same over all groups."""
+        self.gangs = _gangs(self.seats)
         self._fill(scenario)
 
     def _fill(self, scenario: Scenario) -> None:
@@ -135,7 +139,7 @@ class World:
             seat.sums.append(seat.sums[-1] + at)
         for seat in self.seats:
             seat.group.seats.append(seat)
-            if seat.spec.pinned:
+            if seat.pinned:
                 self.demand(seat)
             fits = not scenario.host_bytes or self.host_used + seat.spec.host_bytes <= scenario.host_bytes
             seat.cold = not fits
@@ -148,8 +152,10 @@ class World:
         heappush(self.events, (self.now + after, kind, who, token))
 
     def demand(self, seat: Seat) -> None:
-        """Somebody waits for this parked seat."""
-        self.demanded[seat.index] = seat.group.demanded[seat.index] = seat
+        """Somebody waits for this parked seat, and so for its gang, once all of that is parked."""
+        if all(one.state is SeatState.PARKED for one in seat.gang):
+            for one in seat.together:
+                self.demanded[one.index] = one.group.demanded[one.index] = one
 
     def wanted(self, group: Group) -> bool:
         """Whether somebody waits who could come to this group."""
@@ -157,8 +163,8 @@ class World:
 
     def asked_for(self, seat: Seat) -> list[Group]:
         """Which groups a new request of a seat that is not served concerns, best first: free ones, then its home."""
-        if not self.soft or seat.state is not SeatState.PARKED:
-            return [seat.group]
+        if not self.soft or seat.gang or seat.state is not SeatState.PARKED:
+            return [one.group for one in seat.together]
         home = seat.group
         return sorted(self.groups, key=lambda group: (len(group.holders) >= group.spec.slots, group is not home))
 
@@ -200,44 +206,16 @@ class World:
         )
 
 
-def _check(scenario: Scenario) -> None:
-    """Raise ValueError, with what is wrong, for a scenario that cannot be played."""
-    name, count = scenario.name, len(scenario.at)
-    groups = {group.name for group in scenario.groups}
-    if not count == len(scenario.seat) == len(scenario.service):
-        raise ValueError(f"scenario {name}: at, seat and service differ in length")
-    if any(later < earlier for earlier, later in zip(scenario.at, scenario.at[1:], strict=False)):
-        raise ValueError(f"scenario {name}: arrival times fall; sort the requests by time")
-    for seat in scenario.seats:
-        if seat.group not in groups:
-            raise ValueError(f"scenario {name}: seat {seat.name} belongs to group {seat.group}, which is not there")
-        if seat.gang:
-            raise ValueError(f"scenario {name}: seat {seat.name} is of gang {seat.gang}; gangs are not simulated")
-    if scenario.seat and not 0 <= min(scenario.seat) <= max(scenario.seat) < len(scenario.seats):
-        raise ValueError(f"scenario {name}: a request names a seat that is not there")
-    if scenario.cap < 1 or any(group.slots < 1 for group in scenario.groups):
-        raise ValueError(f"scenario {name}: cap and slots must be at least 1")
-    _check_pins(scenario)
-    for group in scenario.groups:
-        worst = max((s.vram_bytes for s in scenario.seats if s.group == group.name), default=0)
-        if group.memory_bytes and worst > group.memory_bytes:
-            raise ValueError(f"scenario {name}: a seat of group {group.name} needs more memory than the group has")
-
-
-def _check_pins(scenario: Scenario) -> None:
-    """Pinned seats must fit, and leave a slot where anything else is asked for. Seats that may move count together."""
-    soft = scenario.move_seconds is not None
-    asked = {scenario.seats[index].name for index in set(scenario.seat)}
-    for groups in [scenario.groups] if soft else [(group,) for group in scenario.groups]:
-        names, slots = {group.name for group in groups}, sum(group.slots for group in groups)
-        here = [seat for seat in scenario.seats if seat.group in names]
-        pinned = sum(seat.pinned for seat in here)
-        others = any(not seat.pinned and seat.name in asked for seat in here)
-        if pinned > slots or (others and pinned == slots):
-            raise ValueError(
-                f"scenario {scenario.name}: {pinned} pinned seats take all {slots} slots of {', '.join(sorted(names))} "
-                f"and others would wait for ever; pin fewer or give it more slots"
-            )
+def _gangs(seats: Sequence[Seat]) -> tuple[tuple[Seat, ...], ...]:
+    """Tell each seat who is of its gang; gives the gangs of two or more."""
+    by_name: dict[str, list[Seat]] = {}
+    for seat in seats:
+        by_name.setdefault(seat.spec.gang, []).append(seat)
+    found = tuple(tuple(members) for name, members in by_name.items() if name and len(members) > 1)
+    for members in found:
+        for seat in members:
+            seat.gang, seat.pinned = members, any(one.spec.pinned for one in members)
+    return found
 
 
 def _curve(points: tuple[tuple[float, float], ...]) -> Callable[[int], float]:

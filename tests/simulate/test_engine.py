@@ -242,6 +242,14 @@ def test_a_policy_that_runs_in_circles_is_named(monkeypatch: pytest.MonkeyPatch)
         run(scenario([(0.0, 1, 1.0), (1.0, 0, 1.0)], free), Restless())
 
 
+def test_a_policy_that_freezes_two_seats_by_turns_for_ever_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine, "_SWITCHED_FOR_NOTHING", 300)
+    seats = [seat(name, stall_budget_seconds=9.0) for name in "ab"]
+    made = scenario([(0.0, 0, 9.0), (0.0, 0, 9.0), (1.0, 1, 9.0), (1.0, 1, 9.0)], seats, cap=1)
+    with pytest.raises(SimulationError, match="4 of them never would"):
+        run(made, Impatient("freeze"))
+
+
 @pytest.mark.parametrize(
     ("made", "text"),
     [
@@ -249,7 +257,22 @@ def test_a_policy_that_runs_in_circles_is_named(monkeypatch: pytest.MonkeyPatch)
         (scenario([(0.0, 1, 1.0)], [seat("a")]), "names a seat that is not there"),
         (scenario([], [seat("a")], cap=0), "cap and slots"),
         (scenario([], [seat("a", vram_bytes=2)], [SimGroup("A", 2, 1)]), "more memory than the group has"),
-        (scenario([], [seat("a", gang="g")]), "gangs are not simulated"),
+        (scenario([], [seat("a"), seat("a")]), "two seats are called a"),
+        (scenario([], [seat("a")], [SimGroup("A"), SimGroup("A")]), "two groups are called A"),
+        (scenario([], [seat("a", gang="g"), seat("b", gang="g")]), "one seat per group"),
+        (scenario([(0.0, 0, float("nan"))], [seat("a")]), "service time nan"),
+        (scenario([(0.0, 0, -1.0)], [seat("a")]), "service time -1.0"),
+        (scenario([(-1.0, 0, 1.0)], [seat("a")]), "arrival time -1.0"),
+        (scenario([(0.0, 0, 1.0)], [seat("a", park=float("inf"))]), "park time inf"),
+        (scenario([(0.0, 0, 1.0)], [seat("a", activate=-2.0)]), "activate time -2.0"),
+        (
+            scenario(
+                [(0.0, 1, 1.0)],
+                [seat("a", pinned=True, vram_bytes=6), seat("b", vram_bytes=6)],
+                [SimGroup("A", slots=2, memory_bytes=10)],
+            ),
+            "pin fewer or give the group more memory",
+        ),
         (scenario([], [seat("a", pinned=True), seat("b", pinned=True)]), "pin fewer"),
         (scenario([(0.0, 1, 1.0)], [seat("a", pinned=True), seat("b")]), "others would wait for ever"),
         (replace(scenario([(0.0, 0, 1.0)], [seat("a")]), service=()), "differ in length"),
