@@ -13,14 +13,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kybernate.messages import (
+    ActivateSeat,
     AskJobs,
+    Command,
     JobProgress,
     JobReply,
     JobStatus,
+    ParkSeat,
+    PinSeat,
     RetargetJob,
     SeatProgress,
     SeatTarget,
     SwitchJob,
+    UnpinSeat,
 )
 from kybernate.seat import SeatState as S
 from services.gpu_manager import showing
@@ -88,12 +93,12 @@ class Node:
         for gpu in {*job.gpus, *(gpu for target in job.targets for gpu in target.gpus)}:
             self.epochs[gpu] = max(self.epochs[gpu], job.epoch)
 
-    def retarget(self, job: RetargetJob) -> JobReply:
+    def retarget(self, job: RetargetJob, *, fenced: bool = True) -> JobReply:
         work = self.works.get(job.op)
         gpus = set(job.activate.gpus) if job.activate is not None else set()
         if work is None or work.done or work.activate not in UNFINISHED:
             return JobReply(accepted=False, code="too-late")
-        if job.epoch < max(self.epochs[gpu] for gpu in gpus | self._gpus(work)):
+        if fenced and job.epoch < max(self.epochs[gpu] for gpu in gpus | self._gpus(work)):
             return JobReply(accepted=False, code="stale-epoch")
         # Taken also when all are parked and reported: until the second half begins.
         coming = {job.activate.seat} if job.activate is not None else set()
@@ -221,6 +226,10 @@ class AnyMove(RuleBasedStateMachine):
         self.world.beat()
         self.world.traffic(self.seats[number], waiting=1, oldest=1.0)
 
+    @rule(number=SEATS, kind=st.sampled_from([PinSeat, UnpinSeat, ParkSeat, ActivateSeat]))
+    def an_operator_wants(self, number: int, kind: type[Command]) -> None:
+        self.world.command(kind, self.seats[number])
+
     @rule(seconds=st.sampled_from([0.1, 1.5, 5.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.tick(seconds)
@@ -287,9 +296,10 @@ class AnyMove(RuleBasedStateMachine):
             self.world.start(seat)
             self.world.healthy(seat)
 
-    @rule()
-    def manager_dies(self) -> None:
-        """What it said before its death may still arrive; the next one knows the ledger, and asks."""
+    @rule(late=st.booleans())
+    def manager_dies(self, late: bool) -> None:
+        """What it said before its death may still arrive; the next one knows the ledger, and asks. ``late``: what was
+        on its way into the journal when it asked was not in the answer."""
         ledger = showing.ledger(self.world.board, "boot")
         self.world.board = board = self.world.new_board()
         board.epoch = ledger.epoch
@@ -299,11 +309,18 @@ class AnyMove(RuleBasedStateMachine):
         self.node.fence(AskJobs(cause="r", node="n1", epoch=epoch, targets=targets, gpus=gpus))
         jobs = tuple(self.node.status(work) for work in self.node.open)
         seats = tuple(self.node.look(target) for target in targets)
+        self.letters = self.journal_late_retargets() if late else self.letters
         reply = JobReply(accepted=True, highest_epoch=epoch, jobs=jobs, seats=seats)
         self.world.hear(Recovered(self.world.owners(), ledger, reply))
         self.world.beat()
         self.collect()
         self.letters = [(sender, job) for sender, job in self.letters if sender is board or job.epoch < epoch]
+
+    def journal_late_retargets(self) -> list[tuple[object, SwitchJob | RetargetJob]]:
+        for _, job in self.letters:
+            if isinstance(job, RetargetJob):
+                self.node.retarget(job, fenced=False)
+        return [(sender, job) for sender, job in self.letters if isinstance(job, SwitchJob)]
 
     def targets(self, board: object) -> Iterator[SeatTarget]:
         for pod in self.world.pods.values():
@@ -331,6 +348,7 @@ class AnyMove(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Let everybody behave from now on: every switch under way ends, and so does every job."""
         for seat in self.seats:
+            self.world.command(UnpinSeat, seat)
             self.world.traffic(seat)
         for _ in range(60):
             self.collect()
