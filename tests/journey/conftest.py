@@ -1,4 +1,4 @@
-"""One real stack for all journeys: `kyb up` as a person starts it, at four times the pace."""
+"""One real stack for all journeys: `kyb up` as a person starts it, at eight times the pace."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-SPEED = 4.0
+SPEED = 8.0
 
 
 @dataclass(frozen=True)

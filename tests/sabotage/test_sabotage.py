@@ -73,7 +73,7 @@ async def violations(stack: Stack, seconds: float) -> dict[str, int]:
     ids=["drain skipped", "evidence skipped", "reservation skipped", "old epoch accepted"],
 )
 async def test_a_broken_safety_rule_is_counted_as_a_violation(replace: dict[str, list[str]], kinds: set[str]) -> None:
-    options = StackOptions(speed=8, memory="240GiB", replace=replace, announce=False)
+    options = StackOptions(speed=24, memory="240GiB", replace=replace, announce=False)
     async with Stack(options) as stack:
         counted = await violations(stack, 45)
 
