@@ -1,5 +1,6 @@
 """What decisions see of the board: the policy's view, demand, room; and its invariants. Pure."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kybernate.messages import TrafficSignal
@@ -25,13 +26,16 @@ PREFERENCE = {S.ACTIVE: 0, S.ACTIVATING: 1, S.STARTING: 2, S.DRAINING: 3, S.PARK
 
 
 def view(board: "Board", group: Group, now: Now) -> GroupView:
-    """What the policy sees of a group."""
+    """What the policy sees of a group. Who could not be parked a moment ago stays, if another one can leave."""
     rows = [row for row in board.seats_of(group) if rebinding.at_hand(board, row, group)]
     rested = [row for row in rows if not row.rests(now)]
     if len(rested) < len(rows) and any(_of_use(board, row, now) for row in rested):
         rows = rested
     hits = board.learning.hits.get(group.name)
+    stuck = {row.seat for row in rows if row.state is S.ACTIVE and now.wall < row.stays_until}
     seats = tuple(seat_view(board, row, now) for row in rows)
+    if stuck and any(seat.state is S.ACTIVE and not seat.pinned and seat.seat not in stuck for seat in seats):
+        seats = tuple(replace(seat, pinned=True) if seat.seat in stuck else seat for seat in seats)
     share = hits.share if hits is not None else None
     return GroupView(group.name, group.slots, seats, now=now.model, hit_share=share)
 

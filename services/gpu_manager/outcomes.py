@@ -106,6 +106,7 @@ def _park_told(board: "Board", operation: Operation, row: Row, progress: SeatPro
         row.host_bytes = progress.host_bytes
         took, verify = sum(progress.seconds.values()), progress.seconds.get("verify", 0.0)
         row.parks += 1
+        row.failed_parks, row.stays_until = 0, 0.0
         left = operation.drained_wall if operation.leaves_wall is None else operation.leaves_wall
         gone = max(took, now.wall - left)
         row.park_seconds = _learn(row.park_seconds, gone * now.pace, row.parks)
@@ -115,6 +116,7 @@ def _park_told(board: "Board", operation: Operation, row: Row, progress: SeatPro
         board.go(row, T.EVIDENCE, now, epoch=operation.epoch, operation=operation)
     elif progress.outcome in PARK_FAILED:
         board.failed(operation.group, now)
+        stay(board, operation, row, now)
         trigger, epoch = PARK_FAILED[progress.outcome], board.next_epoch(now)
         board.go(row, trigger, now, epoch=epoch, operation=operation, reason=progress.reason)
         if row.lease:
@@ -150,11 +152,20 @@ def rest(board: "Board", operation: Operation, row: Row, reason: str, now: Now) 
     """Who did not come back is no contender for longer than the group pauses, and longer each time: whoever goes before
     the others, by a pin or a long wait, would else shut them out."""
     row.failed += 1
-    pause = board.pause_until[operation.group] - now.wall
-    seconds = max(2 * pause, growing(0.5, row.failed, LONGEST_REST_SECONDS))
+    seconds = _longer_than_the_pause(board, operation, row.failed, now)
     row.rests_until = now.wall + seconds
     times = "once" if row.failed == 1 else f"{row.failed} times in a row"
     row.rests_why = f"did not come back {times}; others go first for {seconds:.0f} s: {reason}"
+
+
+def stay(board: "Board", operation: Operation, row: Row, now: Now) -> None:
+    """Who cannot be parked is no victim where there is another one: it would else be the best one each time."""
+    row.failed_parks += 1
+    row.stays_until = now.wall + _longer_than_the_pause(board, operation, row.failed_parks, now)
+
+
+def _longer_than_the_pause(board: "Board", operation: Operation, times: int, now: Now) -> float:
+    return max(2 * (board.pause_until[operation.group] - now.wall), growing(0.5, times, LONGEST_REST_SECONDS))
 
 
 def serves(board: "Board", row: Row, now: Now, operation: Operation | None, progress: SeatProgress | None) -> None:

@@ -46,6 +46,10 @@ class Row:
     rests_until: float = 0.0
     """Wall time before which others of its group that serve or wait go first, after that failed."""
     rests_why: str = ""
+    failed_parks: int = 0
+    """Since it was last parked: how often that failed."""
+    stays_until: float = 0.0
+    """Wall time before which other holders of its group leave first, after that."""
     moves_after: float = 0.0
     """Wall time before which it is not moved again."""
     state: SeatState = SeatState.FREE

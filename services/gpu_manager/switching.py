@@ -162,6 +162,7 @@ def _refused(board: "Board", operation: Operation, reason: str, now: Now) -> Non
     victim = board.rows[operation.victim] if operation.victim else None
     winner = board.rows[operation.winner] if operation.winner else None
     if victim is not None and victim.state is S.PARKING:
+        outcomes.stay(board, operation, victim, now)
         board.go(victim, T.ROLLED_BACK, now, epoch=board.next_epoch(now), reason=reason)
     overlap.give_up(board, operation, now)
     if winner is not None:

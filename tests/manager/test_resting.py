@@ -9,7 +9,7 @@ from services.gpu_manager import showing, telling
 from services.gpu_manager.brain import Brain
 from services.gpu_manager.inputs import JobAnswered
 from services.gpu_manager.thinking import Thinking
-from tests.manager.world import World
+from tests.manager.world import World, make_group
 
 
 @pytest.fixture
@@ -131,3 +131,31 @@ def test_a_pin_of_an_operator_counts_like_the_pods_own(world: World, a: str, b: 
     world.command(PinSeat, a)
     served, _ = live(world, a, 120)
     assert served > 80
+
+
+def test_where_one_holder_cannot_be_parked_another_one_leaves() -> None:
+    """The driver refuses some processes for good; the best victim would be tried again and again."""
+    world = World(groups=(make_group("G", [0], 3, slots=2),))
+    world.boot()
+    seats = world.groups[0].seat_ids
+    for seat, model in zip(seats, "abc", strict=True):
+        world.pod(seat, model, vram="40GiB")
+        world.call(seat)
+        world.finish()
+        world.start(seat)
+        world.healthy(seat)
+    (waits,) = [seat for seat in seats if world.state(seat) is S.PARKED]
+    world.tick(20)
+    world.traffic(waits, waiting=1)
+    stuck = world.board.operations["G"].victim or ""
+    (other,) = {*seats} - {stuck, waits}
+    for _ in range(30):
+        for operation in list(world.board.operations.values()):
+            assert operation.victim is not None
+            world.quiet(operation.victim)
+            fails = operation.victim == stuck
+            world.progress(world.job(), "active" if fails else "parked", "pending" if fails else "active")
+        world.tick(1)
+        world.beat()
+
+    assert [world.state(seat) for seat in (stuck, other, waits)] == [S.ACTIVE, S.PARKED, S.ACTIVE]
