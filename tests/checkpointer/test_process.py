@@ -156,7 +156,7 @@ async def test_killed_at_any_step_it_converges_without_an_operator_and_twice_giv
 
 
 PARK_CALLS = ["describe", "processes", "restore_tid", "usage", "state", "lock", "checkpoint"]
-ACTIVATE_CALLS = ["usage", "state", "restore", "unlock", "processes"]
+ACTIVATE_CALLS = ["memory", "state", "restore", "unlock", "processes"]
 
 
 @pytest.mark.parametrize("kind", ["ctypes", "bindings"])

@@ -83,7 +83,10 @@ class Evidence:
         """The margin is for what other processes take meanwhile. Without others it would only keep a seat that fills
         its GPU from ever coming back."""
         ours = {member.who.pid for member in unit.members}
-        uses, memory = await self.calls.usage(unit.group, need)
+        if self.margin_bytes:
+            uses, memory = await self.calls.usage(unit.group, need)
+        else:
+            uses, memory = [], await self.calls.memory(unit.group, need)
         shared = {use.gpu for use in uses if use.pid not in ours and use.holds}
         for gpu, size in need.items():
             used, total = memory.get(gpu, (0, 0))
