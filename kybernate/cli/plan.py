@@ -1,11 +1,11 @@
 """``kyb plan``: how many GPUs does this trace need at this SLO?"""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kybernate.cli import simulate_options as given
 from kybernate.cli.errors import CliError
 from kybernate.cli.simulate_input import Inputs, chosen_policies, read_scenario
 from kybernate.cli.simulate_reference import write
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def plan(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE", help="As for kyb simulate; several are merged.")],
+    traces: given.Traces,
     slo: Annotated[
         str, typer.Option(metavar="SECONDS[:SHARE]", help="So many seconds for this share of requests.")
     ] = "20:0.95",
@@ -26,22 +26,20 @@ def plan(
     ] = "1",
     gpus_per_group: Annotated[int, typer.Option(min=1, max=64, help="GPUs of one group.")] = 1,
     price: Annotated[float, typer.Option(min=0, help="Of one GPU for an hour, any currency.")] = 0.0,
-    move_seconds: Annotated[float, typer.Option(min=0, help="Extra seconds for a seat on another group.")] = 3.0,
+    move_seconds: given.MoveSeconds = 3.0,
     fixed: Annotated[bool, typer.Option("--fixed", help="Seats never leave their group.")] = False,
     policy: Annotated[str, typer.Option(help="A name.")] = "kyb-balanced",
-    seats: Annotated[int, typer.Option(min=1, help="At most; models with most work first.")] = 64,
-    cost: Annotated[str, typer.Option(help="Of a switch, as for kyb simulate.")] = "stock",
-    measured: Annotated[
-        Path | None, typer.Option(metavar="LEDGER", help="A GPU manager's ledger: costs that were learned there.")
-    ] = None,
-    vram: Annotated[
-        list[str] | None, typer.Option(metavar="[MODEL=]GB", help="Of a model, or of all others; may be given again.")
-    ] = None,
-    cap: Annotated[int, typer.Option(min=1, help="Requests that a seat serves side by side.")] = 64,
-    start: Annotated[float, typer.Option(min=0, help="Begin at this second of the trace.")] = 0.0,
-    duration: Annotated[float | None, typer.Option(min=1, help="Play this many seconds of the trace.")] = None,
-    speed_up: Annotated[float, typer.Option(min=0.001, help="2: gaps half as long, twice the load.")] = 1.0,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="The plan; - is stdout.")] = None,
+    only: given.Only = None,
+    seats: given.Seats = 64,
+    gang: given.Gang = None,
+    cost: given.Cost = "stock",
+    measured: given.Measured = None,
+    vram: given.Vram = None,
+    cap: given.Cap = 64,
+    start: given.Start = 0.0,
+    duration: given.Duration = None,
+    speed_up: given.SpeedUp = 1.0,
+    json_file: given.JsonFile = None,
 ) -> None:
     """How many groups of GPUs does this trace need at this SLO, shared by seats or one per model? Exit code 1: more
     than --groups-max.
@@ -57,8 +55,9 @@ def plan(
         raise CliError(f"--policy {policy}: plan with one policy", 2)
     scenario = read_scenario(
         Inputs(
-            traces=tuple(traces), seats=seats, cost=cost, measured=measured, vram=tuple(vram or ()), slo=seconds,
-            cap=cap, start=start, duration=duration, speed_up=speed_up,
+            traces=tuple(traces), only=tuple(only or ()), groups=groups_max, seats=seats, gangs=tuple(gang or ()),
+            cost=cost, measured=measured, vram=tuple(vram or ()), slo=seconds, cap=cap, start=start, duration=duration,
+            speed_up=speed_up,
         )
     )  # fmt: skip
     goal = Goal(share, groups_max, _counts(slots), None if fixed else move_seconds, gpus_per_group, price, names[0])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kybernate.cli import simulate_options as given
 from kybernate.cli.errors import CliError
 from kybernate.cli.simulate_input import Inputs, chosen_policies, read_scenario, slowdown_points
 from kybernate.cli.simulate_reference import reference as play_reference
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    traces: Annotated[
-        list[Path] | None, typer.Argument(metavar="TRACE", help="docs/demo.md lists the formats; several are merged.")
-    ] = None,
+    traces: given.MaybeTraces = None,
     scenario: Annotated[
         str | None, typer.Option(help="Instead of traces: poisson, bursty, servegen or gentd26 (the last with TRACE).")
     ] = None,
@@ -28,36 +27,24 @@ def simulate(
     policy: Annotated[
         str, typer.Option(help="Names, comma between; all: every one there is.")
     ] = "kyb-balanced,exhaustive",
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="MODEL", help="Of the trace only this model; may be given again.")
-    ] = None,
-    groups: Annotated[int, typer.Option(min=1, help="Groups of GPUs on the node.")] = 1,
-    slots: Annotated[int, typer.Option(min=1, help="Seats that a group runs at the same time.")] = 1,
-    seats: Annotated[int, typer.Option(min=1, help="At most; models with most work first.")] = 64,
-    cost: Annotated[
-        str,
-        typer.Option(help="stock-slow, stock, fast, pinned; GB/s out/in like 4/7; seconds to park/activate, 2.5s/3s."),
-    ] = "stock",
-    measured: Annotated[
-        Path | None, typer.Option(metavar="LEDGER", help="A GPU manager's ledger: costs that were learned there.")
-    ] = None,
-    vram: Annotated[
-        list[str] | None, typer.Option(metavar="[MODEL=]GB", help="Of a model, or of all others; may be given again.")
-    ] = None,
-    tier: Annotated[
-        list[str] | None, typer.Option(metavar="[MODEL=]TIER", help="gold, silver, standard, bronze; again for more.")
-    ] = None,
-    pin: Annotated[list[str] | None, typer.Option(metavar="MODEL", help="Never parked; may be given again.")] = None,
-    slo: Annotated[float | None, typer.Option(min=0.001, help="Seconds a request may wait, for every tier.")] = None,
+    only: given.Only = None,
+    groups: given.Groups = 1,
+    slots: given.Slots = 1,
+    seats: given.Seats = 64,
+    gang: given.Gang = None,
+    cost: given.Cost = "stock",
+    measured: given.Measured = None,
+    vram: given.Vram = None,
+    tier: given.Tier = None,
+    pin: given.Pin = None,
+    slo: given.Slo = None,
     stall_budget: Annotated[float, typer.Option(min=0, help="Seconds that requests in flight may be frozen.")] = 0.0,
-    move_seconds: Annotated[
-        float | None, typer.Option(min=0, help="Seats may move between groups, at this extra cost.")
-    ] = None,
+    move_seconds: given.MoveSeconds = None,
     host_memory: Annotated[float, typer.Option(min=0, help="GB for parked seats; 0: no limit.")] = 0.0,
-    cap: Annotated[int, typer.Option(min=1, help="Requests that a seat serves side by side.")] = 64,
-    start: Annotated[float, typer.Option(min=0, help="Begin at this second of the trace.")] = 0.0,
-    duration: Annotated[float | None, typer.Option(min=1, help="Play this many seconds of the trace.")] = None,
-    speed_up: Annotated[float, typer.Option(min=0.001, help="2: gaps half as long, twice the load.")] = 1.0,
+    cap: given.Cap = 64,
+    start: given.Start = 0.0,
+    duration: given.Duration = None,
+    speed_up: given.SpeedUp = 1.0,
     seed: Annotated[int, typer.Option(help="Of jitter, failures and traces that are statistics.")] = 0,
     jitter: Annotated[float, typer.Option(min=0, max=3, help="Coefficient of variation of switch times.")] = 0.0,
     park_failure: Annotated[float, typer.Option(min=0, max=0.9, help="Share of parks that are rolled back.")] = 0.0,
@@ -70,7 +57,7 @@ def simulate(
         bool, typer.Option("--bound", help="What the best possible scheduler could have done (minutes).")
     ] = False,
     bound_seconds: Annotated[float, typer.Option(min=1, help="Time for --bound.")] = 300.0,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="The report; - is stdout.")] = None,
+    json_file: given.JsonFile = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture: .png, .svg or .pdf.")] = None,
     reference: Annotated[
         bool, typer.Option("--reference", help="The reference table: ready scenarios, all policies (docs/simulate.md).")
@@ -79,7 +66,7 @@ def simulate(
     clairvoyant: Annotated[
         int, typer.Option(min=0, help="--reference: hours per scenario for which the best possible is looked for, too.")
     ] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="--reference: processes.")] = 1,
+    jobs: given.Jobs = 1,
     trace: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="--reference: the trace of S4, or GenTD26's for S3.")
     ] = None,
@@ -96,7 +83,7 @@ def simulate(
     inputs = Inputs(
         traces=tuple(traces or ()), scenario=scenario, window=window, only=tuple(only or ()), groups=groups,
         slots=slots, seats=seats, cost=cost, measured=measured, vram=tuple(vram or ()),
-        tiers=tuple(tier or ()), pinned=frozenset(pin or ()), slo=slo,
+        tiers=tuple(tier or ()), pinned=frozenset(pin or ()), slo=slo, gangs=tuple(gang or ()),
         stall_budget=stall_budget, move_seconds=move_seconds, host_memory=host_memory, cap=cap, start=start,
         duration=duration, speed_up=speed_up, seed=seed,
     )  # fmt: skip

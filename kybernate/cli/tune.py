@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kybernate.cli import simulate_options as given
 from kybernate.cli.errors import CliError
 from kybernate.cli.simulate_input import Inputs, chosen_policies, read_scenario
 from kybernate.cli.simulate_reference import write
@@ -18,7 +19,7 @@ _SHOWN = 5
 
 
 def tune(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE", help="As for kyb simulate; several are merged.")],
+    traces: given.Traces,
     days: Annotated[int, typer.Option(min=1, help="Choose on so many days before the last one.")] = 5,
     day_hours: Annotated[float, typer.Option(min=0.05, help="Length of a day, for short traces.")] = 24.0,
     out: Annotated[
@@ -27,26 +28,24 @@ def tune(
     policy: Annotated[
         str, typer.Option(help="Modes to choose from, comma between; the first is what is compared with.")
     ] = "kyb-balanced,kyb-bounded,kyb-slo",
-    groups: Annotated[int, typer.Option(min=1, help="Groups of GPUs on the node.")] = 1,
-    slots: Annotated[int, typer.Option(min=1, help="Seats that a group runs at the same time.")] = 1,
-    seats: Annotated[int, typer.Option(min=1, help="At most; models with most work first.")] = 64,
-    cost: Annotated[str, typer.Option(help="Of a switch, as for kyb simulate.")] = "stock",
-    measured: Annotated[
-        Path | None, typer.Option(metavar="LEDGER", help="A GPU manager's ledger: costs that were learned there.")
-    ] = None,
-    vram: Annotated[
-        list[str] | None, typer.Option(metavar="[MODEL=]GB", help="Of a model, or of all others; may be given again.")
-    ] = None,
-    tier: Annotated[
-        list[str] | None, typer.Option(metavar="[MODEL=]TIER", help="gold, silver, standard, bronze; again for more.")
-    ] = None,
-    slo: Annotated[float | None, typer.Option(min=0.001, help="Seconds a request may wait, for every tier.")] = None,
-    move_seconds: Annotated[
-        float | None, typer.Option(min=0, help="Seats may move between groups, at this extra cost.")
-    ] = None,
-    speed_up: Annotated[float, typer.Option(min=0.001, help="2: gaps half as long, twice the load.")] = 1.0,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="The result; - is stdout.")] = None,
+    only: given.Only = None,
+    groups: given.Groups = 1,
+    slots: given.Slots = 1,
+    seats: given.Seats = 64,
+    gang: given.Gang = None,
+    cost: given.Cost = "stock",
+    measured: given.Measured = None,
+    vram: given.Vram = None,
+    tier: given.Tier = None,
+    pin: given.Pin = None,
+    slo: given.Slo = None,
+    move_seconds: given.MoveSeconds = None,
+    cap: given.Cap = 64,
+    start: given.Start = 0.0,
+    duration: given.Duration = None,
+    speed_up: given.SpeedUp = 1.0,
+    jobs: given.Jobs = 1,
+    json_file: given.JsonFile = None,
 ) -> None:
     """Choose constants of the policy on the last days of a trace, and check them on the last one. Changes nothing."""
     from kybernate.simulate.engine import SimulationError
@@ -60,8 +59,10 @@ def tune(
             raise CliError(f"--policy: {name} has nothing to tune; there are {', '.join(MODES)}", 2)
     scenario = read_scenario(
         Inputs(
-            traces=tuple(traces), groups=groups, slots=slots, seats=seats, cost=cost, measured=measured,
-            vram=tuple(vram or ()), tiers=tuple(tier or ()), slo=slo, move_seconds=move_seconds, speed_up=speed_up,
+            traces=tuple(traces), only=tuple(only or ()), groups=groups, slots=slots, seats=seats,
+            gangs=tuple(gang or ()), cost=cost, measured=measured, vram=tuple(vram or ()), tiers=tuple(tier or ()),
+            pinned=frozenset(pin or ()), slo=slo, move_seconds=move_seconds, cap=cap, start=start, duration=duration,
+            speed_up=speed_up,
         )
     )  # fmt: skip
     parts = cut(scenario, day_hours * 3600, days + 1)

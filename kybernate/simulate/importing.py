@@ -30,6 +30,8 @@ class Node:
     tiers: Mapping[str, tuple[str, float, float, float]] = field(default_factory=dict)
     """(tier, weight, SLO seconds, stall budget seconds) of a model, or under ``""`` of all others."""
     pinned: frozenset[str] = frozenset()
+    gangs: Mapping[str, int] = field(default_factory=dict)
+    """On how many groups a model runs at the same time, where that is more than one."""
     cap: int = 64
     move_seconds: float | None = None
     host_bytes: int = 0
@@ -94,11 +96,13 @@ def on_node(scenario: Scenario, node: Node) -> Scenario:
 def node_seats(models: Sequence[str], work: Mapping[str, float], node: Node) -> tuple[SimSeat, ...]:
     """Seats for these models with what the node says of each, spread over its groups."""
     loads = [0.0] * node.groups
-    group_of: dict[str, int] = {}
+    groups_of: dict[str, list[int]] = {}
     for model in sorted(models, key=lambda model: -work.get(model, 0.0)):
-        group = group_of[model] = min(range(node.groups), key=lambda index: (loads[index], index))
-        loads[group] += max(work.get(model, 0.0), 1e-9)
-    made = []
+        least = sorted(range(node.groups), key=lambda index: (loads[index], index))
+        groups_of[model] = least[: node.gangs.get(model, 1)]
+        for group in groups_of[model]:
+            loads[group] += max(work.get(model, 0.0), 1e-9)
+    made, others = [], []
     for seat in sized_seats(models, node.cost, node.vram_bytes):
         if seat.model in node.measured:
             park, activate = node.measured[seat.model]
@@ -106,8 +110,13 @@ def node_seats(models: Sequence[str], work: Mapping[str, float], node: Node) -> 
         tier = node.tiers.get(seat.model, node.tiers.get(""))
         if tier is not None:
             seat = replace(seat, tier=tier[0], weight=tier[1], slo_seconds=tier[2], stall_budget_seconds=tier[3])
-        made.append(replace(seat, group=f"G{group_of[seat.model]}", pinned=seat.model in node.pinned))
-    return tuple(made)
+        first, *more = groups_of[seat.model]
+        seat = replace(
+            seat, group=f"G{first}", pinned=seat.model in node.pinned, gang=seat.model if more else seat.gang
+        )
+        made.append(seat)
+        others += [replace(seat, name=f"{seat.name} on G{group}", group=f"G{group}") for group in more]
+    return (*made, *others)  # requests name the seats of models by place, so those come first
 
 
 def sized_seats(models: Sequence[str], cost: Cost, vram_bytes: Mapping[str, int] | None = None) -> tuple[SimSeat, ...]:

@@ -74,13 +74,16 @@ def _fewest(scenario: Scenario, goal: Goal, slots: int, options: Options) -> Lay
         played = regrouped(scenario, groups, slots, goal.move_seconds)
         return _layout("seats", played, goal, _played(played, policy, options))
 
-    return fewest(tried, min(goal.groups_max, len(scenario.seats)))
+    least = max(map(len, gangs(scenario)), default=1)
+    if least > goal.groups_max:
+        raise ValueError(f"a gang needs {least} groups and at most {goal.groups_max} are wanted; see --groups-max")
+    return fewest(tried, min(goal.groups_max, len(scenario.seats)), least)
 
 
-def fewest(tried: Callable[[int], Layout], most: int) -> Layout:
+def fewest(tried: Callable[[int], Layout], most: int, least: int = 1) -> Layout:
     """The layout with fewest groups that is enough; that with ``most`` when none is. Each number is tried once."""
     known: dict[int, Layout] = {}
-    low, high = 1, 1
+    low, high = least, least
     while True:  # upwards by doubling, since few groups are the usual answer
         known[high] = tried(high)
         if known[high].enough or high == most:
@@ -127,13 +130,23 @@ def _layout(name: str, scenario: Scenario, goal: Goal, told: Measures) -> Layout
 
 
 def regrouped(scenario: Scenario, groups: int, slots: int, move_seconds: float | None) -> Scenario:
-    """The same seats and requests on so many groups: the heaviest first, each where least work is."""
+    """The same seats and requests on so many groups: the heaviest first, each where least work is. Of a gang, each on
+    another group: there must be as many.
+    """
     work = [0.0] * len(scenario.seats)
     for seat, service in zip(scenario.seat, scenario.service, strict=True):
         work[seat] += service
+    for gang in gangs(scenario):  # what one of a gang has to do, all of it have
+        most = max(work[seat] for seat in gang)
+        for seat in gang:
+            work[seat] = most
     loads, home = [0.0] * groups, [0] * len(work)
+    taken: set[tuple[str, int]] = set()
     for seat in sorted(range(len(work)), key=lambda index: (-work[index], index)):
-        home[seat] = min(range(groups), key=lambda group: (loads[group], group))
+        name = scenario.seats[seat].gang
+        free = [group for group in range(groups) if not name or (name, group) not in taken]
+        home[seat] = min(free, key=lambda group: (loads[group], group))
+        taken.add((name, home[seat]))
         loads[home[seat]] += max(work[seat], 1e-9)
     return replace(
         scenario,
@@ -141,6 +154,15 @@ def regrouped(scenario: Scenario, groups: int, slots: int, move_seconds: float |
         groups=tuple(SimGroup(f"G{group}", slots) for group in range(groups)),
         move_seconds=move_seconds if groups > 1 else None,
     )
+
+
+def gangs(scenario: Scenario) -> list[list[int]]:
+    """Indices of the seats of each gang."""
+    found: dict[str, list[int]] = {}
+    for index, seat in enumerate(scenario.seats):
+        if seat.gang:
+            found.setdefault(seat.gang, []).append(index)
+    return list(found.values())
 
 
 def saved(found: list[Layout]) -> float:

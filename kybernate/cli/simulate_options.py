@@ -1,0 +1,44 @@
+"""Options that ``kyb simulate``, ``kyb plan`` and ``kyb tune`` have in common: the same names, the same help."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_TRACE = typer.Argument(metavar="TRACE", help="docs/demo.md lists the formats; several are merged.")
+Traces = Annotated[list[Path], _TRACE]
+MaybeTraces = Annotated[list[Path] | None, _TRACE]
+Only = Annotated[
+    list[str] | None, typer.Option(metavar="MODEL", help="Of the trace only this model; may be given again.")
+]
+Start = Annotated[float, typer.Option(min=0, help="Begin at this second of the trace.")]
+Duration = Annotated[float | None, typer.Option(min=1, help="Play this many seconds of the trace.")]
+SpeedUp = Annotated[float, typer.Option(min=0.001, help="2: gaps half as long, twice the load.")]
+
+Groups = Annotated[int, typer.Option(min=1, max=512, help="Groups of GPUs on the node.")]
+Slots = Annotated[int, typer.Option(min=1, help="Seats that a group runs at the same time.")]
+Seats = Annotated[int, typer.Option(min=1, help="At most; models with most work first.")]
+Cap = Annotated[int, typer.Option(min=1, help="Requests that a seat serves side by side.")]
+Gang = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MODEL=N", help="It runs on N groups at the same time or not at all; again for more."),
+]
+Cost = Annotated[
+    str, typer.Option(help="stock-slow, stock, fast, pinned; GB/s out/in like 4/7; seconds to park/activate, 2.5s/3s.")
+]
+Measured = Annotated[
+    Path | None, typer.Option(metavar="LEDGER", help="A GPU manager's ledger: costs that were learned there.")
+]
+Vram = Annotated[
+    list[str] | None, typer.Option(metavar="[MODEL=]GB", help="Of a model, or of all others; may be given again.")
+]
+MoveSeconds = Annotated[float | None, typer.Option(min=0, help="Seats may move between groups, at this extra cost.")]
+
+Tier = Annotated[
+    list[str] | None, typer.Option(metavar="[MODEL=]TIER", help="gold, silver, standard, bronze; again for more.")
+]
+Pin = Annotated[list[str] | None, typer.Option(metavar="MODEL", help="Never parked; may be given again.")]
+Slo = Annotated[float | None, typer.Option(min=0.001, help="Seconds a request may wait, for every tier.")]
+
+Jobs = Annotated[int, typer.Option(min=1, help="Processes.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="The result; - is stdout.")]
