@@ -97,7 +97,7 @@ async def dial(url: str, name: str, credentials: Credentials, report: Callable[[
     """Connect once, with what the files of the credentials hold now.
 
     A server that refuses a key says so and hangs up at once; now and then the hanging up overtakes the saying. What
-    looks like a reset is therefore asked again, a few times.
+    looks like a reset is therefore asked again, a few times; a refusal that was heard stands, whatever came after it.
 
     Raises what nats-py raises, and CredentialsError. ``report`` gets errors that belong to no call; it must not raise.
     """
@@ -107,7 +107,8 @@ async def dial(url: str, name: str, credentials: Credentials, report: Callable[[
         try:
             return await _dial(url, name, credentials, heard.append, report)
         except (OSError, nats.errors.Error) as error:
-            reset = any(isinstance(one, ConnectionResetError) for one in (error, *heard))
+            said = (error, *heard)
+            reset = any(isinstance(one, ConnectionResetError) for one in said) and not any(map(refused, said))
             if not reset:
                 raise
         finally:

@@ -159,7 +159,7 @@ async def connection(
         async with asyncio.timeout(timeout):
             link = await dial(url, name, credentials, hear)
     except (OSError, nats.errors.Error) as error:  # time-outs are OSErrors
-        why = said[-1] if said else error
+        why = next(filter(refused, said), said[-1] if said else error)
         if refused(why):
             of = f"the key of role {credentials.role or '?'}" if credentials.renewable else "these credentials"
             raise BusError(f"NATS at {place} refused {of}: {why}; see docs/security.md") from error
