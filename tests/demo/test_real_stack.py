@@ -10,6 +10,8 @@ from kybernate.demo.chaos import SERVICES, Kill, NatsOutage
 from kybernate.seat import SeatState
 from tests.demo.test_command import run
 
+pytestmark = pytest.mark.timeout(150)
+
 
 @pytest.fixture(autouse=True)
 def no_other_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

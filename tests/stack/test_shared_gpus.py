@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from kybernate.fakes.gpu.client import FakeDriverClient
 from kybernate.stack import Stack, StackOptions
@@ -19,6 +20,7 @@ policy: {name: quantum, settings: {quantumSeconds: 5, idleSeconds: 1}}
 MODELS = {"a": (1, "20GiB"), "b": (1, "20GiB"), "c": (1, "20GiB"), "p": (2, "60GiB"), "q": (2, "60GiB")}
 
 
+@pytest.mark.timeout(150)
 async def test_singles_and_pairs_of_the_same_gpus_all_answer_and_never_meet(tmp_path: Path) -> None:
     config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
     config.write_text(CONFIG)

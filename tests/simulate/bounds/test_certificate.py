@@ -13,6 +13,7 @@ from kybernate.simulate.model import Scenario, SimGroup
 from tests.simulate.bounds.tiny import exact, random_scenario
 
 
+@pytest.mark.timeout(150)  # the first of a new checkout compiles the searches
 @pytest.mark.parametrize("objective", ["wait", "slo"])
 @pytest.mark.parametrize("seed", range(12))
 def test_the_best_of_all_schedules_lies_between_the_bounds(seed: int, objective: str) -> None:
