@@ -78,6 +78,9 @@ def _evict(board: "Board", victim: Row, winner: Row | None, reason: str, now: No
     """
     if not board.bus_up or victim.state is not S.ACTIVE or not board.routers.settled(now):
         return
+    if winner is not None and looking.room(board, winner, on=victim.group):
+        _grant(board, victim.group, winner, reason, now)  # nobody need leave
+        return
     board.say_decided(victim.group, reason)
     fits = winner is None or looking.room(board, winner, without=victim, on=victim.group)
     operation = board.drain(victim, winner if fits else None, reason, now, freeze=freeze)

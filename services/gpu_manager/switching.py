@@ -42,6 +42,10 @@ def _drain(board: "Board", operation: Operation, now: Now) -> None:
         alone = operation.winner is None and operation.room_for is None and operation.clears_for is None
         turn_back(board, operation, now, "it is asked for" if alone else "nobody waits for its place any more")
         return
+    comer = operation.winner or operation.room_for
+    if comer and not operation.ordered and looking.room(board, board.rows[comer], on=board.group_of(operation)):
+        turn_back(board, operation, now, f"there is room for {comer} without it")
+        return
     if not board.bus_up:
         return
     quiet = operation.announced and board.routers.quiet(victim.seat, operation.epoch, now, frozen=operation.freeze)
