@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from kybernate.health import Health
+from kybernate.logs import get_logger
 from services.router.admin import VERBS, Admin
 from services.router.answers import ApiError
 from services.router.auth import Doorkeeper
@@ -50,6 +51,8 @@ def build(
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Errors in OpenAI's shape, also those that aiohttp finds."""
     try:
+        if not {".", ".."}.isdisjoint(request.path.split("/")):
+            raise web.HTTPNotFound  # some server before an engine may resolve dots, and /v1/../admin leads out of /v1
         return await handler(request)
     except ApiError as error:
         return error.response()
@@ -57,4 +60,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         if error.status < 400:
             raise
         code = "not_found" if error.status == 404 else "http_error"
-        return ApiError(error.status, code, f"{request.method} {request.path}: {error.reason}").response()
+        allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        return ApiError(error.status, code, f"{request.method} {request.path}: {error.reason}").response(allow)
+    except Exception as error:
+        if request.writer.output_size > 0:
+            raise  # half an answer is out: only the broken connection says so
+        get_logger().error("request.failed", method=request.method, path=request.path, exc_info=error)
+        return ApiError(500, "internal_error", "the router failed at this request; its log says how").response()

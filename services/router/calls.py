@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 
@@ -18,37 +19,58 @@ from services.router.proxy import RefusedError, Sent, forward
 from services.router.settings import RouterSettings
 from services.router.upstream import Upstreams
 
+LONGEST_NAME = 512
+"""Characters of a model's name, and of a caller's id."""
+MOST_BREAKS = 3
+"""A call that so many engines took and broke off is not given to another one: it may be what breaks them."""
+
+
+def sayable(text: str) -> bool:
+    """Whether others can be told this: on the bus, in logs, as a label. Bytes that are no UTF-8 cannot be said."""
+    return 0 < len(text) <= LONGEST_NAME and text.isprintable()
+
 
 def cause_of(request: web.Request) -> str:
     """The caller's own id of this request, or a new one: the cause of everything that follows from it."""
-    return request.headers.get("X-Request-Id") or uuid.uuid4().hex
+    told = request.headers.get("X-Request-Id", "")
+    return told if sayable(told) else uuid.uuid4().hex
 
 
 async def body_of(request: web.Request) -> bytes:
-    """The whole body. Raises ApiError 413 when it is too large."""
+    """The whole body, unpacked. Raises ApiError 413 when it is too large, 400 when it cannot be unpacked."""
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         text = f"the body is larger than {request.client_max_size} bytes (KYB_BODY_BYTES)"
         raise ApiError(413, "body_too_large", text) from error
+    except web.RequestPayloadError as error:
+        text = f"the body cannot be read as its headers say (Content-Encoding, Transfer-Encoding): {error}"
+        raise ApiError(400, "invalid_body", " ".join(text.split())) from error
+
+
+def json_of(body: bytes) -> Any:
+    """What a body says. Raises ApiError 400."""
+    try:
+        return json.loads(body)
+    except RecursionError as error:
+        raise ApiError(400, "invalid_json", "the body is nested too deeply") from error
+    except ValueError as error:
+        raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from error
 
 
 def object_of(body: bytes) -> dict[str, object]:
     """The JSON object that a body is. Raises ApiError 400."""
-    try:
-        parsed = json.loads(body)
-    except ValueError as error:
-        raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from error
+    parsed = json_of(body)
     if not isinstance(parsed, dict):
         raise ApiError(400, "invalid_json", f"the body must be a JSON object, not {type(parsed).__name__}")
     return parsed
 
 
-def model_of(parsed: dict[str, object]) -> str:
-    """Which model the call is for. Raises ApiError 400."""
+def model_of(parsed: Mapping[str, object], how: str = 'the body must name its model: {"model": "…"}') -> str:
+    """Which model the call is for; ``how`` it is said. Raises ApiError 400."""
     model = parsed.get("model")
-    if not isinstance(model, str) or not model:
-        raise ApiError(400, "model_missing", 'the body must name its model: {"model": "…"}')
+    if not isinstance(model, str) or not sayable(model):
+        raise ApiError(400, "model_missing", f"{how}, in at most {LONGEST_NAME} printable characters")
     return model
 
 
@@ -66,7 +88,7 @@ class Calls:
         """Hold if the model is parked, then pass the engine's answer through byte for byte."""
         arrived_at = time.time()
         cause = cause_of(request)
-        model, code = "unknown", "499"
+        model, code = "", "499"
         answer = Answer(request)
         try:
             body = await body_of(request)
@@ -81,18 +103,30 @@ class Calls:
             return reply
         except ApiError as error:
             code = str(error.status)
-            model = "unknown" if error.code == "model_not_found" else model
+            return await self._fail(answer, error, cause)
+        except CallerGoneError:
+            return web.Response(status=499)
+        except Exception:
+            code = "500"
+            raise
+        finally:
+            label = model if self.dispatcher.traffic.serves(model) else "unknown"
+            self.metrics.requests.labels(label, code).inc()
+            get_logger().debug("request.answered", model=model, code=code, cause=cause)
+
+    async def _fail(self, answer: Answer, error: ApiError, cause: str) -> web.StreamResponse:
+        """Say what went wrong. The call has ended: no seat waits for a caller who reads slowly."""
+        if answer.first_byte and error.code == "seat_evicted":
+            self.metrics.cuts.labels("after_first_byte").inc()
+        try:
             return await answer.fail(error, {"X-Kyb-Cause": cause})
         except CallerGoneError:
             return web.Response(status=499)
-        finally:
-            self.metrics.requests.labels(model, code).inc()
-            get_logger().debug("request.answered", model=model, code=code, cause=cause)
 
     async def _serve(
         self, request: web.Request, body: bytes, ticket: Ticket, answer: Answer, arrived_at: float, stream: bool
     ) -> web.StreamResponse:
-        retried = False
+        retried, breaks = False, 0
         while True:
             to = await self._outcome(ticket, answer, stream)
             if isinstance(to, Reject):
@@ -110,8 +144,12 @@ class Calls:
                 retried = True
                 if again:
                     self.upstreams.disconnect(to.key)
+                elif sent.sent_at is not None:
+                    breaks += 1
                 self.metrics.retries.inc()
                 get_logger().info("engine.refused", seat=to.seat, error=str(error), cause=ticket.cause)
+                if breaks == MOST_BREAKS:
+                    raise _breaks(to, error) from error
                 self.dispatcher.feed(Refused(ticket.request, suspect=not again))
             else:
                 self._measure(to, sent, arrived_at)
@@ -179,3 +217,8 @@ class _Headers:
         if release is not None:
             headers["X-Kyb-Release-Seconds"] = f"{release:.6f}"
         return headers
+
+
+def _breaks(to: Forward, error: RefusedError) -> ApiError:
+    text = f"{MOST_BREAKS} times an engine took this request and broke off before it answered, last seat {to.seat}"
+    return ApiError(503, "upstream_failed", f"{text}: {error}; try again", 1)

@@ -113,6 +113,7 @@ class Dispatcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._acks: asyncio.Queue[DrainAck] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
+        self._stopping = False
 
     def arrive(
         self, model: str, cause: str, *, size: int = 0, kind: h.Kind = "call", hold_seconds: float | None = None
@@ -121,6 +122,8 @@ class Dispatcher:
         ticket = Ticket(next(self._numbers), cause)
         self._tickets[ticket.request] = ticket
         self.feed(h.Arrived(ticket.request, model, cause, size, kind, hold_seconds))
+        if self._stopping and ticket.decided is None:
+            self._turn_away(ticket)
         return ticket
 
     def end(self, ticket: Ticket) -> None:
@@ -149,9 +152,9 @@ class Dispatcher:
 
     def stop(self) -> None:
         """The router ends: those who wait may ask another one, or this one a moment later."""
+        self._stopping = True
         for ticket in list(self._tickets.values()):
-            reject = h.Reject(ticket.request, 503, "router_stopping", "this router is being stopped; try again", 1)
-            ticket.decide(reject)
+            self._turn_away(ticket)
 
     async def close(self) -> None:
         """End what was begun."""
@@ -160,6 +163,10 @@ class Dispatcher:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _turn_away(self, ticket: Ticket) -> None:
+        text = "this router is being stopped; try again"
+        ticket.decide(h.Reject(ticket.request, 503, "router_stopping", text, 1))
 
     def _perform(self, effect: h.Effect) -> None:
         if isinstance(effect, h.LevelChanged):

@@ -4,7 +4,6 @@
 ``POST /v1/signals`` takes the load that they have.
 """
 
-import json
 import math
 import time
 from typing import Any
@@ -16,27 +15,29 @@ from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
 from services.router.answers import ApiError
-from services.router.calls import body_of, cause_of, model_of, object_of
+from services.router.calls import body_of, cause_of, json_of, model_of, object_of, sayable
 from services.router.dispatch import Dispatcher
 from services.router.happenings import Reject
 from services.router.settings import RouterSettings
 
 SIGNAL_LIMIT = 1000
 """Signals in one call."""
+MOST_REQUESTS = 1_000_000_000
+"""In one signal; more is a mistake, and too large a number is none that can be reckoned with."""
 
 
 class SignalData(BaseModel):
     """``data`` of a signal. Milliseconds are understood beside seconds, ``inflight`` beside ``in_flight``."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     model: str = Field(min_length=1)
     seat: str | None = None
     tier: str = "standard"
-    waiting: int = Field(0, ge=0)
-    in_flight: int = Field(0, ge=0)
-    inflight: int = Field(0, ge=0)
-    arrivals: int = Field(0, ge=0)
+    waiting: int = Field(0, ge=0, le=MOST_REQUESTS)
+    in_flight: int = Field(0, ge=0, le=MOST_REQUESTS)
+    inflight: int = Field(0, ge=0, le=MOST_REQUESTS)
+    arrivals: int = Field(0, ge=0, le=MOST_REQUESTS)
     window_seconds: float | None = Field(None, gt=0)
     window_ms: float | None = Field(None, gt=0)
     oldest_wait_seconds: float | None = Field(None, ge=0)
@@ -53,9 +54,7 @@ class Gateways:
 
     async def hold(self, request: web.Request) -> web.StreamResponse:
         """Wait until the model can be called: 200 with its endpoint, valid for ``valid_ms``; else 404, 429 or 503."""
-        model = request.query.get("model", "")
-        if not model:
-            raise ApiError(400, "model_missing", "say which model: GET /v1/hold?model=…&timeout=30s")
+        model = model_of(request.query, "say which model: GET /v1/hold?model=…&timeout=30s")
         patience = _duration(request.query.get("timeout"))
         ticket = self._dispatcher.arrive(model, cause_of(request), kind="permit", hold_seconds=patience)
         granted = False
@@ -105,10 +104,7 @@ class Gateways:
         ):
             text = f"content type {request.content_type}: send application/cloudevents+json or application/json"
             raise ApiError(415, "unsupported_content_type", text)
-        try:
-            told: Any = json.loads(await body_of(request))
-        except ValueError as error:
-            raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from error
+        told: Any = json_of(await body_of(request))
         items = told if isinstance(told, list) else [told]
         if len(items) > SIGNAL_LIMIT:
             raise ApiError(413, "too_many_signals", f"{len(items)} signals in one call; at most {SIGNAL_LIMIT}")
@@ -132,8 +128,9 @@ class Gateways:
                 400, "invalid_signal", 'a signal is a CloudEvent: {"specversion", "id", "source", "data": {…}}'
             )
         source = item.get("source")
-        if not isinstance(source, str) or not source:
-            raise ApiError(400, "invalid_signal", "the CloudEvent needs a source, which names who has this traffic")
+        if not isinstance(source, str) or not sayable(source):
+            text = "the CloudEvent needs a source, which names who has this traffic in printable characters"
+            raise ApiError(400, "invalid_signal", text)
         try:
             data = SignalData.model_validate(item["data"])
         except ValidationError as error:
@@ -142,7 +139,7 @@ class Gateways:
             raise ApiError(400, "invalid_signal", f"data.{place}: {first['msg']}") from error
         self._seq = max(self._seq + 1, time.time_ns() // 1_000_000)
         return TrafficSignal(
-            cause=str(item.get("id") or source),
+            cause=said if sayable(said := str(item.get("id") or "")) else source,
             source=source,
             model=data.model,
             seat=self._seat(data),

@@ -56,8 +56,8 @@ class Sent:
 
 def passed(headers: CIMultiDictProxy[str], without: frozenset[str]) -> CIMultiDict[str]:
     """Headers that go through: all but those of this connection."""
-    listed = headers.get("Connection")
-    drop = without if listed is None else without | {name.strip().lower() for name in listed.split(",")}
+    listed = headers.getall("Connection", ())
+    drop = without.union(name.strip().lower() for value in listed for name in value.split(","))
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in drop)
 
 
@@ -73,14 +73,16 @@ async def forward(
 ) -> web.StreamResponse:
     """Send the call to the engine and its answer to the caller. ``more`` gives headers when the answer begins.
 
-    Raises RefusedError or SeatCutError while the call can still be repeated; later trouble ends the answer itself.
+    Raises RefusedError or SeatCutError while the call can still be repeated, and ApiError when its answer broke off.
     """
     headers = passed(request.headers, _NOT_SENT | withheld(request))
     headers["X-Request-Id"] = ticket.cause
     pool = upstreams.take(to.key)
     try:
         with ticket:
-            reply = await _send(pool, request, URL(to.endpoint + request.raw_path, encoded=True), headers, body, sent)
+            reply = await _send(
+                pool, request, URL(to.endpoint + request.rel_url.raw_path_qs, encoded=True), headers, body, sent
+            )
             try:
                 return await _through(reply, answer, more, sent)
             finally:
@@ -92,7 +94,7 @@ async def forward(
             stale = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
             stale = stale and not isinstance(error, aiohttp.ClientConnectorError)
             raise RefusedError(repr(error), stale=stale) from error
-        return await answer.fail(_broken(to, error))
+        raise _broken(to, error) from error
     finally:
         upstreams.give_back(pool)
 
@@ -101,9 +103,10 @@ async def _send(
     pool: Pool, request: web.Request, url: URL, headers: CIMultiDict[str], body: bytes, sent: Sent
 ) -> aiohttp.ClientResponse:
     payload = Body(body)
-    reply = await pool.session.request(request.method, url, headers=headers, data=payload, allow_redirects=False)
-    sent.sent_at = payload.sent_at
-    return reply
+    try:
+        return await pool.session.request(request.method, url, headers=headers, data=payload, allow_redirects=False)
+    finally:
+        sent.sent_at = payload.sent_at
 
 
 async def _through(

@@ -70,6 +70,11 @@ class Traffic:
         """All models by name."""
         return self.seats.models
 
+    def serves(self, model: str) -> bool:
+        """Whether any seat is of this model; what callers make up has none."""
+        known = self.models.get(model)
+        return known is not None and bool(known.lanes)
+
     def next_at(self) -> float | None:
         """When a Tick is wanted at the latest."""
         return self._alarms.next()

@@ -22,6 +22,8 @@ class Engine:
         self.silent.set()
         """Closed: nothing is answered at all."""
         self.break_after_first = False
+        self.break_at_once = False
+        """Requests are taken and their connections broken, as by an engine that dies of them."""
         self.torn = False
         """The first chunk of a stream ends in the middle of an event."""
         self.whole = False
@@ -55,6 +57,9 @@ class Engine:
         self.running += 1
         try:
             await self.silent.wait()
+            if self.break_at_once:
+                assert request.transport is not None
+                request.transport.abort()
             return await (self._stream(request, body) if body.get("stream") and not self.whole else self._whole(body))
         except asyncio.CancelledError:
             self.aborted += 1

@@ -153,6 +153,9 @@ async def test_a_quarantined_model_is_refused_with_the_reason():
         (b"{", 400, "invalid_json"),
         (b"[]", 400, "invalid_json"),
         (b'{"messages": []}', 400, "model_missing"),
+        (b'{"model": "' + b"x" * 513 + b'"}', 400, "model_missing"),
+        (b'{"model": "\\ud800"}', 400, "model_missing"),
+        (b"[" * 1000, 400, "invalid_json"),
         (b'{"model": "nobody"}', 404, "model_not_found"),
         (b'{"model": "' + b"x" * 2000 + b'"}', 413, "body_too_large"),
     ],
@@ -273,19 +276,20 @@ async def test_eviction_before_the_first_byte_holds_the_request_again():
         assert (await call).status == 200
 
 
-async def test_eviction_cuts_a_running_stream_with_an_error_event():
+async def test_eviction_cuts_a_running_stream_with_an_error_event_and_counts_it():
     async with world() as w:
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
         engine.gate.clear()
-        call = w.ask("llama", stream=True)
-        await until(lambda: engine.running == 1)
-        await w.manager.move("s0", SeatState.DRAINING)
-        await w.manager.move("s0", SeatState.PARKING)
-        answer = await call
-        last = answer.body.strip().split(b"\n\n")[-1]
-        error = json.loads(last.removeprefix(b"data: "))["error"]
-        assert error["code"] == "seat_evicted"
+        async with w.http.post(f"{w.url}/v1/completions", json={"model": "llama", "stream": True}) as response:
+            await response.content.readuntil(b"\n\n")
+            await w.manager.move("s0", SeatState.DRAINING)
+            await w.manager.move("s0", SeatState.PARKING)
+            last = (await response.read()).strip().split(b"\n\n")[-1]
+        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "seat_evicted"
         await until(lambda: engine.aborted == 1)
+        text = (await w.call("GET", "/metrics")).body.decode()
+        assert 'kybernate_router_cuts_total{code="after_first_byte"} 1.0' in text
+        assert 'kybernate_router_requests_total{code="503",model="llama"} 1.0' in text
 
 
 async def test_an_engine_that_refuses_is_tried_again_until_it_answers():
@@ -372,14 +376,14 @@ async def test_held_requests_are_told_when_the_router_stops():
 
 
 async def test_after_a_comment_errors_come_as_events():
-    async with world(keepalive_seconds=0.02, hold_seconds=10, speed=100) as w:
+    async with world(keepalive_seconds=0.02) as w:
         await w.seat("s0", "llama")
         w.manager.auto = False
-        answer = await w.ask("llama", stream=True)
-        assert answer.status == 200
-        assert answer.body.startswith(b": waiting for the model\n\n")
-        last = answer.body.strip().split(b"\n\n")[-1]
-        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "hold_timeout"
+        async with w.http.post(f"{w.url}/v1/chat/completions", json={"model": "llama", "stream": True}) as response:
+            assert await response.content.readuntil(b"\n\n") == b": waiting for the model\n\n"
+            w.router.dispatcher.stop()
+            last = (await response.read()).strip().split(b"\n\n")[-1]
+        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "router_stopping"
 
 
 async def test_a_plain_answer_after_a_comment_comes_as_an_event():

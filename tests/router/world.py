@@ -36,7 +36,7 @@ from tests.router.engine import Engine
 NODE = "n1"
 
 
-async def until(condition: Callable[[], Any], seconds: float = 5.0) -> Any:
+async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
     """Wait for a condition; fails the test at the deadline."""
     async with asyncio.timeout(seconds):
         while not (value := condition()):

@@ -1,0 +1,136 @@
+"""What callers and engines can send that nobody should: each gets one clear answer, and the router goes on."""
+
+import asyncio
+
+import pytest
+
+from kybernate.messages import ActivateSeat, TrafficSignal
+from kybernate.seat import SeatState
+from tests.router.world import World, until, world
+
+CALL = b'{"model": "llama"}'
+
+
+async def raw(w: World, path: str, *headers: bytes, body: bytes = CALL) -> bytes:
+    """A POST to the letter, which no client library would send; returns everything that is answered."""
+    host, port = w.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    length = b"Content-Length: %d" % len(body)
+    head = (b"POST " + path.encode() + b" HTTP/1.1", b"Host: x", b"Connection: close", length, *headers)
+    writer.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
+    try:
+        async with asyncio.timeout(30):
+            return await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_an_id_that_cannot_be_said_on_the_bus_is_replaced():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        assert b" 200 " in await raw(w, "/v1/completions", b"X-Request-Id: caf\xe9")
+        await until(lambda: w.manager.of(TrafficSignal)[-1].in_flight == 0)
+        (asked,) = w.manager.of(ActivateSeat)
+        assert len(asked.cause) == 32
+        assert (await w.call("POST", "/v1/wake", data=CALL, headers={"X-Request-Id": "x" * 600})).json[
+            "cause"
+        ] != "x" * 600
+
+
+async def test_made_up_models_are_no_labels_of_metrics():
+    async with world(connected=False, hold_seconds=0.1) as w:
+        assert (await w.ask("made-up")).code == "hold_timeout"
+        text = (await w.call("GET", "/metrics")).body.decode()
+        assert 'kybernate_router_requests_total{code="503",model="unknown"} 1.0' in text
+        assert "made-up" not in text
+
+
+async def test_a_body_that_is_not_packed_as_it_says_is_a_bad_request():
+    async with world() as w:
+        answer = await raw(w, "/v1/completions", b"Content-Encoding: gzip")
+        assert b" 400 " in answer
+        assert b'"invalid_body"' in answer
+
+
+async def test_a_target_with_a_host_is_served_as_one_without():
+    async with world() as w:
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        assert b" 200 " in await raw(w, "http://elsewhere:80/v1/completions?a=%20b")
+
+
+@pytest.mark.parametrize("path", ["/v1/../admin/sleep", "/v1/%2e%2e/admin/sleep", "/v1/x/..%2f..%2fadmin", "/v1/./x"])
+async def test_no_path_leads_out_of_what_is_forwarded(path: str):
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        answer = await raw(w, path)
+        assert b" 404 " in answer
+        assert b'"not_found"' in answer
+        assert not engine.requests
+
+
+async def test_headers_of_the_connection_stay_however_they_are_listed():
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        await raw(w, "/v1/completions", b"Connection: X-Mine, x-too", b"X-Mine: 1", b"X-Too: 1", b"X-Other: 1")
+        assert {"X-Mine", "X-Too", "X-Other"} & set(engine.headers[0]) == {"X-Other"}
+
+
+@pytest.mark.parametrize(
+    "signal",
+    [
+        b'{"source": "\\ud800", "data": {"model": "llama"}}',
+        b'{"source": "s", "data": {"model": "llama", "window_seconds": 1e999}}',
+        b'{"source": "s", "data": {"model": "llama", "oldest_wait_ms": Infinity}}',
+        b'{"source": "s", "data": {"model": "llama", "waiting": 1' + b"0" * 400 + b"}}",
+        b"[" * 100_000,
+    ],
+)
+async def test_signals_that_nobody_can_reckon_with_are_bad_requests(signal: bytes):
+    async with world() as w:
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        answer = await w.call("POST", "/v1/signals", data=signal, headers={"Content-Type": "application/json"})
+        assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_an_id_of_a_signal_that_cannot_be_said_does_not_keep_it_back():
+    async with world() as w:
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        signal = {"id": "\ud800", "source": "elsewhere", "data": {"model": "llama", "waiting": 3}}
+        answer = await w.call("POST", "/v1/signals", json=signal)
+        assert answer.status == 202
+        await until(lambda: [s for s in w.manager.of(TrafficSignal) if s.source == s.cause == "elsewhere"])
+
+
+async def test_a_wrong_method_hears_which_are_right():
+    async with world() as w:
+        answer = await w.call("GET", "/v1/chat/completions")
+        assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+
+
+async def test_a_failure_of_the_router_itself_has_the_shape_of_an_error():
+    async with world() as w:
+        w.router.traffic.lanes["broken"] = None  # type: ignore[assignment]
+        answer = await w.call("GET", "/v1/models")
+        assert (answer.status, answer.code) == (500, "internal_error")
+        del w.router.traffic.lanes["broken"]
+
+
+async def test_a_request_that_breaks_engine_after_engine_is_given_to_no_more_of_them():
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        engine.break_at_once = True
+        answer = await w.ask("llama")
+        assert (answer.status, answer.code) == (503, "upstream_failed")
+        assert len(engine.requests) == 4, "once more than it counts: the first may have met an idle connection's end"
+        engine.break_at_once = False
+        assert (await w.ask("llama")).status == 200
+
+
+async def test_a_call_that_arrives_while_the_router_ends_is_told():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        w.router.dispatcher.stop()
+        answer = await w.ask("llama")
+        assert (answer.status, answer.code) == (503, "router_stopping")
