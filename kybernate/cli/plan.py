@@ -8,7 +8,7 @@ import typer
 from kybernate.cli import simulate_options as given
 from kybernate.cli.errors import CliError
 from kybernate.cli.simulate_input import Inputs, chosen_policies, read_scenario
-from kybernate.cli.simulate_reference import write
+from kybernate.cli.simulate_reference import writable, write
 
 if TYPE_CHECKING:
     from kybernate.simulate.model import Scenario
@@ -50,6 +50,7 @@ def plan(
     from kybernate.simulate.report import needed
 
     seconds, share = wanted(slo)
+    writable(json_file)
     names = chosen_policies(policy)
     if len(names) > 1:
         raise CliError(f"--policy {policy}: plan with one policy", 2)
@@ -63,8 +64,10 @@ def plan(
     goal = Goal(share, groups_max, _counts(slots), None if fixed else move_seconds, gpus_per_group, price, names[0])
     try:
         found = planned(scenario, goal)
-    except (SimulationError, ValueError) as error:
+    except SimulationError as error:
         raise CliError(str(error)) from None
+    except ValueError as error:
+        raise CliError(str(error), 2) from None
     need = needed(scenario)
     if json_file is None or str(json_file) != "-":
         _show(scenario, goal, seconds, found)
@@ -117,7 +120,7 @@ def _show(scenario: "Scenario", goal: "Goal", seconds: float, found: "list[Layou
         f"slots would do for 95 % of the time, {need.slots_99} for 99 %, {need.most} always"
     )
     say(
-        f"{scenario.name}: {len(scenario.at)} requests in {scenario.duration / 3600:.2f} h; wanted: {goal.share:.1%} "
+        f"{scenario.name}: {len(scenario.at)} requests in {scenario.duration / 3600:.3g} h; wanted: {goal.share:.1%} "
         f"within {seconds:g} s under {goal.policy}"
     )
     columns = ["layout", "groups", "slots", "GPUs", "in SLO %", "mean s", "p99 s", "switches/h", "moves/h", "GPU-hours"]

@@ -11,6 +11,7 @@ from kybernate.cli import simulate_options as given
 from kybernate.cli.errors import CliError
 from kybernate.cli.simulate_input import Inputs, chosen_policies, read_scenario, slowdown_points
 from kybernate.cli.simulate_reference import reference as play_reference
+from kybernate.cli.simulate_reference import writable
 from kybernate.cli.simulate_report import certified, incomparable, show, write_json
 
 if TYPE_CHECKING:
@@ -106,10 +107,13 @@ def _report(
     if bound is not None and (why := incomparable(played, options)):
         raise CliError(f"--bound: {why}", 2)
     _drawable(plot)
+    writable(json_file, plot)
     try:
         outcomes = [run(played, POLICIES[name](), replace(options, name=name)) for name in names]
-    except (SimulationError, ValueError) as error:
+    except SimulationError as error:
         raise CliError(str(error)) from None
+    except ValueError as error:
+        raise CliError(str(error), 2) from None
     found = [measures(outcome, played) for outcome in outcomes]
     certificate = certified(played, bound) if bound is not None else None
     if json_file is None or str(json_file) != "-":
@@ -124,7 +128,7 @@ def _drawable(path: Path | None) -> None:
     """Before minutes go by: whether there can be a picture of this name."""
     from kybernate.simulate.plots import ENDINGS
 
-    if path is not None and path.suffix not in ENDINGS:
+    if path is not None and path.suffix.lower() not in ENDINGS:
         raise CliError(f"{path.name}: a picture ends in {', '.join(ENDINGS)}")
 
 

@@ -72,7 +72,8 @@ def read_scenario(inputs: Inputs) -> "Scenario":
         raise CliError(str(error), 2) from None
     _known(inputs, made)
     if not made.at:
-        raise CliError("there is no request in this part of the trace; see --start and --duration", 2)
+        where = "in this part of the trace; see --start and --duration" if inputs.start or inputs.duration else "in it"
+        raise CliError(f"{made.name}: there is no request {where}", 2)
     asked = {made.seats[seat].model for seat in made.seat}
     for name in inputs.only:
         if name not in asked:
@@ -154,7 +155,7 @@ def _tiers(inputs: Inputs) -> dict[str, tuple[str, float, float, float]]:
     found: dict[str, tuple[str, float, float, float]] = {}
     for model, name in [("", "standard"), *map(_split, inputs.tiers)]:
         if name not in TIERS:
-            raise CliError(f"no tier {name!r}; {suggest(name, TIERS)} (there are {', '.join(TIERS)})", 2)
+            raise CliError(f"no tier {name!r}; {suggest(name, TIERS)}", 2)
         tier = TIERS[name]
         slo = tier.slo_seconds if inputs.slo is None else inputs.slo
         budget = max(tier.stall_budget_seconds, inputs.stall_budget)
@@ -182,7 +183,7 @@ def chosen_policies(text: str) -> list[str]:
     names = list(POLICIES) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in POLICIES:
-            raise CliError(f"no policy {name!r}; {suggest(name, POLICIES)} (there are {', '.join(POLICIES)})", 2)
+            raise CliError(f"no policy {name!r}; {suggest(name, POLICIES)}", 2)
     if not names:
         raise CliError(f"--policy names none; there are {', '.join(POLICIES)}", 2)
     return names

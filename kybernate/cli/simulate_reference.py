@@ -34,6 +34,7 @@ def reference(
     from kybernate.simulate.reference import Plan, play, table
     from kybernate.traces import TraceError
 
+    writable(json_file)
     try:
         servegen, gentd26 = _sorted(traces)
         plan = Plan(
@@ -64,6 +65,13 @@ def write(path: Path, report: dict[str, Any]) -> None:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise CliError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def writable(*paths: Path | None) -> None:
+    """Before minutes go by: whether these files can be written, as far as their folders tell. Raises CliError."""
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise CliError(f"{path}: cannot be written, there is no folder {path.parent}; make it first")
 
 
 def _sorted(traces: Sequence[Path]) -> tuple[Path | None, Path | None]:

@@ -27,7 +27,7 @@ def show(played: "Scenario", need: "Needed", found: "Sequence[Measures]", certif
     console.print(str(need), markup=False, highlight=False, soft_wrap=True)
     load = sum(played.service) / played.duration if played.duration else 0.0
     console.print(
-        f"{played.name}: {len(played.at)} requests in {played.duration / 3600:.2f} h, {load:.2f} in flight on average; "
+        f"{played.name}: {len(played.at)} requests in {played.duration / 3600:.3g} h, {load:.2f} in flight on average; "
         f"{len(played.groups)} groups; {played.source}",
         markup=False,
         highlight=False,

@@ -22,7 +22,7 @@ def plot(scenario: Scenario, outcomes: Sequence[Outcome], path: Path) -> None:
     """Draw the outcomes of one scenario: a timeline of the groups for each of the first policies, and below the share
     of requests over how long they waited. The ending of ``path`` says how. Raises PlotError.
     """
-    if path.suffix not in ENDINGS:
+    if path.suffix.lower() not in ENDINGS:
         raise PlotError(f"{path.name}: a picture ends in {', '.join(ENDINGS)}")
     library = _matplotlib()
     begin, end = busiest(scenario)
@@ -40,7 +40,7 @@ def plot(scenario: Scenario, outcomes: Sequence[Outcome], path: Path) -> None:
     figure.suptitle(f"{scenario.name}: {len(scenario.at)} requests, {len(scenario.seats)} seats", fontsize=11)
     try:
         # Without a date, so that the same run gives the same file.
-        figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
     except OSError as error:
         raise PlotError(f"{path}: cannot be written ({error.strerror})") from None
     finally:

@@ -135,18 +135,19 @@ def needed(scenario: Scenario) -> Needed:
         ends[seat] = max(ends[seat], at + service)
     changes += [(end, -1) for end in ends if end > float("-inf")]
     lasting = [0.0] * (len(scenario.seats) + 1)
-    active, last = 0, 0.0
+    active, most, last = 0, 0, 0.0
     for moment, change in sorted(changes):
         clipped = min(moment, scenario.duration)
         lasting[active] += max(0.0, clipped - last)
         active, last = active + change, max(last, clipped)
+        most = max(most, active)
     lasting[active] += max(0.0, scenario.duration - last)
     total = sum(lasting)
     return Needed(
         expected_active=sum(count * time for count, time in enumerate(lasting)) / total if total else 0.0,
         slots_95=_enough(lasting, 0.95),
         slots_99=_enough(lasting, 0.99),
-        most=max((count for count, time in enumerate(lasting) if time > 0), default=0),
+        most=most,
         seats=len(scenario.seats),
         slots=sum(group.slots for group in scenario.groups),
     )

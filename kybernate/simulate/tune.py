@@ -1,7 +1,10 @@
 """Choosing constants of the KYB policies from the last days of a trace. Pure but for worker processes.
 
-A small fixed grid is played on some days, and the best of it is compared with the default on a later day that had no
-part in the choice. Only a gain that is no accident of that day is recommended. The grid bounds what can come of it.
+A small fixed grid is played on all days. On each day but the first the best of the days before it is compared with the
+default, so that no day has a part in a choice that it judges, nor in one that later choices are compared with. (Holding
+each day out against all others does not do: the luck of one candidate is in all of those choices, and noise is taken
+for a gain several times as often as it should.) Only a gain over all judged days that is no accident is recommended.
+The grid bounds what can come of it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +18,7 @@ from typing import Any, cast
 from kybernate.policy import POLICIES, Policy
 from kybernate.simulate.engine import Options, run
 from kybernate.simulate.model import Scenario
-from kybernate.simulate.statistics import Figures, Interval, Pool, Sample, blocks, draws, interval
+from kybernate.simulate.statistics import REPEATS, Figures, Interval, Pool, Sample, blocks, draws, interval
 
 MODES = ("kyb-balanced", "kyb-bounded", "kyb-slo")
 CLOSE_RATIOS = (0.8, 1.2, 2.0)
@@ -24,6 +27,8 @@ TIMES = {"age_weight": (0.5, 2.0), "cap_slos": (0.5, 2.0)}
 """One at a time, so many times the default."""
 LONGER_VISIT = 10.0
 """Seconds for ``min_visit_seconds``."""
+_LEVEL = 0.98
+"""Of the interval that must lie above 0: with few pieces it is narrower than it should be, so it is not 0.95."""
 _BLOCKS, _SHORTEST_BLOCK = 48, 600.0
 """Into how many pieces a day is cut to see what is accident; seconds of the shortest."""
 
@@ -52,21 +57,22 @@ class Tuned:
 
     default: Candidate
     chosen: Candidate
+    """Best over all days."""
     ranking: tuple[tuple[Candidate, float], ...]
-    """Every candidate with its mean J over the days that were tuned on, best first."""
-    tuned_default: float
+    """Every candidate with its mean J over the days, best first."""
+    default_score: float
     """J of the default there."""
+    picked: tuple[Candidate, ...]
+    """For each day but the first the best of the days before it: what was compared with the default on it."""
     before: Figures
-    """The default on the day that was held out."""
+    """The default, over all days but the first."""
     after: Figures
-    """The chosen one there."""
+    """What was picked, over the same days."""
     gain: float
-    """J that was gained on that day."""
+    """J that was gained."""
     gain_ci: Interval
     recommended: bool
     why: str
-    days: int
-    """That were tuned on."""
 
 
 def candidates(modes: Iterable[str] = MODES) -> tuple[Candidate, ...]:
@@ -116,41 +122,66 @@ def days(scenario: Scenario, seconds: float, count: int) -> list[Scenario]:
 
 
 def tune(parts: Sequence[Scenario], modes: Sequence[str] = MODES, *, jobs: int = 1, seed: int = 0) -> Tuned:
-    """Choose on all parts but the last, compare with the default of the first mode on the last.
+    """Choose on the days, and compare choices with the default of the first mode on the days that came after them.
 
     Raises ValueError for less than two parts, SimulationError.
     """
     if len(parts) < 2:
         raise ValueError("tuning needs a day to choose on and a later one to check the choice: give a longer trace")
     grid = candidates(modes)
-    scores = _scores(grid, parts[:-1], jobs)
-    ranking = sorted(zip(grid, scores, strict=True), key=lambda pair: pair[1])
-    default, chosen = grid[0], ranking[0][0]
-    pieces = {one: held_out(one, parts[-1]) for one in {default, chosen}}
-    before, after = Pool(pieces[default]), Pool(pieces[chosen])
-    gain = before.figures().objective - after.figures().objective
-    spread = [
-        before.figures(weights).objective - after.figures(weights).objective
-        for weights in draws(len(pieces[default]), seed)
+    scores = _scores(grid, parts, jobs)
+    picks = picked(scores)
+    judged = parts[1:]
+    before = [held_out(grid[0], part) for part in judged]
+    after = [
+        own if pick == 0 else held_out(grid[pick], part) for pick, part, own in zip(picks, judged, before, strict=True)
     ]
-    low, high = interval(spread)
-    recommended, why = verdict(default, chosen, gain, (low, high))
+    first, second = figures(before), figures(after)
+    gain, sides = gained(before, after, seed)
+    means = [sum(row) / len(row) for row in scores]
+    ranking = sorted(zip(grid, means, strict=True), key=lambda pair: pair[1])
+    recommended, why = verdict(grid[0], ranking[0][0], gain, sides)
     return Tuned(
-        default, chosen, tuple(ranking), scores[0], before.figures(), after.figures(), gain, (low, high), recommended,
-        why, len(parts) - 1,
+        grid[0], ranking[0][0], tuple(ranking), means[0], tuple(grid[pick] for pick in picks), first, second, gain,
+        sides, recommended, why,
     )  # fmt: skip
+
+
+def picked(scores: Sequence[Sequence[float]]) -> list[int]:
+    """For each day but the first, the candidate (by place) with the least J over the days before it;
+    ``scores[candidate][day]``.
+    """
+    places = range(len(scores))
+    return [min(places, key=lambda one: (sum(scores[one][:day]), one)) for day in range(1, len(scores[0]))]
+
+
+def gained(
+    before: Sequence[Sequence[Sample]], after: Sequence[Sequence[Sample]], seed: int = 0, *, repeats: int = REPEATS
+) -> tuple[float, Interval]:
+    """J that was gained over days, and what chance makes of it: pieces of days are drawn, the same for both."""
+    first, second = (Pool([piece for day in side for piece in day]) for side in (before, after))
+    spread = [
+        first.figures(weights).objective - second.figures(weights).objective
+        for weights in draws(sum(map(len, before)), seed, repeats=repeats)
+    ]
+    return first.figures().objective - second.figures().objective, interval(spread, _LEVEL)
+
+
+def figures(days_: Sequence[Sequence[Sample]]) -> Figures:
+    """Of all days together."""
+    return Pool([piece for day in days_ for piece in day]).figures()
 
 
 def verdict(default: Candidate, chosen: Candidate, gain: float, sides: Interval) -> tuple[bool, str]:
     """Whether to recommend, and why."""
     low, high = sides
     if chosen == default:
-        return False, "the default was the best on the days before; keep it"
+        return False, "the default was the best; keep it"
     if gain <= 0:
-        return False, f"it lost {-gain:.2f} on the day that was held out: what it gained before was an accident"
+        return False, f"what was best on days before lost {-gain:.2f} on the days after: an accident"
     if low <= 0:
-        return False, f"its gain on the day that was held out is within noise ({low:+.2f} to {high:+.2f})"
-    return True, f"its gain on the day that was held out is no accident ({low:+.2f} to {high:+.2f})"
+        return False, f"the gain on the days after a choice, {gain:.2f}, is within noise ({low:+.2f} to {high:+.2f})"
+    return True, f"the gain on the days after a choice, {gain:.2f}, is no accident ({low:+.2f} to {high:+.2f})"
 
 
 def held_out(candidate: Candidate, scenario: Scenario) -> list[Sample]:
@@ -164,12 +195,12 @@ def score(candidate: Candidate, scenario: Scenario) -> float:
     return Pool(held_out(candidate, scenario)).figures().objective
 
 
-def _scores(grid: Sequence[Candidate], parts: Sequence[Scenario], jobs: int) -> list[float]:
-    """Mean J of each candidate over the parts."""
+def _scores(grid: Sequence[Candidate], parts: Sequence[Scenario], jobs: int) -> list[list[float]]:
+    """J of each candidate on each day."""
     if jobs <= 1:
-        return [sum(score(one, part) for part in parts) / len(parts) for one in grid]
+        return [[score(one, part) for part in parts] for one in grid]
     with ProcessPoolExecutor(jobs, get_context("spawn"), _Worker.begin, (tuple(parts),)) as pool:
-        return list(pool.map(_Worker.mean_score, grid))
+        return list(pool.map(_Worker.scores, grid))
 
 
 class _Worker:
@@ -183,6 +214,6 @@ class _Worker:
         cls.parts = parts
 
     @classmethod
-    def mean_score(cls, candidate: Candidate) -> float:
-        """Mean J of a candidate over them."""
-        return sum(score(candidate, part) for part in cls.parts) / len(cls.parts)
+    def scores(cls, candidate: Candidate) -> list[float]:
+        """J of a candidate on each of them."""
+        return [score(candidate, part) for part in cls.parts]

@@ -101,6 +101,8 @@ def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.Capture
         (("TRACE", "--slowdown", "1"), "--slowdown"),
         (("TRACE", "--only", "code", "--only", "cod"), "no request for model 'cod'"),
         (("TRACE", "--start", "9999"), "no request in this part"),
+        (("HEADER",), "there is no request in it"),
+        (("TRACE", "--pin", "chat"), "1 pinned seats take all 1 slots"),
         (("TRACE", "--measured", "TRACE"), "no ledger of a GPU manager"),
         (("missing.csv",), "no such file"),
         (("--scenario", "poisson", "--duration", "60"), "--duration cut a trace"),
@@ -113,7 +115,9 @@ def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.Capture
 def test_a_mistake_is_told_with_what_to_do(
     words: tuple[str, ...], text: str, trace: Path, capsys: pytest.CaptureFixture[str]
 ):
-    code, _, err = kyb(capsys, *(str(trace) if word == "TRACE" else word for word in words))
+    header = trace.with_name("header.csv")
+    header.write_text("arrival_s,model,prompt_tokens,output_tokens\n")
+    code, _, err = kyb(capsys, *({"TRACE": str(trace), "HEADER": str(header)}.get(word, word) for word in words))
     assert code == 2
     assert text in err
 
@@ -122,6 +126,28 @@ def test_a_picture_of_another_kind_is_refused(trace: Path, tmp_path: Path, capsy
     code, _, err = kyb(capsys, trace, "--plot", tmp_path / "p.bmp", "--policy", "exhaustive")
     assert code == 1
     assert ".png, .svg, .pdf" in err
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_folder_that_is_not_there_is_told_before_anything_is_played(
+    option: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    code, out, err = kyb(capsys, trace, option, tmp_path / "none" / "p.SVG", "--policy", "exhaustive")
+    assert (code, out) == (1, "")
+    assert "make it first" in err
+
+
+def test_a_policy_that_nobody_knows_is_told_the_names_once(trace: Path, capsys: pytest.CaptureFixture[str]):
+    code, _, err = kyb(capsys, trace, "--policy", "best")
+    assert code == 2
+    assert err.count("kyb-slo") == 1
+
+
+def test_one_request_needs_one_slot(trace: Path, capsys: pytest.CaptureFixture[str]):
+    trace.write_text("arrival_s,model,prompt_tokens,output_tokens\n5,a,10,100\n")
+    code, out, _ = kyb(capsys, trace, "--policy", "exhaustive")
+    assert code == 0
+    assert "1 at most" in out
 
 
 def test_a_trace_that_is_too_large_to_bound_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

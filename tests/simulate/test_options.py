@@ -18,8 +18,9 @@ from kybernate.simulate.plan import plan as planned
 from tests.simulate.cases import scenario, seat
 
 OWN = {"traces", "slo", "slots", "policy"}
-"""``simulate`` needs no trace; ``plan`` asks for a share at an SLO, tries several slots and takes one policy; ``tune``
-takes modes."""
+"""``simulate`` needs no trace; ``plan`` asks for a share, tries several numbers of slots and takes one policy;
+``tune`` takes modes.
+"""
 
 
 def options(command: Callable[..., None]) -> dict[str, object]:
