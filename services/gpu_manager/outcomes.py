@@ -21,6 +21,8 @@ LONGEST_STAY_SECONDS = 600.0
 """Wall: how long a seat whose moves fail is left where it is, at most."""
 LONGEST_REST_SECONDS = 300.0
 """Wall: how long a seat that does not come back is no contender, at most."""
+UNPARKED_SECONDS = 60.0
+"""Wall: how long a seat that cannot be parked is no victim, about at most; those who wait for its GPUs wait as long."""
 
 PARK_FAILED = {
     "active": T.ROLLED_BACK,
@@ -152,7 +154,7 @@ def rest(board: "Board", operation: Operation, row: Row, reason: str, now: Now) 
     """Who did not come back is no contender for longer than the group pauses, and longer each time: whoever goes before
     the others, by a pin or a long wait, would else shut them out."""
     row.failed += 1
-    seconds = _longer_than_the_pause(board, operation, row.failed, now)
+    seconds = max(2 * _pause(board, operation, now), growing(0.5, row.failed, LONGEST_REST_SECONDS))
     row.rests_until = now.wall + seconds
     times = "once" if row.failed == 1 else f"{row.failed} times in a row"
     row.rests_why = f"did not come back {times}; others go first for {seconds:.0f} s: {reason}"
@@ -161,11 +163,13 @@ def rest(board: "Board", operation: Operation, row: Row, reason: str, now: Now) 
 def stay(board: "Board", operation: Operation, row: Row, now: Now) -> None:
     """Who cannot be parked is no victim where there is another one: it would else be the best one each time."""
     row.failed_parks += 1
-    row.stays_until = now.wall + _longer_than_the_pause(board, operation, row.failed_parks, now)
+    row.stays_until = now.wall + max(
+        2 * _pause(board, operation, now), growing(0.5, row.failed_parks, UNPARKED_SECONDS)
+    )
 
 
-def _longer_than_the_pause(board: "Board", operation: Operation, times: int, now: Now) -> float:
-    return max(2 * (board.pause_until[operation.group] - now.wall), growing(0.5, times, LONGEST_REST_SECONDS))
+def _pause(board: "Board", operation: Operation, now: Now) -> float:
+    return board.pause_until[operation.group] - now.wall
 
 
 def serves(board: "Board", row: Row, now: Now, operation: Operation | None, progress: SeatProgress | None) -> None:

@@ -89,12 +89,11 @@ def claimed_for(board: "Board", group: Group, now: Now) -> str | None:
 
 def decide(board: "Board", group: Group, others: list[Row], now: Now) -> bool:
     """A group whose GPUs others hold: claim them when the policy lets somebody yield. True: drain them now."""
-    stuck = next((row for row in others if row.is_pinned or row.state in _STAYS), None)
-    if stuck is not None:
-        board.claims.pop(group.name, None)
-        how = "pinned" if stuck.is_pinned else str(stuck.state)
-        board.why[group.name] = f"its GPUs are held by {stuck.seat} of group {stuck.group.name}, which is {how}"
-        return False
+    for row in others:
+        if how := _stays(row, now):
+            board.claims.pop(group.name, None)
+            board.why[group.name] = f"its GPUs are held by {row.seat} of group {row.group.name}, which {how}"
+            return False
     if group.name in board.claims:
         return True
     own = looking.view(board, group, now)
@@ -109,6 +108,13 @@ def decide(board: "Board", group: Group, others: list[Row], now: Now) -> bool:
     board.claims[group.name] = Claim(decision.activate, now.model)
     board.say_decided(group, decision.reason)
     return True
+
+
+def _stays(row: Row, now: Now) -> str:
+    """Why a holder in the way cannot leave: then the others need not leave either. Empty: it can."""
+    if row.is_pinned or row.state in _STAYS:
+        return f"is {'pinned' if row.is_pinned else row.state}"
+    return "could not be parked a moment ago" if now.wall < row.stays_until else ""
 
 
 def yields(board: "Board", group: Group, victim: Row, now: Now) -> bool:
