@@ -12,6 +12,7 @@ class UnusableAnswerError(Exception):
 def checked(decision: Decision, view: GroupView) -> Decision:
     """The decision, if it is one about this view. Raises UnusableAnswerError."""
     own = {seat.seat for seat in view.seats}
+    pinned = {seat.seat for seat in view.seats if seat.pinned}
     match decision:
         case Stay(until=until):
             if until is not None and not (isinstance(until, (int, float)) and isfinite(until)):
@@ -21,9 +22,11 @@ def checked(decision: Decision, view: GroupView) -> Decision:
                 raise UnusableAnswerError(f"it would activate {activate!r}, which is not in view")
             if evict is not None and (evict not in own or evict == activate):
                 raise UnusableAnswerError(f"it would evict {evict!r}, which is not in the group or comes itself")
+            if evict in pinned:
+                raise UnusableAnswerError(f"it would evict {evict!r}, which is pinned")
         case Park(seat=seat):
-            if seat not in own:
-                raise UnusableAnswerError(f"it would park {seat!r}, which is not in the group")
+            if seat not in own or seat in pinned:
+                raise UnusableAnswerError(f"it would park {seat!r}, which is pinned or not in the group")
         case _:
             raise UnusableAnswerError(f"{decision!r} is no decision")
     return decision

@@ -68,6 +68,15 @@ def test_a_policy_that_fails_is_replaced_for_that_look(kind: str) -> None:
     assert "group G0" in brain.last_error
 
 
+@pytest.mark.parametrize("answer", [Switch("few", "i", ""), Park("i", "")])
+def test_a_policy_that_names_a_pinned_holder_is_replaced_for_that_look(answer: Decision) -> None:
+    pinned = replace(TWO, seats=tuple(replace(seat, pinned=seat.seat == "i") for seat in TWO.seats))
+    brain = Brain("mine", Says(answer))
+
+    assert isinstance(brain.decide(pinned), Stay)
+    assert "pinned" in brain.last_error
+
+
 def test_where_the_plain_rule_fails_too_nothing_is_done_for_a_moment() -> None:
     brain = Brain("mine", Says(KeyError("x")), Says(KeyError("y")))
 
