@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +119,7 @@ def cgroup_v2(pid: int) -> Iterator[None]:
     with _cgroup(next((root for root in ("/sys/fs/cgroup/unified", "/sys/fs/cgroup") if _has_v2(root)), None)) as made:
         (made / "cgroup.procs").write_text(str(pid))
         (made / "cgroup.freeze").write_text("1")
+        _until_frozen(made / "cgroup.events", "frozen 1")
         try:
             yield
         finally:
@@ -129,10 +131,19 @@ def cgroup_v1(pid: int) -> Iterator[None]:
     with _cgroup("/sys/fs/cgroup/freezer" if Path("/sys/fs/cgroup/freezer/tasks").exists() else None) as made:
         (made / "cgroup.procs").write_text(str(pid))
         (made / "freezer.state").write_text("FROZEN")
+        _until_frozen(made / "freezer.state", "FROZEN")
         try:
             yield
         finally:
             (made / "freezer.state").write_text("THAWED")
+
+
+def _until_frozen(told: Path, what: str) -> None:
+    """The kernel freezes when the process next leaves or enters it: on a busy machine after the write has returned."""
+    deadline = time.monotonic() + 20
+    while what not in told.read_text().splitlines():
+        assert time.monotonic() < deadline, told.read_text()
+        time.sleep(0.001)
 
 
 @contextlib.contextmanager
