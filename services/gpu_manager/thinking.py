@@ -1,7 +1,6 @@
 """The policy as the manager runs it: with a shadow and a recorder, if they are wanted, and what was learned before."""
 
 import asyncio
-import contextlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -68,11 +67,12 @@ class LearnedFile:
 
     def read(self, into: Learning, now: Now, seats: Collection[str]) -> None:
         """Go on from what the last manager knew of these seats; a file that cannot be read counts as none."""
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                into.restore(json.loads(self.path.read_bytes()), now, seats)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-                log.warning("learned.unreadable", file=str(self.path), reason=repr(error))
+        try:
+            into.restore(json.loads(self.path.read_bytes()), now, seats)
+        except FileNotFoundError:
+            log.debug("learned.nothing", file=str(self.path))  # the first start on this node
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+            log.warning("learned.unreadable", file=str(self.path), reason=repr(error))
 
     async def keep(self, learning: Learning, now: Callable[[], Now]) -> NoReturn:
         """Write it down now and then, and once more at the end; until cancelled."""

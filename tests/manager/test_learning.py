@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import structlog
 from pydantic import ValidationError
 
 from kybernate.messages import TrafficSignal
@@ -232,6 +233,13 @@ def test_a_file_with_something_else_counts_as_none(tmp_path: Path, data: object)
     LearnedFile(file).read(learning, at(1000.0), {"s"})
 
     assert (learning.seats, learning.counters) == ({}, {})
+
+
+def test_a_node_that_has_learned_nothing_yet_is_no_trouble(tmp_path: Path) -> None:
+    with structlog.testing.capture_logs() as logs:
+        LearnedFile(tmp_path / "learned.json").read(Learning(), at(1000.0), {"s"})
+
+    assert not [entry for entry in logs if entry["log_level"] != "debug"]
 
 
 def test_a_source_that_names_no_seat_is_counted_once_wherever_its_requests_go() -> None:
