@@ -20,9 +20,7 @@ _SHOWN = 5
 
 def tune(
     traces: given.Traces,
-    days: Annotated[
-        int, typer.Option(min=2, help="Of the last so many days, each judges the best of those before it.")
-    ] = 6,
+    days: Annotated[int, typer.Option(min=2, help="Use the last so many days.")] = 6,
     day_hours: Annotated[float, typer.Option(min=0.05, help="Length of a day, for short traces.")] = 24.0,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the policy: section (YAML), if it is recommended.")
@@ -49,10 +47,9 @@ def tune(
     jobs: given.Jobs = 1,
     json_file: given.JsonFile = None,
 ) -> None:
-    """Choose constants of the policy on the last days of a trace, and check each on the day after. Changes nothing."""
+    """Would other constants of the policy have been better on the last days of a trace? Changes nothing."""
     from kybernate.simulate.engine import SimulationError
-    from kybernate.simulate.tune import MODES
-    from kybernate.simulate.tune import days as cut
+    from kybernate.simulate.tune import MODES, last_days
     from kybernate.simulate.tune import tune as tuned
 
     writable(json_file, out)
@@ -68,25 +65,28 @@ def tune(
             speed_up=speed_up,
         )
     )  # fmt: skip
-    parts = cut(scenario, day_hours * 3600, days)
-    if len(parts) < 2:
+    cut, count = last_days(scenario, day_hours * 3600, days)
+    if count < 2:
         raise CliError(
-            f"{scenario.name} has {scenario.duration / 3600:.3g} h, and requests in fewer than two of its last {days} "
-            f"days of {day_hours:g} h: it takes one to choose on and one to check the choice; give a longer trace or "
-            "shorter days (--day-hours)", 2,
+            f"{scenario.name} has {scenario.duration / 3600:.3g} h, which is less than two days of {day_hours:g} h; "
+            "give a longer trace or shorter days (--day-hours)", 2,
         )  # fmt: skip
     try:
-        found = tuned(parts, modes, jobs=jobs)
+        found = tuned(cut, count, modes, jobs=jobs)
     except SimulationError as error:
         raise CliError(str(error)) from None
     except ValueError as error:
         raise CliError(str(error), 2) from None
     if json_file is None or str(json_file) != "-":
-        _show(found, [part.name for part in parts])
+        _show(found, cut.name)
     if json_file is not None:
         write(
             json_file,
-            {"days": [part.name for part in parts], "objective": "mean + 0.1 p99 + 0.5 (100 - SLO %)", **asdict(found)},
+            {
+                "scenario": cut.name,
+                "objective": "mean + 0.1 p99 + 0.5 (100 - SLO %)",
+                **asdict(found),
+            },
         )
     if out is not None and found.recommended:
         _write(out, profile(found, scenario.name))
@@ -97,9 +97,8 @@ def profile(found: "Tuned", source: str) -> str:
     from pydantic.alias_generators import to_camel
 
     lines = [
-        f"# kyb tune, {len(found.picked) + 1} days of {source}. On the days after a choice J fell",
-        f"# from {found.before.objective:.2f} to {found.after.objective:.2f}: {found.gain:.2f}, with 98 % certainty "
-        f"{found.gain_ci[0]:.2f} to {found.gain_ci[1]:.2f}.",
+        f"# kyb tune, {found.days} days of {source}. J fell from {found.before.objective:.2f} to",
+        f"# {found.after.objective:.2f}; {found.why}.",
         "policy:",
         f"  name: {found.chosen.policy}",
     ]
@@ -116,7 +115,7 @@ def _write(path: Path, text: str) -> None:
         raise CliError(f"{path}: cannot be written ({error.strerror})") from None
 
 
-def _show(found: "Tuned", names: list[str]) -> None:
+def _show(found: "Tuned", name: str) -> None:
     from rich.table import Table
 
     from kybernate.cli.show import open_console
@@ -126,19 +125,16 @@ def _show(found: "Tuned", names: list[str]) -> None:
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    say(f"{len(found.ranking)} candidates on {len(names)} days; J = mean + 0.1 p99 + 0.5 (100 - SLO %)")
-    for candidate, value in found.ranking[:_SHOWN]:
-        say(f"  J {value:8.2f}  {candidate}")
-    say(f"  J {found.default_score:8.2f}  {found.default} (default)")
-    say("judged by days that had no part in the choice: each day, and the best of the days before it")
-    for name, pick in zip(names[1:], found.picked, strict=True):
-        say(f"  {name}: {pick}")
+    say(f"{name}: {len(found.ranking) + 1} candidates on {found.days} days; J = mean + 0.1 p99 + 0.5 (100 - SLO %)")
+    say("gain of J against the default, and what is left of it without the luck of the best of so many:")
+    for one in found.ranking[:_SHOWN]:
+        say(f"  {one.gain:+7.2f} {one.surely:+7.2f}  {one.candidate} (better on {one.days} of {found.days} days)")
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("over these days", "J", "mean s", "p99 s", "max s", "in SLO %", "switches/h"):
-        table.add_column(column, justify="left" if column == "over these days" else "right", no_wrap=True)
+    for column in ("over all days", "J", "mean s", "p99 s", "max s", "in SLO %", "switches/h"):
+        table.add_column(column, justify="left" if column == "over all days" else "right", no_wrap=True)
     table.add_row(f"{found.default}", *_cells(found.before))
-    if set(found.picked) != {found.default}:
-        table.add_row("the best of the days before", *_cells(found.after))
+    if found.chosen != found.default:
+        table.add_row(f"{found.chosen}", *_cells(found.after))
     console.print(table)
     say(f"{'recommended' if found.recommended else 'not recommended'}: {found.chosen}; {found.why}")
 

@@ -12,17 +12,17 @@ from kybernate.cli.tune import profile
 from kybernate.config import load
 from kybernate.simulate.costs import HARDWARE
 from kybernate.simulate.scenarios import hour_of
-from kybernate.simulate.statistics import Figures, Interval, Sample
+from kybernate.simulate.statistics import Figures, Sample
 from kybernate.simulate.tune import (
     MODES,
     Candidate,
+    Gain,
     Tuned,
     candidates,
-    days,
-    figures,
-    gained,
-    picked,
-    score,
+    last_days,
+    play,
+    ranked,
+    told,
     tune,
     verdict,
 )
@@ -40,89 +40,81 @@ def test_the_grid_is_small_without_doubles_and_begins_with_the_default():
 
 def test_days_are_the_last_ones_and_leave_nothing_at_the_end_out():
     scenario = hour_of("poisson", 0.2, 0, HARDWARE["fast"], duration=700.0)
-    parts = days(scenario, 200.0, 2)
-    assert [part.duration for part in parts] == [200.0, 200.0]
-    assert sum(len(part.at) for part in parts) == sum(at >= 300.0 for at in scenario.at)
-    assert parts[1].at[-1] == pytest.approx(scenario.at[-1] - 500.0)
-    nearly = days(replace(scenario, duration=max(scenario.at)), 350.0, 5)
-    assert (len(nearly), sum(len(part.at) for part in nearly)) == (2, len(scenario.at))
-    assert days(replace(scenario, at=(), seat=(), service=()), 200.0, 2) == []
+    cut, count = last_days(scenario, 200.0, 2)
+    assert (cut.duration, count) == (400.0, 2)
+    assert len(cut.at) == sum(at >= 300.0 for at in scenario.at)
+    assert cut.at[-1] == pytest.approx(scenario.at[-1] - 300.0)
+    nearly, count = last_days(replace(scenario, duration=max(scenario.at)), 350.0, 5)
+    assert (count, len(nearly.at)) == (2, len(scenario.at))
+    assert last_days(scenario, 800.0, 2)[1] == 0
 
 
-def test_each_day_judges_the_best_of_the_days_before_it():
+def test_the_grid_is_compared_with_the_default_on_all_days():
     scenario = hour_of("poisson", 0.12, 0, HARDWARE["fast"], duration=900.0)
-    parts = days(scenario, 300.0, 3)
-    found = tune(parts, ("kyb-balanced",))
-    best = sum(score(found.chosen, part) for part in parts) / 3
-    assert found.ranking[0] == (found.chosen, pytest.approx(best))
-    assert found.default_score >= best
-    grid = candidates(("kyb-balanced",))
-    assert found.picked[0] == min(grid, key=lambda one: score(one, parts[0]))
-    assert found.picked[1] == min(grid, key=lambda one: score(one, parts[0]) + score(one, parts[1]))
-    assert found.gain == pytest.approx(found.before.objective - found.after.objective)
-    assert found.gain_ci[0] <= found.gain_ci[1]
-    assert tune(parts, ("kyb-balanced",), jobs=2) == found
+    found = tune(scenario, 3, ("kyb-balanced",))
+    assert len(found.ranking) == len(candidates(("kyb-balanced",))) - 1
+    first = found.ranking[0]
+    assert found.before.objective - first.objective == pytest.approx(first.gain)
+    assert all(one.surely < one.gain for one in found.ranking)
+    default, best = (play(one, scenario, 3, 0) for one in (found.default, first.candidate))
+    assert len(default.by_day) == 3
+    assert sum(after < before for before, after in zip(default.by_day, best.by_day, strict=True)) == first.days
+    assert tune(scenario, 3, ("kyb-balanced",), jobs=2) == found
     with pytest.raises(ValueError, match="longer trace"):
-        tune(parts[:1])
+        tune(scenario, 1)
+    lonely = replace(scenario, at=scenario.at[:1], seat=scenario.seat[:1], service=scenario.service[:1])
+    with pytest.raises(ValueError, match="two days with requests"):
+        tune(lonely, 3)
 
 
-def test_a_day_has_no_part_in_what_is_picked_for_it():
-    assert picked([[5.0, 5.0, 0.0], [4.0, 9.0, 0.0], [6.0, 3.0, 9.0]]) == [1, 2]
-    assert picked([[5.0, 5.0], [5.0, 0.0]]) == [0], "the first of equals, which is the default"
-
-
-def drawn(chance: Random, gain: float, candidates: int = 8, days: int = 5) -> tuple[float, Interval, bool]:
-    """Days of 8 pieces for made-up candidates: a shared mean for each piece, noise of each candidate's own, and a last
-    one that is better by ``gain``. Gives what tuning makes of them, and whether it would recommend.
+def drawn(chance: Random, gain: float, candidates: int = 8, days: int = 5) -> bool:
+    """Whether tuning would recommend anything. Days of 8 pieces for made-up candidates: a shared mean for each piece,
+    noise of each candidate's own, and a last one that is better by ``gain``.
     """
-    played: list[list[list[Sample]]] = [[[] for _ in range(days)] for _ in range(candidates)]
+    made: list[list[list[Sample]]] = [[[] for _ in range(days)] for _ in range(candidates)]
     for day in range(days):
         for _ in range(8):
             load = chance.lognormvariate(2.5, 0.6)
             for one in range(candidates):
                 mean = load * chance.lognormvariate(-0.02, 0.2) * (1.0 - gain * (one == candidates - 1))
                 waits = tuple(chance.expovariate(1 / mean) for _ in range(20))
-                played[one][day].append(Sample(waits, sum(wait <= 20 for wait in waits), 9, 0.5))
-    scores = [[figures([day]).objective for day in own] for own in played]
-    after = [played[pick][day] for day, pick in enumerate(picked(scores), 1)]
-    found, sides = gained(played[0][1:], after, repeats=200)
-    chosen = min(range(candidates), key=lambda one: sum(scores[one]))
-    return found, sides, verdict(DEFAULT, OTHER if chosen else DEFAULT, found, sides)[0]
+                made[one][day].append(Sample(waits, sum(wait <= 20 for wait in waits), 9, 0.5))
+    played = [told(own, 0, repeats=200) for own in made]
+    grid = [Candidate(f"made-up {one}") for one in range(candidates)]
+    return verdict(ranked(grid, played), played[0].figures.objective, days)[0]
 
 
 def test_noise_is_not_recommended_and_a_real_gain_is():
     chance = Random("tune")
-    noise = [drawn(chance, 0.0)[2] for _ in range(25)]
-    assert sum(noise) <= 2, "of 25; the best of eight is better than the default by chance nearly every time"
-    real = [drawn(chance, 0.4)[2] for _ in range(6)]
-    assert sum(real) >= 4
+    assert sum(drawn(chance, 0.0) for _ in range(20)) <= 2, "the best of eight is better by luck nearly every time"
+    assert sum(drawn(chance, 0.35) for _ in range(6)) >= 5
 
 
 DEFAULT, OTHER = Candidate("kyb-balanced"), Candidate("kyb-slo", (("close_ratio", 0.8), ("min_visit_seconds", 10.0)))
 
 
 @pytest.mark.parametrize(
-    ("chosen", "gain", "sides", "recommended", "text"),
+    ("gain", "surely", "better", "recommended", "text"),
     [
-        (DEFAULT, 0.0, (0.0, 0.0), False, "keep it"),
-        (OTHER, -1.0, (-2.0, 0.5), False, "an accident"),
-        (OTHER, 1.0, (-0.2, 2.0), False, "within noise"),
-        (OTHER, 1.0, (0.4, 2.0), True, "no accident"),
+        (-0.1, -1.0, 2, False, "keep it"),
+        (2.0, -0.2, 3, False, "within the luck of the best of 2"),
+        (0.2, 0.1, 4, False, "less than 1%"),
+        (2.0, 0.4, 2, False, "comes from 2 of 4 days"),
+        (2.0, 0.4, 3, True, "no accident"),
     ],
 )
-def test_only_a_gain_beyond_noise_is_recommended(
-    chosen: Candidate, gain: float, sides: tuple[float, float], recommended: bool, text: str
-):
-    answer, why = verdict(DEFAULT, chosen, gain, sides)
+def test_only_a_gain_beyond_luck_is_recommended(gain: float, surely: float, better: int, recommended: bool, text: str):
+    answer, why = verdict([Gain(OTHER, 50.0 - gain, gain, surely, better)], 50.0, 4)
     assert answer is recommended
     assert text in why
+    assert verdict([], 50.0, 4)[0] is False
 
 
 def test_every_candidate_makes_a_section_that_the_configuration_accepts(tmp_path: Path):
     file = tmp_path / "config.yaml"
     for chosen in candidates():
-        told = Figures(10.0, 50.0, 80.0, 0.9, 100.0)
-        found = Tuned(DEFAULT, chosen, (), 20.0, (chosen,), told, told, 1.0, (0.5, 1.5), True, "why")
+        figures = Figures(10.0, 50.0, 80.0, 0.9, 100.0)
+        found = Tuned(DEFAULT, chosen, (), figures, figures, True, "why", 5)
         file.write_text(CONFIG + profile(found, "trace"))
         assert load(file).policy.build() == chosen.build()
 
@@ -146,7 +138,7 @@ def test_as_people_call_it(trace: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert kyb(trace, "--day-hours", 0.08, "--policy", "kyb-balanced", "--json", report, "--out", out) == 0
     said = capsys.readouterr().out
     result = json.loads(report.read_text())
-    assert len(result["days"]) == len(result["picked"]) + 1 == 3
+    assert result["days"] == 3
     assert ("not recommended" not in said) == result["recommended"] == out.exists()
 
 
