@@ -44,7 +44,6 @@ RULES: dict[str, Policy] = {
 SLO_CASES = {
     "3 seats, moves 10 s, SLO 20 s": mdp_slo.Case(mdp.zipf(0.12), step=5.0, slo_steps=4),
     "4 seats, moves 10 s, SLO 20 s": mdp_slo.Case(mdp.zipf(0.12, 4), step=5.0, slo_steps=4),
-    "3 seats, moves 7 s, SLO 21 s": mdp_slo.Case(mdp.zipf(0.12), slo_steps=6),
 }
 SLO_POLICIES = ("kyb-slo", "kyb-balanced", "exhaustive")
 SLO_HOURS, SLO_BUDGET = 8, 30.0
