@@ -62,9 +62,9 @@ async def test_a_seat_moves_and_serves_although_manager_and_checkpointer_die_on_
         busy, wanted = here["active"], here["parked"]
         async with await FakeDriverClient.connect(stack.layout.driver_socket) as driver:
             before = (await driver.call("stats"))["restores"]
-            long = asyncio.create_task(ask(busy, 4000))
+            long = asyncio.create_task(ask(busy, 6000))  # 25 s: home is taken until long after the move
             await known_as_busy(busy)
-            await driver.call("inject", fault="slow", factor=15.0)
+            await driver.call("inject", fault="slow", factor=4.0)
             moved = asyncio.create_task(ask(wanted, 3))
             await seat_of(wanted, state="migrating", group="G1")
             for service in ("checkpointer", "gpu_manager"):
