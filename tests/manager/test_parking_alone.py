@@ -144,13 +144,7 @@ def test_where_two_have_to_leave_it_goes_on_as_long_as_the_one_they_make_room_fo
 def test_a_slot_that_is_free_meanwhile_is_taken_and_nobody_need_leave() -> None:
     world = World(groups=(make_group("G", [0], 3, slots=2),))
     world.boot()
-    seats = world.groups[0].seat_ids
-    for seat, model in zip(seats, "abc", strict=True):
-        world.pod(seat, model, vram="40GiB")
-        world.call(seat)
-        world.finish()
-        world.start(seat)
-        world.healthy(seat)
+    seats = world.fill(*"abc", vram="40GiB")
     (comer,) = [seat for seat in seats if world.state(seat) is S.PARKED]
     world.tick(20)
     world.beat()

@@ -137,13 +137,7 @@ def test_where_one_holder_cannot_be_parked_another_one_leaves() -> None:
     """The driver refuses some processes for good; the best victim would be tried again and again."""
     world = World(groups=(make_group("G", [0], 3, slots=2),))
     world.boot()
-    seats = world.groups[0].seat_ids
-    for seat, model in zip(seats, "abc", strict=True):
-        world.pod(seat, model, vram="40GiB")
-        world.call(seat)
-        world.finish()
-        world.start(seat)
-        world.healthy(seat)
+    seats = world.fill(*"abc", vram="40GiB")
     (waits,) = [seat for seat in seats if world.state(seat) is S.PARKED]
     world.tick(20)
     world.traffic(waits, waiting=1)

@@ -180,12 +180,12 @@ class World:
         self.healthy(seat)
         assert self.state(seat) is SeatState.ACTIVE
 
-    def fill(self, *models: str, group: int = 0) -> list[str]:
+    def fill(self, *models: str, group: int = 0, **annotations: str) -> list[str]:
         """Start these models one after another in a group; the last one stays active."""
         seats = []
         for number, model in enumerate(models):
             seat = self.seat(group, number)
-            self.pod(seat, model)
+            self.pod(seat, model, **annotations)
             self.call(seat)
             self.finish()
             self.start(seat)
