@@ -101,6 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--windows", type=int, default=8, help="half hours at load 1.5, five times as many hours below")
     parser.add_argument("--trace", type=Path, help="derived ServeGen trace: its 24 hours, too")
     options = parser.parse_args(arguments)
+    if options.windows < 1:
+        parser.error(f"--windows {options.windows}: at least 1 is needed")
     say = sys.stdout.write
     for kind in ("poisson", "bursty"):
         for equal in (False, True):
@@ -115,7 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             hours = (regime(kind, load, SWITCH_SECONDS, window) for window in range(5 * options.windows))
             say("  {} load {}: {:.0f} {:.0f}\n".format(kind, load, *longest(hours)))
     hours = (reference("servegen", window, trace=options.trace) for window in range(24))
-    say("  servegen, 24 hours: {:.0f} {:.0f}\n".format(*longest(hours)))
+    source = options.trace.name if options.trace else "generated like servegen"
+    say("  {}, 24 hours: {:.0f} {:.0f}\n".format(source, *longest(hours)))
     return 0
 
 

@@ -35,6 +35,17 @@ def test_the_drain_that_nobody_can_avoid_is_the_last_incumbents():
 
 
 def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]):
+    assert main(["--windows", "1"]) == 0
+    said = capsys.readouterr().out
+    got = tiers("poisson", 1)["gold"]
+    row = f"  gold    {got.wait_mean_s:6.1f} {got.wait_max_s:5.0f} {100 * got.slo_attainment:6.1f}"
+    assert said.splitlines()[1] == row
+    assert said.count("bronze") == 4
+    assert "bursty load 0.9: " in said
+    assert "generated like servegen, 24 hours: " in said
+
+
+def test_no_window_is_refused(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
-        main(["--help"])
-    assert "five times" in capsys.readouterr().out
+        main(["--windows", "0"])
+    assert "at least 1" in capsys.readouterr().err
