@@ -1,0 +1,188 @@
+"""Events: past tense, to anyone."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from kybernate.envelope import Message
+from kybernate.seat import SeatState
+
+
+class SeatEvent(Message):
+    """Base of what happened to a seat. Said by the node's manager (``allocated``: by the plugin)."""
+
+    node: str
+    seat: str
+    state: SeatState
+    previous: SeatState | None = None
+    epoch: int = 0
+    seq: int = 0
+    """Rises with everything that a node's manager says; orders what is said about a seat within one epoch."""
+    op: str = ""
+    model: str = ""
+    group: str = ""
+    pod: str = ""
+    """``namespace/name``."""
+    pod_uid: str = ""
+    endpoint: str | None = None
+    """``http://host:port`` of the engine, once known."""
+    reason: str = ""
+    vram_bytes: int = 0
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """Wall seconds of the switch by phase: drain (decision to drained), control (drained to
+    journaled), park, activate, verify, release; and total."""
+    last_call_at: float | None = None
+    """Unix seconds at which the last backend call of an activation ended."""
+    stall_seconds: float = 0.0
+    """Above 0: its requests in flight are frozen with it and go on when it is back. Routers keep them for so many wall
+    seconds from now; 0: they cut them, if it leaves."""
+
+
+class SeatAllocated(SeatEvent):
+    """Kubelet gave this seat to a container (the plugin's hint; which container, PodResources tells)."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.allocated"
+
+
+class SeatQueued(SeatEvent):
+    """Its container waits at the start gate."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.queued"
+
+
+class SeatStarted(SeatEvent):
+    """It got its ticket; the engine starts."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.started"
+
+
+class SeatActivated(SeatEvent):
+    """It holds VRAM and serves."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.activated"
+
+
+class SeatClosed(SeatEvent):
+    """It drains: routers send nothing new and acknowledge (seat, epoch)."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.closed"
+
+
+class SeatEvicted(SeatEvent):
+    """Its VRAM is being moved out. Streams that still run are cut by the routers."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.evicted"
+
+
+class SeatParked(SeatEvent):
+    """Its VRAM is free, by evidence."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.parked"
+
+
+class SeatLeased(SeatEvent):
+    """Its group's GPUs are reserved for it and its VRAM is being moved back."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.leased"
+
+
+class SeatMoved(SeatEvent):
+    """Another group's GPUs are reserved for it and its VRAM is being moved back there."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.moved"
+
+
+class SeatExited(SeatEvent):
+    """Its container exited; kubelet will start it again."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.exited"
+
+
+class SeatLost(SeatEvent):
+    """Its processes cannot be used again; it will cold-start."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.lost"
+
+
+class SeatQuarantined(SeatEvent):
+    """It holds its GPUs and nobody touches it; the reason says what a person should look at."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.quarantined"
+
+
+class SeatReleased(SeatEvent):
+    """Its pod was deleted; its processes are ending."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.released"
+
+
+class SeatFreed(SeatEvent):
+    """Nobody owns it any more."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.freed"
+
+
+class SeatPinned(SeatEvent):
+    """An operator pinned it."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.pinned"
+
+
+class SeatUnpinned(SeatEvent):
+    """An operator unpinned it."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.unpinned"
+
+
+EVENT_OF_STATE: dict[SeatState, type[SeatEvent]] = {
+    SeatState.FREE: SeatFreed,
+    SeatState.WAITING: SeatQueued,
+    SeatState.STARTING: SeatStarted,
+    SeatState.ACTIVE: SeatActivated,
+    SeatState.DRAINING: SeatClosed,
+    SeatState.PARKING: SeatEvicted,
+    SeatState.PARKED: SeatParked,
+    SeatState.ACTIVATING: SeatLeased,
+    SeatState.MIGRATING: SeatMoved,
+    SeatState.BACKOFF: SeatExited,
+    SeatState.LOST: SeatLost,
+    SeatState.QUARANTINED: SeatQuarantined,
+    SeatState.RELEASING: SeatReleased,
+}
+"""Which event tells that a seat entered a state."""
+
+
+class GpuHealthChanged(Message):
+    """A GPU became faulty, or sound again, as the node's device plugin sees it. Its seats are not offered meanwhile."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{gpu}.gpu-health"
+
+    node: str
+    gpu: str
+    """UUID."""
+    index: int = 0
+    """Host index, for people."""
+    healthy: bool
+    reason: str = ""
+    """Why it is faulty."""
+    xid: int | None = None
+    """The XID event that said so, if one did."""
+    groups: tuple[str, ...] = ()
+    """Names of all groups that contain it."""
+    seats: tuple[str, ...] = ()
+    """All seats of these groups."""
+
+
+class AuditRecord(Message):
+    """Somebody asked for something that changes what runs."""
+
+    subject_template: ClassVar[str] = "kyb.v1.audit.{actor}.{verb}"
+
+    actor: str
+    verb: str
+    node: str = ""
+    seat: str = ""
+    accepted: bool = True
+    reason: str = ""
+    remote: str = ""
+    """Address of the caller."""

@@ -1,0 +1,155 @@
+"""Jobs and reports between manager and checkpointer, on the node bus."""
+
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kybernate.envelope import Message
+
+
+class SeatTarget(BaseModel):
+    """Everything the checkpointer needs to find and move one seat's processes."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    seat: str
+    pod_uid: str
+    container_id: str
+    """As kubelet reports it: ``containerd://…``, or ``process://<pid>`` from the fake kubelet."""
+    gpus: tuple[str, ...]
+    """UUIDs of the group's GPUs, in the group's order."""
+    vram_bytes: int = Field(default=0, ge=0)
+    """Expected footprint over all GPUs together; 0 if not known yet."""
+    backend: str = "cuda"
+
+
+class Job(Message):
+    """Base of what the manager asks the checkpointer for. ``epoch`` fences: a lower one than seen is refused."""
+
+    node: str
+    epoch: int
+
+
+class SwitchJob(Job):
+    """Park these seats, then activate that one. Once journaled it finishes without any bus."""
+
+    subject_template: ClassVar[str] = "kyb.v1.job.{node}.switch"
+
+    op: str
+    group: str
+    park: tuple[SeatTarget, ...] = ()
+    activate: SeatTarget | None = None
+
+
+class RetargetJob(Job):
+    """Change the second half of a switch that has not begun it. ``activate=None`` drops that half."""
+
+    subject_template: ClassVar[str] = "kyb.v1.job.{node}.retarget"
+
+    op: str
+    activate: SeatTarget | None = None
+
+
+class ReleaseJob(Job):
+    """The pod of this seat is deleted: thaw what is frozen so that it can end, and forget it."""
+
+    subject_template: ClassVar[str] = "kyb.v1.job.{node}.release"
+
+    target: SeatTarget
+
+
+class KillJob(Job):
+    """The seat's processes are beyond use: end them and prove that their VRAM is free."""
+
+    subject_template: ClassVar[str] = "kyb.v1.job.{node}.kill"
+
+    target: SeatTarget
+
+
+class AskJobs(Job):
+    """What became of these operations, and what are these seats' processes doing? Moves nothing.
+
+    An epoch above 0 fences: on the GPUs of these seats no job with a lower one is taken after the answer.
+    """
+
+    subject_template: ClassVar[str] = "kyb.v1.job.{node}.status"
+
+    ops: tuple[str, ...] = ()
+    targets: tuple[SeatTarget, ...] = ()
+    gpus: tuple[str, ...] = ()
+    """Further GPUs to fence: seats of others may have been on their way there."""
+
+
+Outcome = Literal["pending", "started", "active", "parked", "lost", "gone", "quarantined"]
+"""Where one seat of a job is: not begun, begun, or at one of the ends.
+
+After the park half ``parked`` is success and ``active`` a rollback; after the activate half ``active`` is success and
+``parked`` means that nothing was restored. ``gone``: no process exists. ``lost``: they exist and cannot be used.
+"""
+
+
+class SeatProgress(BaseModel):
+    """How far a job is with one seat."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    seat: str
+    pod_uid: str
+    container_id: str
+    outcome: Outcome
+    reason: str = ""
+    """Why it did not go as asked; empty when it did."""
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """Wall seconds by step: lock, checkpoint, verify, freeze / thaw, restore, unlock, verify."""
+    vram_bytes: int = 0
+    """Footprint seen at park, over all GPUs."""
+    host_bytes: int = 0
+    """Host memory that the parked copy takes."""
+    last_call_at: float | None = None
+    """Unix seconds at which the last backend call of this half ended."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that its memory is on, or was on when it was parked; empty where that is not known."""
+    move_refused: Literal["", "seat", "node"] = ""
+    """It was to be restored on other GPUs than it was parked on, and this seat, or any of this node, cannot be: the
+    reason says why."""
+
+
+class JobStatus(BaseModel):
+    """The whole truth about one switch; the same in reports and in answers, so a lost report loses nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    op: str
+    epoch: int
+    group: str
+    park: tuple[SeatProgress, ...] = ()
+    activate: SeatProgress | None = None
+    journaled_at: float = 0.0
+    """Unix seconds."""
+    done: bool = False
+
+
+class JobProgress(Message):
+    """The checkpointer reports a step of a job, as the job's whole present status."""
+
+    subject_template: ClassVar[str] = "kyb.v1.rpt.{node}.progress"
+
+    node: str
+    status: JobStatus
+
+
+class JobReply(BaseModel):
+    """The checkpointer's answer to a job: journaled (fsync) or refused."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    accepted: bool
+    code: str = ""
+    """``stale-epoch``, ``busy``, ``too-late``, ``unknown-op``, ``unsupported`` … when refused."""
+    reason: str = ""
+    highest_epoch: int = 0
+    """The highest epoch the checkpointer has seen; a manager goes above it."""
+    jobs: tuple[JobStatus, ...] = ()
+    """For AskJobs: the asked operations, or all unfinished ones when none was named."""
+    seats: tuple[SeatProgress, ...] = ()
+    """For AskJobs: what the processes of each asked target do now (active, parked, gone, lost)."""
