@@ -30,7 +30,7 @@ async def test_an_id_that_cannot_be_said_on_the_bus_is_replaced():
     async with world() as w:
         await w.seat("s0", "llama")
         assert b" 200 " in await raw(w, "/v1/completions", b"X-Request-Id: caf\xe9")
-        await until(lambda: w.manager.of(TrafficSignal)[-1].in_flight == 0)
+        await until(lambda: (heard := w.manager.of(TrafficSignal)) and heard[-1].in_flight == 0)
         (asked,) = w.manager.of(ActivateSeat)
         assert len(asked.cause) == 32
         assert (await w.call("POST", "/v1/wake", data=CALL, headers={"X-Request-Id": "x" * 600})).json[
