@@ -15,13 +15,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from kybernate.policy import POLICIES, Policy
-from kybernate.simulate import mdp, mdp_slo
-from kybernate.simulate.bounds import certificate
-from kybernate.simulate.engine import run as play
-from kybernate.simulate.mdp_rules import LongestFirst
-from kybernate.simulate.model import Scenario
-from kybernate.simulate.scenarios import reference
+from kybernate.lab.baselines import POLICIES
+from kybernate.lab.simulate.bounds import certificate
+from kybernate.lab.simulate.engine import run as play
+from kybernate.lab.simulate.model import Scenario
+from kybernate.lab.simulate.scenarios import reference
+from kybernate.lab.studies import mdp, mdp_slo
+from kybernate.lab.studies.mdp_rules import LongestFirst
+from kybernate.policy import Policy
 
 CASES = {
     "0.06/s": (mdp.Case(mdp.zipf(0.06)), 6.87),

@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass, field
 
 from bench.node import FOUR, ONE, SEATS, TWO, Doorkeeper, running_node, short_folder, until
-from kybernate.fakes.kubelet.kubelet import Kubelet, Options
-from kybernate.fakes.kubelet.manifest import parse_pod
+from kybernate.dev.fakes.kubelet.kubelet import Kubelet, Options
+from kybernate.dev.fakes.kubelet.manifest import parse_pod
 
 RESTARTS = 50
 SEED = 4

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from kybernate.config import load
-from kybernate.demo import workload
-from kybernate.demo.replay import Player, client_session
-from kybernate.demo.report import percentile
-from kybernate.demo.verdict import Verdict
-from kybernate.demo.watch import Switch, Watch
-from kybernate.fakes.engine.answers import expected_text
-from kybernate.fakes.engine.engine import EngineOptions
+from kybernate.dev.demo import workload
+from kybernate.dev.demo.replay import Player, client_session
+from kybernate.dev.demo.report import percentile
+from kybernate.dev.demo.verdict import Verdict
+from kybernate.dev.demo.watch import Switch, Watch
+from kybernate.dev.fakes.engine.answers import expected_text
+from kybernate.dev.fakes.engine.engine import EngineOptions
+from kybernate.dev.stack import LAPTOP, Stack, StackOptions
+from kybernate.lab.simulate.engine import run as simulate
+from kybernate.lab.simulate.engine_world import Options
+from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, SimSeat
+from kybernate.lab.traces import Arrival
 from kybernate.policy.estimators import SERVICE_WEIGHT, Ewma
-from kybernate.simulate.engine import run as simulate
-from kybernate.simulate.engine_world import Options
-from kybernate.simulate.model import Outcome, Scenario, SimGroup, SimSeat
-from kybernate.stack import LAPTOP, Stack, StackOptions
-from kybernate.traces import Arrival
 
 SPEED = 10.0
 SEEDS = (1, 2, 3, 4, 5)

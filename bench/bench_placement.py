@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from kybernate.config import NodeConfig
-from kybernate.fakes.gpu.presets import PRESETS, Preset
-from kybernate.fakes.gpu.spec import build
-from kybernate.placement import Place, Strategy, best
+from kybernate.dev.fakes.gpu.presets import PRESETS, Preset
+from kybernate.dev.fakes.gpu.spec import build
 from kybernate.topology import Group, plan
+from services.plugin.placement import Place, Strategy, best
 from services.plugin.surroundings import Surroundings
 
 NODES = 64

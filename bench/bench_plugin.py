@@ -24,8 +24,8 @@ from kybernate.bus.nats import NatsBus
 from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import init
 from kybernate.config import load
-from kybernate.fakes.gpu.client import FakeDriverClient
-from kybernate.fakes.gpu.presets import PRESETS
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.gpu.presets import PRESETS
 from kybernate.gpus import FakeGpus
 from kybernate.machine import Gpu, Link
 from kybernate.messages import SeatAllocated
@@ -56,7 +56,7 @@ async def run(calls: int = CALLS) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="kybb-") as name:
         folder = Path(name)
         socket = folder / "driver.sock"
-        driver = ("-m", "kybernate.fakes.gpu", "--socket", str(socket), "--preset", PRESET)
+        driver = ("-m", "kybernate.dev.fakes.gpu", "--socket", str(socket), "--preset", PRESET)
         async with (
             NatsServer(folder / "nats") as server,
             _process(driver, {}, folder / "driver.log"),

@@ -3,7 +3,8 @@
 import random
 import time
 
-from kybernate.policy import POLICIES, GroupView, SeatView
+from kybernate.lab.baselines import POLICIES
+from kybernate.policy import GroupView, SeatView
 from kybernate.seat import SeatState
 
 SEATS = 64

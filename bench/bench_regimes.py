@@ -11,10 +11,10 @@ from multiprocessing import get_context
 from rich.console import Console
 from rich.table import Table
 
-from kybernate.demo.report import percentile
-from kybernate.policy import POLICIES
-from kybernate.simulate.engine import run as play
-from kybernate.simulate.scenarios import regime
+from kybernate.dev.demo.report import percentile
+from kybernate.lab.baselines import POLICIES
+from kybernate.lab.simulate.engine import run as play
+from kybernate.lab.simulate.scenarios import regime
 
 AGAINST = "exhaustive"
 COMPARED = ("kyb-balanced", "kyb-bounded", "kyb-slo")

@@ -14,13 +14,13 @@ from array import array
 from pathlib import Path
 from random import Random
 
-from kybernate.policy import POLICIES
-from kybernate.simulate.engine import Options
-from kybernate.simulate.engine import run as simulate
-from kybernate.simulate.generate import SERVEGEN_RATE, SERVEGEN_TENANTS, poisson, tenant, together, zipf
-from kybernate.simulate.importing import Node, node_seats, sized_seats
-from kybernate.simulate.model import Scenario, SimGroup
-from kybernate.simulate.scenarios import DAY, HOUR, numbered, services
+from kybernate.lab.baselines import POLICIES
+from kybernate.lab.simulate.engine import Options
+from kybernate.lab.simulate.engine import run as simulate
+from kybernate.lab.simulate.generate import SERVEGEN_RATE, SERVEGEN_TENANTS, poisson, tenant, together, zipf
+from kybernate.lab.simulate.importing import Node, node_seats, sized_seats
+from kybernate.lab.simulate.model import Scenario, SimGroup
+from kybernate.lab.simulate.scenarios import DAY, HOUR, numbered, services
 
 NODES = (1, 5)
 SEATS, GROUPS, RATE = 64, 8, 2.0

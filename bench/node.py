@@ -131,7 +131,7 @@ class Node:
         self.plugin = Program("plugin", ("-m", "services.plugin"), env | dict(self.settings), self.work)
 
     def _driver(self, name: str, gpus: int) -> Program:
-        arguments = ("-m", "kybernate.fakes.gpu", "--socket", str(self.work / "driver.sock"), "--gpus", str(gpus))
+        arguments = ("-m", "kybernate.dev.fakes.gpu", "--socket", str(self.work / "driver.sock"), "--gpus", str(gpus))
         return Program(name, (*arguments, "--log-level", "error"), {}, self.work)
 
     @property

@@ -130,7 +130,7 @@ async def violations(here: Run) -> str:
 
 _STATS = """
 import asyncio, glob, json
-from kybernate.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
 async def main():
     async with await FakeDriverClient.connect(glob.glob("/run/kybernate/**/driver.sock", recursive=True)[0]) as client:
         print(json.dumps((await client.call("stats"))["violations"]))

@@ -4,6 +4,7 @@ Both form groups from them. What is there at the instant in which one of the two
 off the bus meanwhile would make groups of other GPUs here than there. ``learned`` is pure.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -15,7 +16,6 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from kybernate.ledger import boot_id
 from kybernate.logs import get_logger
 from kybernate.machine import Gpu, Link
 
@@ -130,3 +130,10 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 _KNOWN: TypeAdapter[Known] = TypeAdapter(Known)
+
+
+def boot_id() -> str:
+    """This boot of the machine; empty where the kernel does not tell."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""

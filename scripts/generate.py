@@ -4,12 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from kybernate.bus import rights_page
-from kybernate.schemas import documents
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a script's folder is on the path, the repository is not
 
+from scripts import rights_page  # noqa: E402
+from scripts.schemas import documents  # noqa: E402
 from tests.conformance import table  # noqa: E402
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kybernate.envelope import Message
-from kybernate.schemas import asyncapi, documents, messages, name, published, schema
 from kybernate.seat import SeatState, Trigger
+from scripts.schemas import asyncapi, documents, messages, name, published, schema
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -6,7 +6,7 @@ import time
 import zlib
 from typing import Any
 
-from kybernate.fakes.engine.libcuda import CudaError, Libcuda
+from kybernate.dev.fakes.engine.libcuda import CudaError, Libcuda
 
 BLOCK = 1 << 30
 PIECE = 1 << 24

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from kybernate.fakes.gpu.client import FakeDriverClient
-from kybernate.fakes.stubs.build import build_stubs
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.stubs.build import build_stubs
 
 BANDWIDTH = "1000000000G"
 
@@ -25,7 +25,16 @@ async def stub_driver(memory: str, *, speed: float = 1.0) -> AsyncIterator[FakeD
         socket = Path(folder) / "driver.sock"
         options = ["--gpus", "1", "--memory", memory, "--bandwidth", BANDWIDTH, "--speed", str(speed)]
         daemon = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "kybernate.fakes.gpu", "--socket", str(socket), "--log-level", "error", *options)
+            *(
+                sys.executable,
+                "-m",
+                "kybernate.dev.fakes.gpu",
+                "--socket",
+                str(socket),
+                "--log-level",
+                "error",
+                *options,
+            )
         )
         mine = {"LD_LIBRARY_PATH": str(stubs), "KYB_FAKE_DRIVER": str(socket)}
         before = {name: os.environ.get(name) for name in mine}

@@ -1,8 +1,8 @@
 """The commands and their options. Each imports what it needs when it runs, so that ``kyb --help`` is quick."""
 
 import contextlib
+import importlib.util
 import json
-import sys
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -12,11 +12,8 @@ import typer
 
 from kybernate.cli.bus import bus
 from kybernate.cli.output import Output, OutputOption
-from kybernate.cli.plan import plan
 from kybernate.cli.router_keys import router as router_app
-from kybernate.cli.simulate import simulate
 from kybernate.cli.topology import topology
-from kybernate.cli.tune import tune
 from kybernate.cli.uninstall import uninstall_check
 from kybernate.cli.webhook import webhook
 
@@ -48,79 +45,11 @@ class CudaBinding(StrEnum):
     CTYPES = "ctypes"
 
 
-class LogFormat(StrEnum):
-    """How processes write their logs."""
-
-    AUTO = "auto"
-    JSON = "json"
-    PRETTY = "pretty"
-
-
-class Driver(StrEnum):
-    """How everything reaches the fake GPUs."""
-
-    FAKE = "fake"
-    STUB = "stub"
-
-
 Url = Annotated[
     str | None,
     typer.Option("--url", metavar="URL", help="The router. Default: KYB_URL, else the stack that runs here."),
 ]
 Seat = Annotated[str, typer.Argument(metavar="SEAT|MODEL", help="seat/x, model/x, or x if only one seat fits.")]
-
-
-@app.command()
-def up(
-    config: Annotated[Path | None, typer.Option(help="Profiles, groups, policy (YAML). Default: a laptop's.")] = None,
-    pods: Annotated[Path | None, typer.Option(help="v1 Pods (YAML), one seat each. Default: seven models.")] = None,
-    driver: Annotated[
-        Driver,
-        typer.Option(help="fake: the fake's own protocol. stub: CUDA and NVML libraries in front of it (needs cc)."),
-    ] = Driver.FAKE,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="The router's. Default: 8780 or a free one.")
-    ] = None,
-    gpus: Annotated[int, typer.Option(min=1, max=64, help="How many fake GPUs.")] = 4,
-    memory: Annotated[str, typer.Option(help="Memory of each fake GPU.")] = "80GiB",
-    speed: Annotated[float, typer.Option(min=0.001, help="Model seconds per wall second.")] = 1.0,
-    nats_url: Annotated[str | None, typer.Option(help="A nats-server that runs already. Default: start one.")] = None,
-    two_buses: Annotated[bool, typer.Option("--two-buses", help="A second nats-server as node bus.")] = False,
-    log_format: Annotated[LogFormat, typer.Option(help="auto: pretty on a terminal.")] = LogFormat.AUTO,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No logs of the processes.")] = False,
-    ready_timeout: Annotated[float, typer.Option(min=1, help="Give up after so many seconds.")] = 60.0,
-) -> None:
-    """Start everything on this machine, with fake GPUs. Ctrl-C ends it."""
-    from kybernate.cli.up import run
-    from kybernate.stack import LAPTOP, StackOptions
-
-    pretty = log_format is LogFormat.PRETTY or (log_format is LogFormat.AUTO and sys.stderr.isatty())
-    options = StackOptions(
-        driver=driver.value,
-        config=config or LAPTOP / "config.yaml",
-        pods=pods,
-        port=port,
-        gpus=gpus,
-        memory=memory,
-        speed=speed,
-        nats_url=nats_url,
-        two_buses=two_buses,
-        log_format="pretty" if pretty else "json",
-    )
-    run(options, quiet=quiet, ready_seconds=ready_timeout)
-
-
-@app.command(
-    add_help_option=False,  # the demo's own parser answers --help
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def demo(context: typer.Context) -> None:
-    """Replay a workload against a private stack and report. See kyb demo --help."""
-    from kybernate.demo.command import demo as command
-
-    inner = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-    inner.command()(command)
-    inner(args=context.args, prog_name="kyb demo")
 
 
 @app.command()
@@ -270,10 +199,22 @@ def doctor_gpu(
 
 
 app.command()(topology)
-app.command()(simulate)
-app.command()(plan)
-app.command()(tune)
 app.command("uninstall-check")(uninstall_check)
+
+
+def _add_extras() -> None:
+    """Add the commands of the extras that are installed: ``dev`` (up, demo) and ``lab`` (simulate, plan, tune)."""
+    if importlib.util.find_spec("kybernate.dev") is not None:
+        from kybernate.dev.commands import register
+
+        register(app)
+    if importlib.util.find_spec("kybernate.lab") is not None:
+        from kybernate.lab.cli import register as register_lab
+
+        register_lab(app)
+
+
+_add_extras()
 
 
 @app.command()

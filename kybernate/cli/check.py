@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from kybernate.cli.pod_file import check_seats, load_pods
 from kybernate.config import NodeConfig, load_all
 from kybernate.config_errors import ConfigError, suggest
-from kybernate.pod_file import check_seats, load_pods
-from kybernate.stack.options import check_manifests, fake_hardware
+from kybernate.dev.stack.options import check_manifests, fake_hardware
 from kybernate.topology import Topology, plan
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from kybernate.cli.errors import CliError
-from kybernate.stack_file import find_stack, stack_file
+from kybernate.cli.stack_file import find_stack, stack_file
 
 ANSWER_SECONDS = 10.0
 

@@ -147,14 +147,14 @@ def _columns(rows: "Sequence[Sequence[str]]") -> list[str]:
 def _machine(preset: str | None, stack: bool) -> "tuple[Machine, Path | None]":
     """The machine that is asked for, and the configuration that goes with it."""
     if preset:
-        from kybernate.fakes.gpu.spec import hardware
+        from kybernate.dev.fakes.gpu.spec import hardware
 
         try:
             return hardware(preset), None
         except ValueError as error:
             raise CliError(f"--preset: {error}", code=2) from None
     if stack:
-        from kybernate.stack_file import find_stack
+        from kybernate.cli.stack_file import find_stack
 
         running = find_stack()
         if running is None:

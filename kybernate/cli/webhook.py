@@ -29,8 +29,8 @@ def certs(
     service_account: Annotated[Path | None, typer.Option(help="Folder of the pod's token.")] = None,
 ) -> None:
     """Make the webhook's certificate when it is missing or about to end, and tell the API server (needs openssl)."""
+    from kybernate.cli.webhook_certs import CertsError, Wanted, ensure
     from kybernate.kube import ACCOUNT, Kube, KubeError, in_cluster
-    from kybernate.webhook_certs import CertsError, Wanted, ensure
 
     where = in_cluster()
     if where is None:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import IO, Any
 
 from kybernate.cuda import Binding
+from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
 from kybernate.doctor.facts import DriverFacts, GpuFacts, UseFacts
-from kybernate.fakes.gpu.sync_client import SyncDriverClient
 
 _PROBE = (sys.executable, "-m", "kybernate.doctor.driver_probe", "--binding")
 _KILL_SECONDS = 5.0

@@ -12,7 +12,7 @@ import time
 from typing import Any, TextIO
 
 from kybernate.cuda import Binding, CudaUnavailableError, open_cuda, support
-from kybernate.nvml_reader import NvmlReader, NvmlUnreadableError
+from kybernate.gpus.nvml_reader import NvmlReader, NvmlUnreadableError
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from kybernate.fakes.gpu.client import DriverError, FakeDriverClient
+from kybernate.dev.fakes.gpu.client import DriverError, FakeDriverClient
 from kybernate.gpus.protocol import GpuError
 from kybernate.machine import Gpu, GpuEvent, GpuProcess, Level, Link, Mig
 

@@ -4,14 +4,11 @@ The GPU manager and the simulator call the same code. Times are model seconds. A
 method; adding one is adding a file here and a name to ``POLICIES``.
 """
 
-from kybernate.policy.cmu_setup import CmuSetup
 from kybernate.policy.exhaustive import Exhaustive
 from kybernate.policy.fifo_switch import FifoSwitch
 from kybernate.policy.idle_timeout import IdleTimeout
 from kybernate.policy.kyb import KybBalanced, KybBounded, KybSlo
-from kybernate.policy.longest_queue import LongestQueue
 from kybernate.policy.quantum import Quantum
-from kybernate.policy.random_seat import RandomSeat
 from kybernate.policy.view import Decision, GroupView, Park, Policy, SeatView, Stay, Switch
 
 POLICIES: dict[str, type[Policy]] = {
@@ -22,9 +19,6 @@ POLICIES: dict[str, type[Policy]] = {
     "exhaustive": Exhaustive,
     "idle-timeout": IdleTimeout,
     "quantum": Quantum,
-    "longest-queue": LongestQueue,
-    "cmu-setup": CmuSetup,
-    "random": RandomSeat,
 }
 
 __all__ = [

@@ -20,7 +20,6 @@ from kybernate.gpus import GpuError, Gpus, open_gpus
 from kybernate.health import Health, HttpServer
 from kybernate.known_gpus import Known
 from kybernate.kube import Kube, in_cluster
-from kybernate.ledger import LedgerFile
 from kybernate.logs import get_logger
 from kybernate.node_config import label_decides, load_by_label, load_now
 from kybernate.node_lock import alone
@@ -30,6 +29,7 @@ from services.gpu_manager.board import Board
 from services.gpu_manager.engines import Engines
 from services.gpu_manager.foreign import Watch
 from services.gpu_manager.gate import Gate
+from services.gpu_manager.ledger import LedgerFile
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.owned import with_owned
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from kybernate.ledger import Ledger
 from kybernate.messages import JobReply
+from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.seat_pod import Owners
 
 

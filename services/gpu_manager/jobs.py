@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from kybernate.bus.port import Bus, BusDownError, NoAnswerError
-from kybernate.ledger import Ledger
 from kybernate.logs import get_logger
 from kybernate.messages import AskJobs, Job, JobReply, KillJob, ReleaseJob, RetargetJob, SwitchJob
 from kybernate.seat import SeatState
 from services.gpu_manager import due, recovery
 from services.gpu_manager.inputs import JobAnswered, JobsTold, Now, Retargeted
+from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.seat_pod import SeatPod
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from kybernate.bus.port import Bus, BusDownError, BusError
 from kybernate.clock import Clock
-from kybernate.ledger import LedgerFile, boot_id
+from kybernate.known_gpus import boot_id
 from kybernate.logs import get_logger
 from kybernate.messages import (
     Command,
@@ -49,6 +49,7 @@ from services.gpu_manager.inputs import (
     Ticket,
 )
 from services.gpu_manager.jobs import LONGEST_SECONDS, Jobs
+from services.gpu_manager.ledger import LedgerFile
 from services.gpu_manager.pods import Pods, PodsError
 from services.gpu_manager.roster_writer import RosterWriter
 from services.gpu_manager.seat_pod import ANNOTATION, Owners

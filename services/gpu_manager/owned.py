@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from kybernate.kept import keep, key_of, size_of
 from kybernate.known_gpus import Known
-from kybernate.ledger import Ledger
 from kybernate.topology import Group, group_key
+from services.gpu_manager.ledger import Ledger
 
 UNKNOWN = "kyb.ai/kept"
 """The resource of a kept seat when no profile of its size is left; only for people."""

@@ -1,4 +1,4 @@
-"""Writes every view and decision to a file, for ``python -m kybernate.simulate.replay``. Never in the way of deciding.
+"""Writes every view and decision to a file, for ``python -m kybernate.lab.simulate.replay``. Never delays a decision.
 
 A thread writes; what it cannot keep up with is left out and counted. The file has a largest size: then it becomes
 ``FILE.1``, in place of an older one, and a new one begins.
@@ -15,7 +15,7 @@ from typing import Any
 
 from kybernate.logs import get_logger
 from kybernate.policy import Decision, GroupView
-from kybernate.simulate.replay import encode, heading
+from kybernate.policy.recording import encode, heading
 
 MOST_BYTES = 64 * 2**20
 MOST_QUEUED = 2_000

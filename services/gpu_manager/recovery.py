@@ -8,12 +8,12 @@ over: nobody has been told to go on with it, so the seat serves.
 
 from typing import TYPE_CHECKING
 
-from kybernate.ledger import Ledger, LedgerEntry
 from kybernate.messages import EVENT_OF_STATE, JobStatus, KillJob, ReleaseJob, SeatProgress, SeatTarget
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager import overlap, rebinding
 from services.gpu_manager.inputs import Now, Recovered
+from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.rows import STANDING_STILL, Operation, Row
 from services.gpu_manager.seat_pod import SeatPod
 

@@ -22,4 +22,4 @@ class ManagerSettings(NodeSettings):
     pod_resources: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     """Kubelet's PodResources socket."""
     record_views: Path | None = None
-    """A file that every view of the policy and its decision is written to; see ``kybernate.simulate.replay``."""
+    """A file that every view of the policy and its decision is written to; see ``kybernate.lab.simulate.replay``."""

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from kybernate.ledger import Ledger, LedgerEntry
 from kybernate.roster import SeatRecord
 from services.gpu_manager import looking, overlap, rebinding
 from services.gpu_manager.inputs import Now
+from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.rows import Row
 
 if TYPE_CHECKING:

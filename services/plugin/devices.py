@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kybernate.cdi import GroupDevice
 from kybernate.machine import Gpu, Link
-from kybernate.placement import Place, Strategy, best
 from kybernate.topology import Group, peers
+from services.plugin.cdi import GroupDevice
+from services.plugin.placement import Place, Strategy, best
 from services.plugin.surroundings import Surroundings
 
 CONTROL_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")

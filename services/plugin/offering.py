@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kybernate import cdi
 from kybernate.config import NodeConfig
 from kybernate.kept import keep, key_of
 from kybernate.logs import get_logger
 from kybernate.topology import Group, Incomplete, Topology, peers, plan
+from services.plugin import cdi
 from services.plugin.book import Held
 from services.plugin.devices import Offer, cdi_name
 from services.plugin.machine import Machine

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from kybernate import cdi, wishes
+from kybernate import wishes
 from kybernate.bus.port import Bus
 from kybernate.config import ConfigError, NodeConfig
 from kybernate.config_watch import changes
@@ -24,7 +24,7 @@ from kybernate.pod_resources import PodResources, PodResourcesError, devices
 from kybernate.presence import be_present
 from kybernate.seat import SeatState
 from kybernate.topology import SEAT_ID, Incomplete
-from services.plugin import memory, offering
+from services.plugin import cdi, memory, offering
 from services.plugin.book import Held
 from services.plugin.coexistence import Neighbours
 from services.plugin.faults import Probation

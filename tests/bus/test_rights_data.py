@@ -22,10 +22,10 @@ from kybernate.bus.rights import (
     rights,
     subject,
 )
-from kybernate.bus.rights_page import embedded, roles_table
 from kybernate.bus.server_config import authorization
 from kybernate.envelope import Message
 from kybernate.messages import Presence
+from scripts.rights_page import embedded, roles_table
 
 EVERYWHERE = {(place, role): may for place in (Place.CLUSTER, Place.NODE) for role, may in rights(place).items()}
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kybernate.bus.memory import MemoryBus, MemoryServer
-from kybernate.fakes.gpu.client import FakeDriverClient
-from kybernate.fakes.stubs.build import build_stubs
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.stubs.build import build_stubs
 from kybernate.messages import (
     AskJobs,
     Job,
@@ -42,7 +42,7 @@ GIB = 2**30
 
 ENGINE = """
 import os, sys
-from kybernate.fakes.gpu.sync_client import SyncDriverClient
+from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
 path, seat, processes, uuids, size = sys.argv[1:]
 for number in range(int(processes) - 1):
     if os.fork() == 0:
@@ -59,8 +59,8 @@ sys.stdin.read()
 
 STUB_ENGINE = """
 import json, mmap, os, sys
-from kybernate.fakes.engine.libcuda import Libcuda
-from kybernate.fakes.gpu.sync_client import SyncDriverClient
+from kybernate.dev.fakes.engine.libcuda import Libcuda
+from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
 processes, size, marks, library = sys.argv[1:]
 for number in range(int(processes) - 1):
     if os.fork() == 0:
@@ -237,7 +237,15 @@ async def node(
     """A node without a checkpointer. ``options``: further ones of the fake driver."""
     folder = Path(tempfile.mkdtemp(prefix="kyb-"))
     machine = options if "--preset" in options else ("--gpus", str(gpus), "--memory", memory, *options)
-    command = ("-m", "kybernate.fakes.gpu", "--socket", str(folder / "driver.sock"), *machine, "--speed", str(speed))
+    command = (
+        "-m",
+        "kybernate.dev.fakes.gpu",
+        "--socket",
+        str(folder / "driver.sock"),
+        *machine,
+        "--speed",
+        str(speed),
+    )
     stubs = None if kind == "fake" else await asyncio.to_thread(build_stubs)
     driver = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.DEVNULL)
     try:

@@ -11,7 +11,7 @@ import pytest
 from kybernate import __version__
 from kybernate.cli.events import follow_events
 from kybernate.cli.router import Router
-from kybernate.stack_file import StackFile
+from kybernate.cli.stack_file import StackFile
 
 if TYPE_CHECKING:
     from conftest import Kyb, SmallRouter
@@ -216,7 +216,7 @@ async def test_config_check_shows_groups_seats_and_warnings(kyb: "Kyb", tmp_path
 
 
 async def test_config_check_looks_at_pods_too(kyb: "Kyb", tmp_path: Path) -> None:
-    from kybernate.stack import LAPTOP
+    from kybernate.dev.stack import LAPTOP
 
     good = await kyb("config", "check", str(LAPTOP / "config.yaml"), "--gpus", "4", "--pods", str(LAPTOP / "pods.yaml"))
     assert good.code == 0

@@ -6,7 +6,7 @@ import pytest
 
 from kybernate.cli import main
 from kybernate.config import ConfigError, load
-from kybernate.stack.options import fake_gpus
+from kybernate.dev.stack.options import fake_gpus
 from kybernate.topology import build_groups
 
 ONE = """\

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from kybernate.config import NodeConfig, PolicyConfig, load, load_all
+from kybernate.dev.stack import LAPTOP
+from kybernate.dev.stack.options import fake_gpus
 from kybernate.policy import KybSlo
-from kybernate.stack import LAPTOP
-from kybernate.stack.options import fake_gpus
 from kybernate.topology import build_groups, group_key, plan
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from kybernate.config import ConfigError, HealthConfig, load, load_all, names
-from kybernate.fakes.gpu.spec import hardware
+from kybernate.dev.fakes.gpu.spec import hardware
 from kybernate.health import HttpServer
 from kybernate.kube import Kube
 from kybernate.node_config import load_by_label

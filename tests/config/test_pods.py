@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from kybernate.cli.pod_file import check_seats, check_vram, load_pods
 from kybernate.config import ConfigError, load
-from kybernate.pod_file import check_seats, check_vram, load_pods
-from kybernate.stack import LAPTOP, StackOptions
-from kybernate.stack.options import check
+from kybernate.dev.stack import LAPTOP, StackOptions
+from kybernate.dev.stack.options import check
 
 CONFIG = load(LAPTOP / "config.yaml")
 POD = """\

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bench.node import until
-from kybernate.fakes.kubelet.kubelet import Kubelet, UnknownPodError
-from kybernate.fakes.kubelet.manifest import parse_pod
+from kybernate.dev.fakes.kubelet.kubelet import Kubelet, UnknownPodError
+from kybernate.dev.fakes.kubelet.manifest import parse_pod
 
 LONG = "env; echo; while true; do sleep 1; done"
 """Shows its environment and stays."""

@@ -10,8 +10,8 @@ import grpc.aio
 import pytest
 
 from bench.node import FOUR, ONE, SEATS, TWO, until
-from kybernate.fakes.kubelet import checkpoint
-from kybernate.fakes.stubs.build import build_stubs
+from kybernate.dev.fakes.kubelet import checkpoint
+from kybernate.dev.fakes.stubs.build import build_stubs
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.conformance.node import Stand, own_kubelet
 from tests.conformance.pods import Container, Workload, container, failed, running, shown

@@ -42,7 +42,7 @@ async def test_the_suite_runs_on_a_kubelet_of_which_only_the_folder_is_known() -
     with short_folder() as folder:
         device_plugins, address = folder / "k", folder / "k" / "kubelet.json"
         arguments = ("--dir", str(device_plugins), "--run-dir", str(folder / "run"), "--node", "there")
-        kubelet = Program("kubelet", ("-m", "kybernate.fakes.kubelet", *arguments), {}, folder)
+        kubelet = Program("kubelet", ("-m", "kybernate.dev.fakes.kubelet", *arguments), {}, folder)
         await kubelet.start()
         try:
             await until(address.exists, what="kubelet")

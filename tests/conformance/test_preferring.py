@@ -3,7 +3,7 @@
 import pytest
 
 from bench.node import FOUR, ONE, SEATS, TWO
-from kybernate.fakes.kubelet.device_manager import Topology
+from kybernate.dev.fakes.kubelet.device_manager import Topology
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.conformance.node import Probe, Stand, own_kubelet
 from tests.conformance.pods import Container, FakePods, Workload, failed, running, shown

@@ -4,7 +4,7 @@ import grpc.aio
 import pytest
 
 from bench.node import FOUR, ONE, SEATS, TWO, until
-from kybernate.fakes.kubelet import plugins
+from kybernate.dev.fakes.kubelet import plugins
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.conformance.node import Stand
 from tests.kubelet.stand import ScriptedPlugin

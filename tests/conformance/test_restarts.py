@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from bench.node import FOUR, GPUS, ONE, SEATS, until
-from kybernate.fakes.kubelet import checkpoint
+from kybernate.dev.fakes.kubelet import checkpoint
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.conformance.node import Stand, own_kubelet
 from tests.conformance.pods import Container, FakePods, Workload, container, failed, running, shown

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.fakes.stubs.build import find_compiler
+from kybernate.dev.fakes.stubs.build import find_compiler
 
 needs_no_driver = pytest.mark.skipif(
     ctypes.util.find_library("cuda") is not None, reason="this machine has an NVIDIA driver"

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kybernate.fakes.gpu.client import FakeDriverClient
-from kybernate.fakes.stubs.build import build_stubs
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.stubs.build import build_stubs
 from services.checkpointer.helper_pool import HelperPool
 
 GIB = 2**30
@@ -23,7 +23,7 @@ DEADLINE = 30.0
 
 USER = """
 import sys
-from kybernate.fakes.gpu.sync_client import SyncDriverClient
+from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
 client = SyncDriverClient(sys.argv[1])
 assert client.request("attach", seat="s00")["code"] == 0
 for gpu in sys.argv[3:]:
@@ -139,7 +139,7 @@ async def stub_node(*, gpus: int = 2, options: tuple[str, ...] = ()) -> AsyncIte
     socket = folder / "driver.sock"
     machine = ("--socket", str(socket), "--gpus", str(gpus), "--memory", "80GiB", "--speed", str(SPEED), *options)
     driver = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "kybernate.fakes.gpu", *machine, stderr=asyncio.subprocess.DEVNULL
+        sys.executable, "-m", "kybernate.dev.fakes.gpu", *machine, stderr=asyncio.subprocess.DEVNULL
     )
     try:
         async with await FakeDriverClient.connect(socket, wait_seconds=DEADLINE) as client:

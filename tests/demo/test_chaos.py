@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kybernate.demo.chaos import (
+from kybernate.dev.demo.chaos import (
     KILLS_PER_SERVICE,
     NATS_OUTAGE_SECONDS,
     SERVICES,
@@ -17,8 +17,8 @@ from kybernate.demo.chaos import (
     NatsOutage,
     plan,
 )
-from kybernate.demo.verdict import Outages
-from kybernate.demo.watch import Watch
+from kybernate.dev.demo.verdict import Outages
+from kybernate.dev.demo.watch import Watch
 from kybernate.seat import SeatState as S
 from tests.demo.router_fake import event
 
@@ -122,8 +122,8 @@ async def test_too_few_kills_in_a_switch_are_made_up_for() -> None:
 async def test_without_a_switch_kills_are_done_all_the_same_and_the_report_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kybernate.demo.chaos.SWITCH_WAIT_SECONDS", 0.02)
-    monkeypatch.setattr("kybernate.demo.chaos._MOST_EXTRA", 0)
+    monkeypatch.setattr("kybernate.dev.demo.chaos.SWITCH_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr("kybernate.dev.demo.chaos._MOST_EXTRA", 0)
     chaos, target = chaos_on(Watch())
     await chaos.run([Kill("router", S.PARKING, 0.0), Kill("plugin", None, 0.0)])
     assert target.killed == ["router", "plugin"]
@@ -135,8 +135,8 @@ async def test_without_a_switch_kills_are_done_all_the_same_and_the_report_says_
 
 
 async def test_a_service_that_does_not_come_back_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kybernate.demo.chaos.RECOVERY_SECONDS", 0.1)
-    monkeypatch.setattr("kybernate.demo.chaos._MOST_EXTRA", 0)
+    monkeypatch.setattr("kybernate.dev.demo.chaos.RECOVERY_SECONDS", 0.1)
+    monkeypatch.setattr("kybernate.dev.demo.chaos._MOST_EXTRA", 0)
     chaos, target = chaos_on(Watch())
     target.comes_back = False
     await chaos.run([Kill("router", None, 0.0)])

@@ -10,8 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from kybernate.demo.command import demo, progress_line
-from kybernate.demo.session import Live
+from kybernate.dev.demo.command import demo, progress_line
+from kybernate.dev.demo.session import Live
 from tests.demo.router_fake import FakeRouter
 
 TRACE = "arrival_s,model,prompt_tokens,output_tokens\n" + "".join(

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from kybernate.config import load
-from kybernate.demo.layout import MOST_MODELS, LayoutError, config_yaml, plan, pods_yaml
-from kybernate.stack.options import StackOptions, check
+from kybernate.dev.demo.layout import MOST_MODELS, LayoutError, config_yaml, plan, pods_yaml
+from kybernate.dev.stack.options import StackOptions, check
 
 
 def test_the_heaviest_go_to_the_least_loaded_groups() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.demo import session
-from kybernate.demo.chaos import SERVICES, Kill, NatsOutage
+from kybernate.dev.demo import session
+from kybernate.dev.demo.chaos import SERVICES, Kill, NatsOutage
 from kybernate.seat import SeatState
 from tests.demo.test_command import run
 

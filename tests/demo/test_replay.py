@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kybernate.demo.client import MOST_PROMPT_WORDS, question
-from kybernate.demo.replay import Player, again_and_again, client_session
-from kybernate.demo.verdict import Verdict
-from kybernate.traces import Arrival
+from kybernate.dev.demo.client import MOST_PROMPT_WORDS, question
+from kybernate.dev.demo.replay import Player, again_and_again, client_session
+from kybernate.dev.demo.verdict import Verdict
+from kybernate.lab.traces import Arrival
 from tests.demo.router_fake import FakeRouter, right_text
 
 
@@ -109,8 +109,8 @@ async def test_under_chaos_each_retryable_answer_is_repeated_until_it_succeeds(r
 async def test_a_repeat_that_never_succeeds_becomes_an_error(
     router: FakeRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kybernate.demo.replay.LEAST_TIMEOUT_SECONDS", 0.3)
-    monkeypatch.setattr("kybernate.demo.replay.MODEL_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr("kybernate.dev.demo.replay.LEAST_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr("kybernate.dev.demo.replay.MODEL_TIMEOUT_SECONDS", 0.3)
     router.faults["a"] = ["status 503 0.05"] * 1000
     player = await replayed(router, rows(1), repeat=True)
     assert verdicts(player) == [Verdict.ERROR]

@@ -1,10 +1,10 @@
 import pytest
 from rich.console import Console
 
-from kybernate.demo.replay import Sample, Tally
-from kybernate.demo.report import build, passed, percentile, phases, show
-from kybernate.demo.verdict import Verdict
-from kybernate.demo.watch import Switch
+from kybernate.dev.demo.replay import Sample, Tally
+from kybernate.dev.demo.report import build, passed, percentile, phases, show
+from kybernate.dev.demo.verdict import Verdict
+from kybernate.dev.demo.watch import Switch
 
 STABLE = {
     "requests", "ok", "errors", "retryable", "held", "violations", "switches", "speed", "model_seconds", "wait_mean_s",

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from kybernate.demo import scenario
-from kybernate.demo.report import build
-from kybernate.demo.session import Demo
-from kybernate.demo.watch import Switch
+from kybernate.dev.demo import scenario
+from kybernate.dev.demo.report import build
+from kybernate.dev.demo.session import Demo
+from kybernate.dev.demo.watch import Switch
 from tests.demo.test_command import run
 from tests.demo.test_report import sample, tally
 

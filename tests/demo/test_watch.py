@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kybernate.demo.replay import client_session
-from kybernate.demo.watch import Watch
+from kybernate.dev.demo.replay import client_session
+from kybernate.dev.demo.watch import Watch
 from kybernate.seat import SeatState as S
 from tests.demo.router_fake import FakeRouter, event
 
@@ -93,6 +93,6 @@ async def test_events_are_followed_and_after_a_break_from_the_last_one_on() -> N
 
 @pytest.mark.parametrize("data", ['{"specversion": "1.0", "data": {}}', '{"hello": 1}', "[]"])
 async def test_what_is_no_seat_event_is_passed_over(data: str) -> None:
-    from kybernate.demo.watch import _seat_event
+    from kybernate.dev.demo.watch import _seat_event
 
     assert _seat_event(data) is None

@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from kybernate.demo.workload import DURATION_SECONDS, MAX_OUTPUT_TOKENS, REQUESTS, TENANTS, generate
+from kybernate.dev.demo.workload import DURATION_SECONDS, MAX_OUTPUT_TOKENS, REQUESTS, TENANTS, generate
 
 MODELS = [f"model-{number}" for number in range(7)]
 

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from kybernate.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
 
 CHILD = """
 import json, sys
-from kybernate.fakes.gpu.sync_client import SyncDriverClient
+from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
 with SyncDriverClient(sys.argv[1]) as driver:
     for line in sys.stdin:
         call = json.loads(line)
@@ -56,7 +56,7 @@ async def process(*arguments: str, **options: Any) -> AsyncIterator[asyncio.subp
 async def driver(socket: Path, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A fake driver that listens."""
     arguments = ("--socket", str(socket), "--log-level", "error", *options)
-    async with process("-m", "kybernate.fakes.gpu", *arguments) as started:
+    async with process("-m", "kybernate.dev.fakes.gpu", *arguments) as started:
         async with await FakeDriverClient.connect(socket, wait_seconds=30):
             pass
         yield started
@@ -107,5 +107,5 @@ async def engine(
         "KYB_SPEED": str(speed),
     }
     arguments = ("--model", "m", "--port", str(port), *options)
-    async with process("-m", "kybernate.fakes.engine", *arguments, env=env, **more) as started:
+    async with process("-m", "kybernate.dev.fakes.engine", *arguments, env=env, **more) as started:
         yield started

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from kybernate.fakes.gpu.codes import Code
-from kybernate.fakes.gpu.machine import Machine
-from kybernate.fakes.gpu.process import Answer, Call, Caller, Effect, Kill, Target, Tell
-from kybernate.fakes.gpu.spec import GIB, MachineSpec, build_gpus
+from kybernate.dev.fakes.gpu.codes import Code
+from kybernate.dev.fakes.gpu.machine import Machine
+from kybernate.dev.fakes.gpu.process import Answer, Call, Caller, Effect, Kill, Target, Tell
+from kybernate.dev.fakes.gpu.spec import GIB, MachineSpec, build_gpus
 
 
 class Stand:

@@ -15,10 +15,10 @@ import aiohttp
 import openai
 import pytest
 
-from kybernate.fakes.engine.answers import chat_prompt, expected_embedding, expected_text, prompt_tokens
-from kybernate.fakes.engine.protocol import ApiError, read_generation, read_json
-from kybernate.fakes.engine.vram import split
-from kybernate.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.engine.answers import chat_prompt, expected_embedding, expected_text, prompt_tokens
+from kybernate.dev.fakes.engine.protocol import ApiError, read_generation, read_json
+from kybernate.dev.fakes.engine.vram import split
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from tests.fakes.daemons import driver, engine, until
 
 GIB = 2**30

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kybernate.fakes.gpu import proc
-from kybernate.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
-from kybernate.fakes.gpu.sync_client import SyncDriverClient
+from kybernate.dev.fakes.gpu import proc
+from kybernate.dev.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
+from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
 from tests.fakes.daemons import Child, child, driver, process, until
 
 GIB = 2**30
@@ -185,7 +185,7 @@ async def test_a_socket_left_by_a_killed_daemon_is_taken_over_and_a_live_one_is_
     assert socket.exists()
     async with driver(socket):
         pipe = asyncio.subprocess.PIPE
-        async with process("-m", "kybernate.fakes.gpu", "--socket", str(socket), stderr=pipe) as second:
+        async with process("-m", "kybernate.dev.fakes.gpu", "--socket", str(socket), stderr=pipe) as second:
             _, errors = await second.communicate()
         assert second.returncode == 1
         assert b"another fake GPU driver serves" in errors
@@ -197,7 +197,7 @@ async def test_a_socket_left_by_a_killed_daemon_is_taken_over_and_a_live_one_is_
 )
 async def test_wrong_options_end_with_a_reason(tmp_path, options, part):
     pipe = asyncio.subprocess.PIPE
-    arguments = ("-m", "kybernate.fakes.gpu", "--socket", str(tmp_path / "d"), *options)
+    arguments = ("-m", "kybernate.dev.fakes.gpu", "--socket", str(tmp_path / "d"), *options)
     async with process(*arguments, stderr=pipe) as started:
         _, errors = await started.communicate()
     assert started.returncode == 2

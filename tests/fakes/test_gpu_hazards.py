@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from kybernate.fakes.gpu import proc
-from kybernate.fakes.gpu.codes import Code
-from kybernate.fakes.gpu.process import Target
+from kybernate.dev.fakes.gpu import proc
+from kybernate.dev.fakes.gpu.codes import Code
+from kybernate.dev.fakes.gpu.process import Target
 from tests.fakes.machines import Stand
 
 S, ILLEGAL = Code.SUCCESS, Code.ILLEGAL_STATE

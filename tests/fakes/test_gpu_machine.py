@@ -2,9 +2,9 @@
 
 import pytest
 
-from kybernate.fakes.gpu.codes import Code
-from kybernate.fakes.gpu.process import Target
-from kybernate.fakes.gpu.spec import GIB, MOVE_SECONDS, build_gpus, parse_links
+from kybernate.dev.fakes.gpu.codes import Code
+from kybernate.dev.fakes.gpu.process import Target
+from kybernate.dev.fakes.gpu.spec import GIB, MOVE_SECONDS, build_gpus, parse_links
 from tests.fakes.machines import Stand
 
 S, ILLEGAL = Code.SUCCESS, Code.ILLEGAL_STATE

@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kybernate.fakes.gpu.codes import Code
-from kybernate.fakes.gpu.process import Target
-from kybernate.fakes.gpu.spec import GIB
+from kybernate.dev.fakes.gpu.codes import Code
+from kybernate.dev.fakes.gpu.process import Target
+from kybernate.dev.fakes.gpu.spec import GIB
 from tests.fakes.machines import Stand
 
 PIDS = st.integers(1, 3)

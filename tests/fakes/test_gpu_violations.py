@@ -2,8 +2,8 @@
 
 import pytest
 
-from kybernate.fakes.gpu.codes import Code
-from kybernate.fakes.gpu.spec import GIB
+from kybernate.dev.fakes.gpu.codes import Code
+from kybernate.dev.fakes.gpu.spec import GIB
 from tests.fakes.machines import Stand
 
 

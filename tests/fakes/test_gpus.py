@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.gpus import FakeGpus, GpuError, GpuEvent, GpuProcess, open_gpus
 from tests.fakes.daemons import driver
 
@@ -20,7 +20,7 @@ async def test_a_machine_without_nvml_gets_a_clear_error():
 async def test_fake_gpus_need_a_socket_with_a_driver(tmp_path):
     with pytest.raises(GpuError, match="KYB_FAKE_DRIVER"):
         open_gpus("fake")
-    with pytest.raises(GpuError, match=r"no fake GPU driver at .*start python -m kybernate.fakes.gpu"):
+    with pytest.raises(GpuError, match=r"no fake GPU driver at .*start python -m kybernate.dev.fakes.gpu"):
         await open_gpus("fake", tmp_path / "none").list()
 
 

@@ -1,7 +1,7 @@
 import random
 
-from kybernate.fakes.kubelet.allocations import Allocation
-from kybernate.fakes.kubelet.device_manager import DeviceManager
+from kybernate.dev.fakes.kubelet.allocations import Allocation
+from kybernate.dev.fakes.kubelet.device_manager import DeviceManager
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.kubelet.stand import RESOURCE, ScriptedPlugin, pod, pods, registered, running_kubelet, state, until
 

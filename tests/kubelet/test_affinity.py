@@ -1,7 +1,7 @@
 import pytest
 
-from kybernate.fakes.kubelet.affinity import Policy, Request, best, hints, split
-from kybernate.fakes.kubelet.device_manager import Topology
+from kybernate.dev.fakes.kubelet.affinity import Policy, Request, best, hints, split
+from kybernate.dev.fakes.kubelet.device_manager import Topology
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.kubelet.stand import RESOURCE, pod, registered, running_kubelet, state, until
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.fakes.kubelet import checkpoint
-from kybernate.fakes.kubelet.allocations import Allocation
-from kybernate.fakes.kubelet.checkpoint import CheckpointError
+from kybernate.dev.fakes.kubelet import checkpoint
+from kybernate.dev.fakes.kubelet.allocations import Allocation
+from kybernate.dev.fakes.kubelet.checkpoint import CheckpointError
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.kubelet.stand import RESOURCE, pod, reason, registered, running_kubelet, state, until
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.fakes.kubelet.manifest import ManifestError, expand, load, parse
+from kybernate.dev.fakes.kubelet.manifest import ManifestError, expand, load, parse
 
 GOOD = """
 apiVersion: v1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from kybernate.fakes.kubelet.http import application
+from kybernate.dev.fakes.kubelet.http import application
 from kybernate.health import HttpServer
 from kybernate.pb import podresources_pb2 as pb
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, PodsError, joined

@@ -12,10 +12,10 @@ import aiohttp
 import grpc.aio
 import pytest
 
-from kybernate.fakes.kubelet.container import BackOff
-from kybernate.fakes.kubelet.http import application
-from kybernate.fakes.kubelet.kubelet import Kubelet
-from kybernate.fakes.kubelet.pod import Pod
+from kybernate.dev.fakes.kubelet.container import BackOff
+from kybernate.dev.fakes.kubelet.http import application
+from kybernate.dev.fakes.kubelet.kubelet import Kubelet
+from kybernate.dev.fakes.kubelet.pod import Pod
 from kybernate.health import HttpServer
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import podresources_pb2 as resources_pb
@@ -251,7 +251,7 @@ async def test_the_program_serves_and_its_pods_die_with_it_even_when_it_is_kille
             arguments = ["--pods", folder / "pods.yaml", "--dir", folder / "k", "--run-dir", folder / "run"]
             with (folder / "log").open("wb") as log:
                 program = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "kybernate.fakes.kubelet", *map(str, arguments), stderr=log
+                    sys.executable, "-m", "kybernate.dev.fakes.kubelet", *map(str, arguments), stderr=log
                 )
             try:
                 address = folder / "k" / "kubelet.json"
@@ -283,7 +283,7 @@ async def test_a_wrong_pod_file_ends_the_program_before_it_serves() -> None:
     with short_folder() as folder:
         (folder / "pods.yaml").write_text("kind: Deployment")
         program = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "kybernate.fakes.kubelet", "--pods", str(folder / "pods.yaml")),
+            *(sys.executable, "-m", "kybernate.dev.fakes.kubelet", "--pods", str(folder / "pods.yaml")),
             *("--dir", str(folder / "k"), "--run-dir", str(folder)),
             stderr=asyncio.subprocess.PIPE,
         )

@@ -1,7 +1,7 @@
 import pytest
 
-from kybernate.fakes.kubelet import plugins
-from kybernate.fakes.kubelet.kubelet import Kubelet
+from kybernate.dev.fakes.kubelet import plugins
+from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from tests.kubelet.stand import (
     RESOURCE,
     ScriptedPlugin,

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.policy import Decision, GroupView, KybBalanced, LongestQueue, Park, SeatView, Stay, Switch
+from kybernate.lab.baselines import LongestQueue
+from kybernate.lab.simulate.replay import RecordingError, main, replay
+from kybernate.policy import Decision, GroupView, KybBalanced, Park, SeatView, Stay, Switch
+from kybernate.policy.recording import encode, heading
 from kybernate.seat import SeatState as S
-from kybernate.simulate.replay import RecordingError, encode, heading, main, replay
 from services.gpu_manager.brain import Brain
 from services.gpu_manager.recorder import Recorder
 from services.gpu_manager.shadow import Shadow, projected

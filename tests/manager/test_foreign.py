@@ -6,13 +6,13 @@ from pathlib import Path
 
 from kybernate.gpus import GpuError
 from kybernate.known_gpus import Known
-from kybernate.ledger import Ledger, LedgerEntry
 from kybernate.machine import GpuProcess
 from kybernate.messages import TrafficSignal
 from kybernate.seat import SeatState as S
 from services.gpu_manager import showing
 from services.gpu_manager.foreign import LOOKS, Watch
 from services.gpu_manager.inputs import Stranger, StrangersSeen, Ticket
+from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.owned import with_owned
 from tests.manager.world import World, make_gpu, make_group
 

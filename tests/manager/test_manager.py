@@ -12,13 +12,13 @@ from pydantic import BaseModel
 from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.clock import Clock
 from kybernate.envelope import Message
-from kybernate.ledger import Ledger, LedgerEntry, LedgerFile
 from kybernate.messages import AskJobs, JobReply, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState as S
 from services.gpu_manager import jobs
 from services.gpu_manager import manager as shell
 from services.gpu_manager.engines import Engines
 from services.gpu_manager.gate import Gate
+from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.seat_pod import Owners
 from tests.manager.world import World

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kybernate.ledger import Ledger
 from kybernate.messages import ActivateSeat, JobReply, PinSeat, SeatEvent, SeatProgress
 from kybernate.policy.quantum import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager import due, looking, showing
 from services.gpu_manager.inputs import BusChanged, JobAnswered, Recovered, Stranger, StrangersSeen
+from services.gpu_manager.ledger import Ledger
 from tests.manager.family import TREE, Busy, make_family
 from tests.manager.test_properties import AnyOrder
 from tests.manager.world import World, make_group

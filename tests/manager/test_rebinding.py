@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from kybernate.known_gpus import Known
-from kybernate.ledger import Ledger, LedgerEntry
 from kybernate.messages import (
     JobProgress,
     JobReply,
@@ -22,6 +21,7 @@ from kybernate.policy import Decision, GroupView, KybBalanced, Stay
 from kybernate.seat import SeatState as S
 from services.gpu_manager import looking, showing
 from services.gpu_manager.inputs import JobAnswered, Recovered, Retargeted, Stranger, StrangersSeen
+from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.owned import with_owned
 from tests.manager.pulling import Pulls
 from tests.manager.world import World, make_gpu, make_group, status

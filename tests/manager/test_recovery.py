@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.ledger import Ledger, LedgerEntry, LedgerFile
 from kybernate.messages import JobReply, KillJob, ReleaseJob, SeatActivated, SeatProgress, SeatQuarantined
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery, showing
 from services.gpu_manager.inputs import BusChanged, Recovered, Ticket
+from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
 from tests.manager.world import World, status
 
 

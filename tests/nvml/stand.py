@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
-from kybernate.fakes.gpu.client import FakeDriverClient
-from kybernate.fakes.stubs import build_stubs
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.stubs import build_stubs
 from kybernate.gpus import FakeGpus, Gpu, GpuError, GpuEvent, GpuProcess, Level, Link, Mig
 from tests.fakes.daemons import driver, process
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kybernate.fakes.gpu.spec import GIB, PRESETS, hardware
+from kybernate.dev.fakes.gpu.spec import GIB, PRESETS, hardware
 from kybernate.gpus import GpuError, GpuEvent, GpuProcess, Level
 from tests.fakes.daemons import child, until
 from tests.nvml.stand import machine, reader, write_sysfs

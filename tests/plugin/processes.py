@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from kybernate.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from tests.kubelet.stand import until
 from tests.plugin.stand import config
 
@@ -68,7 +68,7 @@ async def readyz(url: str) -> tuple[int, dict[str, Any]]:
 @asynccontextmanager
 async def driver(folder: Path) -> AsyncIterator[FakeDriverClient]:
     """A fake GPU driver with four GPUs, and a connection to it."""
-    arguments = ("-m", "kybernate.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", "4")
+    arguments = ("-m", "kybernate.dev.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", "4")
     async with process(*arguments, log=folder / "driver.log"):
         client = await FakeDriverClient.connect(folder / "driver.sock", wait_seconds=PATIENCE)
         async with client:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kybernate.config import NodeConfig
-from kybernate.fakes.kubelet.kubelet import Kubelet
+from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.gpus import Gpu
 from kybernate.topology import build_groups
 from services.plugin.devices import Offer

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate import cdi
 from kybernate.machine import Gpu, Mig
+from services.plugin import cdi
 from services.plugin.devices import device_paths
 from services.plugin.machine import mig_nodes
 from services.plugin.offering import cdi_names

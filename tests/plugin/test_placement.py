@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from kybernate.config import NodeConfig
 from kybernate.machine import Gpu, Level, Link
-from kybernate.placement import Place, Strategy, best, rank
 from kybernate.topology import plan
 from services.plugin.devices import Offer
+from services.plugin.placement import Place, Strategy, best, rank
 from services.plugin.surroundings import apart
 
 ONE, TWO, FOUR = "kyb.ai/one", "kyb.ai/two", "kyb.ai/four"

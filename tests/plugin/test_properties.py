@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from kybernate.config import ConfigError, NodeConfig
 from kybernate.kept import keep
 from kybernate.machine import Gpu, GpuEvent, Level, Link
-from kybernate.placement import Strategy
 from kybernate.topology import Group, plan
 from services.plugin.book import FORGET_AFTER
 from services.plugin.devices import Answer, Offer, RefusedError
 from services.plugin.faults import Probation
 from services.plugin.gate import StartGate
+from services.plugin.placement import Strategy
 from services.plugin.servicer import Node
 
 SEATS_DIR = Path("/run/kyb/seats")

@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from kybernate.fakes.kubelet import plugins
+from kybernate.dev.fakes.kubelet import plugins
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from services.plugin.kubelet import MAX_SOCKET_PATH, remove_stale

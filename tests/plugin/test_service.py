@@ -21,7 +21,7 @@ async def test_without_nats_and_before_the_driver_it_waits_then_offers_its_seats
                 serving = await until(lambda: logged(log, "plugin.serving"), 20)
                 status, body = await readyz(serving["url"])
                 assert (status, list(body["unmet"])) == (503, ["gpus"])
-                driver = ("-m", "kybernate.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", "4")
+                driver = ("-m", "kybernate.dev.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", "4")
                 async with process(*driver, log=folder / "driver.log"):
                     await until(lambda: ready(kubelet), 20)
                     while (await readyz(serving["url"]))[0] != 200:
@@ -40,7 +40,7 @@ async def test_a_killed_plugin_is_replaced_by_the_next_one_which_forgets_its_cal
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             env = environment(folder, kubelet.options.folder)
-            driver = ("-m", "kybernate.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", "4")
+            driver = ("-m", "kybernate.dev.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", "4")
             async with process(*driver, log=folder / "driver.log"):
                 async with process("-m", "services.plugin", log=folder / "one.log", **env) as first:
                     await until(lambda: ready(kubelet), 20)
@@ -66,7 +66,7 @@ async def test_with_nats_it_says_that_it_is_there_and_hints_what_it_allocated() 
                 await bus.until_connected()
                 async with bus.subscribe(Presence.pattern(), SeatAllocated.pattern()) as messages:
                     env = environment(folder, kubelet.options.folder, KYB_NATS_URL=server.url, KYB_INSTANCE="plugin-7")
-                    driver = ("-m", "kybernate.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", "4")
+                    driver = ("-m", "kybernate.dev.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", "4")
                     async with (
                         process(*driver, log=folder / "driver.log"),
                         process("-m", "services.plugin", log=folder / "plugin.log", **env),

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from kybernate.config import NodeConfig
-from kybernate.fakes.kubelet.kubelet import Kubelet
+from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.machine import Gpu, Mig
 from kybernate.pod_resources import PodResources
 from kybernate.policy import KybBalanced

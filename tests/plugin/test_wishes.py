@@ -7,12 +7,12 @@ from typing import Any
 from kybernate import wishes
 from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.clock import Clock
-from kybernate.ledger import LedgerFile
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.policy import KybBalanced
 from kybernate.wishes import Wish
 from services.gpu_manager.board import Board
 from services.gpu_manager.gate import Gate
+from services.gpu_manager.ledger import LedgerFile
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.pods import joined
 from services.gpu_manager.seat_pod import Owners

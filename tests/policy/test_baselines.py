@@ -2,10 +2,10 @@
 
 import pytest
 
-from kybernate.policy import POLICIES, Policy, Stay, Switch
-from kybernate.policy.gang import as_one
+from kybernate.lab.baselines import POLICIES, RandomSeat
+from kybernate.lab.simulate.gang import as_one
+from kybernate.policy import Policy, Stay, Switch
 from kybernate.policy.idle_timeout import IdleTimeout
-from kybernate.policy.random_seat import RandomSeat
 from tests.policy.views import active, queue, seat, view
 
 

@@ -5,8 +5,8 @@ from math import exp
 
 import pytest
 
+from kybernate.lab.baselines import CmuSetup
 from kybernate.policy import Decision, KybBalanced, KybBounded, KybSlo, Park, Stay, Switch
-from kybernate.policy.cmu_setup import CmuSetup
 from kybernate.policy.index import Urgency, bid, prolonged_seconds, step_seconds, visit_seconds, waiting_ages
 from kybernate.policy.turns import FADE_SECONDS
 from kybernate.seat import SeatState as S

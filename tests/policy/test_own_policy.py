@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import given, settings
 
+from kybernate.lab.simulate.engine import run
+from kybernate.lab.simulate.scenarios import regime
 from kybernate.policy import POLICIES, GroupView, Policy
-from kybernate.simulate.engine import run
-from kybernate.simulate.scenarios import regime
 from tests.policy.conformance import can_be_carried_out, is_looked_at_again
 from tests.policy.views import views
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, SimSeat
 from kybernate.policy import Decision, GroupView, Park, SeatView, Stay, Switch
 from kybernate.seat import SeatState
-from kybernate.simulate.model import Outcome, Scenario, SimGroup, SimSeat
 
 
 def scenario(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.cli import main
-from kybernate.cli.simulate_report import _finite
+from kybernate.lab.cli.simulate_report import _finite
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from kybernate.lab.simulate import engine
+from kybernate.lab.simulate.engine import Options, SimulationError, run
+from kybernate.lab.simulate.model import Scenario, SimGroup
 from kybernate.policy import POLICIES, Decision, GroupView, KybBalanced, Stay, Switch
 from kybernate.seat import SeatState
-from kybernate.simulate import engine
-from kybernate.simulate.engine import Options, SimulationError, run
-from kybernate.simulate.model import Scenario, SimGroup
 from tests.simulate.cases import Exhaustive, Impatient, ParksWhenIdle, scenario, seat
 
 

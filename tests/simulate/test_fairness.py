@@ -2,9 +2,9 @@
 
 import pytest
 
-from kybernate.simulate.engine import run
-from kybernate.simulate.fairness import SWITCH_SECONDS, TIERS, longest, main, tiers, undrained
-from kybernate.simulate.scenarios import regime
+from kybernate.lab.simulate.engine import run
+from kybernate.lab.simulate.scenarios import regime
+from kybernate.lab.studies.fairness import SWITCH_SECONDS, TIERS, longest, main, tiers, undrained
 from tests.simulate.cases import Exhaustive, Impatient, scenario, seat
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from kybernate.lab.simulate.engine import Options, run
+from kybernate.lab.simulate.model import SimGroup
 from kybernate.policy import POLICIES, Decision, GroupView, Park, Stay, Switch
-from kybernate.simulate.engine import Options, run
-from kybernate.simulate.model import SimGroup
 from tests.simulate.cases import Exhaustive, Impatient, scenario, seat, together
 
 AB = (SimGroup("A"), SimGroup("B"))

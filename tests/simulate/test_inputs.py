@@ -6,8 +6,8 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from kybernate.simulate import costs
-from kybernate.simulate.generate import (
+from kybernate.lab.simulate import costs
+from kybernate.lab.simulate.generate import (
     SERVEGEN_TENANTS,
     SERVICE_MEAN,
     diurnal,
@@ -19,9 +19,9 @@ from kybernate.simulate.generate import (
     tenant,
     zipf,
 )
-from kybernate.simulate.importing import Node, from_arrivals, on_node
-from kybernate.simulate.scenarios import reference, regime, side_by_side
-from kybernate.traces import Arrival
+from kybernate.lab.simulate.importing import Node, from_arrivals, on_node
+from kybernate.lab.simulate.scenarios import reference, regime, side_by_side
+from kybernate.lab.traces import Arrival
 
 GB = costs.GB
 

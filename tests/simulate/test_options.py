@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from kybernate.cli import main
-from kybernate.cli.plan import plan
-from kybernate.cli.simulate import simulate
-from kybernate.cli.tune import tune
-from kybernate.simulate.importing import Node, node_seats
-from kybernate.simulate.plan import Goal, regrouped
-from kybernate.simulate.plan import plan as planned
+from kybernate.lab.cli.plan import plan
+from kybernate.lab.cli.simulate import simulate
+from kybernate.lab.cli.tune import tune
+from kybernate.lab.simulate.importing import Node, node_seats
+from kybernate.lab.simulate.plan import Goal, regrouped
+from kybernate.lab.simulate.plan import plan as planned
 from tests.simulate.cases import scenario, seat
 
 OWN = {"traces", "slo", "slots", "policy"}

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
+from kybernate.lab.simulate.engine import Options, SimulationError, run
+from kybernate.lab.simulate.engine_check import check
+from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, SimSeat
 from kybernate.policy import POLICIES, Decision, GroupView, Park, Policy, Stay, Switch
 from kybernate.seat import SeatState
-from kybernate.simulate.engine import Options, SimulationError, run
-from kybernate.simulate.engine_check import check
-from kybernate.simulate.model import Outcome, Scenario, SimGroup, SimSeat
 from tests.simulate.cases import Impatient, together
 
 SECONDS = st.floats(0.0, 20.0)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kybernate.cli import main
-from kybernate.simulate.reference import Plan, play, table
-from kybernate.simulate.reference_published import CLAIRVOYANT, PUBLISHED
-from kybernate.simulate.statistics import METRICS
+from kybernate.lab.simulate.statistics import METRICS
+from kybernate.lab.studies.reference import Plan, play, table
+from kybernate.lab.studies.reference_published import CLAIRVOYANT, PUBLISHED
 
 KEYS = {"scenario", "policy", *METRICS, *(f"{metric}_ci" for metric in METRICS)}
 

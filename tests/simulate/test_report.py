@@ -2,9 +2,9 @@
 
 import pytest
 
-from kybernate.simulate.engine import Options, run
-from kybernate.simulate.model import SimGroup
-from kybernate.simulate.report import measures, needed, percentile
+from kybernate.lab.simulate.engine import Options, run
+from kybernate.lab.simulate.model import SimGroup
+from kybernate.lab.simulate.report import measures, needed, percentile
 from tests.simulate.cases import Exhaustive, Impatient, scenario, seat
 
 

@@ -4,12 +4,12 @@ from random import Random
 
 import pytest
 
+from kybernate.lab.simulate.costs import HARDWARE
+from kybernate.lab.simulate.engine import run
+from kybernate.lab.simulate.report import measures, percentile
+from kybernate.lab.simulate.scenarios import hour_of
+from kybernate.lab.simulate.statistics import Pool, Sample, blocks, draws, interval, intervals, sampled
 from kybernate.policy import POLICIES
-from kybernate.simulate.costs import HARDWARE
-from kybernate.simulate.engine import run
-from kybernate.simulate.report import measures, percentile
-from kybernate.simulate.scenarios import hour_of
-from kybernate.simulate.statistics import Pool, Sample, blocks, draws, interval, intervals, sampled
 
 
 def samples(count: int, seed: int) -> list[Sample]:

@@ -8,12 +8,12 @@ from random import Random
 import pytest
 
 from kybernate.cli import main
-from kybernate.cli.tune import profile
 from kybernate.config import load
-from kybernate.simulate.costs import HARDWARE
-from kybernate.simulate.scenarios import hour_of
-from kybernate.simulate.statistics import Figures, Sample
-from kybernate.simulate.tune import (
+from kybernate.lab.cli.tune import profile
+from kybernate.lab.simulate.costs import HARDWARE
+from kybernate.lab.simulate.scenarios import hour_of
+from kybernate.lab.simulate.statistics import Figures, Sample
+from kybernate.lab.simulate.tune import (
     MODES,
     Candidate,
     Gain,

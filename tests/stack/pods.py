@@ -10,7 +10,7 @@ spec:
   containers:
     - name: engine
       image: fake
-      command: [python, -m, kybernate.fakes.engine, --model, {model}, --vram, {vram}]
+      command: [python, -m, kybernate.dev.fakes.engine, --model, {model}, --vram, {vram}]
       resources: {{limits: {{kyb.ai/gpu-{size}x-seat: 1}}}}
 """
 

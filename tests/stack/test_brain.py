@@ -7,10 +7,10 @@ from typing import Any
 import aiohttp
 
 from kybernate.cli.why import lines
-from kybernate.fakes.engine.answers import expected_text
-from kybernate.fakes.gpu.client import FakeDriverClient
-from kybernate.simulate.replay import replay
-from kybernate.stack import Stack, StackOptions
+from kybernate.dev.fakes.engine.answers import expected_text
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.stack import Stack, StackOptions
+from kybernate.lab.simulate.replay import replay
 
 CONFIG = """
 profiles:
@@ -29,7 +29,7 @@ spec:
   containers:
     - name: engine
       image: fake
-      command: [python, -m, kybernate.fakes.engine, --model, {model}, --vram, 20GiB, --freezable]
+      command: [python, -m, kybernate.dev.fakes.engine, --model, {model}, --vram, 20GiB, --freezable]
       resources: {{limits: {{kyb.ai/gpu-1x-seat: 1}}}}
 """
 

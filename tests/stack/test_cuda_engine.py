@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 
 from kybernate.bus.server import free_port
-from kybernate.fakes.engine.answers import expected_text
-from kybernate.fakes.gpu.client import FakeDriverClient
-from kybernate.fakes.stubs.build import build_stubs
+from kybernate.dev.fakes.engine.answers import expected_text
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.stubs.build import build_stubs
 from tests.fakes.daemons import driver, process, until
 
 GIB = 2**30
@@ -37,7 +37,7 @@ async def node(tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
 def engine(
     node: SimpleNamespace, port: int, *options: str, env: Mapping[str, str] | None = None, **more: int
 ) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
-    arguments = ("-m", "kybernate.fakes.engine", "--cuda", "--model", "m", "--port", str(port), *options)
+    arguments = ("-m", "kybernate.dev.fakes.engine", "--cuda", "--model", "m", "--port", str(port), *options)
     return process(*arguments, env={**node.env, **(env or {})}, **more)
 
 

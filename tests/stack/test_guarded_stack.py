@@ -7,7 +7,7 @@ import aiohttp
 from kybernate.bus.credentials import Credentials
 from kybernate.bus.keys import write
 from kybernate.bus.rights import Place
-from kybernate.stack import Stack, StackOptions
+from kybernate.dev.stack import Stack, StackOptions
 from tests.bus.guarded import certificates
 from tests.stack.pods import pod
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.stack import process as process_module
-from kybernate.stack.process import Command, Process
+from kybernate.dev.stack import process as process_module
+from kybernate.dev.stack.process import Command, Process
 
 Lines = list[tuple[str, str]]
 

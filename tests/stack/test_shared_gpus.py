@@ -6,8 +6,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from kybernate.fakes.gpu.client import FakeDriverClient
-from kybernate.stack import Stack, StackOptions
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.stack import Stack, StackOptions
 from tests.stack.pods import pod
 
 CONFIG = """

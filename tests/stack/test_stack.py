@@ -15,11 +15,11 @@ import nats
 import pytest
 
 from kybernate.bus.server import free_port
-from kybernate.stack import Stack, StackError, StackOptions
-from kybernate.stack.guard import left_over
-from kybernate.stack.ports import Ports
-from kybernate.stack.stack import unready
-from kybernate.stack_file import find_stack
+from kybernate.cli.stack_file import find_stack
+from kybernate.dev.stack import Stack, StackError, StackOptions
+from kybernate.dev.stack.guard import left_over
+from kybernate.dev.stack.ports import Ports
+from kybernate.dev.stack.stack import unready
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 STUBBORN = [
@@ -221,7 +221,7 @@ async def test_its_port_is_its_own_while_its_router_is_away_and_free_when_it_has
 
 def test_two_stacks_that_begin_at_once_do_not_both_take_the_usual_port(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = free_port()
-    monkeypatch.setattr("kybernate.stack.ports.USUAL_PORT", usual)
+    monkeypatch.setattr("kybernate.dev.stack.ports.USUAL_PORT", usual)
     first, second = Ports(), Ports()
     assert first.router(None) == usual != second.router(None)
     first.release()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate import stack_file as module
-from kybernate.stack_file import StackFile, StackFileError, find_stack, stack_file
+from kybernate.cli import stack_file as module
+from kybernate.cli.stack_file import StackFile, StackFileError, find_stack, stack_file
 
 
 @pytest.fixture(autouse=True)

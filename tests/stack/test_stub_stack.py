@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from kybernate.config_errors import ConfigError
-from kybernate.fakes.engine.answers import expected_text
-from kybernate.fakes.gpu.client import FakeDriverClient
-from kybernate.fakes.stubs import build
-from kybernate.stack import LAPTOP, Stack, StackError, StackOptions
-from kybernate.stack.options import check
+from kybernate.dev.fakes.engine.answers import expected_text
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.stubs import build
+from kybernate.dev.stack import LAPTOP, Stack, StackError, StackOptions
+from kybernate.dev.stack.options import check
 
 CONFIG = """
 profiles:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.bus.server import free_port
-from kybernate.stack.guard import left_over
+from kybernate.dev.stack.guard import left_over
 
 KYB = (sys.executable, "-c", "from kybernate.cli import main; main()")
 

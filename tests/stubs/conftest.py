@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.fakes.stubs import StubError, build_stubs
-from kybernate.fakes.stubs.build import find_compiler
+from kybernate.dev.fakes.stubs import StubError, build_stubs
+from kybernate.dev.fakes.stubs.build import find_compiler
 from tests.stubs.stand import USUAL, Stand, stand
 
 
@@ -46,7 +46,7 @@ def binding(request: pytest.FixtureRequest) -> str:
 def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A daemon that all tests share, one after another: starting one takes longer than most of them."""
     path = tmp_path_factory.mktemp("driver") / "driver.sock"
-    command = [sys.executable, "-m", "kybernate.fakes.gpu", "--socket", str(path), "--log-level", "error", *USUAL]
+    command = [sys.executable, "-m", "kybernate.dev.fakes.gpu", "--socket", str(path), "--log-level", "error", *USUAL]
     with subprocess.Popen(command) as daemon:
         yield path
         daemon.terminate()

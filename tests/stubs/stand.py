@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from kybernate.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from tests.fakes import daemons
 
 GIB = 2**30

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.fakes.stubs import StubError, build_stubs
+from kybernate.dev.fakes.stubs import StubError, build_stubs
 
 SOURCES = Path(build_stubs.__code__.co_filename).parent
 LIBRARIES = {"libcuda.so.1", "libnvidia-ml.so.1"}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kybernate.cli import main
-from kybernate.fakes.gpu.spec import hardware
-from kybernate.stack_file import StackFile
+from kybernate.cli.stack_file import StackFile
+from kybernate.dev.fakes.gpu.spec import hardware
 from tests.fakes.daemons import driver
 
 Said = tuple[int, str, str]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kybernate.config import ConfigError
 from kybernate.config.checks import check
-from kybernate.fakes.gpu.spec import hardware
+from kybernate.dev.fakes.gpu.spec import hardware
 from kybernate.machine import Gpu, Link
 from kybernate.topology import plan
 from tests.topology.machines import config, gpu, indices

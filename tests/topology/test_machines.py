@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.config import load
-from kybernate.fakes.gpu.spec import PRESETS, hardware
+from kybernate.dev.fakes.gpu.spec import PRESETS, hardware
 from kybernate.machine import Level
 from kybernate.topology import plan
 from tests.topology.machines import config, gpu, indices, link

@@ -3,7 +3,7 @@
 import pytest
 
 from kybernate.config import ConfigError, NodeConfig
-from kybernate.fakes.gpu.spec import Hardware, hardware
+from kybernate.dev.fakes.gpu.spec import Hardware, hardware
 from kybernate.topology import mig_refusal, plan
 from tests.topology.machines import config, gpu, indices, part
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kybernate.config import ConfigError
-from kybernate.fakes.gpu.spec import hardware
+from kybernate.dev.fakes.gpu.spec import hardware
 from kybernate.topology import plan
 from tests.topology.machines import config, gpu, indices
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.traces import Arrival, TraceError, load
+from kybernate.lab.traces import Arrival, TraceError, load
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 

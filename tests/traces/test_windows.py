@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.traces import TraceError, load
-from kybernate.traces.windows import OUTPUT_QUANTILES, Window, draw, length, unit_gap
+from kybernate.lab.traces import TraceError, load
+from kybernate.lab.traces.windows import OUTPUT_QUANTILES, Window, draw, length, unit_gap
 
 HEADER = "model,client,window_start_s,rate_rps,cv,pattern,shape,scale\n"
 

@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kybernate import webhook_certs
+from kybernate.cli import webhook_certs
+from kybernate.cli.webhook_certs import CertsError, Wanted, ensure, good, make
 from kybernate.health import HttpServer
 from kybernate.kube import Kube
-from kybernate.webhook_certs import CertsError, Wanted, ensure, good, make
 
 WANTED = Wanted("kyb", "hook-tls", "hook", "hooks")
 

@@ -367,7 +367,7 @@ ttlSecondsAfterFinished: {{ .Values.jobs.ttlSecondsAfterFinished }}
 {{- end -}}
 
 {{/* Where a pod that needs no GPU goes. (dict "root" $ "values" .Values.router "component" …) */}}
-{{- define "kybernate.placement" -}}
+{{- define "services.plugin.placement" -}}
 {{- with .values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}

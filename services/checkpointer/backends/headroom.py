@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from kybernate.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
+from kybernate.dev.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
 from services.checkpointer.cgroups import Cgroup, Cgroups, HiddenLimitsError
 from services.checkpointer.processes import PROC
 

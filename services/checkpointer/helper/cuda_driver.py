@@ -18,7 +18,7 @@ from kybernate.cuda import (
     support,
     why_no_checkpoint,
 )
-from kybernate.nvml_reader import NvmlReader, NvmlUnreadableError
+from kybernate.gpus.nvml_reader import NvmlReader, NvmlUnreadableError
 from services.checkpointer.helper.serving import Reply, unreachable
 
 _LASTING = {Result.STUB_LIBRARY, Result.SYSTEM_DRIVER_MISMATCH, Result.COMPAT_NOT_SUPPORTED_ON_DEVICE}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kybernate.fakes.gpu.sync_client import SyncDriverClient
+from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
 from services.checkpointer.helper.serving import Reply, unreachable
 
 _CALLS = {"state": "get_state", "restore_tid": "get_restore_tid"}

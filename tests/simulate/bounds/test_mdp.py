@@ -4,10 +4,10 @@ import functools
 
 import pytest
 
+from kybernate.lab.simulate.engine import Options, run
+from kybernate.lab.studies import mdp
+from kybernate.lab.studies.mdp_rules import LongestFirst, Optimal
 from kybernate.policy import KybBalanced
-from kybernate.simulate import mdp
-from kybernate.simulate.engine import Options, run
-from kybernate.simulate.mdp_rules import LongestFirst, Optimal
 
 # Queues are cut shorter than in bench/bench_bounds.py, which is why the tolerance is a few percent.
 CASES = {

@@ -6,11 +6,11 @@ import random
 import numpy as np
 import pytest
 
+from kybernate.lab.studies import mdp_slo
+from kybernate.lab.studies.mdp import zipf
+from kybernate.lab.studies.mdp_slo_steps import Patterns
+from kybernate.lab.studies.mdp_slo_view import Steps
 from kybernate.policy import POLICIES, KybSlo
-from kybernate.simulate import mdp_slo
-from kybernate.simulate.mdp import zipf
-from kybernate.simulate.mdp_slo_steps import Patterns
-from kybernate.simulate.mdp_slo_view import Steps
 
 SMALL = mdp_slo.Case(zipf(0.12), step=5.0, slo_steps=3, in_flight=6)
 """Steps as coarse as this make it cheap: 4,096 states of the queues."""

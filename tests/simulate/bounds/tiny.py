@@ -3,7 +3,7 @@
 import functools
 import random
 
-from kybernate.simulate.model import Scenario, SimGroup, SimSeat
+from kybernate.lab.simulate.model import Scenario, SimGroup, SimSeat
 
 SLO = 6.0
 

@@ -1,0 +1,80 @@
+"""Commands of the extra ``dev``: ``kyb up`` and ``kyb demo``."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``kyb``."""
+    app.command()(up)
+    app.command(
+        add_help_option=False,  # the demo's own parser answers --help
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(demo)
+
+
+class LogFormat(StrEnum):
+    """How processes write their logs."""
+
+    AUTO = "auto"
+    JSON = "json"
+    PRETTY = "pretty"
+
+
+class Driver(StrEnum):
+    """How everything reaches the fake GPUs."""
+
+    FAKE = "fake"
+    STUB = "stub"
+
+
+def up(
+    config: Annotated[Path | None, typer.Option(help="Profiles, groups, policy (YAML). Default: a laptop's.")] = None,
+    pods: Annotated[Path | None, typer.Option(help="v1 Pods (YAML), one seat each. Default: seven models.")] = None,
+    driver: Annotated[
+        Driver,
+        typer.Option(help="fake: the fake's own protocol. stub: CUDA and NVML libraries in front of it (needs cc)."),
+    ] = Driver.FAKE,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="The router's. Default: 8780 or a free one.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, max=64, help="How many fake GPUs.")] = 4,
+    memory: Annotated[str, typer.Option(help="Memory of each fake GPU.")] = "80GiB",
+    speed: Annotated[float, typer.Option(min=0.001, help="Model seconds per wall second.")] = 1.0,
+    nats_url: Annotated[str | None, typer.Option(help="A nats-server that runs already. Default: start one.")] = None,
+    two_buses: Annotated[bool, typer.Option("--two-buses", help="A second nats-server as node bus.")] = False,
+    log_format: Annotated[LogFormat, typer.Option(help="auto: pretty on a terminal.")] = LogFormat.AUTO,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No logs of the processes.")] = False,
+    ready_timeout: Annotated[float, typer.Option(min=1, help="Give up after so many seconds.")] = 60.0,
+) -> None:
+    """Start everything on this machine, with fake GPUs. Ctrl-C ends it."""
+    from kybernate.dev.stack import LAPTOP, StackOptions
+    from kybernate.dev.up import run
+
+    pretty = log_format is LogFormat.PRETTY or (log_format is LogFormat.AUTO and sys.stderr.isatty())
+    options = StackOptions(
+        driver=driver.value,
+        config=config or LAPTOP / "config.yaml",
+        pods=pods,
+        port=port,
+        gpus=gpus,
+        memory=memory,
+        speed=speed,
+        nats_url=nats_url,
+        two_buses=two_buses,
+        log_format="pretty" if pretty else "json",
+    )
+    run(options, quiet=quiet, ready_seconds=ready_timeout)
+
+
+def demo(context: typer.Context) -> None:
+    """Replay a workload against a private stack and report. See kyb demo --help."""
+    from kybernate.dev.demo.command import demo as command
+
+    inner = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    inner.command()(command)
+    inner(args=context.args, prog_name="kyb demo")

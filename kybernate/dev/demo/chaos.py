@@ -1,0 +1,221 @@
+"""Breaking the stack on purpose while it serves: SIGKILL for each service again and again, the bus taken away.
+
+The plan follows from its seed. Most kills wait for a seat to enter a chosen state of a switch, so that they fall into
+the middle of it; whether they did is decided afterwards by the times in the events. The supervisor starts what was
+killed; nobody else repairs anything.
+"""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from kybernate.dev.demo.verdict import Outages
+from kybernate.dev.demo.watch import Watch
+from kybernate.seat import SeatState
+
+SERVICES = ("plugin", "gpu_manager", "checkpointer", "router")
+KILLS_PER_SERVICE = 5
+NATS_OUTAGES = 2
+NATS_OUTAGE_SECONDS = 5.0
+
+SWITCH_WAIT_SECONDS = 15.0
+"""How long to wait for a switch before killing anyway."""
+RECOVERY_SECONDS = 30.0
+"""A service that is not back after this was not restarted."""
+_MOST_EXTRA = 20
+_PHASES = (SeatState.DRAINING, SeatState.PARKING, SeatState.ACTIVATING)
+
+
+class Target(Protocol):
+    """What can be broken, and how to see that it is whole again."""
+
+    async def kill(self, service: str) -> None:
+        """SIGKILL to one service."""
+        ...
+
+    async def back(self, service: str) -> bool:
+        """Whether it has been started again since it was last killed, and answers."""
+        ...
+
+    async def pause_nats(self) -> None:
+        """Take the nats-server away."""
+        ...
+
+    async def resume_nats(self) -> None:
+        """Give it back, with what it had stored."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One SIGKILL. ``on``: when a seat enters this state; None: at any time."""
+
+    service: str
+    on: SeatState | None
+    pause_seconds: float
+    """Wall seconds to wait before it is armed."""
+    delay_seconds: float = 0.0
+    """Wall seconds after the state was entered."""
+
+
+@dataclass(frozen=True, slots=True)
+class NatsOutage:
+    """The bus is away for a while."""
+
+    seconds: float
+    pause_seconds: float
+
+
+def plan(
+    seed: int, kills_per_service: int = KILLS_PER_SERVICE, nats_outages: int = NATS_OUTAGES
+) -> tuple[Kill | NatsOutage, ...]:
+    """What will be done, in order. Four of five kills of each service aim at a switch."""
+    random_ = random.Random(seed)
+    numbers = range(kills_per_service)
+    kills = [_kill(random_, service, aimed=number % 5 != 4) for service in SERVICES for number in numbers]
+    random_.shuffle(kills)
+    acts: list[Kill | NatsOutage] = list(kills)
+    for number in range(nats_outages):
+        place = (number + 1) * len(kills) // (nats_outages + 1) + number
+        acts.insert(place, NatsOutage(NATS_OUTAGE_SECONDS, random_.uniform(0.5, 1.5)))
+    return tuple(acts)
+
+
+def _kill(random_: random.Random, service: str, *, aimed: bool) -> Kill:
+    pause = random_.uniform(0.2, 1.2)
+    return Kill(service, random_.choice(_PHASES) if aimed else None, pause, random_.uniform(0.0, 0.02))
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """A kill that was done."""
+
+    service: str
+    at: float
+    """Unix seconds."""
+    back_seconds: float | None
+    """Wall seconds until it answered again; None: it did not."""
+
+
+@dataclass
+class Chaos:
+    """Carries out a plan and keeps the record."""
+
+    seed: int
+    target: Target
+    watch: Watch
+    outages: Outages
+    say: Callable[[str], None]
+    kills: list[Killed] = field(default_factory=list)
+    nats_outages: list[float] = field(default_factory=list)
+    """Wall seconds for which the nats-server was really away."""
+    recovered: bool = False
+    recovery_seconds: float | None = None
+
+    async def run(self, acts: Iterable[Kill | NatsOutage]) -> None:
+        """Do it all, then go on killing during switches until half of the kills fell into one."""
+        for act in acts:
+            await self._do(act)
+        for extra in self._extra():
+            if 2 * sum(self.during_switch().values()) >= len(self.kills):
+                return
+            await self._do(extra)
+
+    def during_switch(self) -> Counter[str]:
+        """Kills that fell into a switch, by service."""
+        return Counter(kill.service for kill in self.kills if self.watch.was_switching(kill.at))
+
+    async def settle(self, in_order: Callable[[], Awaitable[bool]], seconds: float) -> None:
+        """Wait until the stack is in order by itself."""
+        began = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await _until(in_order, every=0.2)
+                self.recovered = True
+                self.recovery_seconds = time.monotonic() - began
+
+    def report(self) -> dict[str, Any]:
+        """The record, and what is missing from the promise."""
+        kills, during = Counter(kill.service for kill in self.kills), self.during_switch()
+        failures = [
+            f"{service} was killed {kills[service]} times, not {KILLS_PER_SERVICE}"
+            for service in SERVICES
+            if kills[service] < KILLS_PER_SERVICE
+        ]
+        failures += [f"{kill.service} did not come back" for kill in self.kills if kill.back_seconds is None]
+        if 2 * sum(during.values()) < len(self.kills):
+            failures.append(f"only {sum(during.values())} of {len(self.kills)} kills fell into a switch")
+        if len(self.nats_outages) < NATS_OUTAGES:
+            failures.append(f"the nats-server was away {len(self.nats_outages)} times, not {NATS_OUTAGES}")
+        if not self.recovered:
+            failures.append("the stack was not in order again at the end")
+        return {
+            "seed": self.seed,
+            "kills": {service: kills[service] for service in SERVICES},
+            "kills_during_switch": {service: during[service] for service in SERVICES},
+            "nats_outages_s": [round(seconds, 3) for seconds in self.nats_outages],
+            "recovered": self.recovered,
+            "recovery_s": None if self.recovery_seconds is None else round(self.recovery_seconds, 3),
+            "failures": failures,
+        }
+
+    async def _do(self, act: Kill | NatsOutage) -> None:
+        await asyncio.sleep(act.pause_seconds)
+        if isinstance(act, NatsOutage):
+            await self._take_nats_away(act.seconds)
+            return
+        if act.on is not None:
+            await self._aim(act.on)
+            await asyncio.sleep(act.delay_seconds)
+        number = self.outages.begin(time.monotonic())
+        await self.target.kill(act.service)
+        at = time.time()
+        self.say(f"killed {act.service}{f' when a seat was {act.on}' if act.on else ''}")
+        back = await self._back(act.service)
+        self.outages.end(number, time.monotonic())
+        self.kills.append(Killed(act.service, at, back))
+
+    async def _aim(self, state: SeatState) -> None:
+        """Until a seat is in this state of a switch; any state of a switch will do in the second half of the wait."""
+        if not await self.watch.entered(state, SWITCH_WAIT_SECONDS / 2):
+            await self.watch.switch_under_way(SWITCH_WAIT_SECONDS / 2)
+
+    async def _back(self, service: str) -> float | None:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(RECOVERY_SECONDS):
+                await _until(lambda: self.target.back(service), every=0.05)
+        except TimeoutError:
+            self.say(f"{service} did not come back within {RECOVERY_SECONDS:.0f} s")
+            return None
+        return time.monotonic() - began
+
+    async def _take_nats_away(self, seconds: float) -> None:
+        number = self.outages.begin(time.monotonic())
+        began = time.monotonic()
+        self.say(f"take the nats-server away for {seconds:g} s")
+        await self.target.pause_nats()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            await self.target.resume_nats()
+            self.outages.end(number, time.monotonic())
+        self.nats_outages.append(time.monotonic() - began)
+
+    def _extra(self) -> Iterator[Kill]:
+        random_ = random.Random(f"{self.seed}/extra")
+        for number in range(_MOST_EXTRA):
+            yield replace(_kill(random_, SERVICES[number % len(SERVICES)], aimed=True), delay_seconds=0.0)
+
+
+async def _until(holds: Callable[[], Awaitable[bool]], *, every: float) -> None:
+    """Ask again and again until it holds; the caller sets the deadline."""
+    while True:
+        if await holds():
+            return
+        await asyncio.sleep(every)

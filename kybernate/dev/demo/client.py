@@ -1,0 +1,152 @@
+"""Asking one question of the router, and judging the answer to the letter."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import aiohttp
+
+from kybernate.dev.demo.verdict import Outages, Ruling, Verdict, of_broken, of_status, of_stream_error, of_text
+from kybernate.lab.traces import Arrival
+
+Expect = Callable[[str, str, int], str]
+"""(model, prompt, tokens) → the only right answer."""
+
+MOST_PROMPT_WORDS = 48
+"""Prompts stay modest whatever the trace says: the fakes compute nothing from their length."""
+
+_WORDS = ("seat", "group", "lease", "epoch", "park", "drain", "signal", "roster", "ledger", "hold", "ticket", "gate")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request. Its prompt follows from the row's number, so that no two answers are alike."""
+
+    number: int
+    model: str
+    prompt: str
+    tokens: int
+    route: Literal["chat", "completion"]
+    stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try: the ruling and what was measured. None: not measured or not said."""
+
+    ruling: Ruling
+    held_seconds: float | None = None
+    """Model seconds in the router's queue, by ``x-kyb-held-seconds``."""
+    first_byte_at: float | None = None
+    """Monotonic seconds of the first streamed token."""
+    overhead_seconds: float | None = None
+    """Wall seconds of control, by ``x-kyb-overhead-seconds``."""
+    release_seconds: float | None = None
+    """Wall seconds from the last backend call until it was sent to its engine, by ``x-kyb-release-seconds``."""
+
+
+def question(number: int, arrival: Arrival) -> Question:
+    """What row ``number`` of a trace asks. Three of four stream; one of four is a plain completion."""
+    words = min(MOST_PROMPT_WORDS, arrival.prompt_tokens)
+    text = " ".join(_WORDS[(number * 7 + place) % len(_WORDS)] for place in range(words))
+    route: Literal["chat", "completion"] = "completion" if number % 4 == 3 else "chat"
+    return Question(number, arrival.model, f"row {number}: {text}", arrival.output_tokens, route, number % 4 != 1)
+
+
+async def ask(
+    session: aiohttp.ClientSession, url: str, q: Question, expect: Expect, outages: Outages, timeout: float
+) -> Attempt:
+    """Send the question once and read the answer to its end; ``timeout`` in wall seconds."""
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(timeout):
+            return await _ask(session, url, q, expect)
+    except (aiohttp.ClientError, ConnectionError) as error:
+        broken = _how_broken(error)
+        return Attempt(of_broken(broken, outages.overlap(began, time.monotonic())))
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        return Attempt(Ruling(Verdict.ERROR, f"the answer cannot be read ({type(error).__name__}: {error})"))
+    except TimeoutError:
+        return Attempt(Ruling(Verdict.ERROR, f"no complete answer within {timeout:.0f} s"))
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, q: Question, expect: Expect) -> Attempt:
+    path = "/v1/chat/completions" if q.route == "chat" else "/v1/completions"
+    async with session.post(url + path, json=_body(q)) as response:
+        if response.status != 200:
+            ruling = of_status(response.status, response.headers.get("Retry-After"), await response.text())
+            return Attempt(ruling, _seconds(response, "x-kyb-held-seconds"))
+        first: float | None = None
+        if q.stream:
+            text, finished, first, broken = await _read_stream(response, q)
+        else:
+            text, finished, broken = *_read_whole(await response.read(), q), None
+        return Attempt(
+            broken or of_text(text, expect(q.model, q.prompt, q.tokens), finished),
+            _seconds(response, "x-kyb-held-seconds"),
+            first,
+            _seconds(response, "x-kyb-overhead-seconds"),
+            _seconds(response, "x-kyb-release-seconds"),
+        )
+
+
+def _body(q: Question) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": q.model, "max_tokens": q.tokens, "stream": q.stream}
+    if q.route == "chat":
+        return body | {"messages": [{"role": "user", "content": q.prompt}]}
+    return body | {"prompt": q.prompt}
+
+
+async def _read_stream(response: aiohttp.ClientResponse, q: Question) -> tuple[str, bool, float | None, Ruling | None]:
+    """Text, whether it came to its end, when the first token came, and the ruling if it ended with an error event."""
+    parts: list[str] = []
+    first: float | None = None
+    async for data in _events(response):
+        if data == "[DONE]":
+            return "".join(parts), True, first, None
+        event = json.loads(data)
+        if "error" in event:
+            error = event["error"]
+            return "", False, first, of_stream_error(str(error.get("code")), str(error.get("message")))
+        piece = _piece(event, q)
+        if piece and first is None:
+            first = time.monotonic()
+        parts.append(piece)
+    # The body ended in order, so nothing was cut on the way: whoever sent it forgot the end.
+    return "".join(parts), False, first, None
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
+    """The data of each server-sent event; comments (keep-alives) and other fields are passed over."""
+    async for line in response.content:
+        if line.startswith(b"data:"):
+            yield line[5:].strip().decode()
+
+
+def _piece(event: dict[str, Any], q: Question) -> str:
+    choices = event.get("choices") or [{}]
+    if q.route == "chat":
+        return str((choices[0].get("delta") or {}).get("content") or "")
+    return str(choices[0].get("text") or "")
+
+
+def _read_whole(body: bytes, q: Question) -> tuple[str, bool]:
+    choice = json.loads(body)["choices"][0]
+    text = choice["message"]["content"] if q.route == "chat" else choice["text"]
+    return str(text), choice.get("finish_reason") is not None
+
+
+def _seconds(response: aiohttp.ClientResponse, header: str) -> float | None:
+    value = response.headers.get(header)
+    return None if value is None else float(value)
+
+
+def _how_broken(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return "connection refused"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "answer cut short"
+    return f"connection lost ({type(error).__name__})"

@@ -1,0 +1,152 @@
+"""``kyb demo`` on the command line."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from kybernate.config_errors import ConfigError
+from kybernate.dev.demo import report, scenario
+from kybernate.dev.demo.layout import LayoutError
+from kybernate.dev.demo.session import DEFAULT_SPEED, Demo, DemoError, Live, play
+from kybernate.dev.demo.verdict import Verdict
+from kybernate.dev.fakes.engine.answers import expected_text
+from kybernate.dev.stack import StackError
+from kybernate.lab.traces import TraceError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+class Driver(StrEnum):
+    """The drivers of a stack."""
+
+    FAKE = "fake"
+    STUB = "stub"
+
+
+def demo(
+    trace: Annotated[
+        list[Path] | None, typer.Option(help="Replay this trace (docs/demo.md lists the formats); may be given again.")
+    ] = None,
+    start: Annotated[float, typer.Option(min=0, help="Begin at this second of the trace.")] = 0.0,
+    duration: Annotated[float | None, typer.Option(min=0, help="Play this many seconds of the trace.")] = None,
+    speed: Annotated[
+        float | None, typer.Option(help=f"Model seconds per wall second. [default: {DEFAULT_SPEED:g}]")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
+    scenario_: Annotated[
+        scenario.Scenario | None,
+        typer.Option("--scenario", help="hot-group: one group gets all the load; with and without rebalancing."),
+    ] = None,
+    no_rebalance: Annotated[
+        bool, typer.Option("--no-rebalance", help="Play the scenario without rebalancing only.")
+    ] = False,
+    chaos: Annotated[bool, typer.Option("--chaos", help="Kill services and take NATS away while it runs.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the shipped workload and of chaos.")] = 1,
+    router: Annotated[
+        str | None, typer.Option(metavar="URL", help="Ask this router instead of a private stack.")
+    ] = None,
+    driver: Annotated[
+        Driver, typer.Option(help="How the private stack reaches its fake GPUs; stub: by CUDA and NVML libraries.")
+    ] = Driver.FAKE,
+    map_: Annotated[
+        list[str] | None, typer.Option("--map", metavar="TRACE=MODEL", help="Let MODEL play the trace's model TRACE.")
+    ] = None,
+    keep_logs: Annotated[Path | None, typer.Option(metavar="DIR", help="Copy the stack's logs here.")] = None,
+) -> None:
+    """Start a private stack, replay a workload against it, and report waits, switches, errors and violations."""
+    console, errors = Console(), Console(stderr=True)
+    try:
+        if speed is not None and speed <= 0:
+            raise DemoError(f"--speed {speed:g} must be above 0")
+        asked = Demo(
+            traces=tuple(trace or ()),
+            start=start,
+            duration=duration,
+            speed=speed,
+            seed=seed,
+            chaos=chaos,
+            router=router,
+            driver=driver.value,
+            models=_mapping(map_ or []),
+            logs=keep_logs,
+        )
+        if no_rebalance and scenario_ is None:
+            raise DemoError("--no-rebalance is for --scenario hot-group")
+        result = asyncio.run(_run(asked, errors, scenario_, rebalance=not no_rebalance))
+    except (DemoError, TraceError, LayoutError, ConfigError) as error:
+        errors.print(f"kyb demo: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_USAGE) from None
+    except StackError as error:
+        errors.print(f"kyb demo: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_FAILED) from None
+    report.show(result, console)
+    why = report.passed(result, chaos=chaos) + (scenario.failures(result) if scenario_ is not None else [])
+    if json_file is not None:
+        json_file.write_text(json.dumps(result | {"passed": not why}, indent=2) + "\n")
+    if why:
+        errors.print(f"kyb demo: not passed: {', '.join(why)}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_FAILED)
+
+
+async def _run(asked: Demo, console: Console, which: scenario.Scenario | None, *, rebalance: bool) -> report.Report:
+    live = Live()
+
+    def say(text: str) -> None:
+        console.print(f"kyb demo: {text}", markup=False, highlight=False, soft_wrap=True)
+
+    async with _progress(live, console):
+        if which is not None:
+            return await scenario.play(asked, expected_text, live, say, rebalance=rebalance)
+        return await play(asked, expected_text, live, say)
+
+
+@asynccontextmanager
+async def _progress(live: Live, console: Console) -> AsyncIterator[None]:
+    """One line that tells how far it is, on a terminal only."""
+    if not console.is_terminal:
+        yield
+        return
+    with console.status("starting") as status:
+
+        async def refresh() -> None:
+            while True:
+                status.update(progress_line(live))
+                await asyncio.sleep(0.25)
+
+        task = asyncio.create_task(refresh())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def progress_line(live: Live) -> str:
+    """How far it is."""
+    tally = live.tally
+    ok, errors = tally.count(Verdict.OK), tally.count(Verdict.ERROR)
+    open_ = tally.sent - len(tally.samples)
+    return (
+        f"{live.stage}: {tally.sent} sent, {ok} ok, {open_} open, {errors} errors, "
+        f"{tally.retryable} retryable, {len(live.watch.switches)} switches"
+    )
+
+
+def _mapping(pairs: list[str]) -> dict[str, str]:
+    mapping = {}
+    for pair in pairs:
+        trace, equals, model = pair.partition("=")
+        if not (trace and equals and model):
+            raise DemoError(f"--map {pair}: must be TRACE=MODEL, such as azure_llm_2023_conv=qwen3-32b")
+        mapping[trace] = model
+    return mapping

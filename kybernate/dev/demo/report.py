@@ -1,0 +1,169 @@
+"""What a replay is worth in numbers, with keys that stay the same. Pure but for ``show``."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kybernate.dev.demo.replay import Sample, Tally
+from kybernate.dev.demo.verdict import Verdict
+from kybernate.dev.demo.watch import Switch
+
+PHASES = ("drain", "park", "activate", "verify", "release")
+Report = dict[str, Any]
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The value below which ``share`` (0 to 1) of the values lie, straight lines between them; None without any."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def summary(prefix: str, values: Iterable[float | None], *, mean: bool = True) -> dict[str, float | None]:
+    """``<prefix>_mean_s``, ``_p50_s``, ``_p95_s``, ``_p99_s`` of what is not None."""
+    known = [value for value in values if value is not None]
+    numbers = {f"{prefix}_p{percent}_s": _rounded(percentile(known, percent / 100)) for percent in (50, 95, 99)}
+    average = {f"{prefix}_mean_s": _rounded(sum(known) / len(known) if known else None)}
+    return (average if mean else {}) | numbers
+
+
+def build(tally: Tally, switches: Sequence[Switch], violations: int | None, speed: float, seconds: float) -> Report:
+    """The report of a replay that took ``seconds`` of model time. ``violations`` None: nobody could count them."""
+    good = [sample for sample in tally.samples if sample.verdict is Verdict.OK]
+    return {
+        "requests": tally.sent,
+        "ok": len(good),
+        "errors": tally.count(Verdict.ERROR) + tally.sent - len(tally.samples),
+        "retryable": tally.retryable,
+        "repeats": tally.repeats,
+        "held": sum((sample.wait_seconds or 0.0) > 0 for sample in good),
+        "violations": violations,
+        "switches": len(switches),
+        "moves": sum(switch.moved for switch in switches),
+        "speed": speed,
+        "model_seconds": _rounded(seconds),
+        **summary("wait", (sample.wait_seconds for sample in good)),
+        **summary("first_byte", (sample.first_byte_seconds for sample in good)),
+        **summary("overhead", (sample.overhead_seconds for sample in good)),
+        **summary("release", (sample.release_seconds for sample in good)),
+        **summary("client_late", (sample.late_seconds for sample in tally.samples), mean=False),
+        "phases": phases(switches, speed),
+        "switches_by_group": dict(sorted(Counter(switch.group for switch in switches).items())),
+        "models": _by_model(tally.samples),
+        "reasons": dict(tally.reasons.most_common(20)),
+    }
+
+
+def phases(switches: Sequence[Switch], speed: float) -> dict[str, dict[str, float | None]]:
+    """Switch time by phase in model seconds: in the order of a switch, then whatever else was reported."""
+    others = sorted({name for switch in switches for name in switch.seconds} - set(PHASES))
+    result: dict[str, dict[str, float | None]] = {}
+    for name in (*PHASES, *others):
+        values = [switch.seconds[name] * speed for switch in switches if name in switch.seconds]
+        mean = sum(values) / len(values) if values else None
+        result[name] = {
+            "count": len(values),
+            "mean_s": _rounded(mean),
+            "p50_s": _rounded(percentile(values, 0.5)),
+            "p95_s": _rounded(percentile(values, 0.95)),
+        }
+    return result
+
+
+def passed(report: Report, *, chaos: bool) -> list[str]:
+    """Why the demo did not pass; empty when it did."""
+    why = []
+    if report["requests"] == 0:
+        why.append("no request was sent")
+    if report["errors"]:
+        why.append(f"{report['errors']} errors")
+    if report["violations"]:
+        why.append(f"{report['violations']} violations")
+    if report["retryable"] and not chaos:
+        why.append(f"{report['retryable']} retryable answers without chaos")
+    unanswered = report["requests"] - report["ok"] - report["errors"] - (0 if chaos else report["retryable"])
+    if unanswered > 0:
+        why.append(f"{unanswered} requests without an answer")
+    if chaos:
+        why += report["chaos"]["failures"]
+    return why
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the report as tables."""
+    speed = report["speed"]
+    console.print(f"\nkyb demo: {report['model_seconds']:.0f} model seconds at {speed:g} ×", style="bold")
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for key in ("requests", "ok", "errors", "retryable", "held", "violations", "switches", "moves"):
+        table.add_row(key, _text(report[key], "not seen" if key == "violations" else "–"))
+    by_group = ", ".join(f"{group} {count}" for group, count in report["switches_by_group"].items())
+    table.add_row("switches by group", by_group or "–")
+    console.print(table)
+    console.print("\ntimes in model seconds; overhead, release and client lateness in wall milliseconds", style="bold")
+    console.print(_times(report))
+    for reason, count in list(report["reasons"].items())[:5]:
+        console.print(f"  {count} × {reason}", markup=False, highlight=False)
+    if "chaos" in report:
+        _show_chaos(report["chaos"], console)
+    if "without_rebalance" in report:
+        before, after, fall = report["wait_mean_without_s"], report["wait_mean_s"], report["wait_fall"]
+        text = f"{_text(after)} s with rebalancing, {_text(before)} s without it: {-(fall or 0.0):+.0%}"
+        console.print(f"\n{report['scenario']}: mean wait {text}; {report['moves']} moves", style="bold")
+
+
+def _times(report: Report) -> Table:
+    table = Table()
+    for name in ("", "mean", "p50", "p95", "p99"):
+        table.add_column(name, justify="right" if name else "left")
+    rows = (("wait", "wait", 1.0), ("first byte", "first_byte", 1.0), ("control overhead", "overhead", 1000.0))
+    more = (("release of all who waited", "release", 1000.0), ("client lateness", "client_late", 1000.0))
+    for label, key, factor in (*rows, *more):
+        cells = [report.get(f"{key}_{part}_s") for part in ("mean", "p50", "p95", "p99")]
+        table.add_row(label, *(_text(None if cell is None else cell * factor) for cell in cells))
+    for name, phase in report["phases"].items():
+        if phase["count"]:
+            numbers = [phase["mean_s"], phase["p50_s"], phase["p95_s"]]
+            table.add_row(f"switch: {name}", *(_text(number) for number in numbers), "")
+    return table
+
+
+def _show_chaos(chaos: dict[str, Any], console: Console) -> None:
+    console.print(f"\nchaos, seed {chaos['seed']}", style="bold")
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for service, count in chaos["kills"].items():
+        table.add_row(f"{service} killed", f"{count} ({chaos['kills_during_switch'][service]} during a switch)")
+    table.add_row("nats-server away", f"{len(chaos['nats_outages_s'])} ×")
+    table.add_row("in order again", "yes" if chaos["recovered"] else "NO")
+    console.print(table)
+
+
+def _by_model(samples: Sequence[Sample]) -> dict[str, dict[str, float | int | None]]:
+    result: dict[str, dict[str, float | int | None]] = {}
+    for model in sorted({sample.model for sample in samples}):
+        own = [sample for sample in samples if sample.model == model]
+        waits = [s.wait_seconds for s in own if s.verdict is Verdict.OK and s.wait_seconds is not None]
+        mean = sum(waits) / len(waits) if waits else None
+        late = _rounded(percentile(waits, 0.95))
+        result[model] = {"requests": len(own), "wait_mean_s": _rounded(mean), "wait_p95_s": late}
+    return result
+
+
+def _text(value: float | int | None, nothing: str = "–") -> str:
+    if value is None:
+        return nothing
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)

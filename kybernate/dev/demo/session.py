@@ -1,0 +1,271 @@
+"""One demo from beginning to end: what is played, the stack, the replay, chaos, the report."""
+
+import asyncio
+import contextlib
+import heapq
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import aiohttp
+
+from kybernate.cli.stack_file import find_stack
+from kybernate.dev.demo import layout, report, workload
+from kybernate.dev.demo.chaos import Chaos, plan
+from kybernate.dev.demo.client import Expect
+from kybernate.dev.demo.private_stack import StackTarget, keep_logs, seats_in_order
+from kybernate.dev.demo.replay import Player, Tally, again_and_again, client_session
+from kybernate.dev.demo.watch import Watch
+from kybernate.dev.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
+from kybernate.dev.stack import Stack, StackOptions
+from kybernate.lab.traces import Arrival, load
+
+DEFAULT_SPEED = 24.0
+"""The shipped workload takes 75 s with it, and two cores are enough."""
+GPUS = 4
+HOLD_MODEL_SECONDS = 1800.0
+"""The private router holds as long as the client asks: a long wait is a number in the report, not a refusal."""
+READY_SECONDS = 60.0
+SETTLE_SECONDS = 60.0
+
+
+class DemoError(Exception):
+    """The demo cannot be played as asked; the text says why and what to do. Exit code 2."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What a person asked for."""
+
+    traces: tuple[Path, ...] = ()
+    start: float = 0.0
+    duration: float | None = None
+    speed: float | None = None
+    seed: int = 1
+    chaos: bool = False
+    router: str | None = None
+    driver: Literal["fake", "stub"] = "fake"
+    """How the private stack reaches its fake GPUs."""
+    models: Mapping[str, str] = field(default_factory=dict)
+    """Trace model → model that plays it."""
+    logs: Path | None = None
+
+
+@dataclass
+class Live:
+    """What is known while the demo runs, for a progress line."""
+
+    tally: Tally = field(default_factory=Tally)
+    watch: Watch = field(default_factory=Watch)
+    stage: str = "starting"
+
+    def begin_again(self) -> None:
+        """Another run begins."""
+        self.tally, self.watch, self.stage = Tally(), Watch(), "starting"
+
+
+def arrivals(demo: Demo) -> Callable[[], Iterator[Arrival]]:
+    """The asked traces as one, in order of time, under the mapped names. Raises TraceError."""
+    traces = [load(path, demo.start, demo.duration, seed=demo.seed) for path in demo.traces]
+
+    def read() -> Iterator[Arrival]:
+        for arrival in heapq.merge(*traces):
+            yield arrival._replace(model=demo.models.get(arrival.model, arrival.model))
+
+    return read
+
+
+async def play(demo: Demo, expect: Expect, live: Live, say: Callable[[str], None]) -> report.Report:
+    """Play the demo and return its report. Raises DemoError, TraceError, LayoutError, ConfigError, StackError."""
+    if demo.router is not None:
+        return await _on_router(demo, demo.router.rstrip("/"), expect, live, say)
+    speed = demo.speed or DEFAULT_SPEED
+    with tempfile.TemporaryDirectory(prefix="kyb-demo-") as folder:
+        options = _stack_options(demo, Path(folder), speed)
+        return await on_stack(demo, options, arrivals(demo) if demo.traces else None, expect, live, say)
+
+
+async def on_stack(
+    demo: Demo,
+    options: StackOptions,
+    read: Callable[[], Iterable[Arrival]] | None,
+    expect: Expect,
+    live: Live,
+    say: Callable[[str], None],
+) -> report.Report:
+    """Start this stack and replay against it; ``read`` None: the shipped workload over its models."""
+    stack = Stack(options)
+    read = read or _shipped([pod.model for pod in stack.plan.pods], demo)
+    async with stack:
+        try:
+            live.stage = "starting the stack"
+            await stack.ready(READY_SECONDS)
+            say(f"stack ready at {stack.url}")
+            return await _measured(demo, stack.url, options.speed, read, expect, live, say, stack)
+        finally:
+            if demo.logs is not None:
+                keep_logs(stack, demo.logs)
+
+
+async def _on_router(demo: Demo, url: str, expect: Expect, live: Live, say: Callable[[str], None]) -> report.Report:
+    if demo.chaos:
+        raise DemoError("--chaos breaks things; it does so only to a stack of its own: leave out --router")
+    if demo.driver != "fake":
+        raise DemoError(f"--driver {demo.driver} is for the private stack; give it to kyb up, or leave out --router")
+    known = await _models(url)
+    read = arrivals(demo) if demo.traces else _shipped(known, demo)
+    unmapped = sorted({arrival.model for arrival in read()} - set(known))
+    if unmapped:
+        raise DemoError(
+            f"the router at {url} has no model {', '.join(unmapped)}; it has {', '.join(known) or 'none'}. "
+            f"Say who plays whom: --map {unmapped[0]}={known[0] if known else 'MODEL'}"
+        )
+    speed = demo.speed or _speed_of(url)
+    return await _measured(demo, url, speed, read, expect, live, say, None)
+
+
+async def _measured(
+    demo: Demo,
+    url: str,
+    speed: float,
+    read: Callable[[], Iterable[Arrival]],
+    expect: Expect,
+    live: Live,
+    say: Callable[[str], None],
+    stack: Stack | None,
+) -> report.Report:
+    """Replay against a running router."""
+    driver = str(stack.layout.driver_socket) if stack else _driver_of(url)
+    before = await _violations(driver)
+    live.stage, live.watch = "replaying", Watch()
+    async with client_session() as session, _following(live.watch, session, url):
+        player = Player(url, speed, expect, session, repeat=demo.chaos, tally=live.tally)
+        began = time.monotonic()
+        chaos: Chaos | None = None
+        if stack is not None and demo.chaos:
+            chaos = await _with_chaos(demo, stack, player, read, live, say)
+        else:
+            await player.play(read())
+        seconds = (time.monotonic() - began) * speed
+        live.stage = "counting"
+        after = await _violations(driver)
+    violations = None if before is None or after is None else after - before
+    result = report.build(live.tally, live.watch.switches, violations, speed, seconds) | {"seed": demo.seed}
+    return result | ({"chaos": chaos.report()} if chaos else {})
+
+
+async def _with_chaos(
+    demo: Demo,
+    stack: Stack,
+    player: Player,
+    read: Callable[[], Iterable[Arrival]],
+    live: Live,
+    say: Callable[[str], None],
+) -> Chaos:
+    """Replay, again and again if need be, until all the breaking is done; then see that everything is in order."""
+    target = StackTarget(stack, player.session)
+    chaos = Chaos(demo.seed, target, live.watch, player.outages, say)
+    say(f"chaos with seed {demo.seed}")
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(player.play(again_and_again(read), stop))
+        await chaos.run(plan(demo.seed))
+        stop.set()
+    live.stage = "waiting for order"
+    models = [pod.model for pod in stack.plan.pods]
+
+    async def in_order() -> bool:
+        return await seats_in_order(player.session, stack.url, len(models))
+
+    await chaos.settle(in_order, SETTLE_SECONDS)
+    await player.play([Arrival(0.0, model, 16, 16) for model in models])
+    return chaos
+
+
+def _stack_options(demo: Demo, folder: Path, speed: float) -> StackOptions:
+    """The laptop stack, or for traces one with a seat per model."""
+    settings = {"router": {"KYB_HOLD_SECONDS": str(HOLD_MODEL_SECONDS)}}
+    if not demo.traces:
+        return StackOptions(driver=demo.driver, port=0, gpus=GPUS, speed=speed, settings=settings)
+    weights: dict[str, float] = {}
+    for arrival in arrivals(demo)():
+        weights[arrival.model] = weights.get(arrival.model, 0.0) + arrival.output_tokens
+    seats = layout.plan(weights, GPUS)
+    config, pods = folder / "config.yaml", folder / "pods.yaml"
+    config.write_text(layout.config_yaml(seats))
+    pods.write_text(layout.pods_yaml(seats, demo.driver))
+    return StackOptions(driver=demo.driver, config=config, pods=pods, port=0, gpus=GPUS, speed=speed, settings=settings)
+
+
+def _shipped(models: list[str], demo: Demo) -> Callable[[], Iterator[Arrival]]:
+    if not models:
+        raise DemoError("the router has no model to ask; start one, or leave out --router")
+    trace = workload.generate(models, seed=demo.seed)
+    end = float("inf") if demo.duration is None else demo.start + demo.duration
+    part = [
+        arrival._replace(at_seconds=arrival.at_seconds - demo.start)
+        for arrival in trace
+        if demo.start <= arrival.at_seconds < end
+    ]
+    return lambda: iter(part)
+
+
+async def _models(url: str) -> list[str]:
+    """What ``GET /v1/models`` offers. Raises DemoError when nobody answers."""
+    try:
+        async with client_session() as session, asyncio.timeout(10), session.get(f"{url}/v1/models") as response:
+            body = await response.json()
+            return [str(entry["id"]) for entry in body["data"]]
+    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+        raise DemoError(f"no router answers at {url} ({type(error).__name__}); is the address right?") from None
+
+
+async def _violations(driver: str | None) -> int | None:
+    """What the fake driver has counted; None when it cannot be asked."""
+    if driver is None:
+        return None
+    try:
+        client = await FakeDriverClient.connect(driver, wait_seconds=5.0)
+        try:
+            return int((await client.call("stats"))["violations"]["count"])
+        finally:
+            await client.close()
+    except (DriverError, DriverGoneError):
+        return None
+
+
+@asynccontextmanager
+async def _following(watch: Watch, session: aiohttp.ClientSession, url: str) -> AsyncIterator[None]:
+    """Events are followed inside; entered once the stream is open (or after 10 s without)."""
+    ready = asyncio.Event()
+    task = asyncio.create_task(watch.follow(session, url, ready))
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                await ready.wait()
+        yield
+        await asyncio.sleep(0.3)  # the last events are still on their way
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _own_stack(url: str) -> Mapping[str, object] | None:
+    found = find_stack()
+    return found if found and str(found.get("url", "")).rstrip("/") == url else None
+
+
+def _speed_of(url: str) -> float:
+    found = _own_stack(url)
+    return float(str(found["speed"])) if found else 1.0
+
+
+def _driver_of(url: str) -> str | None:
+    """The fake driver behind this router: of the stack that was announced here, else what KYB_FAKE_DRIVER names."""
+    found = _own_stack(url)
+    return str(found["driver_socket"]) if found else os.environ.get("KYB_FAKE_DRIVER")

@@ -1,0 +1,129 @@
+"""The fake machine: calls, time and what /proc says go in, answers and kills come out. Pure.
+
+The rules are those measured on real drivers: a wrong state changes nothing (ILLEGAL_STATE), a restore without room
+loses the process for good, calls of a locked process wait, checkpoint calls on a stopped process hang until it is
+continued, state queries wait for a running checkpoint or restore, a parked process vanishes from the process list.
+"""
+
+import math
+
+from kybernate.dev.fakes.gpu.codes import Code
+from kybernate.dev.fakes.gpu.own_calls import OwnCalls
+from kybernate.dev.fakes.gpu.process import Call, Caller, Effect, Process, RefusedError, Target
+from kybernate.dev.fakes.gpu.readings import Readings
+from kybernate.dev.fakes.gpu.spec import MachineSpec
+from kybernate.dev.fakes.gpu.verbs import Verbs
+from kybernate.dev.fakes.gpu.violations import Violations
+from kybernate.dev.fakes.gpu.world import Result, World
+from kybernate.dev.fakes.gpu.xids import Xids
+
+
+class Machine:
+    """One made-up machine. Every method that changes something returns what the shell has to do."""
+
+    def __init__(self, spec: MachineSpec) -> None:
+        self.world = World(spec)
+        self._own_calls = OwnCalls(self.world)
+        self._verbs = Verbs(self.world, self._own_calls)
+        self._readings = Readings(self.world)
+        self._xids = Xids(self.world)
+
+    @property
+    def violations(self) -> Violations:
+        """What was done that hardware would have punished."""
+        return self.world.violations
+
+    @property
+    def processes(self) -> dict[int, Process]:
+        """Attached processes by pid."""
+        return self.world.processes
+
+    def call(self, call: Call, caller: Caller, now: float, target: Target | None = None) -> list[Effect]:
+        """A call came in; ``target`` is what /proc says about the process that a checkpoint call names."""
+        self.world.now = now
+        self.world.attempt(call, lambda: self._dispatch(call, caller, target or Target()))
+        self._verbs.advance_held_up()
+        return self._take_effects()
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time passed; finishes what is due. The shell says by ``observe`` first who is stopped."""
+        self.world.now = now
+        for process in tuple(self.processes.values()):
+            self._verbs.finish_due(process)
+        self._verbs.advance_held_up()
+        self._xids.expire()
+        return self._take_effects()
+
+    def observe(self, pid: int, *, stopped: bool, now: float) -> list[Effect]:
+        """Whether a process is stopped by SIGSTOP."""
+        self.world.now = now
+        process = self.processes.get(pid)
+        if process is not None and process.stopped != stopped:
+            process.stopped = stopped
+            self._verbs.finish_due(process)
+            self._verbs.advance(process)
+            self._verbs.advance_held_up()
+        return self._take_effects()
+
+    def gone(self, pid: int, now: float) -> list[Effect]:
+        """A process ended: its memory is free at once, calls about it fail."""
+        self.world.now = now
+        process = self.processes.pop(pid, None)
+        if process is not None:
+            pending = list(process.verbs) if process.operation is None else [process.operation.call, *process.verbs]
+            for call in pending:
+                self.world.refuse(call, Code.OPERATING_SYSTEM, f"process {pid} is gone")
+            self.world.wedge(process)
+            self.world.memory_changed(process.memory)
+            self._verbs.advance_held_up()
+        return self._take_effects()
+
+    def next_time(self) -> float | None:
+        """When the next operation ends, as far as that needs only time."""
+        ends = [p.operation.ends_at for p in self.processes.values() if p.operation is not None and not p.stopped]
+        return min((end for end in (*ends, self._xids.next_time()) if end < math.inf), default=None)
+
+    def watched(self) -> list[int]:
+        """Processes whose stop and continue matter now: something about them waits."""
+        return [p.pid for p in self.processes.values() if p.operation is not None or p.verbs]
+
+    def _dispatch(self, call: Call, caller: Caller, target: Target) -> Result | None:
+        if call.name in self._own_calls.table:
+            return self._own_calls.run(call, caller)
+        if call.name in self._verbs.table:
+            return self._verbs.run(call, target)
+        if call.name in self._readings.table:
+            return self._readings.table[call.name](call.arguments)
+        if call.name == "attach":
+            return self._own_calls.attach(call, caller)
+        if call.name == "wait_xid":
+            return self._xids.wait(call)
+        if call.name == "inject":
+            return self._inject(call)
+        tables = (self._own_calls.table, self._verbs.table, self._readings.table)
+        known = ", ".join(sorted({"attach", "inject", "wait_xid"}.union(*tables)))
+        raise RefusedError(Code.NOT_SUPPORTED, f"unknown call {call.name!r}; known are {known}")
+
+    def _inject(self, call: Call) -> Result:
+        fault = call.arguments.get("fault")
+        if fault in ("xid", "lost", "found", "nvml"):
+            self._xids.inject(call)
+        elif fault == "clear":
+            self._clear()
+        else:
+            self.world.faults.inject(call.arguments)
+        return {"armed": len(self.world.faults.armed)}
+
+    def _clear(self) -> None:
+        """No faults any more; transfers that hung end now, lost GPUs are there again."""
+        self.world.faults.armed.clear()
+        self.world.lost.clear()
+        for codes in self.world.nvml_codes.values():
+            codes.clear()
+        for process in self.processes.values():
+            if process.operation is not None and process.operation.ends_at == math.inf:
+                process.operation.ends_at = self.world.now
+
+    def _take_effects(self) -> list[Effect]:
+        effects, self.world.effects = self.world.effects, []
+        return effects

@@ -1,0 +1,233 @@
+"""The checkpoint API: lock, checkpoint, restore, unlock and the queries, with the rules measured on drivers. Pure."""
+
+import math
+import signal
+from collections.abc import Callable
+from typing import NoReturn
+
+from kybernate.dev.fakes.gpu.arguments import gpu_permutation, integer
+from kybernate.dev.fakes.gpu.codes import Code, State
+from kybernate.dev.fakes.gpu.own_calls import OwnCalls
+from kybernate.dev.fakes.gpu.peers import Peers
+from kybernate.dev.fakes.gpu.process import Answer, Call, Kill, Operation, Process, RefusedError, Target
+from kybernate.dev.fakes.gpu.violations import Kind
+from kybernate.dev.fakes.gpu.world import Result, World
+
+
+class Verbs:
+    """Calls about a process, from whoever. They queue: one operation per process, none while it is stopped."""
+
+    def __init__(self, world: World, own_calls: OwnCalls) -> None:
+        self._world = world
+        self._own_calls = own_calls
+        self._peers = Peers(world)
+        self.table: dict[str, Callable[[Process, Call], Result | None]] = {
+            "get_state": lambda process, _: {"state": process.state.value},
+            "get_restore_tid": lambda process, _: {"tid": process.pid},
+            "lock": self._lock,
+            "checkpoint": self._checkpoint,
+            "restore": self._restore,
+            "unlock": self._unlock,
+        }
+
+    def run(self, call: Call, target: Target) -> Result | None:
+        """A call came in; None: the answer comes with ``advance`` or ``finish_due``, or never."""
+        pid = integer(call.arguments, "pid")
+        process = self._world.processes.get(pid)
+        if process is None and not target.exists:
+            raise RefusedError(Code.OPERATING_SYSTEM, f"no process {pid}")
+        if process is None or target.zombie:
+            raise RefusedError(Code.NOT_INITIALIZED, f"process {pid} does not use the GPU driver")
+        if call.name == "get_restore_tid":
+            return self._perform(process, call)
+        process.stopped = target.stopped
+        self.advance(process)  # what waited for SIGCONT comes before this call
+        if call.name != "get_state" and "epoch" in call.arguments:  # real drivers know no epochs
+            self._check_epoch(process, call)
+        transfer = call.name in ("checkpoint", "restore")  # these hang midway, so that queries wait for them as well
+        if not transfer and self._world.faults.take("hang", process, call.name) is not None:
+            return None
+        if call.name == "get_state" and self._hangs(process):
+            return {"state": process.state.value}
+        process.verbs.append(call)
+        self.advance(process)
+        return None
+
+    def advance(self, process: Process) -> None:
+        """Run the calls that wait for this process, as far as possible."""
+        while process.verbs and process.operation is None and not process.stopped and not self._hangs(process):
+            call = process.verbs.popleft()
+            self._world.attempt(call, lambda call=call: self._perform(process, call))  # type: ignore[misc]
+
+    def _perform(self, process: Process, call: Call) -> Result | None:
+        """The call, unless it was injected that it fails (``fail``: without effect; ``lose``: for good)."""
+        faults = self._world.faults
+        if (code := faults.take("fail", process, call.name)) is not None:
+            raise RefusedError(Code(int(code)), "injected fault")
+        if (code := faults.take("lose", process, call.name)) is not None:
+            self._world.enter(process, State.FAILED)
+            raise RefusedError(Code(int(code)), "injected fault; the process is lost for good, kill it")
+        return self.table[call.name](process, call)
+
+    def advance_held_up(self) -> None:
+        """Whatever happened to other ranks: locks that hung on them go on, if nothing holds them up any more."""
+        for process in tuple(self._world.processes.values()):
+            self.advance(process)
+
+    def _hangs(self, process: Process) -> bool:
+        """Whether the next call is a lock that another rank of its communicator holds up."""
+        locks = bool(process.verbs) and process.verbs[0].name == "lock"
+        return locks and not process.stopped and self._peers.hold_up(process)
+
+    def finish_due(self, process: Process) -> None:
+        """End an operation whose time has come; a stopped process comes to no end."""
+        operation = process.operation
+        if operation is None or process.stopped or operation.ends_at > self._world.now:
+            return
+        if operation.kills:
+            operation.ends_at = math.inf
+            self._world.effects.append(Kill(process.pid))
+            return
+        process.operation = None
+        if process.state is State.FAILED:  # a fatal XID came meanwhile
+            operation.code = Code.OPERATING_SYSTEM
+        if operation.code is Code.SUCCESS:
+            self._complete(process, operation.call.name)
+        self._world.effects.append(Answer(operation.call.token, operation.code, {}))
+        self.advance(process)
+
+    def _complete(self, process: Process, verb: str) -> None:
+        world = self._world
+        if verb == "checkpoint":
+            gpus, process.parked, process.memory = process.memory, process.memory, {}
+            world.totals["checkpoints"] += 1
+            world.enter(process, State.CHECKPOINTED)
+            world.memory_changed(gpus)
+        elif verb == "restore":
+            process.parked, process.restored = {}, True
+            world.totals["restores"] += 1
+            world.enter(process, State.LOCKED)
+        else:
+            world.enter(process, State.LOCKED)
+
+    def _lock(self, process: Process, call: Call) -> Result | None:
+        timeout_seconds = integer(call.arguments, "timeout_ms", default=0) / 1000 or math.inf
+        _need(process, State.RUNNING, call)
+        world = self._world
+        if world.faults.take("segfault-on-lock", process) is not None:
+            process.operation = Operation(call, math.inf)  # ends with the process
+            world.effects.append(Kill(process.pid, signal.SIGSEGV))
+            return None
+        busy = world.faults.take("busy", process)
+        if busy is not None:
+            process.busy_until = world.now + busy / world.spec.speed
+        wait_seconds = process.busy_until - world.now
+        if wait_seconds <= 0:
+            world.enter(process, State.LOCKED)
+            return {}
+        code = Code.SUCCESS if wait_seconds <= timeout_seconds else Code.NOT_READY
+        process.operation = Operation(call, world.now + min(wait_seconds, timeout_seconds), code)
+        return None
+
+    def _checkpoint(self, process: Process, call: Call) -> None:
+        _need(process, State.LOCKED, call)
+        self._refuse_what_cannot_park(process)
+        world = self._world
+        for request in [] if process.freezable else sorted(process.requests):
+            world.violated(Kind.CHECKPOINT_WITH_REQUEST, process, f"request {request} is being computed")
+        count, copies, room = process.used_bytes, self._copied_bytes(), world.spec.host_memory_bytes
+        operation = self._transfer(process, call, count)
+        if copies + count > room:
+            why = f"{count} bytes to copy beside {copies} of other parked processes; the host has {room}"
+            world.violated(Kind.CHECKPOINT_WITHOUT_HOST_MEMORY, process, why)
+        if copies + count > room:
+            self._die_midway(operation)
+
+    def _restore(self, process: Process, call: Call) -> None:
+        if process.state is State.FAILED:
+            raise RefusedError(Code.OPERATING_SYSTEM, "an earlier restore ran out of memory; kill the process")
+        _need(process, State.CHECKPOINTED, call)
+        world = self._world
+        moves = gpu_permutation(call.arguments, [gpu.uuid for gpu in world.spec.gpus])
+        wanted = {moves[gpu]: count for gpu, count in process.parked.items()}
+        usable = set(world.capacity) if process.device_nodes is None else process.device_nodes & world.capacity.keys()
+        if absent := sorted(set(wanted) - usable):
+            why = f"process {process.pid} has no device node of {', '.join(absent)}, or they are in MIG mode"
+            raise RefusedError(Code.NOT_SUPPORTED, why)
+        short = sorted(gpu for gpu, count in wanted.items() if count > world.free_bytes(gpu))
+        if world.faults.take("oom", process) is not None or short:
+            text = f"no room on {', '.join(short)}" if short else "injected fault"
+            self._lose(process, wanted, short, RefusedError(Code.OUT_OF_MEMORY, text))
+        if self._peers.others(process):
+            text = f"ranks of communicator {process.communicator} live"
+            self._lose(process, wanted, [], RefusedError(Code.UNKNOWN, text))
+        process.memory = wanted
+        process.moved = {gpu: moves.get(at := process.moved.get(gpu, gpu), at) for gpu in world.capacity}
+        moved = any(moves[gpu] != gpu for gpu in process.parked)
+        self._transfer(process, call, sum(wanted.values()), world.spec.move_seconds if moved else 0.0)
+        world.memory_changed(wanted)
+
+    def _refuse_what_cannot_park(self, process: Process) -> None:
+        """The driver has no checkpoint of these; the process stays locked."""
+        if any(gpu.startswith("MIG-") for gpu in process.memory):
+            raise RefusedError(Code.OUT_OF_MEMORY, "out of memory")  # misleading, as the driver's own answer is
+        if process.ipc:
+            raise RefusedError(Code.NOT_SUPPORTED, f"process {process.pid} shares memory by CUDA IPC")
+        if process.managed:
+            raise RefusedError(Code.NOT_SUPPORTED, f"process {process.pid} uses managed memory")
+
+    def _lose(self, process: Process, wanted: dict[str, int], short: list[str], why: RefusedError) -> NoReturn:
+        """Without room a real driver loses the process, and what it got until then stays held."""
+        world = self._world
+        for gpu in short:
+            detail = f"restore wants {wanted[gpu]} bytes on {gpu}, {world.free_bytes(gpu)} are free"
+            world.violated(Kind.RESTORE_WITHOUT_ROOM, process, detail, gpu)
+        process.memory = {gpu: min(count, world.free_bytes(gpu)) // 2 for gpu, count in wanted.items()}
+        process.parked = {}
+        world.enter(process, State.FAILED)
+        world.memory_changed(wanted, punish=False)
+        raise RefusedError(why.code, f"{why.text}; the process is lost for good, kill it")
+
+    def _unlock(self, process: Process, call: Call) -> Result:
+        _need(process, State.LOCKED, call)
+        self._world.enter(process, State.RUNNING)
+        self._own_calls.resume(process)
+        return {}
+
+    def _transfer(self, process: Process, call: Call, count: int, more_seconds: float = 0.0) -> Operation:
+        world, spec = self._world, self._world.spec
+        model_seconds = (spec.overhead_seconds + count / spec.bandwidth) * world.faults.slowness(process) + more_seconds
+        seconds = model_seconds / spec.speed
+        if world.faults.take("hang", process, call.name) is not None:
+            seconds = math.inf
+        process.operation = Operation(call, world.now + seconds)
+        if world.faults.take(f"die-mid-{call.name}", process) is not None:
+            self._die_midway(process.operation)
+        return process.operation
+
+    def _die_midway(self, operation: Operation) -> None:
+        if not operation.kills:
+            operation.ends_at, operation.kills = (self._world.now + operation.ends_at) / 2, True
+
+    def _copied_bytes(self) -> int:
+        """Host memory that is taken, or will be when the checkpoints under way have ended."""
+        transfers = [p for p in self._world.processes.values() if p.operation and p.operation.call.name == "checkpoint"]
+        return self._world.parked_bytes() + sum(process.used_bytes for process in transfers)
+
+    def _check_epoch(self, process: Process, call: Call) -> None:
+        world, epoch = self._world, integer(call.arguments, "epoch")
+        moves = gpu_permutation(call.arguments, [gpu.uuid for gpu in world.spec.gpus])
+        # Where it goes: what it held before is another one's matter, who may have got it long ago.
+        gpus = {moves.get(gpu, gpu) for gpu in (*process.memory, *process.parked)} & world.capacity.keys()
+        for gpu in sorted(gpus):
+            if epoch < world.epochs[gpu]:
+                why = f"{call.name} with epoch {epoch}; {gpu} has seen {world.epochs[gpu]}"
+                world.violated(Kind.STALE_EPOCH, process, why, gpu)
+                raise RefusedError(Code.ILLEGAL_STATE, why)
+        for gpu in gpus:
+            world.epochs[gpu] = epoch
+
+
+def _need(process: Process, state: State, call: Call) -> None:
+    if process.state is not state:
+        raise RefusedError(Code.ILLEGAL_STATE, f"{call.name} needs {state}, process {process.pid} is {process.state}")

@@ -1,0 +1,179 @@
+"""Where a stack's files are, and how each of its processes is started."""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kybernate.bus.server import server_argv
+from kybernate.dev.stack.guard import MARK
+from kybernate.dev.stack.options import GPU_NAME, NODE, StackOptions
+from kybernate.dev.stack.ports import HOST, Ports
+from kybernate.dev.stack.process import Command
+
+LONGEST_FOLDER = 60
+"""Sockets below the folder must stay under 108 characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths and ports of one stack. Ports are chosen once, so that a restarted process is found where it was."""
+
+    folder: Path
+    port: int
+    kubelet_port: int
+    nats_port: int
+    node_nats_port: int
+    nats_url: str
+    node_nats_url: str | None
+    stubs: Path | None = None
+    """Folder of the stub libraries that play NVIDIA's; None: nobody needs any."""
+
+    @property
+    def url(self) -> str:
+        """Where the router answers."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def driver_socket(self) -> Path:
+        """The fake GPU driver."""
+        return self.folder / "driver.sock"
+
+    @property
+    def kubelet_url(self) -> str:
+        """Where the fake kubelet serves /pods and takes control calls."""
+        return f"http://{HOST}:{self.kubelet_port}"
+
+
+def lay_out(options: StackOptions, ports: Ports, stubs: Path | None = None) -> Layout:
+    """Make the folder with its files, and take the ports. Raises OSError when the asked port is taken."""
+    port = ports.router(options.port)
+    folder = _short_folder()
+    shutil.copy(options.config, folder / "config.yaml")
+    shutil.copy(options.pod_file, folder / "pods.yaml")
+    for name in ("kubelet", "run", "state", "logs"):
+        (folder / name).mkdir()
+    kubelet_port, nats_port, node_nats_port = (ports.free() for _ in range(3))
+    return Layout(
+        folder=folder,
+        port=port,
+        kubelet_port=kubelet_port,
+        nats_port=nats_port,
+        node_nats_port=node_nats_port,
+        nats_url=options.nats_url or f"nats://{HOST}:{nats_port}",
+        node_nats_url=f"nats://{HOST}:{node_nats_port}" if options.two_buses else None,
+        stubs=stubs,
+    )
+
+
+def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[str, Command]:
+    """All processes by name, in the order in which they are started. ``slots``: seats that may share a GPU."""
+    servers = {}
+    if options.nats_url is None:
+        servers["nats"] = _server(layout, "nats", layout.nats_port)
+    if options.two_buses:
+        servers["node_nats"] = _server(layout, "node_nats", layout.node_nats_port)
+    folder, speed, form = layout.folder, str(options.speed), ("--log-format", options.log_format)
+    driver = [*("--socket", str(layout.driver_socket)), *("--speed", speed), *form]
+    driver += [
+        *("--gpus", str(options.gpus)),
+        *("--memory", options.memory),
+        *("--name", GPU_NAME),
+        *("--slots", str(slots)),
+    ]
+    kubelet = [*("--pods", str(folder / "pods.yaml")), *("--dir", str(folder / "kubelet")), *("--speed", speed), *form]
+    kubelet += [*("--run-dir", str(folder / "run")), *("--port", str(layout.kubelet_port)), *("--node", NODE)]
+    for name, value in _libraries(layout).items():
+        kubelet += ["--inject-env", f"{name}={value}"]
+    plain = _environment(folder)
+    node = _settings(layout, options) | _node_settings(layout)
+    config = {"KYB_CONFIG": str(folder / "config.yaml")}
+    owners = {"KYB_POD_RESOURCES": str(folder / "kubelet" / "pod-resources" / "kubelet.sock")}
+    plugin = {
+        "KYB_DEVICE_PLUGIN_DIR": str(folder / "kubelet"),
+        "KYB_CDI_DIR": str(folder / "cdi"),
+        "KYB_NEIGHBOURS": "ignore",  # these GPUs are made up, whatever the cluster around offers
+    } | owners
+    manager = {"KYB_PODS": "kubelet", "KYB_KUBELET_URL": layout.kubelet_url} | owners
+    router = _settings(layout, options) | {"KYB_HOST": HOST, "KYB_PORT": str(layout.port)}
+    gpus = {"KYB_GPUS": "fake"} if layout.stubs is None else {"KYB_GPUS": "nvml"} | _libraries(layout)
+    driver_kind = {"KYB_DRIVER": "fake"} if layout.stubs is None else {"KYB_DRIVER": "cuda"} | _libraries(layout)
+    found = servers | {
+        "driver": _python("driver", "kybernate.dev.fakes.gpu", plain, *driver),
+        "checkpointer": _python("checkpointer", "services.checkpointer", plain | node | driver_kind),
+        "gpu_manager": _python("gpu_manager", "services.gpu_manager", plain | node | config | manager | gpus),
+        "plugin": _python("plugin", "services.plugin", plain | node | config | plugin | gpus),
+        "router": _python("router", "services.router", plain | router),
+        "kubelet": _python("kubelet", "kybernate.dev.fakes.kubelet", plain, *kubelet),
+    }
+    for name in (*options.replace, *options.settings, *options.arguments):
+        if name not in found:
+            raise ValueError(f"this stack has no process {name!r}; it has {', '.join(found)}")
+    # Kubelet ends the engines before it ends.
+    found["kubelet"] = replace(found["kubelet"], stop_seconds=2.0)
+    return {name: _adjusted(command, options) for name, command in found.items()}
+
+
+def _short_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="kyb-"))
+    if len(str(folder)) > LONGEST_FOLDER:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="kyb-", dir="/tmp"))
+    return folder
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """What every process gets: this environment without settings, and the mark by which leftovers are found."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
+    # Pods say "python" and mean the one that has Kybernate.
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    env[MARK] = str(folder)
+    return env
+
+
+def _settings(layout: Layout, options: StackOptions) -> dict[str, str]:
+    return {
+        "KYB_NODE": NODE,
+        "KYB_NATS_URL": layout.nats_url,
+        "KYB_SPEED": str(options.speed),
+        "KYB_LOG_FORMAT": options.log_format,
+        "KYB_LOG_LEVEL": options.log_level,
+    }
+
+
+def _node_settings(layout: Layout) -> dict[str, str]:
+    settings = {
+        "KYB_RUN_DIR": str(layout.folder / "run"),
+        "KYB_STATE_DIR": str(layout.folder / "state"),
+        "KYB_FAKE_DRIVER": str(layout.driver_socket),
+    }
+    if layout.node_nats_url:
+        settings["KYB_NODE_NATS_URL"] = layout.node_nats_url
+    return settings
+
+
+def _libraries(layout: Layout) -> dict[str, str]:
+    """What makes a process find the stub libraries, and those the fake driver. Empty without stubs."""
+    if layout.stubs is None:
+        return {}
+    folders = [str(layout.stubs), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {"LD_LIBRARY_PATH": os.pathsep.join(folders), "KYB_FAKE_DRIVER": str(layout.driver_socket)}
+
+
+def _server(layout: Layout, name: str, port: int) -> Command:
+    argv = server_argv(layout.folder / name, port)
+    return Command(name, argv, _environment(layout.folder), stop_seconds=1.0)
+
+
+def _python(name: str, module: str, env: Mapping[str, str], *arguments: str) -> Command:
+    # -P: a folder called "services" where the person stands must not be taken for ours.
+    instance = {"KYB_INSTANCE": f"{name.replace('_', '-')}-0"} if "KYB_NODE" in env else {}
+    return Command(name, (sys.executable, "-P", "-m", module, *arguments), {**env, **instance})
+
+
+def _adjusted(command: Command, options: StackOptions) -> Command:
+    argv = [*options.replace.get(command.name, command.argv), *options.arguments.get(command.name, ())]
+    return replace(command, argv=argv, env={**command.env, **options.settings.get(command.name, {})})

@@ -1,0 +1,108 @@
+"""What a stack is told, and the checks that need no process: all before anything is started."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from kybernate.bus.credentials import NOBODY, Credentials
+from kybernate.cli.pod_file import PodSpec, check_seats, check_vram, load_pods, manifests
+from kybernate.config import NodeConfig, load
+from kybernate.config_errors import ConfigError, read_documents
+from kybernate.dev.fakes.gpu.spec import Hardware, build, changed
+from kybernate.dev.fakes.kubelet.manifest import ManifestError, parse_pod
+from kybernate.gpus import Gpu
+from kybernate.sizes import parse_bytes
+from kybernate.topology import Topology, plan
+
+LAPTOP = Path(__file__).with_name("laptop")
+"""The configuration and the pods that ``kyb up`` starts when it is told nothing."""
+BACKENDS: Mapping[str, Literal["fake", "cuda"]] = {"fake": "fake", "stub": "cuda"}
+"""What pods must name to be parked, by driver."""
+NODE = "laptop"
+GPU_NAME = "Fake GPU"
+
+
+@dataclass(frozen=True)
+class StackOptions:
+    """One stack of real processes on fake GPUs."""
+
+    driver: Literal["fake", "stub"] = "fake"
+    """How the processes reach the fake GPUs: by the fake's own protocol; or by NVIDIA's libraries, CUDA and NVML, of
+    which C stubs are compiled: then checkpointer, plugin, manager and engines run the code that they run on a GPU."""
+
+    config: Path = LAPTOP / "config.yaml"
+    pods: Path | None = None
+    """None: seven models, with the backend that ``driver`` needs."""
+    port: int | None = None
+    """The router's port; None takes 8780, or a free one when that is taken."""
+    gpus: int = 4
+    memory: str = "80GiB"
+    """Of each GPU."""
+    speed: float = 1.0
+    """Model seconds per wall second."""
+    nats_url: str | None = None
+    """A nats-server that runs already; None starts one."""
+    init_credentials: Credentials = NOBODY
+    """With which streams and buckets are made; each process gets its own by ``settings``, a server by ``arguments``."""
+    two_buses: bool = False
+    """Manager and checkpointer talk over a nats-server of their own, as on a real node."""
+    log_format: Literal["json", "pretty"] = "json"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    announce: bool = True
+    """Write the stack file, by which ``kyb status`` and the others find this stack; never over a live stack's."""
+    replace: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Other command lines for processes, by name; ``{folder}`` and every known argument stay the test's business."""
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """More ``KYB_*`` variables, by process name."""
+    arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """More command-line arguments, by process name."""
+
+    @property
+    def pod_file(self) -> Path:
+        """The pods that are started."""
+        return self.pods or LAPTOP / ("pods.yaml" if self.driver == "fake" else "pods-cuda.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the files come to on this machine."""
+
+    config: NodeConfig
+    topology: Topology
+    pods: tuple[PodSpec, ...]
+
+
+def check(options: StackOptions) -> Plan:
+    """Read and check everything that a person wrote. Raises ConfigError."""
+    config = load(options.config)
+    try:
+        topology = plan(config, *fake_hardware(options.gpus, options.memory))
+    except ValueError as error:
+        raise ConfigError(f"--gpus {options.gpus} --memory {options.memory}: {error}") from None
+    pods = load_pods(options.pod_file, config, BACKENDS[options.driver])
+    check_manifests(options.pod_file)
+    check_seats(options.pod_file, pods, topology.groups)
+    check_vram(options.pod_file, pods, topology.groups)
+    return Plan(config, topology, pods)
+
+
+def check_manifests(path: Path) -> None:
+    """Raise ConfigError for what the fake kubelet would not run."""
+    for document in read_documents(path):
+        for place, manifest in manifests(document):
+            try:
+                parse_pod(manifest, str(path))
+            except ManifestError as error:
+                at = (*place, *error.place)
+                raise document.source.error(at, None, error.what, error.remedy) from None
+
+
+def fake_hardware(count: int, memory: str) -> Hardware:
+    """GPUs and links that the fake driver will show. Raises ValueError for a wrong count or size."""
+    return build(changed("default", count, parse_bytes(memory), gpu_name=GPU_NAME))
+
+
+def fake_gpus(count: int, memory: str) -> tuple[Gpu, ...]:
+    """The GPUs that the fake driver will show. Raises ValueError for a wrong count or size."""
+    return fake_hardware(count, memory).gpus

@@ -1,0 +1,282 @@
+"""A whole Kybernate as child processes on this machine: real services, a real nats-server, fake GPUs and kubelet.
+
+``async with Stack(options) as stack`` starts everything and ends everything. What survives a killed supervisor is
+cleared up by its guard (``guard.py``).
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from kybernate.bus import setup
+from kybernate.bus.port import BusError
+from kybernate.cli.stack_file import StackFile, stack_file
+from kybernate.dev.fakes.stubs.build import StubError, build_stubs
+from kybernate.dev.stack import guard
+from kybernate.dev.stack.layout import Layout, commands, lay_out
+from kybernate.dev.stack.options import Plan, StackOptions, check
+from kybernate.dev.stack.ports import Ports
+from kybernate.dev.stack.process import LineSink, Process
+
+SERVICES = ("plugin", "gpu_manager", "checkpointer", "router")
+"""The four programs, by the names they have in a stack."""
+END_SECONDS = 4.0
+"""How long ending everything may take, wall time; what is left then is killed."""
+_POLL_SECONDS = 0.1
+_STOP_ORDER = (("kubelet",), SERVICES, ("driver",), ("nats", "node_nats"))
+"""Kubelet first, so that engines end while the driver still knows them; the buses last."""
+
+
+class StackError(Exception):
+    """The stack cannot go on; the text says which process, and what it said."""
+
+
+class Stack:
+    """The processes of one stack. Raises ConfigError or OSError (port taken) before anything is started."""
+
+    def __init__(self, options: StackOptions | None = None, *, sink: LineSink | None = None) -> None:
+        self.options = options or StackOptions()
+        self.plan: Plan = check(self.options)
+        self.began = 0.0
+        """Monotonic time at which the first process was started."""
+        self._sink = sink
+        self._file = StackFile()
+        self._ports = Ports()
+        self._guard: asyncio.subprocess.Process | None = None
+        self._processes: dict[str, Process] = {}
+        self._layout: Layout | None = None
+
+    # --- what others want to know ---------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> Layout:
+        """Paths and ports; there from ``async with`` on."""
+        if self._layout is None:
+            raise StackError("this stack has not been started")
+        return self._layout
+
+    @property
+    def url(self) -> str:
+        """Where the router answers."""
+        return self.layout.url
+
+    @property
+    def folder(self) -> Path:
+        """Sockets, seat folders, ledger, journal, logs; gone when the stack has ended."""
+        return self.layout.folder
+
+    @property
+    def announced(self) -> bool:
+        """Whether ``kyb status`` and the others find this stack by themselves."""
+        return self._file.held
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of what runs now, by name."""
+        return {name: process.pid for name, process in self._processes.items() if process.pid is not None}
+
+    @property
+    def starts(self) -> dict[str, int]:
+        """How often each process has been started."""
+        return {name: process.starts for name, process in self._processes.items()}
+
+    def logs(self, name: str) -> str:
+        """Everything that a process has written so far, over all its lives."""
+        log = self._process(name).log
+        return log.read_text(errors="replace") if log.exists() else ""
+
+    # --- what tests and chaos do to it ----------------------------------------------------------------------------
+
+    def kill(self, name: str, signum: int = signal.SIGKILL) -> int | None:
+        """Send a signal to a process; the supervisor starts it again when it ends. Returns its pid, None if down."""
+        return self._process(name).send(signum)
+
+    async def pause_nats(self) -> None:
+        """Take the nats-server away; its port and its store stay."""
+        await self._process("nats").stop()
+
+    async def resume_nats(self) -> None:
+        """Start the nats-server again where it was."""
+        self._process("nats").start()
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def ready(self, timeout: float = 60.0) -> list[dict[str, Any]]:
+        """Wait until every pod's model has been started once and is active or parked; returns the seats.
+
+        ``timeout`` in wall seconds. Raises StackError when a process refuses its configuration, or time is up.
+        """
+        unmet = "the router does not answer"
+        try:
+            async with asyncio.timeout(timeout), aiohttp.ClientSession() as session:
+                while True:
+                    self._raise_refusal()
+                    seats = await self._seats(session)
+                    if seats is not None:
+                        missing = unready(seats, len(self.plan.pods))
+                        if missing is None:
+                            return seats
+                        unmet = missing
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            down = [process for name, process in self._processes.items() if name not in self.pids]
+            also = f"; not running: {', '.join(process.name for process in down)}" if down else ""
+            said = "".join(f"\n{process.name} said:\n{process.tail(8)}" for process in down)
+            raise StackError(f"not ready after {timeout:g} s: {unmet}{also}{said}") from None
+
+    async def failed(self) -> StackError:
+        """Wait until a process has refused its configuration; nothing else ends a stack by itself."""
+        while True:
+            try:
+                self._raise_refusal()
+            except StackError as error:
+                return error
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def stop(self) -> None:
+        """End everything within five seconds, in order; a second call (or cancellation) kills what is left."""
+        deadline = time.monotonic() + END_SECONDS
+        try:
+            for names in _STOP_ORDER:
+                there = [self._processes[name] for name in names if name in self._processes]
+                await asyncio.gather(*(process.stop(deadline=deadline) for process in there))
+        finally:
+            for process in self._processes.values():
+                process.abandon()
+            self._file.release()
+            self._ports.release()
+            await self._end_guard()
+
+    async def _start(self) -> None:
+        self._layout = lay_out(self.options, self._ports, await self._stubs())
+        await self._start_guard()
+        if self.options.announce:
+            self._file.claim()
+        slots = max(profile.active_slots for profile in self.plan.config.profiles)
+        for name, command in commands(self.layout, self.options, slots=slots).items():
+            process = Process(command, self.folder / "logs" / f"{name}.log", self._sink)
+            process.on_start = self._write_file
+            self._processes[name] = process
+        self.began = time.monotonic()
+        # The driver needs no bus; everything else would only find that its buckets are not there yet.
+        for name in ("nats", "node_nats", "driver"):
+            if name in self._processes:
+                self._processes[name].start()
+        await self._set_up_bus()
+        for process in self._processes.values():
+            process.start()
+
+    async def _stubs(self) -> Path | None:
+        """NVIDIA's libraries as stubs, where the driver is reached through them."""
+        if self.options.driver != "stub":
+            return None
+        try:
+            return await asyncio.to_thread(build_stubs)
+        except StubError as error:
+            raise StackError(f"--driver stub: {error}") from None
+
+    async def _set_up_bus(self) -> None:
+        """Streams and buckets, as soon as the server answers."""
+        until = time.monotonic() + 15.0
+        while True:
+            try:
+                await setup.init(self.layout.nats_url, credentials=self.options.init_credentials)
+            except BusError as error:
+                if time.monotonic() > until or self.options.nats_url is not None:
+                    said = self._processes["nats"].tail(5) if "nats" in self._processes else ""
+                    raise StackError("\n".join(part for part in (str(error), said) if part)) from None
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+    async def _start_guard(self) -> None:
+        self._guard = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(Path(guard.__file__)), str(self.folder), str(stack_file())),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    async def _end_guard(self) -> None:
+        """Its standard input ends; it clears up and ends."""
+        if self._guard is None:
+            return
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        with contextlib.suppress(OSError):
+            await self._guard.stdin.wait_closed()
+        await self._guard.wait()
+        self._guard = None
+
+    def _write_file(self) -> None:
+        layout = self.layout
+        self._file.write(
+            {
+                "url": layout.url,
+                "pid": os.getpid(),
+                "folder": str(layout.folder),
+                "speed": self.options.speed,
+                "driver_socket": str(layout.driver_socket),
+                "nats_url": layout.nats_url,
+                "kubelet_url": layout.kubelet_url,
+                "pids": self.pids,
+            }
+        )
+
+    async def _seats(self, session: aiohttp.ClientSession) -> list[dict[str, Any]] | None:
+        try:
+            async with session.get(f"{self.url}/v1/seats", timeout=aiohttp.ClientTimeout(total=2)) as answer:
+                body = await answer.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return None
+        seats = body.get("seats") if isinstance(body, dict) else None
+        return seats if isinstance(seats, list) else None
+
+    def _raise_refusal(self) -> None:
+        for process in self._processes.values():
+            if process.refused:
+                raise StackError(f"{process.name} refuses its configuration:\n{process.tail(8)}")
+
+    def _process(self, name: str) -> Process:
+        if name not in self._processes:
+            known = ", ".join(self._processes) or "none yet"
+            raise StackError(f"this stack has no process {name!r}; it has {known}")
+        return self._processes[name]
+
+
+def why(seat: dict[str, Any]) -> str:
+    """What the manager says about a seat, in brackets."""
+    return f" ({seat['reason']})" if seat.get("reason") else ""
+
+
+def unready(seats: list[dict[str, Any]], pods: int) -> str | None:
+    """Why these rows of ``GET /v1/seats`` are not a ready stack of so many pods; None when they are."""
+    owned = [seat for seat in seats if seat.get("state") != "free"]
+    settled = [seat for seat in owned if seat.get("started") and seat.get("state") in ("active", "parked")]
+    if len(settled) >= pods:
+        return None
+    late = [f"{seat.get('seat')} ({seat.get('model') or '?'}) is {seat.get('state')}{why(seat)}" for seat in owned]
+    late = [text for text, seat in zip(late, owned, strict=True) if seat not in settled]
+    return f"{len(settled)} of {pods} models are ready; {', '.join(late) or 'no seat is being started'}"

@@ -1,0 +1,1 @@
+"""Simulator, trace readers, planner and studies. Production code never imports them."""

@@ -1,0 +1,103 @@
+"""Baseline policies that only the simulator offers, for comparison: c-mu with set-up times, longest queue, random."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+from kybernate import policy
+from kybernate.policy.index import visit_seconds
+from kybernate.policy.turns import FADE_SECONDS, contenders, demand, own_load, take_turns
+from kybernate.policy.view import Decision, GroupView, Policy, SeatView, Stay
+
+
+@dataclass(frozen=True, slots=True)
+class CmuSetup:
+    """Weighted requests that a visit would serve, per second that it would cost; ages count for nothing.
+
+    A busy holder yields after ``min_visit_seconds`` to a seat whose rate exceeds its own by the factor
+    ``hysteresis``. Source: the reward-rate rule of Duenyas and Van Oyen for queues with set-up times, with a visit
+    that serves everybody who waits.
+    """
+
+    min_visit_seconds: float = 10.0
+    hysteresis: float = 1.5
+
+    def decide(self, view: GroupView) -> Decision:
+        """Compare rates of reward."""
+        answer = take_turns(view, _best, self._yields_in)
+        if isinstance(answer, Stay) and answer.until is None and contenders(view):
+            return replace(answer, until=FADE_SECONDS)
+        return answer
+
+    def _yields_in(self, holder: SeatView, comer: SeatView) -> float | None:
+        if not own_load(holder):
+            return 0.0
+        own = holder.weight * own_load(holder) / max(holder.service_seconds, 0.001)
+        if comer.pinned or _reward(comer, holder.park_seconds) > self.hysteresis * own:
+            return self.min_visit_seconds - holder.active_seconds
+        return None
+
+
+def _reward(seat: SeatView, park_seconds: float = 0.0) -> float:
+    setup = park_seconds + seat.activate_seconds
+    served = demand(seat) + seat.rate_fast * setup
+    return seat.weight * served / max(setup + visit_seconds(seat, round(served)), 0.001)
+
+
+def _best(waiting: Iterable[SeatView]) -> SeatView:
+    return min(waiting, key=lambda seat: (-_reward(seat), *seat.turn))
+
+
+@dataclass(frozen=True, slots=True)
+class LongestQueue:
+    """Most requests waiting goes next.
+
+    A busy holder yields after ``min_visit_seconds`` to a queue of more than ``hysteresis`` times its own load.
+    """
+
+    min_visit_seconds: float = 10.0
+    hysteresis: float = 1.5
+
+    def decide(self, view: GroupView) -> Decision:
+        """Compare queues."""
+        return take_turns(view, _longest, self._yields_in)
+
+    def _yields_in(self, holder: SeatView, comer: SeatView) -> float | None:
+        if not own_load(holder):
+            return 0.0
+        if comer.pinned or demand(comer) > self.hysteresis * own_load(holder):
+            return self.min_visit_seconds - holder.active_seconds
+        return None
+
+
+def _longest(waiting: Iterable[SeatView]) -> SeatView:
+    return min(waiting, key=lambda seat: (-demand(seat), *seat.turn))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomSeat:
+    """Any waiting seat goes next, once the holder is idle. The same view and ``seed`` give the same choice."""
+
+    seed: int = 0
+
+    def decide(self, view: GroupView) -> Decision:
+        """Draw from a hash of the seed, the group and the time."""
+
+        def drawn(waiting: Iterable[SeatView]) -> SeatView:
+            return min(waiting, key=lambda seat: (crc32(f"{self.seed}/{view.now!r}/{seat.seat}".encode()), seat.seat))
+
+        return take_turns(view, drawn, _when_idle)
+
+
+def _when_idle(holder: SeatView, comer: SeatView) -> float | None:
+    del comer
+    return None if own_load(holder) else 0.0
+
+
+POLICIES: dict[str, type[Policy]] = {
+    **policy.POLICIES,
+    "longest-queue": LongestQueue,
+    "cmu-setup": CmuSetup,
+    "random": RandomSeat,
+}
+"""What ``kyb simulate --policy`` accepts: the policies of production and the baselines."""

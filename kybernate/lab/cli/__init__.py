@@ -1,0 +1,14 @@
+"""Commands of the extra ``lab``: ``kyb simulate``, ``kyb plan`` and ``kyb tune``."""
+
+import typer
+
+from kybernate.lab.cli.plan import plan
+from kybernate.lab.cli.simulate import simulate
+from kybernate.lab.cli.tune import tune
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``kyb``."""
+    app.command()(simulate)
+    app.command()(plan)
+    app.command()(tune)

@@ -1,0 +1,141 @@
+"""``kyb simulate``: plays traces or ready scenarios against policies and says what users would have waited."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kybernate.cli.errors import CliError
+from kybernate.lab.cli import simulate_options as given
+from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, read_scenario, slowdown_points
+from kybernate.lab.cli.simulate_reference import reference as play_reference
+from kybernate.lab.cli.simulate_reference import writable
+from kybernate.lab.cli.simulate_report import certified, incomparable, show, write_json
+
+if TYPE_CHECKING:
+    from kybernate.lab.simulate.engine import Options
+    from kybernate.lab.simulate.model import Outcome, Scenario
+
+
+def simulate(
+    traces: given.MaybeTraces = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="Instead of traces: poisson, bursty, servegen or gentd26 (the last with TRACE).")
+    ] = None,
+    window: Annotated[int, typer.Option(min=0, help="Which hour of the scenario.")] = 0,
+    policy: Annotated[
+        str, typer.Option(help="Names, comma between; all: every one there is.")
+    ] = "kyb-balanced,exhaustive",
+    only: given.Only = None,
+    groups: given.Groups = 1,
+    slots: given.Slots = 1,
+    seats: given.Seats = 64,
+    gang: given.Gang = None,
+    cost: given.Cost = "stock",
+    measured: given.Measured = None,
+    vram: given.Vram = None,
+    tier: given.Tier = None,
+    pin: given.Pin = None,
+    slo: given.Slo = None,
+    stall_budget: Annotated[float, typer.Option(min=0, help="Seconds that requests in flight may be frozen.")] = 0.0,
+    move_seconds: given.MoveSeconds = None,
+    host_memory: Annotated[float, typer.Option(min=0, help="GB for parked seats; 0: no limit.")] = 0.0,
+    cap: given.Cap = 64,
+    start: given.Start = 0.0,
+    duration: given.Duration = None,
+    speed_up: given.SpeedUp = 1.0,
+    seed: Annotated[int, typer.Option(help="Of jitter, failures and traces that are statistics.")] = 0,
+    jitter: Annotated[float, typer.Option(min=0, max=3, help="Coefficient of variation of switch times.")] = 0.0,
+    park_failure: Annotated[float, typer.Option(min=0, max=0.9, help="Share of parks that are rolled back.")] = 0.0,
+    restore_failure: Annotated[float, typer.Option(min=0, max=1, help="Share that ends in a cold start.")] = 0.0,
+    cold_start: Annotated[float, typer.Option(min=0, help="Seconds to start an engine from disk.")] = 90.0,
+    slowdown: Annotated[
+        str, typer.Option(metavar="N:X,…", help="With N in flight each takes X times longer, e.g. 1:1,32:1.8.")
+    ] = "",
+    bound: Annotated[
+        bool, typer.Option("--bound", help="What the best possible scheduler could have done (minutes).")
+    ] = False,
+    bound_seconds: Annotated[float, typer.Option(min=1, help="Time for --bound.")] = 300.0,
+    json_file: given.JsonFile = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture: .png, .svg or .pdf.")] = None,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="The reference table: ready scenarios, all policies (docs/simulate.md).")
+    ] = False,
+    windows: Annotated[int, typer.Option(min=2, help="--reference: hours per scenario.")] = 24,
+    clairvoyant: Annotated[
+        int, typer.Option(min=0, help="--reference: hours per scenario for which the best possible is looked for, too.")
+    ] = 0,
+    jobs: given.Jobs = 1,
+    trace: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="--reference: the trace of S4, or GenTD26's for S3.")
+    ] = None,
+) -> None:
+    """Play a trace against policies: what would users have waited? Nothing real is touched."""
+    from kybernate.lab.simulate.engine import Options
+
+    if reference:
+        play_reference(
+            (*(traces or ()), *(trace or ())), windows=windows, clairvoyant=clairvoyant, bound_seconds=bound_seconds,
+            jobs=jobs, json_file=json_file,
+        )  # fmt: skip
+        return
+    inputs = Inputs(
+        traces=tuple(traces or ()), scenario=scenario, window=window, only=tuple(only or ()), groups=groups,
+        slots=slots, seats=seats, cost=cost, measured=measured, vram=tuple(vram or ()),
+        tiers=tuple(tier or ()), pinned=frozenset(pin or ()), slo=slo, gangs=tuple(gang or ()),
+        stall_budget=stall_budget, move_seconds=move_seconds, host_memory=host_memory, cap=cap, start=start,
+        duration=duration, speed_up=speed_up, seed=seed,
+    )  # fmt: skip
+    options = Options(
+        seed=seed, jitter=jitter, park_failure=park_failure, restore_failure=restore_failure,
+        cold_start_seconds=cold_start, slowdown=slowdown_points(slowdown),
+    )  # fmt: skip
+    _report(inputs, chosen_policies(policy), options, bound_seconds if bound else None, json_file, plot)
+
+
+def _report(
+    inputs: Inputs, names: list[str], options: "Options", bound: float | None, json_file: Path | None, plot: Path | None
+) -> None:
+    """Run, print, write. Raises CliError."""
+    from kybernate.lab.baselines import POLICIES
+    from kybernate.lab.simulate.engine import SimulationError, run
+    from kybernate.lab.simulate.report import measures, needed
+
+    played = read_scenario(inputs)
+    if bound is not None and (why := incomparable(played, options)):
+        raise CliError(f"--bound: {why}", 2)
+    _drawable(plot)
+    writable(json_file, plot)
+    try:
+        outcomes = [run(played, POLICIES[name](), replace(options, name=name)) for name in names]
+    except SimulationError as error:
+        raise CliError(str(error)) from None
+    except ValueError as error:
+        raise CliError(str(error), 2) from None
+    found = [measures(outcome, played) for outcome in outcomes]
+    certificate = certified(played, bound) if bound is not None else None
+    if json_file is None or str(json_file) != "-":
+        show(played, needed(played), found, certificate)
+    if json_file is not None:
+        write_json(json_file, played, needed(played), found, certificate)
+    if plot is not None:
+        _draw(played, outcomes, plot)
+
+
+def _drawable(path: Path | None) -> None:
+    """Before minutes go by: whether there can be a picture of this name."""
+    from kybernate.lab.simulate.plots import ENDINGS
+
+    if path is not None and path.suffix.lower() not in ENDINGS:
+        raise CliError(f"{path.name}: a picture ends in {', '.join(ENDINGS)}")
+
+
+def _draw(played: "Scenario", outcomes: "Sequence[Outcome]", path: Path) -> None:
+    from kybernate.lab.simulate.plots import PlotError, plot
+
+    try:
+        plot(played, outcomes, path)
+    except PlotError as error:
+        raise CliError(str(error)) from None

@@ -1,0 +1,216 @@
+"""What ``kyb simulate`` is given, made into a scenario. Every mistake is a CliError that says what to write instead."""
+
+import heapq
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kybernate.cli.errors import CliError
+from kybernate.config_errors import suggest
+
+if TYPE_CHECKING:
+    from kybernate.lab.simulate.costs import Cost
+    from kybernate.lab.simulate.importing import Node
+    from kybernate.lab.simulate.model import Scenario
+
+_GB = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The options that say what is played and where; their help texts explain them."""
+
+    traces: tuple[Path, ...] = ()
+    scenario: str | None = None
+    only: tuple[str, ...] = ()
+    window: int = 0
+    groups: int = 1
+    slots: int = 1
+    seats: int = 64
+    gangs: tuple[str, ...] = ()
+    cost: str = "stock"
+    measured: Path | None = None
+    vram: tuple[str, ...] = ()
+    tiers: tuple[str, ...] = ()
+    pinned: frozenset[str] = frozenset()
+    slo: float | None = None
+    stall_budget: float = 0.0
+    move_seconds: float | None = None
+    host_memory: float = 0.0
+    cap: int = 64
+    start: float = 0.0
+    duration: float | None = None
+    speed_up: float = 1.0
+    seed: int = 0
+
+
+def read_scenario(inputs: Inputs) -> "Scenario":
+    """The scenario that these options describe."""
+    from kybernate.lab.simulate.importing import from_arrivals, on_node
+    from kybernate.lab.simulate.scenarios import reference
+    from kybernate.lab.traces import TraceError, load
+
+    if (inputs.scenario is None) == (not inputs.traces) and inputs.scenario not in ("gentd26", "servegen"):
+        raise CliError("give either traces or --scenario; kyb simulate --help lists them", 2)
+    if inputs.scenario is not None:
+        _whole(inputs)
+    node = _node(inputs)
+    try:
+        if inputs.scenario is not None:
+            trace = inputs.traces[0] if inputs.traces else None
+            made = on_node(reference(inputs.scenario, inputs.window, trace=trace), node)
+        else:
+            read = [load(path, inputs.start, inputs.duration, seed=inputs.seed) for path in inputs.traces]
+            merged = heapq.merge(*read, key=lambda arrival: arrival.at_seconds)
+            names = ", ".join(f"{trace.name} ({trace.format})" for trace in read)
+            made = from_arrivals(
+                merged, node, models=inputs.only, speed_up=inputs.speed_up, name=names, duration=inputs.duration,
+                source=names,
+            )  # fmt: skip
+    except (TraceError, ValueError) as error:
+        raise CliError(str(error), 2) from None
+    _known(inputs, made)
+    if not made.at:
+        where = "in this part of the trace; see --start and --duration" if inputs.start or inputs.duration else "in it"
+        raise CliError(f"{made.name}: there is no request {where}", 2)
+    asked = {made.seats[seat].model for seat in made.seat}
+    for name in inputs.only:
+        if name not in asked:
+            raise CliError(f"no request for model {name!r} in this part of the trace (--only)", 2)
+    return made
+
+
+def _whole(inputs: Inputs) -> None:
+    """A ready scenario is an hour as it is."""
+    given = {
+        "--start": inputs.start > 0, "--duration": inputs.duration is not None, "--speed-up": inputs.speed_up != 1,
+        "--only": bool(inputs.only),
+    }  # fmt: skip
+    if wrong := [option for option, is_there in given.items() if is_there]:
+        raise CliError(f"{', '.join(wrong)} cut a trace; with --scenario choose the hour by --window", 2)
+    if len(inputs.traces) > 1:
+        raise CliError(f"--scenario {inputs.scenario} is made from one trace, not {len(inputs.traces)}", 2)
+
+
+def _known(inputs: Inputs, made: "Scenario") -> None:
+    """Models that are named in options must be there."""
+    models = {seat.model for seat in made.seats}
+    named = {text.rpartition("=")[0] for text in (*inputs.vram, *inputs.tiers, *inputs.gangs)} | inputs.pinned
+    for name in sorted(named - models - {""}):
+        raise CliError(f"no seat serves model {name!r}; {suggest(name, models)}", 2)
+
+
+def _node(inputs: Inputs) -> "Node":
+    from kybernate.lab.simulate.importing import Node
+
+    vram = {name: int(_number(value, "--vram") * _GB) for name, value in map(_split, inputs.vram)}
+    cost, known = _costs(inputs)
+    return Node(
+        groups=inputs.groups,
+        slots=inputs.slots,
+        seats=inputs.seats,
+        cost=cost,
+        vram_bytes=vram,
+        measured=known,
+        tiers=_tiers(inputs),
+        pinned=inputs.pinned,
+        gangs=_gangs(inputs),
+        cap=inputs.cap,
+        move_seconds=inputs.move_seconds,
+        host_bytes=int(inputs.host_memory * _GB),
+    )
+
+
+def _costs(inputs: Inputs) -> "tuple[Cost, dict[str, tuple[float, float]]]":
+    """The cost of sizes, and what is known of single seats, by the seat's name or its pod's."""
+    from kybernate.lab.simulate.costs import fitted, measured, parse
+
+    try:
+        if inputs.measured is None:
+            return parse(inputs.cost), {}
+        seats = _ledger(inputs.measured)
+        known = {
+            str(name): (float(seat["park_seconds"]), float(seat["activate_seconds"]))
+            for seat in seats
+            if measured([seat])
+            for name in {seat.get("seat"), (seat.get("annotations") or {}).get("kyb.ai/model")} - {None}
+        }
+        return fitted(measured(seats)), known
+    except ValueError as error:
+        raise CliError(str(error), 2) from None
+
+
+def _ledger(path: Path) -> list[dict[str, Any]]:
+    try:
+        seats = json.loads(path.read_text(encoding="utf-8")).get("seats", [])
+    except (OSError, ValueError, AttributeError) as error:
+        raise CliError(f"{path}: no ledger of a GPU manager ({error})", 2) from None
+    return [seat for seat in seats if isinstance(seat, dict)]
+
+
+def _tiers(inputs: Inputs) -> dict[str, tuple[str, float, float, float]]:
+    from kybernate.config.model import TIERS
+
+    found: dict[str, tuple[str, float, float, float]] = {}
+    for model, name in [("", "standard"), *map(_split, inputs.tiers)]:
+        if name not in TIERS:
+            raise CliError(f"no tier {name!r}; {suggest(name, TIERS)}", 2)
+        tier = TIERS[name]
+        slo = tier.slo_seconds if inputs.slo is None else inputs.slo
+        budget = max(tier.stall_budget_seconds, inputs.stall_budget)
+        found[model] = (name, tier.weight, slo, budget)
+    return found
+
+
+def _gangs(inputs: Inputs) -> dict[str, int]:
+    """How many groups each of these models takes at the same time."""
+    found = {}
+    for model, count in map(_split, inputs.gangs):
+        if not model or not count.isdecimal() or not 2 <= int(count) <= inputs.groups:
+            raise CliError(
+                f"--gang {model + '=' if model else ''}{count}: write MODEL=N with N from 2 to the number of groups, "
+                f"which is {inputs.groups}", 2,
+            )  # fmt: skip
+        found[model] = int(count)
+    return found
+
+
+def chosen_policies(text: str) -> list[str]:
+    """Names of policies, checked."""
+    from kybernate.lab.baselines import POLICIES
+
+    names = list(POLICIES) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in POLICIES:
+            raise CliError(f"no policy {name!r}; {suggest(name, POLICIES)}", 2)
+    if not names:
+        raise CliError(f"--policy names none; there are {', '.join(POLICIES)}", 2)
+    return names
+
+
+def slowdown_points(text: str) -> tuple[tuple[float, float], ...]:
+    """``1:1,32:1.8`` as points of the curve."""
+    points = []
+    for part in filter(None, text.split(",")):
+        count, _, factor = part.partition(":")
+        point = (_number(count, "--slowdown"), _number(factor, "--slowdown"))
+        if point[1] <= 0:
+            raise CliError(f"--slowdown {part!r}: the factor must be above 0", 2)
+        points.append(point)
+    return tuple(points)
+
+
+def _split(text: str) -> tuple[str, str]:
+    model, _, value = text.rpartition("=")
+    return model, value
+
+
+def _number(text: str, option: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise CliError(f"{option}: {text!r} is no number", 2)
+    return value

@@ -1,0 +1,135 @@
+"""What the policy sees in the simulator: the same view that the GPU manager makes, from what has happened so far.
+
+State names, ages, rates and learned costs mean what they mean in ``services/gpu_manager/looking.py``.
+"""
+
+from itertools import pairwise
+
+from kybernate.lab.simulate.engine_seat import Seat
+from kybernate.lab.simulate.engine_world import Group, World
+from kybernate.lab.simulate.gang import as_one
+from kybernate.policy import GroupView, SeatView
+from kybernate.seat import SeatState
+
+
+def look(world: World, group: Group) -> GroupView:
+    """The view of a group that is in no switch, or whose victim is on its way out (late binding).
+
+    ``elsewhere`` has the parked seats of other groups for which somebody waits: nobody else would be moved. One for
+    which another group makes room is not among them, unless that one still drains and a slot is free here.
+    """
+    at_hand = [seat for seat in group.seats if _may_come(seat, group)] if world.soft else group.seats
+    if world.gangs:
+        at_hand = [seat for seat in at_hand if not seat.gang or _whole(world, seat)]
+    seats = tuple([_resting(world, seat) or seat_view(world, seat) for seat in at_hand])
+    if world.gangs:
+        seats = tuple([_gang_view(world, seat, own) for seat, own in zip(at_hand, seats, strict=True)])
+    elsewhere: tuple[SeatView, ...] = ()
+    if world.soft and world.demanded:
+        elsewhere = tuple(
+            [
+                seat_view(world, seat, moving=True)
+                for seat in world.demanded.values()
+                if seat.group is not group and _may_come(seat, group) and _may_move(world, seat, group)
+            ]
+        )
+    return GroupView(group.name, group.spec.slots, seats, elsewhere, world.now, group.hits.share)
+
+
+def _resting(world: World, seat: Seat) -> SeatView | None:
+    """The last view of a parked seat for which nobody waits, if it is fresh enough; only rates and ages change."""
+    if seat.tail != seat.head or seat.state is not SeatState.PARKED or seat.in_flight:
+        return None
+    last = seat.seen
+    if last is None or world.now - seat.seen_at >= world.options.refresh_seconds:
+        last = seat.seen = seat_view(world, seat)
+        seat.seen_at = world.now
+    return last
+
+
+def seat_view(world: World, seat: Seat, *, moving: bool = False) -> SeatView:
+    """The view of one seat. Frozen requests of a parked seat count as waiting since they were frozen."""
+    now, spec, options = world.now, seat.spec, world.options
+    waiting = seat.tail - seat.head
+    ages: tuple[tuple[float, int], ...] = ()
+    oldest = 0.0
+    if waiting:
+        ages = _ages(seat, now, options.age_buckets)
+        oldest = now - seat.at[seat.head]
+    if seat.frozen_at is not None and seat.state is SeatState.PARKED:
+        frozen = now - seat.frozen_at
+        waiting += seat.in_flight
+        oldest = max(oldest, frozen)
+        ages = tuple(sorted((*ages, (frozen, seat.in_flight)), reverse=True))
+    # By position: this is the innermost line of the simulator, and names cost a third more.
+    return SeatView(
+        spec.name,
+        seat.state,
+        seat.group.spec.name,
+        waiting,
+        ages,
+        oldest,
+        seat.in_flight,
+        spec.tier,
+        seat.pinned,
+        None,  # wanted_seconds
+        None,  # start_wait_seconds
+        now - seat.active_since,
+        False,  # unclaimed
+        0.0 if waiting or seat.in_flight else now - max(seat.busy_at, seat.active_since),
+        seat.park_cost.value,
+        options.cold_start_seconds if seat.cold else seat.activate_cost.value,
+        world.scenario.move_seconds if moving else None,
+        moving and _busy(world, seat),
+        spec.weight,
+        spec.slo_seconds,
+        seat.service.value,
+        seat.rates.fast.at(now),
+        seat.rates.slow.at(now),
+        spec.stall_budget_seconds,
+    )
+
+
+def _gang_view(world: World, seat: Seat, own: SeatView) -> SeatView:
+    """A gang as one seat, called by its member on the group that is looked at."""
+    return as_one([own, *(seat_view(world, other) for other in seat.gang if other is not seat)]) if seat.gang else own
+
+
+def _whole(world: World, seat: Seat) -> bool:
+    """Whether its gang can be decided about as one: none of its groups is still busy with it, or takes a rest."""
+    if seat.state is not SeatState.PARKED:
+        return True
+    return all(
+        one.state is SeatState.PARKED and one.group.claimed is None and one.group.paused_until <= world.now
+        for one in seat.gang
+    )
+
+
+def _may_move(world: World, seat: Seat, group: Group) -> bool:
+    """Gangs stay at home; a pinned seat would keep the group of a gang for ever."""
+    return not world.gangs or not (seat.gang or (seat.pinned and any(one.gang for one in group.seats)))
+
+
+def _ages(seat: Seat, now: float, buckets: int) -> tuple[tuple[float, int], ...]:
+    head, tail = seat.head, seat.tail
+    count = tail - head
+    if count <= buckets:
+        return tuple([(now - at, 1) for at in seat.at[head:tail]])
+    step = -(-count // buckets)
+    sums = seat.sums
+    cuts = [*range(head, tail, step), tail]
+    return tuple([(now - (sums[end] - sums[begin]) / (end - begin), end - begin) for begin, end in pairwise(cuts)])
+
+
+def _may_come(seat: Seat, group: Group) -> bool:
+    """Whether no other group makes room for it; one that only drains for it is forestalled by a free slot."""
+    claim = seat.claim
+    if claim is None or claim is group or claim.operation is None:
+        return True
+    return claim.operation.phase == "draining" and len(group.holders) < group.spec.slots
+
+
+def _busy(world: World, seat: Seat) -> bool:
+    """Whether the group that a seat belongs to has no slot for it now."""
+    home = seat.group
+    return home.operation is not None or home.paused_until > world.now or not home.has_room(seat, None)

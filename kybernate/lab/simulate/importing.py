@@ -1,0 +1,138 @@
+"""Scenarios from traces: whatever ``kybernate.lab.traces`` reads, on a node that is described in a few figures."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+
+from kybernate.lab.simulate.costs import GB, HARDWARE, Cost
+from kybernate.lab.simulate.generate import service_seconds
+from kybernate.lab.simulate.model import Scenario, SimGroup, SimSeat
+from kybernate.lab.traces import Arrival
+
+VRAM_GB = (36, 28, 20, 34, 60, 24, 20, 44, 28, 20)
+"""Sizes of seats of which nothing is known, in order, again from the first after the last. The research's main table
+says 20 to 60 GB and 6 to 7 s per switch; with these sizes its rows for S1 come out alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Where a trace is played."""
+
+    groups: int = 1
+    slots: int = 1
+    seats: int = 64
+    """At most; the models with most work get one, requests for others are left out (and counted)."""
+    cost: Cost = HARDWARE["stock"]
+    vram_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Of a model, or under ``""`` of all others; else ``VRAM_GB``."""
+    measured: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """(park, activate) seconds of a model, known from the machine: they go before ``cost``."""
+    tiers: Mapping[str, tuple[str, float, float, float]] = field(default_factory=dict)
+    """(tier, weight, SLO seconds, stall budget seconds) of a model, or under ``""`` of all others."""
+    pinned: frozenset[str] = frozenset()
+    gangs: Mapping[str, int] = field(default_factory=dict)
+    """On how many groups a model runs at the same time, where that is more than one."""
+    cap: int = 64
+    move_seconds: float | None = None
+    host_bytes: int = 0
+
+
+def from_arrivals(
+    arrivals: Iterable[Arrival],
+    node: Node,
+    *,
+    models: Sequence[str] = (),
+    speed_up: float = 1.0,
+    name: str = "trace",
+    duration: float | None = None,
+    source: str = "",
+) -> Scenario:
+    """A trace on a node: one seat per model, the heaviest first, each on the group with least work so far.
+
+    ``models``: of the trace only these, in this order. ``speed_up`` 2 makes the gaps half as long. ``duration`` of the
+    trace, before it is sped up; default: up to its last request. A request's service time follows from its tokens.
+    """
+    only = frozenset(models)
+    rows = [row for row in arrivals if not only or row.model in only]
+    work: dict[str, float] = {}
+    for row in rows:
+        work[row.model] = work.get(row.model, 0.0) + service_seconds(row.prompt_tokens, row.output_tokens)
+    wanted = tuple(models) or tuple(sorted(work, key=lambda model: (-work[model], model)))
+    place = {model: index for index, model in enumerate(wanted[: node.seats])}
+    kept = [row for row in rows if row.model in place]
+    at = tuple(row.at_seconds / speed_up for row in kept)
+    end = at[-1] if at else 0.0
+    return Scenario(
+        name=name,
+        seats=node_seats(tuple(place), work, node),
+        groups=tuple(SimGroup(f"G{index}", node.slots) for index in range(node.groups)),
+        at=at,
+        seat=tuple(place[row.model] for row in kept),
+        service=tuple(service_seconds(row.prompt_tokens, row.output_tokens) for row in kept),
+        duration=end if duration is None else duration / speed_up,
+        cap=node.cap,
+        move_seconds=node.move_seconds,
+        host_bytes=node.host_bytes,
+        source=source
+        + (f"; {len(rows) - len(kept)} requests of other models left out" if len(kept) < len(rows) else ""),
+    )
+
+
+def on_node(scenario: Scenario, node: Node) -> Scenario:
+    """The same requests on another node: all seats are made anew from what the node says."""
+    work = dict.fromkeys((seat.name for seat in scenario.seats), 0.0)
+    for seat, service in zip(scenario.seat, scenario.service, strict=True):
+        work[scenario.seats[seat].name] += service
+    return replace(
+        scenario,
+        seats=node_seats(tuple(work), work, node),
+        groups=tuple(SimGroup(f"G{index}", node.slots) for index in range(node.groups)),
+        cap=node.cap,
+        move_seconds=node.move_seconds,
+        host_bytes=node.host_bytes,
+    )
+
+
+def node_seats(models: Sequence[str], work: Mapping[str, float], node: Node) -> tuple[SimSeat, ...]:
+    """Seats for these models with what the node says of each, spread over its groups."""
+    loads = [0.0] * node.groups
+    groups_of: dict[str, list[int]] = {}
+    for model in sorted(models, key=lambda model: -work.get(model, 0.0)):
+        least = sorted(range(node.groups), key=lambda index: (loads[index], index))
+        groups_of[model] = least[: node.gangs.get(model, 1)]
+        for group in groups_of[model]:
+            loads[group] += max(work.get(model, 0.0), 1e-9)
+    made, others = [], []
+    for seat in sized_seats(models, node.cost, node.vram_bytes):
+        if seat.model in node.measured:
+            park, activate = node.measured[seat.model]
+            seat = replace(seat, park_seconds=park, activate_seconds=activate)
+        tier = node.tiers.get(seat.model, node.tiers.get(""))
+        if tier is not None:
+            seat = replace(seat, tier=tier[0], weight=tier[1], slo_seconds=tier[2], stall_budget_seconds=tier[3])
+        first, *more = groups_of[seat.model]
+        seat = replace(
+            seat, group=f"G{first}", pinned=seat.model in node.pinned, gang=seat.model if more else seat.gang
+        )
+        made.append(seat)
+        others += [replace(seat, name=f"{seat.name} on G{group}", group=f"G{group}") for group in more]
+    return (*made, *others)  # requests name the seats of models by place, so those come first
+
+
+def sized_seats(models: Sequence[str], cost: Cost, vram_bytes: Mapping[str, int] | None = None) -> tuple[SimSeat, ...]:
+    """One seat per model on group G0, of the size given for it or the next of ``VRAM_GB``."""
+    known = vram_bytes or {}
+    made = []
+    for model, usual in zip(models, cycle(VRAM_GB), strict=False):
+        vram = known.get(model, known.get("", usual * GB))
+        park, activate = cost.park_seconds(vram), cost.activate_seconds(vram)
+        made.append(SimSeat(model, "G0", park, activate, vram_bytes=vram, host_bytes=vram, model=model))
+    return tuple(made)
+
+
+def by_requests(arrivals: Iterable[Arrival]) -> tuple[str, ...]:
+    """Models by number of requests, most first."""
+    counts: dict[str, int] = {}
+    for arrival in arrivals:
+        counts[arrival.model] = counts.get(arrival.model, 0) + 1
+    return tuple(sorted(counts, key=lambda model: (-counts[model], model)))

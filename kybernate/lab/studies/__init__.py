@@ -1,0 +1,1 @@
+"""Research: exact optima and reference tables."""

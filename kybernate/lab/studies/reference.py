@@ -1,0 +1,237 @@
+"""The reference table: ready scenarios x policies x one-hour windows, with confidence intervals and the best possible.
+
+The research that this was built on published such a table of four windows each, from another simulator; its figures
+stand beside ours. Every policy gets the same windows, so that differences are paired.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from kybernate.lab.baselines import POLICIES
+from kybernate.lab.simulate.engine import Options, run
+from kybernate.lab.simulate.scenarios import GENTD26_EVENINGS, reference
+from kybernate.lab.simulate.statistics import (
+    METRICS,
+    Figures,
+    Interval,
+    Pool,
+    Sample,
+    draws,
+    interval,
+    intervals,
+    planned,
+    sampled,
+)
+from kybernate.lab.studies.reference_published import CLAIRVOYANT, PUBLISHED, Row
+from kybernate.lab.traces import load
+
+LABELS = {"S1": "poisson", "S2": "bursty", "S3": "gentd26", "S4": "servegen"}
+RULE = "exhaustive"
+"""What policies are compared with: the good baseline, llama-swap's rule."""
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is played."""
+
+    windows: int = 24
+    clairvoyant: int = 0
+    """Windows of each scenario, spread evenly, for which the best possible is looked for, too."""
+    bound_seconds: float = 60.0
+    """Time for each of those and each objective."""
+    servegen: Path | None = None
+    """The trace of S4; None: it is generated."""
+    gentd26: Path | None = None
+    """The trace of S3; None: S3 is left out."""
+    policies: tuple[str, ...] = tuple(POLICIES)
+    labels: tuple[str, ...] = tuple(LABELS)
+    jobs: int = 1
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One window of one scenario under all policies."""
+
+    label: str
+    window: int
+    trace: Path | None
+    policies: tuple[str, ...]
+    bound_seconds: float
+    """0: the best possible is not looked for."""
+
+
+Samples = dict[str, Sample]
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """All windows of one scenario."""
+
+    label: str
+    source: str
+    samples: dict[str, list[Sample]]
+    """By policy; clairvoyants have fewer windows."""
+    bounded: tuple[int, ...]
+    """These."""
+
+
+def play(plan: Plan, said: Callable[[str], None] | None = None) -> list[Played]:
+    """Play everything; ``said`` hears of progress. Raises TraceError, SimulationError, ValueError, and
+    ModuleNotFoundError for clairvoyants without the extra ``simulate``.
+    """
+    jobs = [job for label in plan.labels for job in _jobs(plan, label)]
+    found: dict[str, list[tuple[str, Samples]]] = {}
+    for number, (job, result) in enumerate(zip(jobs, _results(jobs, plan.jobs), strict=True), start=1):
+        found.setdefault(job.label, []).append(result)
+        if said is not None:
+            said(f"{number} of {len(jobs)} windows")
+    played = []
+    for label, results in found.items():
+        samples: dict[str, list[Sample]] = {}
+        for _, own in results:
+            for policy, sample in own.items():
+                samples.setdefault(policy, []).append(sample)
+        bounded = tuple(place for place, (_, own) in enumerate(results) if CLAIRVOYANT[0] in own)
+        played.append(Played(label, results[0][0], samples, bounded))
+    return played
+
+
+def _jobs(plan: Plan, label: str) -> list[Job]:
+    trace = {"S3": plan.gentd26, "S4": plan.servegen}.get(label)
+    if label == "S3" and trace is None:
+        return []
+    count = min(plan.windows, len(GENTD26_EVENINGS)) if label == "S3" else plan.windows
+    if label == "S4" and trace is not None:
+        hours = 1 + int(max((arrival.at_seconds for arrival in load(trace)), default=0.0) // _HOUR)
+        count = min(count, hours)
+    few = min(plan.clairvoyant, count)
+    bounded = {number * count // few for number in range(few)}  # not the first ones: a trace may begin at night
+    return [
+        Job(label, window, trace, plan.policies, plan.bound_seconds if window in bounded else 0.0)
+        for window in range(count)
+    ]
+
+
+def _results(jobs: Sequence[Job], workers: int) -> "Iterable[tuple[str, Samples]]":
+    if workers <= 1:
+        yield from map(one_window, jobs)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(one_window, jobs)
+
+
+def one_window(job: Job) -> tuple[str, Samples]:
+    """Play one window under every policy; also its source in words."""
+    scenario = reference(LABELS[job.label], job.window, trace=job.trace)
+    found = {name: sampled(run(scenario, POLICIES[name](), Options(name=name)), scenario) for name in job.policies}
+    if job.bound_seconds:
+        from kybernate.lab.simulate.bounds import certificate
+
+        best = certificate(scenario, seconds_budget=job.bound_seconds)
+        late = certificate(scenario, seconds_budget=job.bound_seconds, objective="slo")
+        schedules = (best.reactive_schedule, best.schedule, late.reactive_schedule, late.schedule)
+        for name, schedule in zip(CLAIRVOYANT, schedules, strict=True):
+            found[name] = planned(schedule.wait, schedule.visits, scenario)
+    return scenario.source, found
+
+
+def table(played: Sequence[Played], seed: int = 0) -> dict[str, Any]:
+    """The report as data: ``rows``, ``published`` beside ours, ``paired`` against llama-swap's rule, and
+    ``clairvoyant`` comparisons over the windows for which there is one. Times in model seconds, shares 0 to 1.
+    """
+    report: dict[str, Any] = {"rows": [], "published": [], "paired": [], "clairvoyant": [], "scenarios": []}
+    for one in played:
+        pools = {policy: Pool(samples) for policy, samples in one.samples.items()}
+        windows = {policy: len(samples) for policy, samples in one.samples.items()}
+        name = f"{one.label} {LABELS[one.label]}"
+        most = max(windows.values())
+        requests = sum(len(sample.waits) for sample in next(iter(one.samples.values())))
+        report["scenarios"].append({"scenario": name, "source": one.source, "windows": most, "requests": requests})
+        drawn = {count: draws(count, seed) for count in set(windows.values())}
+        spread = {policy: pool.resampled(drawn[windows[policy]]) for policy, pool in pools.items()}
+        for policy, pool in pools.items():
+            figures, sides = pool.figures(), intervals(spread[policy])
+            report["rows"].append(_row(name, policy, figures, sides))
+            published = PUBLISHED[one.label].get(policy)
+            if published is not None and windows[policy] == most:
+                four = interval([one.wait_mean_s for one in pool.resampled(draws(most, seed, size=4))])
+                report["published"].append(_beside(name, policy, published, figures, sides, four))
+            if policy != RULE and RULE in pools and windows[policy] == most:
+                report["paired"].append(_paired(name, policy, spread[policy], spread[RULE], figures, pools[RULE]))
+        report["clairvoyant"] += _against(name, one.samples, one.bounded)
+    return report
+
+
+def _row(scenario: str, policy: str, figures: Figures, sides: dict[str, Interval]) -> dict[str, Any]:
+    row: dict[str, Any] = {"scenario": scenario, "policy": policy}
+    row |= {metric: getattr(figures, metric) for metric in METRICS}
+    return row | {f"{metric}_ci": list(sides[metric]) for metric in METRICS}
+
+
+def _beside(
+    scenario: str, policy: str, published: Row, ours: Figures, sides: dict[str, Interval], four: Interval
+) -> dict[str, Any]:
+    low, high = sides["wait_mean_s"]
+    return {
+        "scenario": scenario,
+        "policy": policy,
+        "published_wait_mean_s": published.mean,
+        "wait_mean_s": ours.wait_mean_s,
+        "wait_mean_s_ci": [low, high],
+        "in_interval": _within(published.mean, low, high),
+        "wait_mean_s_of_four": list(four),
+        "in_interval_of_four": _within(published.mean, *four),
+        "published_slo_attainment": published.attainment / 100,
+        "slo_attainment": ours.slo_attainment,
+    }
+
+
+def _within(value: float, low: float, high: float) -> bool:
+    """Published figures are rounded to a tenth."""
+    return low - 0.05 <= value <= high + 0.05
+
+
+def _paired(
+    scenario: str, policy: str, own: Sequence[Figures], rule: Sequence[Figures], figures: Figures, pool: Pool
+) -> dict[str, Any]:
+    """Changes against llama-swap's rule; intervals from the same draws for both."""
+    base = pool.figures()
+    row: dict[str, Any] = {"scenario": scenario, "policy": policy, "against": RULE}
+    for metric in ("wait_mean_s", "wait_p99_s"):
+        changes = [getattr(a, metric) / max(getattr(b, metric), 1e-9) - 1 for a, b in zip(own, rule, strict=True)]
+        row[f"{metric}_change"] = getattr(figures, metric) / max(getattr(base, metric), 1e-9) - 1
+        row[f"{metric}_change_ci"] = list(interval(changes))
+    gained = [a.slo_attainment - b.slo_attainment for a, b in zip(own, rule, strict=True)]
+    row["slo_attainment_change"] = figures.slo_attainment - base.slo_attainment
+    row["slo_attainment_change_ci"] = list(interval(gained))
+    return row
+
+
+def _against(scenario: str, samples: dict[str, list[Sample]], bounded: Sequence[int]) -> list[dict[str, Any]]:
+    """Every policy against the clairvoyants that restore on demand, over the windows that these have."""
+    if not bounded:
+        return []
+    mean, slo = (Pool(samples[name]).figures() for name in (CLAIRVOYANT[0], CLAIRVOYANT[2]))
+    rows = []
+    for policy, own in samples.items():
+        if policy in CLAIRVOYANT:
+            continue
+        figures = Pool([own[window] for window in bounded]).figures()
+        rows.append(
+            {
+                "scenario": scenario,
+                "policy": policy,
+                "windows": len(bounded),
+                "wait_mean_s": figures.wait_mean_s,
+                "wait_mean_above": figures.wait_mean_s / max(mean.wait_mean_s, 1e-9) - 1,
+                "slo_attainment": figures.slo_attainment,
+                "slo_attainment_share": figures.slo_attainment / max(slo.slo_attainment, 1e-9),
+            }
+        )
+    return rows
