@@ -1,0 +1,83 @@
+"""Report words that the project's language does not use. Exit 1 if there is one.
+
+    python scripts/check_language.py [PATH …]     default: every tracked text file
+
+The project is written in the English of the field: subject, verb, object, and the technical term. The words below hide
+the subject or the term (``docs/glossary.md`` has the terms). Identifiers are split into their words before they are
+compared, so ``JobsTold`` and ``processes_told`` count too.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+UNUSED = {
+    "somebody": "name it: the seat, the caller, the pod, the operator",
+    "nobody": "no seat, no caller, no router",
+    "whoever": "name it",
+    "whom": "name it",
+    "who comes": "the incoming seat",
+    "comer": "the incoming seat",
+    "comers": "the incoming seats",
+    "newcomer": "a new user, a new contributor, the incoming seat",
+    "newcomers": "new users, new contributors",
+    "told": "reported, configured, informed",
+    "heard": "received",
+    "said": "reported, published, logged, answered",
+    "put up with": "tolerate",
+    "in words": "as text",
+    "of its own": "own, separate",
+    "a way in": "an entry point",
+}
+"""Word or phrase: what to write instead."""
+
+NOT_OURS = re.compile(
+    r"^(LICENSE|kybernate/pb/|proto/|requirements.*\.txt|docs/images/|docs/measurements/|scripts/check_language\.py$)"
+)
+"""Files that are not written by the project, results that are kept as they were measured, and this list."""
+
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_PATTERN = re.compile(r"\b(" + "|".join(re.escape(word) for word in sorted(UNUSED, key=len, reverse=True)) + r")\b")
+
+
+def findings(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield (line number, word) for each word of the list, also where a phrase runs over a line's end."""
+    texts = [re.sub(r"[\s_]+", " ", _CAMEL.sub(" ", line)).strip().lower() for line in lines]
+    for number, text in enumerate(texts, start=1):
+        following = texts[number] if number < len(texts) else ""
+        joined = f"{text} {following.lstrip('#*/ ')}"
+        for match in _PATTERN.finditer(joined):
+            if match.start() < len(text):
+                yield number, match.group(1)
+
+
+def tracked(paths: Iterable[str]) -> list[Path]:
+    """Return the tracked files below ``paths``, relative to the repository."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--", *paths], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    return [Path(name) for name in listed.split("\0") if name and not NOT_OURS.match(name)]
+
+
+def main(arguments: list[str]) -> int:
+    """Print each finding as ``path:line: word: remedy``."""
+    found = 0
+    for path in tracked(arguments):
+        try:
+            lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
+            continue
+        for number, word in findings(lines):
+            print(f"{path}:{number}: {word!r}: write {UNUSED[word]}")
+            found += 1
+    if found:
+        print(f"check_language: {found} findings", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
