@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from kybernate import files
 from kybernate.logs import get_logger
 from kybernate.machine import Gpu, Link
 
@@ -113,9 +114,7 @@ def learn(state_dir: Path, gpus: Iterable[Gpu], links: Iterable[Link], instances
         text = json.dumps(asdict(known), indent=1)
         path = state_dir / FILE
         if not path.exists() or path.read_text() != text:
-            fresh = state_dir / f".{FILE}.{os.getpid()}.new"
-            fresh.write_text(text)
-            os.replace(fresh, path)
+            files.replace(path, text, durable=False)
     return known
 
 

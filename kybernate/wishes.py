@@ -5,11 +5,12 @@ so that it works without any bus.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kybernate import files
 
 FILE = "wishes.json"
 
@@ -37,10 +38,8 @@ class _File(BaseModel):
 
 def write(run_dir: Path, wishes: Sequence[Wish]) -> None:
     """Replace the file, whole or not at all. Blocking. Raises OSError."""
-    path = run_dir / FILE
-    fresh = path.with_name(f".{FILE}.{os.getpid()}.new")
-    fresh.write_text(json.dumps({"wishes": [wish.model_dump() for wish in wishes]}))
-    os.replace(fresh, path)
+    text = json.dumps({"wishes": [wish.model_dump() for wish in wishes]})
+    files.replace(run_dir / FILE, text, durable=False)
 
 
 def read(run_dir: Path) -> tuple[Wish, ...]:

@@ -4,10 +4,10 @@
 rights. That list is written anew whenever the rights of this version differ; the keys stay.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from kybernate import files
 from kybernate.bus.credentials import new_seed, public_key
 from kybernate.bus.port import BusError
 from kybernate.bus.rights import ROLES, Place, Role
@@ -26,7 +26,7 @@ def complete(places: tuple[Place, ...], found: Mapping[str, str], rotate: Role |
     roles = tuple(dict.fromkeys(role for place in places for role in ROLES[place]))
     if rotate is not None and rotate not in roles:
         raise KeysError(f"there is no role {rotate} here; it has {', '.join(roles)}")
-    files: dict[str, str] = {}
+    wanted: dict[str, str] = {}
     public: dict[Role, str] = {}
     for role in roles:
         text = found.get(f"{role}.nk", "") if role is not rotate else ""
@@ -37,9 +37,9 @@ def complete(places: tuple[Place, ...], found: Mapping[str, str], rotate: Role |
             raise KeysError(
                 f"{role}.nk is not the seed of a user's nkey: {error}; rotate it: --rotate {role}"
             ) from None
-        files[f"{role}.nk"] = f"{seed}\n"
-        files[f"{role}.pub"] = f"{public[role]}\n"
-    return files | {AUTH_FILES[place]: authorization(place, public) for place in places}
+        wanted[f"{role}.nk"] = f"{seed}\n"
+        wanted[f"{role}.pub"] = f"{public[role]}\n"
+    return wanted | {AUTH_FILES[place]: authorization(place, public) for place in places}
 
 
 def write(folder: Path, places: tuple[Place, ...], rotate: Role | None = None) -> tuple[str, ...]:
@@ -53,19 +53,7 @@ def write(folder: Path, places: tuple[Place, ...], rotate: Role | None = None) -
         wanted = complete(places, found, rotate)
         changed = tuple(name for name, text in wanted.items() if found.get(name) != text)
         for name in changed:
-            _replace(folder / name, wanted[name], 0o600 if name.endswith(".nk") else 0o644)
+            files.replace(folder / name, wanted[name], durable=True, mode=0o600 if name.endswith(".nk") else 0o644)
     except OSError as error:
         raise KeysError(f"{error.filename or folder}: {error.strerror}") from None
     return changed
-
-
-def _replace(path: Path, text: str, mode: int) -> None:
-    """In one step, and never readable by others in between."""
-    draft = path.with_name(f".{path.name}.new")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)

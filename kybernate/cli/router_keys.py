@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kybernate import files
 from kybernate.cli.errors import CliError
 
 if TYPE_CHECKING:
@@ -65,10 +66,7 @@ def _write(file: Path, keys: "Iterable[ApiKey]") -> None:
     """In one step; routers that look meanwhile see the old file or the new one."""
     from kybernate.api_keys import dump
 
-    draft = file.with_name(f".{file.name}.new")
     try:
-        draft.write_text(dump(keys))
-        draft.chmod(file.stat().st_mode & 0o777 if file.exists() else 0o640)
-        draft.replace(file)
+        files.replace(file, dump(keys), durable=False, mode=file.stat().st_mode & 0o777 if file.exists() else 0o640)
     except OSError as error:
         raise CliError(f"{file}: {error.strerror}; check the path and its permissions") from None

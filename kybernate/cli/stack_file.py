@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kybernate import files
+
 
 class StackFileError(Exception):
     """The folder of the stack file cannot be used; the text says why."""
@@ -77,9 +79,7 @@ class StackFile:
         """Put the content there in one step; does nothing when another stack holds the file."""
         if self._lock is None:
             return
-        draft = self.path.with_suffix(".tmp")
-        draft.write_text(json.dumps(content, indent=2) + "\n")
-        draft.replace(self.path)
+        files.replace(self.path, json.dumps(content, indent=2) + "\n", durable=False)
 
     def release(self) -> None:
         """Remove the file and let go."""

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from kybernate import files
 from kybernate.logs import get_logger
 from kybernate.slugs import slug
 from services.checkpointer.backends.port import Unit
@@ -120,7 +121,9 @@ class Journal:
         def close() -> None:
             os.close(self._open.pop(job.op))
             if old:
-                _replace(self._epochs_file, epochs)  # first: a removed job's epoch must not be forgotten
+                files.replace(
+                    self._epochs_file, epochs, durable=True
+                )  # first: a removed job's epoch must not be forgotten
             for one in old:
                 one.path.unlink(missing_ok=True)
 
@@ -130,14 +133,14 @@ class Journal:
         """Refuse anything below this epoch on these GPUs from now on, also after a restart."""
         self._raise_epochs(gpus, epoch)
         epochs = json.dumps(self.epochs)
-        await self._in_thread(lambda: _replace(self._epochs_file, epochs))
+        await self._in_thread(lambda: files.replace(self._epochs_file, epochs, durable=True))
 
     async def remember(self, unit: Unit) -> None:
         """Keep the processes of a parked seat. Not fsynced: they do not outlive the machine either."""
         seat = unit.target.seat
         self.parked[seat] = unit
         text = unit.model_dump_json()
-        await self._in_thread(lambda: _replace(self._parked_file(seat), text, synced=False))
+        await self._in_thread(lambda: files.replace(self._parked_file(seat), text, durable=False))
 
     async def forget(self, seat: str) -> None:
         """The seat is not parked any more."""
@@ -176,7 +179,7 @@ def _create(path: Path, line: bytes) -> int:
     handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     _append(handle, line)
     os.fsync(handle)
-    _sync_folder(path.parent)
+    files.sync_folder(path.parent)
     return handle
 
 
@@ -194,23 +197,3 @@ def _reopen(path: Path) -> int:
     handle = os.open(path, os.O_WRONLY | os.O_APPEND)
     os.ftruncate(handle, data.rfind(b"\n") + 1)
     return handle
-
-
-def _replace(path: Path, text: str, *, synced: bool = True) -> None:
-    part = path.with_name(path.name + ".part")
-    with part.open("w") as file:
-        file.write(text)
-        file.flush()
-        if synced:
-            os.fsync(file.fileno())
-    part.rename(path)
-    if synced:
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

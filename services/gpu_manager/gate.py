@@ -6,11 +6,10 @@ groups that the plugin grants at the next fitting pod (``kybernate.wishes``).
 
 import contextlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from kybernate import wishes
+from kybernate import files, wishes
 from kybernate.logs import get_logger
 from services.gpu_manager.inputs import StartCall, Ticket
 
@@ -73,7 +72,5 @@ def _read(path: Path) -> dict[str, object] | None:
 
 
 def _write(path: Path, data: dict[str, object]) -> None:
-    fresh = path.with_name(path.name + ".new")
-    with contextlib.suppress(FileNotFoundError):  # the plugin has not made the folder: nobody waits there
-        fresh.write_text(json.dumps(data))
-        os.replace(fresh, path)
+    with contextlib.suppress(FileNotFoundError):  # without the plugin's folder no container waits for it
+        files.replace(path, json.dumps(data), durable=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kybernate import files
 from kybernate.seat import SeatState
 
 
@@ -120,14 +121,6 @@ class LedgerFile:
         """A new file with this line only, whole and on disk before it takes the old one's place."""
         self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.path.with_name(self.path.name + ".new")
-        handle = os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o600)
-        os.write(handle, line)
-        os.fsync(handle)
-        os.replace(fresh, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-        self._handle, self._size, self._durable = handle, len(line), True
+        files.replace(self.path, line, durable=True, mode=0o600)
+        self._handle = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        self._size, self._durable = len(line), True

@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from kybernate import files
 from kybernate.config import NodeConfig
 from kybernate.logs import get_logger
 from kybernate.policy import Decision, GroupView
@@ -84,10 +84,8 @@ class LearnedFile:
             self._put(json.dumps(learning.kept(now())))
 
     def _put(self, text: str) -> None:
-        fresh = self.path.with_name(self.path.name + ".new")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(text)
-            os.replace(fresh, self.path)
+            files.replace(self.path, text, durable=False)
         except OSError as error:
             log.warning("learned.unwritten", file=str(self.path), reason=str(error))

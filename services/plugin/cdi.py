@@ -7,7 +7,6 @@ the group, nothing of the driver: libraries differ with each driver and only NVI
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from kybernate import files
 from kybernate.logs import get_logger
 
 KIND = "kyb.ai/group"
@@ -74,10 +74,7 @@ def write(folder: Path, devices: Sequence[GroupDevice]) -> bool:
         if path.read_text() == text:
             return False
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f".{FILE}.{os.getpid()}.new"
-    fresh.write_text(text)
-    fresh.chmod(0o644)
-    os.replace(fresh, path)
+    files.replace(path, text, durable=False, mode=0o644)
     return True
 
 

@@ -1,10 +1,10 @@
 """Which seats were given out, on disk: a plugin that starts with another configuration must not drop them."""
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from kybernate import files
 from kybernate.logs import get_logger
 from services.plugin.book import Held
 
@@ -28,6 +28,4 @@ def save(state_dir: Path, held: Iterable[Held]) -> None:
     """Replace the file, whole or not at all. Blocking. Raises OSError."""
     state_dir.mkdir(parents=True, exist_ok=True)
     rows = [{"seat": h.seat, "resource": h.resource, "gpus": list(h.gpus)} for h in sorted(held, key=lambda h: h.seat)]
-    fresh = state_dir / f".{FILE}.{os.getpid()}.new"
-    fresh.write_text(json.dumps({"seats": rows}, indent=1))
-    os.replace(fresh, state_dir / FILE)
+    files.replace(state_dir / FILE, json.dumps({"seats": rows}, indent=1), durable=False)

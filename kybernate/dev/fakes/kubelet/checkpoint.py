@@ -14,6 +14,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from kybernate import files
 from kybernate.dev.fakes.kubelet.allocations import Allocation
 from kybernate.pb import deviceplugin_pb2 as pb
 
@@ -32,9 +33,7 @@ def write(path: Path, allocations: Iterable[Allocation], healthy: Mapping[str, I
         "PodDeviceEntries": [_entry(allocation) for allocation in allocations],
         "RegisteredDevices": {resource: sorted(devices) for resource, devices in healthy.items()},
     }
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps({"Data": data, "Checksum": _checksum(data)}))
-    temporary.replace(path)
+    files.replace(path, json.dumps({"Data": data, "Checksum": _checksum(data)}), durable=False)
 
 
 def read(path: Path) -> tuple[list[Allocation], list[str]]:

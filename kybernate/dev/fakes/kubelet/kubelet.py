@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from kybernate import files
 from kybernate.dev.fakes.kubelet import checkpoint
 from kybernate.dev.fakes.kubelet.container import rfc3339
 from kybernate.dev.fakes.kubelet.device_manager import DeviceManager
@@ -301,7 +302,4 @@ def _unfinished(pod: Pod) -> bool:
 
 def write_address(folder: Path, url: str) -> None:
     """Tell others of this stack where HTTP is: ``<folder>/kubelet.json``, written in one step."""
-    path = folder / "kubelet.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"url": url, "pid": os.getpid()}))
-    temporary.replace(path)
+    files.replace(folder / "kubelet.json", json.dumps({"url": url, "pid": os.getpid()}), durable=False)
