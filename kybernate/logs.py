@@ -43,5 +43,23 @@ def get_logger() -> structlog.typing.FilteringBoundLogger:
     return logger
 
 
+class OnceLogger:
+    """Log a condition that lasts once, not at every try: again when its data change, or after ``clear``."""
+
+    def __init__(self, event: str, *, level: Literal["info", "warning", "error"] = "warning") -> None:
+        self._event, self._level = event, level
+        self._last: dict[str, object] | None = None
+
+    def log(self, **data: object) -> None:
+        """Log the event with ``data`` unless the last call since ``clear`` had the same data."""
+        if data != self._last:
+            self._last = data
+            getattr(get_logger(), self._level)(self._event, **data)
+
+    def clear(self) -> None:
+        """The condition is over: log it anew when it returns."""
+        self._last = None
+
+
 def _keep(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     return event

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kybernate.config import CONFIG_LABEL, NodeConfig, load, names
 from kybernate.kube import Kube, KubeError, in_cluster
-from kybernate.logs import get_logger
+from kybernate.logs import OnceLogger
 
 RETRY_SECONDS = 2.0
 
@@ -30,13 +30,11 @@ async def load_by_label(path: Path, node: str, kube: Kube, *, retry_seconds: flo
 
     Waits for an API server that does not answer, saying so once: a guess would give this node another's groups.
     """
-    said = ""
+    waiting = OnceLogger("config.waiting_for_label")
     while True:
         try:
             labels = (await kube.node(node)).get("metadata", {}).get("labels") or {}
             return await asyncio.to_thread(load, path, labels.get(CONFIG_LABEL))
         except KubeError as error:
-            if str(error) != said:
-                get_logger().warning("config.waiting_for_label", label=CONFIG_LABEL, reason=str(error))
-            said = str(error)
+            waiting.log(label=CONFIG_LABEL, reason=str(error))
             await asyncio.sleep(retry_seconds)

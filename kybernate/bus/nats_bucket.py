@@ -25,7 +25,7 @@ from nats.js.kv import KeyValue
 from kybernate.bus.inbox import Inbox
 from kybernate.bus.nats_run import IncompleteError, Run, RunOverError
 from kybernate.bus.port import BusError, Entry, NoAnswerError, WrongRevisionError
-from kybernate.logs import get_logger
+from kybernate.logs import OnceLogger, get_logger
 
 if TYPE_CHECKING:
     from kybernate.bus.nats import NatsBus
@@ -187,17 +187,20 @@ class _Watch:
 
     async def follow(self) -> None:
         """Keep a run going until cancelled. A server that is there and refuses is asked less and less often."""
-        wait, said = FIRST_RETRY_SECONDS, ""
+        wait = FIRST_RETRY_SECONDS
+        restarted = OnceLogger("watch.restarted", level="info")
         while True:
             await self._bucket._bus.until_connected()
             try:
                 async with self._bucket._run(self._prefix) as run:
                     await self._read(run)
             except (BusError, RunOverError) as error:
-                wait, said = (FIRST_RETRY_SECONDS, "") if self._run else (min(wait * 2, LAST_RETRY_SECONDS), said)
-                if str(error) != said:
-                    said = str(error)
-                    get_logger().info("watch.restarted", bucket=self._bucket._name, reason=said)
+                if self._run:
+                    wait = FIRST_RETRY_SECONDS
+                    restarted.clear()
+                else:
+                    wait = min(wait * 2, LAST_RETRY_SECONDS)
+                restarted.log(bucket=self._bucket._name, reason=str(error))
             finally:
                 self._run = None
             await asyncio.sleep(wait)

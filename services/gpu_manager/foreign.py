@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from kybernate.gpus import GpuError, Gpus
-from kybernate.logs import get_logger
+from kybernate.logs import OnceLogger
 from services.gpu_manager.inputs import Stranger
 
 PROC = Path("/proc")
@@ -25,18 +25,16 @@ class Watch:
     def __init__(self, gpus: Gpus, proc: Path = PROC) -> None:
         self._gpus, self._proc = gpus, proc
         self._seen: dict[tuple[int, str], int] = {}
-        self._said = ""
+        self._unread = OnceLogger("strangers.unread")
 
     async def look(self, containers: Collection[str]) -> tuple[Stranger, ...] | None:
         """Processes that are in none of these containers, by GPU; None when the driver cannot be asked."""
         try:
             processes = await self._gpus.processes()
         except GpuError as error:
-            if str(error) != self._said:
-                get_logger().warning("strangers.unread", reason=str(error))
-            self._said = str(error)
+            self._unread.log(reason=str(error))
             return None
-        self._said = ""
+        self._unread.clear()
         on = {(process.pid, process.gpu) for process in processes}
         names = await asyncio.to_thread(self._strangers, {pid for pid, _ in on}, tuple(containers))
         self._seen = {key: self._seen.get(key, 0) + 1 for key in on if key[0] in names}

@@ -8,7 +8,7 @@ from typing import NoReturn
 from kybernate import known_gpus
 from kybernate.config_watch import changes
 from kybernate.gpus import GpuError, Gpus
-from kybernate.logs import get_logger
+from kybernate.logs import OnceLogger, get_logger
 from kybernate.machine import GpuEvent
 from services.plugin.faults import Arrivals
 from services.plugin.machine import Machine, learn, look
@@ -89,18 +89,16 @@ class GpuWatch:
 
     async def hear(self, node: Node) -> NoReturn:
         """XID events, as they come."""
-        said = ""
+        unread = OnceLogger("plugin.events_unheard")
         while True:
             try:
                 events = await self._gpus.events(EVENT_SECONDS)
                 parents = await self._parents(events)
             except GpuError as error:
-                if str(error) != said:
-                    get_logger().warning("plugin.events_unheard", reason=str(error))
-                said = str(error)
+                unread.log(reason=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            said = ""
+            unread.clear()
             for event, times in Counter(events).items():
                 ignored = event.xid in node.probation.ignored_xids
                 get_logger().warning("gpu.xid", gpu=event.gpu, xid=event.xid, times=times, ignored=ignored)

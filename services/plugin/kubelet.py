@@ -22,7 +22,7 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 
-from kybernate.logs import get_logger
+from kybernate.logs import OnceLogger, get_logger
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from kybernate.slugs import slug
@@ -64,15 +64,16 @@ class Registration:
 
     async def keep(self) -> NoReturn:
         """Register and register again, for ever."""
-        pause, said = FIRST_RETRY_SECONDS, ""
+        pause, failed = FIRST_RETRY_SECONDS, OnceLogger("plugin.not_registered")
         while True:
             began = time.monotonic()
             try:
                 await self._once()
             except NotRegisteredError as error:
-                if self.unmet is None or str(error) != said:  # once, not at every try
-                    get_logger().warning("plugin.not_registered", resource=self.resource, reason=str(error))
-                self.unmet, said = f"{self.resource}: {error}", str(error)
+                if self.unmet is None:
+                    failed.clear()
+                failed.log(resource=self.resource, reason=str(error))
+                self.unmet = f"{self.resource}: {error}"
             lasted = time.monotonic() - began
             pause = FIRST_RETRY_SECONDS if lasted > LAST_RETRY_SECONDS else min(LAST_RETRY_SECONDS, pause * 2)
             await self._rest(pause * random.uniform(0.5, 1.0))

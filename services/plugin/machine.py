@@ -13,7 +13,7 @@ from pathlib import Path
 from kybernate import known_gpus
 from kybernate.gpus import GpuError, Gpus
 from kybernate.known_gpus import Known, learned
-from kybernate.logs import get_logger
+from kybernate.logs import OnceLogger, get_logger
 from kybernate.machine import Gpu, Link
 from services.plugin.devices import device_paths
 
@@ -58,15 +58,13 @@ class Machine:
 
 async def read_machine(gpus: Gpus, state_dir: Path) -> Machine:
     """Wait for a driver that is not there yet, saying so once."""
-    said = ""
+    missing = OnceLogger("plugin.no_gpus")
     while True:
         try:
             known, there = await learn(gpus, state_dir)
             return await look(known, there)
         except GpuError as error:
-            if str(error) != said:
-                get_logger().warning("plugin.no_gpus", reason=str(error))
-            said = str(error)
+            missing.log(reason=str(error))
             await asyncio.sleep(RETRY_SECONDS)
 
 

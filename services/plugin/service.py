@@ -16,7 +16,7 @@ from kybernate.config import ConfigError, NodeConfig
 from kybernate.config_watch import changes
 from kybernate.gpus import Gpus
 from kybernate.health import Health
-from kybernate.logs import get_logger
+from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import GpuHealthChanged, SeatAllocated
 from kybernate.node_config import load_now
 from kybernate.pb.podresources_pb2 import ListPodResourcesResponse
@@ -245,7 +245,7 @@ class Plugin:
 
     async def _follow_owners(self) -> NoReturn:
         """Who has which seat, from PodResources; a seat that only its owner kept here goes with its owner."""
-        said = ""
+        unread = OnceLogger("plugin.owners_unread")
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(OWNERS_SECONDS):
@@ -255,11 +255,9 @@ class Plugin:
             try:
                 listed = _seats(await self._owners.list())
             except PodResourcesError as error:
-                if str(error) != said:
-                    get_logger().warning("plugin.owners_unread", reason=str(error))
-                said = str(error)
+                unread.log(reason=str(error))
                 continue
-            said = ""
+            unread.clear()
             if self.node.book.see(listed):
                 self._unsaved.set()
             await self._keep()

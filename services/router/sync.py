@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from kybernate.bus.port import Bucket, Bus, BusError, Entry
-from kybernate.logs import get_logger
+from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import GpuHealthChanged, Presence, SeatEvent, TrafficSignal
 from kybernate.presence import PRESENCE_SECONDS
 from kybernate.roster import BUCKET, SeatRecord
@@ -67,19 +67,17 @@ class RosterSync:
 
     async def watch(self) -> None:
         """Take every change of the roster."""
-        said = ""
+        unwatched = OnceLogger("roster.unwatched", level="info")
         while True:
             try:
                 bucket = await self._bus.bucket(BUCKET)
                 async with bucket.watch() as entries:
-                    said = ""
+                    unwatched.clear()
                     async for entry in entries:
                         if entry is not None:
                             self._take(entry)
             except BusError as error:
-                if str(error) != said:  # once, not at every try
-                    said = str(error)
-                    get_logger().info("roster.unwatched", error=said)
+                unwatched.log(error=str(error))
             await asyncio.sleep(RETRY_SECONDS)
 
     async def listen(self) -> None:
