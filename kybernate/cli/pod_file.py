@@ -8,24 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from kybernate.annotations import BACKEND, PREFIX, VRAM, parse, tier_problem
 from kybernate.config import NodeConfig
 from kybernate.config_errors import ConfigError, Document, Place, read_documents, suggest
-from kybernate.sizes import parse_bytes, parse_seconds
 from kybernate.topology import Group
-
-ANNOTATIONS = (
-    "kyb.ai/backend",
-    "kyb.ai/gang",
-    "kyb.ai/model",
-    "kyb.ai/pin",
-    "kyb.ai/port",
-    "kyb.ai/prefer-group",
-    "kyb.ai/priority",
-    "kyb.ai/slo",
-    "kyb.ai/stall-budget",
-    "kyb.ai/tier",
-    "kyb.ai/vram",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +65,7 @@ def check_vram(path: Path | str, pods: Sequence[PodSpec], groups: Sequence[Group
         if pod.vram_bytes is not None and pod.vram_bytes > max(sizes, default=0):
             have = f"{max(sizes, default=0) / 2**30:g} GiB"
             raise ConfigError(
-                f"{path}: pod {pod.name}: kyb.ai/vram: {pod.annotations['kyb.ai/vram']!r}: "
+                f"{path}: pod {pod.name}: {VRAM}: {pod.annotations[VRAM]!r}: "
                 f"the largest group of {pod.resource} has {have}; lower it or ask for more GPUs"
             )
 
@@ -112,22 +98,23 @@ def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, ba
     for key, value in annotations.items():
         if not isinstance(value, str):
             raise source.error((*notes, key), value, "annotations are text", "put the value in quotes")
-        if key.startswith("kyb.ai/") and key not in ANNOTATIONS:
-            raise source.error((*notes, key), None, "unknown annotation", suggest(key, ANNOTATIONS))
-    if annotations.get("kyb.ai/backend", "cuda") != backend:
-        value = annotations.get("kyb.ai/backend")
+    parsed = parse(annotations)
+    for problem in (tier_problem(parsed.tier, config.all_tiers), *parsed.problems):
+        if problem is not None:
+            raise source.error((*notes, problem.name), problem.value, problem.what, problem.remedy)
+    if parsed.backend != backend:
+        value = annotations.get(BACKEND)
         cannot = "cannot park on fake GPUs" if backend == "fake" else "cannot park with --driver stub"
         what = "is missing (the default is cuda)" if value is None else cannot
-        raise source.error((*notes, "kyb.ai/backend"), value, what, f"write kyb.ai/backend: {backend}")
-    _check_terms(document, notes, annotations, config)
+        raise source.error((*notes, BACKEND), value, what, f"write {BACKEND}: {backend}")
     return PodSpec(
         namespace=str(metadata.get("namespace", "default")),
         name=name,
-        model=annotations.get("kyb.ai/model") or name,
+        model=parsed.model or name,
         resource=resource,
         container=container,
-        port=_port(document, notes, annotations),
-        vram_bytes=_vram(document, notes, annotations),
+        port=parsed.port,
+        vram_bytes=parsed.vram_bytes,
         annotations=annotations,
         manifest=manifest,
     )
@@ -145,11 +132,11 @@ def _seat(document: Document, manifest: Mapping[str, Any], place: Place, config:
         if not isinstance(container, dict) or not isinstance(container.get("name"), str):
             raise document.source.error((*at, index), None, "is no container", "give it a name: (text)")
         for where, key, quantity in _asked(container, (*at, index)):
-            if key not in config.resources and not key.startswith("kyb.ai/"):
+            if key not in config.resources and not key.startswith(PREFIX):
                 continue
             if key not in config.resources:
                 remedy = suggest(key, config.resources)
-                raise document.source.error(where, None, "no profile sells this resource", remedy)
+                raise document.source.error(where, None, "no profile advertises this resource", remedy)
             if str(quantity) != "1":
                 raise document.source.error(where, quantity, "a container has exactly one seat", "write 1")
             if (container["name"], key) not in [(owner, resource) for _, owner, resource in found]:
@@ -169,45 +156,6 @@ def _asked(container: Mapping[str, Any], place: Place) -> Iterator[tuple[Place, 
         wanted = resources.get(part) if isinstance(resources, dict) else None
         for key, quantity in wanted.items() if isinstance(wanted, dict) else ():
             yield (*place, "resources", part, key), str(key), quantity
-
-
-def _port(document: Document, notes: Place, annotations: Mapping[str, str]) -> int:
-    text = annotations.get("kyb.ai/port", "8000")
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
-        raise document.source.error((*notes, "kyb.ai/port"), text, "is not a port", "write a number from 1 to 65535")
-    return int(text)
-
-
-def _vram(document: Document, notes: Place, annotations: Mapping[str, str]) -> int | None:
-    text = annotations.get("kyb.ai/vram")
-    if text is None:
-        return None
-    try:
-        size = parse_bytes(text)
-    except ValueError:
-        size = 0
-    if size <= 0:
-        raise document.source.error((*notes, "kyb.ai/vram"), text, "is not a size", 'write bytes with a unit: "40GiB"')
-    return size
-
-
-def _check_terms(document: Document, notes: Place, annotations: Mapping[str, str], config: NodeConfig) -> None:
-    """Tier, SLO and stall budget, as the manager reads them."""
-    tier = annotations.get("kyb.ai/tier")
-    if tier is not None and tier not in config.all_tiers:
-        remedy = f"{suggest(tier, config.all_tiers)}, or add it below tiers: in the configuration"
-        raise document.source.error((*notes, "kyb.ai/tier"), tier, "is no tier", remedy)
-    for key, zero in (("kyb.ai/slo", False), ("kyb.ai/stall-budget", True)):
-        text = annotations.get(key)
-        if text is None:
-            continue
-        try:
-            good = parse_seconds(text) > 0 or zero
-        except ValueError:
-            good = False
-        if not good:
-            what = "is not a duration" if zero else "is not a duration above 0"
-            raise document.source.error((*notes, key), text, what, 'write seconds, such as "20s" or "500ms"')
 
 
 def _mapping(document: Document, data: Mapping[str, Any], place: Place, key: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
+from kybernate.annotations import PREFER_GROUP
 from kybernate.bus.port import Bus, BusDownError, BusError
 from kybernate.clock import Clock
 from kybernate.known_gpus import boot_id
@@ -52,7 +53,7 @@ from services.gpu_manager.jobs import LONGEST_SECONDS, Jobs
 from services.gpu_manager.ledger import LedgerFile
 from services.gpu_manager.pods import Pods, PodsError
 from services.gpu_manager.roster_writer import RosterWriter
-from services.gpu_manager.seat_pod import ANNOTATION, Owners
+from services.gpu_manager.seat_pod import Owners
 from services.gpu_manager.terms import terms
 
 log = get_logger()
@@ -250,7 +251,7 @@ class Manager:
         self.steering = {key: wish for key, wish in self.steering.items() if wish.until > unix}
         until = (unix // WISH_SECONDS + 2) * WISH_SECONDS  # in steps: an unchanged wish is not written each second
         found = [
-            Wish(id=pod.uid, group=group, resource=resource, until=until, why=f"{ANNOTATION}prefer-group of {pod.pod}")
+            Wish(id=pod.uid, group=group, resource=resource, until=until, why=f"{PREFER_GROUP} of {pod.pod}")
             for pod in owners.pending
             if (group := pod.group_on(self.board.node))
             for resource in sorted({g.profile.resource for g in self.board.groups if g.name == group})

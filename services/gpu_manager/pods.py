@@ -14,12 +14,13 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from kybernate.annotations import PREFER_GROUP
 from kybernate.authority import trusting
 from kybernate.logs import get_logger
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.pod_resources import PodResources, PodResourcesError
 from kybernate.topology import SEAT_ID
-from services.gpu_manager.seat_pod import ANNOTATION, Owners, PendingPod, SeatPod
+from services.gpu_manager.seat_pod import Owners, PendingPod, SeatPod
 
 TIMEOUT_SECONDS = 5.0
 PENDING_SECONDS = 5.0
@@ -145,7 +146,7 @@ def joined(
 def _pending(pod: Mapping[str, Any]) -> PendingPod | None:
     """A pod that has no seat yet and would like one on a certain group."""
     meta, status = pod["metadata"], pod.get("status") or {}
-    wanted = str((meta.get("annotations") or {}).get(ANNOTATION + "prefer-group", ""))
+    wanted = str((meta.get("annotations") or {}).get(PREFER_GROUP, ""))
     if not wanted or _over(pod) or status.get("phase", "Pending") != "Pending":
         return None
     limits = [

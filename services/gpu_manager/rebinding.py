@@ -8,13 +8,13 @@ driver has refused once. ``docs/decisions/014-moves-are-pulled.md``.
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from kybernate.annotations import REBALANCE
 from kybernate.policy import SeatView
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager import looking, overlap
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.rows import Row
-from services.gpu_manager.seat_pod import ANNOTATION
 
 if TYPE_CHECKING:
     from services.gpu_manager.board import Board
@@ -56,8 +56,8 @@ def why_fixed(board: "Board", row: Row) -> str:
     """Why this seat stays on its group although its profile rebalances; empty when it may move, or has nowhere to."""
     if row.pod is None or not board.peers[row.group.name]:
         return ""
-    if row.pod.annotations.get(ANNOTATION + "rebalance", "").lower() == "false":
-        return f"pod {row.pod.pod} opted out ({ANNOTATION}rebalance)"
+    if not row.pod.notes.rebalance:
+        return f"pod {row.pod.pod} opted out ({REBALANCE})"
     if row.pod.backend not in MOVING_BACKENDS:
         return f"backend {row.pod.backend} cannot restore on other GPUs"
     return row.fixed or board.fixed

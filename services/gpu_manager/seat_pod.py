@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from kybernate.sizes import parse_bytes
+from kybernate.annotations import SeatAnnotations, parse
 from kybernate.topology import Group, mig_refusal
-
-ANNOTATION = "kyb.ai/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +28,11 @@ class SeatPod:
     annotations: dict[str, str] = field(default_factory=dict, hash=False)
     resources: tuple[str, ...] = ()
     """Resources of all seats of this container; more than one cannot work."""
+    notes: SeatAnnotations = field(init=False, compare=False)
+    """``annotations``, parsed."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "notes", parse(self.annotations))
 
     @property
     def pod(self) -> str:
@@ -39,7 +42,7 @@ class SeatPod:
     @property
     def model(self) -> str:
         """The model it serves; without an annotation, the pod's name."""
-        return self.annotations.get(ANNOTATION + "model", self.name)
+        return self.notes.model or self.name
 
     @property
     def endpoint(self) -> str | None:
@@ -47,30 +50,27 @@ class SeatPod:
         if self.ip is None:
             return None
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return f"http://{host}:{self.annotations.get(ANNOTATION + 'port', '8000')}"
+        return f"http://{host}:{self.notes.port}"
 
     @property
     def backend(self) -> str:
         """How it wants to be parked."""
-        return self.annotations.get(ANNOTATION + "backend", "cuda")
+        return self.notes.backend
 
     @property
     def tier(self) -> str:
         """Its service tier."""
-        return self.annotations.get(ANNOTATION + "tier", "standard")
+        return self.notes.tier
 
     @property
     def pin(self) -> bool:
         """Whether its owner wants it always active."""
-        return self.annotations.get(ANNOTATION + "pin", "").lower() == "true"
+        return self.notes.pin
 
     @property
     def vram_bytes(self) -> int:
         """Declared footprint over all its GPUs; 0 when nothing (or nothing readable) is declared."""
-        try:
-            return parse_bytes(self.annotations.get(ANNOTATION + "vram", "0"))
-        except ValueError:
-            return 0
+        return self.notes.vram_bytes or 0
 
 
 def refusal(pod: SeatPod, group: Group) -> str:

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kybernate.annotations import tier_problem
 from kybernate.config import STANDARD, Tier
-from kybernate.config_errors import suggest
-from kybernate.sizes import parse_seconds
-from services.gpu_manager.seat_pod import ANNOTATION, SeatPod
+from services.gpu_manager.seat_pod import SeatPod
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,26 +18,14 @@ class Terms:
 
 
 def terms(pod: SeatPod | None, tiers: Mapping[str, Tier]) -> Terms:
-    """The pod's tier with its own SLO and stall budget. What cannot be read counts as not written, and is told."""
+    """The pod's tier with its own SLO and stall budget. What cannot be read counts as not written."""
     if pod is None:
         return Terms(STANDARD, tiers[STANDARD])
-    problems = []
-    name = pod.tier
-    if name not in tiers:
-        problems.append(f"{ANNOTATION}tier: {name!r} of pod {pod.pod} is no tier here; {suggest(name, tiers)}")
-        name = STANDARD
-    tier = tiers[name]
-    changes: dict[str, float] = {}
-    for key, field, least in (("slo", "slo_seconds", 1e-9), ("stall-budget", "stall_budget_seconds", 0.0)):
-        text = pod.annotations.get(ANNOTATION + key)
-        if text is None:
-            continue
-        try:
-            value = parse_seconds(text)
-        except ValueError:
-            value = -1.0
-        if value < least:
-            problems.append(f"{ANNOTATION}{key}: {text!r} of pod {pod.pod} is no duration; write seconds such as 20s")
-        else:
-            changes[field] = value
-    return Terms(name, tier.model_copy(update=changes) if changes else tier, tuple(problems))
+    notes = pod.notes
+    bad_tier = tier_problem(notes.tier, tiers)
+    name = notes.tier if bad_tier is None else STANDARD
+    own = {"slo_seconds": notes.slo_seconds, "stall_budget_seconds": notes.stall_budget_seconds}
+    changes = {field: value for field, value in own.items() if value is not None}
+    tier = tiers[name].model_copy(update=changes) if changes else tiers[name]
+    problems = notes.problems if bad_tier is None else (bad_tier, *notes.problems)
+    return Terms(name, tier, tuple(problem.text(pod.pod) for problem in problems))

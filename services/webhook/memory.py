@@ -4,17 +4,16 @@ from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from kybernate.sizes import format_bytes, parse_bytes
+from kybernate.annotations import VRAM, SeatAnnotations
+from kybernate.sizes import format_bytes
 
-VRAM = "kyb.ai/vram"
-BACKEND = "kyb.ai/backend"
 _SUFFIXES = {"m": Decimal("0.001"), "": Decimal(1)}
 _SUFFIXES |= {letter: Decimal(10) ** (3 * power) for power, letter in enumerate("kMGTPE", 1)}
 _SUFFIXES |= {f"{letter}i": Decimal(2) ** (10 * power) for power, letter in enumerate("KMGTPE", 1)}
 Json = dict[str, Any]
 
 
-def memory(path: str, container: Mapping[str, Any], annotations: Mapping[str, str]) -> tuple[list[Json], list[str]]:
+def memory(path: str, container: Mapping[str, Any], notes: SeatAnnotations) -> tuple[list[Json], list[str]]:
     """Patch and warnings for the container at this JSON pointer.
 
     Request = limit: a node that has promised less than the copies take would kill engines when they are parked.
@@ -22,9 +21,8 @@ def memory(path: str, container: Mapping[str, Any], annotations: Mapping[str, st
     resources = container.get("resources") or {}
     limit = (resources.get("limits") or {}).get("memory")
     requests = resources.get("requests")
-    who, vram, warnings = f"container {container.get('name')}", annotations.get(VRAM), list[str]()
-    declared = _declared(vram, warnings)
-    restarts = annotations.get(BACKEND) == "restart"  # nothing is kept then
+    who, declared, warnings = f"container {container.get('name')}", notes.vram_bytes, list[str]()
+    restarts = notes.backend == "restart"  # nothing is kept then
     if limit is None:
         if not restarts:
             warnings.append(
@@ -54,11 +52,3 @@ def quantity(text: object) -> Decimal | None:
         return Decimal(number) * _SUFFIXES[suffix]
     except (InvalidOperation, KeyError):
         return None
-
-
-def _declared(vram: str | None, warnings: list[str]) -> int:
-    try:
-        return parse_bytes(vram) if vram is not None else 0
-    except ValueError as error:
-        warnings.append(f"annotation {VRAM}: {error}")
-        return 0

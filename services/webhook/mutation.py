@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kybernate.annotations import PREFIX, PROBE_PORT, SeatAnnotations, parse
 from services.webhook import probes
 from services.webhook.memory import memory
 from services.webhook.probes import Move, RefusedError
@@ -14,7 +15,6 @@ from services.webhook.probes import Move, RefusedError
 __all__ = ["Mutation", "Options", "RefusedError", "mutate"]
 
 NAME = "kyb-probe"
-PORT_ANNOTATION = "kyb.ai/probe-port"
 Json = dict[str, Any]
 
 
@@ -28,7 +28,7 @@ class Options:
     user: int | None = 65532
     """None: the namespace gives one."""
     memory: str = "40Mi"
-    prefixes: tuple[str, ...] = ("kyb.ai/",)
+    prefixes: tuple[str, ...] = (PREFIX,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,18 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
     engines = [at for at, container in enumerate(containers) if _has_seat(container, options.prefixes)]
     patch: list[Json] = []
     warnings: list[str] = []
-    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    notes = parse((pod.get("metadata") or {}).get("annotations") or {})
+    if engines:
+        warnings += [f"annotation {problem.text()}" for problem in notes.problems]
     for at in engines:
-        changes, said = memory(f"/spec/containers/{at}", containers[at], annotations)
+        changes, more = memory(f"/spec/containers/{at}", containers[at], notes)
         patch += changes
-        warnings += said
+        warnings += more
     inits = spec.get("initContainers") or []
     if engines and not any(one.get("name") == NAME for one in inits):
         moves = [move for at in engines for move in probes.found(f"/spec/containers/{at}", containers[at])]
         if moves:
-            ports = _ports(spec, annotations, options, 1 + len(moves))
+            ports = _ports(spec, notes, options, 1 + len(moves))
             for move, port in zip(moves, ports[1:], strict=True):
                 patch += move.patch(port)
                 warnings += move.warnings
@@ -73,15 +75,15 @@ def _has_seat(container: Mapping[str, Any], prefixes: Sequence[str]) -> bool:
     return any(name.startswith(tuple(prefixes)) for name in limits)
 
 
-def _ports(spec: Mapping[str, Any], annotations: Mapping[str, str], options: Options, count: int) -> list[int]:
+def _ports(spec: Mapping[str, Any], notes: SeatAnnotations, options: Options, count: int) -> list[int]:
     """So many ports that nothing in the pod names. Raises RefusedError."""
-    given = annotations.get(PORT_ANNOTATION)
-    if given is not None and not (given.isdigit() and 1024 <= int(given) <= 65000):
-        raise RefusedError(f"annotation {PORT_ANNOTATION}={given!r} is no port; write a number from 1024 to 65000")
-    if given is None and spec.get("hostNetwork"):
+    for problem in notes.problems:
+        if problem.name == PROBE_PORT:
+            raise RefusedError(f"annotation {problem.text()}")
+    if notes.probe_port is None and spec.get("hostNetwork"):
         raise RefusedError(
             f"with hostNetwork the ports of {NAME} are the node's: give each pod of a node its own with annotation "
-            f"{PORT_ANNOTATION}, {count} free ports from there, or take hostNetwork away"
+            f"{PROBE_PORT}, {count} free ports from there, or take hostNetwork away"
         )
     taken = {
         port.get("containerPort")
@@ -89,7 +91,7 @@ def _ports(spec: Mapping[str, Any], annotations: Mapping[str, str], options: Opt
         for container in spec.get(kind) or ()
         for port in container.get("ports") or ()
     }
-    port, found = int(given) if given is not None else options.first_port, list[int]()
+    port, found = notes.probe_port or options.first_port, list[int]()
     while len(found) < count:
         if port not in taken:
             found.append(port)

@@ -37,10 +37,10 @@ BAD = {
         POD.replace("kyb.ai/gpu-1x-seat", "cpu"),
         ":10: spec.containers: no container asks for a seat; add resources.limits kyb.ai/gpu-1x-seat or",
     ),
-    "resource that no profile sells": (
+    "resource that no profile advertises": (
         POD.replace("1x-seat", "1x-saet"),
-        ":14: spec.containers[0].resources.limits.kyb.ai/gpu-1x-saet: no profile sells this resource; did you mean "
-        "kyb.ai/gpu-1x-seat?",
+        ":14: spec.containers[0].resources.limits.kyb.ai/gpu-1x-saet: no profile advertises this resource; "
+        "did you mean kyb.ai/gpu-1x-seat?",
     ),
     "two kyb resources": (
         POD + SECOND,
@@ -54,9 +54,21 @@ BAD = {
         POD.replace("60GiB", "60 gigs"),
         ":8: metadata.annotations.kyb.ai/vram: '60 gigs': is not a size; write bytes with a unit",
     ),
+    "a gang": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/gang: g"),
+        ":8: metadata.annotations.kyb.ai/gang: is not a known annotation; a model on several groups is one seat of",
+    ),
+    "a priority": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/priority: '5'"),
+        ":8: metadata.annotations.kyb.ai/priority: is not a known annotation; write kyb.ai/tier",
+    ),
+    "a pin that is neither true nor false": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/pin: 'yes'"),
+        ":8: metadata.annotations.kyb.ai/pin: 'yes': is neither true nor false; write",
+    ),
     "unknown tier": (
         POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/tier: god"),
-        ":8: metadata.annotations.kyb.ai/tier: 'god': is no tier; did you mean gold?, or add it below tiers:",
+        ":8: metadata.annotations.kyb.ai/tier: 'god': is not a tier; did you mean gold?, or add it below tiers:",
     ),
     "bad SLO": (
         POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/slo: '0s'"),
@@ -77,7 +89,7 @@ BAD = {
     ),
     "unknown annotation": (
         POD.replace("kyb.ai/vram", "kyb.ai/vrm"),
-        ":8: metadata.annotations.kyb.ai/vrm: unknown annotation; did you mean kyb.ai/vram?",
+        ":8: metadata.annotations.kyb.ai/vrm: is not a known annotation; did you mean kyb.ai/vram?",
     ),
     "backend that fakes lack": (
         POD.replace("backend: fake", "backend: cuda"),
@@ -168,3 +180,10 @@ def test_the_laptops_pods_cannot_run_two_at_a_time() -> None:
 def test_a_wrong_size_of_gpus_is_refused() -> None:
     with pytest.raises(ConfigError, match="--gpus 4 --memory much: 'much' is not a size"):
         check(StackOptions(memory="much"))
+
+
+def test_each_annotation_that_the_manager_honours_is_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(POD.replace("kyb.ai/vram: 60GiB", 'kyb.ai/rebalance: "false"\n    kyb.ai/probe-port: "21000"'))
+    (pod,) = load_pods(path, CONFIG)
+    assert pod.annotations["kyb.ai/rebalance"] == "false"

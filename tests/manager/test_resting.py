@@ -18,7 +18,7 @@ def a(world: World) -> str:
     a, b = world.fill("a", "b")
     world.tick(20)
     world.traffic(b, in_flight=1)
-    world.pods[a].annotations["kyb.ai/pin"] = "true"
+    world.annotate(a, pin="true")
     return a
 
 
@@ -127,7 +127,7 @@ def test_a_group_that_has_failed_all_day_is_still_tried(world: World) -> None:
 
 
 def test_a_pin_of_an_operator_counts_like_the_pods_own(world: World, a: str, b: str) -> None:
-    del world.pods[a].annotations["kyb.ai/pin"]
+    world.annotate(a, pin="false")
     world.command(PinSeat, a)
     served, _ = live(world, a, 120)
     assert served > 80

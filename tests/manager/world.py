@@ -147,6 +147,12 @@ class World:
         )
         self.look()
 
+    def annotate(self, seat: str, **annotations: str) -> None:
+        """Change annotations of the pod, and let the board see it."""
+        notes = {f"kyb.ai/{key}": value for key, value in annotations.items()}
+        self.pods[seat] = replace(self.pods[seat], annotations=self.pods[seat].annotations | notes)
+        self.look()
+
     def owners(self) -> Owners:
         return Owners(tuple(self.pods.values()), frozenset(pod.uid for pod in self.pods.values()))
 

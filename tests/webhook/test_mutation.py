@@ -171,7 +171,7 @@ def test_without_probes_there_is_nothing_to_answer() -> None:
         ({"startupProbe": http("metrics")}, {}, r"its startupProbe asks port 'metrics'.*known: http"),
         ({"readinessProbe": {"httpGet": {"port": 1, "host": "127.0.0.1"}}}, {}, "take httpGet.host away"),
         ({"livenessProbe": http()}, {"spec": {"hostNetwork": True}}, "kyb.ai/probe-port, 2 free ports"),
-        ({"livenessProbe": http()}, {"annotations": {"kyb.ai/probe-port": "80"}}, "is no port; write a number"),
+        ({"livenessProbe": http()}, {"annotations": {"kyb.ai/probe-port": "80"}}, "is not a port; write a number"),
     ],
 )
 def test_what_cannot_be_parked_is_refused(engine: Json, more: Json, why: str) -> None:
@@ -188,6 +188,7 @@ def test_what_cannot_be_parked_is_refused(engine: Json, more: Json, why: str) ->
         ("16Gi", "16Gi", {"kyb.ai/vram": "42GiB"}, "16Gi", "limit of 16Gi cannot hold the 42.0 GiB of VRAM"),
         ("16Gi", "16Gi", {"kyb.ai/vram": "42GiB", "kyb.ai/backend": "restart"}, "16Gi", ""),
         ("16Gi", "16Gi", {"kyb.ai/vram": "much"}, "16Gi", "'much' is not a size"),
+        ("16Gi", "16Gi", {"kyb.ai/gang": "g"}, "16Gi", "kyb.ai/gang is not a known annotation"),
         (None, "8Gi", {}, "8Gi", "has no memory limit"),
         (None, None, {}, None, "has no memory limit"),
     ],

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kybernate.annotations import MODEL
 from kybernate.cli.errors import CliError
 from kybernate.config_errors import suggest
 
@@ -134,7 +135,7 @@ def _costs(inputs: Inputs) -> "tuple[Cost, dict[str, tuple[float, float]]]":
             str(name): (float(seat["park_seconds"]), float(seat["activate_seconds"]))
             for seat in seats
             if measured([seat])
-            for name in {seat.get("seat"), (seat.get("annotations") or {}).get("kyb.ai/model")} - {None}
+            for name in {seat.get("seat"), (seat.get("annotations") or {}).get(MODEL)} - {None}
         }
         return fitted(measured(seats)), known
     except ValueError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kybernate import files
+from kybernate.annotations import PORT
 from kybernate.dev.fakes.kubelet import checkpoint
 from kybernate.dev.fakes.kubelet.container import rfc3339
 from kybernate.dev.fakes.kubelet.device_manager import DeviceManager
@@ -279,7 +280,7 @@ class Kubelet:
         return {pod.uid for pod in self.pods if pod.active}
 
     def _address(self, spec: PodSpec) -> str:
-        annotated = spec.annotations.get("kyb.ai/port", "")
+        annotated = spec.annotations.get(PORT, "")
         ports = {container.port for container in spec.containers if container.port is not None}
         ports |= {int(annotated)} if annotated.isdigit() else set()
         wanted = sorted(ports or {DEFAULT_PORT})

@@ -1,0 +1,150 @@
+"""Annotations of pods: their names, their values parsed once, and what is wrong with those that cannot be used. Pure.
+
+``docs/config.md`` has the table for users.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kybernate.config import STANDARD
+from kybernate.config_errors import suggest
+from kybernate.sizes import parse_bytes, parse_seconds
+
+PREFIX = "kyb.ai/"
+BACKEND = "kyb.ai/backend"
+MODEL = "kyb.ai/model"
+PIN = "kyb.ai/pin"
+PORT = "kyb.ai/port"
+PREFER_GROUP = "kyb.ai/prefer-group"
+PROBE_PORT = "kyb.ai/probe-port"
+REBALANCE = "kyb.ai/rebalance"
+SLO = "kyb.ai/slo"
+STALL_BUDGET = "kyb.ai/stall-budget"
+TIER = "kyb.ai/tier"
+VRAM = "kyb.ai/vram"
+
+UNSUPPORTED = {
+    "kyb.ai/gang": "a model on several groups is one seat of a group that spans them (docs/topology.md); remove it",
+    "kyb.ai/priority": f"write {TIER}: the weight of its tier orders seats",
+}
+"""Names that earlier versions accepted without effect: what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotationProblem:
+    """An annotation that cannot be used; a running pod counts as if it did not have it."""
+
+    name: str
+    value: str | None
+    """None: the name itself is wrong."""
+    what: str
+    remedy: str
+
+    def text(self, pod: str = "") -> str:
+        """The problem as one sentence; ``pod`` is ``namespace/name`` where the reader does not know it."""
+        value = "" if self.value is None else f": {self.value!r}"
+        return f"{self.name}{value}{f' of pod {pod}' if pod else ''} {self.what}; {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class SeatAnnotations:
+    """What the annotations of a pod with a seat ask for."""
+
+    backend: str = "cuda"
+    """How it is parked."""
+    model: str = ""
+    """The model that clients request; empty: the pod's name."""
+    pin: bool = False
+    """Never parked."""
+    port: int = 8000
+    """Where the engine listens."""
+    prefer_group: str = ""
+    """``group`` or ``node/group``; empty: any."""
+    probe_port: int | None = None
+    """First port of kyb-probe; None: the webhook's setting."""
+    rebalance: bool = True
+    """May be activated on another group of its profile."""
+    slo_seconds: float | None = None
+    """Model seconds; None: its tier's."""
+    stall_budget_seconds: float | None = None
+    """Model seconds; None: its tier's."""
+    tier: str = STANDARD
+    vram_bytes: int | None = None
+    """Footprint when active, over all its GPUs; None: not declared."""
+    problems: tuple[AnnotationProblem, ...] = ()
+
+
+def parse(annotations: Mapping[str, str]) -> SeatAnnotations:
+    """Read the annotations of a pod. A value that cannot be used is left at its default and listed in ``problems``."""
+    fields: dict[str, Any] = {}
+    problems = []
+    for name, text in annotations.items():
+        if not name.startswith(PREFIX):
+            continue
+        if name not in _PARSERS:
+            remedy = UNSUPPORTED.get(name) or suggest(name, _PARSERS)
+            problems.append(AnnotationProblem(name, None, "is not a known annotation", remedy))
+            continue
+        field, read, what, remedy = _PARSERS[name]
+        try:
+            fields[field] = read(text)
+        except ValueError:
+            problems.append(AnnotationProblem(name, text, what, remedy))
+    return SeatAnnotations(**fields, problems=tuple(problems))
+
+
+def tier_problem(tier: str, known: Iterable[str]) -> AnnotationProblem | None:
+    """Return the problem with a tier that the node's configuration does not have; None if it has it."""
+    known = tuple(known)
+    if tier in known:
+        return None
+    remedy = f"{suggest(tier, known)}, or add it below tiers: in the configuration"
+    return AnnotationProblem(TIER, tier, "is not a tier", remedy)
+
+
+def _port(least: int, most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+            raise ValueError
+        return int(text)
+
+    return read
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError
+    return text.lower() == "true"
+
+
+def _slo(text: str) -> float:
+    if (seconds := parse_seconds(text)) <= 0:
+        raise ValueError
+    return seconds
+
+
+def _vram(text: str) -> int:
+    if (size := parse_bytes(text)) <= 0:
+        raise ValueError
+    return size
+
+
+_FLAG = "is neither true nor false", 'write "true" or "false"'
+_SECONDS = 'write seconds, such as "20s" or "500ms"'
+_PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
+    BACKEND: ("backend", str, "", ""),
+    MODEL: ("model", str, "", ""),
+    PIN: ("pin", _flag, *_FLAG),
+    PORT: ("port", _port(1, 65535), "is not a port", "write a number from 1 to 65535"),
+    PREFER_GROUP: ("prefer_group", str, "", ""),
+    PROBE_PORT: ("probe_port", _port(1024, 65000), "is not a port", "write a number from 1024 to 65000"),
+    REBALANCE: ("rebalance", _flag, *_FLAG),
+    SLO: ("slo_seconds", _slo, "is not a duration above 0", _SECONDS),
+    STALL_BUDGET: ("stall_budget_seconds", parse_seconds, "is not a duration", _SECONDS),
+    TIER: ("tier", str, "", ""),
+    VRAM: ("vram_bytes", _vram, "is not a size", 'write bytes with a unit: "40GiB"'),
+}
+"""By name: field, parser (ValueError: the value cannot be used), what is wrong then, remedy."""
+
+NAMES = tuple(_PARSERS)

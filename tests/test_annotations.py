@@ -1,0 +1,88 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from kybernate import annotations
+from kybernate.annotations import SeatAnnotations, parse, tier_problem
+
+CONFIG_PAGE = Path(__file__).parent.parent / "docs" / "config.md"
+
+
+def test_every_annotation_has_its_field() -> None:
+    notes = {
+        "kyb.ai/backend": "restart",
+        "kyb.ai/model": "qwen",
+        "kyb.ai/pin": "True",
+        "kyb.ai/port": "9000",
+        "kyb.ai/prefer-group": "n1/G1",
+        "kyb.ai/probe-port": "21000",
+        "kyb.ai/rebalance": "false",
+        "kyb.ai/slo": "500ms",
+        "kyb.ai/stall-budget": "0s",
+        "kyb.ai/tier": "gold",
+        "kyb.ai/vram": "40GiB",
+    }
+    assert parse(notes | {"example.com/other": "x"}) == SeatAnnotations(
+        backend="restart",
+        model="qwen",
+        pin=True,
+        port=9000,
+        prefer_group="n1/G1",
+        probe_port=21000,
+        rebalance=False,
+        slo_seconds=0.5,
+        stall_budget_seconds=0.0,
+        tier="gold",
+        vram_bytes=40 * 2**30,
+    )
+    assert sorted(notes) == sorted(annotations.NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("pin", "yes"),
+        ("port", "0"),
+        ("port", "٣"),
+        ("probe-port", "80"),
+        ("rebalance", ""),
+        ("slo", "0s"),
+        ("stall-budget", "soon"),
+        ("vram", "0GiB"),
+    ],
+)
+def test_a_value_that_cannot_be_used_counts_as_not_written(name: str, value: str) -> None:
+    parsed = parse({f"kyb.ai/{name}": value, "kyb.ai/tier": "gold"})
+    assert parsed == SeatAnnotations(tier="gold", problems=parsed.problems)
+    (problem,) = parsed.problems
+    assert problem.text("demo/phi").startswith(f"kyb.ai/{name}: {value!r} of pod demo/phi is n")
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("kyb.ai/gang", "docs/topology.md"),
+        ("kyb.ai/priority", "kyb.ai/tier"),
+        ("kyb.ai/vrm", "did you mean kyb.ai/vram?"),
+    ],
+)
+def test_an_unknown_name_is_a_problem_with_a_remedy(name: str, remedy: str) -> None:
+    (problem,) = parse({name: "x"}).problems
+    assert problem.text().startswith(f"{name} is not a known annotation; ")
+    assert remedy in problem.text()
+
+
+def test_a_tier_must_be_one_of_the_configuration() -> None:
+    assert tier_problem("gold", ("standard", "gold")) is None
+    problem = tier_problem("god", ("standard", "gold"))
+    assert problem is not None
+    assert problem.text("demo/phi") == (
+        "kyb.ai/tier: 'god' of pod demo/phi is not a tier; did you mean gold?, "
+        "or add it below tiers: in the configuration"
+    )
+
+
+def test_the_documentation_has_each_annotation() -> None:
+    rows = re.findall(r"^\| `(kyb\.ai/[a-z-]+)` \|", CONFIG_PAGE.read_text(), re.M)
+    assert sorted(rows) == sorted(annotations.NAMES)
