@@ -120,15 +120,11 @@ PRESENCE_HEARERS: Mapping[Role, str] = {Role.MANAGER: "router", Role.VIEWER: "*"
 WRITERS: Mapping[str, tuple[Role, ...]] = {
     "kyb_seats": (Role.MANAGER,),
     "kyb_inventory": (Role.PLUGIN,),
-    "kyb_models": (),
-    "kyb_groups": (),
 }
-"""Who may write a bucket. The last two are kept for wishes that nobody writes yet."""
+"""Roles that may write a bucket."""
 READERS: Mapping[str, tuple[Role, ...]] = {
     "kyb_seats": (Role.ROUTER, Role.MANAGER, Role.OPERATOR),
     "kyb_inventory": (Role.ROUTER, Role.PLUGIN, Role.OPERATOR),
-    "kyb_models": (Role.OPERATOR,),
-    "kyb_groups": (Role.OPERATOR,),
 }
 """Who may read a bucket as a whole and watch it, which takes JetStream's API."""
 LISTENERS: tuple[Role, ...] = (Role.VIEWER, Role.OPERATOR)
