@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from kybernate.cli.errors import CliError
 from kybernate.cli.pod_file import check_seats, load_pods
 from kybernate.config import NodeConfig, load_all
 from kybernate.config_errors import ConfigError, suggest
-from kybernate.dev.stack.options import check_manifests, fake_hardware
+from kybernate.extras import ExtraMissingError, dev_part, dev_part_installed
 from kybernate.topology import Topology, plan
 
 
@@ -21,10 +22,11 @@ def report(file: Path, gpus: int | None, pods: Path | None, name: str | None = N
 
 
 def _one(file: Path, config: NodeConfig, gpus: int | None, pods: Path | None) -> dict[str, Any]:
-    topology = plan(config, *fake_hardware(gpus, "80GiB")) if gpus is not None else Topology((), ())
+    topology = plan(config, *_plain_machine(gpus)) if gpus is not None else Topology((), ())
     if pods is not None:
         specs = load_pods(pods, config)
-        check_manifests(pods)
+        if dev_part_installed("check_manifests"):  # what the fake kubelet refuses matters only where there is one
+            dev_part("check_manifests", "--pods")(pods)
         if gpus is not None:
             check_seats(pods, specs, topology.groups)
     return {
@@ -45,3 +47,11 @@ def _one(file: Path, config: NodeConfig, gpus: int | None, pods: Path | None) ->
         ],
         "warnings": list(topology.warnings),
     }
+
+
+def _plain_machine(gpus: int) -> Any:
+    """GPUs, links and MIG instances of a machine with so many equal GPUs. Raises CliError."""
+    try:
+        return dev_part("plain_machine", "--gpus")(gpus, "80GiB")
+    except ExtraMissingError as error:
+        raise CliError(str(error), code=2) from None

@@ -147,10 +147,12 @@ def _columns(rows: "Sequence[Sequence[str]]") -> list[str]:
 def _machine(preset: str | None, stack: bool) -> "tuple[Machine, Path | None]":
     """The machine that is asked for, and the configuration that goes with it."""
     if preset:
-        from kybernate.dev.fakes.gpu.spec import hardware
+        from kybernate.extras import ExtraMissingError, dev_part
 
         try:
-            return hardware(preset), None
+            return dev_part("preset", "--preset")(preset), None
+        except ExtraMissingError as error:
+            raise CliError(str(error), code=2) from None
         except ValueError as error:
             raise CliError(f"--preset: {error}", code=2) from None
     if stack:

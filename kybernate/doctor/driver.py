@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import IO, Any
 
 from kybernate.cuda import Binding
-from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
 from kybernate.doctor.facts import DriverFacts, GpuFacts, UseFacts
 
 _PROBE = (sys.executable, "-m", "kybernate.doctor.driver_probe", "--binding")
@@ -52,35 +51,6 @@ def gather(lines: Iterable[str], ended: str) -> DriverFacts:
     gpus = tuple(GpuFacts(index=index, **gpu) for index, gpu in enumerate(facts.pop("gpus", ())))
     uses = tuple(UseFacts(**use) for use in facts.pop("uses", ()))
     return DriverFacts(**facts, gpus=gpus, uses=uses, hung=f"{step} {ended}" if ended else "")
-
-
-def read_fake(socket: str) -> DriverFacts:
-    """What the fake driver says. Raises ConnectionError naming the socket and the remedy."""
-    with SyncDriverClient(socket) as client:
-        gpus = client.request("devices")["gpus"]
-        uses = client.request("processes")["processes"]
-        answers = {use["pid"]: client.get_restore_tid(use["pid"])[0] for use in uses}
-    return DriverFacts(
-        fake=True,
-        binding=f"the fake driver at {socket}",
-        init_code=0,
-        gpu_count=len(gpus),
-        gpus=tuple(
-            GpuFacts(
-                index=gpu["index"],
-                uuid=gpu["uuid"],
-                minor=gpu["minor"],
-                name=gpu["name"],
-                total_bytes=gpu["memory_bytes"],
-                used_bytes=gpu["used_bytes"],
-                mig=bool(gpu.get("mig_enabled", False)),
-            )
-            for gpu in gpus
-            if not gpu.get("lost", False)
-        ),
-        uses=tuple(UseFacts(use["pid"], use["gpu"], use["bytes"]) for use in uses),
-        answers=answers,
-    )
 
 
 def _ending(code: int, complaints: IO[bytes]) -> str:

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kybernate.cuda import Binding
-from kybernate.doctor.driver import read_driver, read_fake
+from kybernate.doctor.driver import read_driver
 from kybernate.doctor.driver_checks import check_driver
 from kybernate.doctor.finding import Finding
 from kybernate.doctor.host import read_host
 from kybernate.doctor.host_checks import check_host
+from kybernate.extras import ExtraMissingError, dev_part
 
 
 class DoctorError(Exception):
@@ -29,7 +30,9 @@ def examine_gpu(
         if not socket:
             raise DoctorError("KYB_GPUS=fake needs KYB_FAKE_DRIVER, the fake driver's socket")
         try:
-            driver = read_fake(socket)
+            driver = dev_part("driver_facts", "KYB_GPUS=fake")(socket)
+        except ExtraMissingError as error:
+            raise DoctorError(str(error)) from error
         except OSError as error:
             raise DoctorError(f"KYB_FAKE_DRIVER={socket}: {error}") from error
     host = read_host(sorted({use.pid for use in driver.uses}), root)

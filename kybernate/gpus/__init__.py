@@ -7,13 +7,12 @@ library. The words (Gpu, Link, …) are those of ``kybernate.machine``.
 from pathlib import Path
 from typing import Any, Literal
 
-from kybernate.gpus.fake import FakeGpus
+from kybernate.extras import ExtraMissingError, dev_part
 from kybernate.gpus.nvml import NvmlGpus
 from kybernate.gpus.protocol import GpuError, Gpus
 from kybernate.machine import Gpu, GpuEvent, GpuProcess, Level, Link, Mig, distance
 
 __all__ = [
-    "FakeGpus",
     "Gpu",
     "GpuError",
     "GpuEvent",
@@ -29,12 +28,16 @@ __all__ = [
 
 
 def open_gpus(kind: Literal["nvml", "fake"], socket: Path | None = None) -> Gpus:
-    """GPUs of this machine (``nvml``) or of the fake driver at ``socket``. Raises GpuError."""
+    """GPUs of this machine (``nvml``) or of the fake driver at ``socket``. Raises GpuError, also without the extra."""
     if kind == "nvml":
         return NvmlGpus(load_pynvml)
     if socket is None:
         raise GpuError("fake GPUs need the socket of the fake driver; set KYB_FAKE_DRIVER")
-    return FakeGpus(socket)
+    try:
+        found: Gpus = dev_part("gpus", "KYB_GPUS=fake")(socket)
+    except ExtraMissingError as error:
+        raise GpuError(str(error)) from error
+    return found
 
 
 def load_pynvml() -> Any:

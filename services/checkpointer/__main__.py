@@ -10,12 +10,13 @@ from aiohttp import web
 from kybernate import lifecycle, logs
 from kybernate.bus import open_bus
 from kybernate.bus.metrics import BusMetrics
+from kybernate.extras import ExtraMissingError
 from kybernate.health import Health, HttpServer
 from kybernate.node_lock import alone
 from kybernate.presence import be_present
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.inspection import names
-from services.checkpointer.backends.site import open_site
+from services.checkpointer.backends.site import Site, open_site
 from services.checkpointer.helper_command import helper_command
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
@@ -26,14 +27,8 @@ from services.checkpointer.worker import Worker
 PROBE_SECONDS = 5.0
 
 
-async def serve(settings: CheckpointerSettings, command: Sequence[str]) -> None:
+async def serve(settings: CheckpointerSettings, patience: Patience, command: Sequence[str], site: Site) -> None:
     """Run until SIGTERM. ``command`` starts a helper."""
-    patience = Patience(
-        lock_seconds=settings.lock_seconds,
-        base_seconds=settings.transfer_base_seconds,
-        seconds_per_gib=settings.transfer_seconds_per_gib,
-        speed=settings.speed,
-    )
     journal = Journal(settings.state_dir)
     journal.load()
     url = settings.node_nats_url or settings.nats_url
@@ -45,7 +40,6 @@ async def serve(settings: CheckpointerSettings, command: Sequence[str]) -> None:
         bus = await stack.enter_async_context(
             open_bus(url, source=source, name=f"checkpointer {settings.node}", credentials=who)
         )
-        site = open_site(settings.fake_driver, patience.settle(), names(settings.park_allow))
         margin_bytes = settings.room_margin_bytes if settings.fake_driver is None else 0
         backends = open_backends(pool, patience, site, margin_bytes)
         worker = Worker(settings.node, bus, journal, pool, backends)
@@ -81,13 +75,20 @@ def main() -> None:
     """Settings, lock, serve."""
     settings = CheckpointerSettings.from_env_or_exit("kyb-checkpointer")
     logs.configure("checkpointer", form=settings.log_format, level=settings.log_level, node=settings.node)
+    patience = Patience(
+        lock_seconds=settings.lock_seconds,
+        base_seconds=settings.transfer_base_seconds,
+        seconds_per_gib=settings.transfer_seconds_per_gib,
+        speed=settings.speed,
+    )
     try:
         command = helper_command(settings)
-    except ValueError as error:
+        site = open_site(settings.fake_driver, patience.settle(), names(settings.park_allow))
+    except (ValueError, ExtraMissingError) as error:
         sys.stderr.write(f"kyb-checkpointer: {error}\n")
         raise SystemExit(2) from None
     with alone(settings.run_dir, "checkpointer"):
-        lifecycle.main(lambda: serve(settings, command))
+        lifecycle.main(lambda: serve(settings, patience, command, site))
 
 
 if __name__ == "__main__":

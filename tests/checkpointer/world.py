@@ -28,9 +28,8 @@ from kybernate.messages import (
     SwitchJob,
 )
 from services.checkpointer.backends import open_backends
-from services.checkpointer.backends.fake import fake_helper_command
 from services.checkpointer.backends.site import Site, open_site
-from services.checkpointer.helper_command import cuda_helper_command
+from services.checkpointer.helper_command import cuda_helper_command, fake_helper_command
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
 from services.checkpointer.patience import Patience

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from services.checkpointer.helper_command import fake_helper_command
 from services.checkpointer.helper_pool import HelperHungError, HelperPool
 from tests.cuda.recorder import Recorder, needs_no_driver
 from tests.cuda.stub_node import DEADLINE, GIB, Helper, stub_node
@@ -169,20 +170,21 @@ async def test_a_lost_gpu_is_left_out_unless_it_is_the_one_that_is_wanted() -> N
 
 
 async def test_the_fake_driver_leaves_out_a_lost_gpu_as_nvml_does() -> None:
-    async with stub_node() as node:
-        command = (sys.executable, "-m", "services.checkpointer.helper", "--driver", "fake")
-        async with HelperPool((*command, "--socket", str(node.folder / "driver.sock")), node.folder / "h") as pool:
-            helper = Helper(pool)
-            pid = await node.user(*node.gpus)
-            assert (await helper.call("describe"))["driver"] == "fake"
-            listed = (await helper.call("processes", gpus=[node.gpus[1]]))["processes"]
-            assert [(use["pid"], use["gpu"]) for use in listed] == [(pid, node.gpus[1])]
-            usage = await helper.call("usage", gpus=[node.gpus[1]])
-            assert (usage["processes"], list(usage["memory"])) == (listed, [node.gpus[1]])
-            await node.inject("lost", gpu=node.gpus[0])
-            assert list((await helper.call("memory"))["memory"]) == [node.gpus[1]]
-            for verb in ("memory", "usage"):
-                assert (await helper.call(verb, gpus=[node.gpus[0]]))["code"] == -1
+    async with (
+        stub_node() as node,
+        HelperPool(fake_helper_command(node.folder / "driver.sock"), node.folder / "h") as pool,
+    ):
+        helper = Helper(pool)
+        pid = await node.user(*node.gpus)
+        assert (await helper.call("describe"))["driver"] == "fake"
+        listed = (await helper.call("processes", gpus=[node.gpus[1]]))["processes"]
+        assert [(use["pid"], use["gpu"]) for use in listed] == [(pid, node.gpus[1])]
+        usage = await helper.call("usage", gpus=[node.gpus[1]])
+        assert (usage["processes"], list(usage["memory"])) == (listed, [node.gpus[1]])
+        await node.inject("lost", gpu=node.gpus[0])
+        assert list((await helper.call("memory"))["memory"]) == [node.gpus[1]]
+        for verb in ("memory", "usage"):
+            assert (await helper.call(verb, gpus=[node.gpus[0]]))["code"] == -1
 
 
 def recorded(recorder: Recorder, binding: str, folder: Path) -> HelperPool:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
-from kybernate.gpus import FakeGpus, GpuError, GpuEvent, GpuProcess, open_gpus
+from kybernate.dev.fakes.gpu.node import FakeGpus
+from kybernate.gpus import GpuError, GpuEvent, GpuProcess, open_gpus
 from tests.fakes.daemons import driver
 
 GIB = 2**30

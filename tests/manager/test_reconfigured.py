@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from kybernate import known_gpus
-from kybernate.gpus import FakeGpus
+from kybernate.dev.fakes.gpu.node import FakeGpus
 from tests.kubelet.stand import short_folder, until
 from tests.plugin.processes import PATIENCE, all_logged, driver, environment, logged, process
 from tests.plugin.stand import config

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.gpu.node import FakeGpus
 from kybernate.dev.fakes.stubs import build_stubs
-from kybernate.gpus import FakeGpus, Gpu, GpuError, GpuEvent, GpuProcess, Level, Link, Mig
+from kybernate.gpus import Gpu, GpuError, GpuEvent, GpuProcess, Level, Link, Mig
 from tests.fakes.daemons import driver, process
 
 READER = Path(__file__).with_name("reader.py")

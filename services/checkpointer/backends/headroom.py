@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from kybernate.dev.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
 from services.checkpointer.cgroups import Cgroup, Cgroups, HiddenLimitsError
 from services.checkpointer.processes import PROC
 
@@ -34,7 +33,7 @@ class HostMemory(Protocol):
     """How much memory new copies may take."""
 
     async def free_bytes(self) -> int:
-        """Bytes. Raises UnreadableMemoryError."""
+        """Free bytes. Raises OSError."""
         ...
 
 
@@ -45,29 +44,12 @@ class KernelMemory:
     proc: Path = PROC
 
     async def free_bytes(self) -> int:
-        """From /proc/meminfo. Raises UnreadableMemoryError."""
+        """From /proc/meminfo. Raises OSError."""
         try:
             lines = (self.proc / "meminfo").read_text().splitlines()
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
         except (OSError, StopIteration, ValueError) as error:
-            raise UnreadableMemoryError(f"{self.proc}/meminfo has no MemAvailable: {error}") from error
-
-
-@dataclass(frozen=True)
-class MadeUpMemory:
-    """The host memory of the fake GPU daemon's machine, where copies exist by name only."""
-
-    socket: Path
-
-    async def free_bytes(self) -> int:
-        """What the daemon says. Raises UnreadableMemoryError."""
-        try:
-            client = await FakeDriverClient.connect(self.socket)
-            async with client:
-                reply = await client.call("host")
-        except (DriverError, DriverGoneError) as error:
-            raise UnreadableMemoryError(str(error)) from error
-        return max(0, int(reply["memory_bytes"]) - int(reply["used_bytes"]))
+            raise OSError(f"{self.proc}/meminfo has no MemAvailable: {error}") from error
 
 
 @dataclass
@@ -117,7 +99,10 @@ class Headroom:
 
     async def _places(self, cgroup: Cgroup | None) -> dict[str, int]:
         """Free bytes by place."""
-        places = {HOST: await self.host.free_bytes()}
+        try:
+            places = {HOST: await self.host.free_bytes()}
+        except OSError as error:
+            raise UnreadableMemoryError(str(error)) from error
         if cgroup is not None and self.cgroups is not None:
             try:
                 rooms = list(self.cgroups.memory_rooms(cgroup))

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kybernate.extras import dev_part
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.driver_calls import StepFailedError
-from services.checkpointer.backends.headroom import Headroom, KernelMemory, MadeUpMemory
+from services.checkpointer.backends.headroom import Headroom, KernelMemory
 from services.checkpointer.backends.inspection import Inspection
 from services.checkpointer.backends.port import Unit
 from services.checkpointer.backends.refusals import Allowance
@@ -62,11 +63,12 @@ def open_site(fake_driver: Path | None, freeze_seconds: float, allowed: frozense
 
     Copies in host memory exist by name only then, so no control group limits them; there are no device nodes; and
     seats of several GPUs and processes are parked, since a made-up GPU punishes nobody who has not asked for it.
+    Raises ExtraMissingError.
     """
     containers = Containers()
     freezer = Freezer(containers.cgroups, freeze_seconds)
     if fake_driver is None:
         return Site(containers, freezer, Headroom(KernelMemory(), containers.cgroups), allowed=allowed)
     together = {Allowance.SEVERAL_GPUS, Allowance.SEVERAL_PROCESSES}
-    headroom = Headroom(MadeUpMemory(fake_driver), None)
+    headroom = Headroom(dev_part("host_memory", "KYB_FAKE_DRIVER")(fake_driver), None)
     return Site(containers, freezer, headroom, allowed=allowed | together, device_nodes=False)

@@ -1,14 +1,18 @@
-"""The fake GPU driver at a socket."""
+"""The fake GPU driver as the checkpointer's helper calls it; loaded by ``--factory``, see ``kybernate.extras``.
+
+Standard library only, as the helper is started again after each hang.
+"""
 
 from typing import Any
 
 from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
-from services.checkpointer.helper.serving import Reply, unreachable
+
+Reply = dict[str, Any]
 
 _CALLS = {"state": "get_state", "restore_tid": "get_restore_tid"}
 
 
-class FakeDriver:
+class FakeHelperDriver:
     """Connects at the first call, and again after the daemon was restarted."""
 
     def __init__(self, socket: str) -> None:
@@ -49,7 +53,7 @@ class FakeDriver:
         answering = {gpu["uuid"]: gpu for gpu in reply.get("gpus", ()) if not gpu.get("lost", False)}
         missing = [] if wanted is None else [uuid for uuid in wanted if uuid not in answering]
         if missing:
-            return unreachable(f"GPU {missing[0]} does not answer")
+            return {"code": -1, "name": "UNREACHABLE", "text": f"GPU {missing[0]} does not answer"}
         gpus = answering.values() if wanted is None else [answering[uuid] for uuid in wanted]
         memory = {gpu["uuid"]: [gpu["used_bytes"], gpu["memory_bytes"]] for gpu in gpus}
         return {"code": reply["code"], "name": reply["name"], "memory": memory}

@@ -1,23 +1,29 @@
-"""GPUs as the fake driver tells."""
+"""The fake driver behind the interfaces of production code: its GPUs, its host memory, its facts for the doctor.
+
+Registered as entry points of the group ``kybernate.dev``; see ``kybernate.extras``.
+"""
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kybernate.dev.fakes.gpu.client import DriverError, FakeDriverClient
+from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
+from kybernate.doctor.facts import DriverFacts, GpuFacts, UseFacts
 from kybernate.gpus.protocol import GpuError
 from kybernate.machine import Gpu, GpuEvent, GpuProcess, Level, Link, Mig
 
 
 class FakeGpus:
-    """GPUs as the fake driver tells; connects at the first call, and again after the driver was restarted."""
+    """The GPUs of the fake driver at a socket; connects at the first call, and again after the driver was restarted."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._client: FakeDriverClient | None = None
         self._connecting = asyncio.Lock()
         self._seen: tuple[FakeDriverClient, int] | None = None
-        """The last event that was handed out; numbers begin anew with each connection's driver."""
+        """The connection, and the number of the last event returned; a restarted driver numbers its events from 1."""
 
     async def list(self) -> tuple[Gpu, ...]:
         """All GPUs that answer, in index order. Raises GpuError."""
@@ -77,6 +83,51 @@ class FakeGpus:
             return await client.call(name, **arguments)
         except (DriverError, ConnectionError) as error:
             raise GpuError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class FakeHostMemory:
+    """The host memory of the fake machine, where copies of parked processes exist by name only."""
+
+    socket: Path
+
+    async def free_bytes(self) -> int:
+        """Free bytes as the daemon counts them. Raises ConnectionError."""
+        try:
+            async with await FakeDriverClient.connect(self.socket) as client:
+                reply = await client.call("host")
+        except DriverError as error:
+            raise ConnectionError(str(error)) from error
+        return max(0, int(reply["memory_bytes"]) - int(reply["used_bytes"]))
+
+
+def read_driver_facts(socket: str) -> DriverFacts:
+    """What the doctor wants to know of a driver. Raises ConnectionError naming the socket and the remedy."""
+    with SyncDriverClient(socket) as client:
+        gpus = client.request("devices")["gpus"]
+        uses = client.request("processes")["processes"]
+        answers = {use["pid"]: client.get_restore_tid(use["pid"])[0] for use in uses}
+    return DriverFacts(
+        fake=True,
+        binding=f"the fake driver at {socket}",
+        init_code=0,
+        gpu_count=len(gpus),
+        gpus=tuple(
+            GpuFacts(
+                index=gpu["index"],
+                uuid=gpu["uuid"],
+                minor=gpu["minor"],
+                name=gpu["name"],
+                total_bytes=gpu["memory_bytes"],
+                used_bytes=gpu["used_bytes"],
+                mig=bool(gpu.get("mig_enabled", False)),
+            )
+            for gpu in gpus
+            if not gpu.get("lost", False)
+        ),
+        uses=tuple(UseFacts(use["pid"], use["gpu"], use["bytes"]) for use in uses),
+        answers=answers,
+    )
 
 
 def _gpu(one: dict[str, Any]) -> Gpu:

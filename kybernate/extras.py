@@ -1,0 +1,46 @@
+"""Parts that only the extra ``dev`` provides: the fake GPU driver and what goes with it.
+
+Production code never imports ``kybernate.dev``. The extra registers its parts as entry points of the group
+``kybernate.dev`` in pyproject.toml, and the few places that accept a fake look them up here by name.
+"""
+
+import importlib.util
+from importlib import metadata
+from typing import Any, Literal
+
+GROUP = "kybernate.dev"
+
+DevPart = Literal["gpus", "helper_driver", "host_memory", "driver_facts", "preset", "plain_machine", "check_manifests"]
+
+
+class ExtraMissingError(Exception):
+    """The extra ``dev`` is asked for and not installed; the text names the setting or option, and the remedy."""
+
+
+def dev_part(part: DevPart, asked_by: str) -> Any:
+    """The object that the extra ``dev`` registered as ``part``. ``asked_by``: the setting or option, for the error.
+
+    Raises ExtraMissingError.
+    """
+    return _entry(part, asked_by).load()
+
+
+def dev_part_path(part: DevPart, asked_by: str) -> str:
+    """Where ``dev_part`` finds it, ``module:attribute``, without importing it. Raises ExtraMissingError."""
+    return _entry(part, asked_by).value
+
+
+def dev_part_installed(part: DevPart) -> bool:
+    """True if the extra ``dev`` registered this part and its package is installed."""
+    return importlib.util.find_spec(GROUP) is not None and bool(metadata.entry_points(group=GROUP, name=part))
+
+
+def _entry(part: DevPart, asked_by: str) -> metadata.EntryPoint:
+    if not dev_part_installed(part):
+        raise _missing(asked_by, f"no package {GROUP} with an entry point {part}")
+    return next(iter(metadata.entry_points(group=GROUP, name=part)))
+
+
+def _missing(asked_by: str, reason: str) -> ExtraMissingError:
+    remedy = "pip install 'kybernate[dev]', or in a checkout: make setup"
+    return ExtraMissingError(f"{asked_by} needs the extra dev: {remedy} ({reason})")
