@@ -1,4 +1,5 @@
-# One image for everything: the services, the webhook and the probe, nats-server, kyb, and the fakes.
+# Two images. Target kybernate is what production runs: the services, the webhook and the probe, nats-server, kyb. Target
+# kybernate-dev adds kybernate/dev and kybernate/lab: fake GPUs, kubelet and engines, the demo and the simulator.
 # `make image` builds it, also with the builder that knows no --mount; docs/install.md says what goes in and what stays out.
 ARG BASE=python:3.13-slim-trixie
 
@@ -14,6 +15,9 @@ COPY pyproject.toml README.md scripts/http_ok.py ./
 COPY kybernate kybernate
 COPY services services
 RUN sh image_python.sh product
+
+FROM build AS build-dev
+RUN sh image_python.sh product-dev
 
 # --- what runs -----------------------------------------------------------------------------------------------------
 FROM ${BASE} AS kybernate
@@ -39,16 +43,9 @@ LABEL org.opencontainers.image.title="kybernate" \
       org.opencontainers.image.created="${CREATED}" \
       org.opencontainers.image.base.name="${BASE}"
 
-# --- the same with CRIU, for the checkpointer ------------------------------------------------------------------------
-FROM kybernate AS checkpointer
-USER 0
-RUN --mount=type=secret,id=ca \
-    if [ -s /run/secrets/ca ]; then ca=Acquire::https::CaInfo=/run/secrets/ca; fi \
- && apt-get ${ca:+-o $ca} update -qq \
- && DEBIAN_FRONTEND=noninteractive apt-get ${ca:+-o $ca} install -y -qq --no-install-recommends 'criu=4.*' \
- && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/debconf/*-old /var/log/dpkg.log /var/log/apt \
-      /var/log/alternatives.log /var/cache/ldconfig
-USER 65532:65532
+# --- the same with fakes, demo and simulator -------------------------------------------------------------------------
+FROM kybernate AS kybernate-dev
+COPY --from=build-dev /opt/kybernate /opt/kybernate
 
-# What `docker build .` without --target makes.
+# The default target of `docker build .`.
 FROM kybernate

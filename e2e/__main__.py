@@ -17,7 +17,11 @@ ROOT = Path(__file__).resolve().parents[1]
 def main() -> None:
     """Play every step in order; the first that fails ends it with code 1."""
     parser = argparse.ArgumentParser(prog="make e2e", description=__doc__)
-    parser.add_argument("--image", required=True, help="image under test, as the nodes find it: repository:tag")
+    parser.add_argument(
+        "--image",
+        required=True,
+        help="development image under test (it has the fakes), as the nodes find it: repository:tag",
+    )
     parser.add_argument("--from-image", help="image of the release before; default: the same")
     parser.add_argument("--from-ref", default="HEAD~1", help="commit whose chart is installed first [HEAD~1]")
     parser.add_argument("--namespace", default="kyb-e2e", help="made, and removed at the end [kyb-e2e]")

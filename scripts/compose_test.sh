@@ -11,6 +11,7 @@ step() { printf '\n=== %s (at %d s)\n' "$*" $(($(date +%s) - began)); }
 project=kybtest$$
 out=$(mktemp -d)
 export KYB_SPEED="${KYB_SPEED:-24}" KYB_IMAGE="${IMAGE:-kybernate:compose-test}" COMPOSE_PROFILES=fake
+export KYB_DEV_IMAGE="$KYB_IMAGE-dev"
 KYB_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 export KYB_PORT
 url=http://127.0.0.1:$KYB_PORT
@@ -40,8 +41,17 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 
-step "image $KYB_IMAGE"
-IMAGE=$KYB_IMAGE sh scripts/image.sh kybernate
+step "images $KYB_IMAGE and $KYB_DEV_IMAGE"
+IMAGE=$KYB_IMAGE sh scripts/image.sh kybernate kybernate-dev
+docker image ls --format '{{.Repository}}:{{.Tag}} {{.Size}}' "${KYB_IMAGE%%:*}"
+step "the production image has neither fakes nor simulator"
+docker run --rm --network none "$KYB_IMAGE" python -c '
+import importlib.util, subprocess, sys
+found = [name for name in ("kybernate.dev", "kybernate.lab") if importlib.util.find_spec(name) is not None]
+commands = subprocess.run(["kyb", "--help"], check=True, capture_output=True, text=True).stdout
+found += [name for name in ("up", "demo", "simulate", "plan", "tune") if f" {name} " in commands]
+sys.exit(f"compose-test: the production image contains {found}" if found else 0)
+'
 
 step "up"
 compose --profile gpu config --quiet # profile gpu is at least a valid file

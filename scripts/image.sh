@@ -1,12 +1,12 @@
 #!/bin/sh
-# Builds the images:   IMAGE=kybernate:0.1.0 BASE=python:3.13-slim-trixie sh scripts/image.sh [kybernate|checkpointer]…
-# Target kybernate becomes $IMAGE, target checkpointer $IMAGE-checkpointer; without a target both are built.
+# Builds the images:   IMAGE=kybernate:0.1.0 BASE=python:3.13-slim-trixie sh scripts/image.sh [kybernate|kybernate-dev]…
+# Target kybernate becomes $IMAGE, target kybernate-dev $IMAGE-dev; without a target both are built.
 # The host's certificate authorities, pip's index and the proxies are lent to the build and stay out of the image.
 set -eu
 cd "$(dirname "$0")/.."
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
 image=${IMAGE:-kybernate:$version}
-[ $# -gt 0 ] || set -- kybernate checkpointer
+[ $# -gt 0 ] || set -- kybernate kybernate-dev
 
 official=$(sed -n 's/^ARG BASE=//p' Dockerfile | head -n 1)
 base=${BASE:-$official}
@@ -80,7 +80,7 @@ shift
 for target in $targets; do
   case $target in
   kybernate) build "$target" "$image" "$@" ;;
-  checkpointer) build "$target" "$image-checkpointer" "$@" ;;
-  *) echo "image: $target: kybernate or checkpointer" >&2; exit 2 ;;
+  kybernate-dev) build "$target" "$image-dev" "$@" ;;
+  *) echo "image: $target: kybernate or kybernate-dev" >&2; exit 2 ;;
   esac
 done

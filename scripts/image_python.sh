@@ -17,9 +17,13 @@ dependencies)
   PATH=/build/bin:$PATH PYTHONPATH=$(/build/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
     $into --require-hashes -r requirements-image.txt
   ;;
-product)
-  $pip wheel --quiet --no-index --no-build-isolation --no-deps --wheel-dir /product .
-  $into --no-index /product/*.whl
+product | product-dev)
+  # The production wheel contains neither kybernate/dev nor kybernate/lab; the development wheel replaces it.
+  rm -rf /wheel-source /product
+  cp -r /src /wheel-source
+  if [ "$1" = product ]; then rm -r /wheel-source/kybernate/dev /wheel-source/kybernate/lab; fi
+  $pip wheel --quiet --no-index --no-build-isolation --no-deps --wheel-dir /product /wheel-source
+  $into --no-index --force-reinstall /product/*.whl
   # Containers run on a read-only root: bytecode is made here, and does not depend on the files' times.
   /opt/kybernate/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/kybernate/lib
   install -m 755 http_ok.py /opt/kybernate/bin/http-ok
@@ -32,7 +36,7 @@ product)
   find /opt/kybernate -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
   ;;
 *)
-  echo "image_python.sh: $1: dependencies or product" >&2
+  echo "image_python.sh: $1: dependencies, product or product-dev" >&2
   exit 2
   ;;
 esac

@@ -165,17 +165,17 @@ def test_rights_in_the_api_server_are_few(values: str) -> None:
 
 
 @every_set
-def test_one_image_for_everything(values: str) -> None:
+def test_one_image_for_all_services_and_the_development_image_for_fake_gpus(values: str) -> None:
     images = {one.spec["image"] for one in render(values).containers()}
     expected = {
         "air-gapped": {
             "registry.example.com/ai/kybernate@sha256:" + "0123456789abcdef" * 4,
-            "registry.example.com/ai/kybernate-checkpointer:0.1.0-criu",
+            "registry.example.com/ai/kybernate-checkpointer:0.1.0-2",
             "registry.example.com/library/nats:2.12.1",
         },
         "off": set(),
     }
-    assert images == expected.get(values, {"kybernate:0.1.0"})
+    assert images == expected.get(values, {"kybernate:0.1.0-dev" if values.startswith("fake") else "kybernate:0.1.0"})
 
 
 def test_pull_secrets_are_everywhere() -> None:

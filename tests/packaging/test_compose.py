@@ -98,7 +98,7 @@ def test_the_image_is_the_one_that_make_image_makes() -> None:
     assert version is not None
     images = {service["image"] for service in SERVICES.values()}
     ours = f"kybernate:{version[1]}"
-    assert images == {ours, f"{ours}-checkpointer", f"kybernate-engine:{version[1]}"}
+    assert images == {ours, f"{ours}-dev", f"kybernate-engine:{version[1]}"}
 
 
 def test_the_pods_are_those_of_kyb_up_each_on_a_port_of_its_own() -> None:

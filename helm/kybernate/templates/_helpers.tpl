@@ -81,7 +81,8 @@ annotations:
 {{- $own := default (dict) .image -}}
 {{- $repository := default $base.repository $own.repository -}}
 {{- $registry := default $base.registry $own.registry | default .root.Values.global.imageRegistry -}}
-{{- $tag := default (default .root.Chart.AppVersion $base.tag) $own.tag -}}
+{{- $version := printf "%s%s" .root.Chart.AppVersion (ternary "-dev" "" .root.Values.fakeGpu.enabled) -}}
+{{- $tag := default (default $version $base.tag) $own.tag -}}
 {{- $digest := ternary $own.digest (default $base.digest $own.digest) (not (empty (or $own.repository $own.tag))) -}}
 {{- if $registry }}{{ printf "%s/" (trimSuffix "/" $registry) }}{{ end -}}
 {{- $repository -}}
