@@ -113,9 +113,9 @@ async def _same_engines(here: Run, during: str) -> None:
 
 async def switch(here: Run) -> str:
     """A request to a parked model, twice, by the openai package."""
-    said = [await _serve_parked(here), await _serve_parked(here)]
+    answers = [await _serve_parked(here), await _serve_parked(here)]
     await _same_engines(here, "switching")
-    return "; ".join(said)
+    return "; ".join(answers)
 
 
 async def violations(here: Run) -> str:
@@ -157,9 +157,9 @@ async def without_manager(here: Run) -> str:
     await until(over, "the time to pass", seconds=here.down_seconds * 10 + 60)
     await _patch_node_agents(here, {"kyb.ai/e2e-nowhere": None})
     await here.cluster.until_ready()
-    said = await _serve_parked(here)
+    answer = await _serve_parked(here)
     await _same_engines(here, "the manager's return")
-    return f"no manager for {here.down_seconds:.0f} looks, a second apart: no engine restarted; afterwards {said}"
+    return f"no manager for {here.down_seconds:.0f} looks, a second apart: no engine restarted; afterwards {answer}"
 
 
 async def _patch_node_agents(here: Run, selector: dict[str, str | None]) -> None:
@@ -171,9 +171,9 @@ async def without_nats_volume(here: Run) -> str:
     """NATS loses its pod and everything that it kept: history only."""
     await here.cluster.kubectl("delete", "pod", "--selector=app.kubernetes.io/component=nats", "--wait=true")
     await here.cluster.until_ready()
-    said = await _serve_parked(here)
+    answer = await _serve_parked(here)
     await _same_engines(here, "the loss of NATS' volume")
-    return said
+    return answer
 
 
 async def upgrade(here: Run) -> str:
@@ -185,10 +185,10 @@ async def upgrade(here: Run) -> str:
 async def rollback(here: Run) -> str:
     """And back."""
     await here.cluster.helm("rollback", RELEASE, "1", "--timeout", "3m")
-    said = await _rolled(here, "the rollback")
+    answer = await _rolled(here, "the rollback")
     await here.cluster.helm("upgrade", RELEASE, str(here.chart), "--timeout", "3m", *_values(here, here.image))
     await _rolled(here, "the second upgrade")
-    return said
+    return answer
 
 
 async def _rolled(here: Run, during: str) -> str:

@@ -148,11 +148,11 @@ def comments(text: str) -> dict[str, str]:
     return found
 
 
-def schema(value: object, path: str, said: dict[str, str]) -> Json:
+def schema(value: object, path: str, comments: dict[str, str]) -> Json:
     """The schema of one value and everything below it. Raises KeyError for a default that tells no type."""
     name = path.rpartition(".")[2]
     rule = RULES.get(path) or BY_NAME.get(name)
-    found: Json = {"description": said[path]} if path in said else {}
+    found: Json = {"description": comments[path]} if path in comments else {}
     if rule is not None:
         return found | rule
     match value:
@@ -163,7 +163,7 @@ def schema(value: object, path: str, said: dict[str, str]) -> Json:
         case str():
             return found | TEXT
         case dict():
-            below = {key: schema(one, f"{path}.{key}".lstrip("."), said) for key, one in value.items()}
+            below = {key: schema(one, f"{path}.{key}".lstrip("."), comments) for key, one in value.items()}
             return found | {"type": "object", "additionalProperties": False, "properties": below}
     raise KeyError(f"{path}: {value!r} tells no type; add it to RULES in scripts/chart_schema.py")
 

@@ -25,7 +25,7 @@ finish() {
   code=$?
   trap - EXIT
   if [ $code != 0 ]; then
-    step "FAILED: what the containers said last"
+    step "FAILED: the last logs of the containers"
     compose ps --all || true
     compose logs --no-color --tail 25 2>&1 | cut -c1-400 || true
   fi
@@ -63,12 +63,12 @@ ready() {
 import json, sys, time, urllib.request
 
 url, pods = sys.argv[1], int(sys.argv[2])
-until, said = time.monotonic() + 90, "nobody answers"
+until, last = time.monotonic() + 90, "no answer"
 while time.monotonic() < until:
     try:
         seats = json.load(urllib.request.urlopen(f"{url}/v1/seats", timeout=5))["seats"]
     except (OSError, ValueError) as error:
-        said = str(error)
+        last = str(error)
     else:
         settled = [seat for seat in seats if seat.get("started") and seat["state"] in ("active", "parked")]
         if len(settled) >= pods:
@@ -76,11 +76,11 @@ while time.monotonic() < until:
             if not any("unanswered" in manager for manager in managers):
                 print(f"{len(settled)} models are active or parked; the manager says why")
                 sys.exit(0)
-            said = str(managers)
+            last = str(managers)
             continue
-        said = ", ".join(f"{seat.get('model')}: {seat['state']} {seat.get('reason')}" for seat in seats)
+        last = ", ".join(f"{seat.get('model')}: {seat['state']} {seat.get('reason')}" for seat in seats)
     time.sleep(0.5)
-sys.exit(f"compose-test: not all of {pods} models became active or parked: {said}")
+sys.exit(f"compose-test: not all of {pods} models became active or parked: {last}")
 PY
 }
 play() { # the report's verdict, from inside: the fake driver counts violations

@@ -1,7 +1,7 @@
 #!/bin/sh
-# make helm-test: everything that can be said of the chart without a cluster (tests/helm, docs/install-cluster.md).
-# helm and kubeconform come from PATH, else they are built by `go install`; the schemas of Kubernetes' kinds come out of
-# its own Go module. All of it is kept in $XDG_CACHE_HOME/kybernate.
+# make helm-test: everything that can be checked of the chart without a cluster (tests/helm, docs/install-cluster.md).
+# helm and kubeconform come from PATH, else they are built by `go install`; the schemas of Kubernetes' kinds come from
+# the Go module. All of it is kept in $XDG_CACHE_HOME/kybernate.
 set -eu
 cd "$(dirname "$0")/.."
 

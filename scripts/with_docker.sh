@@ -34,7 +34,7 @@ exec 9>"$cache/lock"
 flock 9  # one at a time
 folder=$(mktemp -d -t kyb-docker-XXXXXX)
 export DOCKER_HOST="unix://$folder/docker.sock"
-# No default bridge and no rules: builds use the host's network, compose makes bridges of its own.
+# No default bridge and no rules: builds use the host's network, compose creates its own bridges.
 dockerd --host "$DOCKER_HOST" --data-root "$cache/data" --exec-root "$folder/exec" --pidfile "$folder/pid" \
   --bridge none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false \
   --default-address-pool base=10.213.0.0/16,size=24 >"$folder/log" 2>&1 9>&- &

@@ -169,7 +169,7 @@ def test_the_webhook_sees_pods_with_a_seat_only(values: str) -> None:
             assert webhook["sideEffects"] == "None"
 
 
-def test_an_admission_policy_stops_nobody_when_it_cannot_be_evaluated() -> None:
+def test_an_admission_policy_that_cannot_be_evaluated_refuses_no_pod() -> None:
     policy = render("default").kind("ValidatingAdmissionPolicy")[0]["spec"]
     assert policy["failurePolicy"] == "Ignore"
     assert len(policy["validations"]) == 3

@@ -1,4 +1,4 @@
-"""What every pod of the chart may do, needs and is told, in every value set."""
+"""Rights, needs and settings of every pod of the chart, in every value set."""
 
 import pytest
 
@@ -102,7 +102,7 @@ def test_what_serves_has_probes_and_lives_without_nats(values: str) -> None:
 
 
 @every_set
-def test_programs_know_every_setting_that_they_are_told(values: str) -> None:
+def test_programs_know_every_setting_that_they_get(values: str) -> None:
     for one in render(values).containers():
         program = one.spec["command"][0]
         env = {name: value for name, value in one.env.items() if name.startswith("KYB_")}
@@ -115,7 +115,7 @@ def test_programs_know_every_setting_that_they_are_told(values: str) -> None:
 
 
 @every_set
-def test_a_pod_has_the_seed_of_its_own_role_only(values: str) -> None:
+def test_a_pod_has_only_the_seed_of_its_role(values: str) -> None:
     roles = {"plugin": {"plugin"}, "node": {"manager", "node-manager", "node-checkpointer"}, "router": {"router"}}
     for where, pod in render(values).pods():
         component = where.partition("/")[2].removeprefix("kybernate-").split("-")[0]
@@ -139,7 +139,7 @@ def test_the_checkpointer_has_no_key_of_the_cluster_bus_and_no_token() -> None:
     assert not [name for name in node.env if name.startswith("KYB_NATS_")]
 
 
-def test_who_asks_the_api_server_has_a_token_and_nobody_else() -> None:
+def test_only_pods_that_use_the_api_server_have_a_token() -> None:
     with_token = {
         one.spec["name"]
         for one in render("forced-uninstall").containers()

@@ -1,4 +1,4 @@
-"""Which values work without a warning, and what those that do not are told."""
+"""Which values work without a warning, and the errors of those that do not."""
 
 import os
 import subprocess
@@ -41,12 +41,12 @@ WRONG = {
     "a volume that overflows": (["nats.persistence.size=1Gi"], "set size above maxFileStore"),
     "a bus without room for its streams": (["nats.jetstream.maxFileStore=1Gi"], "set 1408Mi or more"),
     "another NATS without a version": (["nats.image.repository=nats"], "set nats.image.tag"),
-    "keys that nobody uses": (["keys.enabled=false", "keys.existingSecret=x"], "set keys.enabled=true"),
+    "keys that no server uses": (["keys.enabled=false", "keys.existingSecret=x"], "set keys.enabled=true"),
     "a manager without plugin": (["plugin.enabled=false"], "set plugin.enabled=true, or node.enabled=false"),
     "a plugin without manager": (["node.enabled=false"], "set node.enabled=true, or plugin.enabled=false"),
-    "fake GPUs that nobody sells": (
+    "fake GPUs that no plugin offers": (
         ["fakeGpu.enabled=true", "plugin.enabled=false", "node.enabled=false"],
-        "nobody would sell the fake GPUs",
+        "no plugin would offer the fake GPUs",
     ),
     "real GPUs faster than time": (["fakeGpu.speed=20"], "set fakeGpu.enabled=true, or leave speed at 1"),
     "samples of a resource that is not sold": (
@@ -93,7 +93,7 @@ WRONG = {
     "an ingress without hosts": (["router.ingress.enabled=true"], "needs router.ingress.hosts"),
     "a route without a gateway": (["router.httpRoute.enabled=true"], "needs router.httpRoute.parentRefs"),
     "no time to end": (["router.terminationGracePeriodSeconds=5"], "raise it"),
-    "a probe that nobody answers": (
+    "a probe without an answer": (
         ["webhook.enabled=true", "node.manager.hostPort=0"],
         "webhook.enabled=true needs node.manager.hostPort",
     ),
@@ -122,7 +122,7 @@ def test_memory_may_be_written_as_kubernetes_takes_it(memory: str) -> None:
     render("default", f"--set=router.resources.limits.memory={memory}")
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     done = template("--set", "nats.replicas=2", "--set", "plugin.enabled=false", "--set", "image.digest=x")
     assert [text in done.stderr for text in ("nats.replicas=2", "plugin.enabled", "image.digest=x")] == [True] * 3
 

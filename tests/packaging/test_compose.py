@@ -49,7 +49,7 @@ def test_every_container_is_shut_in(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, service in SERVICES.items() if service.get("profiles") != ["gpu"]])
-def test_without_gpus_nobody_is_root_and_nobody_has_a_capability(name: str) -> None:
+def test_without_gpus_no_container_is_root_or_has_a_capability(name: str) -> None:
     assert not {"user", "cap_add"} & set(SERVICES[name])
 
 
@@ -101,7 +101,7 @@ def test_the_image_is_the_one_that_make_image_makes() -> None:
     assert images == {ours, f"{ours}-dev", f"kybernate-engine:{version[1]}"}
 
 
-def test_the_pods_are_those_of_kyb_up_each_on_a_port_of_its_own() -> None:
+def test_the_pods_are_those_of_kyb_up_each_on_its_own_port() -> None:
     config = load(LAPTOP / "config.yaml")
     ours = load_pods(ROOT / "examples/compose/pods.yaml", config)
     laptop = load_pods(LAPTOP / "pods.yaml", config)

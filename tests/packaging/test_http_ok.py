@@ -13,12 +13,12 @@ SCRIPT = Path(__file__).parents[2] / "scripts/http_ok.py"
 
 
 async def check(target: str) -> tuple[int, str]:
-    """The exit code and what was said."""
+    """The exit code and the output."""
     arguments = (sys.executable, "-IS", str(SCRIPT), target)
     process = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
-    said, _ = await process.communicate()
+    output, _ = await process.communicate()
     assert process.returncode is not None
-    return process.returncode, said.decode()
+    return process.returncode, output.decode()
 
 
 async def test_ready_is_0_and_not_ready_is_1_with_the_reason() -> None:
@@ -28,9 +28,9 @@ async def test_ready_is_0_and_not_ready_is_1_with_the_reason() -> None:
     app = web.Application()
     app.add_routes(health.routes())
     async with HttpServer(app, "127.0.0.1", 0) as server:
-        code, said = await check(f"{server.url}/readyz")
+        code, output = await check(f"{server.url}/readyz")
         assert code == 1
-        assert "no connection to the bus" in said
+        assert "no connection to the bus" in output
         reason = None
         assert await check(f"{server.url}/readyz") == (0, "")
 
@@ -42,7 +42,7 @@ async def test_a_socket_that_listens_is_enough(tmp_path: Path) -> None:
     assert (await check(f"unix:{tmp_path}/y.sock"))[0] == 1
 
 
-async def test_nobody_there_is_1() -> None:
-    code, said = await check(f"http://127.0.0.1:{free_port()}/readyz")
+async def test_without_a_listener_the_exit_code_is_1() -> None:
+    code, output = await check(f"http://127.0.0.1:{free_port()}/readyz")
     assert code == 1
-    assert "refused" in said
+    assert "refused" in output

@@ -176,7 +176,7 @@ capabilities:
 {{- end -}}
 {{- end -}}
 
-{{/* What every service is told. (dict "root" $ "role" …); without a role it does not use the bus. */}}
+{{/* Settings of every service. (dict "root" $ "role" …); without a role it does not use the bus. */}}
 {{- define "kybernate.env" -}}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
@@ -327,7 +327,7 @@ affinity:
 {{- end }}
 {{- end -}}
 
-{{/* The fake driver's socket lies in a folder of its own, which containers with a seat get. */}}
+{{/* The fake driver's socket is in a separate folder, which is mounted into containers with a seat. */}}
 {{- define "kybernate.fakeDriverDir" -}}
 {{ .Values.hostPaths.run }}/fake-gpu
 {{- end -}}

@@ -42,7 +42,7 @@
 {{- end -}}
 {{- $tls := $v.nats.tls -}}
 {{- if and (gt (int $v.nats.replicas) 1) $v.keys.enabled (not $tls.enabled) (not $v.networkPolicy.enabled) -}}
-{{- $wrong = append $wrong (printf "nats.replicas=%v with keys, but whoever reaches port 6222 of a server needs none: set networkPolicy.enabled=true (and have it enforced), or nats.tls.enabled=true" $v.nats.replicas) -}}
+{{- $wrong = append $wrong (printf "nats.replicas=%v with keys, but a client that reaches port 6222 of a server needs none: set networkPolicy.enabled=true (and have it enforced), or nats.tls.enabled=true" $v.nats.replicas) -}}
 {{- end -}}
 {{- if $tls.enabled -}}
 {{- if and (not $tls.existingSecret) (not $tls.certManager.enabled) -}}
@@ -72,13 +72,13 @@
 {{- end -}}
 
 {{- if and $v.node.enabled (not $v.plugin.enabled) -}}
-{{- $wrong = append $wrong "node.enabled=true without plugin.enabled: nobody would offer the seats that it manages; set plugin.enabled=true, or node.enabled=false" -}}
+{{- $wrong = append $wrong "node.enabled=true without plugin.enabled: no plugin would offer the seats that it manages; set plugin.enabled=true, or node.enabled=false" -}}
 {{- end -}}
 {{- if and $v.plugin.enabled (not $v.node.enabled) -}}
 {{- $wrong = append $wrong "plugin.enabled=true without node.enabled: containers would wait at the start gate for ever; set node.enabled=true, or plugin.enabled=false" -}}
 {{- end -}}
 {{- if and $v.fakeGpu.enabled (not $v.plugin.enabled) -}}
-{{- $wrong = append $wrong "fakeGpu.enabled=true without plugin.enabled and node.enabled: nobody would sell the fake GPUs; set both to true, or fakeGpu.enabled=false" -}}
+{{- $wrong = append $wrong "fakeGpu.enabled=true without plugin.enabled and node.enabled: no plugin would offer the fake GPUs; set both to true, or fakeGpu.enabled=false" -}}
 {{- end -}}
 {{- if and (not $v.fakeGpu.enabled) (ne (float64 $v.fakeGpu.speed) 1.0) -}}
 {{- $wrong = append $wrong (printf "fakeGpu.speed=%v: only fake GPUs can be faster than time; set fakeGpu.enabled=true, or leave speed at 1" $v.fakeGpu.speed) -}}
