@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
+from kybernate.cgroups import Cgroups, HiddenLimitsError
 from kybernate.doctor.facts import HostFacts, TargetFacts
-from kybernate.doctor.memory_limits import memory_limit, paths, unified_mount
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """The kernel's constant PROC_PID_INIT_INO: the machine's own pid namespace, whatever container looks."""
@@ -14,7 +15,8 @@ _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 def read_host(pids: Iterable[int], root: Path = Path("/")) -> HostFacts:
     """Everything that the checks need; ``pids``: the processes that use a GPU."""
     status = _fields(root / "proc/self/status")
-    freezer = find_freezer(root, pids)
+    cgroups = Cgroups(root / "sys/fs/cgroup", root / "proc")
+    freezer = find_freezer(cgroups, pids)
     gvisor = "gVisor" in _text(root / "proc/version")
     scope = _text(root / "proc/sys/kernel/yama/ptrace_scope")
     module = _text(root / "proc/driver/nvidia/version")
@@ -27,45 +29,38 @@ def read_host(pids: Iterable[int], root: Path = Path("/")) -> HostFacts:
         machine=os.uname().machine,
         gvisor=gvisor,
         open_module="Open Kernel Module" in module if module else None,
-        cgroup=cgroup_version(root),
+        cgroup=cgroups.version,
         freezer="" if freezer is None else f"/{freezer.relative_to(root)}",
         freezer_writable=freezer is not None and os.access(freezer, os.W_OK),
         nodes=read_nodes(root),
         available_bytes=int(available) * 1024 if available.isdigit() else None,
-        targets=tuple(target for pid in pids if (target := read_target(root, pid)) is not None),
+        targets=tuple(target for pid in pids if (target := read_target(root, cgroups, pid)) is not None),
     )
 
 
-def read_target(root: Path, pid: int) -> TargetFacts | None:
-    """One process; None where /proc does not show it."""
+def read_target(root: Path, cgroups: Cgroups, pid: int) -> TargetFacts | None:
+    """One process with the tightest memory limit over it; None if /proc does not show it."""
     status = _fields(root / f"proc/{pid}/status")
     if not status:
         return None
-    limit = memory_limit(root, pid)
-    return TargetFacts(pid, status.get("Name", "?"), _uid(status), limit.cgroup, limit.limit_bytes, limit.free_bytes)
+    facts = TargetFacts(pid, status.get("Name", "?"), _uid(status), cgroup="")
+    cgroup = cgroups.of_process(pid)
+    if cgroup is None or cgroup.memory is None:
+        return facts
+    try:
+        room = min(cgroups.memory_rooms(cgroup), key=lambda room: (room.free, room.limit), default=None)
+    except HiddenLimitsError:
+        return facts
+    known = replace(facts, cgroup=str(cgroup.memory))
+    return known if room is None else replace(known, limit_bytes=room.limit, free_bytes=room.free)
 
 
-def cgroup_version(root: Path) -> str:
-    """v2, v1, hybrid or none, by what is mounted at /sys/fs/cgroup."""
-    base = root / "sys/fs/cgroup"
-    unified = unified_mount(root)
-    if unified == base:
-        return "v2"
-    if (base / "freezer").is_dir() or (base / "memory").is_dir():
-        return "v1" if unified is None else "hybrid"
-    return "none"
-
-
-def find_freezer(root: Path, pids: Iterable[int]) -> Path | None:
+def find_freezer(cgroups: Cgroups, pids: Iterable[int]) -> Path | None:
     """The file that would freeze a container: of a process that uses a GPU, else of a pod, else of this process."""
-    unified, v1 = unified_mount(root), root / "sys/fs/cgroup/freezer"
-    pods = {"": "/kubepods.slice", "freezer": "/kubepods.slice"}, {"": "/kubepods", "freezer": "/kubepods"}
-    for where in (*(paths(root, pid) for pid in pids), *pods, paths(root, "self")):
-        found = [unified / where[""].lstrip("/") / "cgroup.freeze"] if unified and "" in where else []
-        found += [v1 / where["freezer"].lstrip("/") / "freezer.state"] if "freezer" in where else []
-        for file in found:
-            if ".." not in file.parts and file.exists():
-                return file
+    pods = (cgroups.at({"": path, "freezer": path}) for path in ("/kubepods.slice", "/kubepods"))
+    for cgroup in (*(cgroups.of_process(pid) for pid in pids), *pods, cgroups.of_process("self")):
+        if cgroup is not None and cgroup.freezer is not None:
+            return cgroup.freezer
     return None
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kybernate.cgroups import PROC, SYS_CGROUP, Cgroup, Cgroups
 from kybernate.messages import SeatTarget
-from services.checkpointer.cgroups import SYS_CGROUP, Cgroup, Cgroups
-from services.checkpointer.processes import PROC, Identity, group, identify, tree
+from services.checkpointer.processes import Identity, group, identify, tree
 
 RUNTIMES = ("containerd", "cri-o", "docker")
 

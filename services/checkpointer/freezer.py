@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kybernate.cgroups import Cgroup, Cgroups
 from kybernate.logs import get_logger
-from services.checkpointer.cgroups import Cgroup, Cgroups
 from services.checkpointer.processes import Identity, send, stopped
 
 POLL_SECONDS = 0.001

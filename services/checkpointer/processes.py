@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-PROC = Path("/proc")
+from kybernate.cgroups import PROC, pids
 
 
 class Identity(BaseModel):
@@ -62,11 +62,6 @@ def group(leader: int, among: Iterable[int] | None = None, proc: Path = PROC) ->
         if fields is not None and int(fields[2]) == leader:
             found.append(Identity(pid=pid, start=int(fields[19])))
     return found
-
-
-def pids(proc: Path = PROC) -> list[int]:
-    """Every process that can be seen from here."""
-    return [int(name) for name in os.listdir(proc) if name.isdigit()]
 
 
 def thread_names(pid: int, proc: Path = PROC) -> frozenset[str]:

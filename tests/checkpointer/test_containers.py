@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kybernate.cgroups import HiddenProcessesError, container_path, membership
 from services.checkpointer import freezer as freezer_module
-from services.checkpointer.cgroups import HiddenProcessesError, container_path, membership
 from services.checkpointer.containers import Containers, UnknownContainerError
 from services.checkpointer.freezer import SIGSTOP, FreezeError, Freezer
 from services.checkpointer.processes import Identity, identify, stopped

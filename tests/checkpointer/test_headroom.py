@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kybernate.cgroups import Cgroup
 from services.checkpointer.backends.headroom import Headroom, KernelMemory, NoHeadroomError, UnreadableMemoryError
 from services.checkpointer.backends.inspection import Inspection, NoDeviceError
-from services.checkpointer.cgroups import Cgroup
 from services.checkpointer.containers import Containers
 from services.checkpointer.processes import Identity
 from tests.checkpointer.machine import CONTAINER, SLICE, Machine, machine, target

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kybernate.cgroups import Cgroups
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.driver import DriverBackend
 from services.checkpointer.backends.driver_calls import DriverCalls
@@ -22,7 +23,6 @@ from services.checkpointer.backends.headroom import Headroom
 from services.checkpointer.backends.port import Ending, Member, Unit
 from services.checkpointer.backends.reservations import Reservations
 from services.checkpointer.backends.site import Site
-from services.checkpointer.cgroups import Cgroups
 from services.checkpointer.containers import Containers
 from services.checkpointer.freezer import Freezer
 from services.checkpointer.patience import Patience

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.doctor.host import cgroup_version, find_freezer, read_host, read_nodes
-from kybernate.doctor.memory_limits import MemoryLimit, memory_limit
+from kybernate.cgroups import Cgroups
+from kybernate.doctor.facts import TargetFacts
+from kybernate.doctor.host import find_freezer, read_host, read_nodes, read_target
 
 STATUS = "Name:\t{name}\nUid:\t1000\t{uid}\t1000\t1000\nCapEff:\t0000000000080000\n"
 
@@ -59,37 +60,71 @@ def v1(root: Path) -> Path:
     )
 
 
+def cgroups(root: Path) -> Cgroups:
+    return Cgroups(root / "sys/fs/cgroup", root / "proc")
+
+
+def target(root: Path, pid: int) -> TargetFacts:
+    """A process as the doctor sees it."""
+    tree(root, **{f"proc/{pid}/status": STATUS.format(name="vllm", uid=0)})
+    found = read_target(root, cgroups(root), pid)
+    assert found is not None
+    return found
+
+
+def limit(root: Path, pid: int) -> tuple[str, int | None, int | None]:
+    """(folder of its memory's control group below /sys/fs/cgroup, limit, free bytes)."""
+    found = target(root, pid)
+    return found.cgroup.removeprefix(str(root / "sys/fs/cgroup")), found.limit_bytes, found.free_bytes
+
+
 def test_the_tightest_limit_above_counts_and_clean_cache_is_free(tmp_path: Path) -> None:
     path = "/kubepods.slice/pod1.slice/c1"
-    assert memory_limit(v2(tmp_path), 41) == MemoryLimit(path, limit_bytes=1000, free_bytes=1000 - (900 - 300))
+    assert limit(v2(tmp_path), 41) == (path, 1000, 1000 - (900 - 300))
 
 
 def test_version_1_is_read_as_well_and_its_largest_number_is_no_limit(tmp_path: Path) -> None:
-    assert memory_limit(v1(tmp_path), 41) == MemoryLimit("/kubepods/pod1/c1", 1000, 1000 - (900 - 300))
+    assert limit(v1(tmp_path), 41) == ("/memory/kubepods/pod1/c1", 1000, 1000 - (900 - 300))
     tree(tmp_path, **{"proc/42/cgroup": "9:memory:/\n"})
-    assert memory_limit(tmp_path, 42) == MemoryLimit("/")
+    assert limit(tmp_path, 42) == ("/memory", None, None)
+
+
+def test_memory_high_is_a_limit_for_the_doctor_as_it_is_for_the_checkpointer(tmp_path: Path) -> None:
+    pod = "sys/fs/cgroup/kubepods.slice/pod1.slice"
+    tree(v2(tmp_path), **{f"{pod}/memory.max": "max", f"{pod}/c1/memory.max": "max", f"{pod}/c1/memory.high": "950"})
+    assert limit(tmp_path, 41) == ("/kubepods.slice/pod1.slice/c1", 950, 50)
+    cgroup = cgroups(tmp_path).of_process(41)
+    assert cgroup is not None
+    assert [(room.limit, room.free) for room in cgroups(tmp_path).memory_rooms(cgroup)] == [(950, 50)]
 
 
 def test_what_is_outside_of_this_cgroup_namespace_is_unknown(tmp_path: Path) -> None:
     tree(v2(tmp_path), **{"proc/42/cgroup": "0::/../../other\n"})
-    assert memory_limit(tmp_path, 42) == MemoryLimit("")
-    assert memory_limit(tmp_path, 43) == MemoryLimit("")
+    assert limit(tmp_path, 42) == ("", None, None)
+    assert limit(tmp_path, 43) == ("", None, None)
+
+
+def test_the_root_of_a_cgroup_namespace_has_limits_too(tmp_path: Path) -> None:
+    tree(tmp_path, **{"proc/42/cgroup": "0::/\n", "sys/fs/cgroup/cgroup.controllers": "memory"})
+    tree(tmp_path, **{"sys/fs/cgroup/memory.max": "1000", "sys/fs/cgroup/memory.current": "900"})
+    assert limit(tmp_path, 42) == ("", 1000, 100)
 
 
 def test_versions_of_control_groups(tmp_path: Path) -> None:
-    assert cgroup_version(tmp_path / "nothing") == "none"
-    assert cgroup_version(v2(tmp_path / "v2")) == "v2"
-    assert cgroup_version(v1(tmp_path / "v1")) == "v1"
-    assert cgroup_version(tree(v1(tmp_path / "h"), **{"sys/fs/cgroup/unified/cgroup.controllers": ""})) == "hybrid"
+    assert cgroups(tmp_path / "nothing").version == "none"
+    assert cgroups(v2(tmp_path / "v2")).version == "v2"
+    assert cgroups(v1(tmp_path / "v1")).version == "v1"
+    hybrid = tree(v1(tmp_path / "h"), **{"sys/fs/cgroup/unified/cgroup.controllers": ""})
+    assert cgroups(hybrid).version == "hybrid"
 
 
 def test_the_freezer_is_that_of_a_gpu_process_else_of_the_pods(tmp_path: Path) -> None:
     root = v2(tmp_path / "v2")
-    assert find_freezer(root, [41]) == root / "sys/fs/cgroup/kubepods.slice/pod1.slice/c1/cgroup.freeze"
-    assert find_freezer(root, []) == root / "sys/fs/cgroup/kubepods.slice/cgroup.freeze"
+    assert find_freezer(cgroups(root), [41]) == root / "sys/fs/cgroup/kubepods.slice/pod1.slice/c1/cgroup.freeze"
+    assert find_freezer(cgroups(root), []) == root / "sys/fs/cgroup/kubepods.slice/cgroup.freeze"
     other = v1(tmp_path / "v1")
-    assert find_freezer(other, [41]) == other / "sys/fs/cgroup/freezer/kubepods/pod1/c1/freezer.state"
-    assert find_freezer(other, []) is None
+    assert find_freezer(cgroups(other), [41]) == other / "sys/fs/cgroup/freezer/kubepods/pod1/c1/freezer.state"
+    assert find_freezer(cgroups(other), []) is None
 
 
 def test_device_nodes_and_whether_they_open(tmp_path: Path) -> None:

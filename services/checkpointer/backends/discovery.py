@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from kybernate.cgroups import HiddenProcessesError
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Use, unaccounted
 from services.checkpointer.backends.port import DriverUnreadableError, Member, NoMemberError, NoProcessError, Unit
 from services.checkpointer.backends.site import Site
-from services.checkpointer.cgroups import HiddenProcessesError
 from services.checkpointer.containers import Container, UnknownContainerError
 from services.checkpointer.failures import Seen
 from services.checkpointer.processes import Identity, alive

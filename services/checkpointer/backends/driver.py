@@ -7,6 +7,7 @@ same. The steps are in ``half``, what is looked for in ``discovery``, what is pr
 import contextlib
 from dataclasses import dataclass, field
 
+from kybernate.cgroups import HiddenProcessesError
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.discovery import Discovery
 from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError
@@ -14,7 +15,6 @@ from services.checkpointer.backends.evidence import Evidence
 from services.checkpointer.backends.half import Half
 from services.checkpointer.backends.port import Capabilities, Ending, Note, Unit
 from services.checkpointer.backends.site import Site
-from services.checkpointer.cgroups import HiddenProcessesError
 from services.checkpointer.containers import UnknownContainerError
 from services.checkpointer.failures import Goal, Seen
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from services.checkpointer.cgroups import Cgroup, Cgroups, HiddenLimitsError
-from services.checkpointer.processes import PROC
+from kybernate.cgroups import PROC, Cgroup, Cgroups, HiddenLimitsError
 
 FACTOR = 1.1
 """Memory wanted per byte of VRAM: the copy, page tables and buffers (research/checkpoint.md §5.5: 1.05 was seen)."""

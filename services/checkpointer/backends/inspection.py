@@ -5,8 +5,9 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from kybernate.cgroups import PROC
 from services.checkpointer.backends.refusals import Process
-from services.checkpointer.processes import PROC, Identity, thread_names
+from services.checkpointer.processes import Identity, thread_names
 
 ALLOW_VARIABLE = "KYB_PARK_ALLOW"
 """In an engine's environment: allowances of its pod, by commas."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kybernate.cgroups import Cgroup, HiddenProcessesError
 from kybernate.extras import dev_part
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.driver_calls import StepFailedError
@@ -11,7 +12,6 @@ from services.checkpointer.backends.inspection import Inspection
 from services.checkpointer.backends.port import Unit
 from services.checkpointer.backends.refusals import Allowance
 from services.checkpointer.backends.reservations import Reservations
-from services.checkpointer.cgroups import Cgroup, HiddenProcessesError
 from services.checkpointer.containers import Container, Containers, UnknownContainerError
 from services.checkpointer.failures import Trouble
 from services.checkpointer.freezer import Freezer

@@ -1,4 +1,4 @@
-"""Control groups, versions 1 and 2: which one a container is, who is in it, what memory it may still take.
+"""Control groups, versions 1 and 2: the one of a container or process, its processes, its freezer, its memory limits.
 
 Version 2 has one hierarchy (``0::/path`` in /proc/<pid>/cgroup), version 1 one per controller, and many machines have
 both. Paths are those of the host: the checkpointer must see the host's processes and the host's /sys/fs/cgroup.
@@ -12,34 +12,33 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.checkpointer.processes import PROC, pids
-
+PROC = Path("/proc")
 SYS_CGROUP = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as the largest number of pages; no machine has this much memory."""
 
 MAX_DEPTH = 8
-"""A container lies no deeper below the root of control groups: kubepods is at 1 to 3 there, within kind a few more."""
-MOST_FOUND = 1024
-"""Of so many control groups the folder is remembered, where it had to be looked for."""
+"""Levels below the root at which a container is looked for: kubepods is at level 1 to 3, within kind a few deeper."""
+MAX_FOUND = 1024
+"""How many folders that had to be searched for are remembered."""
 
 
 class HiddenProcessesError(Exception):
-    """A control group holds processes of another pid namespace, which cannot be named from here."""
+    """A control group holds processes of another pid namespace, which have no pid in this one."""
 
 
 class HiddenLimitsError(Exception):
-    """A control group's files are not shown here, so its limits are unknown."""
+    """A control group's files are not mounted here, so its limits are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Where one process is."""
+    """The control groups of one process."""
 
     unified: str | None
-    """Its path in the hierarchy of version 2."""
+    """Path in the hierarchy of version 2."""
     controllers: Mapping[str, str]
-    """Its path by controller of version 1."""
+    """Path by controller of version 1."""
 
     @property
     def paths(self) -> list[str]:
@@ -49,31 +48,38 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """The control group of one container."""
+    """The control group of one container or process."""
 
     path: str
-    """As /proc tells it."""
+    """As in /proc/<pid>/cgroup."""
     container: str
+    """Id of the container; empty for the control group of a process."""
     pod_uid: str
     folder: Path | None
-    """Where its processes are listed; None where /sys/fs/cgroup does not show it."""
+    """The folder with its ``cgroup.procs``; None if /sys/fs/cgroup does not show it."""
     freezer: Path | None
     """The file that freezes it: ``cgroup.freeze`` of version 2, ``freezer.state`` of version 1; None without one."""
     memory: Path | None
-    """Where its memory is accounted."""
+    """The folder in which its memory is accounted; None if /sys/fs/cgroup does not show it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRoom:
-    """What may still be taken below one limit."""
+    """One memory limit and the bytes left below it."""
 
     where: str
+    """Path of the control group that has the limit."""
     limit: int
     free: int
 
 
+def pids(proc: Path = PROC) -> list[int]:
+    """Every process that is visible in this pid namespace."""
+    return [int(name) for name in os.listdir(proc) if name.isdigit()]
+
+
 def membership(text: str) -> Membership:
-    """From the lines of /proc/<pid>/cgroup: ``number:controllers:path``."""
+    """Parse the lines of /proc/<pid>/cgroup: ``number:controllers:path``."""
     unified, controllers = None, {}
     for line in text.splitlines():
         number, _, rest = line.partition(":")
@@ -111,17 +117,37 @@ def _names_pod(part: str, pod_uid: str) -> bool:
 
 @dataclass(frozen=True)
 class Cgroups:
-    """The control groups of this machine."""
+    """The control groups of this machine; tests pass other folders."""
 
     root: Path = SYS_CGROUP
     proc: Path = PROC
 
-    def of(self, pid: int) -> Membership | None:
-        """Where a process is; None when it is gone."""
+    @property
+    def version(self) -> str:
+        """``v2``, ``v1``, ``hybrid`` or ``none``, by what is mounted at the root."""
+        if (self.root / "cgroup.controllers").exists():
+            return "v2"
+        if not ((self.root / "freezer").is_dir() or (self.root / "memory").is_dir()):
+            return "none"
+        return "hybrid" if (self.root / "unified" / "cgroup.controllers").exists() else "v1"
+
+    def of(self, pid: int | str) -> Membership | None:
+        """The control groups of a process, or of ``self``; None when it is gone."""
         try:
             return membership((self.proc / str(pid) / "cgroup").read_text())
         except (FileNotFoundError, ProcessLookupError):
             return None
+
+    def of_process(self, pid: int | str) -> Cgroup | None:
+        """The control group of a process, or of ``self``; None when it is gone or in none."""
+        place = self.of(pid)
+        if place is None or not place.paths:
+            return None
+        return self.at({**({} if place.unified is None else {"": place.unified}), **place.controllers})
+
+    def at(self, paths: Mapping[str, str]) -> Cgroup:
+        """The control group with these paths by controller of version 1; the empty name is version 2."""
+        return self._cgroup("", "", paths)
 
     def find(self, container: str, pod_uid: str) -> Cgroup | None:
         """The control group of a container of this pod; None when no process is in it."""
@@ -139,13 +165,13 @@ class Cgroups:
         return None
 
     def pids(self, cgroup: Cgroup) -> list[int]:
-        """Who is in it or below it. Raises HiddenProcessesError."""
+        """The processes in it and below it. Raises HiddenProcessesError."""
         if cgroup.folder is None:
             return [pid for pid in pids(self.proc) if self._inside(pid, cgroup)]
         found: list[int] = []
         for folder, _, files in os.walk(cgroup.folder):
             if "cgroup.procs" in files:
-                with contextlib.suppress(OSError):  # it went away, or is threaded: then its parent lists them
+                with contextlib.suppress(OSError):  # it is gone, or threaded: then its parent lists them
                     found += [int(pid) for pid in (Path(folder) / "cgroup.procs").read_text().split()]
         if 0 in found:
             text = (
@@ -155,7 +181,7 @@ class Cgroups:
         return found
 
     def frozen(self, pid: int) -> bool:
-        """Whether a control group that it is in, or one above, is frozen (or on its way there)."""
+        """True if the control group of the process, or one above, is frozen or freezing."""
         place = self.of(pid)
         if place is None:
             return False
@@ -168,15 +194,15 @@ class Cgroups:
         )
 
     def memory_rooms(self, cgroup: Cgroup) -> Iterator[MemoryRoom]:
-        """What the container may still take: its own limit and every one above it. Raises HiddenLimitsError."""
+        """Its own memory limit and every limit above it. Raises HiddenLimitsError."""
         if cgroup.folder is None:
             raise HiddenLimitsError(
-                f"{self.root} does not show {cgroup.path}, so nobody knows its memory limit; mount the host's "
+                f"{self.root} does not show {cgroup.path}, so its memory limit is unknown; mount the host's "
                 "/sys/fs/cgroup there"
             )
         folder = cgroup.memory
-        while folder is not None and folder != self.root and self.root in folder.parents:
-            room = _memory_room(folder, "/" + str(folder.relative_to(self.root)))
+        while folder is not None and (folder == self.root or self.root in folder.parents):
+            room = _memory_room(folder, "/" + str(folder.relative_to(self.root)).removeprefix("."))
             if room is not None:
                 yield room
             folder = folder.parent
@@ -186,7 +212,7 @@ class Cgroups:
         return place is not None and any(container_path(p, cgroup.container, cgroup.pod_uid) for p in place.paths)
 
     def _cgroup(self, container: str, pod_uid: str, paths: Mapping[str, str]) -> Cgroup:
-        """Where the files are; version 2 comes first, but a hybrid machine has its controllers in version 1."""
+        """Find its folders; version 2 comes first, but a hybrid machine has its controllers in version 1."""
         folders = {
             name: folder
             for name, path in paths.items()
@@ -213,9 +239,12 @@ class Cgroups:
 
 
 def _place(mount: Path, path: str) -> Path:
-    """The folder of a control group. Read from a control group namespace of one's own, as containers of version 2
-    have, a path begins with ``/..`` as often as there are levels up to what it shares with the reader: the names of
-    the levels in between are not told, so the rest is looked for below the mount."""
+    """The folder of a control group.
+
+    Read from within a control group namespace (unprivileged containers of version 2 have one), a path outside of it
+    begins with one ``/..`` per level up to the common parent. The names of the levels in between are missing, so the
+    rest of the path is searched for below the mount.
+    """
     rest = re.sub(r"^(/\.\.)+", "", path).lstrip("/")
     if not path.startswith("/..") or not rest:
         return mount / path.lstrip("/")
@@ -227,19 +256,20 @@ def _place(mount: Path, path: str) -> Path:
         if known is None:
             return mount / path.lstrip("/")
         _found[mount, rest] = known
-        while len(_found) > MOST_FOUND:
+        while len(_found) > MAX_FOUND:
             del _found[next(iter(_found))]
     return known
 
 
 _found: dict[tuple[Path, str], Path] = {}
-"""What was looked for; a control group never moves."""
+"""Folders found by a search; a control group never moves."""
 
 
 def _memory_room(folder: Path, where: str) -> MemoryRoom | None:
-    """None where there is no limit. Clean page cache does not count: the kernel drops it before it kills anybody.
+    """The limit of one control group; None without one. Clean page cache counts as free: the kernel drops it first.
 
-    ``memory.high`` kills nobody, but a copy that goes over it is slowed down until its deadline has passed.
+    ``memory.high`` counts as a limit: the kernel kills no process above it, but throttles the copy until its deadline
+    passes.
     """
     for limit_files, use_file, prefix, dirty in (
         (("memory.max", "memory.high"), "memory.current", "", ("file_dirty", "file_writeback")),
@@ -257,7 +287,7 @@ def _memory_room(folder: Path, where: str) -> MemoryRoom | None:
 
 
 def _read(file: Path) -> str:
-    """Its text, or nothing: control groups come and go."""
+    """Its text; empty if it does not exist, since control groups come and go."""
     try:
         return file.read_text().strip()
     except OSError:
