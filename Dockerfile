@@ -45,7 +45,7 @@ LABEL org.opencontainers.image.title="kybernate" \
 
 # --- the same with fakes, demo and simulator -------------------------------------------------------------------------
 FROM kybernate AS kybernate-dev
-COPY --from=build-dev /opt/kybernate /opt/kybernate
+COPY --from=build-dev /added /
 
 # The default target of `docker build .`.
 FROM kybernate

@@ -34,6 +34,10 @@ product | product-dev)
     esac
   done
   find /opt/kybernate -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+  if [ "$1" = product-dev ]; then # what the development image adds to the production image
+    mkdir /added
+    cp -a --parents /opt/kybernate/lib/python3*/site-packages/kybernate/dev /opt/kybernate/lib/python3*/site-packages/kybernate/lab /added
+  fi
   ;;
 *)
   echo "image_python.sh: $1: dependencies, product or product-dev" >&2

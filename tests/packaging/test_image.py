@@ -62,7 +62,7 @@ def test_secrets_of_the_building_host_reach_only_the_stage_that_is_thrown_away()
     assert "#secrets COPY build-secrets/" in build
     assert "build-secrets" not in kept
     copied = re.findall(r"^COPY (.*)$", kept, re.MULTILINE)
-    assert copied == ["--from=build /opt/kybernate /opt/kybernate", "--from=build-dev /opt/kybernate /opt/kybernate"]
+    assert copied == ["--from=build /opt/kybernate /opt/kybernate", "--from=build-dev /added /"]
 
 
 def test_the_builder_gets_what_the_dockerfile_copies() -> None:
