@@ -6,7 +6,7 @@ from kybernate import lifecycle
 from kybernate.bus import open_bus
 from kybernate.config_errors import ConfigError
 from kybernate.logs import configure, get_logger
-from services.router.auth import open_door
+from services.router.auth import open_auth
 from services.router.service import open_router
 from services.router.settings import RouterSettings
 
@@ -16,7 +16,7 @@ def main() -> None:
     settings = RouterSettings.from_env_or_exit("kyb-router")
     configure("router", form=settings.log_format, level=settings.log_level, instance=settings.instance)
     try:
-        open_door(settings)
+        open_auth(settings)
     except ConfigError as error:
         sys.stderr.write(f"kyb-router: {error}\n")
         raise SystemExit(2) from None

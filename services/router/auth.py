@@ -1,4 +1,4 @@
-"""Who may call the router: API keys, if a file of them is set."""
+"""API keys and TLS of the router's port."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,26 +12,26 @@ from kybernate.certificate import Certificate
 from kybernate.config_errors import ConfigError
 from kybernate.config_watch import changes
 from kybernate.logs import get_logger
-from services.router.answers import ApiError
+from services.router.api import RouterError
 from services.router.settings import RouterSettings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HEADER = "X-Kyb-Key"
-"""For callers whose Authorization is meant for the engine. Without it, Authorization: Bearer is the router's key."""
+"""Header for callers that send the engine's key as Authorization; without it, Authorization has the router's key."""
 _CALLER, _WITHHELD = "kyb.caller", "kyb.withheld"
 _NOTHING: frozenset[str] = frozenset()
 
 
-class Doorkeeper:
-    """Lets callers in by the keys of a file; without a file, everybody."""
+class ApiKeyGuard:
+    """Admits callers by the API keys of a file; without a file, all callers."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._keys: tuple[ApiKey, ...] = load(path) if path is not None else ()
 
     def needs(self, *scopes: Scope) -> Callable[[Handler], Handler]:
-        """For handlers: the caller must have one of these scopes. 401 without a key, 403 with too small a one."""
+        """Wrap a handler that needs one of these scopes: 401 without a known key, 403 if the key has none of them."""
 
         def guard(handler: Handler) -> Handler:
             async def guarded(request: web.Request) -> web.StreamResponse:
@@ -43,7 +43,7 @@ class Doorkeeper:
         return guard
 
     async def watch(self) -> NoReturn:
-        """Take up each change of the file until cancelled. One that cannot be used is said, and changes nothing."""
+        """Apply each change of the file until cancelled. An invalid file is logged and changes nothing."""
         if self._path is None:
             await asyncio.Event().wait()
         assert self._path is not None
@@ -51,7 +51,7 @@ class Doorkeeper:
             try:
                 keys = await asyncio.to_thread(load, self._path)
             except ConfigError as error:
-                get_logger().error("keys.refused", reason=str(error), meaning="those from before stay in force")
+                get_logger().error("keys.refused", reason=str(error), meaning="the previous keys stay in force")
                 continue
             if keys != self._keys:
                 self._keys = keys
@@ -63,29 +63,29 @@ class Doorkeeper:
         key = find(self._keys, token) if token else None
         if key is None:
             what = "this API key is not known" if token else "an API key is needed"
-            raise ApiError(401, "invalid_api_key", f"{what}; send Authorization: Bearer <key> or {HEADER}: <key>")
+            raise RouterError(401, "invalid_api_key", f"{what}; send Authorization: Bearer <key> or {HEADER}: <key>")
         if not any(key.may(scope) for scope in scopes):
             get_logger().warning("caller.forbidden", caller=key.name, method=request.method, path=request.path)
             text = f"the key {key.name!r} has the scopes {', '.join(key.scopes)}; this call needs {' or '.join(scopes)}"
-            raise ApiError(403, "insufficient_permissions", text)
+            raise RouterError(403, "insufficient_permissions", text)
         request[_CALLER], request[_WITHHELD] = key.name, frozenset({header.lower()})
 
 
 def caller_of(request: web.Request) -> str | None:
-    """Name of the key that a call came with; None where none is asked for."""
+    """Return the name of the caller's key; None if the router needs no keys."""
     name: str | None = request.get(_CALLER)
     return name
 
 
 def withheld(request: web.Request) -> frozenset[str]:
-    """Headers that are for the router alone: an engine must not learn a caller's key."""
+    """Return the headers that must not reach an engine, because they carry the caller's key for the router."""
     found: frozenset[str] = request.get(_WITHHELD, _NOTHING)
     return found
 
 
 def _token(request: web.Request) -> tuple[str, str]:
-    """The key, and the header that it stands in."""
-    for header in (HEADER, "Authorization", "X-Api-Key"):  # the last is what Anthropic's clients send
+    """Return the key and the name of its header."""
+    for header in (HEADER, "Authorization", "X-Api-Key"):  # Anthropic's clients send the last one
         value = request.headers.get(header, "").strip()
         if header == "Authorization":
             kind, _, token = value.partition(" ")
@@ -95,9 +95,9 @@ def _token(request: web.Request) -> tuple[str, str]:
     return "", HEADER
 
 
-def open_door(settings: RouterSettings) -> tuple[Doorkeeper, Certificate | None]:
-    """Keys and certificate as the settings name them. Raises ConfigError."""
+def open_auth(settings: RouterSettings) -> tuple[ApiKeyGuard, Certificate | None]:
+    """Load the API keys and the certificate that the settings name. Raises ConfigError."""
     cert, key = settings.tls_cert_file, settings.tls_key_file
     if cert is None and key is not None:
         raise ConfigError(f"KYB_TLS_KEY_FILE={key}: KYB_TLS_CERT_FILE is not set; set both, or none")
-    return Doorkeeper(settings.api_keys_file), Certificate(cert, key) if cert is not None else None
+    return ApiKeyGuard(settings.api_keys_file), Certificate(cert, key) if cert is not None else None

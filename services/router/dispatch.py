@@ -1,4 +1,4 @@
-"""The shell around the decisions: feeds ``Traffic`` and does what it says. The only writer of traffic."""
+"""The async shell around the core: feeds inputs to ``Traffic`` and performs its effects. The only writer of traffic."""
 
 import asyncio
 import itertools
@@ -13,24 +13,23 @@ from kybernate.bus.port import Bus, BusError
 from kybernate.logs import get_logger
 from kybernate.messages import CommandReply, DrainAck
 from kybernate.roster import SeatRecord
-from services.router import happenings as h
-from services.router.traffic import Traffic
-from services.router.upstream import Upstreams
+from services.router.core import step
+from services.router.core.traffic import Traffic
 
-WAKE_TIMEOUT_SECONDS = 2.0
-ASK_TIMEOUT_SECONDS = 2.0
+ACTIVATE_TIMEOUT_SECONDS = 2.0
+QUERY_TIMEOUT_SECONDS = 2.0
 
 
 class SeatCutError(Exception):
-    """The seat of a forwarded call is taken away; ``code`` says why."""
+    """The seat of a forwarded call is evicted or lost; ``code`` is the reason."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
         self.code = code
 
 
-class Ticket:
-    """One call between its handler and the dispatcher. ``with ticket.cuttable():`` may raise SeatCutError."""
+class CallTicket:
+    """Connects a call's handler to the dispatcher. ``with ticket:`` raises SeatCutError if the seat is cut."""
 
     __slots__ = ("_cancelling", "_future", "_outcome", "_task", "accepted_at", "cause", "cut_code", "request")
 
@@ -38,26 +37,26 @@ class Ticket:
         self.request = request
         self.cause = cause
         self.accepted_at: float | None = None
-        """Unix seconds at which the manager accepted the activation that this call asked for."""
+        """Unix seconds at which the manager accepted the activation that this call requested."""
         self.cut_code: str | None = None
-        self._outcome: h.Forward | h.Reject | None = None
+        self._outcome: step.Forward | step.Reject | None = None
         self._future: asyncio.Future[None] | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
 
     @property
-    def decided(self) -> h.Forward | h.Reject | None:
-        """The decision, if there is one already."""
+    def decided(self) -> step.Forward | step.Reject | None:
+        """The decision that was not taken with ``outcome`` yet, if there is one."""
         return self._outcome
 
-    def decide(self, outcome: h.Forward | h.Reject) -> None:
-        """The decision, for whoever waits in ``outcome``."""
+    def decide(self, outcome: step.Forward | step.Reject) -> None:
+        """Set the decision, which wakes the task that waits in ``outcome``."""
         self._outcome = outcome
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
-    async def outcome(self, timeout: float | None = None) -> h.Forward | h.Reject | None:
-        """The next decision; None when there is none within ``timeout`` wall seconds."""
+    async def outcome(self, timeout: float | None = None) -> step.Forward | step.Reject | None:
+        """Wait for the next decision; None if there is none within ``timeout`` wall seconds."""
         if self._outcome is None:
             self._future = asyncio.get_running_loop().create_future()
             if timeout is None:
@@ -68,14 +67,14 @@ class Ticket:
         return outcome
 
     def cut(self, code: str) -> None:
-        """Take the seat away from the call."""
+        """Abort the call at its seat."""
         if self.cut_code is None:
             self.cut_code = code
             if self._task is not None:
                 self._task.cancel()
 
     def __enter__(self) -> Self:
-        """While the call runs at a seat; works like ``asyncio.timeout``, with ``cut`` instead of a clock."""
+        """Run the call at its seat; works like ``asyncio.timeout``, with ``cut`` instead of a clock."""
         if self.cut_code is not None:
             raise SeatCutError(self.cut_code)
         self._task = asyncio.current_task()
@@ -94,21 +93,21 @@ class Ticket:
             raise SeatCutError(code) from error
 
     def renew(self) -> None:
-        """It waits again: forget that it was cut."""
+        """Clear the cut, because the call waits again."""
         self.cut_code = None
 
 
 class Dispatcher:
-    """Runs effects. ``async with`` ends its tasks."""
+    """Performs the core's effects. ``run`` is a job; ``close`` ends its tasks."""
 
-    def __init__(self, traffic: Traffic, bus: Bus, upstreams: Upstreams, http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, traffic: Traffic, bus: Bus, http: aiohttp.ClientSession, disconnect: Callable[[str], None]
+    ) -> None:
         self.traffic = traffic
         self.on_level: Callable[[str, str | None, bool], None] = lambda *_: None
         self.on_resync: Callable[[], None] = lambda: None
-        self._bus = bus
-        self._upstreams = upstreams
-        self._http = http
-        self._tickets: dict[int, Ticket] = {}
+        self._bus, self._http, self._disconnect = bus, http, disconnect
+        self._tickets: dict[int, CallTicket] = {}
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._acks: asyncio.Queue[DrainAck] = asyncio.Queue()
@@ -116,28 +115,28 @@ class Dispatcher:
         self._stopping = False
 
     def arrive(
-        self, model: str, cause: str, *, size: int = 0, kind: h.Kind = "call", hold_seconds: float | None = None
-    ) -> Ticket:
-        """A call arrives; its ticket tells what becomes of it. ``hold_seconds`` in wall seconds."""
-        ticket = Ticket(next(self._numbers), cause)
+        self, model: str, cause: str, *, size: int = 0, kind: step.Kind = "call", hold_seconds: float | None = None
+    ) -> CallTicket:
+        """Feed a new call and return its ticket, which receives the decisions. ``hold_seconds`` in wall seconds."""
+        ticket = CallTicket(next(self._numbers), cause)
         self._tickets[ticket.request] = ticket
-        self.feed(h.Arrived(ticket.request, model, cause, size, kind, hold_seconds))
+        self.feed(step.CallArrived(ticket.request, model, cause, size, kind, hold_seconds))
         if self._stopping and ticket.decided is None:
-            self._turn_away(ticket)
+            self._reject_stopping(ticket)
         return ticket
 
-    def end(self, ticket: Ticket) -> None:
-        """The call is over, whichever way."""
+    def end(self, ticket: CallTicket) -> None:
+        """End the call: it was answered, or its caller disconnected."""
         if self._tickets.pop(ticket.request, None) is not None:
-            self.feed(h.Ended(ticket.request))
+            self.feed(step.CallEnded(ticket.request))
 
-    def forget(self, ticket: Ticket) -> None:
-        """Nobody waits for the outcome any more; the call itself goes on (a permit runs until it expires)."""
+    def forget(self, ticket: CallTicket) -> None:
+        """Drop the ticket without ending the call: a permit stays in flight until it expires."""
         self._tickets.pop(ticket.request, None)
 
-    def feed(self, happening: h.Happening) -> None:
-        """Tell the decisions what happened and do what they say."""
-        for effect in self.traffic.handle(happening, time.monotonic()):
+    def feed(self, message: step.Input) -> None:
+        """Feed an input to the core and perform its effects."""
+        for effect in self.traffic.handle(message, time.monotonic()):
             self._perform(effect)
         self._arm()
 
@@ -148,50 +147,50 @@ class Dispatcher:
             try:
                 await self._bus.publish(ack)
             except BusError:
-                continue  # it is said again each second, and at the next reading of the roster
+                continue  # it is repeated each second, and at the next reading of the roster
 
     def stop(self) -> None:
-        """The router ends: those who wait may ask another one, or this one a moment later."""
+        """Reject all waiting calls, because the router stops; their callers can retry at another router."""
         self._stopping = True
         for ticket in list(self._tickets.values()):
-            self._turn_away(ticket)
+            self._reject_stopping(ticket)
 
     async def close(self) -> None:
-        """End what was begun."""
+        """Cancel the timer and all tasks."""
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _turn_away(self, ticket: Ticket) -> None:
+    def _reject_stopping(self, ticket: CallTicket) -> None:
         text = "this router is being stopped; try again"
-        ticket.decide(h.Reject(ticket.request, 503, "router_stopping", text, 1))
+        ticket.decide(step.Reject(ticket.request, 503, "router_stopping", text, 1))
 
-    def _perform(self, effect: h.Effect) -> None:
-        if isinstance(effect, h.LevelChanged):
+    def _perform(self, effect: step.Effect) -> None:
+        if isinstance(effect, step.LevelChanged):
             self.on_level(effect.model, effect.key, effect.edge)
-        elif isinstance(effect, h.Forward | h.Reject):
+        elif isinstance(effect, step.Forward | step.Reject):
             if (ticket := self._tickets.get(effect.request)) is not None:
                 ticket.decide(effect)
-        elif isinstance(effect, h.Cut):
+        elif isinstance(effect, step.Cut):
             if (ticket := self._tickets.get(effect.request)) is not None:
                 ticket.cut(effect.code)
         elif isinstance(effect, DrainAck):
             self._acks.put_nowait(effect)
-        elif isinstance(effect, h.Wake):
-            self._spawn(self._wake(effect))
-        elif isinstance(effect, h.AskManager):
-            self._spawn(self._ask(effect))
-        elif isinstance(effect, h.Disconnect):
-            self._upstreams.disconnect(effect.key)
+        elif isinstance(effect, step.RequestActivation):
+            self._spawn(self._request_activation(effect))
+        elif isinstance(effect, step.QueryManager):
+            self._spawn(self._query_manager(effect))
+        elif isinstance(effect, step.Disconnect):
+            self._disconnect(effect.key)
         else:
             self.on_resync()
 
-    async def _wake(self, effect: h.Wake) -> None:
+    async def _request_activation(self, effect: step.RequestActivation) -> None:
         reply: CommandReply | None = None
         try:
-            reply = await self._bus.request(effect.command, CommandReply, timeout=WAKE_TIMEOUT_SECONDS)
+            reply = await self._bus.request(effect.command, CommandReply, timeout=ACTIVATE_TIMEOUT_SECONDS)
         except BusError as error:
             get_logger().info("activation.unanswered", seat=effect.command.seat, error=str(error))
         ticket = self._tickets.get(effect.request)
@@ -199,20 +198,20 @@ class Dispatcher:
             ticket.accepted_at = time.time()
         if reply is not None and not reply.accepted:
             get_logger().info("activation.refused", seat=effect.command.seat, code=reply.code, reason=reply.reason)
-        self.feed(h.Replied(effect.key, reply))
+        self.feed(step.ActivationAnswered(effect.key, reply))
 
-    async def _ask(self, effect: h.AskManager) -> None:
-        asked_at = time.monotonic()
+    async def _query_manager(self, effect: step.QueryManager) -> None:
+        sent_at = time.monotonic()
         records: tuple[SeatRecord, ...] | None = None
         try:
-            timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT_SECONDS)
-            async with self._http.get(f"{effect.url}/v1/seats", timeout=timeout) as answer:
-                answer.raise_for_status()
-                rows = (await answer.json())["seats"]
+            timeout = aiohttp.ClientTimeout(total=QUERY_TIMEOUT_SECONDS)
+            async with self._http.get(f"{effect.url}/v1/seats", timeout=timeout) as response:
+                response.raise_for_status()
+                rows = (await response.json())["seats"]
                 records = tuple(SeatRecord.model_validate(row) for row in rows)
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
             get_logger().info("manager.unanswered", node=effect.node, url=effect.url, error=repr(error))
-        self.feed(h.ManagerSaid(effect.node, asked_at, records))
+        self.feed(step.ManagerAnswered(effect.node, sent_at, records))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -220,7 +219,7 @@ class Dispatcher:
         task.add_done_callback(self._tasks.discard)
 
     def _arm(self) -> None:
-        """Have a Tick when the decisions want one."""
+        """Schedule TimePassed for the next alarm of the core."""
         at = self.traffic.next_at()
         if self._timer is not None:
             if at is not None and self._timer.when() <= at and not self._timer.cancelled():
@@ -232,4 +231,4 @@ class Dispatcher:
 
     def _tick(self) -> None:
         self._timer = None
-        self.feed(h.Tick())
+        self.feed(step.TimePassed())

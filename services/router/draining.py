@@ -1,7 +1,7 @@
-"""``python -m services.router.draining``: waits until a router has nothing left to answer. For a preStop hook.
+"""``python -m services.router.draining``: waits until a router has no calls left. For a preStop hook.
 
-Kubernetes takes a pod out of its Services and calls the hook before it sends SIGTERM: until then the router works as
-ever, so that streams end by themselves and a switch that waits for them hears of it. Standard library only.
+Kubernetes removes a pod from its Services and runs the hook before it sends SIGTERM. Until then the router works as
+usual, so that streams can finish and drains are acknowledged. Standard library only.
 """
 
 import argparse
@@ -18,11 +18,11 @@ LEFT = re.compile(rb"^kybernate_router_(?:held_requests\{[^}]*\}|in_flight_reque
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Return when nothing is left, or after ``--seconds``; always with code 0, since the pod ends either way."""
+    """Return when no calls are left, or after ``--seconds``; always with code 0, since the pod ends in both cases."""
     parser = argparse.ArgumentParser("python -m services.router.draining", description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8780", help="the router of this pod")
-    parser.add_argument("--first", type=float, default=5, help="seconds in which Services forget this pod")
-    parser.add_argument("--seconds", type=float, default=40, help="most seconds in all")
+    parser.add_argument("--first", type=float, default=5, help="seconds until Services have removed this pod")
+    parser.add_argument("--seconds", type=float, default=40, help="most seconds in total")
     options = parser.parse_args(argv)
     until = time.monotonic() + options.seconds
     time.sleep(min(options.first, options.seconds))
@@ -33,15 +33,15 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def requests_left(url: str) -> int | None:
-    """Requests that wait or are answered; 0 as well when no router answers, None when it does not tell."""
-    # It is this pod's own router; whose name its certificate has does not matter.
+    """Return the number of held and in-flight calls: 0 if no router listens, None if it cannot be read."""
+    # The router of this pod; the name in its certificate does not matter.
     context = ssl._create_unverified_context() if url.startswith("https:") else None
     try:
         with urllib.request.urlopen(f"{url}/metrics", timeout=2, context=context) as answer:
             found = LEFT.findall(answer.read())
     except (TimeoutError, http.client.HTTPException):
         return None
-    except urllib.error.URLError as error:  # one that is too busy to be connected to is not gone
+    except urllib.error.URLError as error:  # a router that is too busy to accept a connection has not ended
         return None if isinstance(error.reason, TimeoutError) else 0
     except OSError:
         return 0

@@ -1,7 +1,7 @@
-"""For other gateways.
+"""Routes for other gateways, which forward calls themselves.
 
-``GET /v1/hold`` waits until they may call the engine themselves, ``POST /v1/wake`` asks for a model and does not wait,
-``POST /v1/signals`` takes the load that they have.
+``GET /v1/hold`` waits until they may call the engine, ``POST /v1/wake`` requests an activation without waiting,
+``POST /v1/signals`` publishes their load.
 """
 
 import math
@@ -14,20 +14,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
-from services.router.answers import ApiError
-from services.router.calls import body_of, cause_of, json_of, model_of, object_of, sayable
+from services.router.api import RouterError, body_of, cause_of, json_of, model_of, object_of, printable
+from services.router.core.step import Reject
 from services.router.dispatch import Dispatcher
-from services.router.happenings import Reject
 from services.router.settings import RouterSettings
 
 SIGNAL_LIMIT = 1000
 """Signals in one call."""
 MOST_REQUESTS = 1_000_000_000
-"""In one signal; more is a mistake, and too large a number is none that can be reckoned with."""
+"""Largest count in one signal; a higher one is a mistake, and an unbounded integer cannot become a float."""
 
 
 class SignalData(BaseModel):
-    """``data`` of a signal. Milliseconds are understood beside seconds, ``inflight`` beside ``in_flight``."""
+    """``data`` of a signal. Milliseconds are accepted instead of seconds, ``inflight`` instead of ``in_flight``."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
@@ -45,24 +44,24 @@ class SignalData(BaseModel):
     ttl_seconds: float | None = Field(None, gt=0, le=3600)
 
 
-class Gateways:
-    """The three calls."""
+class GatewayApi:
+    """The handlers of the three routes."""
 
     def __init__(self, settings: RouterSettings, clock: Clock, bus: Bus, dispatcher: Dispatcher) -> None:
         self._settings, self._clock, self._bus, self._dispatcher = settings, clock, bus, dispatcher
         self._seq = 0
 
     async def hold(self, request: web.Request) -> web.StreamResponse:
-        """Wait until the model can be called: 200 with its endpoint, valid for ``valid_ms``; else 404, 429 or 503."""
-        model = model_of(request.query, "say which model: GET /v1/hold?model=…&timeout=30s")
-        patience = _duration(request.query.get("timeout"))
-        ticket = self._dispatcher.arrive(model, cause_of(request), kind="permit", hold_seconds=patience)
+        """Wait until the model is active: 200 with its endpoint, valid for ``valid_ms``; else 404, 429 or 503."""
+        model = model_of(request.query, "name the model: GET /v1/hold?model=…&timeout=30s")
+        timeout = _duration(request.query.get("timeout"))
+        ticket = self._dispatcher.arrive(model, cause_of(request), kind="permit", hold_seconds=timeout)
         granted = False
         try:
             outcome = await ticket.outcome()
             if isinstance(outcome, Reject):
-                raise ApiError.of(outcome)
-            assert outcome is not None  # without a timeout there is always one
+                raise RouterError.of(outcome)
+            assert outcome is not None  # None only with a timeout
             granted = True
         finally:
             if granted:
@@ -82,7 +81,7 @@ class Gateways:
         )
 
     async def wake(self, request: web.Request) -> web.StreamResponse:
-        """Ask for a model and do not wait: 202, or 200 when it is active already."""
+        """Request the activation of a model: 202, or 200 if it is active already."""
         model = model_of(object_of(await body_of(request)))
         cause = cause_of(request)
         ticket = self._dispatcher.arrive(
@@ -91,55 +90,55 @@ class Gateways:
         outcome = ticket.decided
         self._dispatcher.forget(ticket)
         if isinstance(outcome, Reject):
-            raise ApiError.of(outcome)
+            raise RouterError.of(outcome)
         body = {"model": model, "state": "waking" if outcome is None else "active", "cause": cause}
         return web.json_response(body, status=202 if outcome is None else 200)
 
     async def signals(self, request: web.Request) -> web.StreamResponse:
-        """CloudEvents JSON, one or an array: levels of traffic that another gateway has."""
+        """Publish another gateway's traffic levels: CloudEvents JSON, one or an array."""
         if request.content_type not in (
             "application/cloudevents+json",
             "application/cloudevents-batch+json",
             "application/json",
         ):
             text = f"content type {request.content_type}: send application/cloudevents+json or application/json"
-            raise ApiError(415, "unsupported_content_type", text)
-        told: Any = json_of(await body_of(request))
-        items = told if isinstance(told, list) else [told]
+            raise RouterError(415, "unsupported_content_type", text)
+        parsed: Any = json_of(await body_of(request))
+        items = parsed if isinstance(parsed, list) else [parsed]
         if len(items) > SIGNAL_LIMIT:
-            raise ApiError(413, "too_many_signals", f"{len(items)} signals in one call; at most {SIGNAL_LIMIT}")
+            raise RouterError(413, "too_many_signals", f"{len(items)} signals in one call; at most {SIGNAL_LIMIT}")
         errors: list[dict[str, Any]] = []
         for index, item in enumerate(items):
             try:
                 await self._bus.publish(self._signal(item))
-            except ApiError as error:
-                if not isinstance(told, list):
+            except RouterError as error:
+                if not isinstance(parsed, list):
                     raise
                 errors.append({"index": index, "status": error.status, **error.body()["error"]})
             except BusError as error:
-                raise ApiError(503, "bus_down", f"{index} of {len(items)} signals taken: {error}", 1) from error
+                raise RouterError(503, "bus_down", f"{index} of {len(items)} signals taken: {error}", 1) from error
         accepted = len(items) - len(errors)
         status = 202 if not errors else 207 if accepted else int(errors[0]["status"])
         return web.json_response({"accepted": accepted, "errors": errors}, status=status)
 
     def _signal(self, item: Any) -> TrafficSignal:
         if not isinstance(item, dict) or not isinstance(item.get("data"), dict):
-            raise ApiError(
+            raise RouterError(
                 400, "invalid_signal", 'a signal is a CloudEvent: {"specversion", "id", "source", "data": {…}}'
             )
         source = item.get("source")
-        if not isinstance(source, str) or not sayable(source):
-            text = "the CloudEvent needs a source, which names who has this traffic in printable characters"
-            raise ApiError(400, "invalid_signal", text)
+        if not isinstance(source, str) or not printable(source):
+            text = "the CloudEvent needs a source in printable characters, which identifies the gateway"
+            raise RouterError(400, "invalid_signal", text)
         try:
             data = SignalData.model_validate(item["data"])
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
-            raise ApiError(400, "invalid_signal", f"data.{place}: {first['msg']}") from error
+            raise RouterError(400, "invalid_signal", f"data.{place}: {first['msg']}") from error
         self._seq = max(self._seq + 1, time.time_ns() // 1_000_000)
         return TrafficSignal(
-            cause=said if sayable(said := str(item.get("id") or "")) else source,
+            cause=given if printable(given := str(item.get("id") or "")) else source,
             source=source,
             model=data.model,
             seat=self._seat(data),
@@ -154,15 +153,15 @@ class Gateways:
         )
 
     def _seat(self, data: SignalData) -> str | None:
-        """The seat that the traffic is for: as said, or the model's only one; else the manager chooses."""
-        table = self._dispatcher.traffic.seats
+        """Return the seat of the signal, or the model's only seat; None: the manager chooses. Raises RouterError."""
+        table = self._dispatcher.traffic.table
         model = table.models.get(data.model)
-        if model is None or not model.lanes:
-            text = f"model {data.model!r} does not exist; known models: {table.known()}"
-            raise ApiError(404, "model_not_found", text)
-        seats = [lane.record.seat for lane in model.lanes.values()]
+        if model is None or not model.upstreams:
+            text = f"model {data.model!r} does not exist; known models: {table.known_models()}"
+            raise RouterError(404, "model_not_found", text)
+        seats = [upstream.record.seat for upstream in model.upstreams.values()]
         if data.seat is not None and data.seat not in seats:
-            raise ApiError(404, "seat_not_found", f"seat {data.seat!r} does not run {data.model}; it has {seats}")
+            raise RouterError(404, "seat_not_found", f"seat {data.seat!r} does not run {data.model}; it has {seats}")
         return data.seat or (seats[0] if len(seats) == 1 else None)
 
 
@@ -171,7 +170,7 @@ def _seconds(seconds: float | None, milliseconds: float | None) -> float | None:
 
 
 def _duration(text: str | None) -> float | None:
-    """Wall seconds: ``30``, ``30s`` or ``500ms``."""
+    """Parse wall seconds: ``30``, ``30s`` or ``500ms``. Raises RouterError 400."""
     if text is None:
         return None
     number, scale = (text[:-2], 0.001) if text.endswith("ms") else (text.removesuffix("s"), 1.0)
@@ -180,5 +179,5 @@ def _duration(text: str | None) -> float | None:
     except ValueError:
         seconds = -1.0
     if not (0 <= seconds < math.inf):
-        raise ApiError(400, "invalid_timeout", f"timeout={text!r}: say seconds such as 30s, or 500ms")
+        raise RouterError(400, "invalid_timeout", f"timeout={text!r}: write seconds such as 30s, or 500ms")
     return seconds

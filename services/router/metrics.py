@@ -1,4 +1,4 @@
-"""What a router measures, under Prometheus names ``kybernate_router_*``. Seconds are wall seconds unless said."""
+"""Metrics of a router, ``kybernate_router_*``. Seconds are wall seconds."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,8 +10,8 @@ _SWITCH = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 120)
 _CONTROL = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1)
 
 
-class _Now(Collector):
-    """Read at scrape time."""
+class _Gauges(Collector):
+    """Values that are read at scrape time."""
 
     def __init__(
         self, held: Callable[[], Iterable[tuple[str, int]]], in_flight: Callable[[], int], connected: Callable[[], bool]
@@ -43,7 +43,7 @@ class Metrics:
         in_flight: Callable[[], int],
         connected: Callable[[], bool] = lambda: True,
     ) -> None:
-        registry.register(_Now(held, in_flight, connected))
+        registry.register(_Gauges(held, in_flight, connected))
         self.requests = Counter("kybernate_router_requests", "Answered requests", ["model", "code"], registry=registry)
         self.hold_seconds = Histogram(
             "kybernate_router_hold_seconds", "Wait of requests that were held", buckets=_SWITCH, registry=registry
@@ -74,10 +74,12 @@ class Metrics:
             registry=registry,
         )
         self.switches = Counter(
-            "kybernate_router_switches_seen", "Activations that this router heard of", registry=registry
+            "kybernate_router_switches_seen", "Activations that this router received as events", registry=registry
         )
         self.retries = Counter(
-            "kybernate_router_retries", "Calls that an engine refused and that were held again", registry=registry
+            "kybernate_router_retries",
+            "Calls that failed at an engine before the first byte and were routed again",
+            registry=registry,
         )
         self.cuts = Counter(
             "kybernate_router_cuts", "Calls cut because their seat lost its VRAM", ["code"], registry=registry

@@ -1,44 +1,127 @@
-"""One call to one engine: bytes through, nothing interpreted but where an answer ends."""
+"""One call to one engine, over the pooled connections of its seat; bytes pass through unchanged."""
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import aiohttp
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from services.router.answers import Answer, ApiError, is_stream
+from services.router.api import CallerResponse, RouterError, is_stream
 from services.router.auth import HEADER, withheld
-from services.router.dispatch import SeatCutError, Ticket
-from services.router.happenings import Forward
-from services.router.upstream import Body, Pool, Upstreams
+from services.router.core.step import Forward
+from services.router.dispatch import CallTicket, SeatCutError
 
-HOP_BY_HOP = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "trailers",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
+CONNECT_SECONDS = 5.0
+HOP_BY_HOP = frozenset({
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
+    "te", "trailer", "trailers", "transfer-encoding", "upgrade",
+})  # fmt: skip
 _NOT_SENT = HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect", "x-request-id", HEADER.lower()}
-"""The body was read and, if it was compressed, unpacked; its length and encoding are told anew."""
+"""The body was read and, if it was compressed, decompressed; its length and encoding are set anew."""
 WHOLE_BYTES = 256 * 1024
-"""An answer of known length up to this is read before the first byte goes out, so that it can still be repeated."""
+"""A response of known length up to this is read completely before it is sent, so that the call can be repeated."""
 
 
-class RefusedError(Exception):
-    """The engine gave nothing: no connection, or it broke before the first byte of an answer.
+# --- connections ------------------------------------------------------------------------------------------------------
 
-    ``stale``: perhaps only the kept connection was, because the engine closes those that idle too long.
+
+class Body(Payload):
+    """A request body in memory that records when it was written to the socket."""
+
+    _value: bytes
+
+    def __init__(self, value: bytes) -> None:
+        super().__init__(value)
+        self._size = len(value)
+        self.sent_at: float | None = None
+        """Unix seconds."""
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Return the body as text."""
+        return self._value.decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Write it to the socket."""
+        await self.write_with_length(writer, None)
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        """Write it to the socket; its length was sent in the headers."""
+        await writer.write(self._value if content_length is None else self._value[:content_length])
+        self.sent_at = time.time()
+
+
+class ConnectionPool:
+    """The connections to one engine. Closed when it is detached and has no users."""
+
+    def __init__(self) -> None:
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+        )
+        self.users = 0
+        self.detached = False
+
+
+class ConnectionPools:
+    """Pools by seat, so that a seat's idle connections can be closed when it is parked. Engines speak HTTP/1.1."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, ConnectionPool] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def take(self, key: str) -> ConnectionPool:
+        """Return the pool of a seat, in use until ``give_back``."""
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = ConnectionPool()
+        pool.users += 1
+        return pool
+
+    def give_back(self, pool: ConnectionPool) -> None:
+        """End one use of the pool."""
+        pool.users -= 1
+        if pool.detached and pool.users == 0:
+            self._close(pool)
+
+    def disconnect(self, key: str) -> None:
+        """Close a seat's connections: now if none is in use, else when the last use ends.
+
+        A parked engine must not keep established connections, which look like work in progress.
+        """
+        pool = self._pools.pop(key, None)
+        if pool is not None:
+            pool.detached = True
+            if pool.users == 0:
+                self._close(pool)
+
+    async def close(self) -> None:
+        """Close all pools."""
+        for key in list(self._pools):
+            self.disconnect(key)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _close(self, pool: ConnectionPool) -> None:
+        task = asyncio.create_task(pool.session.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+# --- one call --------------------------------------------------------------------------------------------------------
+
+
+class UpstreamRefusedError(Exception):
+    """The engine sent nothing: no connection, or it closed before the first byte of a response.
+
+    ``stale``: the cause may be a kept-alive connection that the engine has closed because it was idle.
     """
 
     def __init__(self, text: str, *, stale: bool) -> None:
@@ -47,15 +130,15 @@ class RefusedError(Exception):
 
 
 @dataclass(slots=True)
-class Sent:
-    """When a call was sent and answered, unix seconds."""
+class CallTimes:
+    """When a call was sent and when its response began, unix seconds."""
 
     sent_at: float | None = None
     first_byte_at: float | None = None
 
 
 def passed(headers: CIMultiDictProxy[str], without: frozenset[str]) -> CIMultiDict[str]:
-    """Headers that go through: all but those of this connection."""
+    """Return the headers to pass on: all except ``without`` and those of this connection."""
     listed = headers.getall("Connection", ())
     drop = without.union(name.strip().lower() for value in listed for name in value.split(","))
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in drop)
@@ -65,74 +148,79 @@ async def forward(
     request: web.Request,
     body: bytes,
     to: Forward,
-    ticket: Ticket,
-    upstreams: Upstreams,
-    answer: Answer,
-    more: Callable[[Sent], Mapping[str, str]],
-    sent: Sent,
+    ticket: CallTicket,
+    pools: ConnectionPools,
+    response: CallerResponse,
+    more: Callable[[CallTimes], Mapping[str, str]],
+    times: CallTimes,
 ) -> web.StreamResponse:
-    """Send the call to the engine and its answer to the caller. ``more`` gives headers when the answer begins.
+    """Send the call to the engine and its response to the caller; ``more`` returns headers when the response begins.
 
-    Raises RefusedError or SeatCutError while the call can still be repeated, and ApiError when its answer broke off.
+    Raises UpstreamRefusedError or SeatCutError while the call can be repeated, RouterError if its response broke off.
     """
     headers = passed(request.headers, _NOT_SENT | withheld(request))
     headers["X-Request-Id"] = ticket.cause
-    pool = upstreams.take(to.key)
+    pool = pools.take(to.key)
     try:
         with ticket:
             reply = await _send(
-                pool, request, URL(to.endpoint + request.rel_url.raw_path_qs, encoded=True), headers, body, sent
+                pool, request, URL(to.endpoint + request.rel_url.raw_path_qs, encoded=True), headers, body, times
             )
             try:
-                return await _through(reply, answer, more, sent)
+                return await _through(reply, response, more, times)
             finally:
-                reply.close()  # returns a finished connection to the pool before this, closes an unfinished one
+                reply.close()  # closes the connection unless the response was read completely
     except (SeatCutError, aiohttp.ClientError, OSError) as error:
-        if not answer.first_byte:
+        if not response.first_byte:
             if isinstance(error, SeatCutError):
                 raise
             stale = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
             stale = stale and not isinstance(error, aiohttp.ClientConnectorError)
-            raise RefusedError(repr(error), stale=stale) from error
+            raise UpstreamRefusedError(repr(error), stale=stale) from error
         raise _broken(to, error) from error
     finally:
-        upstreams.give_back(pool)
+        pools.give_back(pool)
 
 
 async def _send(
-    pool: Pool, request: web.Request, url: URL, headers: CIMultiDict[str], body: bytes, sent: Sent
+    pool: ConnectionPool, request: web.Request, url: URL, headers: CIMultiDict[str], body: bytes, times: CallTimes
 ) -> aiohttp.ClientResponse:
     payload = Body(body)
     try:
         return await pool.session.request(request.method, url, headers=headers, data=payload, allow_redirects=False)
     finally:
-        sent.sent_at = payload.sent_at
+        times.sent_at = payload.sent_at
 
 
 async def _through(
-    reply: aiohttp.ClientResponse, answer: Answer, more: Callable[[Sent], Mapping[str, str]], sent: Sent
+    reply: aiohttp.ClientResponse,
+    response: CallerResponse,
+    more: Callable[[CallTimes], Mapping[str, str]],
+    times: CallTimes,
 ) -> web.StreamResponse:
     headers = passed(reply.headers, HOP_BY_HOP)
     length = reply.content_length
     if length is not None and length <= WHOLE_BYTES:
         whole = await reply.read()
-        sent.first_byte_at = time.time()
-        headers.update(more(sent))
+        times.first_byte_at = time.time()
+        headers.update(more(times))
         headers.popall("Content-Length", None)
-        return await answer.whole(reply.status, headers, whole)
+        return await response.whole(reply.status, headers, whole)
     content = reply.content
-    chunk = await content.readany()  # headers wait for it: until then the call can be repeated elsewhere
-    sent.first_byte_at = time.time()
-    headers.update(more(sent))
-    await answer.begin(reply.status, headers, sse=is_stream(reply.headers.get("Content-Type", "")))
-    write, read = answer.write, content.readany
+    chunk = await content.readany()  # the headers are sent after it: until then the call can be repeated elsewhere
+    times.first_byte_at = time.time()
+    headers.update(more(times))
+    await response.begin(reply.status, headers, sse=is_stream(reply.headers.get("Content-Type", "")))
+    write, read = response.write, content.readany
     while chunk:
         await write(chunk)
         chunk = await read()
-    return await answer.end()
+    return await response.end()
 
 
-def _broken(to: Forward, error: Exception) -> ApiError:
+def _broken(to: Forward, error: Exception) -> RouterError:
     if isinstance(error, SeatCutError) and error.code == "seat_evicted":
-        return ApiError(503, "seat_evicted", f"seat {to.seat} was parked before the answer was complete; try again", 1)
-    return ApiError(503, "upstream_failed", f"the engine of seat {to.seat} broke off: {error!r}; try again", 1)
+        return RouterError(
+            503, "seat_evicted", f"seat {to.seat} was parked before the answer was complete; try again", 1
+        )
+    return RouterError(503, "upstream_failed", f"the engine of seat {to.seat} broke off: {error!r}; try again", 1)

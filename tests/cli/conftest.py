@@ -14,7 +14,7 @@ from kybernate.health import HttpServer
 from kybernate.messages import SeatActivated, SeatEvent, SeatParked
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
-from services.router.fleet import UnclearNameError, resolve
+from services.router.core.reports import SeatNameError, resolve
 
 
 def seat(number: int, model: str, state: SeatState, group: str = "G0", **more: Any) -> SeatRecord:
@@ -159,7 +159,7 @@ class SmallRouter:
     async def _command(self, request: web.Request) -> web.Response:
         try:
             row = resolve(request.match_info["name"], SEATS)
-        except UnclearNameError as error:
+        except SeatNameError as error:
             code = "ambiguous_name" if error.candidates else "seat_not_found"
             return self._error(409 if error.candidates else 404, code, str(error))
         if self.refuse:

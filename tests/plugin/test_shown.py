@@ -9,10 +9,9 @@ from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.cli.show import event_line, seat_tree
 from kybernate.inventory import BUCKET, GpuRecord
 from kybernate.messages import GpuHealthChanged, SeatEvent
-from services.router.events import as_sse
-from services.router.fleet import overview
-from services.router.inventory import Inventory
-from services.router.loads import Loads
+from services.router.core.reports import Loads, overview
+from services.router.operator_api import as_sse
+from services.router.roster_sync import GpuInventory
 from tests.kubelet.stand import until
 from tests.plugin.processes import PATIENCE
 
@@ -50,7 +49,7 @@ def test_events_tell_a_fault_and_its_end() -> None:
 async def test_the_router_follows_the_inventory() -> None:
     server = MemoryServer()
     async with MemoryBus.connect(server) as bus, MemoryBus.connect(server) as writer:
-        inventory = Inventory(bus)
+        inventory = GpuInventory(bus)
         watching = asyncio.create_task(inventory.watch())
         try:
             bucket = await writer.bucket(BUCKET)

@@ -13,8 +13,8 @@ from aiohttp import web
 from kybernate.api_keys import ApiKey, ConfigError, dump, find, load, make
 from kybernate.certificate import Certificate
 from kybernate.messages import AuditRecord, ParkSeat
-from services.router.app import build
-from services.router.auth import Doorkeeper, open_door
+from services.router.auth import ApiKeyGuard, open_auth
+from services.router.service import build
 from services.router.settings import RouterSettings
 from tests.bus.guarded import certificates
 from tests.router.world import World, until, world
@@ -77,7 +77,7 @@ async def test_every_route_but_health_is_guarded(guarded: World) -> None:
     """Also one that somebody adds: it is one of CALLS, and wrapped."""
     seen: list[str] = []
 
-    class Noting(Doorkeeper):
+    class Noting(ApiKeyGuard):
         def needs(self, *scopes):  # type: ignore[no-untyped-def]
             seen.append(",".join(scopes))
             return super().needs(*scopes)
@@ -94,8 +94,8 @@ async def test_every_route_but_health_is_guarded(guarded: World) -> None:
 
     any_part = Anything()
     app = build(
-        calls=any_part, gateways=any_part, admin=any_part, events=any_part, health=any_part,  # type: ignore[arg-type]
-        doorkeeper=Noting(None), body_bytes=1,
+        calls=any_part, gateways=any_part, operator=any_part, events=any_part, health=any_part,  # type: ignore[arg-type]
+        guard=Noting(None), body_bytes=1,
     )  # fmt: skip
     routes = [route for route in app.router.routes() if route.method != "HEAD"]
     assert len(seen) == len(routes) == len(CALLS) - 1  # the last two are one route
@@ -193,8 +193,8 @@ def test_settings_that_cannot_work_are_named_at_the_start(tmp_path: Path) -> Non
         ({"KYB_TLS_CERT_FILE": str(tmp_path / "none")}, "KYB_TLS_CERT_FILE=.*No such file.*PEM certificate"),
     ):
         with pytest.raises(ConfigError, match=why):
-            open_door(RouterSettings.from_env(env))
-    assert open_door(RouterSettings.from_env({"KYB_API_KEYS_FILE": "", "KYB_TLS_CERT_FILE": ""}))[1] is None
+            open_auth(RouterSettings.from_env(env))
+    assert open_auth(RouterSettings.from_env({"KYB_API_KEYS_FILE": "", "KYB_TLS_CERT_FILE": ""}))[1] is None
 
 
 async def test_the_port_speaks_tls_and_a_renewed_certificate_is_taken_up(tmp_path: Path) -> None:

@@ -110,10 +110,10 @@ async def test_a_wrong_method_hears_which_are_right():
 
 async def test_a_failure_of_the_router_itself_has_the_shape_of_an_error():
     async with world() as w:
-        w.router.traffic.lanes["broken"] = None  # type: ignore[assignment]
+        w.router.traffic.upstreams["broken"] = None  # type: ignore[assignment]
         answer = await w.call("GET", "/v1/models")
         assert (answer.status, answer.code) == (500, "internal_error")
-        del w.router.traffic.lanes["broken"]
+        del w.router.traffic.upstreams["broken"]
 
 
 async def test_a_request_that_breaks_engine_after_engine_is_given_to_no_more_of_them():

@@ -1,8 +1,8 @@
 """Calls in flight on a seat that is parked: cut, unless its manager says that they are frozen with it."""
 
 from kybernate.messages import DrainAck
-from services.router import happenings as h
-from services.router.traffic import Traffic
+from services.router.core import step
+from services.router.core.traffic import Traffic
 from tests.router.test_traffic import K0, S, arrive, event, kinds, record, router
 
 
@@ -13,11 +13,11 @@ def running(now: float = 1.0) -> Traffic:
     return traffic
 
 
-def freeze(traffic: Traffic) -> list[h.Effect]:
+def freeze(traffic: Traffic) -> list[step.Effect]:
     (ack,) = kinds(traffic.handle(event(state=S.DRAINING, epoch=11), 2.0), DrainAck)
     assert (ack.in_flight, ack.permits) == (2, 1)
-    traffic.handle(h.Tick(), 3.5)
-    (ack,) = kinds(traffic.handle(h.Ended(2), 3.5), DrainAck) or [ack]
+    traffic.handle(step.TimePassed(), 3.5)
+    (ack,) = kinds(traffic.handle(step.CallEnded(2), 3.5), DrainAck) or [ack]
     return traffic.handle(event(state=S.PARKING, epoch=11, at=3.0, stall_seconds=10.0), 4.0)
 
 
@@ -25,7 +25,7 @@ def test_without_a_word_they_are_cut() -> None:
     traffic = running()
     traffic.handle(event(state=S.DRAINING, epoch=11), 2.0)
 
-    cuts = kinds(traffic.handle(event(state=S.PARKING, epoch=11, at=3.0), 4.0), h.Cut)
+    cuts = kinds(traffic.handle(event(state=S.PARKING, epoch=11, at=3.0), 4.0), step.Cut)
 
     assert [cut.request for cut in cuts] == [1]
 
@@ -33,12 +33,12 @@ def test_without_a_word_they_are_cut() -> None:
 def test_frozen_calls_are_kept_and_what_they_stood_still_is_no_service() -> None:
     traffic = running()
 
-    assert not kinds(freeze(traffic), h.Cut)
-    assert not kinds(traffic.handle(event(state=S.PARKED, epoch=11, at=5.0, stall_seconds=8.0), 6.0), h.Cut)
-    assert not kinds(traffic.handle(event(state=S.ACTIVATING, epoch=12, at=7.0, stall_seconds=6.0), 8.0), h.Cut)
+    assert not kinds(freeze(traffic), step.Cut)
+    assert not kinds(traffic.handle(event(state=S.PARKED, epoch=11, at=5.0, stall_seconds=8.0), 6.0), step.Cut)
+    assert not kinds(traffic.handle(event(state=S.ACTIVATING, epoch=12, at=7.0, stall_seconds=6.0), 8.0), step.Cut)
     traffic.handle(event(state=S.ACTIVE, epoch=12, at=9.0), 10.0)
-    assert not kinds(traffic.handle(h.Tick(), 20.0), h.Cut)
-    traffic.handle(h.Ended(1), 21.0)
+    assert not kinds(traffic.handle(step.TimePassed(), 20.0), step.Cut)
+    traffic.handle(step.CallEnded(1), 21.0)
 
     level = traffic.level("m", K0, 21.0)
     assert (level.served, level.served_seconds) == (1, 20.0 - 6.0)
@@ -49,8 +49,8 @@ def test_when_the_budget_is_used_up_they_are_cut() -> None:
     freeze(traffic)
     traffic.handle(event(state=S.PARKED, epoch=11, at=5.0, stall_seconds=8.0), 6.0)
 
-    assert not kinds(traffic.handle(h.Tick(), 13.9), h.Cut)
-    cuts = kinds(traffic.handle(h.Tick(), 14.0), h.Cut)
+    assert not kinds(traffic.handle(step.TimePassed(), 13.9), step.Cut)
+    cuts = kinds(traffic.handle(step.TimePassed(), 14.0), step.Cut)
 
     assert [(cut.request, cut.code) for cut in cuts] == [(1, "seat_evicted")]
 
@@ -59,7 +59,7 @@ def test_calls_of_a_lost_seat_are_cut_although_they_were_frozen() -> None:
     traffic = running()
     freeze(traffic)
 
-    cuts = kinds(traffic.handle(event(state=S.LOST, epoch=12, at=5.0), 6.0), h.Cut)
+    cuts = kinds(traffic.handle(event(state=S.LOST, epoch=12, at=5.0), 6.0), step.Cut)
 
     assert [(cut.request, cut.code) for cut in cuts] == [(1, "upstream_failed")]
 
@@ -70,5 +70,5 @@ def test_the_roster_says_it_too() -> None:
 
     row = record(state=S.PARKED, epoch=11, since=5.0, stall_seconds=8.0)
 
-    assert not kinds(traffic.handle(row, 6.0), h.Cut)
-    assert kinds(traffic.handle(h.Tick(), 14.0), h.Cut)
+    assert not kinds(traffic.handle(row, 6.0), step.Cut)
+    assert kinds(traffic.handle(step.TimePassed(), 14.0), step.Cut)

@@ -67,7 +67,7 @@ async def test_wake_asks_and_does_not_wait():
         await w.seat("s0", "llama")
         answer = await w.call("POST", "/v1/wake", json={"model": "llama"})
         assert (answer.status, answer.json["state"]) == (202, "waking")
-        await until(lambda: w.lane("s0").record.state is SeatState.ACTIVE)
+        await until(lambda: w.upstream("s0").record.state is SeatState.ACTIVE)
         assert w.manager.of(ActivateSeat)[0].cause == answer.json["cause"]
         again = await w.call("POST", "/v1/wake", json={"model": "llama"})
         assert (again.status, again.json["state"]) == (200, "active")
@@ -125,9 +125,7 @@ async def test_events_stream_and_resume_from_memory_and_from_the_stream():
     async with world() as w:
         await w.seat("s0", "llama")
         live = asyncio.create_task(read_events(w, 2))
-        log = w.router.sync.on_event.__closure__
-        assert log is not None
-        await until(lambda: any(getattr(cell.cell_contents, "_readers", None) for cell in log))
+        await until(lambda: w.router.events._readers)
         await w.manager.activate("s0")
         first, second = await live
         assert [e["type"] for e in (first, second)] == ["ai.kyb.v1.seat-leased", "ai.kyb.v1.seat-activated"]
@@ -184,7 +182,7 @@ async def test_commands_refused_or_unheard_say_so():
         answer = await w.call("POST", "/v1/seats/s0/park")
         assert answer.json["error"]["message"] == "seat s0 is pinned; unpin it first"
         await w.manager.put("s9", node="elsewhere", model="far")
-        await until(lambda: "elsewhere.s9" in w.router.traffic.lanes)
+        await until(lambda: "elsewhere.s9" in w.router.traffic.upstreams)
         answer = await w.call("POST", "/v1/seats/s9/pin")
         assert (answer.status, answer.code) == (503, "manager_unanswered")
         w.bus.cut()

@@ -253,7 +253,7 @@ async def test_idle_connections_are_closed_when_a_seat_closes():
     async with world() as w:
         await w.seat("s0", "llama", SeatState.ACTIVE)
         assert (await w.ask("llama")).status == 200
-        pool = next(iter(w.router.dispatcher._upstreams._pools.values()))
+        pool = next(iter(w.router.pools._pools.values()))
         await w.manager.move("s0", SeatState.DRAINING)
         await until(lambda: pool.session.closed)
 
@@ -338,7 +338,7 @@ async def test_a_caller_who_leaves_ends_the_engines_work():
         await until(lambda: engine.running == 1)
         call.cancel()
         await until(lambda: engine.aborted == 1)
-        await until(lambda: not w.lane("s0").in_flight)
+        await until(lambda: not w.upstream("s0").in_flight)
 
 
 async def test_least_in_flight_of_several_active_seats():

@@ -8,7 +8,7 @@ from kybernate.bus.port import BusError
 from kybernate.messages import Presence, TrafficSignal
 from kybernate.roster import BUCKET
 from kybernate.seat import SeatState
-from services.router import trust
+from services.router.core import managers
 from tests.router.world import until, world
 
 
@@ -67,14 +67,14 @@ async def test_a_flush_that_fails_keeps_the_seats_closed():
         await w.seat("s0", "llama", SeatState.ACTIVE)
         w.bus.restore()
         call = w.ask("llama")
-        await until(lambda: w.held("llama") == 1 and w.router.traffic.lanes)
+        await until(lambda: w.held("llama") == 1 and w.router.traffic.upstreams)
         assert not w.router.traffic.trust.ever_synced
         failing = False
         assert (await call).status == 200
 
 
 async def test_without_nats_active_seats_keep_their_traffic_and_then_the_manager_is_asked(monkeypatch):
-    monkeypatch.setattr(trust, "TRUST_SECONDS", 0.4)
+    monkeypatch.setattr(managers, "TRUST_SECONDS", 0.4)
     async with world() as w:
         await w.seat("s0", "llama", SeatState.ACTIVE)
         await w.seat("s1", "qwen")
@@ -149,5 +149,5 @@ async def test_a_row_of_another_seat_under_this_ones_key_changes_nothing():
         with structlog.testing.capture_logs() as logs:
             await bucket.put("n1.s1", other.model_dump_json().encode())
             await until(lambda: any(line["event"] == "roster.misplaced" for line in logs))
-        assert w.lane("s1").record.endpoint == engine.endpoint
+        assert w.upstream("s1").record.endpoint == engine.endpoint
         assert (await w.ask("m")).status == 200

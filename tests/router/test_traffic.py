@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from kybernate.messages import EVENT_OF_STATE, CommandReply, DrainAck, SeatAllocated, SeatEvent, SeatPinned
 from kybernate.roster import SeatRecord, seat_key
 from kybernate.seat import SeatState
-from services.router import happenings as h
-from services.router.asks import Identity
-from services.router.hold import Limits
-from services.router.traffic import Traffic
+from services.router.core import step
+from services.router.core.admission import Limits
+from services.router.core.managers import RouterIdentity
+from services.router.core.traffic import Traffic
 
 S = SeatState
 K0, K1 = seat_key("n", "s0"), seat_key("n", "s1")
@@ -35,36 +35,36 @@ def event(seat: str = "s0", state: S = S.ACTIVE, epoch: int = 10, at: float = 2.
     )
 
 
-def synced(*records: SeatRecord, at: float = 0.0) -> h.Synced:
-    return h.Synced(at, records, frozenset(record.key for record in records))
+def synced(*records: SeatRecord, at: float = 0.0) -> step.RosterRead:
+    return step.RosterRead(at, records, frozenset(record.key for record in records))
 
 
 def router(*records: SeatRecord, **limits: Any) -> Traffic:
-    traffic = Traffic(Limits(**limits), Identity("r", "i1"))
+    traffic = Traffic(Limits(**limits), RouterIdentity("r", "i1"))
     traffic.handle(synced(*records), 0.0)
     return traffic
 
 
-def kinds(effects: list[h.Effect], *kind: type) -> list[Any]:
+def kinds(effects: list[step.Effect], *kind: type) -> list[Any]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def arrive(traffic: Traffic, request: int = 1, now: float = 1.0, **fields: Any) -> list[h.Effect]:
-    return traffic.handle(h.Arrived(request, fields.pop("model", "m"), f"c{request}", **fields), now)
+def arrive(traffic: Traffic, request: int = 1, now: float = 1.0, **fields: Any) -> list[step.Effect]:
+    return traffic.handle(step.CallArrived(request, fields.pop("model", "m"), f"c{request}", **fields), now)
 
 
 def test_a_call_for_an_active_seat_is_forwarded_at_once():
-    (forward,) = kinds(arrive(router(record(state=S.ACTIVE))), h.Forward)
+    (forward,) = kinds(arrive(router(record(state=S.ACTIVE))), step.Forward)
     assert (forward.endpoint, forward.epoch, forward.held_seconds, forward.opened) == ("http://s0", 10, 0.0, False)
 
 
 def test_a_call_for_a_parked_seat_asks_once_and_waits():
     traffic = router(record())
-    (wake,) = kinds(arrive(traffic), h.Wake)
+    (wake,) = kinds(arrive(traffic), step.RequestActivation)
     assert (wake.command.seat, wake.command.cause) == ("s0", "c1")
-    assert not kinds(arrive(traffic, 2), h.Wake, h.Forward)
+    assert not kinds(arrive(traffic, 2), step.RequestActivation, step.Forward)
     assert traffic.level("m", K0, 3.0)[:4] == (2, 0, 2, 2.0)
-    forwards = kinds(traffic.handle(event(epoch=11), 4.0), h.Forward)
+    forwards = kinds(traffic.handle(event(epoch=11), 4.0), step.Forward)
     assert [(f.request, f.opened, f.held_seconds) for f in forwards] == [(1, True, 3.0), (2, True, 3.0)]
     assert traffic.level("m", K0, 4.0)[:2] == (0, 2)
 
@@ -72,61 +72,61 @@ def test_a_call_for_a_parked_seat_asks_once_and_waits():
 def test_an_unheard_wake_is_repeated_after_one_second_and_a_heard_one_after_five():
     traffic = router(record())
     arrive(traffic, now=1.0)
-    assert not kinds(traffic.handle(h.Tick(), 1.9), h.Wake)
-    assert len(kinds(traffic.handle(h.Tick(), 2.1), h.Wake)) == 1
-    traffic.handle(h.Replied(K0, CommandReply(accepted=True)), 2.2)
+    assert not kinds(traffic.handle(step.TimePassed(), 1.9), step.RequestActivation)
+    assert len(kinds(traffic.handle(step.TimePassed(), 2.1), step.RequestActivation)) == 1
+    traffic.handle(step.ActivationAnswered(K0, CommandReply(accepted=True)), 2.2)
     for now in (3.2, 4.3, 5.4, 6.5):
-        assert not kinds(traffic.handle(h.Tick(), now), h.Wake)
-    assert len(kinds(traffic.handle(h.Tick(), 7.6), h.Wake)) == 1
+        assert not kinds(traffic.handle(step.TimePassed(), now), step.RequestActivation)
+    assert len(kinds(traffic.handle(step.TimePassed(), 7.6), step.RequestActivation)) == 1
 
 
 def test_a_new_hold_episode_asks_again():
     traffic = router(record())
     arrive(traffic)
-    traffic.handle(h.Ended(1), 1.1)
-    assert len(kinds(arrive(traffic, 2, now=1.2), h.Wake)) == 1
+    traffic.handle(step.CallEnded(1), 1.1)
+    assert len(kinds(arrive(traffic, 2, now=1.2), step.RequestActivation)) == 1
 
 
 def test_nothing_is_forwarded_before_the_first_snapshot():
-    traffic = Traffic(Limits(), Identity("r", "i1"))
-    assert not kinds(traffic.handle(record(state=S.ACTIVE), 0.0), h.Forward)
-    assert not kinds(arrive(traffic, 1), h.Forward, h.Reject)
-    assert not kinds(arrive(traffic, 2, model="other"), h.Forward, h.Reject)
+    traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
+    assert not kinds(traffic.handle(record(state=S.ACTIVE), 0.0), step.Forward)
+    assert not kinds(arrive(traffic, 1), step.Forward, step.Reject)
+    assert not kinds(arrive(traffic, 2, model="other"), step.Forward, step.Reject)
     out = traffic.handle(synced(record(state=S.ACTIVE), at=1.5), 2.0)
-    assert [f.request for f in kinds(out, h.Forward)] == [1]
-    assert [(r.request, r.status) for r in kinds(out, h.Reject)] == [(2, 404)]
+    assert [f.request for f in kinds(out, step.Forward)] == [1]
+    assert [(r.request, r.status) for r in kinds(out, step.Reject)] == [(2, 404)]
 
 
 def test_a_lower_epoch_changes_nothing():
     traffic = router(record(state=S.PARKED, epoch=20))
     traffic.handle(event(state=S.ACTIVE, epoch=19, at=99.0), 1.0)
     traffic.handle(record(state=S.ACTIVE, epoch=19, since=99.0), 1.0)
-    assert traffic.lanes[K0].record.state is S.PARKED
+    assert traffic.upstreams[K0].record.state is S.PARKED
 
 
 def test_within_an_epoch_the_managers_order_counts():
     traffic = router(record(state=S.ACTIVE, epoch=20, since=1.0))
     traffic.handle(event(state=S.DRAINING, epoch=20, at=2.0), 1.0)
     traffic.handle(record(state=S.ACTIVE, epoch=20, since=1.0), 1.0)
-    assert traffic.lanes[K0].record.state is S.DRAINING
+    assert traffic.upstreams[K0].record.state is S.DRAINING
     traffic.handle(record(state=S.ACTIVE, epoch=20, since=3.0), 1.0)
-    assert traffic.lanes[K0].record.state is S.ACTIVE
+    assert traffic.upstreams[K0].record.state is S.ACTIVE
 
 
 def test_a_complete_reading_overrules_the_order_within_an_epoch():
     traffic = router(record(state=S.ACTIVE, epoch=20))
     traffic.handle(event(state=S.DRAINING, epoch=20, at=500.0), 1.0)
     traffic.handle(synced(record(state=S.ACTIVE, epoch=20, since=3.0), at=1.0), 1.5)
-    assert traffic.lanes[K0].record.state is S.ACTIVE
+    assert traffic.upstreams[K0].record.state is S.ACTIVE
 
 
 def test_pins_and_the_plugins_hints_do_not_move_a_seat():
     traffic = router(record(state=S.ACTIVE))
     pinned = SeatPinned(cause="c", node="n", seat="s0", state=S.ACTIVE, epoch=10, at=5.0, seq=5, model="m")
     traffic.handle(pinned, 1.0)
-    assert traffic.lanes[K0].record.pinned
+    assert traffic.upstreams[K0].record.pinned
     traffic.handle(SeatAllocated(cause="c", node="n", seat="s0", state=S.WAITING, epoch=99), 1.0)
-    assert traffic.lanes[K0].record.state is S.ACTIVE
+    assert traffic.upstreams[K0].record.state is S.ACTIVE
 
 
 def test_a_closing_seat_gets_nothing_and_is_acknowledged_until_empty():
@@ -135,11 +135,11 @@ def test_a_closing_seat_gets_nothing_and_is_acknowledged_until_empty():
     (ack,) = kinds(traffic.handle(event(state=S.DRAINING, epoch=11), 2.0), DrainAck)
     assert (ack.epoch, ack.in_flight, ack.instance, ack.incarnation) == (11, 1, "r", "i1")
     out = arrive(traffic, 2, now=2.1)
-    assert not kinds(out, h.Forward)
-    assert len(kinds(out, h.Wake)) == 1, "it is asked for at once, so that it comes back when it can"
-    (ack,) = kinds(traffic.handle(h.Ended(1), 2.5), DrainAck)
+    assert not kinds(out, step.Forward)
+    assert len(kinds(out, step.RequestActivation)) == 1, "it is asked for at once, so that it comes back when it can"
+    (ack,) = kinds(traffic.handle(step.CallEnded(1), 2.5), DrainAck)
     assert ack.in_flight == 0
-    assert kinds(traffic.handle(h.Tick(), 3.1), DrainAck)
+    assert kinds(traffic.handle(step.TimePassed(), 3.1), DrainAck)
     assert not kinds(traffic.handle(record(state=S.DRAINING, epoch=11, since=2.0), 3.2), DrainAck)
 
 
@@ -147,7 +147,7 @@ def test_a_seat_that_was_closing_at_a_reading_is_acknowledged():
     assert [
         a.epoch
         for a in kinds(
-            Traffic(Limits(), Identity("r", "i")).handle(synced(record(state=S.DRAINING, epoch=7)), 0.0), DrainAck
+            Traffic(Limits(), RouterIdentity("r", "i")).handle(synced(record(state=S.DRAINING, epoch=7)), 0.0), DrainAck
         )
     ]
 
@@ -156,50 +156,54 @@ def test_eviction_cuts_what_runs_there():
     traffic = router(record(state=S.ACTIVE))
     arrive(traffic, 1)
     traffic.handle(event(state=S.DRAINING, epoch=11), 2.0)
-    assert kinds(traffic.handle(event(state=S.PARKING, epoch=11, at=3.0), 3.0), h.Cut) == [h.Cut(1, "seat_evicted")]
-    out = traffic.handle(h.Refused(1, suspect=False), 3.1)
-    assert len(kinds(out, h.Wake)) == 1
+    assert kinds(traffic.handle(event(state=S.PARKING, epoch=11, at=3.0), 3.0), step.Cut) == [
+        step.Cut(1, "seat_evicted")
+    ]
+    out = traffic.handle(step.CallReturned(1, suspect=False), 3.1)
+    assert len(kinds(out, step.RequestActivation)) == 1
     assert [a.in_flight for a in kinds(out, DrainAck)] == [0]
     assert traffic.level("m", K0, 3.1)[:2] == (1, 0)
-    assert not kinds(traffic.handle(event(state=S.PARKED, epoch=11, at=4.0), 4.0), h.Wake), "asked a moment ago"
+    assert not kinds(traffic.handle(event(state=S.PARKED, epoch=11, at=4.0), 4.0), step.RequestActivation), (
+        "asked a moment ago"
+    )
 
 
 def test_lost_processes_cut_with_another_code():
     traffic = router(record(state=S.ACTIVE))
     arrive(traffic, 1)
-    assert kinds(traffic.handle(event(state=S.LOST, epoch=11), 2.0), h.Cut) == [h.Cut(1, "upstream_failed")]
+    assert kinds(traffic.handle(event(state=S.LOST, epoch=11), 2.0), step.Cut) == [step.Cut(1, "upstream_failed")]
 
 
 def test_a_permit_counts_in_flight_until_it_expires():
     traffic = router(record(state=S.ACTIVE), permit_seconds=2.0)
-    assert kinds(arrive(traffic, 1, kind="permit"), h.Forward)
+    assert kinds(arrive(traffic, 1, kind="permit"), step.Forward)
     (ack,) = kinds(traffic.handle(event(state=S.DRAINING, epoch=11), 2.0), DrainAck)
     assert ack.in_flight == 1
-    assert [a.in_flight for a in kinds(traffic.handle(h.Tick(), 3.0), DrainAck)][-1] == 0
+    assert [a.in_flight for a in kinds(traffic.handle(step.TimePassed(), 3.0), DrainAck)][-1] == 0
 
 
 def test_a_wake_counts_as_waiting_and_ends_with_the_activation():
     traffic = router(record())
-    assert kinds(arrive(traffic, 1, kind="wake"), h.Wake)
+    assert kinds(arrive(traffic, 1, kind="wake"), step.RequestActivation)
     assert traffic.level("m", K0, 1.0).waiting == 1
-    assert kinds(traffic.handle(event(epoch=11), 2.0), h.Forward)
+    assert kinds(traffic.handle(event(epoch=11), 2.0), step.Forward)
     assert traffic.level("m", K0, 2.0)[:2] == (0, 0)
 
 
 def test_a_suspect_seat_is_tried_again_after_a_moment_or_at_news():
     traffic = router(record(state=S.ACTIVE))
     arrive(traffic, 1, now=1.0)
-    assert not kinds(traffic.handle(h.Refused(1), 1.1), h.Forward)
-    assert not kinds(traffic.handle(h.Tick(), 1.3), h.Forward)
-    assert kinds(traffic.handle(h.Tick(), 1.4), h.Forward)
-    traffic.handle(h.Refused(1), 1.5)
-    assert kinds(traffic.handle(event(state=S.ACTIVE, epoch=12), 1.51), h.Forward)
+    assert not kinds(traffic.handle(step.CallReturned(1), 1.1), step.Forward)
+    assert not kinds(traffic.handle(step.TimePassed(), 1.3), step.Forward)
+    assert kinds(traffic.handle(step.TimePassed(), 1.4), step.Forward)
+    traffic.handle(step.CallReturned(1), 1.5)
+    assert kinds(traffic.handle(event(state=S.ACTIVE, epoch=12), 1.51), step.Forward)
 
 
 def test_a_call_that_comes_back_after_its_deadline_is_timed_out():
     traffic = router(record(state=S.ACTIVE), hold_seconds=1.0)
     arrive(traffic, 1, now=1.0)
-    (reject,) = kinds(traffic.handle(h.Refused(1), 9.0), h.Reject)
+    (reject,) = kinds(traffic.handle(step.CallReturned(1), 9.0), step.Reject)
     assert (reject.status, reject.code) == (503, "hold_timeout")
 
 
@@ -208,14 +212,14 @@ def test_held_calls_move_to_a_better_seat():
     arrive(traffic, 1)
     assert traffic.level("m", K0, 1.0).waiting == 1
     traffic.handle(event("s0", S.BACKOFF, epoch=11), 2.0)
-    (wake,) = kinds(traffic.handle(event("s1", S.PARKED, epoch=12), 2.0), h.Wake)
+    (wake,) = kinds(traffic.handle(event("s1", S.PARKED, epoch=12), 2.0), step.RequestActivation)
     assert wake.command.seat == "s1"
     assert (traffic.level("m", K0, 1.0).waiting, traffic.level("m", K1, 1.0).waiting) == (0, 1)
 
 
 def test_two_routers_choose_the_same_parked_seat():
     rows = [record(f"s{n}") for n in range(5)]
-    chosen = {kinds(arrive(router(*order)), h.Wake)[0].command.seat for order in (rows, rows[::-1])}
+    chosen = {kinds(arrive(router(*order)), step.RequestActivation)[0].command.seat for order in (rows, rows[::-1])}
     assert len(chosen) == 1
 
 
@@ -224,7 +228,7 @@ def test_a_seat_that_is_freed_leaves_its_calls_to_the_model():
     arrive(traffic, 1)
     traffic.handle(event(state=S.FREE, epoch=11, model=""), 2.0)
     assert traffic.level("m", None, 3.0)[:1] == (1,)
-    assert kinds(traffic.handle(record("s1", S.ACTIVE, 12), 4.0), h.Forward)
+    assert kinds(traffic.handle(record("s1", S.ACTIVE, 12), 4.0), step.Forward)
     assert traffic.level("m", None, 4.0).waiting == 0
 
 
@@ -232,84 +236,84 @@ def test_a_final_refusal_rejects_and_passes_after_a_while():
     traffic = router(record())
     arrive(traffic, 1)
     refused = CommandReply(accepted=False, code="pinned", reason="held by a pin")
-    (reject,) = kinds(traffic.handle(h.Replied(K0, refused), 1.1), h.Reject)
+    (reject,) = kinds(traffic.handle(step.ActivationAnswered(K0, refused), 1.1), step.Reject)
     assert (reject.status, reject.code) == (503, "activation_refused")
-    assert kinds(arrive(traffic, 2, now=1.2), h.Reject)
-    traffic.handle(h.Tick(), 6.2)
-    assert kinds(arrive(traffic, 3, now=6.3), h.Wake)
+    assert kinds(arrive(traffic, 2, now=1.2), step.Reject)
+    traffic.handle(step.TimePassed(), 6.2)
+    assert kinds(arrive(traffic, 3, now=6.3), step.RequestActivation)
 
 
 def test_a_refused_seat_leaves_the_calls_to_another():
     traffic = router(record("s0"), record("s1"))
-    (wake,) = kinds(arrive(traffic, 1), h.Wake)
+    (wake,) = kinds(arrive(traffic, 1), step.RequestActivation)
     refused = CommandReply(accepted=False, code="quarantined", reason="x")
-    (other,) = kinds(traffic.handle(h.Replied(wake.key, refused), 1.1), h.Wake)
+    (other,) = kinds(traffic.handle(step.ActivationAnswered(wake.key, refused), 1.1), step.RequestActivation)
     assert {wake.command.seat, other.command.seat} == {"s0", "s1"}
 
 
 def test_without_the_bus_the_manager_is_asked_after_eight_seconds():
     traffic = router(record(state=S.ACTIVE))
-    traffic.handle(h.Confirmed(2.0), 2.0)
-    traffic.handle(h.BusLost(), 3.0)
-    assert kinds(arrive(traffic, 1, now=9.9), h.Forward)
+    traffic.handle(step.PresenceConfirmed(2.0), 2.0)
+    traffic.handle(step.BusLost(), 3.0)
+    assert kinds(arrive(traffic, 1, now=9.9), step.Forward)
     out = arrive(traffic, 2, now=10.1)
-    assert not kinds(out, h.Forward)
-    assert kinds(out, h.AskManager) == [h.AskManager("n", "http://manager")]
-    assert not kinds(arrive(traffic, 3, now=10.2), h.AskManager)
-    out = traffic.handle(h.ManagerSaid("n", 10.1, (record(state=S.ACTIVE),)), 10.3)
-    assert [f.request for f in kinds(out, h.Forward)] == [2, 3]
-    assert kinds(arrive(traffic, 4, now=11.0), h.Forward)
-    assert kinds(arrive(traffic, 5, now=11.2), h.AskManager)
+    assert not kinds(out, step.Forward)
+    assert kinds(out, step.QueryManager) == [step.QueryManager("n", "http://manager")]
+    assert not kinds(arrive(traffic, 3, now=10.2), step.QueryManager)
+    out = traffic.handle(step.ManagerAnswered("n", 10.1, (record(state=S.ACTIVE),)), 10.3)
+    assert [f.request for f in kinds(out, step.Forward)] == [2, 3]
+    assert kinds(arrive(traffic, 4, now=11.0), step.Forward)
+    assert kinds(arrive(traffic, 5, now=11.2), step.QueryManager)
 
 
 def test_a_manager_that_does_not_answer_is_asked_again_and_the_call_waits():
     traffic = router(record(state=S.ACTIVE))
     arrive(traffic, 1, now=20.0)
-    traffic.handle(h.ManagerSaid("n", 20.0, None), 20.1)
-    assert not kinds(arrive(traffic, 2, now=20.2), h.AskManager, h.Forward)
-    assert kinds(traffic.handle(h.Tick(), 21.2), h.AskManager)
+    traffic.handle(step.ManagerAnswered("n", 20.0, None), 20.1)
+    assert not kinds(arrive(traffic, 2, now=20.2), step.QueryManager, step.Forward)
+    assert kinds(traffic.handle(step.TimePassed(), 21.2), step.QueryManager)
 
 
 def test_presence_after_a_silence_does_not_renew_the_trust():
     traffic = router(record(state=S.ACTIVE))
-    assert kinds(traffic.handle(h.Confirmed(12.0), 12.0), h.Resync)
-    assert not kinds(arrive(traffic, 1, now=12.1), h.Forward)
-    assert kinds(traffic.handle(synced(record(state=S.ACTIVE), at=12.2), 12.3), h.Forward)
+    assert kinds(traffic.handle(step.PresenceConfirmed(12.0), 12.0), step.Resync)
+    assert not kinds(arrive(traffic, 1, now=12.1), step.Forward)
+    assert kinds(traffic.handle(synced(record(state=S.ACTIVE), at=12.2), 12.3), step.Forward)
 
 
 def test_presence_after_a_reconnect_does_not_renew_the_trust_before_the_reading():
     traffic = router(record(state=S.ACTIVE))
-    traffic.handle(h.BusLost(), 1.0)
-    traffic.handle(h.Confirmed(7.0), 7.0)
-    assert not kinds(arrive(traffic, 1, now=8.1), h.Forward)
+    traffic.handle(step.BusLost(), 1.0)
+    traffic.handle(step.PresenceConfirmed(7.0), 7.0)
+    assert not kinds(arrive(traffic, 1, now=8.1), step.Forward)
 
 
 def test_a_seat_that_vanished_from_the_roster_is_not_trusted_and_later_forgotten():
     traffic = router(record(state=S.ACTIVE))
-    traffic.handle(h.SeatMissing(K0), 1.0)
-    assert kinds(arrive(traffic, 1, now=1.1), h.AskManager)
-    assert kinds(traffic.handle(record(state=S.ACTIVE), 1.2), h.Forward)
+    traffic.handle(step.SeatMissing(K0), 1.0)
+    assert kinds(arrive(traffic, 1, now=1.1), step.QueryManager)
+    assert kinds(traffic.handle(record(state=S.ACTIVE), 1.2), step.Forward)
     traffic.handle(synced(at=2.0), 2.0)
-    traffic.handle(h.Ended(1), 2.1)
-    traffic.handle(h.Tick(), 11.5)
-    assert K0 in traffic.lanes
-    traffic.handle(h.Confirmed(9.0), 9.0)
-    traffic.handle(h.Tick(), 22.0)
-    assert not traffic.lanes
-    assert [r.status for r in kinds(arrive(traffic, 2, now=22.1), h.Reject)] == [404]
+    traffic.handle(step.CallEnded(1), 2.1)
+    traffic.handle(step.TimePassed(), 11.5)
+    assert K0 in traffic.upstreams
+    traffic.handle(step.PresenceConfirmed(9.0), 9.0)
+    traffic.handle(step.TimePassed(), 22.0)
+    assert not traffic.upstreams
+    assert [r.status for r in kinds(arrive(traffic, 2, now=22.1), step.Reject)] == [404]
 
 
 def test_an_event_alone_makes_a_seat_known():
     traffic = router()
     traffic.handle(event("s9", S.ACTIVE, 5, endpoint="http://s9"), 1.0)
-    assert kinds(arrive(traffic), h.Forward)[0].endpoint == "http://s9"
+    assert kinds(arrive(traffic), step.Forward)[0].endpoint == "http://s9"
 
 
 def test_a_model_that_nobody_has_is_forgotten_with_its_last_call_before_the_first_reading():
-    traffic = Traffic(Limits(held_bytes=10), Identity("r", "i1"))
-    assert [r.status for r in kinds(arrive(traffic, 1, model="invented", size=11), h.Reject)] == [429]
+    traffic = Traffic(Limits(held_bytes=10), RouterIdentity("r", "i1"))
+    assert [r.status for r in kinds(arrive(traffic, 1, model="invented", size=11), step.Reject)] == [429]
     arrive(traffic, 2, model="invented too")
-    traffic.handle(h.Ended(2), 2.0)
+    traffic.handle(step.CallEnded(2), 2.0)
     assert not traffic.models
 
 
@@ -317,12 +321,12 @@ def test_alarms_of_finished_calls_do_not_pile_up():
     traffic = router(record())
     for number in range(1000):
         arrive(traffic, number, now=1.0)
-        traffic.handle(h.Ended(number), 1.0)
-    assert len(traffic._alarms._heap) < 200
+        traffic.handle(step.CallEnded(number), 1.0)
+    assert len(traffic._step.alarms._heap) < 200
     assert traffic._admission._queue.bytes == 0
 
 
-steps = st.one_of(
+actions = st.one_of(
     st.tuples(st.just("arrive"), st.sampled_from(["m", "o"]), st.sampled_from(["call", "permit", "wake"])),
     st.tuples(st.just("end"), st.integers(1, 30)),
     st.tuples(st.just("refuse"), st.integers(1, 30), st.booleans()),
@@ -339,51 +343,51 @@ steps = st.one_of(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(steps, max_size=60))
+@given(st.lists(actions, max_size=60))
 def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
-    traffic = Traffic(Limits(hold_seconds=20.0, queue_limit=5), Identity("r", "i1"))
+    traffic = Traffic(Limits(hold_seconds=20.0, queue_limit=5), RouterIdentity("r", "i1"))
     now, epoch, requests = 0.0, 100, 0
     state: dict[int, str] = {}  # held, sent, done
     kind_of: dict[int, str] = {}
     models = {"s0": "m", "s1": "m", "s2": "o"}
     rows: dict[str, SeatRecord] = {}
 
-    def perform(happening: h.Happening) -> None:
+    def perform(happening: step.Input) -> None:
         for effect in traffic.handle(happening, now):
-            if isinstance(effect, h.Forward):
+            if isinstance(effect, step.Forward):
                 assert state[effect.request] == "held", "sent twice, or after its end"
-                lane = traffic.lanes[effect.key]
-                assert lane.record.state is S.ACTIVE
-                assert traffic.trust.sure(lane.record.node, now)
+                upstream = traffic.upstreams[effect.key]
+                assert upstream.record.state is S.ACTIVE
+                assert traffic.trust.sure(upstream.record.node, now)
                 state[effect.request] = "done" if kind_of[effect.request] == "wake" else "sent"
-            elif isinstance(effect, h.Reject):
+            elif isinstance(effect, step.Reject):
                 assert state[effect.request] == "held"
                 state[effect.request] = "done"
-            elif isinstance(effect, h.Cut):
+            elif isinstance(effect, step.Cut):
                 assert state[effect.request] == "sent"
         check()
 
     def check() -> None:
         for model in {*traffic.models, "m", "o"}:
             held = traffic.models[model].held if model in traffic.models else {}
-            keys: list[str | None] = [None, *traffic.lanes]
+            keys: list[str | None] = [None, *traffic.upstreams]
             assert len(held) == sum(traffic.level(model, key, now).waiting for key in keys)
         assert {r for m in traffic.models.values() for r in m.held} == {r for r, s in state.items() if s == "held"}
 
-    for step in script:
+    for action in script:
         now += 0.01
         epoch += 1
-        match step:
+        match action:
             case ("arrive", model, kind):
                 requests += 1
                 state[requests], kind_of[requests] = "held", kind
-                perform(h.Arrived(requests, model, f"c{requests}", 10, kind))
+                perform(step.CallArrived(requests, model, f"c{requests}", 10, kind))
             case ("end", request) if state.get(request) in ("held", "sent"):
                 state[request] = "done"
-                perform(h.Ended(request))
+                perform(step.CallEnded(request))
             case ("refuse", request, suspect) if state.get(request) == "sent" and kind_of[request] == "call":
                 state[request] = "held"
-                perform(h.Refused(request, suspect))
+                perform(step.CallReturned(request, suspect))
             case ("event", seat, to):
                 perform(event(seat, to, epoch, at=now, model=models[seat], endpoint=f"http://{seat}"))
             case ("row", seat, to):
@@ -391,26 +395,26 @@ def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
                 perform(rows[seat])
             case ("missing", seat):
                 rows.pop(seat, None)
-                perform(h.SeatMissing(seat_key("n", seat)))
+                perform(step.SeatMissing(seat_key("n", seat)))
             case ("sync",):
                 perform(synced(*rows.values(), at=now))
             case ("confirm",):
-                perform(h.Confirmed(now))
+                perform(step.PresenceConfirmed(now))
             case ("lost",):
-                perform(h.BusLost())
+                perform(step.BusLost())
             case ("said", heard):
-                perform(h.ManagerSaid("n", now, tuple(rows.values()) if heard else None))
+                perform(step.ManagerAnswered("n", now, tuple(rows.values()) if heard else None))
             case ("reply", seat, code):
-                perform(h.Replied(seat_key("n", seat), CommandReply(accepted=code == "ok", code=code)))
+                perform(step.ActivationAnswered(seat_key("n", seat), CommandReply(accepted=code == "ok", code=code)))
             case ("tick", seconds):
                 now += seconds
-                perform(h.Tick())
+                perform(step.TimePassed())
         # A permit may have expired or been evicted by itself.
         for request, was in state.items():
             if was == "sent" and request not in traffic._admission._calls:
                 assert kind_of[request] == "permit"
                 state[request] = "done"
     now += 1000.0
-    perform(h.Tick())
+    perform(step.TimePassed())
     assert not [request for request, was in state.items() if was == "held"]
     assert traffic._admission._queue.bytes == 0

@@ -29,7 +29,7 @@ from kybernate.messages import (
 )
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
-from services.router.service import Router, open_router
+from services.router.service import RunningRouter, open_router
 from services.router.settings import RouterSettings
 from tests.router.engine import Engine
 
@@ -131,7 +131,9 @@ class Manager:
 
 
 class World:
-    def __init__(self, router: Router, manager: Manager, server: MemoryServer, bus: MemoryBus, http: Any) -> None:
+    def __init__(
+        self, router: RunningRouter, manager: Manager, server: MemoryServer, bus: MemoryBus, http: Any
+    ) -> None:
         self.router, self.manager, self.server, self.bus, self.http = router, manager, server, bus, http
         self.url: str = router.url
         self.engines: list[Engine] = []
@@ -144,7 +146,7 @@ class World:
         await self.manager.put(
             seat, state, model=model, endpoint=engine.endpoint, group="G0", home_group="G0", gpus=(0,), **fields
         )
-        await until(lambda: f"{NODE}.{seat}" in self.router.traffic.lanes or not self.bus.connected)
+        await until(lambda: f"{NODE}.{seat}" in self.router.traffic.upstreams or not self.bus.connected)
         return engine
 
     async def ready(self) -> None:
@@ -166,8 +168,8 @@ class World:
         known = self.router.traffic.models.get(model)
         return len(known.held) if known else 0
 
-    def lane(self, seat: str) -> Any:
-        return self.router.traffic.lanes[f"{NODE}.{seat}"]
+    def upstream(self, seat: str) -> Any:
+        return self.router.traffic.upstreams[f"{NODE}.{seat}"]
 
 
 class Answered:

@@ -1,7 +1,7 @@
-"""Tells the bus how much this router has for each (model, seat): levels, not changes.
+"""Publishes this router's traffic for each (model, seat) as levels: absolute numbers, not changes.
 
-At once when something becomes or stops being zero, soon when a number changes, every second while it is not zero,
-and a last zero. Who misses one hears the next; who hears none for ``ttl_seconds`` counts zero.
+Within 5 ms of a change from or to zero, within 50 ms of another change, every second while a level is not zero, and a
+last zero. A lost level is replaced by the next one, and a receiver drops it ``ttl_seconds`` after its receipt.
 """
 
 import asyncio
@@ -11,30 +11,30 @@ from typing import Any
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
-from services.router.accounting import Level
-from services.router.traffic import Traffic
+from services.router.core.reports import RouterLevel
+from services.router.core.traffic import Traffic
 
 Key = tuple[str, str | None]
 
 EDGE_SECONDS = 0.005
-"""Edges closer together than this are told as one."""
+"""Edges closer together than this are published as one level."""
 CHANGE_SECONDS = 0.05
 REPEAT_SECONDS = 1.0
 TTL_SECONDS = 3.0
 
 
 class LevelPublisher:
-    """One per router. ``touch`` may be called from anywhere in the loop."""
+    """One per router. ``touch`` may be called from any task of the loop."""
 
     def __init__(self, bus: Bus, traffic: Traffic, clock: Clock, source: str, incarnation: str = "") -> None:
         self._bus, self._traffic, self._clock, self._source = bus, traffic, clock, source
         self._incarnation = incarnation
         self._due: dict[Key, float] = {}
-        self._told: dict[Key, tuple[int, float]] = {}
-        """Arrivals counted at the last telling, and when that was."""
+        self._published: dict[Key, tuple[int, float]] = {}
+        """Arrivals at the last publication, and its time."""
         self._changed = asyncio.Event()
         self._next = float("inf")
-        # A restart must not count below what the last incarnation said.
+        # After a restart the sequence must continue above that of the last incarnation.
         self._seq = time.time_ns() // 1_000_000
 
     def touch(self, model: str, key: str | None, edge: bool) -> None:
@@ -46,12 +46,12 @@ class LevelPublisher:
                 self._changed.set()
 
     async def run(self) -> None:
-        """Publish what is due, for ever."""
+        """Publish each level when it is due."""
         while True:
             now = time.monotonic()
             for key in [key for key, at in self._due.items() if at <= now]:
                 del self._due[key]
-                await self._tell(key)
+                await self._publish(key)
             self._next = min(self._due.values(), default=float("inf"))
             self._changed.clear()
             try:
@@ -60,8 +60,8 @@ class LevelPublisher:
             except TimeoutError:
                 continue
 
-    def _counters(self, level: Level) -> dict[str, Any]:
-        """What was counted since this router started; nothing where no seat counts."""
+    def _counters(self, level: RouterLevel) -> dict[str, Any]:
+        """Return the counters since this router started; none for calls without a seat."""
         if level.seat is None:
             return {}
         return {
@@ -71,11 +71,11 @@ class LevelPublisher:
             "served_seconds": self._clock.to_model(level.served_seconds),
         }
 
-    async def _tell(self, key: Key) -> None:
+    async def _publish(self, key: Key) -> None:
         now = time.monotonic()
         model, seat_key = key
         level = self._traffic.level(model, seat_key, now)
-        before, at = self._told.get(key, (0, now - REPEAT_SECONDS))
+        before, at = self._published.get(key, (0, now - REPEAT_SECONDS))
         self._seq += 1
         signal = TrafficSignal(
             cause=level.cause,
@@ -97,8 +97,8 @@ class LevelPublisher:
         try:
             await self._bus.publish(signal)
         except BusError:
-            quiet = False  # said again; whoever does not hear it counts zero after the TTL
+            quiet = False  # published again; receivers drop the old level after its TTL
         else:
-            self._told[key] = (level.arrivals, now)
+            self._published[key] = (level.arrivals, now)
         if not quiet:
             self._due.setdefault(key, now + REPEAT_SECONDS)

@@ -1,0 +1,191 @@
+"""The router's HTTP messages: requests with JSON bodies, and responses and errors in OpenAI's shape."""
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from services.router.core.step import Reject
+
+LONGEST_NAME = 512
+"""Characters of a model's name, and of a caller's request id."""
+_TYPES = dict.fromkeys((400, 404, 405, 413, 415), "invalid_request_error")
+_TYPES |= {401: "authentication_error", 403: "permission_error", 409: "conflict_error", 429: "rate_limit_error"}
+
+
+class RouterError(Exception):
+    """A response with an error status. ``retry_after`` in seconds."""
+
+    def __init__(self, status: int, code: str, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.retry_after = retry_after
+
+    @classmethod
+    def of(cls, reject: Reject) -> "RouterError":
+        """Return the error of a rejected call."""
+        return cls(reject.status, reject.code, reject.message, reject.retry_after)
+
+    def body(self) -> dict[str, Any]:
+        """Return ``{"error": {"message", "type", "code"}}``."""
+        kind = _TYPES.get(self.status, "server_error")
+        return {"error": {"message": str(self), "type": kind, "code": self.code}}
+
+    def response(self, headers: dict[str, str] | None = None) -> web.Response:
+        """Return the HTTP response, with Retry-After if the caller should try again."""
+        more = dict(headers or {})
+        if self.retry_after is not None:
+            more["Retry-After"] = str(self.retry_after)
+        if self.status == 401:
+            more["WWW-Authenticate"] = "Bearer"
+        return web.json_response(self.body(), status=self.status, headers=more)
+
+    def sse(self) -> bytes:
+        """Return the error as an event for a stream that has begun."""
+        return b"data: " + json.dumps(self.body()).encode() + b"\n\n"
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def printable(text: str) -> bool:
+    """Return whether ``text`` can be used on the bus, in logs and as a label; bytes that are not UTF-8 cannot."""
+    return 0 < len(text) <= LONGEST_NAME and text.isprintable()
+
+
+def cause_of(request: web.Request) -> str:
+    """Return the caller's X-Request-Id if it is printable, else a new id: the cause of all messages that follow."""
+    given = request.headers.get("X-Request-Id", "")
+    return given if printable(given) else uuid.uuid4().hex
+
+
+async def body_of(request: web.Request) -> bytes:
+    """Return the whole body, decompressed. Raises RouterError 413 if it is too large, 400 if it cannot be decoded."""
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        text = f"the body is larger than {request.client_max_size} bytes (KYB_BODY_BYTES)"
+        raise RouterError(413, "body_too_large", text) from error
+    except web.RequestPayloadError as error:
+        text = f"the body does not match its headers (Content-Encoding, Transfer-Encoding): {error}"
+        raise RouterError(400, "invalid_body", " ".join(text.split())) from error
+
+
+def json_of(body: bytes) -> Any:
+    """Parse a body. Raises RouterError 400."""
+    try:
+        return json.loads(body)
+    except RecursionError as error:
+        raise RouterError(400, "invalid_json", "the body is nested too deeply") from error
+    except ValueError as error:
+        raise RouterError(400, "invalid_json", f"the body is not JSON: {error}") from error
+
+
+def object_of(body: bytes) -> dict[str, object]:
+    """Parse a body that must be a JSON object. Raises RouterError 400."""
+    parsed = json_of(body)
+    if not isinstance(parsed, dict):
+        raise RouterError(400, "invalid_json", f"the body must be a JSON object, not {type(parsed).__name__}")
+    return parsed
+
+
+def model_of(parsed: Mapping[str, object], how: str = 'the body must name its model: {"model": "…"}') -> str:
+    """Return the model of a request; ``how`` explains in the error where to name it. Raises RouterError 400."""
+    model = parsed.get("model")
+    if not isinstance(model, str) or not printable(model):
+        raise RouterError(400, "model_missing", f"{how}, in at most {LONGEST_NAME} printable characters")
+    return model
+
+
+# --- responses --------------------------------------------------------------------------------------------------------
+
+
+def is_stream(content_type: str) -> bool:
+    """Return whether a response of this type is a stream of server-sent events."""
+    return content_type.split(";", 1)[0].strip().lower() == "text/event-stream"
+
+
+class CallerGoneError(Exception):
+    """The caller closed its connection."""
+
+
+class _Streamed(web.StreamResponse):
+    # Send the status line in one packet with the first piece of the body.
+    _send_headers_immediately = False
+
+
+class CallerResponse:
+    """The response to one call. Once it has begun, its status line is sent and cannot be changed."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._stream: web.StreamResponse | None = None
+        self._sse = False
+        self._boundary = True
+        self.first_byte = False
+        """True once a byte of the engine's response was sent."""
+
+    async def whole(self, status: int, headers: CIMultiDict[str], body: bytes) -> web.StreamResponse:
+        """Return a complete response; after a keep-alive comment, send it as an event."""
+        if self._stream is not None:
+            return await self._late(body)
+        return web.Response(status=status, headers=headers, body=body)
+
+    async def begin(self, status: int, headers: Any, *, sse: bool) -> None:
+        """Send the status line and headers of a streamed response, unless it has begun already."""
+        if self._stream is None:
+            stream = _Streamed(status=status, headers=headers)
+            try:
+                await stream.prepare(self._request)
+            except ConnectionResetError as error:
+                raise CallerGoneError from error
+            self._stream, self._sse = stream, sse
+
+    async def keep_alive(self) -> None:
+        """Send a comment to a caller that waits for a stream. Commits the status 200."""
+        await self.begin(200, {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}, sse=True)
+        await self._write(b": waiting for the model\n\n")
+
+    async def write(self, chunk: bytes) -> None:
+        """Send a piece of the engine's response."""
+        self.first_byte = True
+        self._boundary = chunk.endswith((b"\n\n", b"\r\n\r\n"))
+        await self._write(chunk)
+
+    async def end(self) -> web.StreamResponse:
+        """Complete a streamed response."""
+        assert self._stream is not None
+        try:
+            await self._stream.write_eof()
+        except ConnectionResetError as error:
+            raise CallerGoneError from error
+        return self._stream
+
+    async def fail(self, error: RouterError, headers: dict[str, str] | None = None) -> web.StreamResponse:
+        """Report an error: as an HTTP response, as an event of the stream, or else by aborting the connection."""
+        if self._stream is None:
+            return error.response(headers)
+        if self._sse and self._boundary:
+            await self._write(error.sse())
+            return await self.end()
+        if self._request.transport is not None:
+            # Half an event or half a body is sent: only an aborted connection shows that it is incomplete.
+            self._request.transport.abort()
+        return self._stream
+
+    async def _late(self, body: bytes) -> web.StreamResponse:
+        """Send a complete body as one event, because a keep-alive comment has made the response a stream."""
+        data = b" ".join(body.split(b"\n"))
+        await self._write(b"data: " + data + b"\n\n")
+        return await self.end()
+
+    async def _write(self, data: bytes) -> None:
+        assert self._stream is not None
+        try:
+            await self._stream.write(data)
+        except ConnectionResetError as error:
+            raise CallerGoneError from error

@@ -1,0 +1,143 @@
+"""What a router exchanges with the GPU managers, and how long it may act on what it knows of their seats. Pure.
+
+A manager parks a seat once every router whose presence it received within 10 s has acknowledged the drain. A router
+whose presence has not reached the bus for ``TRUST_SECONDS`` therefore must not forward on its own knowledge: it queries
+the manager over HTTP (an answer is valid for ``ANSWER_SECONDS``), and reads the roster again before it relies on it.
+"""
+
+from dataclasses import dataclass
+
+from kybernate.messages import ActivateSeat, CommandReply, DrainAck
+from services.router.core.step import QueryManager, RequestActivation, RouterStep
+from services.router.core.upstreams import ACTIVATABLE, CLOSING, Upstream
+
+TRUST_SECONDS = 8.0
+ANSWER_SECONDS = 1.0
+ACK_SECONDS = 1.0
+"""Interval at which drain acknowledgements are repeated while a seat is closing."""
+QUERY_RETRY_SECONDS = 1.0
+"""Time after which a manager that did not answer over HTTP is queried again."""
+UNANSWERED_SECONDS = 1.0
+"""Time after which ActivateSeat is repeated if it was not answered."""
+ANSWERED_SECONDS = 5.0
+"""Time after which ActivateSeat is repeated if it was answered but calls still wait."""
+PASSING_REFUSALS = frozenset({"", "not-ready", "too-late", "stale-epoch", "busy", "unknown-seat", "deleted"})
+"""Codes of temporary refusals of ActivateSeat; any other code rejects the calls that wait."""
+REFUSAL_SECONDS = 5.0
+"""How long a final refusal is valid, unless the manager sets a time or the seat changes earlier."""
+
+
+class Trust:
+    """How far this router may act on what it knows of the seats. Times are wall seconds of CLOCK_MONOTONIC."""
+
+    def __init__(self) -> None:
+        self.ever_synced = False
+        self.synced = False
+        """True if the roster was read since the bus was last lost or the presence was last overdue."""
+        self._confirmed = float("-inf")
+        self._verified: dict[str, float] = {}
+
+    def sure(self, node: str, now: float) -> bool:
+        """Return whether the router may act on what it knows of this node's seats."""
+        if self.ever_synced and now < self._confirmed + TRUST_SECONDS:
+            return True
+        return now < self._verified.get(node, float("-inf")) + ANSWER_SECONDS
+
+    def sync(self, at: float) -> None:
+        """Record that the roster was read after the bus had received the presence of ``at``."""
+        self.ever_synced = self.synced = True
+        self._confirmed = max(self._confirmed, at)
+
+    def confirm(self, at: float) -> bool:
+        """Record that the bus received the presence of ``at``; False if it was overdue and the roster must be read."""
+        if not self.synced or at >= self._confirmed + TRUST_SECONDS:
+            self.synced = False
+            return False
+        self._confirmed = at
+        return True
+
+    def lose(self) -> None:
+        """Record the loss of the bus: the last presence stays in force, but no later one until the next ``sync``."""
+        self.synced = False
+
+    def verify(self, node: str, at: float) -> None:
+        """Record that the node's manager answered a query sent at ``at``."""
+        self._verified[node] = at
+
+
+@dataclass(frozen=True, slots=True)
+class RouterIdentity:
+    """The sender of drain acknowledgements."""
+
+    instance: str
+    incarnation: str
+
+
+class PendingCommands:
+    """Commands and queries to managers, and when to repeat them. Alarms: ``wake``, ``ack``, ``query``, ``refusal``."""
+
+    def __init__(self, identity: RouterIdentity, step: RouterStep) -> None:
+        self._identity, self._step = identity, step
+        self._querying: set[str] = set()
+        """Nodes whose manager is being queried, or did not answer within ``QUERY_RETRY_SECONDS``."""
+
+    def request_activation(self, upstream: Upstream) -> None:
+        """Request the activation of a seat where calls wait, unless it was requested recently."""
+        request, now = upstream.activation_request, self._step.now
+        if request.sent_at is not None:
+            interval = ANSWERED_SECONDS if request.answered else UNANSWERED_SECONDS
+            if now < request.sent_at + interval:
+                return
+        first = min(upstream.waiting.values(), key=lambda call: call.request)
+        request.sent_at, request.answered = now, False
+        self._step.set_alarm(("wake", upstream.key), UNANSWERED_SECONDS)
+        command = ActivateSeat(cause=first.cause, node=upstream.record.node, seat=upstream.record.seat)
+        self._step.emit(RequestActivation(first.request, upstream.key, command))
+
+    def repeat_activation(self, upstream: Upstream) -> None:
+        """Request the activation again when its alarm rings, if calls still wait for it."""
+        if upstream.waiting and upstream.record.state in ACTIVATABLE:
+            self.request_activation(upstream)
+            self._step.set_alarm(("wake", upstream.key), UNANSWERED_SECONDS)
+
+    def activation_answered(self, upstream: Upstream, reply: CommandReply) -> None:
+        """Record the manager's reply; a final refusal is kept on the upstream."""
+        upstream.activation_request.answered = True
+        if not reply.accepted and reply.code not in PASSING_REFUSALS and upstream.record.state in ACTIVATABLE:
+            upstream.activation_request.refusal = reply.reason or reply.code
+            self._step.set_alarm(("refusal", upstream.key), reply.retry_after_seconds or REFUSAL_SECONDS)
+
+    def query_manager(self, upstream: Upstream) -> None:
+        """Query the seat's manager over HTTP for the state of its seats, unless a query is pending."""
+        node, url = upstream.record.node, upstream.record.manager_url
+        if url and node not in self._querying:
+            self._querying.add(node)
+            self._step.emit(QueryManager(node, url))
+
+    def manager_answered(self, node: str, *, answered: bool) -> None:
+        """End the query; without an answer the next one is delayed."""
+        if answered:
+            self._querying.discard(node)
+        else:
+            self._step.set_alarm(("query", node), QUERY_RETRY_SECONDS)
+
+    def allow_query(self, node: str) -> None:
+        """End the delay after an unanswered query."""
+        self._querying.discard(node)
+
+    def acknowledge_drain(self, upstream: Upstream) -> None:
+        """If the seat is closing, acknowledge that it gets no new calls, with the number of those in flight."""
+        if upstream.record.state not in CLOSING:
+            return
+        self._step.set_alarm(("ack", upstream.key), ACK_SECONDS)
+        ack = DrainAck(
+            cause=upstream.cause,
+            node=upstream.record.node,
+            seat=upstream.record.seat,
+            instance=self._identity.instance,
+            incarnation=self._identity.incarnation,
+            epoch=upstream.record.epoch,
+            in_flight=len(upstream.in_flight),
+            permits=sum(call.kind == "permit" for call in upstream.in_flight.values()),
+        )
+        self._step.emit(ack)

@@ -1,0 +1,257 @@
+"""One step of the router's decisions: an input comes in, effects go out, alarms are set for later. Pure.
+
+Wire messages (SeatEvent, SeatRecord, DrainAck …) are inputs and effects as they are; all others are defined here.
+``now`` and all durations are wall seconds of CLOCK_MONOTONIC; ``request`` numbers the calls of one router in order of
+arrival.
+"""
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kybernate.messages import ActivateSeat, CommandReply, DrainAck, SeatEvent
+from kybernate.roster import SeatRecord
+
+Kind = Literal["call", "permit", "wake"]
+"""A call is forwarded; a permit allows another gateway to forward one; a wake only requests the activation."""
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CallArrived:
+    """A caller requests a model."""
+
+    request: int
+    model: str
+    cause: str
+    size: int = 0
+    """Bytes of its body, which stay in memory while it waits."""
+    kind: Kind = "call"
+    hold_seconds: float | None = None
+    """Longest wait; None: the router's own limit, which is also the upper bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """The call was answered, or its caller disconnected."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallReturned:
+    """A forwarded call failed before the first byte of its response; it waits again."""
+
+    request: int
+    suspect: bool = True
+    """The engine itself failed: it gets no calls until its seat reports a change or ``SUSPECT_SECONDS`` have passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeatMissing:
+    """The roster has no row for this seat any more: its manager removed it, or NATS lost its disk."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class RosterRead:
+    """The roster was read completely, after the bus had received this router's presence of ``at``."""
+
+    at: float
+    records: tuple[SeatRecord, ...]
+    present: frozenset[str]
+    """Keys of all rows, including unchanged ones that are not in ``records``."""
+
+
+@dataclass(frozen=True, slots=True)
+class PresenceConfirmed:
+    """The bus has received this router's presence of ``at``."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class BusLost:
+    """The connection to the bus is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerAnswered:
+    """Result of QueryManager, sent at ``at``: the node's seats, or None if its manager did not answer."""
+
+    node: str
+    at: float
+    records: tuple[SeatRecord, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationAnswered:
+    """Result of RequestActivation; None: no reply arrived, so the manager may have received the command or not."""
+
+    key: str
+    reply: CommandReply | None
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """An alarm may be due."""
+
+
+Input = (
+    CallArrived | CallEnded | CallReturned | SeatRecord | SeatEvent | SeatMissing | RosterRead | PresenceConfirmed
+    | BusLost | ManagerAnswered | ActivationAnswered | TimePassed
+)  # fmt: skip
+
+
+# --- effects ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Send this call to the engine at ``endpoint`` (a permit: report it to the gateway; a wake: the seat is active)."""
+
+    request: int
+    key: str
+    seat: str
+    endpoint: str
+    epoch: int
+    held_seconds: float = 0.0
+    opened: bool = False
+    """The call was held, and the activation of this seat ended its wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Answer this call with an error."""
+
+    request: int
+    status: int
+    code: str
+    message: str
+    retry_after: int | None = None
+    """Seconds for the Retry-After header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Abort this forwarded call: its seat loses its VRAM, or its processes are gone."""
+
+    request: int
+    code: Literal["seat_evicted", "upstream_failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestActivation:
+    """Send the command to the seat's manager; its reply comes back as ActivationAnswered."""
+
+    request: int
+    key: str
+    command: ActivateSeat
+
+
+@dataclass(frozen=True, slots=True)
+class QueryManager:
+    """Request the node's seats from its manager over HTTP; the result comes back as ManagerAnswered."""
+
+    node: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Close idle connections to this seat now, and busy ones when their calls end."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class LevelChanged:
+    """The level of (model, seat) changed; ``edge``: from or to zero."""
+
+    model: str
+    key: str | None
+    edge: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """The presence was interrupted, so managers may not have waited for this router: read the roster again."""
+
+
+Effect = Forward | Reject | Cut | RequestActivation | QueryManager | Disconnect | LevelChanged | Resync | DrainAck
+
+
+# --- the step ---------------------------------------------------------------------------------------------------------
+
+AlarmName = tuple[str, str | int]
+"""(kind, what it is about: key of a seat, node, or number of a call)."""
+
+
+class Alarms:
+    """A heap of (time, name) with at most one pending alarm per name."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, AlarmName]] = []
+        self._at: dict[AlarmName, float] = {}
+        self._count = 0
+
+    def set(self, name: AlarmName, at: float) -> None:
+        """Ring at ``at``, unless an earlier alarm of this name is pending."""
+        if at >= self._at.get(name, float("inf")):
+            return
+        self._at[name] = at
+        self._count += 1
+        heapq.heappush(self._heap, (at, self._count, name))
+
+    def clear(self, name: AlarmName) -> None:
+        """Cancel the pending alarm of this name, if there is one."""
+        self._at.pop(name, None)
+        if len(self._heap) > 64 and len(self._heap) > 4 * len(self._at):
+            self._heap = [entry for entry in self._heap if self._at.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
+
+    def due(self, now: float) -> list[AlarmName]:
+        """Remove the alarms that are due at ``now`` and return their names in order."""
+        names = []
+        while self._heap and self._heap[0][0] <= now:
+            at, _, name = heapq.heappop(self._heap)
+            if self._at.get(name) == at:
+                del self._at[name]
+                names.append(name)
+        return names
+
+    def next(self) -> float | None:
+        """Time of the earliest pending alarm."""
+        while self._heap and self._at.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+
+@dataclass(slots=True)
+class RouterStep:
+    """The current step, shared by all parts of the core; ``begin`` starts the next one."""
+
+    now: float = 0.0
+    effects: list[Effect] = field(default_factory=list)
+    """In order."""
+    alarms: Alarms = field(default_factory=Alarms)
+    """Pending ones of all steps."""
+
+    def begin(self, now: float) -> None:
+        """Start a step for an input at ``now``."""
+        self.now, self.effects = now, []
+
+    def emit(self, effect: Effect) -> None:
+        """Append an effect."""
+        self.effects.append(effect)
+
+    def level_changed(self, model: str, key: str | None, *, edge: bool) -> None:
+        """Report that the level of (model, seat) changed; ``edge``: from or to zero."""
+        self.effects.append(LevelChanged(model, key, edge))
+
+    def set_alarm(self, name: AlarmName, seconds: float) -> None:
+        """Ring in ``seconds``, unless an earlier alarm of this name is pending."""
+        self.alarms.set(name, self.now + seconds)

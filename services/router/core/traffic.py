@@ -1,0 +1,207 @@
+"""The router's decisions: which seat serves a call, which calls wait, which are rejected. Pure and synchronous.
+
+``Traffic.handle(input, now)`` is the only entry point, and its list of effects the only result. A held call ends in
+exactly one of: forwarded, timed out (503), rejected (429, or 503 with the manager's reason), caller gone. A forwarded
+call that fails before the first byte of its response waits again, until its deadline.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kybernate.messages import SeatActivated, SeatEvent
+from kybernate.roster import SeatRecord
+from kybernate.seat import COMING, SeatState
+from services.router.core import step
+from services.router.core.admission import Admission, Limits
+from services.router.core.managers import PendingCommands, RouterIdentity, Trust
+from services.router.core.reports import RouterLevel, level_of
+from services.router.core.upstreams import ACTIVATABLE, EVICTED, FREEZING, Change, Model, Upstream, UpstreamTable
+
+MISSING_SECONDS = 10.0
+"""Time after which a seat without a roster row is forgotten; a living manager writes the row again earlier."""
+
+
+class Traffic:
+    """All seats and calls of one router. Alarms: ``missing``, ``frozen``, and those of its parts."""
+
+    def __init__(self, limits: Limits, identity: RouterIdentity) -> None:
+        self.trust = Trust()
+        self.table = UpstreamTable()
+        self._step = step.RouterStep()
+        self._commands = PendingCommands(identity, self._step)
+        self._admission = Admission(limits, self.table, self.trust, self._commands, self._step)
+        self._dirty: dict[str, Upstream | None] = {}
+        """Models whose held calls must be routed again, with the seat that has just become active, if there is one."""
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            step.CallArrived: self._admission.arrived,
+            step.CallEnded: self._admission.ended,
+            step.CallReturned: self._admission.returned,
+            SeatRecord: lambda record: self._changed(self.table.apply_record(record)),
+            step.SeatMissing: self._missing,
+            step.RosterRead: self._roster_read,
+            step.PresenceConfirmed: self._presence_confirmed,
+            step.BusLost: lambda _: self.trust.lose(),
+            step.ManagerAnswered: self._manager_answered,
+            step.ActivationAnswered: self._activation_answered,
+            step.TimePassed: self._time_passed,
+        }
+
+    def handle(self, message: step.Input, now: float) -> list[step.Effect]:
+        """Handle one input at ``now`` (wall seconds, monotonic); return what to do, in order."""
+        self._step.begin(now)
+        self._handlers.get(type(message), self._seat_event)(message)
+        while self._dirty:
+            name, opened = self._dirty.popitem()
+            self._admission.settle(name, opened)
+        return self._step.effects
+
+    @property
+    def upstreams(self) -> dict[str, Upstream]:
+        """All seats by key of the roster."""
+        return self.table.upstreams
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """All models by name."""
+        return self.table.models
+
+    def serves(self, model: str) -> bool:
+        """Return whether a seat serves this model; False for names that only callers use."""
+        known = self.models.get(model)
+        return known is not None and bool(known.upstreams)
+
+    def next_at(self) -> float | None:
+        """Return when TimePassed is needed at the latest."""
+        return self._step.alarms.next()
+
+    def level(self, model: str, key: str | None, now: float) -> RouterLevel:
+        """Return the level of (model, seat); key None: the calls that wait at no seat, because none is usable."""
+        return level_of(self.table, model, key, now)
+
+    def activation(self, key: str, epoch: int) -> SeatActivated | None:
+        """Return the event that made this seat active at this epoch, if it was received."""
+        upstream = self.upstreams.get(key)
+        event = upstream.activation if upstream else None
+        return event if event is not None and event.epoch == epoch else None
+
+    # --- seats ----------------------------------------------------------------------------------------------------
+
+    def _seat_event(self, event: step.Input) -> None:
+        assert isinstance(event, SeatEvent)
+        self._changed(self.table.apply_event(event))
+
+    def _missing(self, m: step.SeatMissing) -> None:
+        upstream = self.upstreams.get(m.key)
+        if upstream is not None and not upstream.unseen:
+            upstream.unseen = True
+            self._step.alarms.clear(("missing", m.key))
+            self._step.set_alarm(("missing", m.key), MISSING_SECONDS)
+
+    def _changed(self, change: Change | None) -> None:
+        """Do what follows from a seat's new state, epoch, endpoint or model."""
+        if change is None:
+            return
+        upstream, state = change.upstream, change.upstream.record.state
+        if change.left:
+            self._step.level_changed(change.left, upstream.key, edge=True)
+            self._dirty.setdefault(change.left, None)
+        if change.moved:
+            self._step.emit(step.Disconnect(upstream.key))
+        if state not in ACTIVATABLE:
+            upstream.activation_request.sent_at = None
+        self._freeze(upstream)
+        if state in EVICTED and upstream.frozen_since is None:
+            self._cut(upstream)
+        self._commands.acknowledge_drain(upstream)
+        if upstream.model:
+            self._dirty[upstream.model] = upstream if change.opened else self._dirty.get(upstream.model)
+
+    def _freeze(self, upstream: Upstream) -> None:
+        """Keep the calls in flight that are frozen with their seat, until its stall budget is used up."""
+        state, stall = upstream.record.state, upstream.record.stall_seconds
+        if state in FREEZING and stall > 0 and upstream.in_flight and upstream.frozen_since is None:
+            upstream.frozen_since = self._step.now
+            self._step.set_alarm(("frozen", upstream.key), stall)
+        elif upstream.frozen_since is not None and state not in (*FREEZING, *COMING):
+            frozen_seconds = self._step.now - upstream.frozen_since
+            for call in upstream.in_flight.values():
+                call.sent += frozen_seconds  # does not count as time served
+            upstream.frozen_since = None
+            self._step.alarms.clear(("frozen", upstream.key))
+
+    def _cut(self, upstream: Upstream) -> None:
+        lost = upstream.record.state is SeatState.LOST
+        for call in list(upstream.in_flight.values()):
+            if call.kind == "permit":
+                self._admission.ended(step.CallEnded(call.request))
+            else:
+                self._step.emit(step.Cut(call.request, "upstream_failed" if lost else "seat_evicted"))
+
+    # --- answers of the bus and of the managers ---------------------------------------------------------------------
+
+    def _activation_answered(self, m: step.ActivationAnswered) -> None:
+        upstream = self.upstreams.get(m.key)
+        if upstream is not None and m.reply is not None:
+            self._commands.activation_answered(upstream, m.reply)
+            self._reroute([upstream])
+
+    def _manager_answered(self, m: step.ManagerAnswered) -> None:
+        self._commands.manager_answered(m.node, answered=m.records is not None)
+        if m.records is None:
+            return
+        for record in m.records:
+            self._changed(self.table.apply_record(record))
+        self.trust.verify(m.node, m.at)
+        self._reroute_node(m.node)
+
+    def _roster_read(self, m: step.RosterRead) -> None:
+        first = not self.trust.ever_synced
+        for record in m.records:
+            self._changed(self.table.apply_record(record, complete=True))
+        self.trust.sync(m.at)
+        for upstream in self.upstreams.values():
+            if upstream.key not in m.present:
+                self._missing(step.SeatMissing(upstream.key))
+            upstream.activation_request.sent_at = None
+            self._commands.acknowledge_drain(upstream)
+        self._reroute(self.upstreams.values())
+        if first:
+            self._admission.reject_unknown_models()
+
+    def _presence_confirmed(self, m: step.PresenceConfirmed) -> None:
+        if not self.trust.confirm(m.at):
+            self._step.emit(step.Resync())
+
+    def _reroute_node(self, node: str) -> None:
+        self._reroute(upstream for upstream in self.upstreams.values() if upstream.record.node == node)
+
+    def _reroute(self, upstreams: Iterable[Upstream]) -> None:
+        for upstream in upstreams:
+            if upstream.model:
+                self._dirty.setdefault(upstream.model, None)
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def _time_passed(self, _: step.TimePassed) -> None:
+        for kind, of in self._step.alarms.due(self._step.now):
+            if isinstance(of, int):
+                self._admission.alarm(kind, of)
+            elif kind == "query":
+                self._commands.allow_query(of)
+                self._reroute_node(of)
+            elif (upstream := self.upstreams.get(of)) is not None:
+                self._seat_alarm(kind, upstream)
+                self._reroute([upstream])
+
+    def _seat_alarm(self, kind: str, upstream: Upstream) -> None:
+        """Handle an alarm of one seat. ``suspect`` needs only the rerouting that follows."""
+        if kind == "ack":
+            self._commands.acknowledge_drain(upstream)
+        elif kind == "wake":
+            self._commands.repeat_activation(upstream)
+        elif kind == "frozen" and upstream.frozen_since is not None:
+            self._cut(upstream)  # the stall budget is used up
+        elif kind == "refusal":
+            upstream.activation_request.refusal = None
+        elif kind == "missing" and upstream.unseen:
+            self._changed(self.table.drop(upstream))

@@ -1,0 +1,175 @@
+"""Keeps the router's knowledge in step with the cluster: presence, roster, events. Safety depends on the order here.
+
+A manager parks a seat once every router whose presence it received has acknowledged. A router therefore publishes its
+presence and waits until the bus has received it *before* it reads which seats are active, and forwards only after that.
+It does the same after every loss of the bus.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from pydantic import ValidationError
+
+from kybernate.bus.port import Bus, BusError, Entry
+from kybernate.inventory import BUCKET as INVENTORY_BUCKET
+from kybernate.inventory import GpuRecord
+from kybernate.logs import OnceLogger, get_logger
+from kybernate.messages import GpuHealthChanged, Presence, SeatEvent, TrafficSignal
+from kybernate.presence import PRESENCE_SECONDS
+from kybernate.roster import BUCKET, SeatRecord
+from services.router.core.step import BusLost, PresenceConfirmed, RosterRead, SeatMissing
+from services.router.dispatch import Dispatcher
+
+RETRY_SECONDS = 0.5
+COMPARE_SECONDS = 60.0
+
+
+async def _follow(bus: Bus, bucket: str, take: Callable[[Entry], None], failed: OnceLogger) -> NoReturn:
+    """Watch a bucket until cancelled, across losses of the bus."""
+    while True:
+        try:
+            async with (await bus.bucket(bucket)).watch() as entries:
+                failed.clear()
+                async for entry in entries:
+                    if entry is not None:
+                        take(entry)
+        except BusError as error:
+            failed.log(error=str(error))
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+class RosterSync:
+    """One per router. Run ``presence``, ``read``, ``watch`` and ``listen`` as jobs."""
+
+    def __init__(self, bus: Bus, dispatcher: Dispatcher, presence: Callable[[], Presence]) -> None:
+        self._bus, self._dispatcher, self._presence = bus, dispatcher, presence
+        self._wanted = asyncio.Event()
+        self._wanted.set()
+        self._listening = asyncio.Event()
+        self._revisions: dict[str, int] = {}
+        self.on_event: Callable[[SeatEvent | GpuHealthChanged], None] = lambda _: None
+        self.on_signal: Callable[[TrafficSignal], None] = lambda _: None
+        self.on_loss: Callable[[], None] = lambda: None
+        bus.on_change(self._connection_changed)
+        dispatcher.on_resync = self._wanted.set
+
+    async def presence(self) -> None:
+        """Publish this router's presence every 2 s."""
+        while True:
+            at = time.monotonic()
+            if self._bus.connected:
+                try:
+                    await self._publish_presence()
+                except BusError:
+                    pass
+                else:
+                    self._dispatcher.feed(PresenceConfirmed(at))
+            await asyncio.sleep(max(0.0, at + PRESENCE_SECONDS - time.monotonic()))
+
+    async def read(self) -> None:
+        """Read the whole roster after each connection to the bus, and once a minute to compare."""
+        await self._listening.wait()
+        while True:
+            try:
+                async with asyncio.timeout(COMPARE_SECONDS):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass
+            self._wanted.clear()
+            if not self._bus.connected:
+                continue  # the next connection sets ``_wanted``
+            try:
+                await self._read()
+            except BusError as error:
+                get_logger().warning("roster.read_failed", error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+                self._wanted.set()
+
+    async def watch(self) -> None:
+        """Take every change of the roster."""
+        await _follow(self._bus, BUCKET, self._take, OnceLogger("roster.watch_failed", level="info"))
+
+    async def listen(self) -> None:
+        """Take events, which arrive before the roster's rows, and the traffic levels of all sources."""
+        patterns = SeatEvent.pattern(), GpuHealthChanged.pattern(), TrafficSignal.pattern()
+        async with self._bus.subscribe(*patterns) as messages:
+            self._listening.set()
+            async for message in messages:
+                if isinstance(message, SeatEvent):
+                    self._dispatcher.feed(message)
+                    self.on_event(message)
+                elif isinstance(message, GpuHealthChanged):
+                    self.on_event(message)
+                elif isinstance(message, TrafficSignal):
+                    self.on_signal(message)
+        raise BusError("the bus was closed")
+
+    async def _publish_presence(self) -> None:
+        """Publish the presence and wait until the bus has received it. Raises BusError."""
+        await self._bus.publish(self._presence())
+        await self._bus.flush()
+
+    async def _read(self) -> None:
+        at = time.monotonic()
+        await self._publish_presence()
+        entries = await (await self._bus.bucket(BUCKET)).entries()
+        records = tuple(record for entry in entries if (record := self._newer(entry)) is not None)
+        self._dispatcher.feed(RosterRead(at, records, frozenset(entry.key for entry in entries)))
+
+    def _take(self, entry: Entry) -> None:
+        if entry.value is None:
+            self._revisions[entry.key] = entry.revision
+            self._dispatcher.feed(SeatMissing(entry.key))
+        elif (record := self._newer(entry)) is not None:
+            self._dispatcher.feed(record)
+
+    def _newer(self, entry: Entry) -> SeatRecord | None:
+        """Return the row, unless it is invalid or a later revision of its key was taken already."""
+        if entry.value is None or entry.revision < self._revisions.get(entry.key, 0):
+            return None
+        self._revisions[entry.key] = entry.revision
+        try:
+            record = SeatRecord.model_validate_json(entry.value)
+        except ValidationError as error:
+            get_logger().warning("roster.row_invalid", key=entry.key, error=str(error))
+            return None
+        if record.key != entry.key:  # a copy of another seat's row, which no manager writes
+            get_logger().warning("roster.misplaced", key=entry.key, row=record.key)
+            return None
+        return record
+
+    def _connection_changed(self, connected: bool) -> None:
+        if connected:
+            self._wanted.set()
+        else:
+            self._revisions.clear()  # a server that lost its disk restarts its revisions
+            self._dispatcher.feed(BusLost())
+            self.on_loss()
+
+
+class GpuInventory:
+    """The last row of each GPU in ``kyb_inventory``, where device plugins write them. Shown, never acted on."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._rows: dict[str, GpuRecord] = {}
+
+    @property
+    def gpus(self) -> list[GpuRecord]:
+        """All GPUs, by node and index."""
+        return sorted(self._rows.values(), key=lambda row: (row.node, row.index, row.gpu))
+
+    async def watch(self) -> None:
+        """Follow the bucket until cancelled; the last rows stay while it cannot be read."""
+        await _follow(self._bus, INVENTORY_BUCKET, self._take, OnceLogger("inventory.watch_failed", level="info"))
+
+    def _take(self, entry: Entry) -> None:
+        if entry.value is None:
+            self._rows.pop(entry.key, None)
+            return
+        try:
+            self._rows[entry.key] = GpuRecord.model_validate_json(entry.value)
+        except ValidationError as error:
+            get_logger().warning("inventory.row_invalid", key=entry.key, error=str(error))
