@@ -1,4 +1,4 @@
-"""Baseline policies that only the simulator offers, for comparison: c-mu with set-up times, longest queue, random."""
+"""Baseline policies of the simulator: c-mu with set-up times, longest queue, random. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -6,17 +6,18 @@ from zlib import crc32
 
 from kybernate import policy
 from kybernate.policy.index import visit_seconds
+from kybernate.policy.rules import idle_now
 from kybernate.policy.turns import FADE_SECONDS, contenders, demand, own_load, take_turns
 from kybernate.policy.view import Decision, GroupView, Policy, SeatView, Stay
 
 
 @dataclass(frozen=True, slots=True)
 class CmuSetup:
-    """Weighted requests that a visit would serve, per second that it would cost; ages count for nothing.
+    """The seat with the most weighted requests served per second of its visit goes next; ages do not count.
 
     A busy holder yields after ``min_visit_seconds`` to a seat whose rate exceeds its own by the factor
     ``hysteresis``. Source: the reward-rate rule of Duenyas and Van Oyen for queues with set-up times, with a visit
-    that serves everybody who waits.
+    that serves all waiting requests.
     """
 
     min_visit_seconds: float = 10.0
@@ -29,11 +30,11 @@ class CmuSetup:
             return replace(answer, until=FADE_SECONDS)
         return answer
 
-    def _yields_in(self, holder: SeatView, comer: SeatView) -> float | None:
+    def _yields_in(self, holder: SeatView, incoming: SeatView) -> float | None:
         if not own_load(holder):
             return 0.0
         own = holder.weight * own_load(holder) / max(holder.service_seconds, 0.001)
-        if comer.pinned or _reward(comer, holder.park_seconds) > self.hysteresis * own:
+        if incoming.pinned or _reward(incoming, holder.park_seconds) > self.hysteresis * own:
             return self.min_visit_seconds - holder.active_seconds
         return None
 
@@ -50,7 +51,7 @@ def _best(waiting: Iterable[SeatView]) -> SeatView:
 
 @dataclass(frozen=True, slots=True)
 class LongestQueue:
-    """Most requests waiting goes next.
+    """The seat with most waiting requests goes next.
 
     A busy holder yields after ``min_visit_seconds`` to a queue of more than ``hysteresis`` times its own load.
     """
@@ -62,10 +63,10 @@ class LongestQueue:
         """Compare queues."""
         return take_turns(view, _longest, self._yields_in)
 
-    def _yields_in(self, holder: SeatView, comer: SeatView) -> float | None:
+    def _yields_in(self, holder: SeatView, incoming: SeatView) -> float | None:
         if not own_load(holder):
             return 0.0
-        if comer.pinned or demand(comer) > self.hysteresis * own_load(holder):
+        if incoming.pinned or demand(incoming) > self.hysteresis * own_load(holder):
             return self.min_visit_seconds - holder.active_seconds
         return None
 
@@ -86,12 +87,7 @@ class RandomSeat:
         def drawn(waiting: Iterable[SeatView]) -> SeatView:
             return min(waiting, key=lambda seat: (crc32(f"{self.seed}/{view.now!r}/{seat.seat}".encode()), seat.seat))
 
-        return take_turns(view, drawn, _when_idle)
-
-
-def _when_idle(holder: SeatView, comer: SeatView) -> float | None:
-    del comer
-    return None if own_load(holder) else 0.0
+        return take_turns(view, drawn, idle_now)
 
 
 POLICIES: dict[str, type[Policy]] = {
@@ -100,4 +96,4 @@ POLICIES: dict[str, type[Policy]] = {
     "cmu-setup": CmuSetup,
     "random": RandomSeat,
 }
-"""What ``kyb simulate --policy`` accepts: the policies of production and the baselines."""
+"""The names that ``kyb simulate --policy`` accepts: the policies of production and these baselines."""

@@ -1,14 +1,11 @@
-"""The brain: which seat runs when. Pure: a view goes in, a decision with its reason comes out.
+"""Policies decide which seat runs when. Pure: a view goes in, a decision with its reason comes out.
 
 The GPU manager and the simulator call the same code. Times are model seconds. A policy is one small class with one
-method; adding one is adding a file here and a name to ``POLICIES``.
+method ``decide``; ``POLICIES`` lists those that a node's configuration may name.
 """
 
-from kybernate.policy.exhaustive import Exhaustive
-from kybernate.policy.fifo_switch import FifoSwitch
-from kybernate.policy.idle_timeout import IdleTimeout
 from kybernate.policy.kyb import KybBalanced, KybBounded, KybSlo
-from kybernate.policy.quantum import Quantum
+from kybernate.policy.rules import Exhaustive, FifoSwitch, IdleTimeout, Quantum
 from kybernate.policy.view import Decision, GroupView, Park, Policy, SeatView, Stay, Switch
 
 POLICIES: dict[str, type[Policy]] = {

@@ -1,7 +1,7 @@
 """The KYB index: how much urgency a visit would end per second that it would cost. Pure.
 
-The theory is pull broadcast scheduling with set-up times: one activation serves everybody who waits for that seat, so
-a seat is worth the sum over its waiting requests, divided by what the whole visit costs.
+The theory is pull broadcast scheduling with set-up times: one activation serves all requests that wait for that seat,
+so a seat is worth the sum over its waiting requests, divided by what the whole visit costs.
 """
 
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from kybernate.policy.view import SeatView
 from kybernate.seat import SeatState
 
 _LEAST_COST = 0.001
-"""Seconds; costs that are not known yet are 0."""
+"""Seconds; unknown costs are 0 and must not be divided by."""
 _MOST_LOAD = 3.0
 """Load of one seat, in requests in flight, beyond which the busy period is not estimated any further."""
 _TERMS, _SMALL = 40, 1e-4
-"""Of the series for it."""
+"""Most terms of the series for the busy period, and the term below which it ends."""
 TAIL = 0.7
-"""The slowest of n service times is about 1 + 0.7 ln n mean ones, for the spread that decodes have."""
+"""The longest of n service times is about 1 + 0.7 ln n mean ones, for the spread of decode times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Urgency:
-    """What one waiting request counts, as a function of x = (age when it would be served) / SLO.
+    """The weight of one waiting request as a function of x = (age when it would be served) / SLO.
 
     ``base + slope·x^power`` up to ``due``, then ``lost·x``; beyond ``late`` another ``late_slope·(x − late)`` on top.
     """
@@ -43,7 +43,7 @@ class Urgency:
         return value + self.late_slope * (x - self.late) if x > self.late else value
 
     def total(self, ages: Sequence[tuple[float, int]], delay: float, slo_seconds: float) -> float:
-        """Summed over (age, count) of everybody who waits for a seat, ``delay`` seconds from now."""
+        """Sum over (age, count) of all requests that wait for a seat, ``delay`` seconds from now."""
         unit = 1.0 / max(slo_seconds, _LEAST_COST)
         if self.power == 1.0 and self.due == self.late == float("inf"):  # one straight line: the common case, and fast
             base, slope = self.base + self.slope * unit * delay, self.slope * unit
@@ -52,7 +52,7 @@ class Urgency:
 
 
 def waiting_ages(seat: SeatView) -> tuple[tuple[float, int], ...]:
-    """(age, count) of all that waits: requests, an operator's wish, the container at the start gate.
+    """Return (age, count) of all demand: requests, an operator's request, the container at the start gate.
 
     Where only the oldest age is known, the others are taken to be half as old.
     """
@@ -69,17 +69,17 @@ def waiting_ages(seat: SeatView) -> tuple[tuple[float, int], ...]:
 
 
 def rate(seat: SeatView, fast_share: float = 0.5) -> float:
-    """Requests per second that are expected: between what the last minute and the last quarter of an hour say."""
+    """Expected requests per second: between the rates of the last minute and of the last quarter of an hour."""
     return fast_share * seat.rate_fast + (1.0 - fast_share) * seat.rate_slow
 
 
 def drain_seconds(seat: SeatView, requests: float, tail: float = TAIL) -> float:
-    """Expected time until so many requests in flight have ended, when nothing more is admitted."""
+    """Expected seconds until this many requests in flight have ended, when nothing more is admitted."""
     return seat.service_seconds * (1.0 + tail * log(requests)) if requests >= 1.0 else seat.service_seconds * requests
 
 
 def prolonged_seconds(seat: SeatView, requests: int) -> float:
-    """By how much later arrivals are expected to prolong a visit that has so many requests now, if it admits them.
+    """Expected seconds by which later arrivals prolong a visit that has this many requests now, if it admits them.
 
     Exact for Poisson arrivals and exponential service that nothing slows down (M/M/infinity): the time from n in flight
     to none, minus the same without arrivals, is d · sum over k >= 1 of rho^k / k · (1/k! - n!/(n+k)!).
@@ -97,7 +97,7 @@ def prolonged_seconds(seat: SeatView, requests: int) -> float:
 
 
 def step_seconds(seat: SeatView, requests: int) -> float:
-    """By how much later arrivals are expected to prolong the time until one request less than now is in flight.
+    """Expected seconds by which later arrivals prolong the time until one request less than now is in flight.
 
     Of the same model: d · sum over k >= 1 of rho^k · (n - 1)! / (n + k)!.
     """
@@ -112,13 +112,13 @@ def step_seconds(seat: SeatView, requests: int) -> float:
 
 
 def visit_seconds(seat: SeatView, requests: int, tail: float = TAIL) -> float:
-    """Expected length of a visit that begins with so many requests and goes on until the seat is idle."""
+    """Expected seconds of a visit that begins with this many requests and goes on until the seat is idle."""
     return drain_seconds(seat, requests, tail) + prolonged_seconds(seat, requests)
 
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """One seat's case for going next."""
+    """What a seat with demand offers for the next slot."""
 
     seat: SeatView
     index: float
@@ -127,7 +127,7 @@ class Bid:
     visit_seconds: float
     requests: int
     overdue: float
-    """How long its oldest request will have waited when it is served, in SLOs."""
+    """Wait of its oldest request by the time it is served, in SLOs."""
 
     @property
     def guest(self) -> bool:
@@ -140,9 +140,9 @@ class Bid:
 
 
 def bid(seat: SeatView, urgency: Urgency, park_seconds: float, length_power: float = 1.0) -> Bid:
-    """The index of a waiting seat, where ``park_seconds`` go by before its activation can begin.
+    """Return the bid of a seat with demand whose activation can begin after ``park_seconds``.
 
-    With ``length_power`` below 1 a long visit counts less against a seat: part of it serves those who come later.
+    With ``length_power`` below 1 a long visit counts less against a seat: part of it serves later arrivals.
     """
     setup = park_seconds + seat.activate_seconds + (seat.move_seconds or 0.0)
     ages = waiting_ages(seat)

@@ -1,36 +1,43 @@
-"""The KYB policies: the seat with the highest index goes next, and a busy holder closes only when that pays.
+"""The KYB policies: the seat with the highest index goes next, and a busy holder closes only when that pays. Pure.
 
-1. A free slot goes to the highest index. 2. An idle holder leaves at once for somebody who waits. 3. A busy holder
-admits what comes for it, until all who wait would lose more by the later arrivals that prolong its visit than those
-arrivals would by waiting for its return. 4. With nobody waiting, an idle holder stays if the next request is likely
-enough its own. 5. Whoever has waited for ``cap_slos`` times its SLO goes next, whatever the index says, and closes a
-busy holder.
+1. A free slot goes to the seat with the highest index.
+2. An idle holder leaves at once when another seat has demand.
+3. A busy holder admits its own arrivals until prolonging its visit by later arrivals would cost the waiting seats more
+   than those later arrivals would lose by waiting for the holder's next visit.
+4. Without demand, an idle holder stays if its share of the expected requests is high enough. Keep or park is the
+   newsvendor's question: staying saves an activation if the next request is the holder's own, and adds a park to the
+   wait of that request if it is not.
+5. A seat that has waited for ``cap_slos`` times its SLO goes next, whatever the index says, and closes a busy holder.
 """
 
 from dataclasses import dataclass, replace
 from math import exp, inf, isfinite
 
 from kybernate.policy.index import Bid, Urgency, bid, drain_seconds, rate, step_seconds, waiting_ages
-from kybernate.policy.quiet import nobody_waits
 from kybernate.policy.turns import (
     FADE_SECONDS,
+    LEAVING,
+    blocked,
     contenders,
     free_slots,
     guests,
     movable,
-    nobody_leaves,
     own_load,
     settles_in,
 )
-from kybernate.policy.view import Decision, GroupView, SeatView, Stay, Switch
+from kybernate.policy.view import Decision, GroupView, Park, SeatView, Stay, Switch
+from kybernate.seat import SeatState
+
+_UNUSED_SECONDS = 60.0
+"""How long a seat stays that was activated by an operator or ahead of its request, and has not served since."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kyb:
-    """What all modes share. Seconds are model seconds."""
+    """The rules and constants that all modes share. Seconds are model seconds."""
 
     min_visit_seconds: float = 2.0
-    """A busy holder closes no earlier."""
+    """A busy holder closes no earlier in its visit."""
     close_ratio: float = 1.2
     """It closes when the waiting that this saves exceeds so many times the waiting that it causes; 0: never."""
     length_power: float = 0.7
@@ -38,50 +45,50 @@ class Kyb:
     cap_slos: float = 12.0
     """Beyond this many SLOs of waiting, age alone decides."""
     idle_seconds: float = 0.5
-    """An idle holder is parked no earlier when nobody waits."""
+    """Without demand, an idle holder is parked no earlier."""
     keep_ratio: float = 1.0
     """Times the break-even share of requests below which an idle holder is parked; 0: it always stays."""
     guest_ratio: float = 1.5
-    """A seat of another group comes before those of this one only with an index that is so many times as high."""
+    """A seat of another group goes before those of this one only if its index is this many times as high."""
     freeze_ratio: float = 0.0
     """Freeze requests in flight when the waiting saved exceeds this times their stall; 0: never. 2 is sensible."""
     prefetch: bool = False
-    """Activate the likeliest seat before its request comes, where the measured share of hits pays for it."""
+    """Activate the likeliest seat ahead of its request, where the measured share of hits pays for it."""
 
     def urgency(self) -> Urgency:
-        """What a waiting request counts in this mode."""
+        """Return what a waiting request counts in this mode."""
         return Urgency()
 
     def decide(self, view: GroupView) -> Decision:
-        """Rules 1 to 5 of the module's text."""
+        """Apply the rules of the module's text; the comments repeat their numbers."""
         waiting = contenders(view)
-        comers = waiting if any(seat.pinned for seat in waiting) else waiting + guests(view)
-        if not comers:
-            return nobody_waits(view, self.idle_seconds, self.keep_ratio, self.prefetch)
+        candidates = waiting if any(seat.pinned for seat in waiting) else waiting + guests(view)
+        if not candidates:  # (4)
+            return _without_demand(view, self.idle_seconds, self.keep_ratio, self.prefetch)
         urgency = self.urgency()
-        if free_slots(view) > 0:
-            first, why = self._first([self._bid(seat, urgency, 0.0) for seat in comers])
+        if free_slots(view) > 0:  # (1)
+            first, why = self._first([self._bid(seat, urgency, 0.0) for seat in candidates])
             return Switch(first.seat.seat, None, f"slot free; {why}")
         holders = movable(view)
         if not holders:
-            return nobody_leaves(view)
+            return blocked(view)
         idle = [seat for seat in holders if not own_load(seat)]
         ready = [seat for seat in idle if settles_in(seat) <= 0]
-        if ready:
+        if ready:  # (2)
             victim = min(ready, key=lambda seat: (rate(seat) * (seat.park_seconds + seat.activate_seconds), seat.seat))
-            first, why = self._first([self._bid(seat, urgency, victim.park_seconds) for seat in comers])
+            first, why = self._first([self._bid(seat, urgency, victim.park_seconds) for seat in candidates])
             return Switch(first.seat.seat, victim.seat, f"{victim.seat} idle; {why}")
         stays = [Stay(settles_in(seat), f"{seat.seat} has just come") for seat in idle]
-        for holder in sorted(holders, key=lambda seat: (own_load(seat), seat.seat)):
+        for holder in sorted(holders, key=lambda seat: (own_load(seat), seat.seat)):  # (3), (5)
             if own_load(holder):
-                answer = self._busy(holder, [self._bid(seat, urgency, holder.park_seconds) for seat in comers])
+                answer = self._busy(holder, [self._bid(seat, urgency, holder.park_seconds) for seat in candidates])
                 if isinstance(answer, Switch):
                     return answer
                 stays.append(answer)
         return min(stays, key=lambda stay: stay.until if stay.until is not None else float("inf"))
 
     def _bid(self, seat: SeatView, urgency: Urgency, park_seconds: float) -> Bid:
-        """Its case; a seat whose requests are frozen is beyond the cap when their stall budget is used up."""
+        """Return the seat's bid; a seat with frozen requests is beyond the cap once their stall budget is used up."""
         made = bid(seat, urgency, park_seconds, self.length_power)
         if seat.in_flight and seat.stall_budget_seconds > 0:
             stalled = (seat.oldest_wait_seconds + made.setup_seconds) / seat.stall_budget_seconds
@@ -89,7 +96,7 @@ class Kyb:
         return made
 
     def _first(self, bids: list[Bid]) -> tuple[Bid, str]:
-        """Who goes next: the most overdue of those beyond the cap, else the highest index."""
+        """Return the next bid and why: the most overdue one beyond the cap (5), else the highest index (1)."""
         late = [one for one in bids if one.overdue >= self.cap_slos]
         if late:
             first = min(late, key=lambda one: (-one.overdue, one.seat.seat))
@@ -98,7 +105,7 @@ class Kyb:
         return ranked[0], " > ".join(str(one) for one in ranked[:2])
 
     def _busy(self, holder: SeatView, bids: list[Bid]) -> Stay | Switch:
-        """Rule 3 and the cap: whether a holder with requests of its own closes now."""
+        """Rules 3 and 5: whether a busy holder closes now."""
         first, why = self._first(bids)
         settle = settles_in(holder)
         if first.overdue >= self.cap_slos or first.seat.pinned:
@@ -120,8 +127,10 @@ class Kyb:
         return Switch(first.seat.seat, holder.seat, f"{holder.seat} closes: {numbers}; {why}")
 
     def _closing(self, holder: SeatView, first: Bid, bids: list[Bid]) -> tuple[float, float, str]:
-        """Weighted seconds of waiting that closing a holder now, rather than with one request less in flight, saves
-        the others, and causes those who come for it while it drains: they wait until it is back.
+        """Return (saved, caused, both as text): weighted seconds of waiting.
+
+        Closing the holder now, rather than with one request less in flight, saves waiting for the other seats, and
+        causes it for requests that arrive for the holder while it drains: they wait for its next visit.
         """
         own = max(own_load(holder), 1)
         away = drain_seconds(holder, holder.in_flight) + first.setup_seconds + first.visit_seconds
@@ -131,7 +140,7 @@ class Kyb:
         return saved, caused, f"closing saves {saved:.1f} s of waiting and causes {caused:.1f} s"
 
     def _freezes(self, holder: SeatView, first: Bid, bids: list[Bid]) -> bool:
-        """Whether freezing what is in flight ends more waiting than it stalls, within the seat's stall budget."""
+        """Whether freezing the requests in flight saves more waiting than it stalls, within the seat's stall budget."""
         if not self.freeze_ratio or not holder.in_flight or holder.waiting:
             return False
         away = sum(one.setup_seconds + one.visit_seconds for one in bids)
@@ -155,7 +164,7 @@ class KybBalanced(Kyb):
 
 @dataclass(frozen=True, slots=True)
 class KybBounded(Kyb):
-    """Nobody waits very long: ages count by their square, and beyond a few SLOs they alone count."""
+    """Bounded waits: ages count by their square, and beyond a few SLOs they alone count."""
 
     cap_slos: float = 4.0
     age_weight: float = 0.2
@@ -168,7 +177,8 @@ class KybBounded(Kyb):
 
 @dataclass(frozen=True, slots=True)
 class KybSlo(Kyb):
-    """As many as possible within their SLO: who can be saved counts, who is lost hardly, until that gets late.
+    """As many requests as possible within their SLO: those that can still meet it count fully, those that have missed
+    it hardly, until they are late by several SLOs.
 
     ``u(x) = 1 + age_weight·x²`` up to the SLO, ``lost_weight·x`` beyond, and ``late_weight·(x − late_slos)`` on top.
     """
@@ -180,21 +190,23 @@ class KybSlo(Kyb):
     late_slos: float = 5.0
     late_weight: float = 0.35
     close_wait_weight: float = 0.2
-    """What an SLO's length of waiting counts for closing, in requests that miss their SLO."""
+    """For closing: how many missed SLOs one SLO length of waiting counts as."""
 
     def urgency(self) -> Urgency:
-        """The class text's function."""
+        """The function of the class text."""
         return Urgency(1.0, self.age_weight, 2.0, 1.0, self.lost_weight, self.late_slos, self.late_weight)
 
     def _closing(self, holder: SeatView, first: Bid, bids: list[Bid]) -> tuple[float, float, str]:
-        """Requests that miss their SLO, not seconds: those that closing now is expected to save, and those that it
-        costs among the holder's next ones. Waiting counts a little, so that it closes for those who are lost, too.
+        """Return (saved, caused, both as text) in requests that miss their SLO, not in seconds.
+
+        Saved: waiting requests that meet their SLO if the holder closes now. Caused: expected misses among the
+        holder's next requests. Waiting counts a little, so that a holder also closes for requests that have missed.
         """
         own = max(own_load(holder), 1)
         slo = max(holder.slo_seconds, 0.001)
         closed = drain_seconds(holder, holder.in_flight)
         admitting = closed + step_seconds(holder, own)
-        behind = first.visit_seconds + first.seat.park_seconds  # and its own activation: whoever is not first
+        behind = first.visit_seconds + first.seat.park_seconds  # plus its own activation, for a seat that is not first
         saved = 0.0
         for one in bids:
             late = one.setup_seconds if one is first else one.setup_seconds + behind + first.seat.activate_seconds
@@ -212,7 +224,7 @@ class KybSlo(Kyb):
 
 
 def _lost(slack: float, seconds: float) -> float:
-    """How likely a holder that is expected to be left after ``seconds`` is left later than ``slack``: exponential."""
+    """Probability that an exponential time with mean ``seconds`` exceeds ``slack``."""
     return exp(-slack / max(seconds, 0.001))
 
 
@@ -225,6 +237,59 @@ def _cap_unit(seat: SeatView, cap_slos: float) -> float:
 
 
 def _soon(*seconds: float) -> float | None:
-    """The first of these moments; None: never, as with a cap of infinity."""
+    """The earliest of these delays, at least 0.01 s; None if all are infinite."""
     first = max(0.01, min(seconds))
     return first if isfinite(first) else None
+
+
+def _without_demand(view: GroupView, idle_seconds: float, keep_ratio: float, prefetch: bool) -> Decision:
+    """Rule 4: park an idle holder whose share of the expected requests is below break-even, else stay."""
+    parked = [seat for seat in view.seats if seat.state is SeatState.PARKED]
+    coming = sum(rate(seat) for seat in parked)
+    if coming <= 0:
+        return Stay(None, "no demand")
+    if free_slots(view) > 0:
+        return _ahead(view, parked, keep_ratio) if prefetch else Stay(None, "no demand; a slot is free")
+    activate = sum(rate(seat) * seat.activate_seconds for seat in parked) / coming
+    idle = [seat for seat in movable(view) if not own_load(seat)]
+    if not idle or not keep_ratio:
+        return Stay(None, "no demand")
+    holder = min(idle, key=lambda seat: (rate(seat), seat.seat))
+    share = rate(holder) / (rate(holder) + coming)
+    even = keep_ratio * _break_even(holder.park_seconds, activate)
+    numbers = f"{holder.seat} gets {share:.0%} of the requests, break-even {even:.0%}"
+    if share >= even:
+        return Stay(FADE_SECONDS, f"no demand; {numbers}")
+    stays = _unused(holder) if _unused(holder) > 0 else idle_seconds - holder.idle_seconds
+    if stays > 0:
+        return Stay(max(0.01, stays), f"no demand; {numbers}")
+    return Park(holder.seat, f"idle for {holder.idle_seconds:.1f} s; {numbers}")
+
+
+def _unused(holder: SeatView) -> float:
+    """Seconds for which a holder activated by an operator or a guess is still kept for its first request."""
+    came_for_nothing = holder.idle_seconds >= holder.active_seconds and not holder.unclaimed
+    return _UNUSED_SECONDS - holder.active_seconds if came_for_nothing else 0.0
+
+
+def _ahead(view: GroupView, parked: list[SeatView], keep_ratio: float) -> Decision:
+    """Activate the likeliest seat if guesses hit often enough to pay, and if it would not be parked again at once.
+
+    A seat that is leaving counts among the seats that may be wanted next, but is not itself activated.
+    """
+    guess = max(parked, key=lambda seat: (rate(seat), seat.seat))
+    others = [seat for seat in view.seats if seat is not guess and (seat in parked or seat.state in LEAVING)]
+    their_rate = sum(map(rate, others))
+    activate = sum(rate(seat) * seat.activate_seconds for seat in others)
+    next_activate = activate / their_rate if their_rate > 0 else guess.activate_seconds
+    share, hits = rate(guess) / (rate(guess) + their_rate), view.hit_share or 0.0
+    even = max(1.0, keep_ratio) * _break_even(guess.park_seconds, min(guess.activate_seconds, next_activate))
+    numbers = f"{guess.seat} comes next with {share:.0%}, guesses hit {hits:.0%}, break-even {even:.0%}"
+    if min(share, hits) <= even or even <= 0:
+        return Stay(FADE_SECONDS, f"no demand; {numbers}")
+    return Switch(guess.seat, None, f"ahead of its request: {numbers}")
+
+
+def _break_even(park: float, activate: float) -> float:
+    """The share of the next requests above which staying pays: P / (P + R)."""
+    return park / (park + activate) if park + activate > 0 else 0.0

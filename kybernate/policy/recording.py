@@ -1,6 +1,6 @@
 """The format in which a manager records views and decisions: one JSON object per line. Pure.
 
-The first line names the policy, its settings and the fields of a seat; each further line is a view and the decision.
+The first line names the policy, its settings and the fields of a seat; each further line is a view and its decision.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ _VIEW = tuple(each.name for each in dataclasses.fields(GroupView) if each.name n
 
 
 def heading(name: str, settings: Mapping[str, Any], node: str = "", unix: float = 0.0) -> dict[str, Any]:
-    """The first line of a recording."""
+    """Return the first line of a recording."""
     return {"policy": name, "settings": dict(settings), "node": node, "unix": unix, "seat": SEAT_FIELDS}
 
 
 def encode(view: GroupView, decision: Decision, error: str = "") -> dict[str, Any]:
-    """One look as JSON data. ``error``: what the policy raised; the decision is then that of the rule instead."""
+    """Return a view and its decision as JSON data. ``error``: what the policy raised before the fallback."""
     line: dict[str, Any] = {name: getattr(view, name) for name in _VIEW}
     line["seats"] = [[getattr(seat, name) for name in SEAT_FIELDS] for seat in view.seats]
     line["elsewhere"] = [[getattr(seat, name) for name in SEAT_FIELDS] for seat in view.elsewhere]
@@ -31,11 +31,11 @@ def encode(view: GroupView, decision: Decision, error: str = "") -> dict[str, An
 
 
 def decode(line: Mapping[str, Any], names: Sequence[str]) -> tuple[GroupView, Decision]:
-    """What ``encode`` wrote; ``names`` are the seat's fields, from the heading."""
+    """Read a line that ``encode`` wrote; ``names`` are the seat's fields, from the heading."""
     view = {name: line[name] for name in _VIEW if name in line}
     seats, elsewhere = (tuple(_seat(names, row) for row in line[key]) for key in ("seats", "elsewhere"))
-    told = dict(line["decision"])
-    return GroupView(seats=seats, elsewhere=elsewhere, **view), KINDS[told.pop("kind")](**told)
+    decision = dict(line["decision"])
+    return GroupView(seats=seats, elsewhere=elsewhere, **view), KINDS[decision.pop("kind")](**decision)
 
 
 def _seat(names: Sequence[str], row: Sequence[Any]) -> SeatView:

@@ -1,6 +1,9 @@
-"""What a policy sees and what it may say. Immutable and causal: nothing here knows the future."""
+"""A policy's input and output: the view of a group and the decision about it. Immutable and causal: a view holds only
+what has happened so far. ``checked`` refuses a decision that no node could carry out.
+"""
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal, Protocol
 
 from kybernate.seat import SeatState
@@ -24,19 +27,19 @@ class SeatView:
     tier: str = "standard"
     pinned: bool = False
     wanted_seconds: float | None = None
-    """How long an operator has wanted it active; None: nobody asked."""
+    """How long an operator has requested it active; None: no such request."""
     start_wait_seconds: float | None = None
     """How long its container has waited at the start gate; None: no waiting call."""
     active_seconds: float = 0.0
     """Since it became active."""
     unclaimed: bool = False
-    """Active only because it was started once without demand; nobody has used it since."""
+    """Active only because its container started without demand; it has had no request since."""
     idle_seconds: float = 0.0
     """Since it last had anything waiting or in flight."""
     park_seconds: float = 0.0
-    """Learned cost of parking it."""
+    """Learned duration of parking it."""
     activate_seconds: float = 0.0
-    """Learned cost of activating it."""
+    """Learned duration of activating it."""
     move_seconds: float | None = None
     """What activating it on this view's group costs beyond ``activate_seconds``; None: it belongs here already."""
     home_busy: bool = False
@@ -56,7 +59,7 @@ class SeatView:
 
     @property
     def wait_seconds(self) -> float | None:
-        """How long somebody has waited for this seat to run; None when nobody does or it runs already."""
+        """The longest wait for this seat to become active; None without demand or when it is active already."""
         if self.state is SeatState.WAITING:
             return self.start_wait_seconds
         if self.state is not SeatState.PARKED:
@@ -70,13 +73,13 @@ class SeatView:
 
     @property
     def turn(self) -> tuple[float, float, str]:
-        """Whose turn it is among those that wait, lowest first: pins, then the longest wait, then the name."""
+        """Sort key of the seats with demand, next one first: pinned, then the longest wait, then the name."""
         return (0.0 if self.pinned else 1.0, -(self.wait_seconds or 0.0), self.seat)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """One group that is not in the middle of a switch: who holds it, who could."""
+    """One group when a decision about it can be carried out: its holders and the seats that could follow."""
 
     group: str
     slots: int
@@ -84,9 +87,9 @@ class GroupView:
     elsewhere: tuple[SeatView, ...] = ()
     """Parked seats of other groups of this node that could be activated here (rebinding): see ``move_seconds``."""
     now: float = 0.0
-    """Model time of this look; only differences mean anything."""
+    """Model time of this view; only differences mean anything."""
     hit_share: float | None = None
-    """How often the seat with the highest rate was the one that the next request was for; None: not measured."""
+    """Share of requests that were for the seat with the highest rate at that time; None: not measured."""
 
     def holders(self) -> tuple[SeatView, ...]:
         """Seats that are active now."""
@@ -95,7 +98,7 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """Change nothing; look again ``until`` model seconds from now at the latest (None: when something changes)."""
+    """Change nothing; decide again ``until`` model seconds from now at the latest (None: at the next change)."""
 
     until: float | None
     reason: str
@@ -103,22 +106,22 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Give the group to ``activate``; ``evict`` yields to it (None: a slot is free).
+    """Activate ``activate`` in the group; the victim ``evict`` leaves first (None: a slot is free).
 
-    ``activate`` may be one of ``elsewhere``: it moves here. While the victim leaves, the policy is asked again with
-    the slot free, and its newest word counts (late binding).
+    ``activate`` may be one of ``elsewhere``: it moves to this group. While the victim leaves, the policy decides again
+    with the slot free, and the newest decision counts (late binding).
     """
 
     activate: str
     evict: str | None
     reason: str
     how: Literal["drain", "freeze"] = "drain"
-    """How the victim leaves: its requests in flight end first, or they are frozen with it until it comes back."""
+    """How the victim leaves: its requests in flight end first, or they are frozen with it until its next activation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Park this seat although nobody takes its place."""
+    """Park this seat although no other one takes its slot."""
 
     seat: str
     reason: str
@@ -131,5 +134,32 @@ class Policy(Protocol):
     """Decides for one group at a time."""
 
     def decide(self, view: GroupView) -> Decision:
-        """What to do with this group now. Deterministic."""
+        """Return the decision about this group now. Deterministic."""
         ...
+
+
+class UnusableAnswerError(Exception):
+    """A decision that no node could carry out."""
+
+
+def checked(decision: Decision, view: GroupView) -> Decision:
+    """Return the decision if it can be carried out in this view. Raises UnusableAnswerError."""
+    own = {seat.seat for seat in view.seats}
+    pinned = {seat.seat for seat in view.seats if seat.pinned}
+    match decision:
+        case Stay(until=until):
+            if until is not None and not (isinstance(until, (int, float)) and isfinite(until)):
+                raise UnusableAnswerError(f"Stay until {until!r}")
+        case Switch(activate=activate, evict=evict):
+            if activate not in own and activate not in {seat.seat for seat in view.elsewhere}:
+                raise UnusableAnswerError(f"it would activate {activate!r}, which is not in view")
+            if evict is not None and (evict not in own or evict == activate):
+                raise UnusableAnswerError(f"it would evict {evict!r}, which is not in the group or comes itself")
+            if evict in pinned:
+                raise UnusableAnswerError(f"it would evict {evict!r}, which is pinned")
+        case Park(seat=seat):
+            if seat not in own or seat in pinned:
+                raise UnusableAnswerError(f"it would park {seat!r}, which is pinned or not in the group")
+        case _:
+            raise UnusableAnswerError(f"{decision!r} is no decision")
+    return decision

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kybernate.policy import Decision, GroupView, Park, Policy, Stay, Switch
-from kybernate.policy.checking import checked
-from kybernate.policy.quantum import Quantum
+from kybernate.policy.rules import Quantum
+from kybernate.policy.view import checked
 
 Looker = Callable[[GroupView, Decision, str], None]
 """Told about each look: the view, the decision, and what the policy raised instead ("": nothing)."""

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from kybernate.policy import Decision, GroupView, Park, Policy, SeatView, Stay, Switch
-from kybernate.policy.checking import checked
+from kybernate.policy.view import checked
 from kybernate.seat import SeatState
 
 KEPT = 50

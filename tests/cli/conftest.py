@@ -85,7 +85,7 @@ WHY = {
                         | BLOCKED,
                     ],
                 },
-                {"group": "G1", "why": "nobody waits", "switch": None, "seats": [seen("s2", "phi")]},
+                {"group": "G1", "why": "no demand", "switch": None, "seats": [seen("s2", "phi")]},
             ],
             "shadow": {
                 "policy": "longest-queue",

@@ -22,7 +22,7 @@ async def test_why_gives_each_groups_reason_and_the_numbers_of_its_seats(kyb: "K
         "others go first for 1 s",
     ):
         assert part in lines[5]
-    assert lines[6] == "  G1: nobody waits"
+    assert lines[6] == "  G1: no demand"
     assert lines[-1].startswith("other: its manager")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kybernate.messages import JobReply, SwitchJob
-from kybernate.policy.quantum import Quantum
+from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager.inputs import JobAnswered, Ticket
 from services.gpu_manager.rows import Operation

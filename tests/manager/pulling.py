@@ -19,7 +19,7 @@ class Pulls:
         own = [seat for seat in view.seats if seat.wait_seconds is not None]
         comers = own or [seat for seat in view.elsewhere if seat.home_busy]
         if not comers:
-            return Stay(None, "nobody waits")
+            return Stay(None, "no demand")
         comer = min(comers, key=lambda seat: seat.turn)
         why = f"{comer.seat} waits"
         if sum(seat.state in HOLDING and seat.state not in LEAVING for seat in view.seats) < view.slots:

@@ -1,7 +1,7 @@
 """Nobody waits for ever, and nothing spins meanwhile."""
 
 from kybernate.messages import ParkSeat
-from kybernate.policy.quantum import Quantum
+from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager import due
 from tests.manager.world import World, make_group

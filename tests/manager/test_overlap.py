@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kybernate.messages import ActivateSeat, JobReply, PinSeat, SeatEvent, SeatProgress
-from kybernate.policy.quantum import Quantum
+from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager import due, looking, showing
 from services.gpu_manager.inputs import BusChanged, JobAnswered, Recovered, Stranger, StrangersSeen

@@ -19,10 +19,10 @@ def can_be_carried_out(policy: Policy, shown: GroupView, decision: Decision) -> 
             assert not here[victim].pinned
             assert not here[victim].in_flight
             assert not here[victim].waiting
-        case Switch(activate=comer, evict=victim):
+        case Switch(activate=incoming, evict=victim):
             far = {one.seat: one for one in shown.elsewhere if one.home_busy and one.wait_seconds is not None}
-            ahead = getattr(policy, "prefetch", False) and comer in here and here[comer].state is S.PARKED
-            assert comer in far or here[comer].wait_seconds is not None or ahead
+            ahead = getattr(policy, "prefetch", False) and incoming in here and here[incoming].state is S.PARKED
+            assert incoming in far or here[incoming].wait_seconds is not None or ahead
             if victim is None:
                 assert holding < shown.slots
             else:
@@ -35,7 +35,7 @@ def can_be_carried_out(policy: Policy, shown: GroupView, decision: Decision) -> 
 
 
 def is_looked_at_again(shown: GroupView, decision: Decision, *, bounded: bool) -> None:
-    """While somebody waits and a holder may leave, only a rule that waits for idleness (not ``bounded``) waits on."""
+    """With demand and a holder that may leave, only a rule that waits for idleness (not ``bounded``) may stay."""
     waits = any(one.wait_seconds is not None for one in shown.seats)
     movable = [one for one in shown.seats if one.state is S.ACTIVE and not one.pinned]
     idle = any(not (one.in_flight or one.waiting) for one in movable)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kybernate.policy.estimators import Arrivals, Ewma, Hits, Occupancy, Rate
+from kybernate.policy.estimators import Arrivals, Ewma, Hits, Rate
 
 
 def test_a_steady_stream_gives_its_rate_early_and_late() -> None:
@@ -68,19 +68,7 @@ def test_a_half_life_of_nothing_is_refused() -> None:
         Rate(0.0)
 
 
-def test_counts_alone_give_the_service_time() -> None:
-    occupancy = Occupancy(assumed=5.0)
-    for step in range(200):  # every 4 s one begins, and it ends 2 s later
-        occupancy.add(4.0 * step, 1, 0)
-        occupancy.add(4.0 * step + 2.0, 0, 1)
-    assert occupancy.service_seconds == pytest.approx(2.0, rel=0.05)
-
-
-def test_nothing_ended_yet_means_what_was_assumed() -> None:
-    assert Occupancy(assumed=5.0).service_seconds == 5.0
-
-
-def test_hits_count_how_often_the_hottest_came_next() -> None:
+def test_hits_count_requests_for_the_seat_with_the_highest_rate() -> None:
     hits = Hits(weight=0.5)
     hits.add("a", {})
     assert hits.rate.count == 0
@@ -88,19 +76,12 @@ def test_hits_count_how_often_the_hottest_came_next() -> None:
     hits.add("b", {"a": 2.0, "b": 1.0})
     assert hits.rate.value == 0.5
     hits.add("b", {"a": 0.0, "b": 0.0})
-    assert hits.rate.count == 2, "without rates there is no guess"
+    assert hits.rate.count == 2, "without rates there is no prediction"
 
 
-def test_a_few_guesses_are_no_share() -> None:
+def test_too_few_predictions_give_no_share() -> None:
     hits = Hits()
     for _ in range(Hits.least):
         assert hits.share is None
         hits.add("a", {"a": 1.0})
     assert hits.share == 1.0
-
-
-def test_a_long_silence_does_not_inflate_the_service_time() -> None:
-    occupancy = Occupancy(assumed=5.0)
-    occupancy.add(0.0, 1, 0)
-    occupancy.add(36_000.0, 1, 0)
-    assert occupancy.service_seconds < 1.5 * 900.0

@@ -27,13 +27,13 @@ def test_any_view_gets_a_decision_that_can_be_carried_out(shown: GroupView) -> N
 
 
 @every
-def test_a_free_slot_never_waits_while_somebody_does(name: str) -> None:
+def test_a_free_slot_goes_to_a_seat_with_demand_at_once(name: str) -> None:
     decision = VARIANTS[name].decide(view(queue("a", 0.0), seat("b")))
     assert decision == Switch("a", None, decision.reason)
 
 
 @every
-def test_a_pinned_holder_stays_whoever_waits(name: str) -> None:
+def test_a_pinned_holder_stays_whatever_the_demand(name: str) -> None:
     assert isinstance(VARIANTS[name].decide(view(active("a", pinned=True), queue("b", 900.0))), Stay)
 
 
@@ -52,7 +52,7 @@ def test_a_container_at_the_start_gate_and_an_operators_wish_get_their_turn(name
 
 
 @every
-def test_a_seat_that_has_just_come_may_serve_whom_it_came_for(name: str) -> None:
+def test_a_seat_just_activated_may_serve_the_request_that_caused_it(name: str) -> None:
     fresh = active("a", active_seconds=0.1, idle_seconds=0.1)
     decision = VARIANTS[name].decide(view(fresh, queue("b", 5.0)))
     assert isinstance(decision, Stay)

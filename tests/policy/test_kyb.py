@@ -15,7 +15,7 @@ from tests.policy.views import active, queue, seat, view
 BALANCED = KybBalanced()
 
 
-def comer(decision: Decision) -> str | None:
+def incoming(decision: Decision) -> str | None:
     return decision.activate if isinstance(decision, Switch) else None
 
 
@@ -74,7 +74,7 @@ def test_where_only_the_oldest_age_is_known_the_others_are_half_as_old() -> None
 
 def test_the_larger_queue_goes_first_and_the_reason_says_why() -> None:
     decision = BALANCED.decide(view(queue("a", 1.0), queue("b", 1.0, 1.0, 1.0)))
-    assert comer(decision) == "b"
+    assert incoming(decision) == "b"
     assert "b" in decision.reason
     assert "> a" in decision.reason
     assert "3 waiting" in decision.reason
@@ -82,26 +82,26 @@ def test_the_larger_queue_goes_first_and_the_reason_says_why() -> None:
 
 def test_of_equal_queues_the_colder_seat_goes_first() -> None:
     hot = queue("a", 3.0, 3.0, rate_fast=0.15, rate_slow=0.15)
-    assert comer(BALANCED.decide(view(hot, queue("b", 3.0, 3.0)))) == "b"
+    assert incoming(BALANCED.decide(view(hot, queue("b", 3.0, 3.0)))) == "b"
 
 
 def test_a_higher_tier_goes_first() -> None:
-    assert comer(BALANCED.decide(view(queue("a", 3.0), queue("b", 3.0, weight=2.0)))) == "b"
+    assert incoming(BALANCED.decide(view(queue("a", 3.0), queue("b", 3.0, weight=2.0)))) == "b"
 
 
 def test_slo_mode_saves_who_can_be_saved() -> None:
     lost, saved = queue("a", 60.0), queue("b", 1.0)
-    assert comer(BALANCED.decide(view(lost, saved))) == "a"
-    assert comer(KybSlo().decide(view(lost, saved))) == "b"
+    assert incoming(BALANCED.decide(view(lost, saved))) == "a"
+    assert incoming(KybSlo().decide(view(lost, saved))) == "b"
 
 
 @pytest.mark.parametrize("policy", [BALANCED, KybBounded(), KybSlo()])
 def test_beyond_the_cap_the_oldest_goes_first_and_closes_a_busy_holder(policy: KybBalanced) -> None:
     starving = queue("b", policy.cap_slos * 20.0)
     crowd = queue("a", *[30.0] * 40)
-    assert comer(policy.decide(view(crowd, starving))) == "b"
+    assert incoming(policy.decide(view(crowd, starving))) == "b"
     decision = policy.decide(view(active("c", in_flight=60, active_seconds=3.0), crowd, starving))
-    assert (comer(decision), getattr(decision, "evict", None)) == ("b", "c")
+    assert (incoming(decision), getattr(decision, "evict", None)) == ("b", "c")
     assert "cap" in decision.reason
 
 
@@ -116,7 +116,7 @@ def test_a_wait_that_nears_the_cap_is_looked_at_in_time() -> None:
 
 def test_an_idle_holder_leaves_at_once() -> None:
     decision = BALANCED.decide(view(active("a", idle_seconds=0.0, active_seconds=5.0), queue("b", 0.0)))
-    assert (comer(decision), getattr(decision, "evict", None)) == ("b", "a")
+    assert (incoming(decision), getattr(decision, "evict", None)) == ("b", "a")
 
 
 def test_of_two_idle_holders_the_colder_leaves() -> None:
@@ -128,7 +128,7 @@ def test_a_busy_holder_admits_what_comes_while_few_wait_elsewhere() -> None:
     assert isinstance(BALANCED.decide(view(active("a", in_flight=3), queue("b", 5.0, 4.0))), Stay)
 
 
-def test_a_holder_with_few_of_its_own_closes_for_fewer() -> None:
+def test_a_holder_with_few_requests_closes_for_fewer_waiting_ones() -> None:
     def closes_for(own: int) -> int:
         holder = active("a", in_flight=own, rate_fast=0.3, rate_slow=0.3)
         return next(
@@ -143,7 +143,7 @@ def test_slo_mode_closes_a_holder_for_those_who_can_still_be_saved() -> None:
 
     def closes_for(age: float) -> int:
         """How many of one age it takes; 4 + 3 s of set-up leave 13 s of the SLO to one that has just come."""
-        return next(n for n in range(1, 500) if comer(KybSlo().decide(view(holder, queue("b", *[age] * n)))))
+        return next(n for n in range(1, 500) if incoming(KybSlo().decide(view(holder, queue("b", *[age] * n)))))
 
     assert 1 < 2 * closes_for(6.0) < closes_for(12.0) < closes_for(16.0) == closes_for(30.0)
 
@@ -151,7 +151,7 @@ def test_slo_mode_closes_a_holder_for_those_who_can_still_be_saved() -> None:
 def test_slo_mode_says_how_many_requests_decided() -> None:
     crowd = queue("b", *[6.0] * 30)
     decision = KybSlo().decide(view(active("a", in_flight=3, rate_fast=0.1, rate_slow=0.1), crowd))
-    assert (comer(decision), "requests their SLO" in decision.reason) == ("b", True)
+    assert (incoming(decision), "requests their SLO" in decision.reason) == ("b", True)
 
 
 def test_a_crowd_closes_a_holder_only_after_its_least_visit() -> None:
@@ -159,10 +159,10 @@ def test_a_crowd_closes_a_holder_only_after_its_least_visit() -> None:
     fresh = BALANCED.decide(view(active("a", in_flight=1, active_seconds=BALANCED.min_visit_seconds - 1), crowd))
     assert fresh == Stay(1.0, fresh.reason)
     later = BALANCED.decide(view(active("a", in_flight=1, active_seconds=BALANCED.min_visit_seconds), crowd))
-    assert (comer(later), getattr(later, "evict", None)) == ("b", "a")
+    assert (incoming(later), getattr(later, "evict", None)) == ("b", "a")
 
 
-# --- nobody waits -----------------------------------------------------------------------------------------------------
+# --- no demand --------------------------------------------------------------------------------------------------------
 
 
 def test_an_idle_holder_stays_exactly_while_its_share_is_above_break_even() -> None:
@@ -175,7 +175,7 @@ def test_an_idle_holder_stays_exactly_while_its_share_is_above_break_even() -> N
 
 
 def test_a_holder_that_is_alone_or_has_no_rivals_is_never_parked() -> None:
-    assert BALANCED.decide(view(active("a"))) == Stay(None, "nobody waits")
+    assert BALANCED.decide(view(active("a"))) == Stay(None, "no demand")
     assert isinstance(BALANCED.decide(view(active("a"), seat("b", rate_fast=0.0, rate_slow=0.0))), Stay)
 
 
@@ -188,7 +188,7 @@ def test_a_short_pause_is_no_idleness() -> None:
 def test_prefetch_takes_a_likely_seat_and_good_guesses() -> None:
     policy = KybBalanced(prefetch=True)
     shown = view(seat("a", rate_fast=0.5, rate_slow=0.5), seat("b"), hit_share=0.9)
-    assert comer(policy.decide(shown)) == "a"
+    assert incoming(policy.decide(shown)) == "a"
     assert isinstance(policy.decide(replace(shown, hit_share=0.4)), Stay)
     assert isinstance(policy.decide(replace(shown, hit_share=None)), Stay)
     assert isinstance(BALANCED.decide(shown), Stay)
@@ -198,7 +198,7 @@ def test_what_was_fetched_ahead_is_not_parked_again_at_once() -> None:
     cheap, dear = seat("a", rate_fast=0.4, rate_slow=0.4, activate_seconds=9.0), seat("b", activate_seconds=1.0)
     policy = KybBalanced(prefetch=True)
     fetched = policy.decide(view(cheap, dear, hit_share=0.95))
-    if comer(fetched) == "a":
+    if incoming(fetched) == "a":
         after = replace(cheap, state=S.ACTIVE, active_seconds=30.0, idle_seconds=30.0)
         assert not isinstance(policy.decide(view(after, dear, hit_share=0.95)), Park)
 
@@ -216,7 +216,7 @@ def test_guesses_do_not_chase_each_other() -> None:
         ]  # fmt: skip
         assert isinstance(policy.decide(view(*seats, hit_share=0.9)), Stay), "alone with one rival it would be likely"
     free = view(seat("a", rate_fast=0.6, rate_slow=0.6), seat("b", rate_fast=0.4, rate_slow=0.4), hit_share=0.9)
-    assert comer(policy.decide(free)) == "a"
+    assert incoming(policy.decide(free)) == "a"
     assert isinstance(replace(policy, keep_ratio=2.0).decide(free), Stay), "it would be parked again"
 
 
@@ -272,17 +272,17 @@ def test_requests_in_flight_are_frozen_only_where_asked_for_and_within_the_budge
 
 def test_a_guest_comes_only_while_its_own_group_is_taken() -> None:
     guest = queue("far", 5.0, home_busy=True, move_seconds=3.0)
-    assert comer(BALANCED.decide(view(seat("a"), elsewhere=(guest,)))) == "far"
+    assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(guest,)))) == "far"
     assert isinstance(BALANCED.decide(view(seat("a"), elsewhere=(replace(guest, home_busy=False),))), Stay)
 
 
 @pytest.mark.parametrize("asked", [{"wanted_seconds": 1.0}, {"pinned": True}])
 def test_a_guest_comes_for_an_operator_as_for_a_request(asked: dict[str, object]) -> None:
     guest = seat("far", home_busy=True, move_seconds=3.0, **asked)  # type: ignore[arg-type]
-    assert comer(BALANCED.decide(view(seat("a"), elsewhere=(guest,)))) == "far"
+    assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(guest,)))) == "far"
     assert isinstance(BALANCED.decide(view(seat("a"), elsewhere=(replace(guest, home_busy=False),))), Stay)
 
 
 def test_seats_that_share_gpus_with_the_group_yield_although_it_has_no_slot() -> None:
     decision = BALANCED.decide(view(queue("big", 3.0), active("small"), slots=0))
-    assert (comer(decision), getattr(decision, "evict", None)) == ("big", "small")
+    assert (incoming(decision), getattr(decision, "evict", None)) == ("big", "small")

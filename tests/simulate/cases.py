@@ -27,7 +27,7 @@ def seat(name: str, group: str = "A", park: float = 2.0, activate: float = 3.0, 
 
 @dataclass(frozen=True)
 class Exhaustive:
-    """Whoever waits longest, once the holder has nothing to do; takes others' seats only when their home is busy."""
+    """The longest wait goes next, once the holder is idle; takes other groups' seats only when their home is busy."""
 
     watch: Callable[[GroupView], None] = lambda view: None
 
@@ -36,7 +36,7 @@ class Exhaustive:
         wanted = [seat for seat in view.seats if seat.wait_seconds is not None]
         wanted += [seat for seat in view.elsewhere if seat.wait_seconds is not None and seat.home_busy]
         if not wanted:
-            return Stay(None, "nobody waits")
+            return Stay(None, "no demand")
         first = min(wanted, key=lambda seat: (seat.move_seconds is not None, seat.turn))
         if len(view.holders()) < view.slots:
             return Switch(first.seat, None, "free")
@@ -48,14 +48,14 @@ class Exhaustive:
 
 @dataclass(frozen=True)
 class Impatient:
-    """Evicts for whoever waits, at once."""
+    """Evicts for any demand, at once."""
 
     how: str = "drain"
 
     def decide(self, view: GroupView) -> Decision:
         wanted = sorted((s for s in view.seats if s.wait_seconds is not None), key=lambda s: (s.in_flight, s.turn))
         if not wanted:
-            return Stay(None, "nobody waits")
+            return Stay(None, "no demand")
         if len(view.holders()) < view.slots:
             return Switch(wanted[0].seat, None, "free")
         return Switch(wanted[0].seat, view.holders()[0].seat, "now", self.how)  # type: ignore[arg-type]

@@ -26,8 +26,8 @@ def _rows() -> Iterator[tuple[float, str, int]]:
 def kyb(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as end:
         main(["simulate", *map(str, words)])
-    said = capsys.readouterr()
-    return int(end.value.code or 0), said.out, said.err
+    captured = capsys.readouterr()
+    return int(end.value.code or 0), captured.out, captured.err
 
 
 def test_a_trace_against_policies_begins_with_what_is_needed_at_all(trace: Path, capsys: pytest.CaptureFixture[str]):
@@ -112,7 +112,7 @@ def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.Capture
         (("TRACE", "--bound", "--cold-start", "0", "--host-memory", "30"), "--cold-start is below"),
     ],
 )
-def test_a_mistake_is_told_with_what_to_do(
+def test_a_mistake_exits_with_2_and_a_remedy(
     words: tuple[str, ...], text: str, trace: Path, capsys: pytest.CaptureFixture[str]
 ):
     header = trace.with_name("header.csv")
@@ -129,7 +129,7 @@ def test_a_picture_of_another_kind_is_refused(trace: Path, tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("option", ["--json", "--plot"])
-def test_a_folder_that_is_not_there_is_told_before_anything_is_played(
+def test_a_missing_folder_is_reported_before_anything_is_played(
     option: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     code, out, err = kyb(capsys, trace, option, tmp_path / "none" / "p.SVG", "--policy", "exhaustive")
@@ -137,7 +137,7 @@ def test_a_folder_that_is_not_there_is_told_before_anything_is_played(
     assert "make it first" in err
 
 
-def test_a_policy_that_nobody_knows_is_told_the_names_once(trace: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_unknown_policy_is_answered_with_the_names_once(trace: Path, capsys: pytest.CaptureFixture[str]):
     code, _, err = kyb(capsys, trace, "--policy", "best")
     assert code == 2
     assert err.count("kyb-slo") == 1
@@ -150,7 +150,7 @@ def test_one_request_needs_one_slot(trace: Path, capsys: pytest.CaptureFixture[s
     assert "1 at most" in out
 
 
-def test_a_trace_that_is_too_large_to_bound_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_trace_too_large_to_bound_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("numba")
     path = tmp_path / "long.csv"
     path.write_text("arrival_s,model,prompt_tokens,output_tokens\n0,a,10,10\n150000000,a,10,10\n")

@@ -145,7 +145,7 @@ def test_a_seat_whose_place_is_not_made_goes_to_another_group_that_is_free():
     )  # fmt: skip
     outcome = run(made, KybBalanced(), Options(park_failure=0.7, seed=10))
     assert outcome.counters["moves"] == 1
-    assert outcome.wait[2] < 20.0  # the parks of its own group fail for more than a minute
+    assert outcome.wait[2] < 20.0  # parks in its home group fail for more than a minute
 
 
 def test_guesses_are_counted_for_a_policy_that_activates_ahead():

@@ -1,4 +1,4 @@
-"""Nobody waits beyond the bound, and tiers share what there is as configured."""
+"""No wait exceeds the bound, and tiers share the capacity as configured."""
 
 import pytest
 
@@ -21,13 +21,13 @@ def test_above_saturation_tiers_wait_as_their_weights_say(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["poisson", "bursty"])
-def test_below_saturation_nobody_waits_longer_than_six_slos_beyond_the_incumbents_drain(kind: str):
+def test_below_saturation_no_wait_exceeds_six_slos_beyond_the_holders_drain(kind: str):
     most, beyond = longest(regime(kind, 0.9, SWITCH_SECONDS, window) for window in range(6))
     assert beyond <= most
     assert beyond <= 6 * 20.0
 
 
-def test_the_drain_that_nobody_can_avoid_is_the_last_incumbents():
+def test_only_the_last_holders_drain_is_taken_off_a_wait():
     made = scenario([(0.0, 0, 10.0), (5.0, 1, 1.0), (6.0, 0, 1.0)], [seat("a"), seat("b")])
     # a drains 5..13, parks till 15, b active 18; b drains at once, 18..19, parked 21, a active 24.
     assert undrained(made, run(made, Impatient())) == pytest.approx([3.0, 5.0, 17.0])
@@ -36,13 +36,13 @@ def test_the_drain_that_nobody_can_avoid_is_the_last_incumbents():
 
 def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]):
     assert main(["--windows", "1"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     got = tiers("poisson", 1)["gold"]
     row = f"  gold    {got.wait_mean_s:6.1f} {got.wait_max_s:5.0f} {100 * got.slo_attainment:6.1f}"
-    assert said.splitlines()[1] == row
-    assert said.count("bronze") == 4
-    assert "bursty load 0.9: " in said
-    assert "generated like servegen, 24 hours: " in said
+    assert printed.splitlines()[1] == row
+    assert printed.count("bronze") == 4
+    assert "bursty load 0.9: " in printed
+    assert "generated like servegen, 24 hours: " in printed
 
 
 def test_no_window_is_refused(capsys: pytest.CaptureFixture[str]):

@@ -145,7 +145,7 @@ def test_a_trace_on_a_node():
     assert (small.pinned, small.slo_seconds) == (True, 20.0)
 
 
-def test_models_without_a_seat_are_left_out_and_told():
+def test_models_without_a_seat_are_left_out_and_counted():
     made = from_arrivals(ROWS, Node(seats=1), source="rows")
     assert [seat.name for seat in made.seats] == ["big"]
     assert made.source == "rows; 2 requests of other models left out"

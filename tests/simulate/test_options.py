@@ -59,9 +59,9 @@ def test_as_people_call_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rows = [f"{at},{'aab'[at // 5 % 3]},800,150" for at in range(0, 600, 5)]
     path.write_text("\n".join(["arrival_s,model,prompt_tokens,output_tokens", *rows]) + "\n")
 
-    def kyb(*words: object) -> int:
+    def kyb(*arguments: object) -> int:
         with pytest.raises(SystemExit) as end:
-            main([str(word) for word in words])
+            main([str(word) for word in arguments])
         return int(end.value.code or 0)
 
     assert kyb("simulate", path, "--groups", 2, "--gang", "a=2", "--json", "-", "--policy", "kyb-balanced") == 0

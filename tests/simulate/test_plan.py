@@ -74,8 +74,8 @@ def kyb(*words: object) -> int:
 def test_as_people_call_it(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "plan.json"
     assert kyb(trace, "--slo", "15:0.9", "--cost", "2s/2s", "--slots", "1,2", "--price", 3, "--json", out) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("E[active] = ")
+    captured = capsys.readouterr().out
+    assert captured.startswith("E[active] = ")
     report = json.loads(out.read_text())
     assert [one["name"] for one in report["layouts"]] == ["seats", "seats", "dedicated"]
     assert all(one["enough"] for one in report["layouts"])
@@ -84,12 +84,12 @@ def test_as_people_call_it(trace: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_too_few_groups_is_exit_code_1(trace: Path, capsys: pytest.CaptureFixture[str]):
     assert kyb(trace, "--slo", "0.5:0.99", "--groups-max", 1) == 1
-    said = capsys.readouterr()
-    assert "1 groups are not enough" in said.err
-    assert "too few" in said.out
+    captured = capsys.readouterr()
+    assert "1 groups are not enough" in captured.err
+    assert "too few" in captured.out
 
 
 @pytest.mark.parametrize("words", [("--slo", "fast"), ("--slo", "20:95"), ("--slots", "0"), ("--policy", "a,b")])
-def test_a_mistake_is_told(words: tuple[str, str], trace: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_mistake_exits_with_2_and_a_remedy(words: tuple[str, str], trace: Path, capsys: pytest.CaptureFixture[str]):
     assert kyb(trace, *words) == 2
     assert words[1].split(",")[0] in capsys.readouterr().err

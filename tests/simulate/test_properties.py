@@ -114,13 +114,13 @@ POLICY: st.SearchStrategy[Policy] = st.one_of(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(scenarios(), POLICY, OPTIONS)
-def test_whatever_is_decided_everybody_is_served_once_and_nobody_holds_too_much(
+def test_whatever_is_decided_each_request_is_served_once_and_slots_are_never_exceeded(
     scenario: Scenario, policy: Policy, options: Options
 ):
     try:
         outcome = run(scenario, policy, options)
     except SimulationError:
-        if policy != Impatient("freeze"):  # it may freeze two seats by turns for ever; nobody else may fail
+        if policy != Impatient("freeze"):  # it may freeze two seats by turns for ever; no other policy may fail
             raise
         return
     each_request_ends_once(scenario, outcome, options)
@@ -159,7 +159,7 @@ def holders_fit(scenario: Scenario, outcome: Outcome) -> None:
 
 
 def visits_add_up(scenario: Scenario, outcome: Outcome) -> None:
-    """A seat is in one place at a time; requests are admitted only during visits; moves are told."""
+    """A seat is in one place at a time; requests are admitted only during visits; moves are counted."""
     assert sum(visit.served for visit in outcome.visits) == len(scenario.at)
     for index in range(len(scenario.seats)):
         visits = [visit for visit in outcome.visits if visit.seat == index]

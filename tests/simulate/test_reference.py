@@ -58,9 +58,9 @@ def test_as_people_call_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     report = json.loads(out.read_text())
     assert {row["scenario"] for row in report["rows"]} == {"S1 poisson", "S2 bursty", "S4 servegen"}
     assert all(row.keys() == KEYS for row in report["rows"])
-    said = capsys.readouterr().out
-    assert "hour 0 of s4.csv" in said
-    assert "S3 gentd26: left out" in said
+    printed = capsys.readouterr().out
+    assert "hour 0 of s4.csv" in printed
+    assert "S3 gentd26: left out" in printed
 
 
 def test_two_traces_for_one_scenario_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

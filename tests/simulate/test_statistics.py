@@ -33,11 +33,11 @@ def test_a_resample_is_what_its_windows_come_to_when_they_are_written_out():
 def test_one_run_comes_to_the_same_as_its_report_whole_and_in_blocks():
     scenario = hour_of("poisson", 0.12, 0, HARDWARE["fast"], duration=1200.0)
     outcome = run(scenario, POLICIES["exhaustive"]())
-    told = measures(outcome, scenario)
+    measured = measures(outcome, scenario)
     for figures in (Pool([sampled(outcome, scenario)]).figures(), Pool(blocks(outcome, scenario, 300.0)).figures()):
-        assert figures.wait_mean_s == pytest.approx(told.wait_mean_s)
-        assert (figures.wait_p99_s, figures.wait_max_s) == (told.wait_p99_s, told.wait_max_s)
-        assert figures.slo_attainment == pytest.approx(told.slo_attainment)
+        assert figures.wait_mean_s == pytest.approx(measured.wait_mean_s)
+        assert (figures.wait_p99_s, figures.wait_max_s) == (measured.wait_p99_s, measured.wait_max_s)
+        assert figures.slo_attainment == pytest.approx(measured.slo_attainment)
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say():

@@ -20,9 +20,9 @@ from kybernate.lab.simulate.tune import (
     Tuned,
     candidates,
     last_days,
+    over_days,
     play,
     ranked,
-    told,
     tune,
     verdict,
 )
@@ -79,7 +79,7 @@ def drawn(chance: Random, gain: float, candidates: int = 8, days: int = 5) -> bo
                 mean = load * chance.lognormvariate(-0.02, 0.2) * (1.0 - gain * (one == candidates - 1))
                 waits = tuple(chance.expovariate(1 / mean) for _ in range(20))
                 made[one][day].append(Sample(waits, sum(wait <= 20 for wait in waits), 9, 0.5))
-    played = [told(own, 0, repeats=200) for own in made]
+    played = [over_days(own, 0, repeats=200) for own in made]
     grid = [Candidate(f"made-up {one}") for one in range(candidates)]
     return verdict(ranked(grid, played), played[0].figures.objective, days)[0]
 
@@ -136,13 +136,13 @@ def kyb(*words: object) -> int:
 def test_as_people_call_it(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     report, out = tmp_path / "tune.json", tmp_path / "profile.yaml"
     assert kyb(trace, "--day-hours", 0.08, "--policy", "kyb-balanced", "--json", report, "--out", out) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     result = json.loads(report.read_text())
     assert result["days"] == 3
-    assert ("not recommended" not in said) == result["recommended"] == out.exists()
+    assert ("not recommended" not in printed) == result["recommended"] == out.exists()
 
 
-def test_a_mistake_is_told(trace: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_mistake_exits_with_2_and_a_remedy(trace: Path, capsys: pytest.CaptureFixture[str]):
     assert kyb(trace) == 2
     assert "--day-hours" in capsys.readouterr().err
     assert kyb(trace, "--policy", "quantum") == 2

@@ -141,13 +141,13 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
         (MOONCAKE_JSONL + '{"timestamp": 1}\n', r"t\.csv:3: input_length is missing"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_file_line_and_remedy(tmp_path: Path, text: str, message: str) -> None:
+def test_an_unreadable_row_is_reported_with_file_line_and_remedy(tmp_path: Path, text: str, message: str) -> None:
     path = written(tmp_path, text, "t.csv")
     with pytest.raises(TraceError, match=message):
         list(load(path))
 
 
-def test_a_missing_and_a_torn_file_are_told(tmp_path: Path) -> None:
+def test_a_missing_and_a_torn_file_are_reported(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="there is no such file; check the path"):
         load(tmp_path / "nowhere.csv")
     torn = tmp_path / "torn.csv.gz"

@@ -51,7 +51,7 @@ def test_a_file_of_windows_gives_the_same_arrivals_for_the_same_seed(tmp_path: P
 
 
 @pytest.mark.parametrize("row", ["m,1,0,x,1,Gamma,1,1", "m,1,0,1,1,Pareto,1,1", "m,1,0,-1,1,Gamma,1,1"])
-def test_a_bad_window_is_told_with_its_line(tmp_path: Path, row: str) -> None:
+def test_a_bad_window_is_reported_with_its_line(tmp_path: Path, row: str) -> None:
     path = tmp_path / "windows.csv"
     path.write_text(HEADER + row + "\n")
     with pytest.raises(TraceError, match=r"windows\.csv:2: "):

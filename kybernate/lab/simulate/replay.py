@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kybernate.config import PolicyConfig
 from kybernate.lab.baselines import POLICIES
 from kybernate.policy import Decision, GroupView, Policy
-from kybernate.policy.checking import checked
 from kybernate.policy.recording import SEAT_FIELDS, decode
+from kybernate.policy.view import checked
 
 _SHOWN = 20
 
@@ -85,7 +84,7 @@ def _built(name: str, settings: Mapping[str, Any]) -> Policy:
         key: tuple(value) if typing.get_origin(hints.get(key)) is tuple else value for key, value in settings.items()
     }
     try:
-        return PolicyConfig(name, given).build()
+        return POLICIES[name](**given)
     except TypeError as error:
         raise RecordingError(f"the recording is of another version of policy {name!r}: {error}") from None
 

@@ -188,14 +188,14 @@ def verdict(ranking: Sequence[Gain], objective: float, days: int) -> tuple[bool,
     if not ranking or ranking[0].gain <= 0:
         return False, "no candidate is better than the default; keep it"
     first = ranking[0]
-    told = f"its gain of {first.gain:.2f}"
+    gain = f"its gain of {first.gain:.2f}"
     if first.surely <= 0:
-        return False, f"{told} is within the luck of the best of {len(ranking) + 1}; keep the default"
+        return False, f"{gain} is within the luck of the best of {len(ranking) + 1}; keep the default"
     if first.gain < _LEAST_SHARE * objective:
-        return False, f"{told} is no accident, but less than {_LEAST_SHARE:.0%}; keep the default"
+        return False, f"{gain} is no accident, but less than {_LEAST_SHARE:.0%}; keep the default"
     if 2 * first.days <= days:
-        return False, f"{told} comes from {first.days} of {days} days; keep the default"
-    return True, f"{told} is no accident (at least {first.surely:.2f}), on {first.days} of {days} days"
+        return False, f"{gain} comes from {first.days} of {days} days; keep the default"
+    return True, f"{gain} is no accident (at least {first.surely:.2f}), on {first.days} of {days} days"
 
 
 def play(candidate: Candidate, scenario: Scenario, days: int, seed: int) -> Played:
@@ -204,10 +204,10 @@ def play(candidate: Candidate, scenario: Scenario, days: int, seed: int) -> Play
     day = scenario.duration / days
     each = max(1, min(_BLOCKS, int(day / _SHORTEST_BLOCK)))
     pieces = blocks(outcome, scenario, day / each * (1 + 1e-9))
-    return told([pieces[place : place + each] for place in range(0, len(pieces), each)], seed)
+    return over_days([pieces[place : place + each] for place in range(0, len(pieces), each)], seed)
 
 
-def told(days: Sequence[Sequence[Sample]], seed: int, repeats: int = _REPEATS) -> Played:
+def over_days(days: Sequence[Sequence[Sample]], seed: int, repeats: int = _REPEATS) -> Played:
     """Figures of the pieces of each day, and of draws of pieces that are the same for every candidate."""
     pool = Pool([piece for day in days for piece in day])
     weights = draws(sum(map(len, days)), seed, repeats=repeats)

@@ -1,4 +1,4 @@
-"""The certificate: what it encloses is the truth, and what is too good to be true is said to be."""
+"""The certificate: it encloses the optimum, and refutes results that are better than possible."""
 
 import dataclasses
 import itertools
@@ -92,7 +92,7 @@ def test_schedules_keep_the_rules(busy: tuple[Scenario, Certificate]) -> None:
             and scenario.at[request] <= visit.begun + 1e-9
             and scenario.at[request] + wait >= visit.active - 1e-9
         ]
-        assert waiting, f"{visit} began to restore although nobody waited"
+        assert waiting, f"{visit} began to restore without a waiting request"
 
 
 @pytest.mark.parametrize("cap", [1, 2])

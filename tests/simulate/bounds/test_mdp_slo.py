@@ -31,7 +31,7 @@ def test_the_slo_policy_is_near_the_optimum() -> None:
 
 
 @pytest.mark.parametrize("policy", ["kyb-slo", "kyb-balanced", "exhaustive"])
-def test_nobody_is_better_than_the_optimum(policy: str) -> None:
+def test_no_policy_is_better_than_the_optimum(policy: str) -> None:
     assert reached(policy).attained <= optimum().attained + optimum().error + reached(policy).error
 
 
@@ -98,8 +98,8 @@ def _played(solution: mdp_slo.Solution, steps: int) -> float:
             continue
         if phase == "parks":
             holder, phase = -1, "empty"
-        if phase == "empty" and (comer := solution.restores(waiting)) is not None:
-            holder, phase = comer, "restores"
+        if phase == "empty" and (incoming := solution.restores(waiting)) is not None:
+            holder, phase = incoming, "restores"
     return met / came
 
 
