@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 GROUP = "kybernate.dev"
 
-DevPart = Literal["gpus", "helper_driver", "host_memory", "driver_facts", "preset", "plain_machine", "check_manifests"]
+DevPart = Literal["gpus", "helper_driver", "host_memory", "driver_facts", "preset", "check_pods"]
 
 
 class ExtraMissingError(Exception):

@@ -1,14 +1,19 @@
 """Parts of the extra ``dev``: registered, found by name, and a clear error where the extra is not installed."""
 
+import importlib
 import importlib.util
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
+import typer
 
-from kybernate.cli.check import report
-from kybernate.cli.errors import CliError
+from kybernate.cli.app import add_extras
+from kybernate.cli.config import plain_machine, report
+from kybernate.cli.output import CliError
+from kybernate.dev.stack.options import fake_hardware
 from kybernate.doctor import DoctorError, examine_gpu
 from kybernate.extras import GROUP, DevPart, ExtraMissingError, dev_part, dev_part_path
 from kybernate.gpus import GpuError, open_gpus
@@ -46,8 +51,53 @@ def test_without_the_extra_each_setting_that_asks_for_a_fake_names_the_remedy(wi
         open_site(Path("/x"), 1.0)
 
 
-def test_without_the_extra_a_configuration_is_checked_but_not_fitted_to_a_made_up_machine(without_dev):
+def test_without_the_extra_a_configuration_is_checked_and_planned_but_pods_are_not(without_dev):
     config = ROOT / "kybernate/dev/stack/laptop/config.yaml"
-    assert report(config, None, config.with_name("pods.yaml"))
-    with pytest.raises(CliError, match=f"--gpus {MISSING}"):
-        report(config, 4, None)
+    assert [group["gpus"] for group in report(config, 4, None)["default"]["groups"]] == [[0], [1], [2, 3]]
+    with pytest.raises(CliError, match=f"--pods {MISSING}"):
+        report(config, None, config.with_name("pods.yaml"))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 64])
+def test_the_machine_that_config_check_assumes_has_the_links_of_the_one_that_kyb_up_fakes(count):
+    gpus, links = plain_machine(count)
+    faked = fake_hardware(count, "80GiB")
+    index = {gpu.uuid: gpu.index for gpu in (*gpus, *faked.gpus)}
+
+    def shape(found_gpus, found_links):
+        each = [(gpu.index, gpu.memory_bytes, gpu.numa_node) for gpu in found_gpus]
+        return each, [(index[link.a], index[link.b], replace(link, a="", b="")) for link in found_links]
+
+    assert shape(gpus, links) == shape(faked.gpus, faked.links)
+
+
+def commands():
+    """The names of the commands that ``add_extras`` adds."""
+    target = typer.Typer()
+    add_extras(target)
+    return {command.callback.__name__ for command in target.registered_commands}
+
+
+def test_the_commands_of_both_extras_are_there_where_they_are_installed():
+    assert commands() == {"up", "demo", "simulate", "plan", "tune"}
+
+
+def test_without_an_extra_its_commands_are_not_there(without_dev):
+    assert commands() == {"simulate", "plan", "tune"}
+
+
+@pytest.mark.parametrize(("missing", "hidden"), [("numpy", True), ("kybernate.lab.cli.plan", False)])
+def test_only_a_missing_library_of_an_extra_hides_its_commands(monkeypatch, missing, hidden):
+    found = importlib.import_module
+
+    def import_module(name):
+        if name == "kybernate.lab.cli":
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+        return found(name)
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    if hidden:
+        assert commands() == {"up", "demo"}
+    else:
+        with pytest.raises(ModuleNotFoundError):
+            commands()

@@ -97,12 +97,13 @@ async def keep(
     every: float,
     credentials: Credentials = NOBODY,
     timeout: float = 5.0,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     tried: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """``init`` every so many wall seconds until cancelled: NATS may lose its disk, and services make nothing there.
 
-    ``tell`` hears what was made, and what is wrong, once; ``tried`` is called after each try. Raises CredentialsError.
+    ``report`` gets each result and error that differs from the last one; ``tried`` is called after each try.
+    Raises CredentialsError.
     """
     said = ""
     while True:
@@ -115,7 +116,7 @@ async def keep(
         else:
             now = f"changed: {', '.join(changed)}" if changed else "all streams and buckets are there"
         if now != said:
-            tell(now)
+            report(now)
             said = now
         tried()
         await asyncio.sleep(every)

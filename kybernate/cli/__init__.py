@@ -1,8 +1,8 @@
-"""``kyb``: what people type. Talks to a running stack only through the router's HTTP API."""
+"""``kyb``, the command line. It reaches a running stack only through the router's HTTP API."""
 
 import sys
 
-from kybernate.cli.errors import CliError
+from kybernate.cli.output import CliError
 
 
 def main(argv: list[str] | None = None) -> None:

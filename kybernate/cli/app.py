@@ -1,16 +1,17 @@
 """The commands and their options. Each imports what it needs when it runs, so that ``kyb --help`` is quick."""
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import time
-from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kybernate.cli.bus import bus
+from kybernate.cli.config import config_app
+from kybernate.cli.doctor import doctor_app
 from kybernate.cli.output import Output, OutputOption
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.topology import topology
@@ -28,21 +29,11 @@ app = typer.Typer(
     help="Kybernate: host more LLMs than you have GPU memory for.",
     epilog="Exit codes: 0 done · 1 it could not be done · 2 wrong usage or configuration.",
 )
-config_app = typer.Typer(no_args_is_help=True, help="Configuration files.")
-doctor_app = typer.Typer(no_args_is_help=True, help="What works on this machine, and what to do about the rest.")
 app.add_typer(bus, name="bus")
 app.add_typer(config_app, name="config")
 app.add_typer(router_app, name="router")
 app.add_typer(doctor_app, name="doctor")
 app.add_typer(webhook, name="webhook")
-
-
-class CudaBinding(StrEnum):
-    """How libcuda is called."""
-
-    AUTO = "auto"
-    BINDINGS = "bindings"
-    CTYPES = "ctypes"
 
 
 Url = Annotated[
@@ -56,7 +47,7 @@ Seat = Annotated[str, typer.Argument(metavar="SEAT|MODEL", help="seat/x, model/x
 def status(
     url: Url = None,
     output: OutputOption = Output.TEXT,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again each second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every second until Ctrl-C.")] = False,
 ) -> None:
     """Show nodes, groups and seats: what is active, parked, waiting."""
     from kybernate.cli.router import Router, find_url
@@ -85,11 +76,10 @@ def status(
 def events(
     url: Url = None,
     output: OutputOption = Output.TEXT,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C, also over restarts.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C, over restarts of the router.")] = False,
 ) -> None:
     """Show what happens to seats, as it happens. Without -f: until the router ends the stream."""
-    from kybernate.cli.events import follow_events
-    from kybernate.cli.router import Router, find_url
+    from kybernate.cli.router import Router, find_url, follow_events
 
     router = Router(find_url(url))
     with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
@@ -111,13 +101,13 @@ def why(
 ) -> None:
     """Show why each group is as it is: the policy's last reason, and the numbers that it saw."""
     from kybernate.cli.router import Router, find_url
-    from kybernate.cli.why import lines, select
+    from kybernate.cli.show import select_why, why_lines
 
-    nodes = select(Router(find_url(url)).why(), name)
+    nodes = select_why(Router(find_url(url)).why(), name)
     if output is Output.JSON:
         print(json.dumps({"nodes": nodes}))
         return
-    for line in lines(nodes, shadow=shadow):
+    for line in why_lines(nodes, shadow=shadow):
         print(line)
 
 
@@ -158,63 +148,29 @@ def wake(
     print(json.dumps(reply) if output is Output.JSON else f"{model}: asked for; see kyb status")
 
 
-@config_app.command("check")
-def config_check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration (YAML), or a folder of them.")],
-    gpus: Annotated[int | None, typer.Option(min=1, max=64, help="Also fit it to a machine with so many GPUs.")] = None,
-    name: Annotated[str | None, typer.Option(help="Show only this one of several configurations.")] = None,
-    pods: Annotated[Path | None, typer.Option(help="Also check these Pods against it.")] = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Check a configuration file; with --gpus show the groups and seats that it makes."""
-    from kybernate.cli.check import report
-
-    every = report(file, gpus, pods, name)
-    for found in every.values():
-        if output is Output.JSON:
-            print(json.dumps(found))
-            continue
-        which = f" ({found['name']})" if len(every) > 1 or name else ""
-        print(f"{file}{which}: good: {', '.join(found['profiles'])}")
-        for group in found["groups"]:
-            indices = ", ".join(str(index) for index in group["gpus"])
-            print(f"  {group['name']:8} GPU {indices:12} {len(group['seats'])} seats of {group['resource']}")
-        for warning in found["warnings"]:
-            print(f"  warning: {warning}")
-
-
-@doctor_app.command("gpu")
-def doctor_gpu(
-    binding: Annotated[
-        CudaBinding, typer.Option(envvar="KYB_CUDA_BINDING", help="auto: cuda-bindings if usable, else ctypes.")
-    ] = CudaBinding.AUTO,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds that the driver may take to answer.")] = 60.0,
-    output: OutputOption = Output.TEXT,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
-) -> None:
-    """Check whether GPU processes can be parked here. Exit code 1 if something is in the way."""
-    from kybernate.cli.doctor import gpu
-
-    gpu(binding.value, timeout, as_json=as_json or output is Output.JSON)
-
-
 app.command()(topology)
 app.command("uninstall-check")(uninstall_check)
 
 
-def _add_extras() -> None:
-    """Add the commands of the extras that are installed: ``dev`` (up, demo) and ``lab`` (simulate, plan, tune)."""
-    if importlib.util.find_spec("kybernate.dev") is not None:
-        from kybernate.dev.commands import register
-
-        register(app)
-    if importlib.util.find_spec("kybernate.lab") is not None:
-        from kybernate.lab.cli import register as register_lab
-
-        register_lab(app)
+EXTRAS = {"kybernate.dev": "kybernate.dev.commands", "kybernate.lab": "kybernate.lab.cli"}
+"""Package of an extra: its module whose ``register`` adds commands: up and demo; simulate, plan and tune."""
 
 
-_add_extras()
+def add_extras(target: typer.Typer) -> None:
+    """Add the commands of the extras that are installed, each with the libraries that its commands import."""
+    for package, module in EXTRAS.items():
+        if importlib.util.find_spec(package) is None:
+            continue
+        try:
+            commands = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] == "kybernate":
+                raise
+            continue  # a library of the extra is missing
+        commands.register(target)
+
+
+add_extras(app)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from kybernate.cli.errors import CliError
+from kybernate.cli.output import CliError
 
 if TYPE_CHECKING:
     from kybernate.bus.rights import Place, Role
@@ -22,7 +22,9 @@ T = TypeVar("T")
 
 NatsUrl = Annotated[str | None, typer.Option(help="Default: KYB_NATS_URL, else the running stack's.")]
 NkeyFile = Annotated[Path | None, typer.Option(envvar="KYB_NATS_NKEY_FILE", help="Seed of the key to connect with.")]
-CaFile = Annotated[Path | None, typer.Option(envvar="KYB_NATS_CA_FILE", help="Who signed the server's certificate.")]
+CaFile = Annotated[
+    Path | None, typer.Option(envvar="KYB_NATS_CA_FILE", help="Authority of the server's certificate (PEM).")
+]
 CertFile = Annotated[Path | None, typer.Option(envvar="KYB_NATS_CERT_FILE", help="A client certificate.")]
 KeyFile = Annotated[Path | None, typer.Option(envvar="KYB_NATS_KEY_FILE", help="Its private key.")]
 
@@ -35,9 +37,9 @@ def init(
     cert_file: CertFile = None,
     key_file: KeyFile = None,
     replicas: Annotated[int, typer.Option(min=1, max=5, help="Servers that keep each stream and bucket.")] = 1,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a server that is not there yet.")] = 60,
-    every: Annotated[float, typer.Option(min=0, help="Look again every so many seconds, for ever. 0: once.")] = 0,
-    beat: Annotated[Path | None, typer.Option(help="With --every: file touched after each try, for probes.")] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a server that does not answer yet.")] = 60,
+    every: Annotated[float, typer.Option(min=0, help="Repeat every N seconds; 0 runs once.")] = 0,
+    beat: Annotated[Path | None, typer.Option(help="With --every: file touched after each run, for probes.")] = None,
 ) -> None:
     """Create the streams and buckets that are missing, and bring the rest up to date."""
     from kybernate.bus import Credentials, setup
@@ -45,26 +47,26 @@ def init(
 
     who = Credentials(Role.INIT, nkey_file, ca_file, cert_file, key_file)
 
-    def tell(why: str) -> None:
+    def report(why: str) -> None:
         print(f"kyb: {why}; trying again for up to {wait:g} s", file=sys.stderr)
 
     if every:
         tried = beat.touch if beat is not None else lambda: None
-        _run(setup.keep(_address(nats_url), replicas, every=every, credentials=who, tell=_say, tried=tried))
-    changed = _run(setup.init(_address(nats_url), replicas, credentials=who, wait=wait, on_wait=tell))
+        _run(setup.keep(_address(nats_url), replicas, every=every, credentials=who, report=_report, tried=tried))
+    changed = _run(setup.init(_address(nats_url), replicas, credentials=who, wait=wait, on_wait=report))
     print(f"changed: {', '.join(changed)}" if changed else "nothing to do: all streams and buckets are there")
 
 
 @bus.command("check")
 def check(
-    role: Annotated[str, typer.Option(help="Whose key it is, e.g. router or node-manager.")],
+    role: Annotated[str, typer.Option(help="Role of the key, e.g. router or node-manager.")],
     nats_url: NatsUrl = None,
     nkey_file: NkeyFile = None,
     ca_file: CaFile = None,
     cert_file: CertFile = None,
     key_file: KeyFile = None,
 ) -> None:
-    """Check that a key can do what its role needs; sends nothing that anybody acts on."""
+    """Check that a key has the rights of its role. Sends only messages that no service acts on."""
     from kybernate.bus import Credentials
     from kybernate.bus.checkup import examine
 
@@ -74,56 +76,60 @@ def check(
     address = address.rsplit("@")[-1]  # without a password
     if missing:
         text = "; ".join(missing)
-        raise CliError(f"{address}: role {role} cannot do all it needs: {text}; renew auth.conf with kyb bus keys")
+        raise CliError(f"{address}: role {role} lacks rights: {text}; renew auth.conf with kyb bus keys")
     print(f"{address}: good for role {role}")
 
 
 @bus.command("keys")
 def keys(
-    out: Annotated[Path | None, typer.Option(help="Folder for the files; what is there stays.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the files; keys in it are kept.")] = None,
     secret: Annotated[str | None, typer.Option(help="Kubernetes Secret for the cluster bus.")] = None,
     node_secret: Annotated[str | None, typer.Option(help="Kubernetes Secret for the node bus.")] = None,
-    namespace: Annotated[str, typer.Option(envvar="KYB_NAMESPACE", help="Of the Secrets. Default: this pod's.")] = "",
-    rotate: Annotated[str | None, typer.Option(help="Make a new key for this role; the old one is void.")] = None,
-    one_server: Annotated[bool, typer.Option("--one-server", help="One NATS plays both buses: one-auth.conf.")] = False,
+    namespace: Annotated[
+        str, typer.Option(envvar="KYB_NAMESPACE", help="Namespace of the Secrets. Default: this pod's.")
+    ] = "",
+    rotate: Annotated[
+        str | None, typer.Option(help="Replace the key of this role; the old one becomes invalid.")
+    ] = None,
+    one_server: Annotated[bool, typer.Option("--one-server", help="One server is both buses: one-auth.conf.")] = False,
     service_account: Annotated[Path, typer.Option(help="Folder of the pod's token, for --secret.")] = ACCOUNT,
 ) -> None:
-    """Make the keys that are missing, one per role, and the server's list of them with their rights."""
+    """Make the missing keys, one per role, and the server's list of keys with their rights."""
     if (out is None) == (secret is None and node_secret is None):
-        raise CliError("say where the keys go: --out DIR, or --secret NAME and --node-secret NAME", 2)
+        raise CliError("name the target: --out DIR, or --secret NAME and --node-secret NAME", 2)
     from kybernate.bus.rights import ROLES, Place
 
-    again = _role(rotate) if rotate is not None else None
+    rotated = _role(rotate) if rotate is not None else None
     if out is not None:
         from kybernate.bus.keys import write
         from kybernate.bus.port import BusError
 
         try:
-            changed = write(out, (Place.ONE,) if one_server else (Place.CLUSTER, Place.NODE), again)
+            changed = write(out, (Place.ONE,) if one_server else (Place.CLUSTER, Place.NODE), rotated)
         except BusError as error:
             raise CliError(str(error)) from None
-        _tell(str(out), changed)
+        _print_changes(str(out), changed)
         return
     places = {Place.CLUSTER: secret, Place.NODE: node_secret}
     chosen = {place: name for place, name in places.items() if name is not None}
-    if again is not None and not any(again in ROLES[place] for place in chosen):
-        raise CliError(f"--rotate {again}: none of the named Secrets has this role", 2)
-    _run(_secrets(service_account, namespace, chosen, again))
+    if rotated is not None and not any(rotated in ROLES[place] for place in chosen):
+        raise CliError(f"--rotate {rotated}: none of the named Secrets has this role", 2)
+    _run(_secrets(service_account, namespace, chosen, rotated))
 
 
 @bus.command("config")
 def config(
     node: Annotated[bool, typer.Option("--node", help="For the node bus: loopback, no JetStream.")] = False,
     name: Annotated[str, typer.Option(help="The server's name; $POD_NAME reads it from the environment.")] = "kyb-nats",
-    host: Annotated[str | None, typer.Option(help="Where it listens. Default: everywhere, --node: loopback.")] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: 4222, --node: 4223.")] = None,
-    monitoring: Annotated[str, typer.Option(help="HOST:PORT of /healthz; asks for no key. Default: none.")] = "",
+    host: Annotated[str | None, typer.Option(help="Listen address. Default: all, with --node loopback.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: 4222, with --node 4223.")] = None,
+    monitoring: Annotated[str, typer.Option(help="HOST:PORT of /healthz, served without a key. Default: none.")] = "",
     store: Annotated[str, typer.Option(help="Folder of streams and buckets.")] = "/data",
-    store_bytes: Annotated[str, typer.Option(help="Most that they may take.")] = "4GiB",
+    store_bytes: Annotated[str, typer.Option(help="Size limit of that folder.")] = "4GiB",
     auth: Annotated[str, typer.Option(help="auth.conf of kyb bus keys, relative to this file. Default: no keys.")] = "",
-    cert: Annotated[str, typer.Option(help="The server's certificate; then clients must speak TLS.")] = "",
+    cert: Annotated[str, typer.Option(help="The server's certificate; clients must then use TLS.")] = "",
     key: Annotated[str, typer.Option(help="Its private key.")] = "",
-    ca: Annotated[str, typer.Option(help="Who signs the certificates of clients and of the other servers.")] = "",
+    ca: Annotated[str, typer.Option(help="Authority of the certificates of clients and other servers.")] = "",
     verify: Annotated[bool, typer.Option("--verify", help="Clients must show a certificate.")] = False,
     route: Annotated[list[str] | None, typer.Option(help="HOST:PORT of each server of a cluster.")] = None,
 ) -> None:
@@ -135,7 +141,9 @@ def config(
     if bool(cert) != bool(key) or (ca and not cert):
         raise CliError("--cert and --key belong together, and --ca to them", 2)
     if not ca and (verify or (cert and route)):
-        raise CliError("say --ca: who signs the certificates that --verify, or servers of a cluster, must show", 2)
+        raise CliError(
+            "name with --ca the authority of the certificates that --verify, or servers of a cluster, require", 2
+        )
     try:
         size = parse_bytes(store_bytes)
     except ValueError as error:
@@ -169,11 +177,11 @@ async def _secrets(account: Path, namespace: str, chosen: "dict[Place, str]", ro
         with contextlib.suppress(OSError):
             namespace = (account / "namespace").read_text().strip()
         if not namespace:
-            raise CliError("say --namespace: this pod's service account does not name one", 2)
+            raise CliError("name it with --namespace: this pod's service account has none", 2)
     kube = Kube(url, account)
     try:
         for place, name in chosen.items():
-            _tell(f"Secret {namespace}/{name}", await ensure(kube, namespace, name, place, rotate))
+            _print_changes(f"Secret {namespace}/{name}", await ensure(kube, namespace, name, place, rotate))
     finally:
         await kube.close()
 
@@ -187,16 +195,16 @@ def _role(name: str) -> "Role":
         raise CliError(f"there is no role {name!r}; there are {', '.join(Role)}", 2) from None
 
 
-def _tell(where: str, changed: tuple[str, ...]) -> None:
+def _print_changes(where: str, changed: tuple[str, ...]) -> None:
     print(f"{where}: wrote {', '.join(changed)}" if changed else f"{where}: nothing to do, all keys are there")
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     print(f"kyb: {text}", file=sys.stderr, flush=True)
 
 
 def _address(given: str | None) -> str:
-    from kybernate.cli.stack_file import find_stack
+    from kybernate.cli.router import find_stack
 
     stack = find_stack() or {}
     return given or os.environ.get("KYB_NATS_URL") or str(stack.get("nats_url", "nats://127.0.0.1:4222"))

@@ -2,24 +2,51 @@
 
 import json
 import os
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kybernate.cli.errors import CliError
-from kybernate.cuda import Binding
-from kybernate.doctor import DoctorError, Finding, examine_gpu, exit_code
+from kybernate.cli.output import CliError, Output, OutputOption
+
+if TYPE_CHECKING:
+    from kybernate.doctor import Finding
 
 _CHECK_WIDTH = 12
+doctor_app = typer.Typer(no_args_is_help=True, help="What works on this machine, and how to repair the rest.")
 
 
-def gpu(binding: Binding, seconds: float, *, as_json: bool) -> None:
-    """Look, print, and end with 1 if something fails."""
+class CudaBinding(StrEnum):
+    """How libcuda is called."""
+
+    AUTO = "auto"
+    BINDINGS = "bindings"
+    CTYPES = "ctypes"
+
+
+@doctor_app.callback()
+def _group() -> None:
+    """Keep the name of the one command."""
+
+
+@doctor_app.command("gpu")
+def gpu(
+    binding: Annotated[
+        CudaBinding, typer.Option(envvar="KYB_CUDA_BINDING", help="auto: cuda-bindings if usable, else ctypes.")
+    ] = CudaBinding.AUTO,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that the driver may take to answer.")] = 60.0,
+    output: OutputOption = Output.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+) -> None:
+    """Check whether GPU processes can be parked here. Exit code 1: at least one check fails."""
+    from kybernate.doctor import DoctorError, examine_gpu, exit_code
+
     try:
-        findings = examine_gpu(os.environ, binding=binding, seconds=seconds)
+        findings = examine_gpu(os.environ, binding=binding.value, seconds=timeout)
     except DoctorError as error:
         raise CliError(str(error), code=2) from None
     code = exit_code(findings)
-    if as_json:
+    if as_json or output is Output.JSON:
         print(json.dumps({"ok": code == 0, "findings": [finding.as_json() for finding in findings]}))
     else:
         for finding in findings:
@@ -27,7 +54,7 @@ def gpu(binding: Binding, seconds: float, *, as_json: bool) -> None:
     raise typer.Exit(code)
 
 
-def line(finding: Finding) -> str:
+def line(finding: "Finding") -> str:
     """``WARN persistence  off on GPU 0 → nvidia-smi -pm 1``."""
     remedy = f" → {finding.remedy}" if finding.remedy else ""
     return f"{finding.level:4} {finding.check:{_CHECK_WIDTH}} {finding.finding}{remedy}"

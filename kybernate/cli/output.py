@@ -1,4 +1,4 @@
-"""The two ways in which commands answer."""
+"""What every command shares: its two output formats, and the error that ends it."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -6,8 +6,16 @@ from typing import Annotated
 import typer
 
 
+class CliError(Exception):
+    """A command failed. The text names the cause and the remedy; ``code`` is the exit code."""
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class Output(StrEnum):
-    """How a command answers."""
+    """Format of a command's answer."""
 
     TEXT = "text"
     JSON = "json"

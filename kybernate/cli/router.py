@@ -1,18 +1,40 @@
-"""The router's HTTP API as the commands need it. Standard library only: commands should start at once."""
+"""The client of the router's HTTP API, and how it finds the router. Standard library only: commands start at once."""
 
+import contextlib
+import fcntl
 import http.client
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from kybernate.cli.errors import CliError
-from kybernate.cli.stack_file import find_stack, stack_file
+from kybernate.cli.output import CliError
 
 ANSWER_SECONDS = 10.0
+RECONNECT_SECONDS = 0.5
+LOST_SECONDS = 30.0
+"""Following events ends when the router has been unreachable for this long."""
+
+
+def stack_file() -> Path:
+    """``$XDG_RUNTIME_DIR/kybernate/stack.json``, or ``/tmp/kybernate-<uid>/stack.json`` where that is unset."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) / "kybernate" if runtime else Path(f"/tmp/kybernate-{os.getuid()}")
+    return folder / "stack.json"
+
+
+def find_stack() -> dict[str, Any] | None:
+    """Read the stack file of a live ``kyb up``; None without one. A live stack holds the lock of the file's folder."""
+    path = stack_file()
+    with contextlib.suppress(OSError, ValueError):
+        content = json.loads(path.read_text())
+        if isinstance(content, dict) and _locked(path.parent):
+            return content
+    return None
 
 
 def find_url(given: str | None) -> str:
@@ -47,7 +69,7 @@ class Router:
         return body
 
     def why(self) -> dict[str, Any]:
-        """``GET /v1/why``: ``{"nodes": [...]}``, what each node's manager says about its decisions."""
+        """``GET /v1/why``: ``{"nodes": [...]}``, the decisions of each node's manager and their reasons."""
         body = self._call("GET", "/v1/why")
         return body if isinstance(body, dict) else {}
 
@@ -118,13 +140,50 @@ class Router:
         return f"the router at {self.url} does not answer ({why}); is the stack running? (kyb up, or --url)"
 
     def _refusal(self, status: int, data: bytes) -> CliError:
-        """The router's own words, wherever its answer has them."""
+        """The router's error text; without one, the beginning of its answer."""
         try:
             error = json.loads(data)["error"]
             return CliError(str(error["message"]), 2 if error.get("code") == "ambiguous_name" else 1)
         except (ValueError, KeyError, TypeError):
-            said = data[:200].decode(errors="replace").strip() or "without a reason"
-            return CliError(f"the router at {self.url} refused (HTTP {status}): {said}")
+            reason = data[:200].decode(errors="replace").strip() or "without a reason"
+            return CliError(f"the router at {self.url} refused (HTTP {status}): {reason}")
+
+
+def follow_events(router: Router, show: Callable[[dict[str, Any]], None], *, again: bool) -> None:
+    """Call ``show`` with each event, once. ``again``: after a break, reconnect and continue after the last one shown.
+
+    Raises CliError when the first connection fails, or when the router is unreachable for ``LOST_SECONDS``.
+    """
+    last_id: str | None = None
+    reached = False
+    lost_at: float | None = None
+    while True:
+        try:
+            for number, event in router.events(last_id):
+                reached, lost_at = True, None
+                if event is not None:
+                    last_id = number or last_id
+                    show(event)
+        except CliError:
+            lost_at = lost_at or time.monotonic()
+            # The first connection must succeed: a wrong address is not an interruption.
+            if not again or not reached or time.monotonic() - lost_at > LOST_SECONDS:
+                raise
+        if not again:
+            return
+        time.sleep(RECONNECT_SECONDS)
+
+
+def _locked(folder: Path) -> bool:
+    """True if a process holds the folder's lock, tested by a shared lock that is released at once."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _key() -> dict[str, str]:

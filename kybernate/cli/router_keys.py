@@ -1,4 +1,4 @@
-"""``kyb router keys``: who may call a router. The file holds hashes only; a key is shown once, when it is made."""
+"""``kyb router keys``: the API keys of routers. The file holds hashes only; a key is shown once, when it is made."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kybernate import files
-from kybernate.cli.errors import CliError
+from kybernate.cli.output import CliError
 
 if TYPE_CHECKING:
     from kybernate.api_keys import ApiKey
 
-router = typer.Typer(no_args_is_help=True, help="Routers: who may call them.")
-keys_app = typer.Typer(no_args_is_help=True, help="API keys in the file that KYB_API_KEYS_FILE of routers names.")
+router = typer.Typer(no_args_is_help=True, help="Access to routers.")
+keys_app = typer.Typer(no_args_is_help=True, help="API keys in the file of KYB_API_KEYS_FILE.")
 router.add_typer(keys_app, name="keys")
 
-File = Annotated[Path, typer.Option("--file", envvar="KYB_API_KEYS_FILE", help="The file; made if it is not there.")]
-Name = Annotated[str, typer.Argument(help="Who it is for; audit records name it.")]
+File = Annotated[
+    Path, typer.Option("--file", envvar="KYB_API_KEYS_FILE", help="The file; created if it does not exist.")
+]
+Name = Annotated[str, typer.Argument(help="Name of the caller, for audit records.")]
 
 
 @keys_app.command("add")
@@ -26,7 +28,7 @@ def add(
     file: File,
     scope: Annotated[list[str] | None, typer.Option(help="infer, view, signals or admin; several times.")] = None,
 ) -> None:
-    """Make a key and print it; it cannot be shown again. Running routers take it up within seconds."""
+    """Make a key and print it; it cannot be shown again. Running routers load it within seconds."""
     from kybernate.api_keys import make
 
     keys = _read(file)
@@ -46,7 +48,7 @@ def show(file: File) -> None:
 
 @keys_app.command("remove")
 def remove(name: Name, file: File) -> None:
-    """Make a key void."""
+    """Remove a key; routers then refuse it."""
     keys = _read(file)
     left = tuple(key for key in keys if key.name != name)
     if len(left) == len(keys):
@@ -63,7 +65,7 @@ def _read(file: Path) -> "tuple[ApiKey, ...]":
 
 
 def _write(file: Path, keys: "Iterable[ApiKey]") -> None:
-    """In one step; routers that look meanwhile see the old file or the new one."""
+    """Replace the file atomically; routers read it meanwhile."""
     from kybernate.api_keys import dump
 
     try:

@@ -1,7 +1,7 @@
-"""How seats and events look in a terminal."""
+"""How seats, events and decisions look in a terminal."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -9,8 +9,11 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
+from kybernate.cli.output import CliError
 from kybernate.sizes import format_bytes
 
+_RECENT = 10
+"""Disagreements of the shadow policy shown as text; JSON has all that the manager keeps."""
 STATE_STYLES = {
     "active": "bold green",
     "parked": "cyan",
@@ -146,3 +149,89 @@ def _age(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def select_why(body: dict[str, Any], name: str | None) -> list[dict[str, Any]]:
+    """Select the groups that ``name`` means (group, seat or model) from the nodes' answers. Raises CliError."""
+    nodes = [dict(node) for node in body.get("nodes") or ()]
+    if not nodes:
+        raise CliError("no manager is known to the router yet; see kyb status")
+    if name is None:
+        return nodes
+    plain = name.partition("/")[2] if name.startswith(("model/", "seat/", "group/")) else name
+    known: set[str] = set()
+    for node in nodes:
+        for group in node.get("groups") or ():
+            known |= {group["group"], *(seat["model"] for seat in group["seats"])}
+        node["groups"] = [group for group in node.get("groups") or () if _means(group, plain)]
+        if node.get("shadow"):
+            kept = {group["group"] for group in node["groups"]}
+            of = node["shadow"]
+            for part in ("groups", "recent"):
+                of = of | {part: [one for one in of[part] if one["group"] in kept]}
+            node["shadow"] = of
+    found = [node for node in nodes if node["groups"]]
+    if not found:
+        raise CliError(f"no group, seat or model is called {name!r}; known: {', '.join(sorted(known)) or 'none yet'}")
+    return found
+
+
+def why_lines(nodes: list[dict[str, Any]], *, shadow: bool) -> Iterator[str]:
+    """Each node with its groups: the policy's last reason and the numbers it used; ``shadow``: what the shadow did."""
+    for node in nodes:
+        if "unanswered" in node:
+            yield f"{node['node']}: {node['unanswered']}"
+            continue
+        yield f"{node['node']}  policy {node['policy']}"
+        if node.get("errors"):
+            yield f"  the policy failed {node['errors']} times, a plain rule decided; last: {node['last_error']}"
+        yield from (f"  {problem}" for problem in node.get("problems") or ())
+        yield from (_shadow(node) if shadow else _live(node))
+
+
+def _live(node: dict[str, Any]) -> Iterator[str]:
+    for group in node["groups"]:
+        switch = group.get("switch")
+        under_way = f"  [{switch['phase']}: {switch['out'] or '-'} → {switch['in'] or '-'}]" if switch else ""
+        yield f"  {group['group']}: {group['why'] or 'nothing was decided yet'}{under_way}"
+        width = max((len(str(seat["model"])) for seat in group["seats"]), default=0)
+        for seat in group["seats"]:
+            parts = [f"{seat['waiting']} waiting", f"{seat['in_flight']} in flight"]
+            if seat["waiting"]:
+                parts[0] += f" (oldest {seat['oldest_wait_seconds']:.1f} s)"
+            parts.append(f"{60 * seat['rate_fast']:.1f}/min now, {60 * seat['rate_slow']:.1f}/min usually")
+            parts.append(f"{seat['service_seconds']:.1f} s each")
+            parts.append(f"park {seat['park_seconds']:.1f} s, activate {seat['activate_seconds']:.1f} s")
+            parts.append(f"{seat['tier']}: SLO {seat['slo_seconds']:g} s, weight {seat['weight']:g}")
+            if seat["stall_budget_seconds"]:
+                parts.append(f"may be frozen for {seat['stall_budget_seconds']:g} s")
+            if seat["pinned"]:
+                parts.append("pinned")
+            if seat.get("blocked"):
+                parts.append(seat["blocked"])
+            yield f"    {seat['model']!s:{width}}  {seat['state']:10}  {'; '.join(parts)}"
+
+
+def _shadow(node: dict[str, Any]) -> Iterator[str]:
+    shadow = node.get("shadow")
+    if not shadow:
+        yield "  no shadow policy; name one in the configuration: shadow: {name: …}"
+        return
+    if shadow["last_error"]:
+        yield f"  the shadow {shadow['policy']} failed; last: {shadow['last_error']}"
+    for group in shadow["groups"]:
+        looks = group["same"] + group["different"]
+        share = f"{group['same'] / looks:.0%} of {looks} looks alike" if looks else "no look yet"
+        gain = group["gain_seconds"]
+        worth = f"would have saved about {gain:.0f}" if gain >= 0 else f"would have cost about {-gain:.0f}"
+        yield f"  {group['group']}: {shadow['policy']}: {share}; {worth} request-seconds of waiting (an estimate)"
+        yield f"    live:   {group['live']}"
+        yield f"    shadow: {group['shadow']}"
+    for each in shadow["recent"][:_RECENT]:
+        yield f"  {each['age_seconds']:.0f} s ago, {each['group']}, {each['gain_seconds']:+.0f} request-seconds"
+        yield f"    live:   {each['live']}"
+        yield f"    shadow: {each['shadow']}"
+
+
+def _means(group: dict[str, Any], name: str) -> bool:
+    return name == group["group"] or any(name in (seat["seat"], seat["model"]) for seat in group["seats"])

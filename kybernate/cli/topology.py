@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kybernate.cli.errors import CliError
-from kybernate.cli.output import Output, OutputOption
+from kybernate.cli.output import CliError, Output, OutputOption
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,10 +20,11 @@ if TYPE_CHECKING:
 
 
 def topology(
-    preset: Annotated[str | None, typer.Option(metavar="NAME", help="A made-up machine, such as 8xL40S.")] = None,
+    preset: Annotated[str | None, typer.Option(metavar="NAME", help="A fake machine, e.g. 8xL40S (extra dev).")] = None,
     stack: Annotated[bool, typer.Option("--stack", help="The GPUs of the stack that runs here.")] = False,
     config: Annotated[
-        Path | None, typer.Option(help="Whose groups. Default: KYB_CONFIG, with --stack the stack's, else every size.")
+        Path | None,
+        typer.Option(help="Whose groups. Default: KYB_CONFIG, with --stack the stack's, else every size."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Which of its configurations. Default: KYB_CONFIG_NAME.")] = None,
     output: OutputOption = Output.TEXT,
@@ -50,7 +50,7 @@ def topology(
 
 
 def every_size(gpus: "tuple[Gpu, ...]", links: "tuple[Link, ...]", instances: "tuple[Gpu, ...]") -> "NodeConfig":
-    """What to show where nobody has configured anything: groups of 1, 2, 4, 8 … inside each other, MIG as it is."""
+    """Return the default configuration: groups of 1, 2, 4, 8 … inside each other, and one per MIG instance."""
     del links
     from kybernate.config import GpuTopology, NodeConfig, Profile
 
@@ -111,7 +111,7 @@ def report(
 
 
 def lines(body: dict[str, Any], config: Path | None) -> list[str]:
-    """The report for people."""
+    """Return the report as text."""
     from kybernate.sizes import format_bytes
     from kybernate.topology.matrix import legend
 
@@ -139,13 +139,13 @@ def _group_row(group: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _columns(rows: "Sequence[Sequence[str]]") -> list[str]:
-    """Rows with their cells below each other."""
+    """Align the cells of the rows in columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _machine(preset: str | None, stack: bool) -> "tuple[Machine, Path | None]":
-    """The machine that is asked for, and the configuration that goes with it."""
+    """Return the machine that the options name, and the file of its configuration."""
     if preset:
         from kybernate.extras import ExtraMissingError, dev_part
 
@@ -156,7 +156,7 @@ def _machine(preset: str | None, stack: bool) -> "tuple[Machine, Path | None]":
         except ValueError as error:
             raise CliError(f"--preset: {error}", code=2) from None
     if stack:
-        from kybernate.cli.stack_file import find_stack
+        from kybernate.cli.router import find_stack
 
         running = find_stack()
         if running is None:

@@ -1,6 +1,6 @@
-"""``kyb uninstall-check``: nobody must be left frozen when the last one who could wake them is gone.
+"""``kyb uninstall-check``: refuse an uninstall that would leave engines parked, with no service to activate them.
 
-The hook's Job asks the API server which pods have seats, and a router, else each node's manager, what these seats do.
+The hook's Job lists the pods with seats at the API server, and their states at a router, else at each node's manager.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kybernate.cli.errors import CliError
+from kybernate.cli.output import CliError
 from kybernate.cli.uninstall_view import FORCE, SKIP, Look, Owner, owners, refusal
 from kybernate.seat import SeatState
 
@@ -20,15 +20,15 @@ _MOVING = frozenset({SeatState.PARKING, SeatState.ACTIVATING, SeatState.MIGRATIN
 ASK_SECONDS = 3.0
 LOOK_SECONDS = 1.0
 REFUSED_SECONDS = 20.0
-"""A seat that cannot be told to come for so long is given up."""
+"""A seat whose activation is refused for this long is not retried."""
 UNSURE_SECONDS = 20.0
-"""How long somebody who could know a pod's seat may take to answer."""
+"""How long to wait until the state of every pod's seat is known."""
 PAGE = 500
 
 
 @dataclass(slots=True)
 class Cluster:
-    """Who is asked. ``kube``: the API server; ``router``: its address, empty: none."""
+    """The services to query. ``kube``: the API server; ``router``: its address, empty: none."""
 
     kube: Any
     router: str
@@ -36,23 +36,23 @@ class Cluster:
     prefixes: tuple[str, ...]
 
     async def look(self) -> Look:
-        """Pods and their seats, now. Raises CliError when the API server does not answer."""
-        rows, silent = await self._by_router()
+        """Read pods and the states of their seats. Raises CliError when the API server does not answer."""
+        rows, failure = await self._by_router()
         pods = owners(await self._pods(), self.prefixes, rows)
         missing = [owner for owner in pods if owner.runs and owner.uid not in rows]
         for owner, row in zip(missing, await self._by_managers(missing), strict=True):
             if row is not None:
                 rows[owner.uid] = row
-        return Look(pods, rows, silent)
+        return Look(pods, rows, failure)
 
     async def command(self, seat: str, verb: str) -> None:
-        """Tell a seat's manager, through the router. Raises CliError."""
+        """Send a command to a seat's manager, through the router. Raises CliError."""
         from kybernate.cli.router import Router
 
         await asyncio.to_thread(Router(self.router).command, f"seat/{seat}", verb)
 
     async def delete(self, owner: Owner) -> None:
-        """Delete a pod; one that is gone already is fine. Raises CliError."""
+        """Delete a pod, unless it is gone already. Raises CliError."""
         from kybernate.kube import KubeError
 
         try:
@@ -86,7 +86,7 @@ class Cluster:
         at_once = asyncio.Semaphore(32)
         timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
 
-        async def ask(owner: Owner) -> Mapping[str, Any] | None:
+        async def request(owner: Owner) -> Mapping[str, Any] | None:
             host = f"[{owner.host}]" if ":" in owner.host else owner.host
             if not host or not self.manager_port:
                 return None
@@ -98,11 +98,14 @@ class Cluster:
                 return None
 
         async with aiohttp.ClientSession(timeout=timeout) as http:
-            return list(await asyncio.gather(*(ask(owner) for owner in some)))
+            return list(await asyncio.gather(*(request(owner) for owner in some)))
 
 
 async def force(cluster: Cluster, *, wake_seconds: float, delete_seconds: float) -> tuple[str, ...]:
-    """Activate what fits and delete what else is frozen; what was done. Raises CliError with who is left."""
+    """Activate the seats that fit and delete the other frozen pods; return what was done.
+
+    Raises CliError with the pods that remain.
+    """
     pinned = set[str]()
     done = await _wake(cluster, wake_seconds, pinned)
     deadline, deleted = time.monotonic() + delete_seconds, set[str]()
@@ -126,20 +129,20 @@ async def force(cluster: Cluster, *, wake_seconds: float, delete_seconds: float)
 
 
 async def _wake(cluster: Cluster, seconds: float, pinned: set[str]) -> list[str]:
-    """Activate one seat of each group that nobody holds, as far as that works; who is frozen then is deleted."""
+    """Activate one seat of each free group; return those that were activated."""
     look = await sure_look(cluster)
-    if look.silent or not look.held:
+    if look.failure or not look.held:
         return []
     chosen = {one.seat: one for one in look.to_wake()}
-    begun, told = time.monotonic(), set[str]()
+    begun, accepted = time.monotonic(), set[str]()
     while True:
         await _pin(cluster, (*look.holding, *chosen), pinned)
-        for seat in sorted(chosen.keys() - told):
+        for seat in sorted(chosen.keys() - accepted):
             if not await _command(cluster, seat, "activate"):
-                told.add(seat)
+                accepted.add(seat)
         look = await cluster.look()
         asleep, spent = {one.owner.uid for one in look.held}, time.monotonic() - begun
-        refused = {one.owner.uid for seat, one in chosen.items() if seat not in told and spent > REFUSED_SECONDS}
+        refused = {one.owner.uid for seat, one in chosen.items() if seat not in accepted and spent > REFUSED_SECONDS}
         waited = {one.owner.uid for one in chosen.values()} & asleep - refused
         if spent > seconds or not (waited or any(one.state in _MOVING for one in look.held)):
             return [
@@ -151,14 +154,14 @@ async def _wake(cluster: Cluster, seconds: float, pinned: set[str]) -> list[str]
 
 
 async def _pin(cluster: Cluster, seats: Iterable[str], pinned: set[str]) -> None:
-    """Nobody is parked from now on, for a pod that is made anew or for a request; such pods wait at the start gate."""
+    """Pin seats, so that neither a request nor a replaced pod parks them; new pods wait at the start gate."""
     for seat in sorted(set(seats) - pinned):
         if cluster.router and not await _command(cluster, seat, "pin"):
             pinned.add(seat)
 
 
 async def _command(cluster: Cluster, seat: str, verb: str) -> str:
-    """Tell a seat; why it was refused, empty when it was not. A router that has just started knows no seats yet."""
+    """Send a command; return why it was refused, empty if accepted. A router that just started knows no seats yet."""
     try:
         await cluster.command(seat, verb)
     except CliError as error:
@@ -167,7 +170,7 @@ async def _command(cluster: Cluster, seat: str, verb: str) -> str:
 
 
 async def sure_look(cluster: Cluster) -> Look:
-    """A look in which everybody is known, or the last one of some: a manager that has just started says nothing."""
+    """Look until every state is known, for up to ``UNSURE_SECONDS``: a manager that just started does not answer."""
     deadline = time.monotonic() + UNSURE_SECONDS
     while True:
         look = await cluster.look()
@@ -178,23 +181,24 @@ async def sure_look(cluster: Cluster) -> Look:
 
 def uninstall_check(
     forced: Annotated[
-        bool, typer.Option("--force", help="Activate what fits and delete the other frozen pods, then say yes.")
+        bool, typer.Option("--force", help="Activate the seats that fit, delete the other frozen pods, and allow it.")
     ] = False,
     url: Annotated[str, typer.Option(envvar="KYB_URL", help="The router.")] = "",
     manager_port: Annotated[
         int, typer.Option(envvar="KYB_MANAGER_PORT", min=0, max=65535, help="The managers' port on their hosts.")
     ] = 9471,
     resource_prefixes: Annotated[
-        str, typer.Option(envvar="KYB_RESOURCE_PREFIXES", help="How resources that are seats begin, by commas.")
+        str,
+        typer.Option(envvar="KYB_RESOURCE_PREFIXES", help="Comma-separated prefixes of the resources that are seats."),
     ] = "kyb.ai/",
     namespace: Annotated[
-        str, typer.Option(envvar="KYB_NAMESPACE", help=f"Forced by its annotation {FORCE}=force, too.")
+        str, typer.Option(envvar="KYB_NAMESPACE", help=f"Its annotation {FORCE}=force is --force, too.")
     ] = "",
     service_account: Annotated[Path | None, typer.Option(help="Folder of the pod's token.")] = None,
-    wake_seconds: Annotated[float, typer.Option(min=0, help="With --force: patience with activations.")] = 120,
-    delete_seconds: Annotated[float, typer.Option(min=0, help="With --force: patience with deletions.")] = 300,
+    wake_seconds: Annotated[float, typer.Option(min=0, help="With --force: time limit of activations.")] = 120,
+    delete_seconds: Annotated[float, typer.Option(min=0, help="With --force: time limit of deletions.")] = 300,
 ) -> None:
-    """Refuse an uninstall that would leave engines frozen. Exit code 1: there are some. Runs in the chart's hook."""
+    """Refuse an uninstall that would leave engines frozen (exit code 1). Runs in a hook of the chart."""
     from kybernate.kube import ACCOUNT, Kube, in_cluster
 
     where = in_cluster()
@@ -218,7 +222,7 @@ def uninstall_check(
 
 
 async def annotated(kube: Any, namespace: str) -> bool:
-    """Whether the namespace says that the uninstall is forced. Raises CliError."""
+    """True if the namespace's annotation forces the uninstall. Raises CliError."""
     from kybernate.kube import KubeError
 
     if not namespace:
@@ -231,10 +235,10 @@ async def annotated(kube: Any, namespace: str) -> bool:
 
 
 async def _check(cluster: Cluster, forced: bool, wake_seconds: float, delete_seconds: float) -> None:
-    """The command without its options. Raises CliError when the release must stay."""
+    """Run the check. Raises CliError when the uninstall is refused."""
     if forced:
         for line in await force(cluster, wake_seconds=wake_seconds, delete_seconds=delete_seconds):
             print(line)
     elif why := refusal(await sure_look(cluster)):
         raise CliError(why)
-    print("no engine is left frozen; the release may go")
+    print("no engine is left frozen; the uninstall may go on")

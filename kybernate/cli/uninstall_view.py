@@ -1,4 +1,4 @@
-"""Who would be left frozen by an uninstall, from what the API server, routers and managers say. Pure."""
+"""Which pods an uninstall would leave frozen, given the answers of API server, routers and managers. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from kybernate.seat import HOLDING, SeatState
 FROZEN = frozenset(
     {SeatState.PARKING, SeatState.PARKED, SeatState.ACTIVATING, SeatState.MIGRATING, SeatState.QUARANTINED}
 )
-"""States in which an engine stands still, or could when everybody who moves it ends now."""
+"""States in which an engine is frozen, or may be if manager and checkpointer end now."""
 _OVER = ("Succeeded", "Failed")
 FORCE = "kyb.ai/uninstall"
-"""Annotation of the release's namespace; its value ``force`` is --force. Helm upgrades no release that it began to
-uninstall, so after a refusal a value of the chart would come too late."""
+"""Annotation of the release's namespace; its value ``force`` is --force. A value of the chart cannot be set after a
+refusal: Helm does not upgrade a release that it began to uninstall."""
 SKIP = "to go on without this check: helm uninstall --no-hooks"
 
 
@@ -37,31 +37,31 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A pod that cannot be left alone now, and why."""
+    """A pod that blocks the uninstall, and its seat's state."""
 
     owner: Owner
     seat: str
     node: str
     group: str
     state: SeatState | None
-    """None: nobody who could know answers."""
+    """None: neither a router nor the node's manager answers."""
 
     @property
     def text(self) -> str:
-        """For people."""
-        what = "nobody answers for its seat" if self.state is None else f"seat {self.seat} is {self.state}"
+        """The pod and the reason, for an error."""
+        what = "its seat's state is unknown" if self.state is None else f"seat {self.seat} is {self.state}"
         return f"{self.owner.pod} ({what})"
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen at one moment."""
+    """The pods with seats and the seats' states at one moment."""
 
     owners: tuple[Owner, ...]
     rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By pod UID: what a router or a manager says."""
-    silent: str = ""
-    """Why routers say nothing; empty: one does."""
+    """By pod UID: the row of a router or a manager."""
+    failure: str = ""
+    """Why no router answers; empty: one does."""
 
     @property
     def held(self) -> tuple[Held, ...]:
@@ -78,12 +78,12 @@ class Look:
 
     @property
     def holding(self) -> tuple[str, ...]:
-        """Seats that have their group and are on no way out of it."""
+        """Seats that own their group's GPUs and are not being parked."""
         states = (SeatState.STARTING, SeatState.ACTIVE, SeatState.DRAINING)
         return tuple(str(row["seat"]) for row in self.rows.values() if row["state"] in states)
 
     def to_wake(self) -> tuple[Held, ...]:
-        """Of each group that nobody holds, the first parked seat: these fit without moving anybody. Pure."""
+        """The first parked seat of each free group: activating it parks no other seat."""
         taken = {_place(row) for row in self.rows.values() if SeatState(row["state"]) in HOLDING}
         chosen: dict[tuple[str, str], Held] = {}
         for one in sorted(self.held, key=lambda held: held.seat):
@@ -93,7 +93,7 @@ class Look:
 
 
 def owners(pods: Iterable[Mapping[str, Any]], prefixes: Sequence[str], known: Iterable[str] = ()) -> tuple[Owner, ...]:
-    """The pods that ask for a seat, or whose UID is known to have one, and that are not over. Pure."""
+    """Return the pods that request a seat, or whose UID is known to have one, and that are not over."""
     found, uids = [], set(known)
     for pod in pods:
         meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
@@ -115,20 +115,20 @@ def owners(pods: Iterable[Mapping[str, Any]], prefixes: Sequence[str], known: It
 
 
 def refusal(look: Look) -> str:
-    """Why the release must stay, and what to do; empty when nothing is in the way. Pure."""
+    """Return why the uninstall is refused, and the remedies; empty if it is not."""
     if not look.held:
         return ""
-    said = [
-        f"{len(look.held)} pods would be left frozen, with nobody to wake them: "
+    text = [
+        f"{len(look.held)} pods would be left frozen, with no service to activate them: "
         f"{', '.join(one.text for one in look.held)}",
         "scale their Deployments to 0 (or delete these pods) and uninstall again",
         f"or kubectl annotate namespace <of this release> {FORCE}=force and uninstall again: what fits is activated, "
         "and the other pods are deleted",
     ]
     if any(one.state is None for one in look.held):
-        why = f"; routers: {look.silent}" if look.silent else ""
-        said.append(f"neither a router nor the node's manager answers for some of them{why}; {SKIP}")
-    return "\n     ".join(said)
+        why = f"; routers: {look.failure}" if look.failure else ""
+        text.append(f"neither a router nor the node's manager answers for some of them{why}; {SKIP}")
+    return "\n     ".join(text)
 
 
 def _place(row: Mapping[str, Any]) -> tuple[str, str]:

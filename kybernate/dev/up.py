@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kybernate.cli.errors import CliError
+from kybernate.cli.output import CliError
 from kybernate.dev.stack import Stack, StackError, StackOptions
 from kybernate.dev.stack.process import LineSink
 

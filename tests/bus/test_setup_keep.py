@@ -18,7 +18,7 @@ async def test_streams_are_made_again_when_nats_has_lost_its_disk(tmp_path: Path
     await server.start()
     try:
         keeping = asyncio.create_task(
-            keep(server.url, every=0.05, timeout=2, tell=said.append, tried=lambda: tries.append(None))
+            keep(server.url, every=0.05, timeout=2, report=said.append, tried=lambda: tries.append(None))
         )
         await eventually(lambda: said[-1:] == ["all streams and buckets are there"])
         assert said[0] == made

@@ -197,15 +197,15 @@ async def router() -> AsyncIterator[SmallRouter]:
 
 
 @dataclass(frozen=True)
-class Said:
-    """How a command ended."""
+class Result:
+    """Exit code and output of a command."""
 
     code: int
     out: str
     err: str
 
 
-Kyb = Callable[..., Awaitable[Said]]
+Kyb = Callable[..., Awaitable[Result]]
 
 
 @pytest.fixture
@@ -221,9 +221,9 @@ def kyb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
             return int(ended.code or 0)
         return 0
 
-    async def call(*argv: str) -> Said:
+    async def call(*argv: str) -> Result:
         code = await asyncio.to_thread(run, argv)
-        said = capsys.readouterr()
-        return Said(code, said.out, said.err)
+        printed = capsys.readouterr()
+        return Result(code, printed.out, printed.err)
 
     return call

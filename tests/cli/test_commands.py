@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kybernate import __version__
-from kybernate.cli.events import follow_events
-from kybernate.cli.router import Router
-from kybernate.cli.stack_file import StackFile
+from kybernate.cli.router import Router, follow_events
+from kybernate.dev.stack.stack_file import StackFile
 
 if TYPE_CHECKING:
     from conftest import Kyb, SmallRouter
@@ -20,8 +19,8 @@ ENOUGH = 2
 
 
 async def test_status_is_a_tree_of_node_groups_and_seats(kyb: "Kyb", router: "SmallRouter") -> None:
-    said = await kyb("status", "--url", router.url)
-    lines = said.out.splitlines()
+    result = await kyb("status", "--url", router.url)
+    lines = result.out.splitlines()
     assert lines[0] == "laptop"
     assert [line.split("── ")[1].split("  ")[0].strip() for line in lines[1:]] == [
         "G0",
@@ -37,8 +36,8 @@ async def test_status_is_a_tree_of_node_groups_and_seats(kyb: "Kyb", router: "Sm
     assert "40.0 GiB" in qwen
     assert "2 waiting" in qwen
     assert qwen.endswith("pinned")
-    assert "a foreign process holds GPU 1" in said.out
-    assert ".s05" not in said.out, "a seat that nobody owns is not shown"
+    assert "a foreign process holds GPU 1" in result.out
+    assert ".s05" not in result.out, "a seat without an owner is not shown"
 
 
 async def test_status_as_json_has_every_field_of_the_roster(kyb: "Kyb", router: "SmallRouter") -> None:
@@ -52,9 +51,9 @@ async def test_status_as_json_has_every_field_of_the_roster(kyb: "Kyb", router: 
 @pytest.mark.parametrize("verb", ["activate", "park", "pin", "unpin"])
 @pytest.mark.parametrize("name", ["gemma-3-27b", "model/gemma-3-27b", "1x-abcdef.s01", "seat/1x-abcdef.s01"])
 async def test_a_seat_may_be_named_in_four_ways(kyb: "Kyb", router: "SmallRouter", verb: str, name: str) -> None:
-    said = await kyb(verb, name, "--url", router.url)
-    assert (said.code, said.err) == (0, "")
-    assert said.out == f"{verb} gemma-3-27b (seat 1x-abcdef.s01): accepted; see kyb status\n"
+    result = await kyb(verb, name, "--url", router.url)
+    assert (result.code, result.err) == (0, "")
+    assert result.out == f"{verb} gemma-3-27b (seat 1x-abcdef.s01): accepted; see kyb status\n"
     assert router.asked == [f"{verb} 1x-abcdef.s01"]
 
 
@@ -64,33 +63,33 @@ async def test_a_command_as_json_is_the_managers_reply(kyb: "Kyb", router: "Smal
 
 
 async def test_a_name_that_fits_two_seats_is_wrong_usage(kyb: "Kyb", router: "SmallRouter") -> None:
-    said = await kyb("park", "twin", "--url", router.url)
-    assert said.code == 2
-    assert said.err == "kyb: 'twin' could mean seat/1x-abcdef.s03, seat/1x-abcdef.s04; say which\n"
+    result = await kyb("park", "twin", "--url", router.url)
+    assert result.code == 2
+    assert result.err == "kyb: 'twin' could mean seat/1x-abcdef.s03, seat/1x-abcdef.s04; say which\n"
     assert router.asked == []
 
 
 async def test_an_unknown_name_shows_what_is_known(kyb: "Kyb", router: "SmallRouter") -> None:
-    said = await kyb("park", "nobody", "--url", router.url)
-    assert said.code == 1
-    assert said.err.startswith("kyb: no seat or model is called 'nobody'; known: ")
+    result = await kyb("park", "nothing", "--url", router.url)
+    assert result.code == 1
+    assert result.err.startswith("kyb: no seat or model is called 'nothing'; known: ")
 
 
-async def test_a_refusal_is_told_in_the_managers_words(kyb: "Kyb", router: "SmallRouter") -> None:
+async def test_a_refusal_is_shown_with_the_managers_text(kyb: "Kyb", router: "SmallRouter") -> None:
     router.refuse = "it is pinned; unpin it first"
-    said = await kyb("park", "qwen3-32b", "--url", router.url)
-    assert (said.code, said.err) == (1, "kyb: seat 1x-abcdef.s00: it is pinned; unpin it first\n")
+    result = await kyb("park", "qwen3-32b", "--url", router.url)
+    assert (result.code, result.err) == (1, "kyb: seat 1x-abcdef.s00: it is pinned; unpin it first\n")
 
 
 async def test_wake_asks_for_a_model(kyb: "Kyb", router: "SmallRouter") -> None:
-    said = await kyb("wake", "model/twin", "--url", router.url)
-    assert said.code == 0
+    result = await kyb("wake", "model/twin", "--url", router.url)
+    assert result.code == 0
     assert router.asked == ["wake twin"]
 
 
 async def test_events_are_one_line_each(kyb: "Kyb", router: "SmallRouter") -> None:
-    said = await kyb("events", "--url", router.url)
-    (line,) = said.out.splitlines()
+    result = await kyb("events", "--url", router.url)
+    (line,) = result.out.splitlines()
     assert "parked" in line
     assert "qwen3-32b" in line
     assert line.endswith("park 1.250 s")
@@ -119,11 +118,11 @@ async def test_following_goes_on_after_a_restart_of_the_router_with_each_event_o
 
 
 @pytest.mark.parametrize("command", [["events", "-f"], ["status", "--watch"], ["status", "--watch", "-o", "json"]])
-async def test_ctrl_c_is_the_way_to_end_what_goes_on(router: "SmallRouter", command: list[str]) -> None:
-    # Whoever runs the tests in the background has Ctrl-C ignored, and children inherit that.
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+async def test_ctrl_c_ends_a_command_that_repeats(router: "SmallRouter", command: list[str]) -> None:
+    # A shell ignores Ctrl-C for background jobs, and children inherit that: the tests may run in the background.
+    handled = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", f"{heard}from kybernate.cli import main; main()", *command, "--url", router.url),
+        *(sys.executable, "-c", f"{handled}from kybernate.cli import main; main()", *command, "--url", router.url),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -158,12 +157,12 @@ async def test_the_address_comes_from_the_running_stacks_file(kyb: "Kyb", router
 
 
 @pytest.mark.parametrize("command", [["status"], ["events", "-f"], ["park", "x"], ["wake", "x"]])
-async def test_without_a_stack_the_person_is_told_how_to_start_one(kyb: "Kyb", command: list[str]) -> None:
-    said = await kyb(*command)
-    assert said.code == 1
-    assert said.err.startswith("kyb: no stack is running on this machine")
-    assert "kyb up" in said.err
-    assert "--url" in said.err
+async def test_without_a_stack_the_error_says_how_to_start_one(kyb: "Kyb", command: list[str]) -> None:
+    result = await kyb(*command)
+    assert result.code == 1
+    assert result.err.startswith("kyb: no stack is running on this machine")
+    assert "kyb up" in result.err
+    assert "--url" in result.err
 
 
 @pytest.mark.parametrize("command", [["status"], ["events", "-f"], ["park", "x"]])
@@ -171,15 +170,17 @@ async def test_a_router_that_does_not_answer_is_named(kyb: "Kyb", command: list[
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        said = await kyb(*command, "--url", url)
-    assert said.code == 1
-    assert said.err.startswith(f"kyb: the router at {url} does not answer (Connection refused); is the stack running?")
+        result = await kyb(*command, "--url", url)
+    assert result.code == 1
+    assert result.err.startswith(
+        f"kyb: the router at {url} does not answer (Connection refused); is the stack running?"
+    )
 
 
 async def test_something_else_at_that_address_is_no_router(kyb: "Kyb", router: "SmallRouter") -> None:
-    said = await kyb("status", "--url", router.url + "/elsewhere")
-    assert said.code == 1
-    assert "refused (HTTP 404)" in said.err
+    result = await kyb("status", "--url", router.url + "/elsewhere")
+    assert result.code == 1
+    assert "refused (HTTP 404)" in result.err
 
 
 @pytest.mark.parametrize(
@@ -188,15 +189,15 @@ async def test_something_else_at_that_address_is_no_router(kyb: "Kyb", router: "
      ["status", "--url", "localhost:8780"]],
 )  # fmt: skip
 async def test_wrong_usage_ends_with_code_2(kyb: "Kyb", argv: list[str]) -> None:
-    said = await kyb(*argv)
-    assert said.code == 2
-    assert said.err
+    result = await kyb(*argv)
+    assert result.code == 2
+    assert result.err
 
 
 async def test_version_and_help(kyb: "Kyb") -> None:
     assert (await kyb("version")).out == f"kyb {__version__}\n"
-    said = await kyb("--help")
-    assert all(name in said.out for name in ("up", "demo", "status", "events", "activate", "park", "pin", "unpin"))
+    result = await kyb("--help")
+    assert all(name in result.out for name in ("up", "demo", "status", "events", "activate", "park", "pin", "unpin"))
 
 
 async def test_config_check_shows_groups_seats_and_warnings(kyb: "Kyb", tmp_path: Path) -> None:
@@ -205,11 +206,11 @@ async def test_config_check_shows_groups_seats_and_warnings(kyb: "Kyb", tmp_path
         "profiles:\n  - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 3}\n"
         "  - {name: two, resource: kyb.ai/gpu-2x-seat, groupSize: 2, seatsPerGroup: 2}\n"
     )
-    said = await kyb("config", "check", str(path), "--gpus", "2")
-    assert said.code == 0
-    assert f"{path}: good: one, two" in said.out
-    assert "3 seats of kyb.ai/gpu-1x-seat" in said.out
-    assert "warning: profile two" in said.out
+    result = await kyb("config", "check", str(path), "--gpus", "2")
+    assert result.code == 0
+    assert f"{path}: good: one, two" in result.out
+    assert "3 seats of kyb.ai/gpu-1x-seat" in result.out
+    assert "warning: profile two" in result.out
     body = json.loads((await kyb("config", "check", str(path), "--gpus", "2", "-o", "json")).out)
     assert [group["name"] for group in body["groups"]] == ["G0", "G1"]
     assert len(body["warnings"]) == 1
@@ -222,12 +223,12 @@ async def test_config_check_looks_at_pods_too(kyb: "Kyb", tmp_path: Path) -> Non
     assert good.code == 0
     pods = tmp_path / "pods.yaml"
     pods.write_text("kind: Deployment\n")
-    said = await kyb("config", "check", str(LAPTOP / "config.yaml"), "--pods", str(pods))
-    assert said.code == 2
-    assert said.err.startswith(f"kyb: {pods}:1: kind: 'Deployment'")
+    result = await kyb("config", "check", str(LAPTOP / "config.yaml"), "--pods", str(pods))
+    assert result.code == 2
+    assert result.err.startswith(f"kyb: {pods}:1: kind: 'Deployment'")
 
 
 async def test_bus_init_says_when_no_server_answers(kyb: "Kyb") -> None:
-    said = await kyb("bus", "init", "--wait", "0", "--nats-url", "nats://127.0.0.1:1")
-    assert said.code == 1
-    assert said.err.startswith("kyb: no NATS server answers at nats://127.0.0.1:1")
+    result = await kyb("bus", "init", "--wait", "0", "--nats-url", "nats://127.0.0.1:1")
+    assert result.code == 1
+    assert result.err.startswith("kyb: no NATS server answers at nats://127.0.0.1:1")

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from kybernate.cli import uninstall
-from kybernate.cli.errors import CliError
+from kybernate.cli.output import CliError
 from kybernate.cli.uninstall import Cluster, sure_look
 from kybernate.cli.uninstall_view import Look, owners, refusal
 from kybernate.health import HttpServer
@@ -44,16 +44,16 @@ def look(*rows: dict[str, Any]) -> Look:
         (("parked", "parking", "activating", "migrating", "quarantined"), 5),
     ],
 )
-def test_engines_that_stand_still_keep_the_release(states: tuple[str, ...], held: int) -> None:
+def test_frozen_engines_refuse_the_uninstall(states: tuple[str, ...], held: int) -> None:
     assert len(look(*(row(f"p{n}", state) for n, state in enumerate(states))).held) == held
 
 
-def test_one_parked_seat_of_each_group_that_nobody_holds_is_woken() -> None:
+def test_one_parked_seat_of_each_free_group_is_activated() -> None:
     seen = look(row("b", "parked"), row("a", "parked"), row("c", "active", "G1"), row("d", "parked", "G1"))
     assert [one.owner.name for one in seen.to_wake()] == ["a"]
 
 
-def test_pods_that_are_over_or_ask_for_no_seat_are_nobodys_business() -> None:
+def test_pods_that_are_over_or_request_no_seat_are_ignored() -> None:
     every = [pod("over", phase="Succeeded"), pod("plain", limits={"nvidia.com/gpu": "1"}), pod("own", limits={})]
     assert owners(every, ["kyb.ai/"]) == ()
     assert [one.name for one in owners(every, ["nvidia.com/"], ["u-own"])] == ["own", "plain"]
@@ -65,17 +65,18 @@ class World:
 
     pods: list[dict[str, Any]] = field(default_factory=list)
     seats: list[dict[str, Any]] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+    """Deletions, and commands to seats, in order."""
     router: bool = True
     manager: bool = True
     late: int = 0
-    """So many questions the manager does not answer yet."""
+    """The manager answers only after this many requests."""
     unknown: int = 0
-    """So many commands the router refuses, since it has just started."""
+    """The router, just started, refuses this many commands."""
     remade: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
-    """Pods and seats that come when one is deleted."""
+    """Pods and seats that replace the first deleted one."""
     stubborn: bool = False
-    """Pods do not go."""
+    """Deleted pods remain."""
     forbidden: bool = False
 
     async def list(self, request: web.Request) -> web.Response:
@@ -88,7 +89,7 @@ class World:
     async def remove(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         assert (await request.json())["preconditions"] == {"uid": f"u-{name}"}
-        self.said.append(f"delete {name}")
+        self.commands.append(f"delete {name}")
         if not self.stubborn:
             self.pods = [one for one in self.pods if one["metadata"]["name"] != name]
             self.seats = [one for one in self.seats if one["pod_uid"] != f"u-{name}"]
@@ -114,7 +115,7 @@ class World:
         if self.unknown:
             self.unknown -= 1
             return web.json_response({"error": {"message": "no seat is called so"}}, status=404)
-        self.said.append(f"{verb} {seat}")
+        self.commands.append(f"{verb} {seat}")
         for one in self.seats:
             if verb == "activate" and seat == f"seat/{one['seat']}":
                 one["state"] = "active"
@@ -161,7 +162,9 @@ async def force(cluster: Cluster) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("router", [True, False])
-async def test_parked_seats_refuse_whoever_tells_of_them(cluster: Cluster, world: World, router: bool) -> None:
+async def test_parked_seats_refuse_the_uninstall_known_from_router_or_manager(
+    cluster: Cluster, world: World, router: bool
+) -> None:
     world.router = router
     why = refusal(await cluster.look())
     assert "2 pods" in why
@@ -169,13 +172,13 @@ async def test_parked_seats_refuse_whoever_tells_of_them(cluster: Cluster, world
     assert "scale their Deployments to 0" in why
     assert "kyb.ai/uninstall=force" in why
     world.pods = world.pods[:1]
-    assert refusal(await cluster.look()) == ""  # the others' pods are gone: nobody is frozen
+    assert refusal(await cluster.look()) == ""  # the pods of the parked seats are gone
 
 
-async def test_where_nobody_answers_it_says_how_to_go_on(cluster: Cluster, world: World) -> None:
+async def test_without_any_answer_the_error_says_how_to_go_on(cluster: Cluster, world: World) -> None:
     world.router = world.manager = False
     why = refusal(await cluster.look())
-    assert "demo/a (nobody answers for its seat)" in why
+    assert "demo/a (its seat's state is unknown)" in why
     assert "no key" in why
     assert "helm uninstall --no-hooks" in why
     world.forbidden = True
@@ -185,41 +188,43 @@ async def test_where_nobody_answers_it_says_how_to_go_on(cluster: Cluster, world
     assert refusal(await cluster.look()) == ""
 
 
-async def test_forced_what_fits_is_woken_and_the_rest_deleted(cluster: Cluster, world: World) -> None:
+async def test_forced_the_seats_that_fit_are_activated_and_the_other_pods_deleted(
+    cluster: Cluster, world: World
+) -> None:
     done = await force(cluster)
     assert done == ("activated demo/c (seat s-c)", "deleted pod demo/b (seat s-b is parked)")
-    assert world.said == ["pin seat/s-a", "pin seat/s-c", "activate seat/s-c", "delete b"]
+    assert world.commands == ["pin seat/s-a", "pin seat/s-c", "activate seat/s-c", "delete b"]
     assert refusal(await cluster.look()) == ""
 
 
-async def test_forced_a_router_that_knows_a_seat_only_later_is_told_again(cluster: Cluster, world: World) -> None:
+async def test_forced_a_command_is_repeated_until_the_router_knows_the_seat(cluster: Cluster, world: World) -> None:
     uninstall.REFUSED_SECONDS = 30.0
     world.unknown = 3
     assert (await force(cluster))[0] == "activated demo/c (seat s-c)"
-    world.said.clear()
+    world.commands.clear()
     world.pods, world.seats, world.unknown = [pod("d")], [row("d", "parked")], 10**6
     uninstall.REFUSED_SECONDS = 0.05
     assert await force(cluster) == ("deleted pod demo/d (seat s-d is parked)",)
 
 
-async def test_pods_that_are_made_anew_park_nobody(cluster: Cluster, world: World) -> None:
+async def test_replaced_pods_park_no_seat(cluster: Cluster, world: World) -> None:
     world.remade = [pod("new")], [row("new", "starting")]
     await force(cluster)
-    assert "pin seat/s-new" in world.said
+    assert "pin seat/s-new" in world.commands
 
 
-async def test_a_manager_that_has_just_started_is_asked_again(cluster: Cluster, world: World) -> None:
+async def test_a_manager_that_has_just_started_is_queried_again(cluster: Cluster, world: World) -> None:
     world.router, world.late, uninstall.UNSURE_SECONDS = False, 5, 30.0
     assert "seat s-b is parked" in refusal(await sure_look(cluster))
 
 
-async def test_forced_without_anybody_pods_that_may_be_frozen_are_deleted(cluster: Cluster, world: World) -> None:
+async def test_forced_without_any_answer_pods_that_may_be_frozen_are_deleted(cluster: Cluster, world: World) -> None:
     world.router = world.manager = False
     await force(cluster)
-    assert sorted(world.said) == ["delete a", "delete b", "delete c"]
+    assert sorted(world.commands) == ["delete a", "delete b", "delete c"]
 
 
-async def test_forced_it_does_not_wait_for_ever(cluster: Cluster, world: World) -> None:
+async def test_forced_it_ends_after_its_time_limit(cluster: Cluster, world: World) -> None:
     world.stubborn = True
     with pytest.raises(CliError, match=r"demo/b; see kubectl describe pod"):
         async with asyncio.timeout(30):

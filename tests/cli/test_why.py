@@ -30,9 +30,9 @@ async def test_why_of_one_model_shows_its_group_only(kyb: "Kyb", router: "SmallR
     body = json.loads((await kyb("why", "model/gemma", "-o", "json", "--url", router.url)).out)
 
     assert [group["group"] for node in body["nodes"] for group in node["groups"]] == ["G0"]
-    said = await kyb("why", "nobody", "--url", router.url)
-    assert said.code == 1
-    assert "known: G0, G1, gemma, phi, qwen" in said.err
+    result = await kyb("why", "nothing", "--url", router.url)
+    assert result.code == 1
+    assert "known: G0, G1, gemma, phi, qwen" in result.err
 
 
 async def test_why_shadow_says_what_it_would_have_done_and_that_the_gain_is_an_estimate(

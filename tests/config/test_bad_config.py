@@ -262,7 +262,7 @@ MACHINE = {
 
 
 @pytest.mark.parametrize("kind", MACHINE)
-def test_what_does_not_fit_the_machine_is_told_the_same_way(kind: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_the_machine_is_an_error_of_the_same_form(kind: str, tmp_path: Path) -> None:
     text, expected = MACHINE[kind]
     path = tmp_path / "config.yaml"
     path.write_text(text)
@@ -271,7 +271,7 @@ def test_what_does_not_fit_the_machine_is_told_the_same_way(kind: str, tmp_path:
     assert str(caught.value).startswith(f"{path}{expected}"), caught.value
 
 
-def test_one_gpu_by_index_and_by_uuid_is_found_out(tmp_path: Path) -> None:
+def test_one_gpu_by_index_and_by_uuid_is_refused(tmp_path: Path) -> None:
     gpus = fake_gpus(4, "80GiB")
     path = tmp_path / "config.yaml"
     path.write_text(GROUPS.replace("[1, 2]", f"[1, {gpus[0].uuid}]"))
@@ -284,12 +284,12 @@ def test_a_missing_file_is_named() -> None:
         load("nowhere.yaml")
 
 
-def test_a_folder_without_configurations_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_configurations_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a folder without configurations; put NAME\.yaml there"):
         load(tmp_path)
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
@@ -306,9 +306,9 @@ def test_commands_end_with_code_2_before_anything_starts(
     with pytest.raises(SystemExit) as ended:
         main([*command, str(path)])
     assert ended.value.code == 2
-    said = capfd.readouterr()
-    assert said.err.startswith(f"kyb: {path}{BAD[kind][1]}")
-    assert said.out == ""
+    result = capfd.readouterr()
+    assert result.err.startswith(f"kyb: {path}{BAD[kind][1]}")
+    assert result.out == ""
 
 
 @pytest.mark.parametrize("kind", ["GPU that the machine lacks", "groups larger than the machine"])

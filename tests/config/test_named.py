@@ -116,7 +116,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_is_wrong_with_names_is_told(kind: str, tmp_path: Path) -> None:
+def test_wrong_names_are_errors_with_file_and_line(kind: str, tmp_path: Path) -> None:
     text, name, expected = BAD[kind]
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:

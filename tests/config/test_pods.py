@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.cli.pod_file import check_seats, check_vram, load_pods
 from kybernate.config import ConfigError, load
 from kybernate.dev.stack import LAPTOP, StackOptions
 from kybernate.dev.stack.options import check
+from kybernate.dev.stack.pod_file import check_seats, check_vram, load_pods
 
 CONFIG = load(LAPTOP / "config.yaml")
 POD = """\

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from kybernate.cli.pod_file import load_pods
 from kybernate.config import load
 from kybernate.dev.fakes.kubelet import manifest
 from kybernate.dev.stack.options import LAPTOP
+from kybernate.dev.stack.pod_file import load_pods
 from services.checkpointer.settings import CheckpointerSettings
 from services.gpu_manager.settings import ManagerSettings
 from services.plugin.settings import PluginSettings

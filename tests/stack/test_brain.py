@@ -6,7 +6,7 @@ from typing import Any
 
 import aiohttp
 
-from kybernate.cli.why import lines
+from kybernate.cli.show import why_lines
 from kybernate.dev.fakes.engine.answers import expected_text
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.stack import Stack, StackOptions
@@ -72,7 +72,7 @@ async def test_an_answer_is_frozen_for_others_and_goes_on_and_what_was_decided_r
     assert (seat["tier"], seat["slo_seconds"], seat["stall_budget_seconds"]) == ("patient", 5.0, 600.0)
     assert node["errors"] == 0
     assert node["shadow"]["groups"][0]["same"] > 0
-    assert any("longest-queue" in line for line in lines([node], shadow=True))
+    assert any("longest-queue" in line for line in why_lines([node], shadow=True))
 
     result = replay(record.read_text().splitlines())
     assert (result.share, result.different) == (1.0, [])

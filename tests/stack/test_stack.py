@@ -15,7 +15,7 @@ import nats
 import pytest
 
 from kybernate.bus.server import free_port
-from kybernate.cli.stack_file import find_stack
+from kybernate.cli.router import find_stack
 from kybernate.dev.stack import Stack, StackError, StackOptions
 from kybernate.dev.stack.guard import left_over
 from kybernate.dev.stack.ports import Ports

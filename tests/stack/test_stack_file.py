@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.cli import stack_file as module
-from kybernate.cli.stack_file import StackFile, StackFileError, find_stack, stack_file
+from kybernate.cli.router import find_stack, stack_file
+from kybernate.dev.stack import stack_file as module
+from kybernate.dev.stack.stack_file import StackFile, StackFileError
 
 
 @pytest.fixture(autouse=True)

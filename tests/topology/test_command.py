@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kybernate.cli import main
-from kybernate.cli.stack_file import StackFile
 from kybernate.dev.fakes.gpu.spec import hardware
+from kybernate.dev.stack.stack_file import StackFile
 from tests.fakes.daemons import driver
 
 Said = tuple[int, str, str]

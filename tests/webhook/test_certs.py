@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kybernate.cli import webhook_certs
-from kybernate.cli.webhook_certs import CertsError, Wanted, ensure, good, make
+from kybernate.cli import webhook
+from kybernate.cli.webhook import CertsError, Wanted, ensure, good, make
 from kybernate.health import HttpServer
 from kybernate.kube import Kube
 
@@ -131,4 +131,4 @@ async def test_a_client_that_is_strict_takes_it(tmp_path: Path) -> None:
 async def test_without_openssl_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(os.environ, "PATH", str(tmp_path))
     with pytest.raises(CertsError, match=r"openssl is not installed.*webhook.certManager.enabled=true"):
-        await webhook_certs.make(WANTED)
+        await webhook.make(WANTED)

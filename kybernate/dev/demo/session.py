@@ -14,7 +14,7 @@ from typing import Literal
 
 import aiohttp
 
-from kybernate.cli.stack_file import find_stack
+from kybernate.cli.router import find_stack
 from kybernate.dev.demo import layout, report, workload
 from kybernate.dev.demo.chaos import Chaos, plan
 from kybernate.dev.demo.client import Expect

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Literal
 
 from kybernate.bus.credentials import NOBODY, Credentials
-from kybernate.cli.pod_file import PodSpec, check_seats, check_vram, load_pods, manifests
 from kybernate.config import NodeConfig, load
 from kybernate.config_errors import ConfigError, read_documents
 from kybernate.dev.fakes.gpu.spec import Hardware, build, changed
 from kybernate.dev.fakes.kubelet.manifest import ManifestError, parse_pod
+from kybernate.dev.stack.pod_file import PodSpec, check_seats, check_vram, load_pods, manifests
 from kybernate.gpus import Gpu
 from kybernate.sizes import parse_bytes
-from kybernate.topology import Topology, plan
+from kybernate.topology import Group, Topology, plan
 
 LAPTOP = Path(__file__).with_name("laptop")
 """The configuration and the pods that ``kyb up`` starts when it is told nothing."""
@@ -85,6 +85,14 @@ def check(options: StackOptions) -> Plan:
     check_seats(options.pod_file, pods, topology.groups)
     check_vram(options.pod_file, pods, topology.groups)
     return Plan(config, topology, pods)
+
+
+def check_pods(path: Path, config: NodeConfig, groups: Sequence[Group] | None) -> None:
+    """Check a file of Pods as ``kyb up`` does; with ``groups``, also the number of seats. Raises ConfigError."""
+    pods = load_pods(path, config)
+    check_manifests(path)
+    if groups is not None:
+        check_seats(path, pods, groups)
 
 
 def check_manifests(path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kybernate.cli.errors import CliError
+from kybernate.cli.output import CliError
 from kybernate.lab.cli import simulate_options as given
 from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, read_scenario, slowdown_points
 from kybernate.lab.cli.simulate_reference import reference as play_reference

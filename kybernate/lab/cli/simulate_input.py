@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kybernate.annotations import MODEL
-from kybernate.cli.errors import CliError
+from kybernate.cli.output import CliError
 from kybernate.config_errors import suggest
 
 if TYPE_CHECKING:

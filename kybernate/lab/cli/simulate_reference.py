@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kybernate.cli.errors import CliError
+from kybernate.cli.output import CliError
 
 if TYPE_CHECKING:
     from kybernate.lab.studies.reference import Plan
@@ -43,7 +43,7 @@ def reference(
         )  # fmt: skip
         report = table(play(plan, _progress), plan.seed)
     except ModuleNotFoundError:
-        raise CliError("--clairvoyant needs numpy and numba: pip install 'kybernate[simulate]'") from None
+        raise CliError("--clairvoyant needs numpy and numba: pip install 'kybernate[lab]'") from None
     except TraceError as error:
         raise CliError(str(error), 2) from None
     except (SimulationError, ValueError) as error:

@@ -7,7 +7,7 @@ from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kybernate.cli.errors import CliError
+from kybernate.cli.output import CliError
 
 if TYPE_CHECKING:
     from kybernate.lab.simulate.bounds import Certificate
@@ -112,7 +112,7 @@ def write_json(
 
 
 def certified(played: "Scenario", seconds: float) -> "Certificate":
-    """What no scheduler could have undercut. Raises CliError without the extra ``simulate``, and when there is too much
+    """What no scheduler could have undercut. Raises CliError without the extra ``lab``, and when there is too much
     to bound.
     """
     from kybernate.lab.simulate.bounds import certificate
@@ -120,7 +120,7 @@ def certified(played: "Scenario", seconds: float) -> "Certificate":
     try:
         return certificate(played, seconds_budget=seconds)
     except ModuleNotFoundError:
-        raise CliError("--bound needs numpy and numba: pip install 'kybernate[simulate]'") from None
+        raise CliError("--bound needs numpy and numba: pip install 'kybernate[lab]'") from None
     except ValueError as error:
         raise CliError(str(error), 2) from None
 

@@ -2,7 +2,7 @@
 
 From below by the dual of "one seat per slot" (``lagrangian``), from above by a schedule that keeps all rules
 (``beam``, played again by ``bounds_replay``). ``docs/bounds.md`` says what the certificate says and what it does not.
-numpy and numba are needed (``pip install 'kybernate[simulate]'``); they are imported by the first call.
+numpy and numba are needed (``pip install 'kybernate[lab]'``); they are imported by the first call.
 """
 
 import time

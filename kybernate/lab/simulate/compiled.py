@@ -14,7 +14,7 @@ try:
     import numba
 except ImportError as error:
     raise ModuleNotFoundError(
-        "bounds and optima need numpy and numba, which are not installed; run: pip install 'kybernate[simulate]'"
+        "bounds and optima need numpy and numba, which are not installed; run: pip install 'kybernate[lab]'"
     ) from error
 
 

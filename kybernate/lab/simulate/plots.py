@@ -1,4 +1,4 @@
-"""Pictures of simulations: who held the GPUs when, and how long requests waited. Needs ``kybernate[simulate]``."""
+"""Pictures of simulations: who held the GPUs when, and how long requests waited. Needs ``kybernate[lab]``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +63,7 @@ def _matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise PlotError("pictures need matplotlib: pip install 'kybernate[simulate]'") from None
+        raise PlotError("pictures need matplotlib: pip install 'kybernate[lab]'") from None
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "kybernate"
     import matplotlib.pyplot as pyplot

@@ -8,7 +8,7 @@ whether anybody waits who has missed the SLO; these count as one request that a 
 optimum is never below what any policy can reach where each of the lost has to be served.
 
 Solved by relative value iteration; the gain is known between two bounds (Odoni). ``mdp`` is the same for the mean wait.
-Needs numpy (``kybernate[simulate]``).
+Needs numpy (``kybernate[lab]``).
 """
 
 import random

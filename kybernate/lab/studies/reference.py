@@ -83,7 +83,7 @@ class Played:
 
 def play(plan: Plan, said: Callable[[str], None] | None = None) -> list[Played]:
     """Play everything; ``said`` hears of progress. Raises TraceError, SimulationError, ValueError, and
-    ModuleNotFoundError for clairvoyants without the extra ``simulate``.
+    ModuleNotFoundError for clairvoyants without the extra ``lab``.
     """
     jobs = [job for label in plan.labels for job in _jobs(plan, label)]
     found: dict[str, list[tuple[str, Samples]]] = {}

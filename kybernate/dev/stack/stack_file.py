@@ -1,7 +1,6 @@
-"""How the other commands find a stack: one small JSON file per user, held by the first live stack.
+"""The stack file, by which other commands find a stack: one JSON file per user, held by the first live stack.
 
-A kernel lock on its folder says whether a live stack holds it; a killed stack loses the lock, so nothing is guessed
-from process ids.
+The stack holds a kernel lock on the file's folder, which a killed process loses. ``kybernate.cli.router`` reads it.
 """
 
 import contextlib
@@ -10,31 +9,14 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from kybernate import files
+from kybernate.cli.router import stack_file
 
 
 class StackFileError(Exception):
     """The folder of the stack file cannot be used; the text says why."""
-
-
-def stack_file() -> Path:
-    """``$XDG_RUNTIME_DIR/kybernate/stack.json``, or ``/tmp/kybernate-<uid>/stack.json`` where that is unset."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime) / "kybernate" if runtime else Path(f"/tmp/kybernate-{os.getuid()}")
-    return folder / "stack.json"
-
-
-def find_stack() -> dict[str, Any] | None:
-    """What the live stack wrote; None when none runs."""
-    path = stack_file()
-    with contextlib.suppress(OSError, ValueError):
-        content = json.loads(path.read_text())
-        if isinstance(content, dict) and _locked(path.parent):
-            return content
-    return None
 
 
 class StackFile:
@@ -62,7 +44,7 @@ class StackFile:
                 raise StackFileError(f"{folder}: {error.strerror}; remove it or set XDG_RUNTIME_DIR") from None
             if os.fstat(descriptor).st_uid != os.getuid():
                 os.close(descriptor)
-                raise StackFileError(f"{folder} belongs to somebody else; remove it or set XDG_RUNTIME_DIR")
+                raise StackFileError(f"{folder} belongs to another user; remove it or set XDG_RUNTIME_DIR")
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -90,15 +72,3 @@ class StackFile:
             self.path.parent.rmdir()
         os.close(self._lock)
         self._lock = None
-
-
-def _locked(folder: Path) -> bool:
-    """Whether somebody holds the lock; a shared lock for an instant tells."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
