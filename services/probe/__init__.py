@@ -1,1 +1,1 @@
-"""Answers kubelet's probes for an engine that stands still. Standard library only: one runs beside every engine."""
+"""Answers kubelet's probes for a parked engine. Standard library only: one instance runs beside every engine."""

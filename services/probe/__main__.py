@@ -1,4 +1,4 @@
-"""``kyb-probe``: settings → listen → until it is told to end."""
+"""``kyb-probe``: settings, listen, run until SIGTERM."""
 
 import asyncio
 import gc
@@ -6,11 +6,11 @@ import signal
 import sys
 
 from services.probe.server import ProbeServer
-from services.probe.settings import ProbeSettings, SettingsError, read
+from services.probe.settings import ProbeSettings, ProbeSettingsError, read
 
 
 async def serve(settings: ProbeSettings) -> None:
-    """Until SIGTERM or SIGINT. Raises OSError when a port is taken."""
+    """Run until SIGTERM or SIGINT. Raises OSError if a port is in use."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
@@ -21,10 +21,10 @@ async def serve(settings: ProbeSettings) -> None:
 
 
 def main() -> None:
-    """The console script. Exit code 2: wrong settings; 1: a port is taken."""
+    """The console script. Exit code 2: wrong settings; 1: a port is in use."""
     try:
         asyncio.run(serve(read()))
-    except SettingsError as error:
+    except ProbeSettingsError as error:
         sys.stderr.write(f"kyb-probe: {error}\n")
         raise SystemExit(2) from None
     except OSError as error:

@@ -1,29 +1,122 @@
-"""Answers kubelet: for a parked engine by itself, for a running one with what the engine says."""
+"""Answers kubelet's probes: a parked engine's itself, a running engine's with the engine's own response."""
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from services.probe import grpc
-from services.probe.manager import Manager, Seat
-from services.probe.settings import ProbeSettings, Target
-from services.probe.wire import Answer, Request, WireError, connected, fetch, read_request
+from services.probe.settings import ProbeSettings, ProbeTarget
+from services.probe.wire import (
+    FrameError,
+    ProbeRequest,
+    ProbeResponse,
+    WireError,
+    connected,
+    fetch,
+    read_request,
+    serve_grpc_health,
+)
 
 if TYPE_CHECKING:
     import ssl
 
 ASK_SHARE = 0.2
-"""Of kubelet's timeout: how long the manager may think."""
+"""Fraction of kubelet's timeout after which the manager's answer is too late."""
 ENGINE_SHARE = 0.8
-"""When the engine must have answered."""
+"""Fraction after which the engine's response is too late."""
 LAST_SHARE = 0.92
-"""When everything must be answered."""
+"""Fraction after which the manager's second answer is too late."""
 _GRACE_SECONDS = 5.0
-"""A caller that sends nothing is let go after so long."""
+"""Time after which an idle connection is closed, in addition to the probe's timeout."""
+FRESH_SECONDS = 1.0
+"""How long an answer, or a missing answer, is valid."""
+_RUNS = frozenset({"starting", "active", "draining"})
+_FROZEN = frozenset({"parking", "parked", "activating", "migrating"})
+
+
+# --- the manager ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SeatStatus:
+    """The manager's answer about the seat of this pod."""
+
+    state: str = ""
+    """Empty: the manager does not answer, or has no seat for this pod."""
+    since: float = 0.0
+    """Unix seconds at which it entered this state."""
+
+    @property
+    def runs(self) -> bool:
+        """True if the engine runs and answers probes itself."""
+        return self.state in _RUNS
+
+    @property
+    def frozen(self) -> bool:
+        """True if the engine is or may be frozen; it has been active before."""
+        return self.state in _FROZEN
+
+
+@dataclass(slots=True)
+class ManagerClient:
+    """Requests the status of this pod's seat from the node's manager; concurrent probes share one request."""
+
+    host: str
+    port: int
+    uid: str
+    last: SeatStatus = SeatStatus()
+    last_known: SeatStatus = SeatStatus()
+    """The last answer that named a state."""
+    _at: float = float("-inf")
+    _request: "asyncio.Task[SeatStatus] | None" = None
+
+    async def seat(self, timeout: float, *, fresh: float = FRESH_SECONDS) -> SeatStatus:
+        """Return the seat's status, at most ``fresh`` seconds old; an empty one if it is not known in time."""
+        if time.monotonic() - self._at < fresh:
+            return self.last
+        if not self.port:
+            return SeatStatus()
+        if self._request is None or self._request.done():
+            self._request = asyncio.create_task(self._fetch(timeout))
+        done, _ = await asyncio.wait([self._request], timeout=timeout)
+        return self._request.result() if done else SeatStatus()
+
+    def forget(self) -> None:
+        """Make the next probe send a request."""
+        self._at = float("-inf")
+
+    async def close(self) -> None:
+        """Cancel the pending request."""
+        if self._request is not None:
+            self._request.cancel()
+            await asyncio.wait([self._request])
+
+    async def _fetch(self, timeout: float) -> SeatStatus:
+        try:
+            async with asyncio.timeout(timeout):
+                response = await fetch(self.host, self.port, f"/v1/pods/{self.uid}")
+            seat = _status(response.body) if response.status == 200 else SeatStatus()
+        except (OSError, TimeoutError, WireError):
+            seat = SeatStatus()
+        self.last, self._at = seat, time.monotonic()
+        if seat.state:
+            self.last_known = seat
+        return seat
+
+
+def _status(body: bytes) -> SeatStatus:
+    try:
+        record = json.loads(body)
+        return SeatStatus(str(record["state"]), float(record.get("since") or 0.0))
+    except (ValueError, KeyError, TypeError):
+        return SeatStatus()
+
+
+# --- the probes -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -31,13 +124,13 @@ class ProbeServer:
     """One listener per probe of kubelet, and one for its own health."""
 
     settings: ProbeSettings
-    manager: Manager = field(init=False)
+    manager: ManagerClient = field(init=False)
     ports: list[int] = field(default_factory=list)
-    """Where it listens: its own health, then the targets in order."""
+    """Ports it listens on: its own health, then the targets in order."""
     _tls: "ssl.SSLContext | None" = None
 
     def __post_init__(self) -> None:
-        self.manager = Manager(self.settings.host_ip, self.settings.manager_port, self.settings.pod_uid)
+        self.manager = ManagerClient(self.settings.host_ip, self.settings.manager_port, self.settings.pod_uid)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["ProbeServer"]:
@@ -54,14 +147,18 @@ class ProbeServer:
                 self.ports.append(server.sockets[0].getsockname()[1])
             yield self
 
-    def runs(self, seat: Seat, target: Target) -> bool:
-        """Whether the engine is to answer for itself. An engine that starts is not called started before it says so."""
+    def runs(self, seat: SeatStatus, target: ProbeTarget) -> bool:
+        """Return whether the engine must answer this probe itself.
+
+        A startup probe succeeds without the engine only if the seat is parked, or was when the manager last answered:
+        an engine that never answered has not started.
+        """
         if target.kind == "startup":
             return not (seat.frozen or (not seat.state and self.manager.last_known.frozen))
         return seat.runs
 
-    async def judge(self, target: Target, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """The answer to one probe, before kubelet gives up."""
+    async def judge(self, target: ProbeTarget, ask: Callable[[], Awaitable[ProbeResponse]]) -> ProbeResponse:
+        """Return the response to one probe within kubelet's timeout; ``ask`` sends the probe to the engine."""
         begun = time.monotonic()
 
         def left(share: float) -> float:
@@ -69,36 +166,36 @@ class ProbeServer:
 
         seat = await self.manager.seat(left(ASK_SHARE))
         if not self.runs(seat, target):
-            return _fine(seat)
+            return _healthy(seat)
         try:
             async with asyncio.timeout(left(ENGINE_SHARE)):
-                answer = await ask()
+                response = await ask()
         except (OSError, TimeoutError, WireError) as error:
             why = str(error) or "it did not answer in time"
-            answer = Answer(503, f"the engine at port {target.port}: {why}\n".encode())
-        if 200 <= answer.status < 400:
-            return answer
-        # It may have been parked while it was asked.
+            response = ProbeResponse(503, f"the engine at port {target.port}: {why}\n".encode())
+        if 200 <= response.status < 400:
+            return response
+        # The engine may have been parked during the probe.
         again = await self.manager.seat(left(LAST_SHARE), fresh=0.0)
         moved = target.kind != "startup" and again.since != seat.since
         if moved or not self.runs(again, target):
-            return _fine(again)
-        return answer
+            return _healthy(again)
+        return response
 
-    async def engine_http(self, target: Target, request: Request) -> Answer:
-        """The engine's own answer. Raises OSError, WireError."""
+    async def engine_http(self, target: ProbeTarget, request: ProbeRequest) -> ProbeResponse:
+        """Send the probe to the engine and return its response. Raises OSError, WireError."""
         tls = self._unverified() if target.scheme == "HTTPS" else None
         return await fetch(
             self.settings.pod_ip, target.port, request.path, method=request.method, headers=request.headers, tls=tls
         )
 
-    async def engine_tcp(self, target: Target) -> Answer:
-        """Whether it accepts connections. Raises OSError."""
+    async def engine_tcp(self, target: ProbeTarget) -> ProbeResponse:
+        """Connect to the engine's port. Raises OSError."""
         async with connected(self.settings.pod_ip, target.port):
-            return Answer(200, b"it accepts connections\n")
+            return ProbeResponse(200, b"it accepts connections\n")
 
     def _unverified(self) -> "ssl.SSLContext":
-        """As kubelet: certificates of probes are not verified."""
+        """Return a TLS context that verifies nothing, as kubelet does for probes."""
         if self._tls is None:
             import ssl
 
@@ -108,9 +205,9 @@ class ProbeServer:
 
 
 class _Listener:
-    """One port."""
+    """Serves one port; ``target`` None: the health of kyb-probe itself."""
 
-    def __init__(self, probe: ProbeServer, target: Target | None) -> None:
+    def __init__(self, probe: ProbeServer, target: ProbeTarget | None) -> None:
         self._probe, self._target = probe, target
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -127,35 +224,35 @@ class _Listener:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target = self._target
-        patience = _GRACE_SECONDS + (target.timeout if target is not None else 0.0)
+        seconds = _GRACE_SECONDS + (target.timeout if target is not None else 0.0)
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(seconds):
                 if target is not None and target.scheme == "GRPC":
                     await self._grpc(target, reader, writer)
                     return
                 try:
-                    answer = await self._http(target, await read_request(reader))
+                    response = await self._http(target, await read_request(reader))
                 except WireError as error:
-                    answer = Answer(400, f"{error}\n".encode())
-                writer.write(answer.bytes())
+                    response = ProbeResponse(400, f"{error}\n".encode())
+                writer.write(response.bytes())
                 await writer.drain()
-        except (OSError, TimeoutError, grpc.FrameError):
-            pass  # the caller left, or never was one
+        except (OSError, TimeoutError, FrameError):
+            pass  # the caller disconnected, or did not speak HTTP/2
         finally:
             writer.close()
 
-    async def _http(self, target: Target | None, request: Request) -> Answer:
+    async def _http(self, target: ProbeTarget | None, request: ProbeRequest) -> ProbeResponse:
         if target is None:
-            return Answer(200, b"ok\n") if request.path.partition("?")[0] == "/healthz" else Answer(404)
+            return ProbeResponse(200, b"ok\n") if request.path.partition("?")[0] == "/healthz" else ProbeResponse(404)
         if target.scheme == "TCP":
             return await self._probe.judge(target, lambda: self._probe.engine_tcp(target))
         return await self._probe.judge(target, lambda: self._probe.engine_http(target, request))
 
-    async def _grpc(self, target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Nobody can be asked twice here: what kubelet sends goes to the engine, or is answered."""
+    async def _grpc(self, target: ProbeTarget, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass the connection through to a running engine, or answer SERVING; a gRPC probe cannot be sent twice."""
         seat = await self._probe.manager.seat(target.timeout * ASK_SHARE)
         if not self._probe.runs(seat, target):
-            await grpc.say_serving(reader, writer)
+            await serve_grpc_health(reader, writer)
             return
         async with connected(self._probe.settings.pod_ip, target.port) as (from_engine, to_engine):
             both = [asyncio.create_task(_pour(reader, to_engine)), asyncio.create_task(_pour(from_engine, writer))]
@@ -174,6 +271,6 @@ async def _pour(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
             await sink.drain()
 
 
-def _fine(seat: Seat) -> Answer:
-    why = f"its seat is {seat.state}" if seat.state else "nobody says what its seat does"
-    return Answer(200, f"the engine is not asked: {why}\n".encode())
+def _healthy(seat: SeatStatus) -> ProbeResponse:
+    why = f"its seat is {seat.state}" if seat.state else "the state of its seat is unknown"
+    return ProbeResponse(200, f"the engine is not probed: {why}\n".encode())

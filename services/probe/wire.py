@@ -1,4 +1,4 @@
-"""As much HTTP as a probe needs: one request per connection, as kubelet makes them, and a bounded answer."""
+"""The HTTP of probes: one HTTP/1.1 request per connection with a bounded response, and gRPC health over HTTP/2."""
 
 import asyncio
 import contextlib
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 HEAD_BYTES = 64 * 1024
 BODY_BYTES = 64 * 1024
-"""More of an answer is not read: kubelet reads 10 KiB."""
+"""Most bytes of a response that are read; kubelet reads 10 KiB."""
 _HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "content-length"})
 
 
 class WireError(Exception):
-    """What came is no HTTP."""
+    """The bytes received are not HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What kubelet asks."""
+class ProbeRequest:
+    """An HTTP request of kubelet."""
 
     method: str
     path: str
@@ -30,27 +30,27 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What comes back."""
+class ProbeResponse:
+    """An HTTP response."""
 
     status: int
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = field(default=())
 
     def bytes(self) -> bytes:
-        """On the wire; the connection ends after it."""
+        """Return the response as bytes; the connection is closed after it."""
         kept = "".join(f"{name}: {value}\r\n" for name, value in self.headers if name.lower() not in _HOP)
         head = f"HTTP/1.1 {self.status} Probe\r\n{kept}Content-Length: {len(self.body)}\r\nConnection: close\r\n\r\n"
         return head.encode("latin-1") + self.body
 
 
-async def read_request(reader: asyncio.StreamReader) -> Request:
-    """Raises WireError, OSError."""
+async def read_request(reader: asyncio.StreamReader) -> ProbeRequest:
+    """Read one request. Raises WireError, OSError."""
     first, headers = await _head(reader)
     parts = first.split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-        raise WireError(f"{first[:80]!r} is no request")
-    return Request(parts[0], parts[1], headers)
+        raise WireError(f"{first[:80]!r} is not an HTTP/1 request")
+    return ProbeRequest(parts[0], parts[1], headers)
 
 
 async def fetch(
@@ -61,8 +61,8 @@ async def fetch(
     method: str = "GET",
     headers: tuple[tuple[str, str], ...] = (),
     tls: "ssl.SSLContext | None" = None,
-) -> Answer:
-    """One request, without a limit of time. Raises WireError, OSError."""
+) -> ProbeResponse:
+    """Send one request and read its response, without a timeout. Raises WireError, OSError."""
     named = {name.lower() for name, _ in headers}
     sent = [(name, value) for name, value in headers if name.lower() not in _HOP]
     if "host" not in named:
@@ -74,16 +74,16 @@ async def fetch(
         first, received = await _head(reader)
         parts = first.split(" ", 2)
         if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdigit():
-            raise WireError(f"{first[:80]!r} is no answer")
+            raise WireError(f"{first[:80]!r} is not an HTTP/1 response")
         body = b"" if method == "HEAD" else await _body(reader, {name.lower(): value for name, value in received})
-        return Answer(int(parts[1]), body, received)
+        return ProbeResponse(int(parts[1]), body, received)
 
 
 @asynccontextmanager
 async def connected(
     host: str, port: int, tls: "ssl.SSLContext | None" = None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection that is closed without ceremony: nobody may be there to say goodbye to. Raises OSError."""
+    """Open a connection; a TLS connection is aborted at the end, since the peer may be frozen. Raises OSError."""
     reader, writer = await asyncio.open_connection(host, port, limit=HEAD_BYTES, ssl=tls)
     try:
         yield reader, writer
@@ -95,7 +95,7 @@ async def _head(reader: asyncio.StreamReader) -> tuple[str, tuple[tuple[str, str
     try:
         raw = await reader.readuntil(b"\r\n\r\n")
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-        raise WireError(f"the head is cut short or too long: {type(error).__name__}") from None
+        raise WireError(f"the headers are incomplete or too long: {type(error).__name__}") from None
     first, *rest = raw.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     headers = tuple((name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in rest))
     return first, headers
@@ -109,7 +109,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
         wanted = min(int(length), BODY_BYTES)
         with contextlib.suppress(asyncio.IncompleteReadError):
             return await reader.readexactly(wanted)
-        raise WireError("the answer is cut short")
+        raise WireError("the response is incomplete")
     return await reader.read(BODY_BYTES)
 
 
@@ -122,5 +122,68 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
                 return found
             found += (await reader.readexactly(size + 2))[:-2]
     except (ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        raise WireError("the answer is cut short") from None
+        raise WireError("the response is incomplete") from None
     return found[:BODY_BYTES]
+
+
+# --- gRPC over HTTP/2 -------------------------------------------------------------------------------------------------
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _SETTINGS, _PING = 0x0, 0x1, 0x4, 0x6
+_END_STREAM, _ACK, _END_HEADERS = 0x1, 0x1, 0x4
+_LONGEST = 16384
+"""Largest frame without a SETTINGS_MAX_FRAME_SIZE."""
+_SERVING = b"\x00" + (2).to_bytes(4, "big") + b"\x08\x01"
+"""Length-prefixed HealthCheckResponse{status: SERVING}."""
+
+
+class FrameError(Exception):
+    """The bytes received are not HTTP/2."""
+
+
+async def serve_grpc_health(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer Health/Check calls on this connection with SERVING until it ends. Raises FrameError, OSError.
+
+    grpc.health.v1, gRPC over HTTP/2. Kubelet makes one call per connection, and every call gets the same response, so
+    request headers are not decoded. Frames: RFC 9113; header fields without indexing: RFC 7541, 6.2.2.
+    """
+    try:
+        if await reader.readexactly(len(PREFACE)) != PREFACE:
+            raise FrameError("the bytes are not HTTP/2; a gRPC probe was expected")
+        writer.write(_frame(_SETTINGS, 0, 0))
+        while True:
+            head = await reader.readexactly(9)
+            length, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
+            stream = int.from_bytes(head[5:], "big") & 0x7FFFFFFF
+            if length > _LONGEST:
+                raise FrameError(f"a frame of {length} bytes")
+            body = await reader.readexactly(length)
+            if kind == _SETTINGS and not flags & _ACK:
+                writer.write(_frame(_SETTINGS, _ACK, 0))
+            elif kind == _PING and not flags & _ACK:
+                writer.write(_frame(_PING, _ACK, 0, body))
+            elif kind in (_DATA, _HEADERS) and flags & _END_STREAM:
+                writer.write(_serving(stream))
+            await writer.drain()
+    except asyncio.IncompleteReadError:
+        return
+
+
+def _serving(stream: int) -> bytes:
+    status = b"\x88"  # :status 200, from the static table
+    headers = status + _field(b"content-type", b"application/grpc")
+    trailers = _field(b"grpc-status", b"0")
+    return (
+        _frame(_HEADERS, _END_HEADERS, stream, headers)
+        + _frame(_DATA, 0, stream, _SERVING)
+        + _frame(_HEADERS, _END_HEADERS | _END_STREAM, stream, trailers)
+    )
+
+
+def _field(name: bytes, value: bytes) -> bytes:
+    """Return a literal header field without Huffman coding; name and value are shorter than 127 bytes."""
+    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body

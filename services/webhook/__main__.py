@@ -10,27 +10,26 @@ from kybernate.certificate import Certificate
 from kybernate.config_errors import ConfigError
 from kybernate.health import Health, HttpServer
 from kybernate.logs import get_logger
-from services.webhook.mutation import Options
-from services.webhook.review import ReviewError, answer, outcome
+from services.webhook.core.mutation import MutationOptions, ReviewError, outcome, respond
 from services.webhook.settings import WebhookSettings
 
 REVIEW_BYTES = 8 * 2**20
-"""The API server takes requests of 3 MiB, and sends old and new object."""
+"""The API server accepts requests of 3 MiB, and a review has the old and the new object."""
 
 
-def application(options: Options, health: Health) -> web.Application:
-    """``POST /mutate``."""
-    reviews = Counter("kybernate_webhook_reviews", "Pods that were looked at", ["outcome"], registry=health.registry)
+def application(options: MutationOptions, health: Health) -> web.Application:
+    """Return the application with ``POST /mutate``."""
+    reviews = Counter("kybernate_webhook_reviews", "Reviewed pods", ["outcome"], registry=health.registry)
 
     async def mutate(request: web.Request) -> web.Response:
         try:
-            said = answer(await request.json(), options)
+            review = respond(await request.json(), options)
         except (ValueError, ReviewError) as error:
             return web.json_response({"error": {"message": f"{error}"}}, status=400)
-        reviews.labels(outcome(said)).inc()
-        if not said["response"]["allowed"]:
-            get_logger().info("pod.refused", reason=said["response"]["status"]["message"])
-        return web.json_response(said)
+        reviews.labels(outcome(review)).inc()
+        if not review["response"]["allowed"]:
+            get_logger().info("pod.refused", reason=review["response"]["status"]["message"])
+        return web.json_response(review)
 
     app = web.Application(client_max_size=REVIEW_BYTES)
     app.router.add_post("/mutate", mutate)
@@ -39,7 +38,7 @@ def application(options: Options, health: Health) -> web.Application:
 
 async def serve(settings: WebhookSettings) -> None:
     """Run until stopped. Raises ConfigError, OSError."""
-    options = Options(
+    options = MutationOptions(
         image=settings.probe_image,
         manager_port=settings.manager_port,
         first_port=settings.probe_port,
@@ -54,7 +53,7 @@ async def serve(settings: WebhookSettings) -> None:
         app = web.Application()
         app.add_routes(health.routes())
         async with HttpServer(app, settings.health_host, settings.health_port) as probes:
-            get_logger().info("webhook.serves", url=server.url, health=probes.url)
+            get_logger().info("webhook.listening", url=server.url, health=probes.url)
             await lifecycle.run(certificate=certificate.watch())
 
 

@@ -8,28 +8,28 @@ from kybernate.settings import Settings
 
 
 class WebhookSettings(Settings):
-    """What the webhook can be told."""
+    """Settings of the webhook."""
 
     host: str = "127.0.0.1"
     """Address of the webhook."""
     port: int = Field(9443, ge=0, le=65535)
     """Port of the webhook, HTTPS; 0 takes a free one."""
     tls_cert_file: Path = Path("/etc/kybernate/tls/tls.crt")
-    """Its certificate (PEM); read again when it changes."""
+    """Certificate (PEM) of that port; read again when it changes."""
     tls_key_file: Path = Path("/etc/kybernate/tls/tls.key")
     """Private key (PEM) of that certificate."""
     probe_image: str = "kybernate"
     """Image of the container kyb-probe."""
     probe_user: int | None = Field(65532, ge=1)
-    """User id of kyb-probe; empty where namespaces give it (OpenShift)."""
+    """User id of kyb-probe; empty where namespaces assign it (OpenShift)."""
     probe_port: int = Field(9479, ge=1, le=65000)
-    """First port that kyb-probe takes in a pod; annotation kyb.ai/probe-port goes before it."""
+    """First port of kyb-probe in a pod; annotation kyb.ai/probe-port overrides it."""
     probe_memory: str = "40Mi"
     """Memory of kyb-probe: request and limit."""
     manager_port: int = Field(9471, ge=0, le=65535)
-    """Port of the GPU managers on their hosts; 0: none, then an engine that stands still cannot be told from others."""
+    """Port of the GPU managers on their hosts; 0: none, so kyb-probe cannot distinguish parked engines from others."""
     resource_prefixes: str = "kyb.ai/"
-    """How the names of resources that are seats begin, by commas."""
+    """Prefixes of the names of resources that are seats, comma-separated."""
 
     @field_validator("probe_user", mode="before")
     @classmethod
@@ -38,5 +38,5 @@ class WebhookSettings(Settings):
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """The list in ``resource_prefixes``."""
+        """The prefixes in ``resource_prefixes``."""
         return tuple(one.strip() for one in self.resource_prefixes.split(",") if one.strip())

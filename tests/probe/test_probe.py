@@ -19,23 +19,23 @@ from aiohttp import web
 from kybernate.health import HttpServer
 from services.probe import server
 from services.probe.server import ProbeServer
-from services.probe.settings import ProbeSettings, SettingsError, Target, read
+from services.probe.settings import ProbeSettings, ProbeSettingsError, ProbeTarget, read
 
 TIMEOUT = 10.0
-"""Kubelet's; long enough for a busy machine."""
+"""Kubelet's timeoutSeconds; long enough for a busy machine."""
 
 
 @dataclass
 class Engine:
-    """Answers its health with ``status``, or not at all."""
+    """Answers its health with ``status``, or not at all while ``frozen``."""
 
     status: int = 200
-    stands_still: bool = False
-    asked: list[str] = field(default_factory=list)
+    frozen: bool = False
+    requests: list[str] = field(default_factory=list)
 
     async def handle(self, request: web.Request) -> web.Response:
-        self.asked.append(f"{request.method} {request.path_qs} {request.headers.get('X-Token', '')}".strip())
-        if self.stands_still:
+        self.requests.append(f"{request.method} {request.path_qs} {request.headers.get('X-Token', '')}".strip())
+        if self.frozen:
             await asyncio.Event().wait()
         return web.Response(status=self.status, text="engine", headers={"X-Engine": "yes"})
 
@@ -45,11 +45,11 @@ class Node:
     """The manager."""
 
     states: list[str] = field(default_factory=lambda: ["active"])
-    """What it says, one answer each; the last one stays. Empty text: HTTP 503."""
-    asked: int = 0
+    """States it reports, one per request; the last one is repeated. Empty text: HTTP 503."""
+    requests: int = 0
 
     async def handle(self, _: web.Request) -> web.Response:
-        self.asked += 1
+        self.requests += 1
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         if not state:
             return web.json_response({}, status=503)
@@ -66,14 +66,14 @@ class Stand:
     http: aiohttp.ClientSession
     manager: HttpServer
 
-    async def probe(self, *targets: Target, **more: object) -> ProbeServer:
+    async def probe(self, *targets: ProbeTarget, **more: object) -> ProbeServer:
         given = {"host_ip": "127.0.0.1", "manager_port": self.manager_port, "pod_uid": "u1", "pod_ip": "127.0.0.1"}
         settings = ProbeSettings(**{**given, "health_port": 0, "targets": targets, **more})  # type: ignore[arg-type]
         return await self.stack.enter_async_context(ProbeServer(settings).serving())
 
     async def kubelet(self, kind: str = "liveness", *, scheme: str = "HTTP", timeout: float = TIMEOUT) -> int:
-        """A new probe process asked once; its status."""
-        probe = await self.probe(Target(0, self.engine_port, kind, scheme, timeout))
+        """Send one probe to a new server; return the status."""
+        probe = await self.probe(ProbeTarget(0, self.engine_port, kind, scheme, timeout))
         return await self.get(probe.ports[1])
 
     async def get(self, port: int, path: str = "/health?deep=1") -> int:
@@ -97,7 +97,7 @@ async def stand() -> AsyncIterator[Stand]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine gets little of the time, and the manager a lot."""
+    """The engine gets little of the timeout, and the manager most of it."""
     monkeypatch.setattr(server, "ENGINE_SHARE", 0.05)
     monkeypatch.setattr(server, "ASK_SHARE", 0.9)
 
@@ -105,41 +105,41 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("state", ["active", "starting", "draining"])
 @pytest.mark.parametrize("status", [200, 503])
 @pytest.mark.parametrize("kind", ["startup", "liveness", "readiness"])
-async def test_a_running_engine_answers_for_itself(stand: Stand, state: str, status: int, kind: str) -> None:
+async def test_a_running_engine_answers_its_probes(stand: Stand, state: str, status: int, kind: str) -> None:
     stand.node.states, stand.engine.status = [state], status
     assert await stand.kubelet(kind) == status
-    assert stand.engine.asked == ["GET /health?deep=1 t"]  # path and headers as kubelet sent them
+    assert stand.engine.requests == ["GET /health?deep=1 t"]  # path and headers as kubelet sent them
 
 
 @pytest.mark.parametrize("state", ["parking", "parked", "activating", "migrating"])
 @pytest.mark.parametrize("kind", ["startup", "liveness", "readiness"])
-async def test_an_engine_that_stands_still_is_fine_and_not_asked(stand: Stand, state: str, kind: str) -> None:
-    stand.node.states, stand.engine.stands_still = [state], True
+async def test_a_parked_engine_is_healthy_and_gets_no_probes(stand: Stand, state: str, kind: str) -> None:
+    stand.node.states, stand.engine.frozen = [state], True
     assert await stand.kubelet(kind) == 200
-    assert stand.engine.asked == []
+    assert stand.engine.requests == []
 
 
 @pytest.mark.parametrize("state", ["waiting", "backoff", "lost", "quarantined", "releasing", ""])
-async def test_when_nobody_knows_only_a_start_is_judged(stand: Stand, state: str) -> None:
+async def test_in_other_states_only_the_startup_probe_reaches_the_engine(stand: Stand, state: str) -> None:
     stand.node.states, stand.engine.status = [state], 503
     assert await stand.kubelet("liveness") == 200
     assert await stand.kubelet("readiness") == 200
     assert await stand.kubelet("startup") == 503
 
 
-async def test_without_its_manager_no_engine_is_restarted(stand: Stand) -> None:
+async def test_without_the_manager_no_engine_is_restarted(stand: Stand) -> None:
     await stand.manager.__aexit__()
-    stand.engine.stands_still = True
+    stand.engine.frozen = True
     assert await stand.kubelet("liveness") == 200
-    stand.engine.stands_still, stand.engine.status = False, 500
+    stand.engine.frozen, stand.engine.status = False, 500
     assert await stand.kubelet("startup") == 500
     stand.engine.status = 200
     assert await stand.kubelet("startup") == 200
 
 
-async def test_a_start_that_was_parked_early_stays_fine_when_the_manager_goes(stand: Stand) -> None:
+async def test_an_engine_last_known_as_parked_passes_its_startup_probe_without_the_manager(stand: Stand) -> None:
     stand.node.states = ["parked"]
-    probe = await stand.probe(Target(0, stand.engine_port, "startup", "HTTP", TIMEOUT))
+    probe = await stand.probe(ProbeTarget(0, stand.engine_port, "startup", "HTTP", TIMEOUT))
     assert await stand.get(probe.ports[1]) == 200
     await stand.manager.__aexit__()
     probe.manager.forget()
@@ -147,34 +147,34 @@ async def test_a_start_that_was_parked_early_stays_fine_when_the_manager_goes(st
     assert await stand.get(probe.ports[1]) == 200
 
 
-async def test_an_engine_that_is_parked_while_it_is_asked_is_fine(stand: Stand, impatient: None) -> None:
-    stand.node.states, stand.engine.stands_still = ["active", "parking"], True
+async def test_an_engine_that_is_parked_during_a_probe_is_healthy(stand: Stand, impatient: None) -> None:
+    stand.node.states, stand.engine.frozen = ["active", "parking"], True
     assert await stand.kubelet() == 200
-    assert stand.node.asked == 2
-    stand.node.states, stand.engine.stands_still, stand.engine.status = ["active", "draining"], False, 503
-    assert await stand.kubelet() == 200  # it changed meanwhile: the next probe knows more
+    assert stand.node.requests == 2
+    stand.node.states, stand.engine.frozen, stand.engine.status = ["active", "draining"], False, 503
+    assert await stand.kubelet() == 200  # its state changed during the probe
 
 
-async def test_an_engine_that_hangs_is_said_to_in_time(stand: Stand, impatient: None) -> None:
-    stand.engine.stands_still = True
+async def test_a_hanging_engine_fails_its_probe_within_the_timeout(stand: Stand, impatient: None) -> None:
+    stand.engine.frozen = True
     assert await stand.kubelet() == 503
 
 
-async def test_the_managers_answer_serves_all_probes_of_a_moment(stand: Stand) -> None:
-    targets = [Target(0, stand.engine_port, kind, "HTTP", TIMEOUT) for kind in ("liveness", "readiness")]
+async def test_concurrent_probes_share_one_request_to_the_manager(stand: Stand) -> None:
+    targets = [ProbeTarget(0, stand.engine_port, kind, "HTTP", TIMEOUT) for kind in ("liveness", "readiness")]
     probe = await stand.probe(*targets)
     assert await asyncio.gather(*(stand.get(port) for port in probe.ports[1:] * 3)) == [200] * 6
-    assert stand.node.asked <= 3  # not one each, however slow the machine
+    assert stand.node.requests <= 3  # not one each, however slow the machine
 
 
-async def test_a_port_without_http_is_tried_by_connecting(stand: Stand) -> None:
+async def test_a_tcp_probe_connects_to_the_engine(stand: Stand) -> None:
     assert await stand.kubelet(scheme="TCP") == 200
-    probe = await stand.probe(Target(0, 1, "liveness", "TCP", TIMEOUT))
+    probe = await stand.probe(ProbeTarget(0, 1, "liveness", "TCP", TIMEOUT))
     assert await stand.get(probe.ports[1]) == 503
 
 
-async def test_its_own_health_and_nonsense(stand: Stand) -> None:
-    probe = await stand.probe(Target(0, stand.engine_port, "liveness", "HTTP", TIMEOUT))
+async def test_kyb_probe_has_its_own_health_and_refuses_what_is_not_http(stand: Stand) -> None:
+    probe = await stand.probe(ProbeTarget(0, stand.engine_port, "liveness", "HTTP", TIMEOUT))
     assert await stand.get(probe.ports[0], "/healthz") == 200
     assert await stand.get(probe.ports[0], "/") == 404
     reader, writer = await asyncio.open_connection("127.0.0.1", probe.ports[1])
@@ -191,11 +191,11 @@ async def check(port: int) -> bytes:
         return answer
 
 
-async def test_grpc_probes(stand: Stand) -> None:
-    async def say(_: bytes, __: object) -> bytes:
+async def test_grpc_probes_reach_a_running_engine_and_are_answered_for_a_parked_one(stand: Stand) -> None:
+    async def answer(_: bytes, __: object) -> bytes:
         return b"\x08\x02"  # NOT_SERVING
 
-    handler = grpc.unary_unary_rpc_method_handler(say)
+    handler = grpc.unary_unary_rpc_method_handler(answer)
     engine = grpc.aio.server()
     engine.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": handler}),)
@@ -203,16 +203,16 @@ async def test_grpc_probes(stand: Stand) -> None:
     port = engine.add_insecure_port("127.0.0.1:0")
     await engine.start()
     try:
-        running = await stand.probe(Target(0, port, "liveness", "GRPC", TIMEOUT))
+        running = await stand.probe(ProbeTarget(0, port, "liveness", "GRPC", TIMEOUT))
         assert await check(running.ports[1]) == b"\x08\x02"
     finally:
         await engine.stop(None)
     stand.node.states = ["parked"]
-    parked = await stand.probe(Target(0, port, "liveness", "GRPC", TIMEOUT))
+    parked = await stand.probe(ProbeTarget(0, port, "liveness", "GRPC", TIMEOUT))
     assert await check(parked.ports[1]) == b"\x08\x01"
 
 
-async def test_https_is_passed_on_without_verification(stand: Stand, tmp_path: Path) -> None:
+async def test_https_probes_reach_the_engine_without_verification(stand: Stand, tmp_path: Path) -> None:
     key, cert = tmp_path / "k", tmp_path / "c"
     make = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=e -keyout {key} -out {cert}"
     subprocess.run(make.split(), check=True, capture_output=True)
@@ -221,12 +221,12 @@ async def test_https_is_passed_on_without_verification(stand: Stand, tmp_path: P
     app = web.Application()
     app.router.add_get("/health", stand.engine.handle)
     secret = await stand.stack.enter_async_context(HttpServer(app, "127.0.0.1", 0, tls=context))
-    probe = await stand.probe(Target(0, secret.port, "liveness", "HTTPS", TIMEOUT))
+    probe = await stand.probe(ProbeTarget(0, secret.port, "liveness", "HTTPS", TIMEOUT))
     assert await stand.get(probe.ports[1]) == 200
-    assert len(stand.engine.asked) == 1
+    assert len(stand.engine.requests) == 1
 
 
-def test_settings_come_from_the_webhook() -> None:
+def test_settings_are_read_from_the_environment_that_the_webhook_sets() -> None:
     target = {"listen": 9480, "port": 8000, "kind": "liveness", "scheme": "HTTP", "timeout": 2}
     env = {
         "KYB_HOST_IP": "10.0.0.1",
@@ -235,18 +235,18 @@ def test_settings_come_from_the_webhook() -> None:
         "KYB_X_PORT": "tcp",
     }
     found = read(env)
-    assert (found.manager_port, found.health_port, found.targets) == (9471, 9479, (Target(**target),))  # type: ignore[arg-type]
-    for name, wrong, said in (
+    assert (found.manager_port, found.health_port, found.targets) == (9471, 9479, (ProbeTarget(**target),))  # type: ignore[arg-type]
+    for name, wrong, why in (
         ("KYB_HOST_IP", "", "is not set"),
-        ("KYB_MANAGER_PORT", "tcp://1", "is no port"),
+        ("KYB_MANAGER_PORT", "tcp://1", "is not a port"),
         ("KYB_PROBE_TARGETS", "[1]", "write a JSON list"),
         ("KYB_PROBE_TARGETS", json.dumps([{**target, "kind": "x"}]), "kind is one of"),
     ):
-        with pytest.raises(SettingsError, match=said):
+        with pytest.raises(ProbeSettingsError, match=why):
             read({**env, name: wrong})
 
 
-def test_the_program_is_small_and_says_what_it_lacks() -> None:
+def test_the_program_imports_only_the_standard_library_and_names_a_missing_setting() -> None:
     code = (
         "import sys, services.probe.__main__; print(sorted({m.split('.')[0] for m in sys.modules} & set(sys.argv[1:])))"
     )
@@ -254,7 +254,7 @@ def test_the_program_is_small_and_says_what_it_lacks() -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
     done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, env=env, check=True)
     loaded = set(json.loads(done.stdout.replace("'", '"')))
-    assert loaded <= {"ssl"}  # asyncio brings it where there is one
+    assert loaded <= {"ssl"}  # asyncio imports it where it exists
     failed = subprocess.run(
         [sys.executable, "-m", "services.probe"], capture_output=True, text=True, env=env, check=False
     )

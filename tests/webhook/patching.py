@@ -1,4 +1,4 @@
-"""JSON Patch (RFC 6902), the three operations that are used."""
+"""JSON Patch (RFC 6902): the three operations that the webhook uses."""
 
 import copy
 from typing import Any

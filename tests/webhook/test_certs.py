@@ -76,36 +76,38 @@ async def run(kube: Kube, wanted: Wanted = WANTED, wait: float = 30.0) -> str:
     return await ensure(kube, wanted, wait, lambda _: None)
 
 
-async def test_made_once_and_trusted_before_it_is_used(api: Api, kube: Kube) -> None:
+async def test_a_certificate_is_made_once_and_trusted_before_it_is_used(api: Api, kube: Kube) -> None:
     assert "made a certificate for 3650 days" in await run(kube)
     assert api.written == ["hooks", "hook-tls"]
     assert api.bundle == api.data("ca.crt")
     assert api.objects[CONFIGURATION]["webhooks"][0]["clientConfig"]["service"] == {"name": "hook"}
     assert "the certificate is good" in await run(kube)
     assert api.written == ["hooks", "hook-tls"]
-    api.objects[CONFIGURATION]["webhooks"][0]["clientConfig"]["caBundle"] = ""  # helm upgrade made it anew
+    api.objects[CONFIGURATION]["webhooks"][0]["clientConfig"]["caBundle"] = ""  # as after a helm upgrade
     await run(kube)
     assert api.bundle == api.data("ca.crt")
 
 
-async def test_before_it_ends_it_is_renewed_and_the_old_authority_stays_a_while(api: Api, kube: Kube) -> None:
+async def test_a_certificate_is_renewed_before_it_expires_and_the_old_authority_stays_trusted(
+    api: Api, kube: Kube
+) -> None:
     await run(kube, Wanted("kyb", "hook-tls", "hook", "hooks", days=30, renew_days=0))
     before = api.data("tls.crt"), api.data("ca.crt")
     assert "made a certificate" in await run(kube)
     assert api.data("tls.crt") != before[0]
     assert api.bundle.endswith(before[1])
     await run(kube, Wanted("kyb", "hook-tls", "other", "hooks"))  # another service: another name
-    assert api.bundle.count("BEGIN CERTIFICATE") == 2  # it does not grow
+    assert api.bundle.count("BEGIN CERTIFICATE") == 2  # older authorities are dropped
 
 
-async def test_a_configuration_that_never_comes(api: Api, kube: Kube) -> None:
+async def test_a_missing_webhook_configuration_is_an_error(api: Api, kube: Kube) -> None:
     api.objects.clear()
     with pytest.raises(CertsError, match="name the right one with --configuration"):
         await run(kube, wait=0)
     assert api.written == []
 
 
-async def test_a_client_that_is_strict_takes_it(tmp_path: Path) -> None:
+async def test_a_strict_client_accepts_the_certificate(tmp_path: Path) -> None:
     made = await make(WANTED)
     assert await good(made, WANTED)
     assert not await good({**made, "tls.key": ""}, WANTED)
@@ -128,7 +130,7 @@ async def test_a_client_that_is_strict_takes_it(tmp_path: Path) -> None:
             await http.get(server.url, ssl=trust, server_hostname="elsewhere.svc")
 
 
-async def test_without_openssl_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_without_openssl_the_error_names_the_alternative(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(os.environ, "PATH", str(tmp_path))
     with pytest.raises(CertsError, match=r"openssl is not installed.*webhook.certManager.enabled=true"):
         await webhook.make(WANTED)

@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 
 from services.probe.settings import read
-from services.webhook.memory import quantity
-from services.webhook.mutation import Mutation, Options, RefusedError, mutate
+from services.webhook.core.mutation import Mutation, MutationOptions, mutate, quantity
+from services.webhook.core.probes import PodRefusedError
 from tests.webhook.patching import patched
 
-OPTIONS = Options(image="registry/kybernate:1")
+OPTIONS = MutationOptions(image="registry/kybernate:1")
 SEAT = "kyb.ai/gpu-1x-seat"
 Json = dict[str, Any]
 
@@ -40,8 +40,8 @@ def http(port: Any = "http", scheme: str = "HTTP", **more: Any) -> Json:
     return {"httpGet": {"path": "/health", "port": port, "scheme": scheme}, "timeoutSeconds": 2, **more}
 
 
-def done(given: Json, options: Options = OPTIONS) -> tuple[Json, Json, Mutation]:
-    """The pod after it, its engine, and the change."""
+def done(given: Json, options: MutationOptions = OPTIONS) -> tuple[Json, Json, Mutation]:
+    """The mutated pod, its engine, and the mutation."""
     change = mutate(given, options)
     after = patched(given, change.patch)
     return after, after["spec"]["containers"][1], change
@@ -50,7 +50,7 @@ def done(given: Json, options: Options = OPTIONS) -> tuple[Json, Json, Mutation]
 def targets(after: Json) -> list[Json]:
     (probe,) = (one for one in after["spec"]["initContainers"] if one["name"] == "kyb-probe")
     env = {one["name"]: one.get("value", "10.0.0.1") for one in probe["env"]}
-    assert read(env).health_port == probe["livenessProbe"]["httpGet"]["port"]  # the probe itself understands it
+    assert read(env).health_port == probe["livenessProbe"]["httpGet"]["port"]  # kyb-probe accepts these settings
     found: list[Json] = json.loads(env["KYB_PROBE_TARGETS"])
     return found
 
@@ -65,7 +65,7 @@ def test_each_probe_gets_its_own_port_and_nothing_else_changes() -> None:
         {"listen": 9482, "port": 8000, "kind": "readiness", "scheme": "HTTP", "timeout": 2.0},
     ]
     assert engine["livenessProbe"] == http(9481, periodSeconds=7)
-    assert after["spec"]["containers"][0] == pod()["spec"]["containers"][0]  # others are never frozen
+    assert after["spec"]["containers"][0] == pod()["spec"]["containers"][0]  # other containers are never frozen
     assert change.warnings == ()
 
 
@@ -77,7 +77,7 @@ def test_each_probe_gets_its_own_port_and_nothing_else_changes() -> None:
         ({"grpc": {"port": 8000, "service": "x"}}, {"grpc": {"port": 9480, "service": "x"}}, "GRPC"),
     ],
 )
-def test_other_kinds_of_probes(probe: Json, becomes: Json, scheme: str) -> None:
+def test_https_tcp_and_grpc_probes_are_pointed_to_the_sidecar(probe: Json, becomes: Json, scheme: str) -> None:
     after, engine, _ = done(pod({"livenessProbe": {**probe, "timeoutSeconds": 1}}))
     assert engine["livenessProbe"] == {**becomes, "timeoutSeconds": 1}
     assert targets(after)[0]["scheme"] == scheme
@@ -94,7 +94,7 @@ def test_the_sidecar_is_restricted_has_no_seat_and_comes_last() -> None:
     security = probe["securityContext"]
     assert (security["runAsNonRoot"], security["runAsUser"], security["readOnlyRootFilesystem"]) == (True, 65532, True)
     assert (security["allowPrivilegeEscalation"], security["capabilities"]) == (False, {"drop": ["ALL"]})
-    openshift = Options(image="i", user=None)
+    openshift = MutationOptions(image="i", user=None)
     after, _, _ = done(pod({"livenessProbe": http()}), openshift)
     assert "runAsUser" not in after["spec"]["initContainers"][0]["securityContext"]
 
@@ -115,7 +115,7 @@ def test_a_guaranteed_pod_stays_guaranteed() -> None:
     assert resources["limits"]["cpu"] != resources["requests"]["cpu"]
 
 
-def test_ports_of_the_pod_are_left_to_it() -> None:
+def test_the_sidecar_avoids_ports_of_the_pod() -> None:
     ports = [{"containerPort": 9479}, {"containerPort": 9481}, {"containerPort": 8000, "name": "http"}]
     after, _engine, _ = done(pod({"ports": ports, "livenessProbe": http(), "readinessProbe": http()}))
     assert after["spec"]["initContainers"][0]["livenessProbe"]["httpGet"]["port"] == 9480
@@ -134,7 +134,7 @@ def test_ports_of_the_pod_are_left_to_it() -> None:
         pod(requests={SEAT: "1"}),
     ],
 )
-def test_the_second_time_nothing_changes(given: Json) -> None:
+def test_a_mutated_pod_is_not_changed_again(given: Json) -> None:
     after, _, change = done(given)
     assert change.patch
     assert mutate(after, OPTIONS).patch == ()
@@ -151,11 +151,11 @@ def test_the_second_time_nothing_changes(given: Json) -> None:
         pod({"livenessProbe": {"exec": {"command": ["true"]}}}, limits={}, requests={}),
     ],
 )
-def test_pods_without_a_seat_are_left_alone(given: Json) -> None:
+def test_pods_without_a_seat_are_not_changed(given: Json) -> None:
     assert mutate(given, OPTIONS) == Mutation()
 
 
-def test_without_probes_there_is_nothing_to_answer() -> None:
+def test_a_pod_without_probes_gets_no_sidecar() -> None:
     after, _, _ = done(pod())
     assert "initContainers" not in after["spec"]
 
@@ -168,14 +168,14 @@ def test_without_probes_there_is_nothing_to_answer() -> None:
             {},
             "container engine: its livenessProbe runs a command.*httpGet",
         ),
-        ({"startupProbe": http("metrics")}, {}, r"its startupProbe asks port 'metrics'.*known: http"),
-        ({"readinessProbe": {"httpGet": {"port": 1, "host": "127.0.0.1"}}}, {}, "take httpGet.host away"),
+        ({"startupProbe": http("metrics")}, {}, r"its startupProbe uses port 'metrics'.*known: http"),
+        ({"readinessProbe": {"httpGet": {"port": 1, "host": "127.0.0.1"}}}, {}, "remove httpGet.host"),
         ({"livenessProbe": http()}, {"spec": {"hostNetwork": True}}, "kyb.ai/probe-port, 2 free ports"),
         ({"livenessProbe": http()}, {"annotations": {"kyb.ai/probe-port": "80"}}, "is not a port; write a number"),
     ],
 )
-def test_what_cannot_be_parked_is_refused(engine: Json, more: Json, why: str) -> None:
-    with pytest.raises(RefusedError, match=why):
+def test_pods_that_cannot_be_parked_are_refused(engine: Json, more: Json, why: str) -> None:
+    with pytest.raises(PodRefusedError, match=why):
         mutate(pod(engine, **more), OPTIONS)
 
 
@@ -193,7 +193,7 @@ def test_what_cannot_be_parked_is_refused(engine: Json, more: Json, why: str) ->
         (None, None, {}, None, "has no memory limit"),
     ],
 )  # fmt: skip
-def test_memory(
+def test_the_memory_request_becomes_the_limit(
     limit: str | None, request_: str | None, annotations: dict[str, str], becomes: str | None, warned: str
 ) -> None:
     limits = {SEAT: "1"} | ({"memory": limit} if limit else {})
@@ -203,12 +203,12 @@ def test_memory(
     assert [warned in one for one in change.warnings] == ([True] if warned else [])
 
 
-def test_a_grpc_probe_that_allows_no_failure_is_warned_of() -> None:
+def test_a_grpc_probe_that_allows_no_failure_causes_a_warning() -> None:
     _, _, change = done(pod({"livenessProbe": {"grpc": {"port": 8000}, "failureThreshold": 1}}))
     assert "set failureThreshold to 3" in change.warnings[0]
 
 
-def test_quantities_of_kubernetes() -> None:
+def test_kubernetes_quantities_are_parsed() -> None:
     assert quantity("1Ki") == quantity("1024") == quantity("1024000m")
     assert quantity("129e6") == quantity("129M") == quantity(129000000)
     assert quantity("5 apples") is None

@@ -1,4 +1,4 @@
-"""The program: HTTPS, reviews, a certificate that changes."""
+"""The webhook as a process: HTTPS, reviews, a renewed certificate."""
 
 import asyncio
 import base64
@@ -14,15 +14,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.webhook.review import ReviewError, answer
+from services.webhook.core.mutation import ReviewError, respond
 from tests.webhook.patching import patched
 from tests.webhook.test_mutation import OPTIONS, http, pod
 
 
 def review(thing: Any, **request: Any) -> dict[str, Any]:
     kind = {"group": "", "version": "v1", "kind": "Pod"}
-    asked = {"uid": "r1", "kind": kind, "operation": "CREATE", "namespace": "demo", "object": thing, **request}
-    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}
+    fields = {"uid": "r1", "kind": kind, "operation": "CREATE", "namespace": "demo", "object": thing, **request}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": fields}
 
 
 @pytest.mark.parametrize(
@@ -34,15 +34,15 @@ def review(thing: Any, **request: Any) -> dict[str, Any]:
         {"object": None},
     ],
 )
-def test_other_requests_are_none_of_its_business(request_: dict[str, Any]) -> None:
-    said = answer(review(pod({"livenessProbe": http()}), **request_), OPTIONS)
-    assert said["response"] == {"uid": "r1", "allowed": True}
+def test_requests_that_do_not_create_a_pod_are_allowed_unchanged(request_: dict[str, Any]) -> None:
+    response = respond(review(pod({"livenessProbe": http()}), **request_), OPTIONS)
+    assert response["response"] == {"uid": "r1", "allowed": True}
 
 
 @pytest.mark.parametrize("wrong", [{}, [], {"apiVersion": "v1"}, {"apiVersion": "admission.k8s.io/v1", "request": {}}])
-def test_what_is_no_review_is_refused(wrong: Any) -> None:
+def test_a_body_that_is_not_a_review_is_an_error(wrong: Any) -> None:
     with pytest.raises(ReviewError):
-        answer(wrong, OPTIONS)
+        respond(wrong, OPTIONS)
 
 
 def self_signed(folder: Path, name: str) -> None:
@@ -64,43 +64,47 @@ def env(folder: Path, **more: str) -> dict[str, str]:
 
 @pytest.fixture
 async def program(tmp_path: Path) -> AsyncIterator[dict[str, str]]:
-    """Where it listens."""
+    """URLs of the webhook and of its health."""
     self_signed(tmp_path, "one")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "services.webhook", env=env(tmp_path), stderr=asyncio.subprocess.PIPE
     )
     assert process.stderr is not None
-    said = json.loads(await process.stderr.readline())
+    started = json.loads(await process.stderr.readline())
     try:
-        yield {"url": said["url"].replace("127.0.0.1", "localhost"), "health": said["health"]}
+        yield {"url": started["url"].replace("127.0.0.1", "localhost"), "health": started["health"]}
     finally:
         process.terminate()
         await process.communicate()
     assert process.returncode == 0
 
 
-async def test_the_program(program: dict[str, str], tmp_path: Path) -> None:
+async def test_it_answers_reviews_over_https_and_uses_a_renewed_certificate(
+    program: dict[str, str], tmp_path: Path
+) -> None:
     given = pod({"livenessProbe": http()})
 
     async def ask(body: Any) -> tuple[int, Any]:
         trust = ssl.create_default_context(cafile=tmp_path / "tls.crt")
         async with (
             aiohttp.ClientSession() as http_,
-            http_.post(program["url"] + "/mutate", json=body, ssl=trust) as said,
+            http_.post(program["url"] + "/mutate", json=body, ssl=trust) as response,
         ):
-            return said.status, await said.json()
+            return response.status, await response.json()
 
-    status, said = await ask(review(given))
+    status, answer = await ask(review(given))
     assert status == 200
-    patch = json.loads(base64.b64decode(said["response"]["patch"]))
+    patch = json.loads(base64.b64decode(answer["response"]["patch"]))
     assert patched(given, patch)["spec"]["initContainers"][0]["image"] == "i:1"
-    status, said = await ask(review(pod({"livenessProbe": {"exec": {"command": ["x"]}}})))
-    assert (said["response"]["allowed"], said["response"]["status"]["code"]) == (False, 422)
-    assert "runs a command" in said["response"]["status"]["message"]
+    status, answer = await ask(review(pod({"livenessProbe": {"exec": {"command": ["x"]}}})))
+    assert (answer["response"]["allowed"], answer["response"]["status"]["code"]) == (False, 422)
+    assert "runs a command" in answer["response"]["status"]["message"]
     assert (await ask({"kind": "nonsense"}))[0] == 400
     async with aiohttp.ClientSession() as http_, http_.get(program["health"] + "/metrics") as metrics:
         assert 'kybernate_webhook_reviews_total{outcome="refused"} 1.0' in await metrics.text()
-    self_signed(tmp_path, "two")  # as kubelet swaps a Secret's files; only the new one is trusted from now on
+    self_signed(
+        tmp_path, "two"
+    )  # as kubelet replaces a Secret's files; the client trusts only the new certificate from now on
     async with asyncio.timeout(30):
         while True:
             try:
@@ -110,7 +114,7 @@ async def test_the_program(program: dict[str, str], tmp_path: Path) -> None:
                 await asyncio.sleep(0.2)
 
 
-def test_without_a_certificate_it_says_how_to_get_one(tmp_path: Path) -> None:
+def test_without_a_certificate_the_error_names_the_command_that_makes_one(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "services.webhook"], env=env(tmp_path), capture_output=True, text=True, check=False
     )

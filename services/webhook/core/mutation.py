@@ -1,0 +1,249 @@
+"""An AdmissionReview (``admission.k8s.io/v1``) and its response: a pod with a seat is changed by a JSON Patch. Pure.
+
+A pod is changed once: one that has a container ``kyb-probe`` keeps it, and its probes stay as they are.
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from kybernate.annotations import PREFIX, PROBE_PORT, VRAM, SeatAnnotations, parse
+from kybernate.sizes import format_bytes
+from services.webhook.core import probes
+from services.webhook.core.probes import Json, PodRefusedError, ProbeMove
+
+VERSION = "admission.k8s.io/v1"
+WARNING_CHARACTERS = 250
+"""The API server cuts longer warnings, and drops those beyond 4096 characters in total."""
+NAME = "kyb-probe"
+
+
+class ReviewError(Exception):
+    """The request body is not an AdmissionReview."""
+
+
+@dataclass(frozen=True, slots=True)
+class MutationOptions:
+    """Settings of the webhook that do not depend on the pod."""
+
+    image: str
+    manager_port: int = 9471
+    first_port: int = 9479
+    user: int | None = 65532
+    """None: the namespace assigns one."""
+    memory: str = "40Mi"
+    prefixes: tuple[str, ...] = (PREFIX,)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """The change of a pod, and the warnings for its author."""
+
+    patch: tuple[Json, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+# --- the review -------------------------------------------------------------------------------------------------------
+
+
+def respond(review: object, options: MutationOptions) -> Json:
+    """Return the AdmissionReview to send back. Raises ReviewError."""
+    if not isinstance(review, Mapping) or review.get("apiVersion") != VERSION:
+        raise ReviewError(f"the body is not an AdmissionReview of {VERSION}, as the API server sends it")
+    request = review.get("request")
+    if not isinstance(request, Mapping) or not request.get("uid"):
+        raise ReviewError("the review has no request with a uid")
+    response = {"uid": request["uid"], **_judged(request, options)}
+    return {"apiVersion": VERSION, "kind": "AdmissionReview", "response": response}
+
+
+def outcome(review: Mapping[str, Any]) -> str:
+    """Return the outcome of a review that ``respond`` returned: patched, untouched or refused."""
+    response = review["response"]
+    return "refused" if not response["allowed"] else "patched" if "patch" in response else "untouched"
+
+
+def _judged(request: Mapping[str, Any], options: MutationOptions) -> Json:
+    kind, pod = request.get("kind") or {}, request.get("object")
+    of_pods = kind.get("group", "") == "" and kind.get("kind") == "Pod" and not request.get("subResource")
+    if not of_pods or request.get("operation") != "CREATE" or not isinstance(pod, Mapping):
+        return {"allowed": True}
+    try:
+        change = mutate(pod, options)
+    except PodRefusedError as error:
+        return {"allowed": False, "status": {"code": 422, "reason": "Invalid", "message": f"kybernate: {error}"}}
+    response: Json = {"allowed": True}
+    if change.warnings:
+        response["warnings"] = [f"kybernate: {text}"[:WARNING_CHARACTERS] for text in change.warnings]
+    if change.patch:
+        response["patchType"] = "JSONPatch"
+        response["patch"] = base64.b64encode(json.dumps(change.patch).encode()).decode()
+    return response
+
+
+# --- the pod ----------------------------------------------------------------------------------------------------------
+
+
+def mutate(pod: Mapping[str, Any], options: MutationOptions) -> Mutation:
+    """Point probes to kyb-probe and set memory request = limit. Raises PodRefusedError."""
+    spec = pod["spec"]
+    containers = spec.get("containers") or []
+    engines = [at for at, container in enumerate(containers) if _has_seat(container, options.prefixes)]
+    patch: list[Json] = []
+    warnings: list[str] = []
+    notes = parse((pod.get("metadata") or {}).get("annotations") or {})
+    if engines:
+        warnings += [f"annotation {problem.text()}" for problem in notes.problems]
+    for at in engines:
+        changes, more = _memory(f"/spec/containers/{at}", containers[at], notes)
+        patch += changes
+        warnings += more
+    inits = spec.get("initContainers") or []
+    if engines and not any(one.get("name") == NAME for one in inits):
+        moves = [move for at in engines for move in probes.found(f"/spec/containers/{at}", containers[at])]
+        if moves:
+            ports = _ports(spec, notes, options, 1 + len(moves))
+            for move, port in zip(moves, ports[1:], strict=True):
+                patch += move.patch(port)
+                warnings += move.warnings
+            sidecar = _sidecar(moves, ports, options, guaranteed=_guaranteed(spec))
+            patch.append(
+                {"op": "add", "path": "/spec/initContainers/-", "value": sidecar}
+                if inits
+                else {"op": "add", "path": "/spec/initContainers", "value": [sidecar]}
+            )
+    return Mutation(tuple(patch), tuple(warnings))
+
+
+def _has_seat(container: Mapping[str, Any], prefixes: Sequence[str]) -> bool:
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return any(name.startswith(tuple(prefixes)) for name in limits)
+
+
+def _ports(spec: Mapping[str, Any], notes: SeatAnnotations, options: MutationOptions, count: int) -> list[int]:
+    """Return ``count`` ports that the pod does not use. Raises PodRefusedError."""
+    for problem in notes.problems:
+        if problem.name == PROBE_PORT:
+            raise PodRefusedError(f"annotation {problem.text()}")
+    if notes.probe_port is None and spec.get("hostNetwork"):
+        raise PodRefusedError(
+            f"with hostNetwork the ports of {NAME} are the node's: give each pod of a node different ones with "
+            f"annotation {PROBE_PORT}, {count} free ports from there, or remove hostNetwork"
+        )
+    taken = {
+        port.get("containerPort")
+        for kind in ("containers", "initContainers")
+        for container in spec.get(kind) or ()
+        for port in container.get("ports") or ()
+    }
+    port, found = notes.probe_port or options.first_port, list[int]()
+    while len(found) < count:
+        if port not in taken:
+            found.append(port)
+        port += 1
+    return found
+
+
+def _guaranteed(spec: Mapping[str, Any]) -> bool:
+    """Return whether the pod has QoS class Guaranteed, or gets it by memory request = limit; kyb-probe must keep it."""
+    containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+    for container in containers:
+        resources = container.get("resources") or {}
+        limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+        if "memory" not in limits or "cpu" not in limits or requests.get("cpu", limits["cpu"]) != limits["cpu"]:
+            return False
+    return True
+
+
+def _sidecar(moves: Sequence[ProbeMove], ports: Sequence[int], options: MutationOptions, *, guaranteed: bool) -> Json:
+    """Return a restartable init container: it starts before the engine, ends after it, and never delays the pod."""
+    user: Json = {} if options.user is None else {"runAsUser": options.user, "runAsGroup": options.user}
+    env = [
+        {"name": "KYB_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+        {"name": "KYB_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "KYB_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+        {"name": "KYB_MANAGER_PORT", "value": str(options.manager_port)},
+        {"name": "KYB_HEALTH_PORT", "value": str(ports[0])},
+        {"name": "KYB_PROBE_TARGETS", "value": probes.targets(moves, ports[1:])},
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},  # for runtimes that expose all GPUs by default
+    ]
+    return {
+        "name": NAME,
+        "image": options.image,
+        "imagePullPolicy": "IfNotPresent",
+        "restartPolicy": "Always",
+        "command": [NAME],
+        "env": env,
+        "livenessProbe": {
+            "httpGet": {"path": "/healthz", "port": ports[0], "scheme": "HTTP"},
+            "periodSeconds": 20,
+            "timeoutSeconds": 5,
+            "failureThreshold": 3,
+        },
+        "resources": {
+            "requests": {"cpu": "100m" if guaranteed else "5m", "memory": options.memory},
+            "limits": {"cpu": "100m" if guaranteed else "200m", "memory": options.memory},
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "privileged": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+            **user,
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+_SUFFIXES = {"m": Decimal("0.001"), "": Decimal(1)}
+_SUFFIXES |= {letter: Decimal(10) ** (3 * power) for power, letter in enumerate("kMGTPE", 1)}
+_SUFFIXES |= {f"{letter}i": Decimal(2) ** (10 * power) for power, letter in enumerate("KMGTPE", 1)}
+
+
+def _memory(path: str, container: Mapping[str, Any], notes: SeatAnnotations) -> tuple[list[Json], list[str]]:
+    """Return patch and warnings for the memory of the container at this JSON pointer.
+
+    A parked copy of VRAM is the container's own memory. Request = limit, because a node that has reserved less than the
+    copies need would kill engines when they are parked.
+    """
+    resources = container.get("resources") or {}
+    limit = (resources.get("limits") or {}).get("memory")
+    requests = resources.get("requests")
+    who, declared, warnings = f"container {container.get('name')}", notes.vram_bytes, list[str]()
+    restarts = notes.backend == "restart"  # no copy is kept then
+    if limit is None:
+        if not restarts:
+            warnings.append(
+                f"{who} has no memory limit, so the node has not reserved memory for a parked copy of its VRAM; set one"
+            )
+        return [], warnings
+    held = quantity(limit)
+    if declared and held is not None and held < declared and not restarts:
+        warnings.append(
+            f"{who}: its memory limit of {limit} cannot hold the {format_bytes(declared)} of VRAM that parking copies "
+            f"into it ({VRAM}); raise limits.memory above {format_bytes(declared)} plus what the engine needs itself"
+        )
+    present = (requests or {}).get("memory")
+    if present is not None and quantity(present) == held:
+        return [], warnings
+    if requests is None:
+        return [{"op": "add", "path": f"{path}/resources/requests", "value": {"memory": limit}}], warnings
+    return [{"op": "add", "path": f"{path}/resources/requests/memory", "value": limit}], warnings
+
+
+def quantity(text: object) -> Decimal | None:
+    """Parse a quantity of Kubernetes, e.g. 64Gi, 129e6, 128974848000m; None if it is invalid."""
+    stripped = str(text).strip()
+    number = stripped.rstrip("kKMGTPEim")
+    suffix = stripped[len(number) :]
+    try:
+        return Decimal(number) * _SUFFIXES[suffix]
+    except (InvalidOperation, KeyError):
+        return None
