@@ -17,9 +17,8 @@ from kybernate.dev.stack.options import fake_hardware
 from kybernate.doctor import DoctorError, examine_gpu
 from kybernate.extras import GROUP, DevPart, ExtraMissingError, dev_part, dev_part_path
 from kybernate.gpus import GpuError, open_gpus
-from services.checkpointer.backends.site import open_site
-from services.checkpointer.helper_command import helper_command
-from services.checkpointer.settings import CheckpointerSettings
+from services.checkpointer.backends.host import open_host
+from services.checkpointer.settings import CheckpointerSettings, helper_command
 
 ROOT = Path(__file__).parents[1]
 MISSING = r"needs the extra dev: pip install 'kybernate\[dev\]'"
@@ -48,7 +47,7 @@ def test_without_the_extra_each_setting_that_asks_for_a_fake_names_the_remedy(wi
     with pytest.raises(ExtraMissingError, match=f"KYB_DRIVER=fake {MISSING}"):
         helper_command(CheckpointerSettings.from_env({"KYB_FAKE_DRIVER": "/x"}))
     with pytest.raises(ExtraMissingError, match=f"KYB_FAKE_DRIVER {MISSING}"):
-        open_site(Path("/x"), 1.0)
+        open_host(Path("/x"), 1.0)
 
 
 def test_without_the_extra_a_configuration_is_checked_and_planned_but_pods_are_not(without_dev):

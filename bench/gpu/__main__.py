@@ -22,8 +22,8 @@ from bench.gpu.stub import stub_driver
 from kybernate import __version__
 from kybernate.gpus import GpuError, open_gpus
 from kybernate.logs import configure
-from services.checkpointer.helper_command import cuda_helper_command
 from services.checkpointer.helper_pool import HelperDiedError, HelperHungError
+from services.checkpointer.settings import cuda_helper_command
 
 CASES = ("limits", "sizes", "tree", "kill", "lock", "map", "waits")
 SMALL_GIB = 2.0

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from kybernate.messages import KillJob, SeatProgress, SeatTarget, SwitchJob
 from services.checkpointer.backends import open_backends
-from services.checkpointer.backends.port import Backend, Unit
+from services.checkpointer.backends.driver_calls import Timeouts
+from services.checkpointer.backends.host import open_host
+from services.checkpointer.backends.port import Backend, SeatProcesses
 from services.checkpointer.backends.refusals import Allowance
-from services.checkpointer.backends.site import open_site
 from services.checkpointer.helper_pool import HelperPool
+from services.checkpointer.job_run import JobRun
 from services.checkpointer.journal import Journal
-from services.checkpointer.patience import Patience
 from services.checkpointer.records import JobFile, Record
-from services.checkpointer.switch import JobRun
 
 NODE = "bench"
 GROUP = "g"
@@ -27,7 +27,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
+class JobHalf:
     """How one half of a job went. ``driver`` is what of it was spent in the driver's own verbs."""
 
     outcome: str
@@ -77,7 +77,7 @@ class TimedJournal(Journal):
         with self._timed():
             await super().add(job, record, put_off=put_off)
 
-    async def remember(self, unit: Unit) -> None:
+    async def remember(self, unit: SeatProcesses) -> None:
         """See Journal."""
         with self._timed():
             await super().remember(unit)
@@ -106,32 +106,32 @@ class Checkpointer:
     folder: Path
     _epoch: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
-    async def park(self, target: SeatTarget) -> Half:
+    async def park(self, target: SeatTarget) -> JobHalf:
         """Take a seat out of VRAM."""
         epoch = next(self._epoch)
         job = SwitchJob(cause="bench", node=NODE, epoch=epoch, op=f"park-{epoch}", group=GROUP, park=(target,))
         return await self._run(Record(kind="switch", switch=job))
 
-    async def activate(self, target: SeatTarget) -> Half:
+    async def activate(self, target: SeatTarget) -> JobHalf:
         """Bring it back."""
         epoch = next(self._epoch)
         job = SwitchJob(cause="bench", node=NODE, epoch=epoch, op=f"activate-{epoch}", group=GROUP, activate=target)
         return await self._run(Record(kind="switch", switch=job))
 
-    async def kill(self, target: SeatTarget) -> Half:
+    async def kill(self, target: SeatTarget) -> JobHalf:
         """End its processes and prove that their memory is free."""
         return await self._run(
             Record(kind="kill", kill=KillJob(cause="b", node=NODE, epoch=next(self._epoch), target=target))
         )
 
-    async def _run(self, record: Record) -> Half:
+    async def _run(self, record: Record) -> JobHalf:
         file = JobFile([record])
         cpu, journal, fsyncs, began = self.cpu(), self.journal.spent, self.journal.fsyncs, time.perf_counter()
         await self.journal.begin(file)
         status = await JobRun(file, self.journal, {"cuda": self.backend, "fake": self.backend}, lambda _: None).run()
         wall = time.perf_counter() - began
         progress: SeatProgress = status.park[0] if status.park else status.activate or _none()
-        return Half(
+        return JobHalf(
             outcome=progress.outcome,
             reason=progress.reason,
             wall=wall,
@@ -162,13 +162,13 @@ async def checkpointer(
     """One with its state under ``folder``. ``lock_seconds``: how long work may take. Raises HelperDiedError."""
     journal = TimedJournal(folder)
     journal.load()
-    patience = Patience(lock_seconds=lock_seconds, speed=speed)
+    timeouts = Timeouts(lock_seconds=lock_seconds, speed=speed)
     try:
         async with HelperPool(command, folder / "helpers") as pool:
             await pool.warm(GROUP)  # as for every group of a checkpointer that has worked before
             fake = os.environ.get("KYB_FAKE_DRIVER")  # set around the stub: its GPUs' copies exist by name only
-            site = open_site(Path(fake) if fake else None, patience.settle(), ALLOWED)
-            yield Checkpointer(journal, pool, open_backends(pool, patience, site)["cuda"], folder)
+            host = open_host(Path(fake) if fake else None, timeouts.settle(), ALLOWED)
+            yield Checkpointer(journal, pool, open_backends(pool, timeouts, host)["cuda"], folder)
     finally:
         journal.close()
 

@@ -35,7 +35,7 @@ async def h1(room: Room, gib: float) -> Finding:
 
 
 async def _restore_without_room(room: Room, target: Target, bare: Child) -> str:
-    pid, seconds = target.child.pid, target.patience
+    pid, seconds = target.child.pid, target.timeouts
     for verb in ("lock", "checkpoint"):
         await do(bare, verb, pid, seconds)
     async with room.filled():
@@ -90,7 +90,7 @@ async def h4(room: Room, gib: float) -> Finding:
 async def _synchronized(target: Target) -> str:
     """What became of a synchronize that waited for the thaw; there the router must see to it that none does."""
     try:
-        await target.child.answer(target.patience)
+        await target.child.answer(target.timeouts)
         return "it came back whole" if all((await target.intact()).values()) else "it came back damaged"
     except (ChildError, TimeoutError) as error:
         return str(error)[:200] or "it did not return"
@@ -98,7 +98,7 @@ async def _synchronized(target: Target) -> str:
 
 async def _synchronize_while_parked(room: Room, target: Target, bare: Child) -> str:
     for verb in ("lock", "checkpoint"):
-        await do(bare, verb, target.child.pid, target.patience)
+        await do(bare, verb, target.child.pid, target.timeouts)
     target.child.send("synchronize")
     try:
         await target.child.answer(room.hang_seconds)
@@ -140,7 +140,7 @@ async def _lock_while_stopped(room: Room, target: Target, bare: Child) -> str:
         answer = await bare.answer(room.hang_seconds)
     except TimeoutError:
         target.child.signal(signal.SIGCONT)
-        late = await bare.answer(target.patience)
+        late = await bare.answer(target.timeouts)
         return f"the lock hangs beyond its own time-out; after SIGCONT {late['name']}"
     target.child.signal(signal.SIGCONT)
     return f"the lock answered {answer['name']} while stopped"
@@ -185,12 +185,12 @@ async def h14(room: Room, gib: float) -> Finding:
     async with room.target(gib) as target, room.bare() as bare:
         pid = target.child.pid
         for verb in ("lock", "checkpoint"):
-            await do(bare, verb, pid, target.patience)
-        wrong = await do(bare, "restore", pid, target.patience, expect=None, pairs=[[stranger, stranger]])
-        state = await do(bare, "state", pid, target.patience, expect=None)
+            await do(bare, verb, pid, target.timeouts)
+        wrong = await do(bare, "restore", pid, target.timeouts, expect=None, pairs=[[stranger, stranger]])
+        state = await do(bare, "state", pid, target.timeouts, expect=None)
         if wrong["code"] != 0:
-            await do(bare, "restore", pid, target.patience)
-        await do(bare, "unlock", pid, target.patience)
+            await do(bare, "restore", pid, target.timeouts)
+        await do(bare, "unlock", pid, target.timeouts)
         intact = await target.intact()
     told = f"the wrong map answered {wrong['name']}, the process was {state['value']} after it"
     return {"kept": all(intact.values()), "driver": told}
@@ -208,7 +208,7 @@ async def _survives(room: Room, gib: float, op: str, *, may_be_lost: bool) -> Fi
     before = await room.used()
     async with room.target(gib) as target:
         try:
-            said = await target.child.ask(op, target.patience)
+            said = await target.child.ask(op, target.timeouts)
         except ChildError as error:
             return {"skipped": f"this machine cannot do it: {str(error)[:200]}"}
         park = await room.checkpointer.park(target.seat)

@@ -12,9 +12,9 @@ from bench.gpu import harness, machine
 from bench.gpu.child import Child, child
 from bench.gpu.harness import Checkpointer, checkpointer
 from kybernate.messages import SeatTarget
-from services.checkpointer.helper_command import cuda_helper_command
 from services.checkpointer.helper_pool import HelperDiedError, HelperHungError
 from services.checkpointer.processes import identify, tree
+from services.checkpointer.settings import cuda_helper_command
 
 
 class CaseError(Exception):
@@ -45,7 +45,7 @@ class Room:
     """The stub's way to have work submitted; None: the target does it."""
     _numbers: list[int] = field(default_factory=lambda: [0])
 
-    def patience(self, gib: float) -> float:
+    def timeouts(self, gib: float) -> float:
         """Seconds for anything that moves so much, or starts a process that does."""
         return 90.0 + 6.0 * gib
 
@@ -54,12 +54,12 @@ class Room:
         """A process (tree) that holds so much in each, ready."""
         options = ("--gib", gib, "--processes", processes, "--load", self.load)
         async with child("bench.gpu.target", *options, env={"CUDA_VISIBLE_DEVICES": self.gpu}) as started:
-            ready = await started.answer(self.patience(gib * processes))
+            ready = await started.answer(self.timeouts(gib * processes))
             root = identify(started.pid)
             pids = [one.pid for one in tree(root)] if root is not None else []
             name = f"bench.{self._next()}"
             seat = harness.seat_of(started.pid, [self.gpu], ready["bytes"], name=name)
-            yield Target(started, ready, tuple(pids), seat, self.patience(gib * processes))
+            yield Target(started, ready, tuple(pids), seat, self.timeouts(gib * processes))
 
     @asynccontextmanager
     async def bare(self) -> AsyncIterator[Child]:
@@ -77,7 +77,7 @@ class Room:
         wanted = free if gib is None else gib
         options = ("--role", "fill", "--gib", wanted, "--step", self.fill_step_gib, "--load", self.load)
         async with child("bench.gpu.target", *options, env={"CUDA_VISIBLE_DEVICES": self.gpu}) as started:
-            yield float((await started.answer(self.patience(free)))["gib"])
+            yield float((await started.answer(self.timeouts(free)))["gib"])
 
     @asynccontextmanager
     async def impatient(self) -> AsyncIterator[Checkpointer]:
@@ -122,11 +122,11 @@ class Target:
     """Its first answer: bytes, checksum, work, graph."""
     pids: tuple[int, ...]
     seat: SeatTarget
-    patience: float
+    timeouts: float
 
     async def intact(self) -> dict[str, bool]:
         """Compare with the first answer: checksums, results, and what the CUDA graph gives."""
-        again = await self.child.ask("verify", self.patience)
+        again = await self.child.ask("verify", self.timeouts)
         same = {key: again[key] == self.ready[key] for key in ("checksum", "work", "graph")}
         return same if self.has_graph else {key: value for key, value in same.items() if key != "graph"}
 

@@ -15,19 +15,18 @@ from kybernate.health import Health, HttpServer
 from kybernate.node_lock import alone
 from kybernate.presence import be_present
 from services.checkpointer.backends import open_backends
-from services.checkpointer.backends.inspection import names
-from services.checkpointer.backends.site import Site, open_site
-from services.checkpointer.helper_command import helper_command
+from services.checkpointer.backends.driver_calls import Timeouts
+from services.checkpointer.backends.host import Host, open_host
+from services.checkpointer.backends.refusals import comma_list
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
-from services.checkpointer.patience import Patience
-from services.checkpointer.settings import CheckpointerSettings
-from services.checkpointer.worker import Worker
+from services.checkpointer.settings import CheckpointerSettings, helper_command
+from services.checkpointer.worker import CheckpointWorker
 
 PROBE_SECONDS = 5.0
 
 
-async def serve(settings: CheckpointerSettings, patience: Patience, command: Sequence[str], site: Site) -> None:
+async def serve(settings: CheckpointerSettings, timeouts: Timeouts, command: Sequence[str], host: Host) -> None:
     """Run until SIGTERM. ``command`` starts a helper."""
     journal = Journal(settings.state_dir)
     journal.load()
@@ -41,8 +40,8 @@ async def serve(settings: CheckpointerSettings, patience: Patience, command: Seq
             open_bus(url, source=source, name=f"checkpointer {settings.node}", credentials=who)
         )
         margin_bytes = settings.room_margin_bytes if settings.fake_driver is None else 0
-        backends = open_backends(pool, patience, site, margin_bytes)
-        worker = Worker(settings.node, bus, journal, pool, backends)
+        backends = open_backends(pool, timeouts, host, margin_bytes)
+        worker = CheckpointWorker(settings.node, bus, journal, pool, backends)
         driver_says: list[str] = ["not asked yet"]
         health = Health()
         health.registry.register(BusMetrics(node=bus))
@@ -75,7 +74,7 @@ def main() -> None:
     """Settings, lock, serve."""
     settings = CheckpointerSettings.from_env_or_exit("kyb-checkpointer")
     logs.configure("checkpointer", form=settings.log_format, level=settings.log_level, node=settings.node)
-    patience = Patience(
+    timeouts = Timeouts(
         lock_seconds=settings.lock_seconds,
         base_seconds=settings.transfer_base_seconds,
         seconds_per_gib=settings.transfer_seconds_per_gib,
@@ -83,12 +82,12 @@ def main() -> None:
     )
     try:
         command = helper_command(settings)
-        site = open_site(settings.fake_driver, patience.settle(), names(settings.park_allow))
+        host = open_host(settings.fake_driver, timeouts.settle(), comma_list(settings.park_allow))
     except (ValueError, ExtraMissingError) as error:
         sys.stderr.write(f"kyb-checkpointer: {error}\n")
         raise SystemExit(2) from None
     with alone(settings.run_dir, "checkpointer"):
-        lifecycle.main(lambda: serve(settings, patience, command, site))
+        lifecycle.main(lambda: serve(settings, timeouts, command, host))
 
 
 if __name__ == "__main__":

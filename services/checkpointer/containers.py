@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kybernate.cgroups import PROC, SYS_CGROUP, Cgroup, Cgroups
 from kybernate.messages import SeatTarget
-from services.checkpointer.processes import Identity, group, identify, tree
+from services.checkpointer.processes import ProcessIdentity, group, identify, tree
 
 RUNTIMES = ("containerd", "cri-o", "docker")
 
@@ -20,10 +20,10 @@ class UnknownContainerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class SeatContainer:
     """One container that has a process."""
 
-    root: Identity
+    root: ProcessIdentity
     """Its first process."""
     cgroup: Cgroup | None
     """None for ``process://``: such processes share the control group of whoever started them."""
@@ -43,14 +43,14 @@ class Containers:
         """The machine's control groups."""
         return Cgroups(self.cgroup_root, self.proc)
 
-    def find(self, target: SeatTarget) -> Container | None:
+    def find(self, target: SeatTarget) -> SeatContainer | None:
         """The container of a seat; None when it has no process. Raises UnknownContainerError, HiddenProcessesError."""
         if not target.container_id:
             return None  # none was ever started
         scheme, _, name = target.container_id.partition("://")
         if scheme == "process" and name.isdigit():
             root = identify(int(name), self.proc)
-            return None if root is None else Container(root, None)
+            return None if root is None else SeatContainer(root, None)
         if scheme not in RUNTIMES or not name or not target.pod_uid:
             known = ", ".join(f"{runtime}://" for runtime in (*RUNTIMES, "process"))
             raise UnknownContainerError(
@@ -63,9 +63,11 @@ class Containers:
         if not found:
             self._known.pop((name, target.pod_uid), None)
             return None
-        return Container(min(found, key=lambda who: (who.start, who.pid)), cgroup)
+        return SeatContainer(min(found, key=lambda who: (who.start, who.pid)), cgroup)
 
-    def processes(self, target: SeatTarget, root: Identity | None, *, strays: bool = False) -> list[Identity]:
+    def processes(
+        self, target: SeatTarget, root: ProcessIdentity | None, *, strays: bool = False
+    ) -> list[ProcessIdentity]:
         """Every process of the seat's container now, parents first; empty when there is none.
 
         ``root``: its first process as it was known before; ``process://<pid>`` alone could be a stranger by now.
@@ -81,7 +83,7 @@ class Containers:
         found = tree(root, self.proc)
         return found + [one for one in (group(root.pid, None, self.proc) if strays else ()) if one not in found]
 
-    def own(self, container: Container, among: Iterable[int]) -> list[Identity]:
+    def own(self, container: SeatContainer, among: Iterable[int]) -> list[ProcessIdentity]:
         """Those of these pids that belong to a container, without looking at anybody else."""
         if container.cgroup is None:
             return group(container.root.pid, among, self.proc)
@@ -97,5 +99,5 @@ class Containers:
             self._known[name, pod_uid] = found
         return found
 
-    def _identities(self, numbers: Iterable[int]) -> list[Identity]:
+    def _identities(self, numbers: Iterable[int]) -> list[ProcessIdentity]:
         return [who for pid in numbers if (who := identify(pid, self.proc)) is not None]

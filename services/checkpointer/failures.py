@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Seen(StrEnum):
+class ProcessState(StrEnum):
     """What the driver says about one process."""
 
     RUNNING = "RUNNING"
@@ -18,7 +18,7 @@ class Seen(StrEnum):
     UNKNOWN = "UNKNOWN"  # has to be read (again)
 
 
-class Goal(StrEnum):
+class JobGoal(StrEnum):
     """Where a half is heading."""
 
     PARKED = "parked"
@@ -49,7 +49,7 @@ READS = frozenset({Verb.STATE, Verb.CHECKS, Verb.HEADROOM, Verb.EVIDENCE, Verb.M
 """Steps that change nothing outside this process; they are not journaled."""
 
 
-class Trouble(StrEnum):
+class StepTrouble(StrEnum):
     """How a step can go wrong."""
 
     NOT_READY = "not ready"  # submitted work did not finish in time; nothing changed
@@ -79,10 +79,10 @@ class Rule:
     then: Remedy = Remedy.CONDEMN
 
 
-_V, _T, _R = Verb, Trouble, Remedy
+_V, _T, _R = Verb, StepTrouble, Remedy
 _PLAIN = (_T.NOT_READY, _T.REFUSED, _T.OUT_OF_MEMORY, _T.OPERATING_SYSTEM)
 
-RULES: dict[tuple[Verb, Trouble], Rule] = {
+RULES: dict[tuple[Verb, StepTrouble], Rule] = {
     # A hang is counted beside this table: the second one of a seat is quarantine. So are deaths of the helper.
     **{(verb, _T.HUNG): Rule(_R.REREAD) for verb in Verb},
     **{(verb, _T.HELPER_DIED): Rule(_R.REREAD) for verb in Verb},

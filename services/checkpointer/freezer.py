@@ -15,12 +15,12 @@ from pathlib import Path
 
 from kybernate.cgroups import Cgroup, Cgroups
 from kybernate.logs import get_logger
-from services.checkpointer.processes import Identity, send, stopped
+from services.checkpointer.processes import ProcessIdentity, send, stopped
 
 POLL_SECONDS = 0.001
 SIGSTOP = "SIGSTOP"
 
-Living = Callable[[], list[Identity]]
+Living = Callable[[], list[ProcessIdentity]]
 """The container's processes as they are now."""
 
 
@@ -36,7 +36,7 @@ class Freezer:
     seconds: float
     """Wall seconds that a freeze or thaw may take."""
 
-    def stopped(self, process: Identity) -> bool:
+    def stopped(self, process: ProcessIdentity) -> bool:
         """Whether it does not run: stopped by a signal, or its control group is frozen."""
         return stopped(process, self.cgroups.proc) or self.cgroups.frozen(process.pid)
 
@@ -97,7 +97,7 @@ class Freezer:
     async def _signal(self, living: Living, signum: signal.Signals) -> None:
         deadline = time.monotonic() + self.seconds
         until_stopped = signum is signal.SIGSTOP
-        settled: list[Identity] | None = None
+        settled: list[ProcessIdentity] | None = None
         try:
             for process in living():
                 send(process, signum)

@@ -7,19 +7,133 @@ die of SIGKILL (state D). Then it is called stuck, its key says why, and work go
 
 import asyncio
 import contextlib
+import json
+import signal
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from kybernate.logs import get_logger
-from services.checkpointer.helper_process import HelperDiedError, HelperHungError, HelperProcess, Leftover, sigkill
-from services.checkpointer.processes import Identity, alive
+from services.checkpointer.processes import ProcessIdentity, alive, identify, send
 
-__all__ = ["HelperDiedError", "HelperHungError", "HelperPool"]
-
+ANSWER_BYTES = 1 << 22
+"""No answer is longer; a node with thousands of GPU processes fits."""
+POLL_SECONDS = 0.005
 MOST_STUCK = 3
 """So many stuck helpers may one key have; more would only be more of the same."""
+
+
+class HelperHungError(Exception):
+    """A call overran its deadline; the helper was killed and the next call gets a new one."""
+
+
+class HelperDiedError(Exception):
+    """The helper ended during a call, or cannot be started."""
+
+
+def sigkill(process: ProcessIdentity) -> None:
+    """SIGKILL, if this very process still exists."""
+    send(process, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A helper of an earlier checkpointer, as its note tells."""
+
+    who: ProcessIdentity
+    key: str
+    """Whose it was; empty if nobody's yet."""
+    note: Path
+
+    @classmethod
+    def read(cls, folder: Path) -> "list[Leftover]":
+        """All that are noted in ``folder``; files of other names are somebody else's."""
+        found = []
+        for note in folder.iterdir():
+            pid, _, start = note.name.partition("-")
+            if pid.isdecimal() and start.isdecimal():
+                found.append(cls(ProcessIdentity(pid=int(pid), start=int(start)), note.read_text(), note))
+        return found
+
+    async def gone(self) -> None:
+        """Wait until it has ended; then take the note away."""
+        while alive(self.who):  # noqa: ASYNC110 - a process that is not our child has no event to wait for
+            await asyncio.sleep(POLL_SECONDS)
+        self.note.unlink(missing_ok=True)
+
+
+@dataclass
+class HelperProcess:
+    """A helper that runs; ``note`` says so to a checkpointer that comes after us."""
+
+    process: asyncio.subprocess.Process
+    who: ProcessIdentity
+    note: Path
+    last_id: int = 0
+
+    @classmethod
+    async def start(cls, command: Sequence[str], folder: Path) -> "HelperProcess":
+        """Start one and note it in ``folder``. Raises HelperDiedError."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                limit=ANSWER_BYTES,
+            )
+        except OSError as error:
+            raise HelperDiedError(f"no helper: {command[0]}: {error.strerror}") from error
+        who = identify(process.pid) or ProcessIdentity(pid=process.pid, start=0)  # 0: it ended already
+        note = folder / f"{who.pid}-{who.start}"
+        note.touch()
+        return cls(process, who, note)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is known to be gone."""
+        return self.process.returncode is not None
+
+    async def call(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """One call, without a deadline of its own. Raises HelperDiedError."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.last_id += 1
+        line = json.dumps({"id": self.last_id, "verb": verb, **arguments}).encode() + b"\n"
+        try:
+            self.process.stdin.write(line)
+            await self.process.stdin.drain()
+            answer = await self.process.stdout.readline()
+        except ConnectionError as error:
+            raise HelperDiedError(f"the helper ended before {verb}: {error}") from error
+        except ValueError as error:
+            raise HelperDiedError(f"the helper answered {verb} with more than {ANSWER_BYTES} bytes") from error
+        if not answer.endswith(b"\n"):
+            raise HelperDiedError(f"the helper ended during {verb}")
+        reply = self._reply(answer)
+        if reply is None:
+            raise HelperDiedError(f"the helper answered {verb} with {answer[:200]!r}; it was ended")
+        return reply
+
+    def _reply(self, answer: bytes) -> dict[str, Any] | None:
+        """None: this is not the answer to the last call."""
+        try:
+            reply = json.loads(answer)
+        except ValueError:
+            return None
+        return reply if isinstance(reply, dict) and reply.get("id") == self.last_id else None
+
+    async def gone(self) -> None:
+        """Wait until it has ended; then close the pipes and take the note away."""
+        await self.process.wait()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        with contextlib.suppress(ConnectionError):
+            await self.process.stdin.wait_closed()
+        await self.process.stdout.read()  # to its end, which closes the pipe
+        self.note.unlink(missing_ok=True)
 
 
 @dataclass
@@ -41,11 +155,11 @@ class HelperPool:
     """A new helper must have initialized the driver within this time (wall); cuInit takes seconds on large machines."""
     kill_seconds: float = 5.0
     """A killed helper that still exists after this time (wall) is stuck."""
-    kill: Callable[[Identity], None] = sigkill
+    kill: Callable[[ProcessIdentity], None] = sigkill
     _lines: dict[str, _Line] = field(default_factory=dict)
     _spares: list[HelperProcess] = field(default_factory=list)
     _filling: asyncio.Task[None] | None = None
-    _stuck: dict[Identity, tuple[str, str]] = field(default_factory=dict)
+    _stuck: dict[ProcessIdentity, tuple[str, str]] = field(default_factory=dict)
     """Key and reason."""
     _ending: set[asyncio.Task[str]] = field(default_factory=set)
     _watching: set[asyncio.Task[None]] = field(default_factory=set)
@@ -183,7 +297,7 @@ class HelperPool:
         else:
             self._keep(leftover.who, leftover.key, gone)
 
-    def _keep(self, who: Identity, key: str, gone: asyncio.Task[None]) -> str:
+    def _keep(self, who: ProcessIdentity, key: str, gone: asyncio.Task[None]) -> str:
         """Remember a helper that does not end until it does; its note stays for whoever comes after us."""
         reason = f"helper {who.pid} was killed but does not end: it hangs inside the driver"
         self._stuck[who] = (key, reason)

@@ -23,9 +23,8 @@ from pydantic import ValidationError
 from kybernate import files
 from kybernate.logs import get_logger
 from kybernate.slugs import slug
-from services.checkpointer.backends.port import Unit
-from services.checkpointer.history import History, hung_of_late
-from services.checkpointer.records import JobFile, Record, read_records
+from services.checkpointer.backends.port import SeatProcesses
+from services.checkpointer.records import History, JobFile, Record, hung_of_late, read_records
 
 R = TypeVar("R")
 
@@ -44,7 +43,7 @@ class Journal:
         self._open: dict[str, int] = {}
         self.epochs: dict[str, int] = {}
         """Highest epoch by GPU."""
-        self.parked: dict[str, Unit] = {}
+        self.parked: dict[str, SeatProcesses] = {}
         """Remembered processes by seat."""
         self.jobs: dict[str, JobFile] = {}
         """Jobs on disk by op, oldest first."""
@@ -59,9 +58,9 @@ class Journal:
             known = _parse(self._epochs_file, lambda text: {str(k): int(v) for k, v in json.loads(text).items()})
             self.epochs = known or {}
         for path in sorted(self._parked.glob("*.json")):
-            unit = _parse(path, Unit.model_validate_json)
-            if unit is not None:
-                self.parked[unit.target.seat] = unit
+            processes = _parse(path, SeatProcesses.model_validate_json)
+            if processes is not None:
+                self.parked[processes.target.seat] = processes
         for path in sorted(self._jobs.glob("*.jsonl")):
             job = _parse(path, lambda text, path=path: read_records(path, text))  # type: ignore[misc]
             if job is not None:
@@ -135,11 +134,11 @@ class Journal:
         epochs = json.dumps(self.epochs)
         await self._in_thread(lambda: files.replace(self._epochs_file, epochs, durable=True))
 
-    async def remember(self, unit: Unit) -> None:
+    async def remember(self, processes: SeatProcesses) -> None:
         """Keep the processes of a parked seat. Not fsynced: they do not outlive the machine either."""
-        seat = unit.target.seat
-        self.parked[seat] = unit
-        text = unit.model_dump_json()
+        seat = processes.target.seat
+        self.parked[seat] = processes
+        text = processes.model_dump_json()
         await self._in_thread(lambda: files.replace(self._parked_file(seat), text, durable=False))
 
     async def forget(self, seat: str) -> None:

@@ -20,16 +20,16 @@ from services.checkpointer.failures import (
     MAX_HELPER_DEATHS,
     MAX_RETRIES,
     RULES,
-    Goal,
+    JobGoal,
+    ProcessState,
     Remedy,
     Rule,
-    Seen,
-    Trouble,
+    StepTrouble,
     Verb,
 )
 
-RESTORED = {Seen.LOCKED, Seen.RUNNING}
-_TERMINAL = {Trouble.OUT_OF_MEMORY, Trouble.OPERATING_SYSTEM}
+RESTORED = {ProcessState.LOCKED, ProcessState.RUNNING}
+_TERMINAL = {StepTrouble.OUT_OF_MEMORY, StepTrouble.OPERATING_SYSTEM}
 HUNG_TOO_OFTEN = "the second hang of this seat, so nobody touches it any more: see the kernel log, then delete its pod"
 UNREACHABLE = "the driver cannot be asked about this seat: see the checkpointer's log and nvidia-smi"
 
@@ -50,25 +50,25 @@ class End:
     reason: str = ""
 
 
-def replay_goal(intent: Goal, states: list[Seen]) -> Goal:
+def replay_goal(intent: JobGoal, states: list[ProcessState]) -> JobGoal:
     """Where an interrupted half heads after a crash, from its journaled intent and what the driver says now.
 
     An interrupted park that had checkpointed nothing is undone; one that had is finished. An interrupted activation
     that had restored nothing stays parked; one that had is finished, since a restored process must be unlocked.
     """
-    if intent is Goal.PARKED:
-        return Goal.PARKED if Seen.CHECKPOINTED in states else Goal.ACTIVE
-    if intent is Goal.ACTIVE:
-        return Goal.ACTIVE if {Seen.LOCKED, Seen.RUNNING} & set(states) else Goal.PARKED
-    return Goal.DEAD
+    if intent is JobGoal.PARKED:
+        return JobGoal.PARKED if ProcessState.CHECKPOINTED in states else JobGoal.ACTIVE
+    if intent is JobGoal.ACTIVE:
+        return JobGoal.ACTIVE if {ProcessState.LOCKED, ProcessState.RUNNING} & set(states) else JobGoal.PARKED
+    return JobGoal.DEAD
 
 
 @dataclass
 class Procedure:
     """One half of a job for one seat: ask ``next``, do it, tell ``done`` or ``failed``, until an ``End`` comes."""
 
-    goal: Goal
-    states: list[Seen]
+    goal: JobGoal
+    states: list[ProcessState]
     frozen: bool = False
     """Some process of the seat is stopped; verbs on it would hang."""
     replaying: bool = False
@@ -79,7 +79,7 @@ class Procedure:
     """An activation goes to other GPUs than those the seat was parked on."""
     reason: str = ""
     turned: bool = False
-    _intent: Goal = field(init=False)
+    _intent: JobGoal = field(init=False)
     _checked: bool = False
     _headroom: bool = False
     _mapped: bool = False
@@ -103,23 +103,23 @@ class Procedure:
             return End("quarantined", self.reason)
         if self._killed is not None:
             return End("lost" if self._killed else "gone", self.reason)
-        if self.goal is not Goal.DEAD and Seen.UNKNOWN in self.states:
-            return self._awake(Step(Verb.STATE, self.states.index(Seen.UNKNOWN)))
+        if self.goal is not JobGoal.DEAD and ProcessState.UNKNOWN in self.states:
+            return self._awake(Step(Verb.STATE, self.states.index(ProcessState.UNKNOWN)))
         self._decide()
         if self._left:
             return End("active", self.reason)
-        if self.goal is Goal.DEAD:
+        if self.goal is JobGoal.DEAD:
             return self._towards_dead()
-        return self._towards_parked() if self.goal is Goal.PARKED else self._towards_active()
+        return self._towards_parked() if self.goal is JobGoal.PARKED else self._towards_active()
 
-    def done(self, step: Step, seen: Seen | None = None, killed: int = 0) -> None:
+    def done(self, step: Step, seen: ProcessState | None = None, killed: int = 0) -> None:
         """The step succeeded. ``seen``: what STATE read; ``killed``: how many processes KILL found alive."""
         after = {
             Verb.STATE: seen,
-            Verb.LOCK: Seen.LOCKED,
-            Verb.CHECKPOINT: Seen.CHECKPOINTED,
-            Verb.RESTORE: Seen.LOCKED,
-            Verb.UNLOCK: Seen.RUNNING,
+            Verb.LOCK: ProcessState.LOCKED,
+            Verb.CHECKPOINT: ProcessState.CHECKPOINTED,
+            Verb.RESTORE: ProcessState.LOCKED,
+            Verb.UNLOCK: ProcessState.RUNNING,
         }.get(step.verb)
         if step.member is not None and after is not None:
             self.states[step.member] = after
@@ -143,19 +143,19 @@ class Procedure:
             case Verb.KILL:
                 self._killed = killed
 
-    def failed(self, step: Step, trouble: Trouble, text: str = "") -> None:
+    def failed(self, step: Step, trouble: StepTrouble, text: str = "") -> None:
         """The step failed; the rule of the table is applied and ``next`` follows it."""
         what = f"{step.verb}: {text or trouble}"
-        if self.goal is Goal.DEAD:
+        if self.goal is JobGoal.DEAD:
             self._failed_dying(step, trouble, what)
             return
         self._doubt(step, trouble)
-        if trouble is Trouble.GONE:
+        if trouble is StepTrouble.GONE:
             self.reason = self.reason or what
             return
-        self.hangs += trouble is Trouble.HUNG
-        self._deaths += trouble is Trouble.HELPER_DIED
-        if trouble is Trouble.HUNG and self.hangs > MAX_HANGS:
+        self.hangs += trouble is StepTrouble.HUNG
+        self._deaths += trouble is StepTrouble.HELPER_DIED
+        if trouble is StepTrouble.HUNG and self.hangs > MAX_HANGS:
             self._apply(Remedy.QUARANTINE, f"{what}; {HUNG_TOO_OFTEN}")
             return
         if self._deaths > MAX_HELPER_DEATHS:
@@ -174,13 +174,13 @@ class Procedure:
 
     def _decide(self) -> None:
         """What the states alone say: a dead member condemns the seat; a replay chooses its goal."""
-        if self.goal is Goal.DEAD:
+        if self.goal is JobGoal.DEAD:
             return
-        if Seen.GONE in self.states and self._untouched():
+        if ProcessState.GONE in self.states and self._untouched():
             self._left, self.reason = True, "a GPU process of the seat ended before anything was done; look again"
-        elif Seen.FAILED in self.states:
+        elif ProcessState.FAILED in self.states:
             self._apply(Remedy.CONDEMN, "a process is beyond use (driver says FAILED)")
-        elif Seen.GONE in self.states or not self.states:
+        elif ProcessState.GONE in self.states or not self.states:
             self._apply(Remedy.CONDEMN, "a GPU process of the seat is gone")
         elif self.replaying:
             intent, self.replaying = self.goal, False
@@ -188,42 +188,46 @@ class Procedure:
             if self.goal is not intent:
                 self.turned = True
                 self.reason = self.reason or "interrupted by a restart of the checkpointer, and undone"
-        elif self.goal is Goal.PARKED and self._intent is Goal.ACTIVE and not set(self.states) - RESTORED:
-            self.goal = Goal.ACTIVE  # what was reported as a failed restore took place all the same
+        elif self.goal is JobGoal.PARKED and self._intent is JobGoal.ACTIVE and not set(self.states) - RESTORED:
+            self.goal = JobGoal.ACTIVE  # what was reported as a failed restore took place all the same
 
     def _untouched(self) -> bool:
         """A park has not begun with anything, and something runs: engines have GPU processes that live for seconds."""
-        fresh = self.goal is Goal.PARKED and not (self.turned or self.replaying or self._checked)
-        return fresh and set(self.states) == {Seen.RUNNING, Seen.GONE}
+        fresh = self.goal is JobGoal.PARKED and not (self.turned or self.replaying or self._checked)
+        return fresh and set(self.states) == {ProcessState.RUNNING, ProcessState.GONE}
 
     def _towards_parked(self) -> Step | End:
-        if set(self.states) != {Seen.CHECKPOINTED}:
-            if not self._checked and not self.turned and Seen.CHECKPOINTED not in self.states:
+        if set(self.states) != {ProcessState.CHECKPOINTED}:
+            if not self._checked and not self.turned and ProcessState.CHECKPOINTED not in self.states:
                 return Step(Verb.CHECKS)
             if not self._headroom:
                 return Step(Verb.HEADROOM)
-        if Seen.RUNNING in self.states:
-            return self._awake(Step(Verb.LOCK, self.states.index(Seen.RUNNING)))
-        if Seen.LOCKED in self.states:
-            return self._awake(Step(Verb.CHECKPOINT, self.states.index(Seen.LOCKED)))
+        if ProcessState.RUNNING in self.states:
+            return self._awake(Step(Verb.LOCK, self.states.index(ProcessState.RUNNING)))
+        if ProcessState.LOCKED in self.states:
+            return self._awake(Step(Verb.CHECKPOINT, self.states.index(ProcessState.LOCKED)))
         if not self._proven:
             return Step(Verb.EVIDENCE)
         return End("parked", self.reason) if self._froze else Step(Verb.FREEZE)
 
     def _towards_active(self) -> Step | End:
-        if Seen.CHECKPOINTED in self.states:
+        if ProcessState.CHECKPOINTED in self.states:
             if self.moving and not self._mapped:
                 return Step(Verb.MAP)
-            restore = Step(Verb.RESTORE, self.states.index(Seen.CHECKPOINTED))
+            restore = Step(Verb.RESTORE, self.states.index(ProcessState.CHECKPOINTED))
             return self._awake(restore) if self._room else Step(Verb.ROOM)
-        locked = [index for index, state in enumerate(self.states) if state is Seen.LOCKED]
+        locked = [index for index, state in enumerate(self.states) if state is ProcessState.LOCKED]
         if locked:
             return self._awake(Step(Verb.UNLOCK, locked[-1] if self.turned else locked[0]))
         return End("active", self.reason) if self._verified else self._awake(Step(Verb.VERIFY))
 
     def _towards_dead(self) -> Step:
         # Killing a live process that was once restored can hang the host: lock and checkpoint it first if it lets us.
-        gentle = {Seen.UNKNOWN: Verb.STATE, Seen.RUNNING: Verb.LOCK, Seen.LOCKED: Verb.CHECKPOINT}
+        gentle = {
+            ProcessState.UNKNOWN: Verb.STATE,
+            ProcessState.RUNNING: Verb.LOCK,
+            ProcessState.LOCKED: Verb.CHECKPOINT,
+        }
         for index, state in enumerate(self.states):
             if index not in self._spent and state in gentle:
                 return self._awake(Step(gentle[state], index))
@@ -233,19 +237,19 @@ class Procedure:
         """Verbs on a stopped process hang: thaw first."""
         return Step(Verb.THAW) if self.frozen else step
 
-    def _doubt(self, step: Step, trouble: Trouble) -> None:
+    def _doubt(self, step: Step, trouble: StepTrouble) -> None:
         """After a failure nothing is taken for granted that the step was about."""
         self._room = self._proven = self._verified = False
         self.frozen = self.frozen or step.verb is Verb.FREEZE  # some may have been stopped all the same
         if step.member is not None:
-            self.states[step.member] = Seen.GONE if trouble is Trouble.GONE else Seen.UNKNOWN
+            self.states[step.member] = ProcessState.GONE if trouble is StepTrouble.GONE else ProcessState.UNKNOWN
         elif step.verb in (Verb.VERIFY, Verb.EVIDENCE):
-            self.states = [Seen.UNKNOWN] * len(self.states)
+            self.states = [ProcessState.UNKNOWN] * len(self.states)
 
-    def _failed_dying(self, step: Step, trouble: Trouble, what: str) -> None:
+    def _failed_dying(self, step: Step, trouble: StepTrouble, what: str) -> None:
         if step.verb is Verb.KILL:
             self._tries[step] += 1
-            if trouble is Trouble.REFUSED or self._tries[step] > MAX_RETRIES:
+            if trouble is StepTrouble.REFUSED or self._tries[step] > MAX_RETRIES:
                 self._apply(Remedy.QUARANTINE, what)
         elif step.verb is Verb.THAW:
             self.frozen = False  # SIGKILL works on stopped processes; only the gentle part is given up
@@ -258,9 +262,9 @@ class Procedure:
         match remedy:
             case Remedy.TURN_BACK:
                 self.turned, self.replaying, self._headroom = True, False, False
-                self.goal = Goal.ACTIVE if self.goal is Goal.PARKED else Goal.PARKED
+                self.goal = JobGoal.ACTIVE if self.goal is JobGoal.PARKED else JobGoal.PARKED
             case Remedy.CONDEMN:
-                self.goal = Goal.DEAD
+                self.goal = JobGoal.DEAD
             case Remedy.QUARANTINE:
                 self._quarantined = True
             case Remedy.REREAD | Remedy.RETRY:

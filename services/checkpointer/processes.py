@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from kybernate.cgroups import PROC, pids
 
 
-class Identity(BaseModel):
+class ProcessIdentity(BaseModel):
     """One process for certain: its pid and its start time in clock ticks since boot."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -24,26 +24,26 @@ class Identity(BaseModel):
     start: int
 
 
-def identify(pid: int, proc: Path = PROC) -> Identity | None:
+def identify(pid: int, proc: Path = PROC) -> ProcessIdentity | None:
     """Who has this pid now; None when nobody has, or only a zombie."""
     fields = _stat(pid, proc)
-    return None if fields is None else Identity(pid=pid, start=int(fields[19]))
+    return None if fields is None else ProcessIdentity(pid=pid, start=int(fields[19]))
 
 
-def alive(process: Identity, proc: Path = PROC) -> bool:
+def alive(process: ProcessIdentity, proc: Path = PROC) -> bool:
     """Whether this very process still exists and is no zombie."""
     return identify(process.pid, proc) == process
 
 
-def stopped(process: Identity, proc: Path = PROC) -> bool:
+def stopped(process: ProcessIdentity, proc: Path = PROC) -> bool:
     """Whether it is stopped by a signal or a debugger. Freezers of control groups: ``freezer.Freezer.stopped``."""
     fields = _stat(process.pid, proc)
     return fields is not None and fields[0] in ("T", "t") and int(fields[19]) == process.start
 
 
-def tree(root: Identity, proc: Path = PROC) -> list[Identity]:
+def tree(root: ProcessIdentity, proc: Path = PROC) -> list[ProcessIdentity]:
     """The process and all its descendants, parents first; empty when it is gone."""
-    found: list[Identity] = []
+    found: list[ProcessIdentity] = []
     todo = [root] if alive(root, proc) else []
     while todo:
         process = todo.pop(0)
@@ -54,13 +54,13 @@ def tree(root: Identity, proc: Path = PROC) -> list[Identity]:
     return found
 
 
-def group(leader: int, among: Iterable[int] | None = None, proc: Path = PROC) -> list[Identity]:
+def group(leader: int, among: Iterable[int] | None = None, proc: Path = PROC) -> list[ProcessIdentity]:
     """Processes of the group that ``leader`` founded, also those whose parents are gone; of all, or ``among`` these."""
     found = []
     for pid in pids(proc) if among is None else among:
         fields = _stat(pid, proc)
         if fields is not None and int(fields[2]) == leader:
-            found.append(Identity(pid=pid, start=int(fields[19])))
+            found.append(ProcessIdentity(pid=pid, start=int(fields[19])))
     return found
 
 
@@ -74,7 +74,7 @@ def thread_names(pid: int, proc: Path = PROC) -> frozenset[str]:
     return frozenset(names)
 
 
-def send(process: Identity, signum: signal.Signals) -> bool:
+def send(process: ProcessIdentity, signum: signal.Signals) -> bool:
     """Send a signal; False when the process is gone. Raises PermissionError."""
     try:
         handle = os.pidfd_open(process.pid)

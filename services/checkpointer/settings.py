@@ -1,13 +1,15 @@
-"""Settings of the checkpointer."""
+"""Settings of the checkpointer, and the command line of its helper that follows from them."""
 
+import sys
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
 
 from kybernate.cuda import Binding
+from kybernate.extras import dev_part_path
 from kybernate.settings import NodeSettings
-from services.checkpointer.backends.inspection import names
-from services.checkpointer.backends.refusals import Allowance
+from services.checkpointer.backends.refusals import Allowance, comma_list
 
 
 class CheckpointerSettings(NodeSettings):
@@ -33,7 +35,30 @@ class CheckpointerSettings(NodeSettings):
     @field_validator("park_allow")
     @classmethod
     def _known(cls, text: str) -> str:
-        unknown = names(text) - set(Allowance)
+        unknown = comma_list(text) - set(Allowance)
         if unknown:
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(Allowance)}")
         return text
+
+
+HELPER = (sys.executable, "-m", "services.checkpointer.helper")
+
+
+def cuda_helper_command(binding: Binding = "auto") -> tuple[str, ...]:
+    """Command line of the helper for the driver of this machine."""
+    return (*HELPER, "--driver", "cuda", "--binding", binding)
+
+
+def fake_helper_command(socket: Path) -> tuple[str, ...]:
+    """Command line of the helper for the fake driver at ``socket``. Raises ExtraMissingError."""
+    factory = dev_part_path("helper_driver", "KYB_DRIVER=fake")
+    return (*HELPER, "--driver", "fake", "--factory", factory, "--socket", str(socket))
+
+
+def helper_command(settings: CheckpointerSettings) -> tuple[str, ...]:
+    """Command line of the helper. Raises ValueError saying which setting is missing, or ExtraMissingError."""
+    if settings.driver == "cuda":
+        return cuda_helper_command(settings.cuda_binding)
+    if settings.fake_driver is None:
+        raise ValueError("KYB_DRIVER=fake needs KYB_FAKE_DRIVER, the fake driver's socket; on GPUs set KYB_DRIVER=cuda")
+    return fake_helper_command(settings.fake_driver)

@@ -3,17 +3,19 @@
 import asyncio
 import contextlib
 import time
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from pydantic import BaseModel
 
-from kybernate.bus.port import Bus
+from kybernate.bus.port import Bus, BusError
 from kybernate.envelope import Message
 from kybernate.logs import get_logger
 from kybernate.messages import (
     AskJobs,
     Job,
+    JobProgress,
     JobReply,
     JobStatus,
     KillJob,
@@ -31,20 +33,60 @@ from services.checkpointer.backends.port import (
     NoProcessError,
 )
 from services.checkpointer.helper_pool import HelperDiedError, HelperPool
+from services.checkpointer.job_run import JobRun, find_processes
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record, kill_op
-from services.checkpointer.reporter import Reporter
-from services.checkpointer.switch import JobRun, find_unit
 
 J = TypeVar("J", bound=Message)
 
 GRACE_SECONDS = 1.0
 """So long a stopping checkpointer lets jobs go on; what is left then is replayed by the next one."""
 
+REPEATED_JOBS = 64
+"""So many of the last jobs are reported again after an outage; a report just before it may have been lost."""
+
 log = get_logger()
 
 
-class Worker:
+class Reporter:
+    """Publishes whole statuses in order."""
+
+    def __init__(self, bus: Bus, node: str) -> None:
+        self._bus, self._node = bus, node
+        self._last: OrderedDict[str, JobProgress] = OrderedDict()
+        self._unsent: deque[JobProgress] = deque()
+        self._news = asyncio.Event()
+        bus.on_change(self._bus_changed)
+
+    def tell(self, status: JobStatus, cause: str) -> None:
+        """Report the status of a job as soon as the bus allows."""
+        report = JobProgress(cause=cause, node=self._node, status=status)
+        self._last[status.op] = report
+        self._last.move_to_end(status.op)
+        while len(self._last) > REPEATED_JOBS:
+            self._last.popitem(last=False)
+        if self._bus.connected:
+            self._unsent.append(report)
+            self._news.set()
+
+    async def run(self) -> None:
+        """Send for ever."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._unsent:
+                report = self._unsent.popleft()
+                with contextlib.suppress(BusError):  # the last of each job is said again when the bus is back
+                    await self._bus.publish(report)
+
+    def _bus_changed(self, connected: bool) -> None:
+        self._unsent.clear()
+        if connected:
+            self._unsent.extend(self._last.values())
+            self._news.set()
+
+
+class CheckpointWorker:
     """Owns the jobs. Handlers answer within milliseconds; jobs run in tasks of their own that no bus can cancel."""
 
     def __init__(
@@ -263,7 +305,7 @@ class Worker:
         if alone is not None and backend.container(target, "ask", 0).root is not None:
             return Ending("quarantined", alone)
         try:
-            return await backend.state(await find_unit(self._journal, backend, target, "ask", 0))
+            return await backend.state(await find_processes(self._journal, backend, target, "ask", 0))
         except NoProcessError:
             return Ending("gone")
         except NoMemberError as error:

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from services.checkpointer.failures import Goal, Seen, Trouble, Verb
+from services.checkpointer.failures import JobGoal, ProcessState, StepTrouble, Verb
 from services.checkpointer.procedure import End, Procedure, Step
 
 NEEDS = {
-    Verb.LOCK: (Seen.RUNNING, Seen.LOCKED),
-    Verb.CHECKPOINT: (Seen.LOCKED, Seen.CHECKPOINTED),
-    Verb.RESTORE: (Seen.CHECKPOINTED, Seen.LOCKED),
-    Verb.UNLOCK: (Seen.LOCKED, Seen.RUNNING),
+    Verb.LOCK: (ProcessState.RUNNING, ProcessState.LOCKED),
+    Verb.CHECKPOINT: (ProcessState.LOCKED, ProcessState.CHECKPOINTED),
+    Verb.RESTORE: (ProcessState.CHECKPOINTED, ProcessState.LOCKED),
+    Verb.UNLOCK: (ProcessState.LOCKED, ProcessState.RUNNING),
 }
 
 
@@ -18,18 +18,18 @@ class Fault:
     """The ``nth`` use of a verb on a member fails; ``lands``: the driver does it all the same."""
 
     verb: Verb
-    trouble: Trouble
+    trouble: StepTrouble
     member: int | None = None
     times: int = 1
     lands: bool = False
-    becomes: Seen | None = None
+    becomes: ProcessState | None = None
 
 
 @dataclass
 class Sim:
     """The truth about one seat, whoever asks."""
 
-    states: list[Seen]
+    states: list[ProcessState]
     frozen: bool = False
     faults: list[Fault] = field(default_factory=list)
     room: bool = True
@@ -38,7 +38,7 @@ class Sim:
     dying: bool = False
     """A checkpoint before a kill needs no room: what becomes of it does not matter."""
 
-    def do(self, step: Step) -> Seen | None:
+    def do(self, step: Step) -> ProcessState | None:
         """Raises TroubleError; asserts what no procedure may ever do."""
         self.done.append(step)
         fault = next((f for f in self.faults if f.verb is step.verb and f.member in (None, step.member)), None)
@@ -52,23 +52,23 @@ class Sim:
                 self.states[step.member] = fault.becomes
             raise TroubleError(fault.trouble)
         if step.verb is Verb.ROOM and not self.room:
-            raise TroubleError(Trouble.REFUSED)
+            raise TroubleError(StepTrouble.REFUSED)
         assert step.verb not in (Verb.STATE, Verb.VERIFY) or not self.frozen, f"{step} of a frozen process hangs"
-        if step.verb is Verb.VERIFY and set(self.states) != {Seen.RUNNING}:
-            raise TroubleError(Trouble.REFUSED)
-        if step.verb is Verb.EVIDENCE and set(self.states) != {Seen.CHECKPOINTED}:
-            raise TroubleError(Trouble.REFUSED)
+        if step.verb is Verb.VERIFY and set(self.states) != {ProcessState.RUNNING}:
+            raise TroubleError(StepTrouble.REFUSED)
+        if step.verb is Verb.EVIDENCE and set(self.states) != {ProcessState.CHECKPOINTED}:
+            raise TroubleError(StepTrouble.REFUSED)
         return self._change(step)
 
-    def _change(self, step: Step) -> Seen | None:
+    def _change(self, step: Step) -> ProcessState | None:
         if step.member is not None:
-            if self.states[step.member] is Seen.GONE:
-                raise TroubleError(Trouble.GONE)
+            if self.states[step.member] is ProcessState.GONE:
+                raise TroubleError(StepTrouble.GONE)
             if step.verb is Verb.STATE:
                 return self.states[step.member]
             before, after = NEEDS[step.verb]
             if self.states[step.member] is not before:
-                raise TroubleError(Trouble.REFUSED)
+                raise TroubleError(StepTrouble.REFUSED)
             assert not self.frozen, f"{step} on a frozen process hangs"
             if step.verb is Verb.RESTORE:
                 assert self._since(Verb.CHECKPOINT, Verb.ROOM), "restored without a look at the room"
@@ -78,13 +78,13 @@ class Sim:
         elif step.verb in (Verb.CHECKS, Verb.MAP):
             assert not {Verb.LOCK, Verb.RESTORE} & {one.verb for one in self.done}, "too late for a refusal"
         elif step.verb is Verb.FREEZE:
-            assert set(self.states) == {Seen.CHECKPOINTED}, "froze what is not checkpointed"
+            assert set(self.states) == {ProcessState.CHECKPOINTED}, "froze what is not checkpointed"
             self.frozen = True
         elif step.verb is Verb.THAW:
             self.frozen = False
         elif step.verb is Verb.KILL:
-            self.killed = any(state is not Seen.GONE for state in self.states)
-            self.states = [Seen.GONE] * len(self.states)
+            self.killed = any(state is not ProcessState.GONE for state in self.states)
+            self.states = [ProcessState.GONE] * len(self.states)
         return None
 
     def _since(self, last: Verb, wanted: Verb) -> bool:
@@ -92,11 +92,14 @@ class Sim:
         done = [one.verb for one in self.done[:-1]]
         return wanted in (done[len(done) - done[::-1].index(last) :] if last in done else done)
 
-    def observed(self) -> list[Seen]:
+    def observed(self) -> list[ProcessState]:
         """What a checkpointer sees at its start: a stopped process is not asked."""
-        return [Seen.CHECKPOINTED if self.frozen and s is Seen.CHECKPOINTED else Seen.UNKNOWN for s in self.states]
+        return [
+            ProcessState.CHECKPOINTED if self.frozen and s is ProcessState.CHECKPOINTED else ProcessState.UNKNOWN
+            for s in self.states
+        ]
 
-    def procedure(self, goal: Goal, *, replaying: bool = False, hangs: int = 0, moving: bool = False) -> Procedure:
+    def procedure(self, goal: JobGoal, *, replaying: bool = False, hangs: int = 0, moving: bool = False) -> Procedure:
         states, frozen = self.observed(), self.frozen
         return Procedure(goal, states, frozen=frozen, replaying=replaying, hangs=hangs, moving=moving)
 
@@ -104,7 +107,7 @@ class Sim:
 class TroubleError(Exception):
     """A step failed."""
 
-    def __init__(self, trouble: Trouble) -> None:
+    def __init__(self, trouble: StepTrouble) -> None:
         super().__init__(trouble)
         self.trouble = trouble
 
@@ -118,8 +121,8 @@ def run(procedure: Procedure, sim: Sim, *, steps: int | None = None, limit: int 
             return step
         if count == steps:
             return None
-        was_alive = any(state is not Seen.GONE for state in sim.states)
-        sim.dying = procedure.goal is Goal.DEAD
+        was_alive = any(state is not ProcessState.GONE for state in sim.states)
+        sim.dying = procedure.goal is JobGoal.DEAD
         try:
             seen = sim.do(step)
         except TroubleError as error:

@@ -11,7 +11,7 @@ from kybernate.cgroups import HiddenProcessesError, container_path, membership
 from services.checkpointer import freezer as freezer_module
 from services.checkpointer.containers import Containers, UnknownContainerError
 from services.checkpointer.freezer import SIGSTOP, FreezeError, Freezer
-from services.checkpointer.processes import Identity, identify, stopped
+from services.checkpointer.processes import ProcessIdentity, identify, stopped
 from tests.checkpointer.machine import CONTAINER, POD, SLICE, machine, target
 
 SCOPE = f"{SLICE}/cri-containerd-{CONTAINER}.scope"
@@ -69,9 +69,12 @@ def test_only_processes_of_the_container_are_found_the_oldest_first(tmp_path: Pa
     containers = m.containers
     found = containers.find(target())
     assert found is not None
-    assert found.root == Identity(pid=50, start=10)
-    assert containers.processes(target(), None) == [Identity(pid=50, start=10), Identity(pid=40, start=20)]
-    assert containers.own(found, [40, 70, 72]) == [Identity(pid=40, start=20)]
+    assert found.root == ProcessIdentity(pid=50, start=10)
+    assert containers.processes(target(), None) == [
+        ProcessIdentity(pid=50, start=10),
+        ProcessIdentity(pid=40, start=20),
+    ]
+    assert containers.own(found, [40, 70, 72]) == [ProcessIdentity(pid=40, start=20)]
     assert containers.find(target(pod_uid="f" * 32)) is None
     assert containers.find(target(f"cri-o://{'aa' * 32}")) is None
 
@@ -126,7 +129,7 @@ async def test_a_process_is_its_tree_and_its_group_and_never_a_stranger() -> Non
         assert len(everyone) == 3, "the orphan is in the group"
         orphan = next(one for one in everyone if one not in containers.processes(mine, root))
         assert containers.own(found, [orphan.pid, 1]) == [orphan]
-        assert containers.processes(mine, Identity(pid=root.pid, start=root.start - 1), strays=True) == []
+        assert containers.processes(mine, ProcessIdentity(pid=root.pid, start=root.start - 1), strays=True) == []
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
         await shell.communicate()
@@ -159,7 +162,7 @@ def test_a_process_below_a_frozen_control_group_counts_as_stopped(tmp_path: Path
     m.process(50, f"{SCOPE}/nested")
     file = m.freezer(f"{SCOPE}/nested")
     freezer = Freezer(m.containers.cgroups, 1.0)
-    who = Identity(pid=50, start=100)
+    who = ProcessIdentity(pid=50, start=100)
     assert not freezer.stopped(who)
     if version == 2:
         file.with_name("cgroup.events").write_text("populated 1\nfrozen 1\n")  # its parent's doing: cgroup.freeze is 0
@@ -230,7 +233,7 @@ async def test_a_fork_between_the_list_and_the_stop_does_not_slip_through() -> N
     parent, child = (who for process in processes if (who := identify(process.pid)) is not None)
     lists = iter([[parent], [parent]])
 
-    def living() -> list[Identity]:
+    def living() -> list[ProcessIdentity]:
         found = next(lists, None)
         while found and "sent" in asked and not stopped(parent):
             pass  # the list is old when it is looked at
@@ -250,8 +253,8 @@ async def test_a_fork_between_the_list_and_the_stop_does_not_slip_through() -> N
 
 
 async def test_a_process_that_may_not_be_continued_ends_no_checkpointer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(process: Identity, signum: signal.Signals) -> bool:
+    def refused(process: ProcessIdentity, signum: signal.Signals) -> bool:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(freezer_module, "send", refused)
-    Freezer(Containers().cgroups, 1.0).release(None, lambda: [Identity(pid=1, start=1)])
+    Freezer(Containers().cgroups, 1.0).release(None, lambda: [ProcessIdentity(pid=1, start=1)])

@@ -12,17 +12,15 @@ from typing import Any
 import pytest
 
 from kybernate.messages import SeatTarget
-from services.checkpointer.backends.discovery import Discovery
 from services.checkpointer.backends.driver import DriverBackend
-from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError
-from services.checkpointer.backends.evidence import Evidence
-from services.checkpointer.backends.port import DriverUnreadableError, Member, NoMemberError, Unit
-from services.checkpointer.backends.site import open_site
-from services.checkpointer.patience import Patience
-from services.checkpointer.processes import Identity, identify
+from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Timeouts
+from services.checkpointer.backends.evidence import Discovery, Evidence
+from services.checkpointer.backends.host import open_host
+from services.checkpointer.backends.port import DriverUnreadableError, Member, NoMemberError, SeatProcesses
+from services.checkpointer.processes import ProcessIdentity, identify
 
 GPU = "GPU-a"
-PATIENCE = Patience(settle_seconds=0.05, settle_floor_wall_seconds=0.05)
+PATIENCE = Timeouts(settle_seconds=0.05, settle_floor_wall_seconds=0.05)
 
 
 @dataclass
@@ -58,8 +56,8 @@ class Driver:
 @dataclass
 class Stand:
     driver: Driver
-    root: Identity
-    child: Identity
+    root: ProcessIdentity
+    child: ProcessIdentity
 
     @property
     def target(self) -> SeatTarget:
@@ -67,11 +65,11 @@ class Stand:
 
     def __post_init__(self) -> None:
         self.calls = DriverCalls(self.driver, PATIENCE)  # type: ignore[arg-type]
-        self.site = open_site(Path("nowhere"), 1.0)
-        self.evidence = Evidence(self.calls, self.site.freezer)
+        self.host = open_host(Path("nowhere"), 1.0)
+        self.evidence = Evidence(self.calls, self.host.freezer)
 
-    async def find(self) -> Unit:
-        return await Discovery(self.calls, self.site).find(self.target, "G0", 1)
+    async def find(self) -> SeatProcesses:
+        return await Discovery(self.calls, self.host).find(self.target, "G0", 1)
 
 
 @asynccontextmanager
@@ -148,11 +146,11 @@ async def test_nobody_asks_about_a_frozen_process_that_nobody_remembers() -> Non
     async with stand() as it:
         it.driver.cuda = {it.child.pid}
         living = lambda: [it.root, it.child]  # noqa: E731
-        await it.site.freezer.freeze(None, living)
+        await it.host.freezer.freeze(None, living)
         with pytest.raises(DriverUnreadableError, match="frozen and nobody remembers"):
             await it.find()
         assert not [call for call in it.driver.asked if call[1]]
-        await it.site.freezer.thaw(None, living)
+        await it.host.freezer.thaw(None, living)
         assert len((await it.find()).members) == 1
 
 
@@ -161,9 +159,9 @@ async def test_a_process_that_ends_while_it_is_looked_at_does_not_make_the_seat_
     async with stand() as it:
         it.driver.cuda = {it.child.pid}
         unit = await it.find()
-        ended = Member(who=Identity(pid=it.child.pid, start=it.child.start - 1))
+        ended = Member(who=ProcessIdentity(pid=it.child.pid, start=it.child.start - 1))
         unit = unit.model_copy(update={"members": (*unit.members, ended)})
-        backend = DriverBackend(it.calls, it.site, it.evidence)
+        backend = DriverBackend(it.calls, it.host, it.evidence)
         assert (await backend.state(unit)).outcome == "active"
         parked = unit.model_copy(update={"parked_on": (GPU,)})
         assert (await backend.state(parked)).outcome == "lost"

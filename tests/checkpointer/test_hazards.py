@@ -28,10 +28,10 @@ async def stand(
     allowed: frozenset[str] | None = None,
     machine: tuple[str, ...] = (),
     gpus: int = 2,
-    **patience: float,
+    **timeouts: float,
 ) -> AsyncIterator[tuple[Node, Checkpointer]]:
     """A node and its checkpointer. ``allowed``: hazards that are allowed; else what the fake machine allows."""
-    waits = {"floor_wall_seconds": 1.0, **patience}
+    waits = {"floor_wall_seconds": 1.0, **timeouts}
     async with node(kind, gpus=gpus, options=machine) as here, checkpointer(here, allowed=allowed, **waits) as it:
         yield here, it
 

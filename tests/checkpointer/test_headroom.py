@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from kybernate.cgroups import Cgroup
-from services.checkpointer.backends.headroom import Headroom, KernelMemory, NoHeadroomError, UnreadableMemoryError
-from services.checkpointer.backends.inspection import Inspection, NoDeviceError
+from services.checkpointer.backends.host import Inspection, NoDeviceError
+from services.checkpointer.backends.reservations import Headroom, KernelMemory, NoHeadroomError, UnreadableMemoryError
 from services.checkpointer.containers import Containers
-from services.checkpointer.processes import Identity
+from services.checkpointer.processes import ProcessIdentity
 from tests.checkpointer.machine import CONTAINER, SLICE, Machine, machine, target
 
 GIB = 2**30
@@ -109,7 +109,7 @@ async def test_h6_a_park_waits_for_another_that_is_copying_and_then_looks_again(
 def test_h13_the_destinations_device_node_must_be_in_the_container(tmp_path: Path) -> None:
     m = machine(tmp_path, 2)
     m.process(50, SCOPE)
-    who, look = Identity(pid=50, start=100), Inspection(m.proc)
+    who, look = ProcessIdentity(pid=50, start=100), Inspection(m.proc)
     with pytest.raises(NoDeviceError, match="is the driver loaded"):
         look.check_device(who, "GPU-b")
     card = m.proc / "driver" / "nvidia" / "gpus" / "0000:3b:00.0"
@@ -130,7 +130,7 @@ def test_h13_the_destinations_device_node_must_be_in_the_container(tmp_path: Pat
 def test_what_proc_tells_about_a_process(tmp_path: Path) -> None:
     m = machine(tmp_path, 2)
     m.process(50, SCOPE)
-    one, who, look = m.proc / "50", Identity(pid=50, start=100), Inspection(m.proc)
+    one, who, look = m.proc / "50", ProcessIdentity(pid=50, start=100), Inspection(m.proc)
     (one / "environ").write_bytes(b"A=1\0KYB_PARK_ALLOW=nccl, several-gpus\0broken\0")
     (one / "maps").write_text("7f00-7f01 r-xp 0 00:00 1 /usr/lib/libnccl.so.2.27\n")
     (one / "task" / "50" / "comm").write_text("cuda0123456789a\n")
@@ -140,7 +140,7 @@ def test_what_proc_tells_about_a_process(tmp_path: Path) -> None:
     (one / "task" / "50" / "comm").write_text("pt_nccl_watchdg\n")
     assert look.process(who).communicates
     assert not look.uses_cuda(who)
-    gone = look.process(Identity(pid=51, start=1))
+    gone = look.process(ProcessIdentity(pid=51, start=1))
     assert (gone.nccl_library, gone.threads, gone.environment) == (False, frozenset(), {})
 
 

@@ -3,8 +3,7 @@
 import asyncio
 
 from kybernate.messages import JobStatus, SeatProgress, SeatTarget, SwitchJob
-from services.checkpointer.history import QUARANTINE_SECONDS, REMEMBERED_SECONDS, History
-from services.checkpointer.records import JobFile, Record
+from services.checkpointer.records import QUARANTINE_SECONDS, REMEMBERED_SECONDS, History, JobFile, Record
 from tests.checkpointer.world import Checkpointer, Engine, checkpointer, node
 
 TARGET = SeatTarget(seat="s00", pod_uid="u", container_id="process://1", gpus=("GPU-a",))

@@ -12,10 +12,9 @@ import pytest
 from kybernate.messages import JobStatus, SeatTarget, SwitchJob
 from services.checkpointer import journal as journal_module
 from services.checkpointer.helper_pool import HelperDiedError, HelperHungError, HelperPool
-from services.checkpointer.history import HUNG, REMEMBERED_SECONDS
 from services.checkpointer.journal import Journal
-from services.checkpointer.processes import Identity, alive, identify, send
-from services.checkpointer.records import JobFile, Record
+from services.checkpointer.processes import ProcessIdentity, alive, identify, send
+from services.checkpointer.records import HUNG, REMEMBERED_SECONDS, JobFile, Record
 
 ECHO = """
 import json, sys, time
@@ -129,7 +128,7 @@ async def test_a_signal_never_hits_a_stranger_with_the_same_pid() -> None:
     process = await asyncio.create_subprocess_exec("sleep", "60")
     who = identify(process.pid)
     assert who is not None
-    stranger = Identity(pid=who.pid, start=who.start - 1)
+    stranger = ProcessIdentity(pid=who.pid, start=who.start - 1)
     assert not alive(stranger)
     assert not send(stranger, signal.SIGKILL)
     assert alive(who)

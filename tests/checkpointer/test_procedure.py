@@ -6,12 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.checkpointer.failures import RULES, Goal, Remedy, Seen, Trouble, Verb
+from services.checkpointer.failures import RULES, JobGoal, ProcessState, Remedy, StepTrouble, Verb
 from services.checkpointer.procedure import End, Procedure, Step, replay_goal
 from tests.checkpointer.sim import Fault, Sim, run
 
-V, T = Verb, Trouble
-R, L, C, F, G = Seen.RUNNING, Seen.LOCKED, Seen.CHECKPOINTED, Seen.FAILED, Seen.GONE
+V, T = Verb, StepTrouble
+R, L, C, F, G = (
+    ProcessState.RUNNING,
+    ProcessState.LOCKED,
+    ProcessState.CHECKPOINTED,
+    ProcessState.FAILED,
+    ProcessState.GONE,
+)
 
 
 def verbs(sim: Sim) -> list[tuple[Verb, int | None]]:
@@ -20,14 +26,14 @@ def verbs(sim: Sim) -> list[tuple[Verb, int | None]]:
 
 def park(*faults: Fault, members: int = 3) -> tuple[End, Sim]:
     sim = Sim([R] * members, faults=list(faults))
-    end = run(sim.procedure(Goal.PARKED), sim)
+    end = run(sim.procedure(JobGoal.PARKED), sim)
     assert end is not None
     return end, sim
 
 
 def activate(*faults: Fault, members: int = 3, room: bool = True) -> tuple[End, Sim]:
     sim = Sim([C] * members, frozen=True, faults=list(faults), room=room)
-    end = run(sim.procedure(Goal.ACTIVE), sim)
+    end = run(sim.procedure(JobGoal.ACTIVE), sim)
     assert end is not None
     return end, sim
 
@@ -62,7 +68,7 @@ def test_an_activation_makes_sure_of_room_thaws_restores_all_then_unlocks_all() 
 
 
 @pytest.mark.parametrize("trouble", [T.NOT_READY, T.REFUSED, T.OUT_OF_MEMORY, T.OPERATING_SYSTEM, T.HUNG])
-def test_a_lock_that_fails_unlocks_those_before_it_in_reverse(trouble: Trouble) -> None:
+def test_a_lock_that_fails_unlocks_those_before_it_in_reverse(trouble: StepTrouble) -> None:
     end, sim = park(Fault(V.LOCK, trouble, member=2))
     assert end.outcome == "active"
     assert str(trouble) in end.reason
@@ -77,7 +83,7 @@ def test_a_lock_that_hangs_but_took_place_is_unlocked() -> None:
 
 @pytest.mark.parametrize("trouble", [T.NOT_READY, T.REFUSED, T.OUT_OF_MEMORY, T.OPERATING_SYSTEM, T.HUNG])
 @pytest.mark.parametrize("verb", [V.CHECKS, V.HEADROOM])
-def test_a_refusal_before_a_park_leaves_the_seat_running_and_untouched(verb: Verb, trouble: Trouble) -> None:
+def test_a_refusal_before_a_park_leaves_the_seat_running_and_untouched(verb: Verb, trouble: StepTrouble) -> None:
     if (verb, trouble) == (V.HEADROOM, T.HUNG):
         return  # it asks no driver
     end, sim = park(Fault(verb, trouble))
@@ -93,9 +99,9 @@ def test_no_memory_for_the_copies_after_a_failed_restore_is_a_cold_start() -> No
 
 
 @pytest.mark.parametrize("trouble", [T.REFUSED, T.HUNG, T.OPERATING_SYSTEM])
-def test_a_move_that_cannot_be_leaves_the_seat_parked_and_frozen(trouble: Trouble) -> None:
+def test_a_move_that_cannot_be_leaves_the_seat_parked_and_frozen(trouble: StepTrouble) -> None:
     sim = Sim([C], frozen=True, faults=[Fault(V.MAP, trouble)])
-    end = run(sim.procedure(Goal.ACTIVE, moving=True), sim)
+    end = run(sim.procedure(JobGoal.ACTIVE, moving=True), sim)
     assert end is not None
     assert (end.outcome, sim.states, sim.frozen) == ("parked", [C], True)
     assert not {V.THAW, V.RESTORE, V.ROOM} & {one for one, _ in verbs(sim)}
@@ -103,7 +109,7 @@ def test_a_move_that_cannot_be_leaves_the_seat_parked_and_frozen(trouble: Troubl
 
 def test_a_move_is_looked_at_before_the_room() -> None:
     sim = Sim([C], frozen=True)
-    end = run(sim.procedure(Goal.ACTIVE, moving=True), sim)
+    end = run(sim.procedure(JobGoal.ACTIVE, moving=True), sim)
     assert end == End("active")
     assert [verb for verb, _ in verbs(sim)] == [V.MAP, V.ROOM, V.THAW, V.RESTORE, V.UNLOCK, V.VERIFY]
 
@@ -116,11 +122,13 @@ def test_a_restore_that_was_reported_as_failed_and_took_place_is_no_failure() ->
 
 def test_a_hang_after_one_in_an_earlier_half_is_quarantine_at_once() -> None:
     sim = Sim([R], faults=[Fault(V.LOCK, T.HUNG)])
-    end = run(sim.procedure(Goal.PARKED, hangs=1), sim)
+    end = run(sim.procedure(JobGoal.PARKED, hangs=1), sim)
     assert end is not None
     assert (end.outcome, "second hang" in end.reason) == ("quarantined", True)
     sim = Sim([R])
-    assert run(sim.procedure(Goal.PARKED, hangs=2), sim) == End("parked"), "without a hang nothing is held against it"
+    assert run(sim.procedure(JobGoal.PARKED, hangs=2), sim) == End("parked"), (
+        "without a hang nothing is held against it"
+    )
 
 
 def test_a_second_hang_is_quarantine() -> None:
@@ -136,7 +144,7 @@ def test_a_member_that_dies_in_a_lock_makes_the_seat_lost() -> None:
 
 
 @pytest.mark.parametrize("trouble", [T.REFUSED, T.OUT_OF_MEMORY, T.OPERATING_SYSTEM, T.NOT_READY])
-def test_a_checkpoint_that_fails_restores_those_before_it_and_unlocks_all(trouble: Trouble) -> None:
+def test_a_checkpoint_that_fails_restores_those_before_it_and_unlocks_all(trouble: StepTrouble) -> None:
     end, sim = park(Fault(V.CHECKPOINT, trouble, member=2))
     assert (end.outcome, sim.states, sim.frozen) == ("active", [R, R, R], False)
     assert verbs(sim)[8:] == [
@@ -157,7 +165,7 @@ def test_a_checkpoint_that_leaves_a_process_failed_is_a_cold_start() -> None:
 
 
 @pytest.mark.parametrize("trouble", [T.HELPER_DIED, T.HUNG])
-def test_a_helper_that_dies_in_a_checkpoint_leaves_the_driver_to_finish_it(trouble: Trouble) -> None:
+def test_a_helper_that_dies_in_a_checkpoint_leaves_the_driver_to_finish_it(trouble: StepTrouble) -> None:
     end, sim = park(Fault(V.CHECKPOINT, trouble, member=1, lands=True))
     assert end == End("parked", end.reason)
     assert verbs(sim).count((V.CHECKPOINT, 1)) == 1
@@ -187,7 +195,7 @@ def test_no_room_leaves_the_seat_parked_and_frozen() -> None:
 
 
 @pytest.mark.parametrize("trouble", [T.OUT_OF_MEMORY, T.OPERATING_SYSTEM])
-def test_a_restore_without_memory_is_terminal(trouble: Trouble) -> None:
+def test_a_restore_without_memory_is_terminal(trouble: StepTrouble) -> None:
     end, sim = activate(Fault(V.RESTORE, trouble, member=1, becomes=F))
     assert end.outcome == "lost"
     assert verbs(sim).count((V.RESTORE, 1)) == 1, "never restored again"
@@ -195,7 +203,7 @@ def test_a_restore_without_memory_is_terminal(trouble: Trouble) -> None:
 
 
 @pytest.mark.parametrize("trouble", [T.REFUSED, T.NOT_READY])
-def test_a_restore_that_fails_otherwise_parks_those_before_it_again(trouble: Trouble) -> None:
+def test_a_restore_that_fails_otherwise_parks_those_before_it_again(trouble: StepTrouble) -> None:
     end, sim = activate(Fault(V.RESTORE, trouble, member=2))
     assert (end.outcome, sim.states, sim.frozen) == ("parked", [C, C, C], True)
 
@@ -206,7 +214,7 @@ def test_a_restore_that_fails_and_leaves_a_process_failed_is_a_cold_start() -> N
 
 
 @pytest.mark.parametrize("trouble", [T.HELPER_DIED, T.HUNG])
-def test_a_helper_that_dies_in_a_restore_leaves_a_locked_process_that_is_unlocked(trouble: Trouble) -> None:
+def test_a_helper_that_dies_in_a_restore_leaves_a_locked_process_that_is_unlocked(trouble: StepTrouble) -> None:
     end, sim = activate(Fault(V.RESTORE, trouble, member=0, lands=True))
     assert (end.outcome, sim.states) == ("active", [R, R, R])
 
@@ -230,30 +238,30 @@ def test_what_cannot_be_killed_is_quarantined() -> None:
 
 def test_a_kill_locks_and_checkpoints_what_runs_first() -> None:
     sim = Sim([R, C, F])
-    end = run(Procedure(Goal.DEAD, list(sim.states)), sim)
+    end = run(Procedure(JobGoal.DEAD, list(sim.states)), sim)
     assert end == End("lost")
     assert verbs(sim) == [(V.LOCK, 0), (V.CHECKPOINT, 0), (V.KILL, None)]
 
 
 def test_a_kill_first_finds_out_what_runs_and_leaves_the_parked_frozen() -> None:
     sim = Sim([R, C])
-    assert run(sim.procedure(Goal.DEAD), sim) == End("lost")
+    assert run(sim.procedure(JobGoal.DEAD), sim) == End("lost")
     assert verbs(sim) == [(V.LOCK, 0), (V.CHECKPOINT, 0), (V.KILL, None)]
     sim = Sim([C, C], frozen=True)
-    assert run(sim.procedure(Goal.DEAD), sim) == End("lost")
+    assert run(sim.procedure(JobGoal.DEAD), sim) == End("lost")
     assert verbs(sim) == [(V.KILL, None)]
 
 
 def test_a_kill_of_what_refuses_goes_on() -> None:
     sim = Sim([R, R], faults=[Fault(V.LOCK, T.HUNG, member=0), Fault(V.CHECKPOINT, T.REFUSED, member=1)])
-    end = run(Procedure(Goal.DEAD, list(sim.states)), sim)
+    end = run(Procedure(JobGoal.DEAD, list(sim.states)), sim)
     assert end is not None
     assert end.outcome == "lost"
 
 
 def test_a_seat_without_processes_is_gone() -> None:
     sim = Sim([G, G])
-    end = run(sim.procedure(Goal.ACTIVE), sim)
+    end = run(sim.procedure(JobGoal.ACTIVE), sim)
     assert end is not None
     assert end.outcome == "gone"
 
@@ -266,7 +274,9 @@ def test_a_helper_that_always_dies_is_quarantine() -> None:
 def test_every_trouble_of_every_step_has_a_row() -> None:
     """But for a process that is gone, which is a cold start whatever was done, and for the kill, which has nothing to
     fall back to."""
-    wanted = {(verb, trouble) for verb in Verb for trouble in Trouble if trouble is not T.GONE and verb is not V.KILL}
+    wanted = {
+        (verb, trouble) for verb in Verb for trouble in StepTrouble if trouble is not T.GONE and verb is not V.KILL
+    }
     assert wanted <= set(RULES)
 
 
@@ -281,12 +291,12 @@ WHOLE = {"parked": ({C}, True), "active": ({R}, False)}
 
 
 @pytest.mark.parametrize(("verb", "trouble"), RULES, ids=lambda name: str(name).replace(" ", "-"))
-def test_every_row_of_the_table_ends_as_its_remedy_says(verb: Verb, trouble: Trouble) -> None:
+def test_every_row_of_the_table_ends_as_its_remedy_says(verb: Verb, trouble: StepTrouble) -> None:
     """Met once, and met for ever; in both halves; with the call's effect and without."""
-    for goal, lands, times in itertools.product((Goal.PARKED, Goal.ACTIVE), (False, True), (1, 99)):
-        start, frozen = ([R, R], False) if goal is Goal.PARKED else ([C, C], True)
+    for goal, lands, times in itertools.product((JobGoal.PARKED, JobGoal.ACTIVE), (False, True), (1, 99)):
+        start, frozen = ([R, R], False) if goal is JobGoal.PARKED else ([C, C], True)
         sim = Sim(start, frozen=frozen, faults=[Fault(verb, trouble, times=times, lands=lands and verb not in LOOKS)])
-        end = run(sim.procedure(goal, moving=goal is Goal.ACTIVE), sim)
+        end = run(sim.procedure(goal, moving=goal is JobGoal.ACTIVE), sim)
         assert end is not None
         met = verb in {step.verb for step in sim.done}
         if not met:
@@ -308,20 +318,20 @@ def test_every_rule_names_a_remedy_that_ends() -> None:
 @pytest.mark.parametrize(
     ("intent", "states", "goal"),
     [
-        (Goal.PARKED, [R, R], Goal.ACTIVE),
-        (Goal.PARKED, [L, R], Goal.ACTIVE),
-        (Goal.PARKED, [L, L], Goal.ACTIVE),
-        (Goal.PARKED, [C, L], Goal.PARKED),
-        (Goal.PARKED, [C, R], Goal.PARKED),
-        (Goal.PARKED, [C, C], Goal.PARKED),
-        (Goal.ACTIVE, [C, C], Goal.PARKED),
-        (Goal.ACTIVE, [L, C], Goal.ACTIVE),
-        (Goal.ACTIVE, [L, L], Goal.ACTIVE),
-        (Goal.ACTIVE, [R, L], Goal.ACTIVE),
-        (Goal.ACTIVE, [R, R], Goal.ACTIVE),
+        (JobGoal.PARKED, [R, R], JobGoal.ACTIVE),
+        (JobGoal.PARKED, [L, R], JobGoal.ACTIVE),
+        (JobGoal.PARKED, [L, L], JobGoal.ACTIVE),
+        (JobGoal.PARKED, [C, L], JobGoal.PARKED),
+        (JobGoal.PARKED, [C, R], JobGoal.PARKED),
+        (JobGoal.PARKED, [C, C], JobGoal.PARKED),
+        (JobGoal.ACTIVE, [C, C], JobGoal.PARKED),
+        (JobGoal.ACTIVE, [L, C], JobGoal.ACTIVE),
+        (JobGoal.ACTIVE, [L, L], JobGoal.ACTIVE),
+        (JobGoal.ACTIVE, [R, L], JobGoal.ACTIVE),
+        (JobGoal.ACTIVE, [R, R], JobGoal.ACTIVE),
     ],
 )
-def test_the_replay_decision(intent: Goal, states: list[Seen], goal: Goal) -> None:
+def test_the_replay_decision(intent: JobGoal, states: list[ProcessState], goal: JobGoal) -> None:
     assert replay_goal(intent, states) is goal
     sim = Sim(list(states))
     end = run(sim.procedure(intent, replaying=True), sim)
@@ -330,22 +340,22 @@ def test_the_replay_decision(intent: Goal, states: list[Seen], goal: Goal) -> No
 
 
 @pytest.mark.parametrize("state", [F, G])
-def test_a_replay_that_finds_a_dead_member_is_a_cold_start(state: Seen) -> None:
-    for intent in (Goal.PARKED, Goal.ACTIVE):
+def test_a_replay_that_finds_a_dead_member_is_a_cold_start(state: ProcessState) -> None:
+    for intent in (JobGoal.PARKED, JobGoal.ACTIVE):
         sim = Sim([C, state])
         end = run(sim.procedure(intent, replaying=True), sim)
         assert end is not None
         assert end.outcome == "lost"
 
 
-@pytest.mark.parametrize("goal", [Goal.PARKED, Goal.ACTIVE])
+@pytest.mark.parametrize("goal", [JobGoal.PARKED, JobGoal.ACTIVE])
 @pytest.mark.parametrize("members", [1, 2, 3])
-def test_every_prefix_replays_to_an_end_and_replaying_twice_gives_the_same(goal: Goal, members: int) -> None:
+def test_every_prefix_replays_to_an_end_and_replaying_twice_gives_the_same(goal: JobGoal, members: int) -> None:
     """Crash after each step, and again after each step of the replay; nothing stays locked or half."""
-    start = R if goal is Goal.PARKED else C
+    start = R if goal is JobGoal.PARKED else C
     length = 0
     while True:
-        sim = Sim([start] * members, frozen=goal is Goal.ACTIVE)
+        sim = Sim([start] * members, frozen=goal is JobGoal.ACTIVE)
         if run(sim.procedure(goal), sim, steps=length) is not None:
             break
         crashed = (list(sim.states), sim.frozen)
@@ -373,8 +383,8 @@ def test_every_prefix_replays_to_an_end_and_replaying_twice_gives_the_same(goal:
 @given(data=st.data())
 def test_whatever_goes_wrong_there_is_an_end(data: st.DataObject) -> None:
     """Steps fail at random, with or without effect, the states change behind our back: it ends, and soon."""
-    goal = data.draw(st.sampled_from([Goal.PARKED, Goal.ACTIVE, Goal.DEAD]))
-    states = data.draw(st.lists(st.sampled_from([R, L, C, F, G, Seen.UNKNOWN]), min_size=1, max_size=3))
+    goal = data.draw(st.sampled_from([JobGoal.PARKED, JobGoal.ACTIVE, JobGoal.DEAD]))
+    states = data.draw(st.lists(st.sampled_from([R, L, C, F, G, ProcessState.UNKNOWN]), min_size=1, max_size=3))
     procedure = Procedure(goal, states, frozen=data.draw(st.booleans()), replaying=data.draw(st.booleans()))
     for _ in range(120):
         step = procedure.next()
@@ -383,7 +393,7 @@ def test_whatever_goes_wrong_there_is_an_end(data: st.DataObject) -> None:
             return
         assert isinstance(step, Step)
         if data.draw(st.integers(0, 2)) == 0:
-            procedure.failed(step, data.draw(st.sampled_from(list(Trouble))))
+            procedure.failed(step, data.draw(st.sampled_from(list(StepTrouble))))
         else:
             seen = data.draw(st.sampled_from([R, L, C, F, G])) if step.verb is V.STATE else None
             procedure.done(step, seen, killed=1)
@@ -393,16 +403,16 @@ def test_whatever_goes_wrong_there_is_an_end(data: st.DataObject) -> None:
 def test_a_gpu_process_that_ends_before_a_park_touched_anything_costs_nobody_his_life() -> None:
     """A short-lived one of an engine: what is left runs on, and the next look finds who is there."""
     sim = Sim([R, G])
-    end = run(sim.procedure(Goal.PARKED), sim)
+    end = run(sim.procedure(JobGoal.PARKED), sim)
     assert end is not None
     assert (end.outcome, sim.states, sim.killed) == ("active", [R, G], False)
     assert "ended" in end.reason
     sim = Sim([G])
-    end = run(sim.procedure(Goal.PARKED), sim)
+    end = run(sim.procedure(JobGoal.PARKED), sim)
     assert end is not None
     assert end.outcome == "gone"
     sim = Sim([R, G])
-    end = run(sim.procedure(Goal.PARKED, replaying=True), sim)
+    end = run(sim.procedure(JobGoal.PARKED, replaying=True), sim)
     assert end is not None
     assert end.outcome == "lost", "of a park that was under way nobody knows what ended it"
 

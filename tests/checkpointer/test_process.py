@@ -20,7 +20,7 @@ from kybernate.bus import BusError, open_bus
 from kybernate.bus.port import Bus
 from kybernate.bus.server import NatsServer
 from kybernate.messages import AskJobs, Job, JobReply, JobStatus, SeatTarget, SwitchJob
-from services.checkpointer.processes import Identity, alive
+from services.checkpointer.processes import ProcessIdentity, alive
 from tests.checkpointer.world import NODE, Checkpointer, Engine, Kind, Node, checkpointer, environment, node, until
 
 ASK_SECONDS = 30.0
@@ -96,10 +96,10 @@ def journaled(here: Node, epoch: int) -> str:
     return files[0].read_text() if files else ""
 
 
-def helpers(here: Node) -> list[Identity]:
+def helpers(here: Node) -> list[ProcessIdentity]:
     """Helpers that were noted and not taken off the list."""
     notes = [path.name.partition("-") for path in (here.folder / "state" / "helpers").iterdir()]
-    return [Identity(pid=int(pid), start=int(start)) for pid, _, start in notes]
+    return [ProcessIdentity(pid=int(pid), start=int(start)) for pid, _, start in notes]
 
 
 STEPS = [

@@ -4,42 +4,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.checkpointer.backends.gpu_map import moves, permutation, why_not
-from services.checkpointer.backends.refusals import Allowance, Driver, Process, driver_from, refusal
+from services.checkpointer.backends.refusals import (
+    Allowance,
+    DriverInfo,
+    ProcessFacts,
+    driver_from,
+    move_refusal,
+    moves,
+    park_refusal,
+    permutation,
+)
 
 A, B, C = "GPU-a", "GPU-b", "GPU-c"
 D570, D580, D595 = (
-    Driver(version=v, checkpoint=True, gpu_map=v > "575") for v in ("570.158.01", "580.95.05", "595.84")
+    DriverInfo(version=v, checkpoint=True, gpu_map=v > "575") for v in ("570.158.01", "580.95.05", "595.84")
 )
-PLAIN = Process(1, environment={})
-WATCHDOG = Process(1, nccl_library=True, threads=frozenset({"python", "pt_nccl_watchdg"}), environment={})
-LOADED = Process(1, nccl_library=True, environment={})
+PLAIN = ProcessFacts(1, environment={})
+WATCHDOG = ProcessFacts(1, nccl_library=True, threads=frozenset({"python", "pt_nccl_watchdg"}), environment={})
+LOADED = ProcessFacts(1, nccl_library=True, environment={})
 
 
 def why(
-    *processes: Process,
+    *processes: ProcessFacts,
     gpus: tuple[str, ...] = (A,),
-    driver: Driver = D580,
+    driver: DriverInfo = D580,
     neighbours: tuple[str, ...] = ("python",),
     allowed: tuple[str, ...] = (),
 ) -> str | None:
-    return refusal(gpus, driver, processes or (PLAIN,), neighbours, allowed)
+    return park_refusal(gpus, driver, processes or (PLAIN,), neighbours, allowed)
 
 
 def test_one_process_on_one_gpu_is_parked() -> None:
     assert why() is None
     assert why(driver=D570) is None
-    assert why(driver=Driver(version="fake")) is None
+    assert why(driver=DriverInfo(version="fake")) is None
 
 
 def test_a_driver_without_the_api_is_told_by_its_version() -> None:
-    assert "570 or newer" in (why(driver=Driver(version="550.54", checkpoint=False)) or "")
+    assert "570 or newer" in (why(driver=DriverInfo(version="550.54", checkpoint=False)) or "")
 
 
 def test_h11_mig_is_refused_by_the_instances_name_and_by_the_gpus_mode() -> None:
     assert "MIG" in (why(gpus=("MIG-1",)) or "")
-    assert "MIG" in (why(driver=Driver(mig={A: True})) or "")
-    assert why(driver=Driver(mig={A: False, B: True})) is None, "another GPU's mode is no matter"
+    assert "MIG" in (why(driver=DriverInfo(mig={A: True})) or "")
+    assert why(driver=DriverInfo(mig={A: False, B: True})) is None, "another GPU's mode is no matter"
 
 
 def test_mps_is_refused_when_its_server_uses_the_gpu() -> None:
@@ -48,9 +56,9 @@ def test_mps_is_refused_when_its_server_uses_the_gpu() -> None:
 
 @pytest.mark.parametrize("name", ["GGML_CUDA_ENABLE_UNIFIED_MEMORY", "TF_FORCE_UNIFIED_MEMORY"])
 def test_h10_managed_memory_is_refused_where_the_environment_asks_for_it(name: str) -> None:
-    assert "managed memory" in (why(Process(1, environment={name: "1"})) or "")
-    assert why(Process(1, environment={name: "0"})) is None
-    assert why(Process(1, environment={name: "1"}), allowed=("managed-memory",)) is None
+    assert "managed memory" in (why(ProcessFacts(1, environment={name: "1"})) or "")
+    assert why(ProcessFacts(1, environment={name: "0"})) is None
+    assert why(ProcessFacts(1, environment={name: "1"}), allowed=("managed-memory",)) is None
 
 
 def test_h7_a_process_group_of_one_gpu_is_refused_from_driver_590_on() -> None:
@@ -62,13 +70,13 @@ def test_h7_a_process_group_of_one_gpu_is_refused_from_driver_590_on() -> None:
 
 def test_h8_nccl_in_a_seat_of_several_is_refused_even_where_several_are_allowed() -> None:
     both = ("several-gpus", "several-processes")
-    assert "NCCL" in (why(LOADED, Process(2, nccl_library=True), allowed=both) or "")
+    assert "NCCL" in (why(LOADED, ProcessFacts(2, nccl_library=True), allowed=both) or "")
     assert "NCCL" in (why(LOADED, gpus=(A, B), allowed=both) or "")
     assert why(LOADED, LOADED, gpus=(A, B), allowed=(*both, "nccl")) is None
 
 
 def test_h9_several_processes_and_several_gpus_each_need_their_allowance() -> None:
-    two = (PLAIN, Process(2, environment={}))
+    two = (PLAIN, ProcessFacts(2, environment={}))
     assert "several-gpus" in (why(gpus=(A, B)) or "")
     assert "CUDA IPC" in (why(*two) or "")
     assert why(*two, allowed=("several-processes",)) is None
@@ -104,10 +112,10 @@ def test_h14_every_map_is_a_permutation(gpus: list[str]) -> None:
 
 
 def test_h12_only_one_process_on_one_gpu_moves_and_only_with_a_new_driver() -> None:
-    assert why_not((A,), (B,), 1, driver_can=True, driver="580") is None
-    several = why_not((A, B), (B, C), 1, driver_can=True, driver="580")
-    processes = why_not((A,), (B,), 2, driver_can=True, driver="580")
-    old = why_not((A,), (B,), 1, driver_can=False, driver="570.1")
+    assert move_refusal((A,), (B,), 1, driver_can=True, driver="580") is None
+    several = move_refusal((A, B), (B, C), 1, driver_can=True, driver="580")
+    processes = move_refusal((A,), (B,), 2, driver_can=True, driver="580")
+    old = move_refusal((A,), (B,), 1, driver_can=False, driver="570.1")
     assert [one and one.whose for one in (several, processes, old)] == ["seat", "seat", "node"]
     for refused, text in ((several, "2 GPUs"), (processes, "2 GPU processes"), (old, "580 or newer, this is 570.1")):
         assert text in (refused.reason if refused is not None else "")

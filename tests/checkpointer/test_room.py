@@ -17,26 +17,24 @@ from hypothesis import strategies as st
 from kybernate.cgroups import Cgroups
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.driver import DriverBackend
-from services.checkpointer.backends.driver_calls import DriverCalls
+from services.checkpointer.backends.driver_calls import DriverCalls, Timeouts
 from services.checkpointer.backends.evidence import Evidence
-from services.checkpointer.backends.headroom import Headroom
-from services.checkpointer.backends.port import Ending, Member, Unit
-from services.checkpointer.backends.reservations import Reservations
-from services.checkpointer.backends.site import Site
+from services.checkpointer.backends.host import Host
+from services.checkpointer.backends.port import Ending, Member, SeatProcesses
+from services.checkpointer.backends.reservations import GpuReservations, Headroom
 from services.checkpointer.containers import Containers
 from services.checkpointer.freezer import Freezer
-from services.checkpointer.patience import Patience
-from services.checkpointer.processes import Identity, identify
+from services.checkpointer.processes import ProcessIdentity, identify
 
 GPUS = ("GPU-a", "GPU-b")
 TOTAL = 100
-PATIENCE = Patience(base_seconds=2.0, seconds_per_gib=0.0, settle_seconds=0.02, settle_floor_wall_seconds=0.02)
+PATIENCE = Timeouts(base_seconds=2.0, seconds_per_gib=0.0, settle_seconds=0.02, settle_floor_wall_seconds=0.02)
 
 
 class Stopping(Freezer):
     """Freezes by word only: the processes are borrowed."""
 
-    def stopped(self, process: Identity) -> bool:
+    def stopped(self, process: ProcessIdentity) -> bool:
         return False
 
     async def freeze(self, *_: object) -> None:
@@ -57,7 +55,7 @@ class Model:
     """A driver. ``call`` stands where the helper pool stands; every answer waits for its turn."""
 
     chance: random.Random
-    reservations: Reservations = field(default_factory=Reservations)
+    reservations: GpuReservations = field(default_factory=GpuReservations)
     held: dict[int, dict[str, int]] = field(default_factory=dict)
     parked: dict[int, dict[str, int]] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
@@ -139,7 +137,7 @@ async def note(step: str, pid: int | None, detail: str = "") -> None:
 
 
 @pytest.fixture(scope="module")
-def borrowed() -> Iterator[list[Identity]]:
+def borrowed() -> Iterator[list[ProcessIdentity]]:
     """Processes that exist, for their identities."""
     processes = [subprocess.Popen(["sleep", "600"]) for _ in range(4)]
     yield [who for process in processes if (who := identify(process.pid)) is not None]
@@ -148,7 +146,7 @@ def borrowed() -> Iterator[list[Identity]]:
         process.wait()
 
 
-def units(model: Model, borrowed: list[Identity]) -> list[tuple[Unit, bool]]:
+def units(model: Model, borrowed: list[ProcessIdentity]) -> list[tuple[SeatProcesses, bool]]:
     """Seats on the same GPUs, more than fit, and whether each is parked; a one-GPU seat may have to move."""
     found = []
     for index, who in enumerate(borrowed):
@@ -161,22 +159,22 @@ def units(model: Model, borrowed: list[Identity]) -> list[tuple[Unit, bool]]:
         (model.parked if parked else model.held)[who.pid] = sizes
         to = (GPUS[1],) if parked and len(gpus) == 1 and model.chance.random() < 0.5 else gpus
         target = SeatTarget(seat=f"s{index}", pod_uid="u", container_id=f"process://{who.pid}", gpus=to)
-        unit = Unit(target=target, group=f"s{index}", epoch=1, root=who, members=(member,), parked_on=gpus)
+        unit = SeatProcesses(target=target, group=f"s{index}", epoch=1, root=who, members=(member,), parked_on=gpus)
         found.append((unit, parked))
     return found
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
-def test_no_restore_without_reservation_and_evidence_of_room(borrowed: list[Identity], seed: int) -> None:
+def test_no_restore_without_reservation_and_evidence_of_room(borrowed: list[ProcessIdentity], seed: int) -> None:
     async def story() -> None:
         model = Model(random.Random(seed))
         freezer = Stopping(Cgroups(), 1.0)
         everything = frozenset({"several-gpus", "several-processes"})
-        site = Site(Containers(), freezer, Headroom(Roomy(), None), model.reservations, allowed=everything)
-        site.device_nodes = False
+        host = Host(Containers(), freezer, Headroom(Roomy(), None), model.reservations, allowed=everything)
+        host.device_nodes = False
         calls = DriverCalls(model, PATIENCE)  # type: ignore[arg-type]
-        backend = DriverBackend(calls, site, Evidence(calls, freezer))
+        backend = DriverBackend(calls, host, Evidence(calls, freezer))
         tasks = []
         for unit, parked in units(model, borrowed):
             half = backend.activate if parked else backend.park
@@ -185,6 +183,6 @@ def test_no_restore_without_reservation_and_evidence_of_room(borrowed: list[Iden
         for task in tasks:
             assert (await task).outcome in ("parked", "active", "quarantined"), await task
         assert all(model.used(gpu) <= TOTAL for gpu in GPUS)
-        assert not any(site.reservations.holds(f"s{index}", (gpu,)) for index in range(4) for gpu in GPUS)
+        assert not any(host.reservations.holds(f"s{index}", (gpu,)) for index in range(4) for gpu in GPUS)
 
     asyncio.run(story())

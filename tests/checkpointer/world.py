@@ -28,12 +28,12 @@ from kybernate.messages import (
     SwitchJob,
 )
 from services.checkpointer.backends import open_backends
-from services.checkpointer.backends.site import Site, open_site
-from services.checkpointer.helper_command import cuda_helper_command, fake_helper_command
+from services.checkpointer.backends.driver_calls import Timeouts
+from services.checkpointer.backends.host import Host, open_host
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
-from services.checkpointer.patience import Patience
-from services.checkpointer.worker import Worker
+from services.checkpointer.settings import cuda_helper_command, fake_helper_command
+from services.checkpointer.worker import CheckpointWorker
 
 NODE = "n1"
 SPEED = 50.0
@@ -267,9 +267,9 @@ class Checkpointer:
     """A worker in this process, and the manager's end of the bus."""
 
     def __init__(
-        self, node: Node, worker: Worker, bus: MemoryBus, journal: Journal, pool: HelperPool, site: Site
+        self, node: Node, worker: CheckpointWorker, bus: MemoryBus, journal: Journal, pool: HelperPool, host: Host
     ) -> None:
-        self.node, self.worker, self.bus, self.journal, self.pool, self.site = node, worker, bus, journal, pool, site
+        self.node, self.worker, self.bus, self.journal, self.pool, self.host = node, worker, bus, journal, pool, host
         self.reports: list[JobStatus] = []
         self.epoch = journal.highest_epoch
 
@@ -334,21 +334,21 @@ class Checkpointer:
 
 @asynccontextmanager
 async def checkpointer(
-    node: Node, *, allowed: frozenset[str] | None = None, margin_bytes: int = 0, **patience: float
+    node: Node, *, allowed: frozenset[str] | None = None, margin_bytes: int = 0, **timeouts: float
 ) -> AsyncIterator[Checkpointer]:
     """A checkpointer of the node; leaving the context ends it like SIGTERM. ``allowed``: exactly these hazards."""
     journal = Journal(node.folder / "state")
     journal.load()
-    waits = Patience(**{"speed": SPEED, "floor_wall_seconds": 2.0, **patience})
+    waits = Timeouts(**{"speed": SPEED, "floor_wall_seconds": 2.0, **timeouts})
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(journal.close)
         pool = await stack.enter_async_context(HelperPool(node.helper_command, node.folder / "state" / "helpers"))
         own = await stack.enter_async_context(MemoryBus.connect(node.server))
         managers = await stack.enter_async_context(MemoryBus.connect(node.server))
-        site = open_site(node.socket, waits.settle())
-        site.allowed = site.allowed if allowed is None else allowed
-        worker = Worker(NODE, own, journal, pool, open_backends(pool, waits, site, margin_bytes))
-        here = Checkpointer(node, worker, managers, journal, pool, site)
+        host = open_host(node.socket, waits.settle())
+        host.allowed = host.allowed if allowed is None else allowed
+        worker = CheckpointWorker(NODE, own, journal, pool, open_backends(pool, waits, host, margin_bytes))
+        here = Checkpointer(node, worker, managers, journal, pool, host)
         listening = asyncio.Event()
         tasks = [
             asyncio.create_task(here.listen(managers, listening)),

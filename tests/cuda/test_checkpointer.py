@@ -14,8 +14,7 @@ import aiohttp
 import pytest
 
 from kybernate.bus.server import NatsServer
-from services.checkpointer.helper_command import helper_command
-from services.checkpointer.settings import CheckpointerSettings
+from services.checkpointer.settings import CheckpointerSettings, helper_command
 from tests.cuda.recorder import Recorder, needs_no_driver
 from tests.cuda.stub_node import DEADLINE, stub_node, until
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.checkpointer.helper_command import fake_helper_command
 from services.checkpointer.helper_pool import HelperHungError, HelperPool
+from services.checkpointer.settings import fake_helper_command
 from tests.cuda.recorder import Recorder, needs_no_driver
 from tests.cuda.stub_node import DEADLINE, GIB, Helper, stub_node
 

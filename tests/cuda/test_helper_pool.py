@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from services.checkpointer.helper_pool import MOST_STUCK, HelperDiedError, HelperHungError, HelperPool
-from services.checkpointer.helper_process import HelperProcess, sigkill
-from services.checkpointer.processes import Identity, alive
+from services.checkpointer.helper_pool import (
+    MOST_STUCK,
+    HelperDiedError,
+    HelperHungError,
+    HelperPool,
+    HelperProcess,
+    sigkill,
+)
+from services.checkpointer.processes import ProcessIdentity, alive
 from tests.cuda.stub_node import DEADLINE, until
 
 ECHO = """
@@ -27,9 +33,9 @@ for line in sys.stdin:
 class NoKill:
     """In the place of SIGKILL: does nothing to the helpers that were chosen."""
 
-    unkillable: set[Identity] = field(default_factory=set)
+    unkillable: set[ProcessIdentity] = field(default_factory=set)
 
-    def __call__(self, who: Identity) -> None:
+    def __call__(self, who: ProcessIdentity) -> None:
         if who not in self.unkillable:
             sigkill(who)
 
@@ -112,9 +118,9 @@ async def test_helpers_that_hang_at_their_start_and_survive_their_simulated_kill
     tmp_path: Path,
 ) -> None:
     """The driver of this node hangs for everybody: each further helper would only be one more that does not end."""
-    started: list[Identity] = []
+    started: list[ProcessIdentity] = []
 
-    def kill(who: Identity) -> None:
+    def kill(who: ProcessIdentity) -> None:
         started.append(who)
 
     command = (sys.executable, "-c", ECHO, "init")

@@ -2,10 +2,10 @@
 
 from services.checkpointer import __main__
 from services.checkpointer.backends.driver import DriverBackend
-from services.checkpointer.backends.port import Ending, Note, Unit
+from services.checkpointer.backends.port import Ending, Note, SeatProcesses
 
 
-async def only_say_so(self: DriverBackend, unit: Unit, note: Note) -> Ending:
+async def only_say_so(self: DriverBackend, unit: SeatProcesses, note: Note) -> Ending:
     return Ending("parked")
 
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from services.checkpointer.backends.port import Member
-from services.checkpointer.backends.refusals import Driver, driver_from
-from services.checkpointer.failures import Seen, Trouble, Verb
+from services.checkpointer.backends.refusals import DriverInfo, driver_from
+from services.checkpointer.failures import ProcessState, StepTrouble, Verb
 from services.checkpointer.helper_pool import HelperDiedError, HelperHungError, HelperPool
-from services.checkpointer.patience import Patience
-from services.checkpointer.processes import Identity, alive
+from services.checkpointer.processes import ProcessIdentity, alive
 
 SUCCESS, OUT_OF_MEMORY, NOT_INITIALIZED, OPERATING_SYSTEM, NOT_READY, NOT_SUPPORTED = 0, 2, 3, 304, 600, 801
 """CUresult numbers (research/checkpoint.md §1.3)."""
@@ -21,10 +20,10 @@ DESCRIBED_SECONDS = 30.0
 """So old may be what the driver said about itself; the health probe asks more often."""
 
 _TROUBLES = {
-    NOT_READY: Trouble.NOT_READY,
-    OUT_OF_MEMORY: Trouble.OUT_OF_MEMORY,
-    OPERATING_SYSTEM: Trouble.OPERATING_SYSTEM,
-    UNREACHABLE: Trouble.HELPER_DIED,
+    NOT_READY: StepTrouble.NOT_READY,
+    OUT_OF_MEMORY: StepTrouble.OUT_OF_MEMORY,
+    OPERATING_SYSTEM: StepTrouble.OPERATING_SYSTEM,
+    UNREACHABLE: StepTrouble.HELPER_DIED,
 }
 
 _HINTS = {
@@ -35,6 +34,46 @@ _HINTS = {
     ("restore", NOT_SUPPORTED): "is the GPU's device node in the container?",
 }
 """What a result code meant where it was met (research/checkpoint.md §3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long each call may take, in model seconds; ``wall`` turns them into wall seconds with a floor."""
+
+    lock_seconds: float = 10.0
+    """How long submitted work may take to finish; given to the driver."""
+    base_seconds: float = 30.0
+    seconds_per_gib: float = 3.0
+    """Slowest published bulk rate is about 1.1 GB/s, fixed cost up to 15 s per process."""
+    settle_seconds: float = 5.0
+    """How long memory may take to show as free, or room to appear."""
+    slack_seconds: float = 5.0
+    """Beyond the driver's own time-out."""
+    floor_wall_seconds: float = 2.0
+    """No deadline is shorter: a busy machine is not a hang."""
+    settle_floor_wall_seconds: float = 2.0
+    """Nor is the wait for memory."""
+    speed: float = 1.0
+
+    def wall(self, model_seconds: float) -> float:
+        """Wall seconds of a deadline."""
+        return max(model_seconds / self.speed, self.floor_wall_seconds)
+
+    def transfer(self, vram_bytes: int) -> float:
+        """Wall seconds within which a checkpoint, a restore, or a state read during one must end."""
+        return self.wall(self.base_seconds + self.seconds_per_gib * vram_bytes / 2**30)
+
+    def settle(self) -> float:
+        """Wall seconds that memory may take to show as free, and a control group to freeze."""
+        return max(self.settle_seconds / self.speed, self.settle_floor_wall_seconds)
+
+    def lock_timeout(self) -> float:
+        """Wall seconds that the driver may wait for submitted work."""
+        return max(self.lock_seconds / self.speed, self.floor_wall_seconds / 2)
+
+    def lock(self) -> float:
+        """Wall seconds after which a lock is called hung; always above the driver's own time-out."""
+        return self.lock_timeout() + self.wall(self.slack_seconds)
 
 
 class Use(NamedTuple):
@@ -56,7 +95,7 @@ class Use(NamedTuple):
 class StepFailedError(Exception):
     """A step did not succeed; ``trouble`` is its kind, ``text`` what to tell a person."""
 
-    def __init__(self, trouble: Trouble, text: str) -> None:
+    def __init__(self, trouble: StepTrouble, text: str) -> None:
         super().__init__(text)
         self.trouble, self.text = trouble, text
 
@@ -66,24 +105,24 @@ class DriverCalls:
     """The driver as the backend sees it. ``key`` says whose helper does the call. All raise StepFailedError."""
 
     pool: HelperPool
-    patience: Patience
-    _driver: Driver | None = None
+    timeouts: Timeouts
+    _driver: DriverInfo | None = None
     _told_at: float = 0.0
 
-    async def state(self, key: str, member: Member, *, quick: bool = False) -> Seen:
+    async def state(self, key: str, member: Member, *, quick: bool = False) -> ProcessState:
         """What the process does; waits while a checkpoint or restore of it is under way, unless ``quick``."""
         if not alive(member.who):
-            return Seen.GONE
-        deadline = self.patience.wall(self.patience.slack_seconds) if quick else self.patience.transfer(member.total)
+            return ProcessState.GONE
+        deadline = self.timeouts.wall(self.timeouts.slack_seconds) if quick else self.timeouts.transfer(member.total)
         reply = await self._call(key, "state", deadline, pid=member.who.pid)
         if reply["code"] == NOT_INITIALIZED or not alive(member.who):
-            return Seen.GONE
+            return ProcessState.GONE
         self._check(reply, "state", member.who)
         try:
-            return Seen(str(reply["state"]))
+            return ProcessState(str(reply["state"]))
         except ValueError:
             text = f"pid {member.who.pid} is in the unknown state {reply['state']}"
-            raise StepFailedError(Trouble.REFUSED, text) from None
+            raise StepFailedError(StepTrouble.REFUSED, text) from None
 
     async def move(
         self, key: str, verb: Verb, member: Member, epoch: int, gpu_map: dict[str, str] | None = None
@@ -93,24 +132,24 @@ class DriverCalls:
         ``gpu_map``: for a restore to other GPUs, old → new for every GPU of the machine.
         """
         if not alive(member.who):
-            raise StepFailedError(Trouble.GONE, f"pid {member.who.pid} is gone")
+            raise StepFailedError(StepTrouble.GONE, f"pid {member.who.pid} is gone")
         arguments: dict[str, Any] = {"pid": member.who.pid, "epoch": epoch}
         if gpu_map is not None:
             arguments["gpu_map"] = gpu_map
         match verb:
             case Verb.LOCK:
-                deadline = self.patience.lock()
-                arguments["timeout_ms"] = round(self.patience.lock_timeout() * 1000)
+                deadline = self.timeouts.lock()
+                arguments["timeout_ms"] = round(self.timeouts.lock_timeout() * 1000)
             case Verb.UNLOCK:
-                deadline = self.patience.wall(self.patience.lock_seconds)
+                deadline = self.timeouts.wall(self.timeouts.lock_seconds)
             case _:
-                deadline = self.patience.transfer(member.total)
+                deadline = self.timeouts.transfer(member.total)
         reply = await self._call(key, str(verb), deadline, **arguments)
         if reply["code"] != SUCCESS and not alive(member.who):
-            raise StepFailedError(Trouble.GONE, f"pid {member.who.pid} ended during {verb}")
+            raise StepFailedError(StepTrouble.GONE, f"pid {member.who.pid} ended during {verb}")
         self._check(reply, str(verb), member.who)
 
-    async def describe(self, key: str, *, anew: bool = False) -> Driver:
+    async def describe(self, key: str, *, anew: bool = False) -> DriverInfo:
         """Version and abilities of the driver: what was said within the last seconds, unless ``anew``.
 
         It takes several calls of NVML for each GPU, and a GPU that a seat runs on does not change its mode.
@@ -121,7 +160,7 @@ class DriverCalls:
             self._driver, self._told_at = driver_from(reply), time.monotonic()
         return self._driver
 
-    async def knows(self, key: str, process: Identity, *, surely: bool = False) -> bool:
+    async def knows(self, key: str, process: ProcessIdentity, *, surely: bool = False) -> bool:
         """Whether this process uses CUDA (the restore thread tells it from a mere coordinator).
 
         ``surely``: it does, by the driver's own list, so that any answer but yes is a failure.
@@ -150,17 +189,17 @@ class DriverCalls:
         return reply
 
     def _short(self) -> float:
-        return self.patience.wall(self.patience.slack_seconds)
+        return self.timeouts.wall(self.timeouts.slack_seconds)
 
     async def _call(self, key: str, verb: str, deadline: float, **arguments: Any) -> dict[str, Any]:
         try:
             return await self.pool.call(key, verb, deadline=deadline, **arguments)
         except HelperHungError as error:
-            raise StepFailedError(Trouble.HUNG, str(error)) from error
+            raise StepFailedError(StepTrouble.HUNG, str(error)) from error
         except HelperDiedError as error:
-            raise StepFailedError(Trouble.HELPER_DIED, str(error)) from error
+            raise StepFailedError(StepTrouble.HELPER_DIED, str(error)) from error
 
-    def _check(self, reply: dict[str, Any], verb: str, process: Identity | None) -> None:
+    def _check(self, reply: dict[str, Any], verb: str, process: ProcessIdentity | None) -> None:
         code = reply["code"]
         if code == SUCCESS:
             return
@@ -168,7 +207,7 @@ class DriverCalls:
         hint = reply.get("text") or _HINTS.get((verb, code))
         detail = f": {hint}" if hint else ""
         text = f"{verb}{of} answered {reply.get('name', 'UNKNOWN')} ({code}){detail}"
-        raise StepFailedError(_TROUBLES.get(code, Trouble.REFUSED), text)
+        raise StepFailedError(_TROUBLES.get(code, StepTrouble.REFUSED), text)
 
 
 def unaccounted(

@@ -1,19 +1,111 @@
-"""What is proven before a seat counts as parked or running, and before anything is restored. Reads only."""
+"""What is read of a seat's GPU processes: which they are, their states, and the proofs that a park or restore needs."""
 
 import asyncio
 import time
 from dataclasses import dataclass
 
+from kybernate.cgroups import HiddenProcessesError
+from kybernate.messages import SeatTarget
 from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Use, unaccounted
-from services.checkpointer.backends.port import Unit
-from services.checkpointer.failures import Seen, Trouble
+from services.checkpointer.backends.host import Host
+from services.checkpointer.backends.port import (
+    DriverUnreadableError,
+    Member,
+    NoMemberError,
+    NoProcessError,
+    SeatProcesses,
+)
+from services.checkpointer.containers import SeatContainer, UnknownContainerError
+from services.checkpointer.failures import ProcessState, StepTrouble
 from services.checkpointer.freezer import Freezer
+from services.checkpointer.processes import ProcessIdentity, alive
 
 FREED_SHARE = 0.9
 """Park evidence: memory in use must have fallen by this share of the footprint (research/checkpoint.md §7)."""
 POLL_SECONDS = 0.01
 UNKNOWN_FOOTPRINT_IDLE_SHARE = 0.05
 """A seat whose footprint nobody knows is only restored on GPUs that are as good as empty."""
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """Finds units and looks at them."""
+
+    calls: DriverCalls
+    host: Host
+
+    async def find(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
+        """The seat's GPU processes. Asks the driver again once. Raises NoProcessError, NoMemberError or
+        DriverUnreadableError."""
+        try:
+            container = self.host.container(target)
+        except (UnknownContainerError, HiddenProcessesError) as error:
+            raise DriverUnreadableError(str(error)) from error
+        if container is None:
+            raise NoProcessError(f"container {target.container_id} has no process")
+        try:
+            return await self._find(target, group, epoch, container)
+        except StepFailedError:
+            pass
+        try:
+            return await self._find(target, group, epoch, container)
+        except StepFailedError as error:
+            raise DriverUnreadableError(error.text) from error
+
+    async def observe(self, seat: SeatProcesses, key: str) -> tuple[list[ProcessState], bool]:
+        """States without asking about stopped processes (that hangs), and whether anything is stopped.
+
+        We freeze only after a checkpoint: what is stopped and holds no memory is CHECKPOINTED.
+        """
+        frozen = any(self.host.freezer.stopped(process) for process in self.host.living(seat))
+        uses = await self.calls.processes(key, seat.reach) if frozen else []
+        listed = {use.pid for use in uses if use.holds}
+        states = []
+        for member in seat.members:
+            state = ProcessState.UNKNOWN if alive(member.who) else ProcessState.GONE
+            if frozen and member.who.pid not in listed and self.host.freezer.stopped(member.who):
+                state = ProcessState.CHECKPOINTED
+            states.append(state)
+        return states, frozen
+
+    async def _find(self, target: SeatTarget, group: str, epoch: int, container: SeatContainer) -> SeatProcesses:
+        uses = await self.calls.processes(group)
+        # The container's pid may have come back as somebody else's, whom the driver knows by another seat.
+        strangers = {use.pid for use in uses if use.seat not in ("", target.seat, f"process/{use.pid}")}
+        found = self.host.containers.processes(target, container.root)
+        listed = [use.pid for use in uses if use.pid not in {process.pid for process in found}]
+        found += self.host.containers.own(container, listed) if listed else []
+        members = [
+            Member(who=process, gpu_bytes={use.gpu: use.size or 0 for use in uses if use.pid == process.pid})
+            for process in found
+            if process.pid not in strangers and await self._uses_gpu(process, group, uses)
+        ]
+        if not members and any(self.host.freezer.stopped(process) for process in found):
+            text = f"container {target.container_id} is frozen and nobody remembers its GPU processes; delete its pod"
+            raise DriverUnreadableError(text)
+        if not members:
+            raise NoMemberError(f"no process of container {target.container_id} uses a GPU")
+        target = _where_seen(target, members, uses)
+        seat = SeatProcesses(target=target, group=group, epoch=epoch, root=container.root, members=tuple(members))
+        return seat if seat.vram_bytes else await self._estimated(seat, uses)
+
+    async def _uses_gpu(self, process: ProcessIdentity, group: str, uses: list[Use]) -> bool:
+        """By the driver's word; of a stopped process only by its threads, since a question about it may hang."""
+        if self.host.freezer.stopped(process):
+            return self.host.inspection.uses_cuda(process)
+        surely = any(use.pid == process.pid and use.holds for use in uses)
+        return await self.calls.knows(group, process, surely=surely)
+
+    async def _estimated(self, seat: SeatProcesses, uses: list[Use]) -> SeatProcesses:
+        """Where NVML does not say how much a process has, or names no processes at all (virtual machines, other pid
+        namespaces): what nobody else accounts for."""
+        ours = {member.who.pid for member in seat.members}
+        if any(use.pid in ours and use.size is not None for use in uses):
+            return seat
+        sizes = unaccounted(uses, await self.calls.memory(seat.group, seat.at), ours)
+        first, *others = seat.members
+        known = first.model_copy(update={"gpu_bytes": {gpu: max(0, size) for gpu, size in sizes.items()}})
+        return seat.model_copy(update={"members": (known, *others)})
 
 
 @dataclass
@@ -25,68 +117,68 @@ class Evidence:
     margin_bytes: int = 0
     """Free memory wanted beyond the footprint before a restore beside other processes."""
 
-    async def baseline(self, unit: Unit) -> dict[str, int]:
+    async def baseline(self, seat: SeatProcesses) -> dict[str, int]:
         """Before a park: what must fall. Never less than the seat's own memory, whoever came or went meanwhile."""
-        now = _not_others(unit, *await self.calls.usage(unit.group, unit.at))
-        return {gpu: max(size, now.get(gpu, 0)) for gpu, size in unit.footprint.items()}
+        now = _not_others(seat, *await self.calls.usage(seat.group, seat.at))
+        return {gpu: max(size, now.get(gpu, 0)) for gpu, size in seat.footprint.items()}
 
-    async def verify(self, unit: Unit) -> None:
+    async def verify(self, seat: SeatProcesses) -> None:
         """Every process runs."""
-        for member in unit.members:
-            state = await self.calls.state(unit.group, member)
-            if state is not Seen.RUNNING:
-                raise StepFailedError(Trouble.REFUSED, f"pid {member.who.pid} is {state} and not RUNNING")
+        for member in seat.members:
+            state = await self.calls.state(seat.group, member)
+            if state is not ProcessState.RUNNING:
+                raise StepFailedError(StepTrouble.REFUSED, f"pid {member.who.pid} is {state} and not RUNNING")
 
-    async def prove(self, unit: Unit) -> None:
+    async def prove(self, seat: SeatProcesses) -> None:
         """All checkpointed, none listed, memory fell. Waits a little: real drivers show it late.
 
         A stopped process is not asked (that hangs); we stop only what is checkpointed, and the list speaks for it.
         """
-        for member in unit.members:
+        for member in seat.members:
             if self.freezer.stopped(member.who):
                 continue
-            state = await self.calls.state(unit.group, member)
-            if state is not Seen.CHECKPOINTED:
-                raise StepFailedError(Trouble.REFUSED, f"pid {member.who.pid} is {state} and not CHECKPOINTED")
-        deadline = time.monotonic() + self.calls.patience.settle()
-        while missing := await self._missing_evidence(unit):
+            state = await self.calls.state(seat.group, member)
+            if state is not ProcessState.CHECKPOINTED:
+                raise StepFailedError(StepTrouble.REFUSED, f"pid {member.who.pid} is {state} and not CHECKPOINTED")
+        deadline = time.monotonic() + self.calls.timeouts.settle()
+        while missing := await self._missing_evidence(seat):
             if time.monotonic() > deadline:
-                raise StepFailedError(Trouble.REFUSED, missing)
+                raise StepFailedError(StepTrouble.REFUSED, missing)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _missing_evidence(self, unit: Unit) -> str:
+    async def _missing_evidence(self, seat: SeatProcesses) -> str:
         """What still speaks against the memory being free; empty when nothing does."""
-        uses, memory = await self.calls.usage(unit.group, unit.reach)
+        uses, memory = await self.calls.usage(seat.group, seat.reach)
         listed = {use.pid for use in uses if use.holds}
-        still = sorted(listed & {member.who.pid for member in unit.members})
+        still = sorted(listed & {member.who.pid for member in seat.members})
         if still:
             return f"the driver still lists {still} as using GPU memory"
-        if not unit.baseline:
+        if not seat.baseline:
             return ""
-        now = _not_others(unit, uses, memory)
-        for gpu, size in unit.footprint.items():
-            fell = unit.baseline.get(gpu, 0) - now.get(gpu, 0)
+        now = _not_others(seat, uses, memory)
+        for gpu, size in seat.footprint.items():
+            fell = seat.baseline.get(gpu, 0) - now.get(gpu, 0)
             if fell < FREED_SHARE * size:
                 return f"memory in use on {gpu} fell by {fell} of {size} bytes"
         return ""
 
-    async def make_sure_of_room(self, unit: Unit, states: list[Seen]) -> None:
+    async def make_sure_of_room(self, seat: SeatProcesses, states: list[ProcessState]) -> None:
         """Free memory on each GPU for all that is still checkpointed: a restore without room destroys the process."""
-        need = room_needed(unit, states)
-        deadline = time.monotonic() + self.calls.patience.settle()
-        while missing := await self._missing_room(unit, need):
+        need = room_needed(seat, states)
+        deadline = time.monotonic() + self.calls.timeouts.settle()
+        while missing := await self._missing_room(seat, need):
             if time.monotonic() > deadline:
-                raise StepFailedError(Trouble.REFUSED, missing)
+                raise StepFailedError(StepTrouble.REFUSED, missing)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _missing_room(self, unit: Unit, need: dict[str, int]) -> str:
+    async def _missing_room(self, seat: SeatProcesses, need: dict[str, int]) -> str:
         """The margin is for what other processes take meanwhile. Without others it would only keep a seat that fills
         its GPU from ever coming back."""
-        ours = {member.who.pid for member in unit.members}
+        ours = {member.who.pid for member in seat.members}
         if self.margin_bytes:
-            uses, memory = await self.calls.usage(unit.group, need)
+            uses, memory = await self.calls.usage(seat.group, need)
         else:
-            uses, memory = [], await self.calls.memory(unit.group, need)
+            uses, memory = [], await self.calls.memory(seat.group, need)
         shared = {use.gpu for use in uses if use.pid not in ours and use.holds}
         for gpu, size in need.items():
             used, total = memory.get(gpu, (0, 0))
@@ -98,21 +190,32 @@ class Evidence:
         return ""
 
 
-def _not_others(unit: Unit, uses: list[Use], memory: dict[str, tuple[int, int]]) -> dict[str, int]:
-    """Bytes in use on each GPU of the unit, without those of processes outside it."""
-    left = unaccounted(uses, memory, {member.who.pid for member in unit.members})
-    return {gpu: left.get(gpu, 0) for gpu in unit.footprint}
+def _not_others(seat: SeatProcesses, uses: list[Use], memory: dict[str, tuple[int, int]]) -> dict[str, int]:
+    """Bytes in use on each GPU of the seat, without those of processes outside it."""
+    left = unaccounted(uses, memory, {member.who.pid for member in seat.members})
+    return {gpu: left.get(gpu, 0) for gpu in seat.footprint}
 
 
-def room_needed(unit: Unit, states: list[Seen]) -> dict[str, int]:
+def room_needed(seat: SeatProcesses, states: list[ProcessState]) -> dict[str, int]:
     """Bytes by GPU that the restore of all that is checkpointed will take, where it will be restored."""
     need: dict[str, int] = {}
-    for member, state in zip(unit.members, states, strict=True):
-        if state is Seen.CHECKPOINTED:
+    for member, state in zip(seat.members, states, strict=True):
+        if state is ProcessState.CHECKPOINTED:
             for gpu, size in member.gpu_bytes.items():
-                new = unit.moves.get(gpu, gpu)
+                new = seat.moves.get(gpu, gpu)
                 need[new] = need.get(new, 0) + size
     if not need:
-        share = unit.target.vram_bytes // max(1, len(unit.target.gpus))
-        need = dict.fromkeys(unit.target.gpus, share)
+        share = seat.target.vram_bytes // max(1, len(seat.target.gpus))
+        need = dict.fromkeys(seat.target.gpus, share)
     return need
+
+
+def _where_seen(target: SeatTarget, members: list[Member], uses: list[Use]) -> SeatTarget:
+    """Who asks may be wrong about where a seat is: the GPUs that its processes hold memory on, if they are all others.
+
+    Otherwise what was parked there would be taken for a copy of the GPUs that were named, and restored without room.
+    """
+    pids = {member.who.pid for member in members}
+    gpus = tuple(dict.fromkeys(use.gpu for use in uses if use.pid in pids and use.holds))
+    wrong = bool(gpus) and not {*gpus} & {*target.gpus}
+    return target.model_copy(update={"gpus": gpus}) if wrong else target

@@ -6,9 +6,9 @@ from typing import Literal, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from kybernate.messages import Outcome, SeatTarget
-from services.checkpointer.backends.gpu_map import moves
-from services.checkpointer.failures import Goal
-from services.checkpointer.processes import Identity
+from services.checkpointer.backends.refusals import moves
+from services.checkpointer.failures import JobGoal
+from services.checkpointer.processes import ProcessIdentity
 
 
 class Member(BaseModel):
@@ -16,7 +16,7 @@ class Member(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    who: Identity
+    who: ProcessIdentity
     gpu_bytes: dict[str, int] = {}
 
     @property
@@ -25,7 +25,7 @@ class Member(BaseModel):
         return sum(self.gpu_bytes.values())
 
 
-class Unit(BaseModel):
+class SeatProcesses(BaseModel):
     """What moves as one: all GPU processes of one seat's container. Journaled, so that a replay finds them again."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -34,7 +34,7 @@ class Unit(BaseModel):
     group: str
     """Whose helper does the calls."""
     epoch: int
-    root: Identity | None
+    root: ProcessIdentity | None
     """The container's first process; None when it is gone."""
     members: tuple[Member, ...]
     baseline: dict[str, int] = {}
@@ -64,7 +64,7 @@ class Unit(BaseModel):
         """Its name in reservations; no seat is in two halves at a time."""
         return self.target.seat
 
-    def moved(self) -> "Unit":
+    def moved(self) -> "SeatProcesses":
         """The same after it was restored to the target's GPUs."""
         where = self.moves
         members = tuple(
@@ -151,38 +151,38 @@ class Backend(Protocol):
         """None when it can work on this node, else why not."""
         ...
 
-    async def discover(self, target: SeatTarget, group: str, epoch: int) -> Unit:
+    async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """The GPU processes of the target. Raises NoProcessError, NoMemberError or DriverUnreadableError."""
         ...
 
-    def container(self, target: SeatTarget, group: str, epoch: int) -> Unit:
+    def container(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """The target's container without its GPU processes: enough to kill it when nobody knows them."""
         ...
 
-    async def prepare(self, unit: Unit) -> Unit:
+    async def prepare(self, seat: SeatProcesses) -> SeatProcesses:
         """Look at what must be known before a park. Changes nothing."""
         ...
 
-    async def park(self, unit: Unit, note: Note) -> Ending:
+    async def park(self, seat: SeatProcesses, note: Note) -> Ending:
         """Take it out of VRAM."""
         ...
 
-    async def activate(self, unit: Unit, note: Note) -> Ending:
+    async def activate(self, seat: SeatProcesses, note: Note) -> Ending:
         """Bring it back to VRAM."""
         ...
 
-    async def replay(self, unit: Unit, intent: Goal, note: Note) -> Ending:
+    async def replay(self, seat: SeatProcesses, intent: JobGoal, note: Note) -> Ending:
         """After a crash: bring an interrupted half to an end."""
         ...
 
-    async def state(self, unit: Unit) -> Ending:
+    async def state(self, seat: SeatProcesses) -> Ending:
         """What its processes do now, by evidence. Changes nothing."""
         ...
 
-    async def thaw(self, unit: Unit) -> None:
+    async def thaw(self, seat: SeatProcesses) -> None:
         """Let its processes run on so that they can end."""
         ...
 
-    async def kill(self, unit: Unit, note: Note) -> Ending:
+    async def kill(self, seat: SeatProcesses, note: Note) -> Ending:
         """End its processes and prove that their VRAM is free."""
         ...

@@ -1,13 +1,13 @@
-"""Which seats are not parked through the driver, and why, in words. Pure.
+"""Which seats the driver does not park, and which it does not move to other GPUs: rules, and the reasons as text. Pure.
 
-What is told here makes the driver fail late or lose the processes, so it is refused before anything is touched. Some of
-it leaves no trace outside the process; what counts as evidence, and what does not, is in ``docs/checkpointer.md``.
+Parking or moving these seats makes the driver fail late or lose the processes, so they are refused before anything is
+touched. Some of the causes leave no trace outside the process; docs/checkpointer.md lists what counts as evidence.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 
 class Allowance(StrEnum):
@@ -17,6 +17,11 @@ class Allowance(StrEnum):
     SEVERAL_PROCESSES = "several-processes"
     NCCL = "nccl"
     MANAGED_MEMORY = "managed-memory"
+
+
+def comma_list(text: str) -> frozenset[str]:
+    """Split a comma-separated list."""
+    return frozenset(part.strip() for part in text.split(",") if part.strip())
 
 
 MANAGED_MEMORY_SWITCHES = ("GGML_CUDA_ENABLE_UNIFIED_MEMORY", "TF_FORCE_UNIFIED_MEMORY")
@@ -30,7 +35,7 @@ OFF = ("", "0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class DriverInfo:
     """What a helper says about the driver it speaks to."""
 
     version: str = ""
@@ -47,7 +52,7 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessFacts:
     """What can be seen of one GPU process from outside."""
 
     pid: int
@@ -61,10 +66,10 @@ class Process:
         return any(name.startswith(NCCL_THREADS) for name in self.threads)
 
 
-def driver_from(reply: Mapping[str, Any]) -> Driver:
+def driver_from(reply: Mapping[str, Any]) -> DriverInfo:
     """From a helper's answer to ``describe``."""
     can = reply.get("capabilities") or {}
-    return Driver(
+    return DriverInfo(
         version=str(reply.get("driver") or ""),
         checkpoint=bool(can.get("checkpoint")),
         gpu_map=bool(can.get("gpu_map")),
@@ -72,10 +77,10 @@ def driver_from(reply: Mapping[str, Any]) -> Driver:
     )
 
 
-def refusal(
+def park_refusal(
     gpus: Sequence[str],
-    driver: Driver,
-    processes: Sequence[Process],
+    driver: DriverInfo,
+    processes: Sequence[ProcessFacts],
     neighbours: Collection[str],
     allowed: Collection[str],
 ) -> str | None:
@@ -98,13 +103,13 @@ def refusal(
     return _together(gpus, driver, processes, allowed)
 
 
-def nccl_matters(gpus: Sequence[str], processes: int, driver: Driver) -> bool:
+def nccl_matters(gpus: Sequence[str], processes: int, driver: DriverInfo) -> bool:
     """Whether an NCCL communicator would speak against a park at all."""
     return len(gpus) > 1 or processes > 1 or driver.major >= NCCL_ABORTS_FROM_DRIVER
 
 
 def _together(
-    gpus: Sequence[str], driver: Driver, processes: Sequence[Process], allowed: Collection[str]
+    gpus: Sequence[str], driver: DriverInfo, processes: Sequence[ProcessFacts], allowed: Collection[str]
 ) -> str | None:
     """What speaks against GPUs or processes that work with each other."""
     several = len(gpus) > 1 or len(processes) > 1
@@ -135,3 +140,50 @@ def _together(
 
 def _on(environment: Mapping[str, str], names: Sequence[str]) -> bool:
     return any(environment.get(name, "").lower() not in OFF for name in names)
+
+
+NEEDS_DRIVER = "restoring to another GPU needs driver 580 or newer"
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRefusal:
+    """Why a seat cannot move, and for whom else that holds."""
+
+    reason: str
+    whose: Literal["seat", "node"] = "seat"
+
+
+def moves(parked_on: Sequence[str], target: Sequence[str]) -> dict[str, str]:
+    """Old → new GPU, in the groups' order; empty where the seat stays on its GPUs."""
+    if set(parked_on) == set(target):
+        return {}
+    return {old: new for old, new in zip(parked_on, target, strict=False) if old != new}
+
+
+def permutation(everyone: Iterable[str], wanted: Mapping[str, str]) -> dict[str, str] | None:
+    """The driver's map over all GPUs: the old and the new one change places. None when nothing moves.
+
+    Raises ValueError naming a GPU that is not among them.
+    """
+    if not wanted:
+        return None
+    found = sorted(gpu for gpu in everyone if not gpu.startswith("MIG-"))
+    if missing := sorted({*wanted, *wanted.values()} - set(found)):
+        raise ValueError(f"{', '.join(missing)} does not answer; those that do are {', '.join(found) or 'none'}")
+    back = {new: old for old, new in wanted.items()}
+    return {gpu: wanted.get(gpu, back.get(gpu, gpu)) for gpu in found}
+
+
+def move_refusal(
+    parked_on: Sequence[str], target: Sequence[str], processes: int, *, driver_can: bool, driver: str
+) -> MoveRefusal | None:
+    """Why a seat cannot move from these GPUs to those; None when it can as far as this tells."""
+    if not driver_can:
+        return MoveRefusal(f"{NEEDS_DRIVER}, this is {driver or 'older'}", "node")
+    if len(parked_on) != 1 or len(target) != 1:
+        text = f"it was parked on {len(parked_on)} GPUs; only seats of one GPU can move, activate it on its own group"
+        return MoveRefusal(text)
+    if processes != 1:
+        text = f"it has {processes} GPU processes; only seats of one process can move, activate it on its own group"
+        return MoveRefusal(text)
+    return None

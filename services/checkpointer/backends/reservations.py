@@ -1,12 +1,133 @@
-"""Who may restore on which GPU: one owner at a time, from the look at the room until the seat runs.
+"""Memory reserved for parks and restores that run at the same time: host memory for copies, whole GPUs for restores.
 
-Evidence of room is worth nothing if somebody else's restore takes that room a moment later, and a restore without room
-destroys the process. A GPU is reserved as a whole, all GPUs of a seat in one step or none.
+The driver copies VRAM into ordinary memory of the process, charged to its pod's control group. Without room there the
+kernel kills the pod during the checkpoint. A restore without free VRAM destroys the process. So what one job has
+checked and not yet taken is reserved here, and no other job counts on it.
 """
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from kybernate.cgroups import PROC, Cgroup, Cgroups, HiddenLimitsError
+
+FACTOR = 1.1
+"""Memory wanted per byte of VRAM: the copy, page tables and buffers (research/checkpoint.md §5.5: 1.05 was seen)."""
+HOST = "the host"
+POLL_SECONDS = 0.05
+
+
+class NoHeadroomError(Exception):
+    """The copy would not fit; the text says where and what to do."""
+
+
+class UnreadableMemoryError(Exception):
+    """Nobody says how much memory is free."""
+
+
+class HostMemory(Protocol):
+    """How much memory new copies may take."""
+
+    async def free_bytes(self) -> int:
+        """Free bytes. Raises OSError."""
+        ...
+
+
+@dataclass(frozen=True)
+class KernelMemory:
+    """MemAvailable: free memory and what the kernel can drop."""
+
+    proc: Path = PROC
+
+    async def free_bytes(self) -> int:
+        """From /proc/meminfo. Raises OSError."""
+        try:
+            lines = (self.proc / "meminfo").read_text().splitlines()
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        except (OSError, StopIteration, ValueError) as error:
+            raise OSError(f"{self.proc}/meminfo has no MemAvailable: {error}") from error
+
+
+@dataclass
+class Headroom:
+    """Memory for copies, and what is reserved of it. Sizes are VRAM bytes; FACTOR is applied here."""
+
+    host: HostMemory
+    cgroups: Cgroups | None
+    """Whose limits count; None where copies exist by name only."""
+    _taken: dict[str, dict[str, int]] = field(default_factory=dict)
+    """What each owner will still take, by place."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def reserve(self, owner: str, cgroup: Cgroup | None, vram_bytes: int, seconds: float) -> None:
+        """Room for a copy of this size. Where only other parks stand in the way, waits for them, ``seconds`` (wall)
+        at most. Raises NoHeadroomError or UnreadableMemoryError."""
+        self.release(owner)
+        need = round(vram_bytes * FACTOR)
+        deadline = time.monotonic() + seconds
+        while True:
+            places = await self._places(cgroup)
+            short = next(((where, free) for where, free in places.items() if free < need), None)
+            if short is not None:
+                raise NoHeadroomError(_no_room(*short, need, vram_bytes))
+            crowded = next((w for w, free in places.items() if free - self._reserved(w) < need), None)
+            if crowded is None:
+                self._taken[owner] = dict.fromkeys(places, need)
+                return
+            if time.monotonic() > deadline:
+                raise NoHeadroomError(f"{_no_room(crowded, places[crowded], need, vram_bytes)}; other parks wait too")
+            await self._wait(deadline)
+
+    def copied(self, owner: str, vram_bytes: int) -> None:
+        """So much of it has been copied, and shows as used from now on."""
+        taken = self._taken.get(owner, {})
+        for where in taken:
+            taken[where] = max(0, taken[where] - round(vram_bytes * FACTOR))
+        self._changed.set()
+
+    def release(self, owner: str) -> None:
+        """It takes no more."""
+        self._taken.pop(owner, None)
+        self._changed.set()
+
+    def _reserved(self, where: str) -> int:
+        return sum(taken.get(where, 0) for taken in self._taken.values())
+
+    async def _places(self, cgroup: Cgroup | None) -> dict[str, int]:
+        """Free bytes by place."""
+        try:
+            places = {HOST: await self.host.free_bytes()}
+        except OSError as error:
+            raise UnreadableMemoryError(str(error)) from error
+        if cgroup is not None and self.cgroups is not None:
+            try:
+                rooms = list(self.cgroups.memory_rooms(cgroup))
+            except HiddenLimitsError as error:
+                raise UnreadableMemoryError(str(error)) from error
+            places.update({f"memory limit of {room.where}": room.free for room in rooms})
+        return places
+
+    async def _wait(self, deadline: float) -> None:
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, min(POLL_SECONDS, deadline - time.monotonic()))):
+                await self._changed.wait()
+
+
+def _no_room(where: str, free: int, need: int, vram_bytes: int) -> str:
+    remedy = "add memory or park fewer seats here" if where == HOST else "raise the pod's memory limit"
+    return (
+        f"the copy needs {_gib(need)} of host memory ({FACTOR} × {_gib(vram_bytes)} of VRAM) and {where} has "
+        f"{_gib(free)} free; {remedy}, or let the engine take less VRAM"
+    )
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
 
 
 class ReservedError(Exception):
@@ -14,7 +135,7 @@ class ReservedError(Exception):
 
 
 @dataclass
-class Reservations:
+class GpuReservations:
     """GPUs and their owners. Owners are named by whoever restores (seat and job)."""
 
     _owners: dict[str, str] = field(default_factory=dict)

@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 
-from services.checkpointer.helper.serving import Driver, serve
+from services.checkpointer.helper.serving import HelperDriver, serve
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("--socket", help="socket of the fake driver")
     parser.add_argument("--binding", choices=["auto", "bindings", "ctypes"], default="auto", help="how to call libcuda")
     arguments = parser.parse_args()
-    driver: Driver
+    driver: HelperDriver
     if arguments.driver == "cuda":
         from services.checkpointer.helper.cuda_driver import CudaDriver
 

@@ -21,7 +21,7 @@ Reply = dict[str, Any]
 UNREACHABLE = -1
 
 
-class Driver(Protocol):
+class HelperDriver(Protocol):
     """What a driver offers to the helper; every call blocks and answers with at least ``code``."""
 
     def call(self, verb: str, arguments: dict[str, Any]) -> Reply:
@@ -34,7 +34,7 @@ def unreachable(text: str) -> Reply:
     return {"code": UNREACHABLE, "name": "UNREACHABLE", "text": text}
 
 
-def answer(driver: Driver, request: dict[str, Any]) -> Reply:
+def answer(driver: HelperDriver, request: dict[str, Any]) -> Reply:
     """The reply to one request line; a driver that cannot be reached is an answer too."""
     number, verb = request.pop("id"), request.pop("verb")
     try:
@@ -44,7 +44,7 @@ def answer(driver: Driver, request: dict[str, Any]) -> Reply:
     return {**reply, "id": number}
 
 
-def serve(driver: Driver, read_line: Callable[[], str], answers: TextIO) -> None:
+def serve(driver: HelperDriver, read_line: Callable[[], str], answers: TextIO) -> None:
     """Answer until stdin closes. Reading has a thread of its own so that a closed stdin ends a hanging call."""
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
 

@@ -18,12 +18,11 @@ from services.checkpointer.backends.port import (
     NoMemberError,
     NoProcessError,
     Note,
-    Unit,
+    SeatProcesses,
 )
-from services.checkpointer.failures import Goal
-from services.checkpointer.history import DEMOTE_AFTER
+from services.checkpointer.failures import JobGoal
 from services.checkpointer.journal import Journal
-from services.checkpointer.records import HalfName, JobFile, Record
+from services.checkpointer.records import DEMOTE_AFTER, HalfName, JobFile, Record
 
 ROOM_MADE = ("parked", "gone")
 """Ends of the park half after which the second half may begin."""
@@ -123,21 +122,23 @@ class JobRun:
         begun = self._begun(half, target)
         found = begun or await self._find(backend, target, key, half)
         if isinstance(found, Ending):
-            unit, ending = None, found
+            processes, ending = None, found
         else:
-            unit = found
+            processes = found
             if begun is None:
-                unit = await backend.prepare(unit) if half == "park" else unit
-                record = Record(kind="half", half=half, seat=target.seat, unit=unit)
+                processes = await backend.prepare(processes) if half == "park" else processes
+                record = Record(kind="half", half=half, seat=target.seat, unit=processes)
                 await self._journal.add(self.file, record, put_off=True)  # on disk before the first step is done
             self._say_first(_started(target))
             if half == "kill":
-                ending = await backend.kill(unit, note)
+                ending = await backend.kill(processes, note)
             else:
-                ending = await (backend.replay(unit, Goal.PARKED, note) if begun else backend.park(unit, note))
+                ending = await (
+                    backend.replay(processes, JobGoal.PARKED, note) if begun else backend.park(processes, note)
+                )
         progress = self._judged(target, ending)
         await self._close(
-            half, progress, unit, ending
+            half, progress, processes, ending
         )  # first: whoever hears of it may move the seat elsewhere at once
         self._say_first(progress)
 
@@ -154,27 +155,27 @@ class JobRun:
             backend, note = self._backends[target.backend], self._note("activate", target.seat)
             begun = self._begun("activate", target)
             found = begun or await self._find(backend, target, self.file.group, "activate")
-            if begun is None and isinstance(found, Unit):
+            if begun is None and isinstance(found, SeatProcesses):
                 record = Record(kind="half", half="activate", seat=target.seat, unit=found)
                 await self._journal.add(self.file, record, put_off=True)
-        unit = found if isinstance(found, Unit) else None
+        processes = found if isinstance(found, SeatProcesses) else None
         if isinstance(found, Ending):
             ending = found
         else:
             self._say_second(_started(target))
-            ending = await (backend.replay(found, Goal.ACTIVE, note) if begun else backend.activate(found, note))
+            ending = await (backend.replay(found, JobGoal.ACTIVE, note) if begun else backend.activate(found, note))
         progress = self._judged(target, ending)
         self._say_second(progress)
-        await self._close("activate", progress, unit, ending)
+        await self._close("activate", progress, processes, ending)
 
-    def _begun(self, half: HalfName, target: SeatTarget) -> Unit | None:
+    def _begun(self, half: HalfName, target: SeatTarget) -> SeatProcesses | None:
         """What an interrupted half was about to touch, as it must be now; None when it is not begun."""
-        unit = self.file.begun(half, target.seat)
-        if unit is None:
+        processes = self.file.begun(half, target.seat)
+        if processes is None:
             return None
-        if half == "activate" and unit.moves and self.file.stepped(half, target.seat, "checkpoint"):
-            unit = unit.moved()  # it had been restored elsewhere, and then been checkpointed there
-        return unit.model_copy(update={"hangs": self._hangs(target)})
+        if half == "activate" and processes.moves and self.file.stepped(half, target.seat, "checkpoint"):
+            processes = processes.moved()  # it had been restored elsewhere, and then been checkpointed there
+        return processes.model_copy(update={"hangs": self._hangs(target)})
 
     def _hangs(self, target: SeatTarget) -> int:
         return self._journal.history.hangs(target.seat, target.container_id, time.time())
@@ -187,11 +188,11 @@ class JobRun:
             ending.reason = f"{ending.reason}; {advice}" if ending.reason else advice
         return _progress(target, ending)
 
-    async def _find(self, backend: Backend, target: SeatTarget, key: str, half: HalfName) -> Unit | Ending:
+    async def _find(self, backend: Backend, target: SeatTarget, key: str, half: HalfName) -> SeatProcesses | Ending:
         """The seat's processes: remembered ones while it is parked, else those that run."""
         try:
-            unit = await find_unit(self._journal, backend, target, key, self.file.epoch)
-            return unit.model_copy(update={"hangs": self._hangs(target)})
+            processes = await find_processes(self._journal, backend, target, key, self.file.epoch)
+            return processes.model_copy(update={"hangs": self._hangs(target)})
         except NoProcessError as error:
             return Ending("gone", str(error))
         except NoMemberError as error:
@@ -210,13 +211,15 @@ class JobRun:
 
         return note
 
-    async def _close(self, half: HalfName, progress: SeatProgress, unit: Unit | None, ending: Ending) -> None:
+    async def _close(
+        self, half: HalfName, progress: SeatProgress, processes: SeatProcesses | None, ending: Ending
+    ) -> None:
         """Keep or forget the seat's processes, and journal how the half ended."""
-        if progress.outcome == "parked" and unit is not None:
-            await self._journal.remember(unit)
+        if progress.outcome == "parked" and processes is not None:
+            await self._journal.remember(processes)
         elif progress.outcome not in ("parked", "quarantined"):
             await self._journal.forget(progress.seat)
-        failed = None if unit is None else ending.failed
+        failed = None if processes is None else ending.failed
         record = Record(kind="end", half=half, seat=progress.seat, progress=progress, failed=failed)
         await self._journal.add(self.file, record, put_off=True)
         log.info(
@@ -238,7 +241,7 @@ class JobRun:
         self._tell(self.status)
 
 
-async def find_unit(journal: Journal, backend: Backend, target: SeatTarget, key: str, epoch: int) -> Unit:
+async def find_processes(journal: Journal, backend: Backend, target: SeatTarget, key: str, epoch: int) -> SeatProcesses:
     """The processes of a seat: remembered if it was parked here and is the same container, else found anew.
 
     Raises NoProcessError, NoMemberError or DriverUnreadableError.

@@ -1,0 +1,156 @@
+"""The machine besides its driver: containers, freezers, reservations, and what /proc shows of GPU processes."""
+
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kybernate.cgroups import PROC, Cgroup, HiddenProcessesError
+from kybernate.extras import dev_part
+from kybernate.messages import SeatTarget
+from services.checkpointer.backends.driver_calls import StepFailedError
+from services.checkpointer.backends.port import SeatProcesses
+from services.checkpointer.backends.refusals import Allowance, ProcessFacts, comma_list
+from services.checkpointer.backends.reservations import GpuReservations, Headroom, KernelMemory
+from services.checkpointer.containers import Containers, SeatContainer, UnknownContainerError
+from services.checkpointer.failures import StepTrouble
+from services.checkpointer.freezer import Freezer
+from services.checkpointer.processes import ProcessIdentity, alive, thread_names
+
+ALLOW_VARIABLE = "KYB_PARK_ALLOW"
+"""In an engine's environment: allowances of its pod, by commas."""
+
+
+class NoDeviceError(Exception):
+    """A GPU cannot be reached from a container."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Looks at processes; ``proc`` is another folder in tests only."""
+
+    proc: Path = PROC
+
+    def process(self, who: ProcessIdentity, *, nccl: bool = True) -> ProcessFacts:
+        """Environment of one process, and with ``nccl`` its libraries and threads, which are long lists."""
+        return ProcessFacts(
+            pid=who.pid,
+            nccl_library=nccl and "/libnccl" in self._text(who, "maps"),
+            threads=thread_names(who.pid, self.proc) if nccl else frozenset(),
+            environment=self.environment(who),
+        )
+
+    def environment(self, who: ProcessIdentity) -> dict[str, str]:
+        """As it was when the process started."""
+        pairs = [entry.partition("=") for entry in self._text(who, "environ").split("\0") if "=" in entry]
+        return {name: value for name, _, value in pairs}
+
+    def allowances(self, who: ProcessIdentity) -> frozenset[str]:
+        """What its pod allows (KYB_PARK_ALLOW)."""
+        return comma_list(self.environment(who).get(ALLOW_VARIABLE, ""))
+
+    def name(self, pid: int) -> str:
+        """What a process is called; empty when it is gone."""
+        try:
+            return (self.proc / str(pid) / "comm").read_text().strip()
+        except OSError:
+            return ""
+
+    def uses_cuda(self, who: ProcessIdentity) -> bool:
+        """Whether it has the thread that the driver makes in CUDA processes. Needs no answer of the process."""
+        return any(_is_cuda_thread(name) for name in thread_names(who.pid, self.proc))
+
+    def check_device(self, who: ProcessIdentity, gpu: str) -> None:
+        """Whether a GPU's device node is in the process' /dev. Raises NoDeviceError saying what is missing."""
+        minor = self._minor(gpu)
+        if minor is None:
+            raise NoDeviceError(f"{self.proc}/driver/nvidia/gpus does not know {gpu}; is the driver loaded?")
+        node = self.proc / str(who.pid) / "root" / "dev" / f"nvidia{minor}"
+        try:
+            there = stat.S_ISCHR(os.stat(node).st_mode)
+        except FileNotFoundError:
+            there = False
+        except OSError as error:
+            raise NoDeviceError(
+                f"{node} cannot be looked at: {error.strerror}; the checkpointer needs SYS_PTRACE"
+            ) from error
+        if not there:
+            remedy = "write rebalance: true in its profile, and make the pod anew to give it the device node"
+            raise NoDeviceError(f"/dev/nvidia{minor} of {gpu} is not in the container; {remedy}")
+
+    def _minor(self, gpu: str) -> int | None:
+        """N of /dev/nvidiaN, as the kernel driver tells."""
+        for file in (self.proc / "driver" / "nvidia" / "gpus").glob("*/information"):
+            lines = dict(line.partition(":")[::2] for line in file.read_text().splitlines())
+            if lines.get("GPU UUID", "").strip().lower() == gpu.lower():
+                minor = lines.get("Device Minor", "").strip()
+                return int(minor) if minor.isdigit() else None
+        return None
+
+    def _text(self, who: ProcessIdentity, name: str) -> str:
+        try:
+            return (self.proc / str(who.pid) / name).read_text(errors="replace")
+        except OSError:
+            return ""
+
+
+@dataclass
+class Host:
+    """One machine. Everything that halves of different seats share is here."""
+
+    containers: Containers
+    freezer: Freezer
+    headroom: Headroom
+    reservations: GpuReservations = field(default_factory=GpuReservations)
+    inspection: Inspection = field(default_factory=Inspection)
+    allowed: frozenset[str] = frozenset()
+    """Allowances of the node (refusals.Allowance)."""
+    device_nodes: bool = True
+    """Whether GPUs have device nodes; the fake machine's have none."""
+
+    def container(self, target: SeatTarget) -> SeatContainer | None:
+        """The seat's container; None without a process. Raises UnknownContainerError or HiddenProcessesError."""
+        return self.containers.find(target)
+
+    def cgroup(self, seat: SeatProcesses) -> Cgroup | None:
+        """The control group of the seat's container alone; None when it has none or is gone. Raises StepFailedError."""
+        if seat.target.container_id.startswith("process://"):
+            return None
+        try:
+            container = self.container(seat.target)
+        except (UnknownContainerError, HiddenProcessesError) as error:
+            raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+        return None if container is None else container.cgroup
+
+    def living(self, seat: SeatProcesses, *, strays: bool = False) -> list[ProcessIdentity]:
+        """Every process of the seat that exists: those of its container, and members that left it.
+
+        ``strays``: with a look through all of /proc; see ``Containers.processes``. Raises StepFailedError.
+        """
+        try:
+            found = self.containers.processes(seat.target, seat.root, strays=strays)
+        except (UnknownContainerError, HiddenProcessesError) as error:
+            raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+        return found + [m.who for m in seat.members if m.who not in found and alive(m.who)]
+
+
+def open_host(fake_driver: Path | None, freeze_seconds: float, allowed: frozenset[str] = frozenset()) -> Host:
+    """This machine; with ``fake_driver``, the socket of the daemon, its GPUs are made up.
+
+    Copies in host memory exist by name only then, so no control group limits them; there are no device nodes; and
+    seats of several GPUs and processes are parked, since a made-up GPU punishes nobody who has not asked for it.
+    Raises ExtraMissingError.
+    """
+    containers = Containers()
+    freezer = Freezer(containers.cgroups, freeze_seconds)
+    if fake_driver is None:
+        return Host(containers, freezer, Headroom(KernelMemory(), containers.cgroups), allowed=allowed)
+    together = {Allowance.SEVERAL_GPUS, Allowance.SEVERAL_PROCESSES}
+    headroom = Headroom(dev_part("host_memory", "KYB_FAKE_DRIVER")(fake_driver), None)
+    return Host(containers, freezer, headroom, allowed=allowed | together, device_nodes=False)
+
+
+def _is_cuda_thread(name: str) -> bool:
+    """``cuda`` and eleven hexadecimal digits (research/checkpoint.md §2.1)."""
+    digits = name.removeprefix("cuda")
+    return name.startswith("cuda") and len(digits) == 11 and all(char in "0123456789abcdef" for char in digits)

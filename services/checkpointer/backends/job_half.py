@@ -1,0 +1,248 @@
+"""One half for one seat: the procedure's steps as calls of a helper, signals, reads of /proc, reservations."""
+
+import asyncio
+import signal
+import time
+from dataclasses import dataclass, field
+
+from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, unaccounted
+from services.checkpointer.backends.evidence import Discovery, Evidence, room_needed
+from services.checkpointer.backends.host import Host, NoDeviceError
+from services.checkpointer.backends.port import Ending, Note, SeatProcesses
+from services.checkpointer.backends.refusals import MoveRefusal, move_refusal, nccl_matters, park_refusal, permutation
+from services.checkpointer.backends.reservations import NoHeadroomError, ReservedError, UnreadableMemoryError
+from services.checkpointer.failures import READS, JobGoal, ProcessState, StepTrouble, Verb
+from services.checkpointer.freezer import FreezeError
+from services.checkpointer.procedure import Procedure, Step
+from services.checkpointer.processes import ProcessIdentity, alive, send
+
+POLL_SECONDS = 0.01
+HUNG = "hung"
+"""Journaled when a call hung, with the verb as its detail."""
+
+_LABELS = {Verb.EVIDENCE: "verify", Verb.VERIFY: "verify"}
+_REFUSALS = frozenset({Verb.CHECKS, Verb.HEADROOM, Verb.MAP, Verb.ROOM})
+"""What goes wrong here is the seat's or the machine's matter and speaks against no backend."""
+_UNACCOUNTED_SHARE, _UNACCOUNTED_BYTES = 0.1, 64 * 2**20
+"""After a kill so much may be in use that no process accounts for: a share of the footprint, and some bytes."""
+
+
+@dataclass
+class JobHalf:
+    """One run of the procedure. ``run`` once."""
+
+    seat: SeatProcesses
+    note: Note
+    calls: DriverCalls
+    host: Host
+    evidence: Evidence
+    _gpu_map: dict[str, str] | None = None
+    _failed: set[Verb] = field(default_factory=set)
+    _unmovable: MoveRefusal | None = None
+
+    async def run(self, goal: JobGoal, *, replaying: bool = False) -> Ending:
+        """To its end; raises nothing but what the journal raises."""
+        seat, ending = self.seat, Ending("started", vram_bytes=self.seat.vram_bytes)
+        try:
+            states, frozen = await Discovery(self.calls, self.host).observe(seat, seat.group)
+        except StepFailedError:
+            stopped = [self.host.freezer.stopped(member.who) for member in seat.members]
+            # What was parked and is still stopped is checkpointed: thawing it only to ask would leave it unprotected.
+            remembered = bool(seat.parked_on) and not replaying
+            states = [ProcessState.CHECKPOINTED if one and remembered else ProcessState.UNKNOWN for one in stopped]
+            frozen = any(stopped)
+        procedure = Procedure(
+            goal, states, frozen=frozen, replaying=replaying, hangs=seat.hangs, moving=bool(seat.moves)
+        )
+        try:
+            while isinstance(step := procedure.next(), Step):
+                await self._step(procedure, step, ending)
+        finally:
+            self.host.headroom.release(seat.owner)
+            self.host.reservations.release(seat.owner)
+        ending.outcome, ending.reason = step.outcome, step.reason
+        ending.host_bytes = seat.vram_bytes if step.outcome == "parked" else 0
+        ending.gpus = self._where(ending)
+        ending.move_refused = self._unmovable.whose if self._unmovable is not None else ""
+        ending.failed = ending.outcome != goal and bool(self._failed - _REFUSALS)
+        return ending
+
+    async def _step(self, procedure: Procedure, step: Step, ending: Ending) -> None:
+        pid = None if step.member is None else self.seat.members[step.member].who.pid
+        if step.verb not in READS:
+            how = self.host.freezer.means(self.host.cgroup(self.seat)) if step.verb is Verb.FREEZE else ""
+            await self.note(step.verb, pid, how)
+        began = time.monotonic()
+        try:
+            seen, killed = await self._do(step, procedure.states, dying=procedure.goal is JobGoal.DEAD)
+        except StepFailedError as error:
+            self._failed.add(step.verb)
+            if error.trouble is StepTrouble.HUNG:
+                await self.note(HUNG, pid, str(step.verb))
+            elif step.verb is Verb.RESTORE and self.seat.moves and error.trouble is StepTrouble.REFUSED:
+                self._unmovable = MoveRefusal(error.text)
+            procedure.failed(step, error.trouble, error.text)
+        else:
+            procedure.done(step, seen, killed)
+        if procedure.goal is not JobGoal.PARKED:
+            self.host.headroom.release(self.seat.owner)  # no copy is made any more; others may wait for that memory
+        ending.last_call_at = time.time()
+        label = _LABELS.get(step.verb, str(step.verb))
+        ending.seconds[label] = ending.seconds.get(label, 0.0) + time.monotonic() - began
+
+    async def _do(self, step: Step, states: list[ProcessState], *, dying: bool) -> tuple[ProcessState | None, int]:
+        """One step. Returns what STATE read and how many KILL found alive. Raises StepFailedError."""
+        if step.member is not None and step.verb is Verb.STATE:
+            return await self.calls.state(self.seat.group, self.seat.members[step.member], quick=dying), 0
+        if step.member is not None:
+            if dying and step.verb is Verb.CHECKPOINT:  # without memory for the copy the kernel kills, maybe others
+                await self._reserve_memory(states, only=step.member)
+            await self._move(step.verb, step.member, states)
+            return None, 0
+        seat, host = self.seat, self.host
+        try:
+            match step.verb:
+                case Verb.CHECKS:
+                    await self._check()
+                case Verb.HEADROOM:
+                    await self._reserve_memory(states)
+                case Verb.EVIDENCE:
+                    await self.evidence.prove(seat)
+                case Verb.MAP:
+                    await self._make_map()
+                case Verb.ROOM:
+                    await self._reserve_gpus(states)
+                case Verb.VERIFY:
+                    await self.evidence.verify(seat)
+                case Verb.FREEZE:
+                    await host.freezer.freeze(host.cgroup(seat), lambda: host.living(seat))
+                case Verb.THAW:
+                    await host.freezer.thaw(host.cgroup(seat), lambda: host.living(seat))
+                case Verb.KILL:
+                    return None, await self._kill()
+        except FreezeError as error:
+            raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+        return None, 0
+
+    async def _move(self, verb: Verb, index: int, states: list[ProcessState]) -> None:
+        seat, member = self.seat, self.seat.members[index]
+        if verb is Verb.RESTORE and not self.host.reservations.holds(seat.owner, room_needed(seat, states)):
+            raise StepFailedError(StepTrouble.REFUSED, "its GPUs are not reserved")
+        await self.calls.move(seat.group, verb, member, seat.epoch, self._gpu_map if verb is Verb.RESTORE else None)
+        if verb is Verb.CHECKPOINT:
+            self.host.headroom.copied(seat.owner, member.total)
+
+    async def _check(self) -> None:
+        """What speaks against a park, before anything is touched."""
+        seat, inspection = self.seat, self.host.inspection
+        driver = await self.calls.describe(seat.group)
+        uses = await self.calls.processes(seat.group, seat.at)
+        allowed = self.host.allowed.union(*(inspection.allowances(member.who) for member in seat.members))
+        nccl = nccl_matters(seat.at, len(seat.members), driver)
+        processes = [inspection.process(member.who, nccl=nccl) for member in seat.members]
+        neighbours = {inspection.name(pid) for pid in {use.pid for use in uses}}
+        gpus = tuple(dict.fromkeys((*seat.at, *(gpu for gpu, size in seat.footprint.items() if size))))
+        why = park_refusal(gpus, driver, processes, neighbours, allowed)
+        if why is not None:
+            raise StepFailedError(StepTrouble.REFUSED, why)
+
+    async def _reserve_memory(self, states: list[ProcessState], *, only: int | None = None) -> None:
+        """Host memory for all that is not copied yet, or for one process that is about to be killed."""
+        seat = self.seat
+        todo = [
+            member.total
+            for index, member in enumerate(seat.members)
+            if states[index] is not ProcessState.CHECKPOINTED and only in (None, index)
+        ]
+        size = sum(todo) or (seat.target.vram_bytes if len(todo) == len(seat.members) else 0)
+        seconds = self.calls.timeouts.transfer(size) if only is None else 0.0  # a kill waits for nobody
+        try:
+            await self.host.headroom.reserve(seat.owner, self.host.cgroup(seat), size, seconds)
+        except (NoHeadroomError, UnreadableMemoryError) as error:
+            raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+
+    async def _reserve_gpus(self, states: list[ProcessState]) -> None:
+        """The GPUs for this seat alone, and only then a look at what is free there."""
+        seat = self.seat
+        try:
+            seconds = self.calls.timeouts.transfer(seat.vram_bytes)
+            await self.host.reservations.take(seat.owner, room_needed(seat, states), seconds)
+        except ReservedError as error:
+            raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+        await self.evidence.make_sure_of_room(seat, states)
+
+    async def _make_map(self) -> None:
+        """The driver's map for a restore to other GPUs; everything that speaks against it is found before the thaw."""
+        seat = self.seat
+        driver = await self.calls.describe(seat.group)
+        count = len(seat.members)
+        why = move_refusal(seat.at, seat.target.gpus, count, driver_can=driver.gpu_map, driver=driver.version)
+        try:
+            if why is None and self.host.device_nodes:
+                for gpu in seat.moves.values():
+                    self.host.inspection.check_device(seat.members[0].who, gpu)
+            self._gpu_map = None if why else permutation(await self.calls.memory(seat.group), seat.moves)
+        except NoDeviceError as error:
+            why = MoveRefusal(str(error))
+        except ValueError as error:  # it may come back, and is no fault of the seat
+            raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+        if why is not None:
+            self._unmovable = why
+            raise StepFailedError(StepTrouble.REFUSED, why.reason)
+
+    def _where(self, ending: Ending) -> tuple[str, ...]:
+        """Where its memory is at the end of this half, as far as that is certain."""
+        if ending.outcome == "active":
+            return self.seat.moved().memory_on if self.seat.moves else self.seat.memory_on
+        return self.seat.memory_on if ending.outcome == "parked" else ()
+
+    async def _kill(self) -> int:
+        """SIGKILL to all, children first, until none exists, the driver lists none and their memory is free."""
+        deadline = time.monotonic() + self.calls.timeouts.wall(self.calls.timeouts.base_seconds)
+        before = await self._unaccounted_or_unknown()
+        killed: set[ProcessIdentity] = set()
+        while living := {*self.host.living(self.seat, strays=True), *(one for one in killed if alive(one))}:
+            try:
+                for process in sorted(living, key=lambda who: -who.start):
+                    killed |= {process} if send(process, signal.SIGKILL) else set()
+            except PermissionError as error:
+                raise StepFailedError(StepTrouble.REFUSED, f"SIGKILL refused: {error.strerror}") from error
+            if any(self.host.freezer.stopped(process) for process in living):
+                # A frozen control group of version 1 holds even SIGKILL back; nothing runs on after it.
+                self.host.freezer.release(self.host.cgroup(self.seat), list)
+            if time.monotonic() > deadline:
+                who = sorted(process.pid for process in living)
+                raise StepFailedError(
+                    StepTrouble.REFUSED, f"pids {who} do not end; see the kernel log, restart the machine"
+                )
+            await asyncio.sleep(POLL_SECONDS)
+        ours = {process.pid for process in killed} | {member.who.pid for member in self.seat.members}
+        while held := await self._still_held(ours, before):
+            if time.monotonic() > deadline:
+                raise StepFailedError(StepTrouble.REFUSED, held)
+            await asyncio.sleep(POLL_SECONDS)
+        return len(killed)
+
+    async def _unaccounted(self) -> dict[str, int]:
+        """Bytes in use on the seat's GPUs that no listed process accounts for."""
+        seat = self.seat
+        return unaccounted(*await self.calls.usage(seat.group, seat.reach))
+
+    async def _unaccounted_or_unknown(self) -> dict[str, int]:
+        """A driver that cannot be asked keeps nobody from being killed."""
+        try:
+            return await self._unaccounted()
+        except StepFailedError:
+            return {}
+
+    async def _still_held(self, ours: set[int], before: dict[str, int]) -> str:
+        """What the killed still hold; empty when nothing."""
+        if still := ours & {use.pid for use in await self.calls.processes(self.seat.group) if use.holds}:
+            return f"pids {sorted(still)} ended but still hold GPU memory; see the kernel log, restart the machine"
+        allowed = _UNACCOUNTED_BYTES + int(_UNACCOUNTED_SHARE * self.seat.vram_bytes)
+        for gpu, size in (await self._unaccounted()).items():
+            if size - before.get(gpu, 0) > allowed:
+                return (
+                    f"{gpu} has {size} bytes in use that no process accounts for; see nvidia-smi, restart the machine"
+                )
+        return ""
