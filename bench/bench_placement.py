@@ -23,8 +23,7 @@ from kybernate.config import NodeConfig
 from kybernate.dev.fakes.gpu.presets import PRESETS, Preset
 from kybernate.dev.fakes.gpu.spec import build
 from kybernate.topology import Group, plan
-from services.plugin.placement import Place, Strategy, best
-from services.plugin.surroundings import Surroundings
+from services.plugin.placement import GroupLoad, GroupRelations, Strategy, best
 
 NODES = 64
 SEEDS = 10
@@ -111,7 +110,7 @@ class Model:
         ]
         text = json.dumps({"profiles": profiles, "gpuTopology": {"overlap": "timeshare"}})
         groups = plan(NodeConfig.model_validate_json(text), hardware.gpus, hardware.links).groups
-        around = Surroundings.of(groups, hardware.links)
+        around = GroupRelations.of(groups, hardware.links)
         index = {group.name: number for number, group in enumerate(groups)}
         return cls(
             groups,
@@ -136,7 +135,7 @@ class Pool:
     """By node and group: seats in use."""
     seats: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By replica: node and group."""
-    known: dict[tuple[int, int], list[Place]] = field(default_factory=dict)
+    known: dict[tuple[int, int], list[GroupLoad]] = field(default_factory=dict)
     """By node and size: its groups as they are, until something changes there."""
     seconds: float = 0.0
     decisions: int = 0
@@ -176,22 +175,22 @@ class Pool:
         least = min((sum(self.used[node]) for node in free), default=0)
         return self.chance.sample([node for node in free if sum(self.used[node]) == least], 1) if free else []
 
-    def _places(self, node: int, size: int) -> list[Place]:
+    def _places(self, node: int, size: int) -> list[GroupLoad]:
         if (node, size) not in self.known:
             self.known[node, size] = [self._look(node, group) for group in self.model.of_size[size]]
         return self.known[node, size]
 
-    def _look(self, node: int, group: int) -> Place:
+    def _look(self, node: int, group: int) -> GroupLoad:
         model, used = self.model, self.used[node]
         # In the whole pool a neighbourhood is a node: what is kept empty, or lost, as a whole.
         nearby = sum(used) if self.whole else sum(used[other] for other in model.nearby[group])
-        return Place(
+        return GroupLoad(
             name="",
             order=node * len(model.groups) + group,
             seats=SEATS_PER_GROUP,
             free=SEATS_PER_GROUP - used[group],
-            overlapping_in_use=sum(used[other] for other in model.overlapping[group]),
-            nearby_in_use=nearby,
+            overlapping_allocated=sum(used[other] for other in model.overlapping[group]),
+            nearby_allocated=nearby,
             distance=model.distance[group],
             numa_nodes=model.numa_nodes[group],
         )

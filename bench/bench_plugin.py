@@ -35,7 +35,7 @@ from kybernate.topology import plan
 from services.plugin.devices import Offer
 from services.plugin.faults import Probation
 from services.plugin.gate import StartGate
-from services.plugin.servicer import Node
+from services.plugin.servicer import NodeSeats
 
 CALLS = 2_000
 PRESET = "8xA100-nvswitch"
@@ -263,7 +263,7 @@ def _decisions(folder: Path, gpus: tuple[Gpu, ...], links: tuple[Link, ...], cal
     topology = plan(load(folder / "config.yaml"), gpus, links)
     offer = Offer(topology.groups, gpus, folder / "seats", links=links)
     probation = Probation(frozenset(gpu.uuid for gpu in gpus))
-    node = Node(offer, StartGate(folder / "seats"), probation, lambda _: None)
+    node = NodeSeats(offer, StartGate(folder / "seats"), probation, lambda _: None)
     found = {}
     for resource in offer.resources:
         seats = [seat.id for seat in offer.seats.values() if seat.resource == resource]

@@ -1,4 +1,4 @@
-"""The GPUs of the nodes: the bucket ``kyb_inventory``. Written by each node's device plugin, read by everyone.
+"""The GPUs of the nodes: the bucket ``kyb_inventory``. Each node's device plugin writes its rows.
 
 Keys are ``<node>.<gpu UUID>`` as slugs; values are the JSON of GpuRecord.
 """
@@ -17,20 +17,20 @@ class GpuRecord(BaseModel):
 
     node: str
     gpu: str
-    """UUID; of a GPU that is missing, what the configuration calls it."""
+    """UUID; for a missing GPU the name that the configuration uses."""
     index: int
-    """Host index; -1 where nobody knows it."""
+    """Host index; -1 where unknown."""
     name: str = ""
     memory_bytes: int = 0
     numa_node: int | None = None
     groups: tuple[str, ...] = ()
     """Groups that contain it."""
     healthy: bool = True
-    """False: no seat of these groups is offered; pods that have one go on."""
+    """False: no seat of these groups is allocated; pods that have one keep running."""
     reason: str = ""
     """Why it is not healthy."""
     since: float = Field(default=0.0)
-    """Unix seconds since which it is as it is, as far as the plugin knows."""
+    """Unix seconds of the last health change that the plugin knows."""
 
     @property
     def key(self) -> str:

@@ -1,7 +1,7 @@
-"""The GPUs that somebody has seen since this machine was started, in one file that plugin and manager share.
+"""The GPUs that plugin or manager have seen since the machine booted, in one file that both share.
 
-Both form groups from them. What is there at the instant in which one of the two starts would not do: a GPU that fell
-off the bus meanwhile would make groups of other GPUs here than there. ``learned`` is pure.
+Both form groups from them. The GPUs present when one of them starts would not do: after a GPU has fallen off the bus,
+plugin and manager would form different groups. ``merge`` is pure.
 """
 
 import contextlib
@@ -22,32 +22,34 @@ from kybernate.machine import Gpu, Link
 
 FILE = "gpus.json"
 _MOST_BEFORE = 64
-"""MIG instances that are made anew have other UUIDs: without a limit the list would grow with every one."""
+"""Limit of ``KnownGpus.before``: recreated MIG instances have new UUIDs, so the list would grow forever."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """GPUs, their links and MIG instances; perhaps some that are not there at this moment."""
+class KnownGpus:
+    """GPUs, their links and MIG instances, including those that are missing at the moment."""
 
     gpus: tuple[Gpu, ...] = ()
-    """Seen since the machine was started, by index."""
+    """Seen since the machine booted, by index."""
     links: tuple[Link, ...] = ()
     instances: tuple[Gpu, ...] = ()
     before: tuple[Gpu, ...] = ()
-    """Seen earlier: not since the machine was started, or replaced since. Only seats that somebody has are on them."""
+    """Seen before the machine booted, or replaced since. Only allocated seats are on them."""
     boot: str = ""
 
     @property
     def all(self) -> tuple[Gpu, ...]:
-        """Everything that a seat can be on, the present machine's first."""
+        """All GPUs and instances that a seat can be on, those of this boot first."""
         return (*self.gpus, *self.instances, *self.before)
 
 
-def learned(known: Known, gpus: Iterable[Gpu], links: Iterable[Link] = (), instances: Iterable[Gpu] = ()) -> Known:
-    """What is known after a further look at the machine. Pure.
+def merge(
+    known: KnownGpus, gpus: Iterable[Gpu], links: Iterable[Link] = (), instances: Iterable[Gpu] = ()
+) -> KnownGpus:
+    """Return the known GPUs after a further reading of the machine. Pure.
 
-    A GPU that does not answer stays known, with its index, so that nobody's groups move while it is away; NVML counts
-    without it once it was opened anew. Another GPU at its PCI address takes its place.
+    A GPU that does not answer stays known with its index, so that groups do not change while it is missing; NVML, when
+    reopened, numbers the others without it. Another GPU at its PCI address replaces it.
     """
     there = {gpu.uuid: gpu for gpu in gpus}
     taken = {gpu.pci_bus_id for gpu in there.values()}
@@ -56,7 +58,7 @@ def learned(known: Known, gpus: Iterable[Gpu], links: Iterable[Link] = (), insta
     index = {gpu.uuid: gpu.index for gpu in present}
     gone = {gpu.uuid for gpu in away}
     parts = [*instances, *(part for part in known.instances if part.mig is not None and part.mig.parent in gone)]
-    pairs = {_pair(link): link for link in (*known.links, *links)}  # the present look's word counts
+    pairs = {_pair(link): link for link in (*known.links, *links)}  # the present reading wins
     own = tuple(sorted(present, key=lambda gpu: gpu.index))
     own_parts = tuple(
         sorted(
@@ -66,7 +68,7 @@ def learned(known: Known, gpus: Iterable[Gpu], links: Iterable[Link] = (), insta
     )
     here = {gpu.uuid for gpu in (*own, *own_parts)}
     earlier = {gpu.uuid: gpu for gpu in known.all if gpu.uuid not in here}
-    return Known(
+    return KnownGpus(
         own,
         tuple(link for pair, link in sorted(pairs.items()) if index.keys() >= set(pair)),
         own_parts,
@@ -76,7 +78,7 @@ def learned(known: Known, gpus: Iterable[Gpu], links: Iterable[Link] = (), insta
 
 
 def _numbered(there: Iterable[Gpu], known: Iterable[Gpu]) -> Iterator[Gpu]:
-    """Those that are known keep their numbers; a new one whose number is taken gets a free one."""
+    """Keep the index of known GPUs; a new GPU whose index is taken gets a free one."""
     numbers = {gpu.uuid: gpu.index for gpu in known}
     taken = set(numbers.values())
     for gpu in there:
@@ -91,26 +93,28 @@ def _pair(link: Link) -> tuple[str, str]:
     return min(link.a, link.b), max(link.a, link.b)
 
 
-def load(state_dir: Path) -> Known:
-    """What the file says; what it says of an earlier boot counts as seen before. Blocking. Never raises."""
+def load(state_dir: Path) -> KnownGpus:
+    """Return the content of the file; GPUs of an earlier boot become ``before``. Blocking. Never raises."""
     boot = boot_id()
     path = state_dir / FILE
     try:
         known = _KNOWN.validate_json(path.read_bytes())
     except FileNotFoundError:
-        return Known(boot=boot)
+        return KnownGpus(boot=boot)
     except (OSError, ValidationError) as error:
         reason = str(error).replace("\n", " ")
-        get_logger().warning("gpus.memory_unreadable", file=str(path), reason=reason, meaning="it is begun anew")
-        return Known(boot=boot)
-    return known if known.boot == boot else Known(before=known.all, boot=boot)
+        get_logger().warning(
+            "known_gpus.read_failed", file=str(path), reason=reason, meaning="the file is written anew"
+        )
+        return KnownGpus(boot=boot)
+    return known if known.boot == boot else KnownGpus(before=known.all, boot=boot)
 
 
-def learn(state_dir: Path, gpus: Iterable[Gpu], links: Iterable[Link], instances: Iterable[Gpu]) -> Known:
-    """Add what was just seen to what is known, for both services. Blocking. Raises OSError."""
+def learn(state_dir: Path, gpus: Iterable[Gpu], links: Iterable[Link], instances: Iterable[Gpu]) -> KnownGpus:
+    """Merge a reading into the file, for both services. Blocking. Raises OSError."""
     state_dir.mkdir(parents=True, exist_ok=True)
     with _locked(state_dir / f".{FILE}.lock"):
-        known = learned(load(state_dir), gpus, links, instances)
+        known = merge(load(state_dir), gpus, links, instances)
         text = json.dumps(asdict(known), indent=1)
         path = state_dir / FILE
         if not path.exists() or path.read_text() != text:
@@ -128,11 +132,11 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(handle)
 
 
-_KNOWN: TypeAdapter[Known] = TypeAdapter(Known)
+_KNOWN: TypeAdapter[KnownGpus] = TypeAdapter(KnownGpus)
 
 
 def boot_id() -> str:
-    """This boot of the machine; empty where the kernel does not tell."""
+    """Return the ID of this boot of the machine; empty where the kernel does not provide it."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

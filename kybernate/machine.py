@@ -1,6 +1,6 @@
-"""What a machine's GPUs are, how near they are to each other, and what happens to them: the words for it. Pure.
+"""Types of a machine's GPUs: identity, MIG instances, links, processes and events. Pure.
 
-Read by ``kybernate.gpus`` (NVML or the fake driver), decided upon by ``kybernate.topology`` and the services.
+``kybernate.gpus`` (NVML or the fake driver) produces them; ``kybernate.topology`` and the services consume them.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class Mig:
-    """Which part of which GPU a MIG instance is."""
+    """The GPU and the part of it that a MIG instance is."""
 
     parent: str
     """UUID of the GPU."""
@@ -24,18 +24,18 @@ class Gpu:
     """One physical GPU, or one MIG instance of a GPU."""
 
     index: int
-    """NVML's index; may change with a reboot, unlike the UUID. Of an instance: its GPU's."""
+    """NVML's index; may change with a reboot, unlike the UUID. For an instance: its GPU's."""
     uuid: str
     """``GPU-…``, or ``MIG-…`` for an instance."""
     minor: int
-    """N of /dev/nvidiaN; neither the index nor in the order of the PCI addresses. Of an instance: its GPU's."""
+    """N of /dev/nvidiaN; neither the index nor in the order of the PCI addresses. For an instance: its GPU's."""
     pci_bus_id: str
-    """As sysfs names it: ``0000:3b:00.0``. Of an instance: its GPU's."""
+    """As sysfs names it: ``0000:3b:00.0``. For an instance: its GPU's."""
     name: str
     memory_bytes: int
-    """All of its memory, in use or not."""
+    """Total memory, in use or not."""
     numa_node: int | None
-    """Nearest NUMA node; None where the machine does not say."""
+    """Nearest NUMA node; None where unknown."""
     mig: Mig | None = None
     """Set on a MIG instance."""
     mig_enabled: bool = False
@@ -50,11 +50,11 @@ class GpuProcess:
     gpu: str
     """UUID; of the MIG instance, if it uses one."""
     bytes: int
-    """Its memory there; may be 0. Where the driver does not tell, all that is used on the GPU."""
+    """Its memory there; may be 0. Where the driver does not report it, all memory in use on the GPU."""
 
 
-class Level(StrEnum):
-    """How far two GPUs are from each other over PCIe, near to far, in the words of ``nvidia-smi topo -m``."""
+class PcieLevel(StrEnum):
+    """The distance of two GPUs over PCIe, near to far, as ``nvidia-smi topo -m`` names it."""
 
     PIX = "PIX"
     """At most one PCIe bridge between them."""
@@ -68,26 +68,26 @@ class Level(StrEnum):
     """The link between NUMA nodes."""
 
 
-def distance(level: Level) -> int:
+def distance(level: PcieLevel) -> int:
     """0 for the nearest (PIX) to 4 for the farthest (SYS)."""
-    return tuple(Level).index(level)
+    return tuple(PcieLevel).index(level)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How two GPUs reach each other."""
+    """The connection between two GPUs."""
 
     a: str
     """UUID."""
     b: str
-    level: Level
-    """The way over PCIe, which is there beside any NVLink."""
+    level: PcieLevel
+    """The level of the PCIe connection, which exists beside any NVLink."""
     nvlinks: int = 0
-    """NVLinks between the two, which work as one; 0 = none."""
+    """Number of NVLinks between the two, which work as one."""
     switched: bool = False
-    """The NVLinks go through NVSwitches: each GPU of the fabric reaches each other one with all of its links."""
+    """The NVLinks go through NVSwitches: each GPU reaches every other one with all of its links."""
     p2p: bool = True
-    """The driver lets one read the other's memory."""
+    """The driver allows peer access to memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ def report(
     from dataclasses import asdict
 
     from kybernate.topology import plan
-    from kybernate.topology.matrix import matrix
+    from kybernate.topology.wiring import matrix
 
     found = plan(config, gpus, links, instances)
     return {
@@ -113,7 +113,7 @@ def report(
 def lines(body: dict[str, Any], config: Path | None) -> list[str]:
     """Return the report as text."""
     from kybernate.sizes import format_bytes
-    from kybernate.topology.matrix import legend
+    from kybernate.topology.wiring import legend
 
     table = body["matrix"]
     text = [*_columns(table), "", *_columns(legend(table)), ""]

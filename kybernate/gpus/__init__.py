@@ -10,7 +10,7 @@ from typing import Any, Literal
 from kybernate.extras import ExtraMissingError, dev_part
 from kybernate.gpus.nvml import NvmlGpus
 from kybernate.gpus.protocol import GpuError, Gpus
-from kybernate.machine import Gpu, GpuEvent, GpuProcess, Level, Link, Mig, distance
+from kybernate.machine import Gpu, GpuEvent, GpuProcess, Link, Mig, PcieLevel, distance
 
 __all__ = [
     "Gpu",
@@ -18,10 +18,10 @@ __all__ = [
     "GpuEvent",
     "GpuProcess",
     "Gpus",
-    "Level",
     "Link",
     "Mig",
     "NvmlGpus",
+    "PcieLevel",
     "distance",
     "open_gpus",
 ]

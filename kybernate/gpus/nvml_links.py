@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from kybernate.gpus.nvml_names import pci_address, text
-from kybernate.machine import Level, Link
+from kybernate.machine import Link, PcieLevel
 
 _P2P_READ = 0
 """The wheel's NVML_P2P_CAPS_INDEX_READ is the tuple (0,) by a stray comma."""
-_LEVELS = {0: Level.PIX, 10: Level.PIX, 20: Level.PXB, 30: Level.PHB, 40: Level.NODE, 50: Level.SYS}
+_LEVELS = {
+    0: PcieLevel.PIX,
+    10: PcieLevel.PIX,
+    20: PcieLevel.PXB,
+    30: PcieLevel.PHB,
+    40: PcieLevel.NODE,
+    50: PcieLevel.SYS,
+}
 """NVML_TOPOLOGY_*; INTERNAL (0) is two GPUs on one board."""
 
 
@@ -101,11 +108,11 @@ def _clique(nvml: Any, handle: Any) -> tuple[bytes, int] | None:
     return bytes(info.clusterUuid), int(info.cliqueId)
 
 
-def _level(nvml: Any, a: Any, b: Any) -> Level:
+def _level(nvml: Any, a: Any, b: Any) -> PcieLevel:
     try:
-        return _LEVELS.get(nvml.nvmlDeviceGetTopologyCommonAncestor(a, b), Level.SYS)
+        return _LEVELS.get(nvml.nvmlDeviceGetTopologyCommonAncestor(a, b), PcieLevel.SYS)
     except nvml.NVMLError:  # virtual machines do not say; the farthest is the safe guess
-        return Level.SYS
+        return PcieLevel.SYS
 
 
 def _p2p(nvml: Any, a: Any, b: Any) -> bool:

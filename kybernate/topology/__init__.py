@@ -1,22 +1,36 @@
 """Groups of GPUs and the seats on them, from configuration and the machine's GPUs. Pure.
 
-``plan`` is the entry: groups, each with the reason for it, and warnings. ``docs/topology.md`` tells it in words.
+``plan`` is the entry: groups, each with the reason for it, and warnings. ``docs/topology.md`` describes the rules.
 """
 
-from kybernate.topology.groups import SEAT_ID, Group, Incomplete, Topology, group_key, seat_id
+from kybernate.topology.groups import (
+    SEAT_ID,
+    Group,
+    IncompleteGroup,
+    Topology,
+    group_key,
+    key_of,
+    peers,
+    seat_id,
+    size_of,
+)
 from kybernate.topology.mig import mig_refusal
-from kybernate.topology.moving import peers
-from kybernate.topology.planning import build_groups, plan
+from kybernate.topology.orphaned_seats import AllocatedSeat, with_orphaned_seats
+from kybernate.topology.planner import build_groups, plan
 
 __all__ = [
     "SEAT_ID",
+    "AllocatedSeat",
     "Group",
-    "Incomplete",
+    "IncompleteGroup",
     "Topology",
     "build_groups",
     "group_key",
+    "key_of",
     "mig_refusal",
     "peers",
     "plan",
     "seat_id",
+    "size_of",
+    "with_orphaned_seats",
 ]

@@ -1,21 +1,22 @@
-"""What a group is, and what it is called: keys and seat IDs that survive renumbered GPUs. Pure."""
+"""Groups, their keys and seat IDs, and how groups relate: nested, crossing, exchanging seats. Pure."""
 
 import hashlib
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kybernate.config import Profile
-
-if TYPE_CHECKING:
-    from kybernate.machine import Gpu
+from kybernate.machine import Gpu
 
 KEY_DIGITS = 6
 LONG_KEY_DIGITS = 12
-"""For the one case in 16 million that two groups of a node have the same short key."""
+"""Length of both keys when two groups of one size on a node have the same short key (1 in 16 million)."""
 SEAT_ID = re.compile(rf"\d+x-[0-9a-f]{{{KEY_DIGITS}}}([0-9a-f]{{{LONG_KEY_DIGITS - KEY_DIGITS}}})?\.s\d{{2,}}")
-"""What ``seat_id`` gives, to tell our devices from others."""
+"""Matches the results of ``seat_id``; tells our device IDs from those of other plugins."""
+
+Members = tuple[str, tuple[Gpu, ...]]
+"""A group's name and GPUs, before the group has a key and seats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,13 @@ class Group:
     key: str
     """Six hex digits that stay the same when GPUs are renumbered."""
     profile: Profile
-    gpus: "tuple[Gpu, ...]"
+    gpus: tuple[Gpu, ...]
     """Whole GPUs, or one MIG instance. As listed, or in the order of their PCI addresses."""
     seat_ids: tuple[str, ...]
     slots: int
     """How many of its seats may hold VRAM at the same time."""
     why: str = ""
-    """Why these GPUs: one sentence for people."""
+    """The reason for this choice of GPUs: one sentence, shown to users."""
     overlaps: tuple[str, ...] = ()
     """Names of the groups that share a GPU with it (``overlap: timeshare``), in the order of the groups."""
 
@@ -49,26 +50,26 @@ class Group:
 
     @property
     def physical(self) -> frozenset[str]:
-        """UUIDs of everything whose fault is its fault: its GPUs, and for a MIG instance the GPU that it is part of."""
+        """UUIDs whose fault is a fault of this group: its GPUs, and the parent GPU of a MIG instance."""
         parents = {gpu.mig.parent for gpu in self.gpus if gpu.mig is not None}
         return frozenset({gpu.uuid for gpu in self.gpus} | parents)
 
 
 @dataclass(frozen=True, slots=True)
-class Incomplete:
+class IncompleteGroup:
     """A listed group of which GPUs are missing: it is not offered."""
 
     name: str
     size: int
-    """How many GPUs it would have."""
-    gpus: "tuple[Gpu, ...]"
-    """Those that are there. They stay free for it, or groups would move when the others come back."""
+    """How many GPUs it has when complete."""
+    gpus: tuple[Gpu, ...]
+    """The GPUs that are present. They stay reserved for it; otherwise groups would move when the others return."""
     missing: tuple[int | str, ...]
-    """Those that are not, as listed: by index or UUID."""
+    """The missing GPUs as listed: by index or UUID."""
 
     @property
     def why(self) -> str:
-        """The reason and the remedy, for people."""
+        """The reason and the remedy, for users."""
         gpus = ", ".join(f"GPU {name}" if isinstance(name, int) else name for name in self.missing)
         return (
             f"group {self.name} is not offered: it names {gpus}, which this machine does not show; "
@@ -79,24 +80,84 @@ class Incomplete:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """All groups of a machine, and what a person should know about them."""
+    """All groups of a machine, and the warnings to show to users."""
 
     groups: tuple[Group, ...]
     """In the order of the profiles."""
     warnings: tuple[str, ...]
-    """Profiles without seats, GPUs that nothing uses: each with the reason and the remedy."""
-    incomplete: tuple[Incomplete, ...] = ()
-    """Listed groups that are not offered, since GPUs are missing. Each is among the warnings, too."""
+    """Profiles without seats, unused GPUs: each with the reason and the remedy."""
+    incomplete: tuple[IncompleteGroup, ...] = ()
+    """Listed groups that are not offered because GPUs are missing. Each also has a warning."""
+
+
+# --- keys and IDs ---------------------------------------------------------------------------------------------------
 
 
 def group_key(uuids: Sequence[str], digits: int = KEY_DIGITS) -> str:
-    """The group's key: the first hex digits of the SHA-256 of its sorted UUIDs, joined by commas."""
+    """Return the group's key: the first hex digits of the SHA-256 of its sorted UUIDs, joined by commas."""
     return hashlib.sha256(",".join(sorted(uuids)).encode()).hexdigest()[:digits]
 
 
 def seat_id(size: int, key: str, number: int) -> str:
-    """``<size>x-<group key>.s<nn>``, e.g. ``2x-7f3a9c.s03``; at most 20 characters."""
+    """Return ``<size>x-<group key>.s<nn>``, e.g. ``2x-7f3a9c.s03``; at most 20 characters."""
     return f"{size}x-{key}.s{number:02d}"
+
+
+def key_of(seat: str) -> str:
+    """Return the group key in a seat's ID."""
+    return seat.partition("-")[2].partition(".")[0]
+
+
+def size_of(seat: str) -> int:
+    """Return the group's size in a seat's ID; 0 when the ID has none."""
+    size = seat.partition("x-")[0]
+    return int(size) if size.isdecimal() else 0
+
+
+# --- relations between groups ---------------------------------------------------------------------------------------
+
+
+def crossing(groups: Sequence[Members]) -> Iterator[tuple[Members, Members, Gpu]]:
+    """Yield pairs of groups that share a GPU without one lying inside the other, each with the first shared GPU.
+
+    Two groups of the same GPUs count as crossing: they would be one group with two names.
+    """
+    for (name, gpus), (other, others) in itertools.combinations(groups, 2):
+        mine, theirs = {gpu.uuid for gpu in gpus}, {gpu.uuid for gpu in others}
+        shared = mine & theirs
+        if shared and (mine == theirs or shared not in (mine, theirs)):
+            yield (name, gpus), (other, others), next(gpu for gpu in others if gpu.uuid in shared)
+
+
+def overlaps(groups: Sequence[Members]) -> tuple[tuple[str, ...], ...]:
+    """Return for each group the names of the groups that share a GPU with it."""
+    sets = [{gpu.uuid for gpu in gpus} for _, gpus in groups]
+    return tuple(
+        tuple(name for other, (name, _) in enumerate(groups) if other != own and sets[own] & sets[other])
+        for own in range(len(groups))
+    )
+
+
+def peers(groups: Sequence[Group]) -> dict[str, tuple[Group, ...]]:
+    """Return by group name the groups to which its seats may move; none where the profile does not rebalance.
+
+    A seat parked on one GPU can be restored on another of the same model and memory. The driver restores only on the
+    same chip; only processes of a single GPU survive it (NCCL keeps the old PCI address); MIG cannot be checkpointed.
+    The plugin gives containers the device nodes for moves, the manager decides on them: both use this function.
+    """
+    return {group.name: tuple(other for other in groups if _exchanges(group, other)) for group in groups}
+
+
+def _exchanges(group: Group, other: Group) -> bool:
+    if group.name == other.name or group.profile.name != other.profile.name or not group.profile.rebalances:
+        return False
+    if len(group.gpus) != 1 or len(other.gpus) != 1 or group.is_mig or other.is_mig:
+        return False
+    mine, theirs = group.gpus[0], other.gpus[0]
+    return mine.uuid != theirs.uuid and (mine.name, mine.memory_bytes) == (theirs.name, theirs.memory_bytes)
+
+
+# --- GPUs in texts for users ----------------------------------------------------------------------------------------
 
 
 def counted(number: int) -> str:
@@ -104,12 +165,12 @@ def counted(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
-def numbered(gpus: "Sequence[Gpu]") -> str:
-    """``GPU 0`` or ``GPUs 0, 2``: indices, for people."""
+def numbered(gpus: Sequence[Gpu]) -> str:
+    """``GPU 0`` or ``GPUs 0, 2``, by index."""
     indices = ", ".join(str(index) for index in sorted({gpu.index for gpu in gpus}))
     return f"GPU {indices}" if "," not in indices else f"GPUs {indices}"
 
 
-def numbered_are(gpus: "Sequence[Gpu]") -> str:
+def numbered_are(gpus: Sequence[Gpu]) -> str:
     """``GPU 0 is`` or ``GPUs 0, 2 are``."""
     return f"{numbered(gpus)} {'are' if len({gpu.index for gpu in gpus}) > 1 else 'is'}"

@@ -1,22 +1,19 @@
-"""GPUs in MIG mode: what of them is offered, under which profile, and who cannot park it. Pure."""
+"""GPUs in MIG mode: which instances are offered, under which profile, and which backends cannot park them. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kybernate.config import NodeConfig, Profile
+from kybernate.machine import Gpu
 from kybernate.topology.groups import Group, numbered, numbered_are
 from kybernate.topology.wiring import in_order
-
-if TYPE_CHECKING:
-    from kybernate.machine import Gpu
 
 _CANNOT_PARK_MIG = ("cuda", "criu")
 """Both park through the CUDA driver's checkpoint, which answers "out of memory" on MIG (cuda-checkpoint issue 42)."""
 
 
 def mig_refusal(group: Group, backend: str) -> str | None:
-    """Why seats of this group cannot be parked by this backend, and what to do; None where they can."""
+    """Return why this backend cannot park seats of this group, with the remedy; None if it can."""
     if not group.is_mig or backend not in _CANNOT_PARK_MIG:
         return None
     return (
@@ -26,18 +23,18 @@ def mig_refusal(group: Group, backend: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
-    """What can be sold on a machine."""
+class GpuStock:
+    """The GPUs and MIG instances of a machine from which groups can be made."""
 
-    whole: "tuple[Gpu, ...]"
+    whole: tuple[Gpu, ...]
     """GPUs that are not in MIG mode, in PCI order."""
-    instances: "tuple[Gpu, ...]"
+    instances: tuple[Gpu, ...]
     """MIG instances that the strategy offers, in PCI order."""
-    in_mig_mode: "tuple[Gpu, ...]"
+    in_mig_mode: tuple[Gpu, ...]
     warnings: tuple[str, ...]
 
-    def of(self, profile: Profile, strategy: str) -> "tuple[Gpu, ...]":
-        """What this profile may take its groups from."""
+    def of(self, profile: Profile, strategy: str) -> tuple[Gpu, ...]:
+        """Return the GPUs or instances from which this profile may form groups."""
         if profile.mig_profile is not None:
             return tuple(gpu for gpu in self.instances if mig_profile(gpu) == profile.mig_profile)
         if strategy == "single" and self.in_mig_mode:
@@ -45,39 +42,39 @@ class Stock:
         return self.whole
 
 
-def take_stock(config: NodeConfig, gpus: "Sequence[Gpu]", instances: "Sequence[Gpu]") -> Stock:
-    """Sort what a machine has by ``migStrategy``. Raises ConfigError where the strategy does not fit it."""
+def take_stock(config: NodeConfig, gpus: Sequence[Gpu], instances: Sequence[Gpu]) -> GpuStock:
+    """Classify a machine's GPUs by ``migStrategy``. Raises ConfigError where the strategy does not fit the machine."""
     strategy = config.mig_strategy
     whole = tuple(in_order(gpu for gpu in gpus if not gpu.mig_enabled))
     cut = tuple(in_order(gpu for gpu in gpus if gpu.mig_enabled))
     if strategy == "none" or not cut:
-        return Stock(whole, (), cut, _not_offered(cut))
+        return GpuStock(whole, (), cut, _not_offered(cut))
     parts = tuple(in_order(gpu for gpu in instances if gpu.mig is not None))
     if strategy == "single":
         _check_uniform(config, whole, cut, parts)
-    return Stock(whole, parts, cut, (*_empty(cut, parts), *_unsold(config, parts)))
+    return GpuStock(whole, parts, cut, (*_empty(cut, parts), *_unadvertised(config, parts)))
 
 
-def mig_profile(gpu: "Gpu") -> str | None:
-    """The MIG profile of an instance; None of a whole GPU."""
+def mig_profile(gpu: Gpu) -> str | None:
+    """Return the MIG profile of an instance; None for a whole GPU."""
     return None if gpu.mig is None else gpu.mig.profile
 
 
-def instance_name(gpu: "Gpu") -> str:
-    """A group's name for an instance: ``G0-3g.40gb-1`` (GPU, profile, GPU instance; compute instance if not 0)."""
+def instance_name(gpu: Gpu) -> str:
+    """Return a group's name: ``G0-3g.40gb-1`` (GPU, profile, GPU instance; compute instance if not 0)."""
     assert gpu.mig is not None
     profile = gpu.mig.profile.replace("+", ".").replace("-", ".")
     compute = f".{gpu.mig.compute_instance}" if gpu.mig.compute_instance else ""
     return f"G{gpu.index}-{profile}-{gpu.mig.gpu_instance}{compute}"
 
 
-def instance_words(gpu: "Gpu") -> str:
-    """What it is, for people."""
+def describe_instance(gpu: Gpu) -> str:
+    """Return the reason for a group of one instance, for users."""
     assert gpu.mig is not None
     return f"MIG instance {gpu.mig.profile} of GPU {gpu.index}; instances are groups of one"
 
 
-def _not_offered(cut: "tuple[Gpu, ...]") -> tuple[str, ...]:
+def _not_offered(cut: tuple[Gpu, ...]) -> tuple[str, ...]:
     if not cut:
         return ()
     indices = ",".join(str(gpu.index) for gpu in cut)
@@ -87,7 +84,7 @@ def _not_offered(cut: "tuple[Gpu, ...]") -> tuple[str, ...]:
     )
 
 
-def _empty(cut: "tuple[Gpu, ...]", parts: "tuple[Gpu, ...]") -> tuple[str, ...]:
+def _empty(cut: tuple[Gpu, ...], parts: tuple[Gpu, ...]) -> tuple[str, ...]:
     parents = {gpu.mig.parent for gpu in parts if gpu.mig is not None}
     empty = [gpu for gpu in cut if gpu.uuid not in parents]
     if not empty:
@@ -99,21 +96,19 @@ def _empty(cut: "tuple[Gpu, ...]", parts: "tuple[Gpu, ...]") -> tuple[str, ...]:
     )
 
 
-def _unsold(config: NodeConfig, parts: "tuple[Gpu, ...]") -> tuple[str, ...]:
+def _unadvertised(config: NodeConfig, parts: tuple[Gpu, ...]) -> tuple[str, ...]:
     if config.mig_strategy != "mixed":
         return ()
-    sold = {profile.mig_profile for profile in config.profiles}
-    kinds = sorted({kind for gpu in parts if (kind := mig_profile(gpu)) is not None and kind not in sold})
+    advertised = {profile.mig_profile for profile in config.profiles}
+    kinds = sorted({kind for gpu in parts if (kind := mig_profile(gpu)) is not None and kind not in advertised})
     return tuple(
-        f"MIG instances of {kind} on {numbered([gpu for gpu in parts if mig_profile(gpu) == kind])} are sold by no "
-        f"profile; add one with groupSize: 1 and migProfile: {kind}"
+        f"MIG instances of {kind} on {numbered([gpu for gpu in parts if mig_profile(gpu) == kind])} are advertised "
+        f"by no profile; add one with groupSize: 1 and migProfile: {kind}"
         for kind in kinds
     )
 
 
-def _check_uniform(
-    config: NodeConfig, whole: "tuple[Gpu, ...]", cut: "tuple[Gpu, ...]", parts: "tuple[Gpu, ...]"
-) -> None:
+def _check_uniform(config: NodeConfig, whole: tuple[Gpu, ...], cut: tuple[Gpu, ...], parts: tuple[Gpu, ...]) -> None:
     remedy = "cut all GPUs alike, or write mixed and give each kind a profile"
     if whole:
         what = f"{numbered_are(cut)} in MIG mode and {numbered_are(whole)} not"

@@ -1,15 +1,15 @@
-"""Cutting GPUs into the best disjoint groups of one size. Pure; numbers in, numbers out.
+"""Search for the best cut of GPUs into disjoint groups of one size. Pure; numbers in, numbers out.
 
-What is cut are *atoms*: single GPUs, or sets that must stay together (smaller groups inside larger ones). As many
-groups as possible come first; among those cuts, the one whose pairs inside groups are nearest in sum; among equal ones
-the first in the order of the atoms.
+A cut partitions *atoms*: single GPUs, or sets that must stay together (smaller groups inside larger ones). The best cut
+has as many groups as possible; among those, the largest sum of nearness over the pairs inside groups; among equal ones,
+it is the first in the order of the atoms.
 
-The search takes the first atom that is left, tries every group that it can be in (and leaving it out, where GPUs must
-be left over), and remembers the best cut of every set of atoms seen. Two rules keep it small: *twins*, atoms that are
-equally near to everything else, are taken in order; and it stops trying where the nearest neighbours of every GPU say
-that nothing better can follow. Regular machines need a handful of steps, irregular ones of up to 12 GPUs a few
-thousand. Past ``STEPS`` it gives up being exact: the best group that grows from any atom, again and again, then swaps
-between groups until no swap helps. The same input always gives the same cut; nothing depends on time.
+The exact search takes the first free atom, tries every group that contains it (and leaving it out, where GPUs must be
+left over), and caches the best cut of every set of atoms. Two rules prune it: *twins*, atoms that are equally near to
+everything else, are taken in order; and a branch ends where the nearest neighbours of every GPU bound it below the best
+cut found. Regular machines need a handful of steps, irregular ones of up to 12 GPUs a few thousand. Past ``STEPS`` the
+search is greedy: the best group that grows from any atom, repeatedly, then swaps between groups until no swap improves
+the cut. The same input always gives the same cut; nothing depends on time.
 """
 
 import itertools
@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 STEPS = 100_000
-"""Groups and beginnings of groups tried before the exact search gives up; about 0.2 s."""
+"""Limit of complete and partial groups that the exact search tries; about 0.2 s."""
 _MORE_GROUPS = 1 << 120
-"""Above any sum of nearness: one more group is always better."""
+"""Larger than any sum of nearness: one more group always outweighs nearness."""
 
 Cut = list[tuple[int, ...]]
 """Groups as tuples of atom numbers, ascending, in the order of their first atoms."""
@@ -30,7 +30,7 @@ class _TooManyStepsError(Exception):
 
 
 def best_cut(weights: Sequence[int], near: Sequence[Sequence[int]], size: int) -> Cut:
-    """The best groups of exactly ``size`` GPUs. ``near[a][b]``: summed nearness of all pairs between two atoms
+    """Return the best groups of exactly ``size`` GPUs. ``near[a][b]``: summed nearness of all pairs between two atoms
     (``near[a][a]``: of all pairs inside one); ``weights``: GPUs per atom.
     """
     exact = _Exact(weights, near, size)
@@ -41,7 +41,7 @@ def best_cut(weights: Sequence[int], near: Sequence[Sequence[int]], size: int) -
 
 
 class _Exact:
-    """The search with memory. Sets of atoms are the bits of a number; worth is twice the summed nearness."""
+    """The exact search, memoized. A set of atoms is a bit mask; worth is twice the summed nearness."""
 
     def __init__(self, weights: Sequence[int], near: Sequence[Sequence[int]], size: int) -> None:
         self.weights, self.near, self.size = weights, near, size
@@ -50,7 +50,7 @@ class _Exact:
         self.twins_before = [self._twins_before(atom) for atom in self.atoms]
         self.potential = [self._potential(atom) for atom in self.atoms]
         self.best: dict[int, tuple[int, int, bool]] = {0: (0, 0, False)}
-        """By set of atoms: worth of its best cut, the atoms to take away first, whether they are a group."""
+        """By set of atoms: worth of its best cut, the atoms to remove first, whether these are a group."""
         self.steps = 0
 
     def cut(self) -> Cut:
@@ -65,7 +65,7 @@ class _Exact:
         return found
 
     def _worth(self, free: int) -> int:
-        """Worth of the best cut of these atoms."""
+        """Return the worth of the best cut of these atoms."""
         if free in self.best:
             return self.best[free][0]
         bound = self._bound(free)
@@ -91,9 +91,9 @@ class _Exact:
             raise _TooManyStepsError
 
     def _groups(self, first: int, free: int) -> Iterator[tuple[int, int]]:
-        """Every group with ``first`` as its first atom, up to twins, and its worth.
+        """Yield every group with ``first`` as its first atom, up to twins, and its worth.
 
-        Depth first, lower atoms first: the first of several equal cuts is the one that people expect.
+        Depth first, lower atoms first: among equal cuts, the one with consecutive GPUs is found first.
         """
         stack: list[tuple[tuple[int, ...], int, int, int]] = [
             ((first,), 1 << first, self.weights[first], 2 * self.near[first][first])
@@ -113,7 +113,7 @@ class _Exact:
                     stack.append(grown)
 
     def _twins_before(self, atom: int) -> int:
-        """Earlier atoms that could stand in its place: equally near to everything else."""
+        """Return the earlier atoms that are interchangeable with it: equally near to everything else."""
         found = 0
         for other in range(atom):
             alike = self.weights[other] == self.weights[atom] and self.near[other][other] == self.near[atom][atom]
@@ -122,7 +122,7 @@ class _Exact:
         return found
 
     def _potential(self, atom: int) -> int:
-        """What it adds to the worth of a group at most: its inside, and its nearest neighbours as far as they fit."""
+        """Bound what an atom adds to the worth of a group: its inside and the nearest neighbours that fit."""
         room = self.size - self.weights[atom]
         others = [other for other in self.atoms if other != atom and self.weights[other] <= room]
         others.sort(key=lambda other: Fraction(self.near[atom][other], self.weights[other]), reverse=True)
@@ -135,7 +135,7 @@ class _Exact:
         return total
 
     def _bound(self, free: int) -> int:
-        """No cut of these atoms is worth more."""
+        """Return an upper bound on the worth of any cut of these atoms."""
         atoms = [atom for atom in self.atoms if free >> atom & 1]
         weight = sum(self.weights[atom] for atom in atoms)
         values = sorted((self.potential[atom] for atom in atoms), reverse=True)
@@ -145,7 +145,7 @@ class _Exact:
 
 
 def _grown(weights: Sequence[int], near: Sequence[Sequence[int]], size: int) -> Cut:
-    """The nearest group that grows from any atom, again and again."""
+    """Repeat: grow a group from each free atom and take the nearest of them."""
     free = set(range(len(weights)))
     found: Cut = []
     while True:
@@ -176,7 +176,7 @@ def _grow(
 
 
 def _swapped(cut: Cut, weights: Sequence[int], near: Sequence[Sequence[int]]) -> Cut:
-    """Exchange atoms of equal weight between groups, or with those left over, as long as that brings things nearer."""
+    """Swap atoms of equal weight between groups, or with unused atoms, while that increases nearness."""
     groups = [set(group) for group in cut]
     spare = set(range(len(weights))) - set().union(*groups)
     sides = [*groups, spare]

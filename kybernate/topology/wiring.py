@@ -1,16 +1,14 @@
-"""How near GPUs are to each other: the links of a machine as numbers and as words. Pure."""
+"""How near GPUs are to each other: the links of a machine as numbers, as text, and as a table. Pure."""
 
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kybernate.machine import Gpu, Link
+from kybernate.machine import Gpu, Link
 
 LEVELS = ("SYS", "NODE", "PHB", "PXB", "PIX")
-"""Ways over PCIe, far to near, as ``nvidia-smi topo -m`` calls them."""
-_LEVEL_WORDS = {
+"""PCIe levels, far to near, as ``nvidia-smi topo -m`` names them."""
+_LEVEL_TEXTS = {
     "PIX": "same PCIe switch (PIX)",
     "PXB": "PCIe switches below one host bridge (PXB)",
     "PHB": "same PCIe host bridge (PHB)",
@@ -20,19 +18,19 @@ _FIELD_BITS = 20
 _PAIRS_SHOWN = 4
 
 
-def in_order(gpus: "Iterable[Gpu]") -> "list[Gpu]":
-    """GPUs by PCI address, which (unlike the index) stays when they are renumbered; instances behind each other."""
+def in_order(gpus: Iterable[Gpu]) -> list[Gpu]:
+    """Sort GPUs by PCI address, which (unlike the index) is stable; MIG instances of one GPU follow each other."""
     return sorted(gpus, key=_place)
 
 
 class Wiring:
-    """The links of a machine, by pair. A pair without a link is judged by its NUMA nodes."""
+    """The links of a machine, by pair. For a pair without a link, the NUMA nodes decide."""
 
-    def __init__(self, links: "Iterable[Link]") -> None:
+    def __init__(self, links: Iterable[Link]) -> None:
         self._links = {frozenset((link.a, link.b)): link for link in links}
 
-    def level(self, a: "Gpu", b: "Gpu") -> str | None:
-        """The way over PCIe between two GPUs; None where neither links nor NUMA nodes tell."""
+    def level(self, a: Gpu, b: Gpu) -> str | None:
+        """Return the PCIe level of a pair; None where neither links nor NUMA nodes are known."""
         link = self._links.get(frozenset((a.uuid, b.uuid)))
         if link is not None:
             return str(link.level)
@@ -40,15 +38,15 @@ class Wiring:
             return None
         return "NODE" if a.numa_node == b.numa_node else "SYS"
 
-    def nvlinks(self, a: "Gpu", b: "Gpu") -> int:
-        """NVLinks between two GPUs."""
+    def nvlinks(self, a: Gpu, b: Gpu) -> int:
+        """Return the number of NVLinks between two GPUs."""
         link = self._links.get(frozenset((a.uuid, b.uuid)))
         return 0 if link is None else link.nvlinks
 
-    def nearness(self, a: "Gpu", b: "Gpu") -> int:
-        """A number to add up over the pairs of a group: equal GPUs first, then NVLinks, PCIe level, peer access.
+    def nearness(self, a: Gpu, b: Gpu) -> int:
+        """Return a number to sum over the pairs of a group: equal GPUs first, then NVLinks, PCIe level, peer access.
 
-        Each of the four has its own digits, so that no sum of a lesser one outweighs a greater one.
+        Each of the four criteria has separate bits, so that no sum of a lesser criterion outweighs a greater one.
         """
         link = self._links.get(frozenset((a.uuid, b.uuid)))
         level = self.level(a, b)
@@ -63,35 +61,35 @@ class Wiring:
             score = (score << _FIELD_BITS) | field
         return score
 
-    def words(self, gpus: "Sequence[Gpu]") -> str:
-        """How these GPUs hang together, for people."""
+    def describe(self, gpus: Sequence[Gpu]) -> str:
+        """Describe in one phrase how these GPUs are connected, for users."""
         if len(gpus) == 1:
             return f"a single GPU{_on_node(gpus)}"
         pairs = list(itertools.combinations(gpus, 2))
         linked = [(a, b) for a, b in pairs if self.nvlinks(a, b)]
         if len(linked) == len(pairs):
-            return self._nvlink_words(gpus, linked) + _shared(gpus)
+            return self._describe_nvlink(gpus, linked) + _shared(gpus)
         if linked and len(linked) <= _PAIRS_SHOWN:
             ways = " and ".join(f"NVLink ×{self.nvlinks(a, b)} between {a.index} and {b.index}" for a, b in linked)
         elif linked:
             ways = f"NVLink between {len(linked)} of {len(pairs)} pairs"
-        rest = self._pcie_words(gpus, pairs)
+        rest = self._describe_pcie(gpus, pairs)
         return f"{ways}, else {rest}" if linked else rest
 
-    def _nvlink_words(self, gpus: "Sequence[Gpu]", pairs: "list[tuple[Gpu, Gpu]]") -> str:
+    def _describe_nvlink(self, gpus: Sequence[Gpu], pairs: list[tuple[Gpu, Gpu]]) -> str:
         counts = sorted({self.nvlinks(a, b) for a, b in pairs})
         wide = "×" + " to ×".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
         who = f"{gpus[0].index} and {gpus[1].index}" if len(gpus) == 2 else f"all {len(gpus)}"
         switched = all(self._links[frozenset((a.uuid, b.uuid))].switched for a, b in pairs)
         return f"NVLink {wide} between {who}{' through NVSwitch' if switched else ''}"
 
-    def _pcie_words(self, gpus: "Sequence[Gpu]", pairs: "list[tuple[Gpu, Gpu]]") -> str:
+    def _describe_pcie(self, gpus: Sequence[Gpu], pairs: list[tuple[Gpu, Gpu]]) -> str:
         levels = [self.level(a, b) for a, b in pairs]
         if None in levels:
-            return "in PCI order: the machine does not tell how they are connected"
+            return "in PCI order: the machine does not report how they are connected"
         farthest = min((level for level in levels if level is not None), key=LEVELS.index)
-        if farthest in _LEVEL_WORDS:
-            return _LEVEL_WORDS[farthest] + _shared(gpus)
+        if farthest in _LEVEL_TEXTS:
+            return _LEVEL_TEXTS[farthest] + _shared(gpus)
         if farthest == "NODE":
             return f"same NUMA node{_node(gpus)} (NODE)"
         nodes = sorted({gpu.numa_node for gpu in gpus if gpu.numa_node is not None})
@@ -99,7 +97,43 @@ class Wiring:
         return f"across NUMA nodes{across} (SYS)"
 
 
-def _place(gpu: "Gpu") -> tuple[list[int], int, int, str]:
+LEGEND = {
+    "X": "itself",
+    "SYS": "over PCIe and the link between NUMA nodes",
+    "NODE": "over PCIe and several host bridges of one NUMA node",
+    "PHB": "over PCIe and one host bridge",
+    "PXB": "over several PCIe bridges, without a host bridge",
+    "PIX": "over at most one PCIe bridge",
+    "NV#": "over # NVLinks, which work as one",
+    "?": "unknown",
+}
+
+
+def matrix(gpus: Sequence[Gpu], links: Sequence[Link]) -> tuple[tuple[str, ...], ...]:
+    """Return the table of ``nvidia-smi topo -m``: header, then per GPU the link to each GPU and its NUMA node."""
+    wiring = Wiring(links)
+    names = [f"GPU{gpu.index}" for gpu in gpus]
+    rows = [
+        (name, *(_cell(wiring, gpu, other) for other in gpus), "N/A" if gpu.numa_node is None else str(gpu.numa_node))
+        for name, gpu in zip(names, gpus, strict=True)
+    ]
+    return (("", *names, "NUMA Affinity"), *rows)
+
+
+def _cell(wiring: Wiring, a: Gpu, b: Gpu) -> str:
+    if a.uuid == b.uuid:
+        return "X"
+    nvlinks = wiring.nvlinks(a, b)
+    return f"NV{nvlinks}" if nvlinks else wiring.level(a, b) or "?"
+
+
+def legend(table: Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
+    """Return the abbreviations in a table and their meanings."""
+    used = {"NV#" if cell.startswith("NV") else cell for row in table[1:] for cell in row[1:-1]}
+    return tuple((word, meaning) for word, meaning in LEGEND.items() if word in used)
+
+
+def _place(gpu: Gpu) -> tuple[list[int], int, int, str]:
     parts = re.split("[:.]", gpu.pci_bus_id)
     try:
         address = [int(part, 16) for part in parts]
@@ -109,17 +143,17 @@ def _place(gpu: "Gpu") -> tuple[list[int], int, int, str]:
     return address, mig.gpu_instance if mig else -1, mig.compute_instance if mig else -1, gpu.uuid
 
 
-def _node(gpus: "Sequence[Gpu]") -> str:
+def _node(gpus: Sequence[Gpu]) -> str:
     nodes = {gpu.numa_node for gpu in gpus}
     return f" {gpus[0].numa_node}" if len(nodes) == 1 and None not in nodes else ""
 
 
-def _on_node(gpus: "Sequence[Gpu]") -> str:
+def _on_node(gpus: Sequence[Gpu]) -> str:
     return f" on NUMA node{_node(gpus)}" if _node(gpus) else ""
 
 
-def _shared(gpus: "Sequence[Gpu]") -> str:
-    """What the socket has to do with it."""
+def _shared(gpus: Sequence[Gpu]) -> str:
+    """Describe the NUMA nodes of GPUs that NVLinks connect."""
     if _node(gpus):
         return f"; {'both' if len(gpus) == 2 else f'all {len(gpus)}'} share NUMA node{_node(gpus)}"
     nodes = sorted({gpu.numa_node for gpu in gpus if gpu.numa_node is not None})

@@ -18,7 +18,7 @@ from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.config_watch import changes
 from kybernate.gpus import GpuError, Gpus, open_gpus
 from kybernate.health import Health, HttpServer
-from kybernate.known_gpus import Known
+from kybernate.known_gpus import KnownGpus
 from kybernate.kube import Kube, in_cluster
 from kybernate.logs import get_logger
 from kybernate.node_config import label_decides, load_by_label, load_now
@@ -44,7 +44,7 @@ class Given:
 
     config: NodeConfig | None
     """None: the node's label says which of several it is."""
-    known: Known | None = None
+    known: KnownGpus | None = None
     """The GPUs; None: look."""
 
 
@@ -133,7 +133,7 @@ async def _until_reconfigured(settings: ManagerSettings, given: Given) -> NoRetu
         async for _ in changes(settings.config, hangup):
             try:
                 fresh = await load_now(settings.config, settings.config_name, settings.node, client)
-                _planned(fresh, given.known or Known())
+                _planned(fresh, given.known or KnownGpus())
             except ConfigError as error:
                 get_logger().error("config.refused", reason=str(error), meaning="the one before stays in force")
                 continue
@@ -166,12 +166,12 @@ async def _until_gpus_changed(settings: ManagerSettings, given: Given) -> NoRetu
     raise AssertionError("changes ended")
 
 
-def _planned(config: NodeConfig, known: Known) -> Topology:
+def _planned(config: NodeConfig, known: KnownGpus) -> Topology:
     """The groups. Raises ConfigError."""
     return plan(config, known.gpus, known.links, known.instances, lenient=True)
 
 
-async def _look(settings: ManagerSettings, gpus: Gpus) -> Known:
+async def _look(settings: ManagerSettings, gpus: Gpus) -> KnownGpus:
     """Read the GPUs, and tell the plugin. Raises GpuError."""
     seen = await gpus.list(), await gpus.links(), await gpus.instances()
     return await asyncio.to_thread(known_gpus.learn, settings.state_dir, *seen)

@@ -1,31 +1,32 @@
 """Groups of seats that somebody has, although the configuration no longer offers them. Pure.
 
-The plugin keeps offering such seats (``kybernate.kept``); the manager must go on leading them. It knows them from its
-ledger, which has every owned seat with its GPUs.
+The plugin keeps offering such seats (``kybernate.topology.orphaned_seats``); the manager must keep managing
+them. Its ledger has every owned seat with its GPUs.
 """
 
 from dataclasses import replace
 
-from kybernate.kept import keep, key_of, size_of
-from kybernate.known_gpus import Known
-from kybernate.topology import Group, group_key
+from kybernate.known_gpus import KnownGpus
+from kybernate.topology import AllocatedSeat, Group, group_key, size_of, with_orphaned_seats
 from services.gpu_manager.ledger import Ledger
 
 UNKNOWN = "kyb.ai/kept"
 """The resource of a kept seat when no profile of its size is left; only for people."""
 
 
-def with_owned(groups: tuple[Group, ...], ledger: Ledger, known: Known) -> tuple[Group, ...]:
+def with_owned(groups: tuple[Group, ...], ledger: Ledger, known: KnownGpus) -> tuple[Group, ...]:
     """The configured groups, and those of the owned seats that are in none of them."""
     resources = {seat: group.profile.resource for group in groups for seat in group.seat_ids}
     by_size = {len(group.gpus): group.profile.resource for group in groups}
-    held = {one.seat: resources.get(one.seat) or by_size.get(size_of(one.seat), UNKNOWN) for one in ledger.seats}
-    members = {key_of(one.seat): one.gpus for one in ledger.seats}
-    kept = keep(groups, held, (*known.gpus, *known.instances), members=members, gone=known.before)[0]
+    allocated = [
+        AllocatedSeat(one.seat, resources.get(one.seat) or by_size.get(size_of(one.seat), UNKNOWN), one.gpus)
+        for one in ledger.seats
+    ]
+    kept, _ = with_orphaned_seats(groups, allocated, known.all)
     return (*kept, *_shelters(kept, ledger, known))
 
 
-def _shelters(groups: tuple[Group, ...], ledger: Ledger, known: Known) -> tuple[Group, ...]:
+def _shelters(groups: tuple[Group, ...], ledger: Ledger, known: KnownGpus) -> tuple[Group, ...]:
     """For each seat that has moved to GPUs which are no group any more: these GPUs, as a group without own seats.
 
     What it holds there must be known to whoever shares the GPUs. Parked, it goes home as soon as there is a slot.

@@ -1,6 +1,6 @@
 """The device plugin: offers this node's seats to kubelet, and holds container starts until they have a ticket.
 
-Works without NATS and without the API server: what it publishes are hints, and what it asks there is who else sells.
+It works without NATS, which carries only hints, and without the API server, which it asks for conflicting GPU plugins.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from kybernate.health import Health, HttpServer
 from kybernate.node_config import label_decides, load_by_label
 from kybernate.node_lock import PREDECESSOR_SECONDS, alone
 from services.plugin.coexistence import Neighbours
-from services.plugin.kubelet import remove_stale
-from services.plugin.machine import read_machine
-from services.plugin.service import Plugin
+from services.plugin.gpu_watch import first_reading
+from services.plugin.registration import remove_stale
+from services.plugin.service import NodePlugin
 from services.plugin.settings import PluginSettings
 
 
 async def serve(settings: PluginSettings, config: NodeConfig | None) -> None:
-    """Run until SIGTERM. Without a configuration, the node's label says which of several it is."""
+    """Run until SIGTERM. ``config`` None: the node's label chooses among several configurations."""
     log = logs.get_logger()
     gpus = open_gpus(settings.gpus, settings.fake_driver)
     health = Health()
     health.conditions["gpus"] = lambda: "the GPUs have not been read yet"
     hangup, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
-    # A driver or a disk that hangs takes threads with it; the start gate needs some, however few processors there are.
+    # A hanging driver or disk blocks threads; the start gate needs free ones, however few processors there are.
     loop.set_default_executor(ThreadPoolExecutor(32, "plugin"))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(gpus.close)
@@ -71,31 +71,31 @@ async def _plugin(
     url: str,
     hangup: asyncio.Event,
 ) -> None:
-    """Once the GPUs can be read: everything else."""
-    machine = await read_machine(gpus, settings.state_dir)
+    """Wait until the GPUs can be read and the configuration is known, then run the plugin."""
+    reading = await first_reading(gpus, settings.state_dir)
     if config is None:
-        assert neighbours.kube is not None, "only in a cluster does a label decide"
-        health.conditions["gpus"] = lambda: "waits for the API server to say which configuration is this node's"
+        assert neighbours.kube is not None, "a label decides only in a cluster"
+        health.conditions["gpus"] = lambda: "waits for the API server to read which configuration is this node's"
         config = await load_by_label(settings.config, settings.node, neighbours.kube)
-    plugin = Plugin(settings, config, machine, gpus, bus, health, neighbours, hangup=hangup)
+    plugin = NodePlugin(settings, config, reading, gpus, bus, health, neighbours, hangup=hangup)
     health.conditions.pop("gpus")
     await plugin.run(url)
 
 
-def _alone(settings: PluginSettings) -> None:
-    """Kubelet goes by the resource's name: two plugins of one node would disconnect each other. Ends the process."""
+def _exit_unless_alone(settings: PluginSettings) -> None:
+    """Exit if another plugin serves this node: kubelet would disconnect two plugins of one resource in turn."""
     deadline = time.monotonic() + PREDECESSOR_SECONDS
     folder = settings.device_plugin_dir
     while live := remove_stale(folder) if folder.is_dir() else []:
         if time.monotonic() > deadline:
-            remedy = "one plugin per node; stop it, or give this one its own KYB_DEVICE_PLUGIN_DIR"
+            remedy = "one plugin per node; stop it, or give this one another KYB_DEVICE_PLUGIN_DIR"
             sys.stderr.write(f"kyb-plugin: another device plugin serves {', '.join(live)}; {remedy}\n")
             raise SystemExit(1)
         time.sleep(0.1)
 
 
 def main() -> None:
-    """Settings, configuration, lock, serve."""
+    """Read settings and configuration, take the node lock, serve."""
     settings = PluginSettings.from_env_or_exit("kyb-plugin")
     logs.configure("plugin", form=settings.log_format, level=settings.log_level, node=settings.node)
     try:
@@ -106,7 +106,7 @@ def main() -> None:
         sys.stderr.write(f"kyb-plugin: {error}\n")
         sys.exit(2)
     with alone(settings.run_dir, "plugin"):
-        _alone(settings)
+        _exit_unless_alone(settings)
         lifecycle.main(lambda: serve(settings, config))
 
 

@@ -1,8 +1,8 @@
-"""Groups as CDI devices: the spec file that container runtimes read, and what NVIDIA's own one offers.
+"""Groups as CDI devices: our spec file for container runtimes, and the devices in NVIDIA's specs.
 
 The Container Device Interface (github.com/cncf-tags/container-device-interface, SPEC.md) lets a runtime resolve
-``vendor/class=name`` to device nodes and more. Ours is ``kyb.ai/group=<size>x-<group key>`` and has the device nodes of
-the group, nothing of the driver: libraries differ with each driver and only NVIDIA's own spec knows them.
+``vendor/class=name`` to device nodes and other edits. Ours is ``kyb.ai/group=<size>x-<group key>`` with only the device
+nodes of the group: the driver's libraries differ by version, and NVIDIA's spec lists them.
 """
 
 import contextlib
@@ -21,30 +21,30 @@ from kybernate.logs import get_logger
 KIND = "kyb.ai/group"
 FILE = "kyb.ai-group.json"
 VERSION = "0.5.0"
-"""The oldest version that has what we use (``hostPath`` of device nodes), so that old runtimes read it, too."""
+"""The oldest version with ``hostPath`` of device nodes, so that old runtimes can read it."""
 NVIDIA_KIND = "nvidia.com/gpu"
 FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
-"""Where runtimes look by default; specs in the latter come and go with what runs."""
+"""Default folders of runtimes; the latter has specs that are generated at run time."""
 _LARGEST_BYTES = 8 << 20
 _KIND_LINE = re.compile(rb"kind\"?\s*:\s*\"?nvidia\.com/gpu\b")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDevice:
-    """One group."""
+    """A group as a CDI device."""
 
     name: str
     nodes: tuple[str, ...]
-    """Device nodes, the same path on both sides."""
+    """Device nodes; the same path on host and in the container."""
 
 
 def qualified(group: str) -> str:
-    """The name by which a runtime is asked for a group."""
+    """Return the qualified CDI name of a group's device."""
     return f"{KIND}={group}"
 
 
 def spec(devices: Sequence[GroupDevice]) -> dict[str, Any]:
-    """The document. Every device has at least one device node: empty edits are against the specification."""
+    """Return the document. Every device needs a device node: the specification forbids empty edits."""
     return {
         "cdiVersion": VERSION,
         "kind": KIND,
@@ -61,10 +61,9 @@ def spec(devices: Sequence[GroupDevice]) -> dict[str, Any]:
 
 
 def write(folder: Path, devices: Sequence[GroupDevice]) -> bool:
-    """Put the spec there, whole or not at all; returns whether anything changed. Blocking. Raises OSError.
+    """Replace the spec file; return whether it changed. Blocking. Raises OSError.
 
-    Runtimes read files that end in ``.json``, so the one that is being written ends otherwise. Without devices the
-    file is removed: an empty list is against the specification.
+    Without devices the file is removed: the specification forbids an empty list.
     """
     path = folder / FILE
     if not devices:
@@ -79,7 +78,7 @@ def write(folder: Path, devices: Sequence[GroupDevice]) -> bool:
 
 
 def remove(folder: Path) -> bool:
-    """Take the spec away; returns whether there was one. Blocking."""
+    """Remove the spec file; return whether there was one. Blocking."""
     try:
         (folder / FILE).unlink()
     except FileNotFoundError:
@@ -88,21 +87,21 @@ def remove(folder: Path) -> bool:
 
 
 def nvidia_devices(folders: Iterable[Path] = FOLDERS) -> frozenset[str]:
-    """Names of the devices of kind ``nvidia.com/gpu`` that NVIDIA's own specs offer here: UUIDs, indices, ``all``.
+    """Return the names of the devices of kind ``nvidia.com/gpu`` in NVIDIA's specs: UUIDs, indices, ``all``.
 
-    Blocking. Specs that cannot be read are left out: the runtime leaves them out, too.
+    Blocking. Specs that cannot be read are left out, as runtimes do.
     """
     names: set[str] = set()
     for folder in folders:
         for path in sorted((*folder.glob("*.json"), *folder.glob("*.yaml"), *folder.glob("*.yml"))):
             try:
                 data = path.read_bytes() if path.stat().st_size <= _LARGEST_BYTES else b""
-                if not _KIND_LINE.search(data):  # specs of drivers are long, and most are of other kinds
+                if not _KIND_LINE.search(data):  # skip the slow parser for specs of other kinds
                     continue
                 document = yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
                 names |= _names(document)
             except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-                get_logger().warning("cdi.unreadable", file=str(path), reason=str(error))
+                get_logger().warning("cdi.read_failed", file=str(path), reason=str(error))
     return frozenset(names)
 
 

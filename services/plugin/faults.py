@@ -1,6 +1,6 @@
-"""Which GPUs count as faulty, and why: XID events make them so, looking at them makes them sound again. Pure.
+"""Faulty GPUs: XID events and missing GPUs make a GPU faulty, repeated good readings make it healthy again. Pure.
 
-Unhealthy is for real faults only. It takes a seat out of what the scheduler may give; it never ends a running pod.
+Unhealthy is for hardware faults only. It removes a seat from what the scheduler may allocate; it never ends a pod.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -10,25 +10,25 @@ from kybernate.config.model import IGNORED_XIDS, HealthConfig
 from kybernate.machine import GpuEvent
 
 RECOVERY_READS = HealthConfig().recovery_reads
-"""Probation: a faulty GPU must be seen this often in a row before its seats are offered again."""
+"""Consecutive readings that must list a faulty GPU before its seats are offered again."""
 GONE = "it is not there: the driver does not list it; look for XID events in the kernel log, reset or replace it"
-NEW = "it came just now: on probation"
+NEW = "it was just added: on probation"
 
 
 @dataclass(frozen=True, slots=True)
 class HealthChange:
-    """A GPU became faulty, or sound again."""
+    """A GPU became faulty, or healthy again."""
 
     gpu: str
     """UUID."""
     reason: str
-    """Why it is faulty; empty: it is sound."""
+    """Why it is faulty; empty: it is healthy."""
     xid: int | None = None
 
 
 @dataclass
 class Probation:
-    """Which of the node's GPUs (UUIDs) count as faulty, from events and one reading of the machine after another."""
+    """The faulty ones among the node's GPUs (UUIDs), from events and successive readings of the machine."""
 
     expected: frozenset[str]
     ignored_xids: Collection[int] = IGNORED_XIDS
@@ -36,69 +36,70 @@ class Probation:
     reasons: dict[str, str] = field(default_factory=dict)
     """By UUID of each faulty GPU: why."""
     changes: list[HealthChange] = field(default_factory=list)
-    """What changed since ``take`` was last called, in order."""
-    heard: int = 0
-    """How many events were heard that are not ignored."""
-    _seen: dict[str, int] = field(default_factory=dict)
-    _heard: dict[str, int] = field(default_factory=dict)
+    """Changes since the last call of ``take_changes``, in order."""
+    events: int = 0
+    """Number of events so far that are not ignored."""
+    _good_reads: dict[str, int] = field(default_factory=dict)
+    _last_event: dict[str, int] = field(default_factory=dict)
     """By UUID: the number of its last event."""
 
-    def expect(self, gpus: frozenset[str], there: Collection[str], sound: Collection[str]) -> bool:
-        """Other GPUs count from now on; returns whether the faulty ones changed.
+    def expect(self, gpus: frozenset[str], present: Collection[str], healthy: Collection[str]) -> bool:
+        """Replace the GPUs that must be present; return whether the faulty ones changed.
 
-        ``there``: those that the driver lists. ``sound``: those that need no probation.
+        ``present``: GPUs that the driver lists. ``healthy``: added GPUs that need no probation.
         """
         before = self.faulty
         for uuid in sorted(gpus - self.expected):
-            if uuid not in there:
+            if uuid not in present:
                 self._fault(uuid, GONE, None)
-            elif uuid not in sound:
+            elif uuid not in healthy:
                 self._fault(uuid, NEW, None)
         for uuid in self.expected - gpus:
             self.reasons.pop(uuid, None)
-            self._seen.pop(uuid, None)
+            self._good_reads.pop(uuid, None)
         self.expected = gpus
         return self.faulty != before
 
     @property
     def faulty(self) -> frozenset[str]:
-        """UUIDs of the GPUs that count as faulty."""
+        """UUIDs of the faulty GPUs."""
         return frozenset(self.reasons)
 
-    def read(self, uuids: Iterable[str], heard: int | None = None) -> bool:
-        """Take a reading of the GPUs that are there; returns whether the faulty ones changed.
+    def read(self, uuids: Iterable[str], events: int | None = None) -> bool:
+        """Apply a reading of the GPUs that are present; return whether the faulty ones changed.
 
-        ``heard``: as it was when the reading began. What was read before an event says nothing about its GPU.
+        ``events``: the value of ``self.events`` when the reading began. A reading that began before a GPU's last event
+        does not count as good for it.
         """
-        heard = self.heard if heard is None else heard
-        there = set(uuids)
+        events = self.events if events is None else events
+        present = set(uuids)
         before = self.faulty
         for uuid in sorted(self.expected):
-            if uuid not in there:
-                self._seen[uuid] = 0
+            if uuid not in present:
+                self._good_reads[uuid] = 0
                 if uuid not in self.reasons:
                     self._fault(uuid, GONE, None)
-            elif uuid in self.reasons and self._heard.get(uuid, 0) <= heard:
-                self._seen[uuid] = self._seen.get(uuid, 0) + 1
-                if self._seen[uuid] >= self.recovery_reads:
+            elif uuid in self.reasons and self._last_event.get(uuid, 0) <= events:
+                self._good_reads[uuid] = self._good_reads.get(uuid, 0) + 1
+                if self._good_reads[uuid] >= self.recovery_reads:
                     del self.reasons[uuid]
                     self.changes.append(HealthChange(uuid, ""))
         return self.faulty != before
 
     def event(self, event: GpuEvent, parents: Mapping[str, str] | None = None) -> bool:
-        """Take an XID event; returns whether the faulty ones changed. ``parents``: GPU of each MIG instance.
+        """Apply an XID event; return whether the faulty ones changed. ``parents``: GPU of each MIG instance.
 
-        One that names no GPU is taken for all of them; a further one of a GPU on probation begins its probation anew.
+        An event without a GPU counts for all GPUs; a further event of a faulty GPU restarts its probation.
         """
         if event.xid in self.ignored_xids:
             return False
         gpu = (parents or {}).get(event.gpu or "", event.gpu)
         hit = sorted(self.expected if gpu is None else self.expected & {gpu})
         before = self.faulty
-        self.heard += 1
+        self.events += 1
         for uuid in hit:
-            self._seen[uuid] = 0
-            self._heard[uuid] = self.heard
+            self._good_reads[uuid] = 0
+            self._last_event[uuid] = self.events
             which = "" if gpu is not None else " of an unnamed GPU"
             text = f"XID {event.xid}{which}"
             if uuid not in self.reasons:
@@ -107,8 +108,8 @@ class Probation:
                 self.reasons[uuid] = f"{self.reasons[uuid]}, {text}"
         return self.faulty != before
 
-    def take(self) -> list[HealthChange]:
-        """What changed since the last call."""
+    def take_changes(self) -> list[HealthChange]:
+        """Return the changes since the last call."""
         taken, self.changes = self.changes, []
         return taken
 
@@ -118,21 +119,21 @@ class Probation:
 
 
 @dataclass
-class Arrivals:
-    """GPUs that nobody knew, until they were seen often enough in a row to be offered."""
+class NewGpus:
+    """Present GPUs that are not known yet: counted until they have been read often enough to be offered."""
 
-    _seen: dict[str, int] = field(default_factory=dict)
+    _reads: dict[str, int] = field(default_factory=dict)
 
     def read(self, uuids: Iterable[str], needed: int) -> bool:
-        """Take a reading of those that are there and unknown; returns whether one has been seen ``needed`` times."""
-        self._seen = {uuid: self._seen.get(uuid, 0) + 1 for uuid in uuids}
-        return any(seen >= needed for seen in self._seen.values())
+        """Apply a reading of the unknown GPUs; return whether one has been read ``needed`` times in a row."""
+        self._reads = {uuid: self._reads.get(uuid, 0) + 1 for uuid in uuids}
+        return any(reads >= needed for reads in self._reads.values())
 
-    def sound(self, needed: int) -> frozenset[str]:
-        """Those that have been seen so often."""
-        return frozenset(uuid for uuid, seen in self._seen.items() if seen >= needed)
+    def healthy(self, needed: int) -> frozenset[str]:
+        """Return the GPUs that have been read ``needed`` times."""
+        return frozenset(uuid for uuid, reads in self._reads.items() if reads >= needed)
 
     def event(self, gpu: str | None) -> None:
-        """An XID event that is not ignored: the probation begins anew. None: of all."""
-        for uuid in self._seen if gpu is None else self._seen.keys() & {gpu}:
-            self._seen[uuid] = 0
+        """Restart the count after an XID event that is not ignored. None: for all GPUs."""
+        for uuid in self._reads if gpu is None else self._reads.keys() & {gpu}:
+            self._reads[uuid] = 0

@@ -1,8 +1,8 @@
 """The start gate: a container with a seat starts only with a ticket, which the node's GPU manager writes.
 
-Seat folder ``<run_dir>/seats/<seat>/``: the plugin announces a waiting start in ``call.json`` and takes
-``ticket.json`` by rename, which makes it single-use. Only files, so that it works without any bus; ``status.json``,
-by the manager, says what a start waits for.
+Seat folder ``<run_dir>/seats/<seat>/``: the plugin announces a waiting start in ``call.json`` and takes ``ticket.json``
+by rename, which makes it single-use. The manager writes into ``status.json`` what a start waits for. The protocol uses
+only files, so that starts work without NATS.
 """
 
 import asyncio
@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kybernate import files
 from kybernate.logs import get_logger
 
 POLL_SECONDS = 0.05
 
 
 class NotGrantedError(Exception):
-    """The start may not happen now; users read this text in ``kubectl describe pod``."""
+    """The start must not happen now; ``kubectl describe pod`` shows this text."""
 
 
 @dataclass
@@ -31,23 +32,23 @@ class StartGate:
     seats_dir: Path
     wait_seconds: float = 25.0
     calls: dict[str, str] = field(default_factory=dict)
-    """The present call of each seat that waits; a newer call of the same seat replaces it."""
+    """By seat ID: the current call of a waiting start; a newer call of the same seat replaces it."""
     _locks: dict[str, asyncio.Lock] = field(default_factory=dict)
 
     def prepare(self, seat_ids: Iterable[str]) -> None:
-        """Make the folders of all seats and forget calls of an earlier plugin. Blocking; before Register."""
+        """Create the folders of all seats and delete the calls of an earlier plugin. Blocking; before Register."""
         for seat_id in seat_ids:
             folder = self.seats_dir / seat_id
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "call.json").unlink(missing_ok=True)
 
     async def wait(self, seat_id: str, limit_seconds: float | None = None) -> None:
-        """Until this start of the seat's container has its ticket. Raises NotGrantedError with the reason.
+        """Wait until this start of the seat's container has its ticket. Raises NotGrantedError with the reason.
 
-        ``limit_seconds`` shortens the wait to what the caller still has.
+        ``limit_seconds`` is the time left to the caller; it shortens the wait.
         """
         seconds = self.wait_seconds if limit_seconds is None else min(self.wait_seconds, limit_seconds)
-        call = _Call(self.seats_dir / seat_id, seat_id, uuid.uuid4().hex)
+        call = _StartCall(self.seats_dir / seat_id, seat_id, uuid.uuid4().hex)
         deadline = time.monotonic() + seconds
         self.calls[seat_id] = call.id
         try:
@@ -58,17 +59,17 @@ class StartGate:
                 await asyncio.sleep(POLL_SECONDS)
             if self._present(call):
                 call.announcement.unlink(missing_ok=True)
-                if await self._taken(call):  # written while the announcement still stood
+                if await self._taken(call):  # written before the announcement was removed
                     return
         finally:
-            # Also when kubelet hung up. A newer call of this seat has an announcement of its own, which stays.
+            # Also when kubelet cancelled the call. The announcement of a newer call of this seat stays.
             if self._present(call):
                 del self.calls[seat_id]
                 call.announcement.unlink(missing_ok=True)
         raise NotGrantedError(await asyncio.to_thread(_refusal, call))
 
-    async def _taken(self, call: "_Call") -> bool:
-        # A look that finds nothing is one system call on tmpfs; only a ticket is worth a thread.
+    async def _taken(self, call: "_StartCall") -> bool:
+        # Checking is one system call on tmpfs; only taking a ticket needs a thread.
         if not os.path.lexists(call.ticket):  # noqa: ASYNC240
             return False
         ticket = await self._exclusively(call, _take)
@@ -77,20 +78,22 @@ class StartGate:
         if ticket.get("call") == call.id and ticket.get("seat") == call.seat:
             get_logger().info("gate.opened", seat=call.seat, epoch=ticket.get("epoch"), pod_uid=ticket.get("pod_uid"))
             return True
-        get_logger().warning("gate.foreign_ticket", seat=call.seat, call=call.id, ticket=ticket)
+        get_logger().warning("gate.ticket_rejected", seat=call.seat, call=call.id, ticket=ticket)
         return False
 
-    async def _exclusively(self, call: "_Call", act: Callable[..., dict[str, Any]], *args: object) -> dict[str, Any]:
-        """Touch the seat folder in a thread, unless a newer call of the seat has taken over."""
+    async def _exclusively(
+        self, call: "_StartCall", act: Callable[..., dict[str, Any]], *args: object
+    ) -> dict[str, Any]:
+        """Run ``act`` on the seat folder in a thread, unless a newer call of the seat has replaced this one."""
         async with self._locks.setdefault(call.seat, asyncio.Lock()):
             return await asyncio.to_thread(act, call, *args) if self._present(call) else {}
 
-    def _present(self, call: "_Call") -> bool:
+    def _present(self, call: "_StartCall") -> bool:
         return self.calls.get(call.seat) == call.id
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _StartCall:
     """One waiting start and its files."""
 
     folder: Path
@@ -106,19 +109,17 @@ class _Call:
         return self.folder / "ticket.json"
 
 
-def _announce(call: _Call, seconds: float) -> dict[str, Any]:
-    """Say that a start waits. A ticket for an earlier call is worth nothing any more."""
+def _announce(call: _StartCall, seconds: float) -> dict[str, Any]:
+    """Write the announcement of a waiting start. A ticket for an earlier call is void and removed."""
     call.ticket.unlink(missing_ok=True)
     now = time.time()
     announcement = {"call": call.id, "since": now, "until": now + seconds}
-    temporary = call.folder / f"call.{call.id}.tmp"
-    temporary.write_text(json.dumps(announcement))
-    temporary.replace(call.announcement)
+    files.replace(call.announcement, json.dumps(announcement), durable=False)
     return announcement
 
 
-def _take(call: _Call) -> dict[str, Any]:
-    """Take the ticket so that nobody can take it again; empty when it is gone or unreadable."""
+def _take(call: _StartCall) -> dict[str, Any]:
+    """Take the ticket, once, and return its content; empty when it is gone or unreadable."""
     taken = call.folder / "ticket.taken.json"
     try:
         call.ticket.rename(taken)
@@ -127,7 +128,7 @@ def _take(call: _Call) -> dict[str, Any]:
     return _read(taken)
 
 
-def _refusal(call: _Call) -> str:
+def _refusal(call: _StartCall) -> str:
     status = _read(call.folder / "status.json")
     if not status:
         return (

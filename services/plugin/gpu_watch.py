@@ -1,117 +1,213 @@
-"""Looks at the node's GPUs: which are there, what the driver reports, which are new; and what follows for the seats."""
+"""The machine's GPUs: read once before kubelet is answered, then watched for health, new GPUs and device nodes."""
 
 import asyncio
+import os
+import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 from kybernate import known_gpus
 from kybernate.config_watch import changes
 from kybernate.gpus import GpuError, Gpus
+from kybernate.known_gpus import KnownGpus
 from kybernate.logs import OnceLogger, get_logger
-from kybernate.machine import GpuEvent
-from services.plugin.faults import Arrivals
-from services.plugin.machine import Machine, learn, look
-from services.plugin.servicer import Node
+from kybernate.machine import Gpu, GpuEvent
+from services.plugin.devices import device_paths
+from services.plugin.faults import NewGpus
+from services.plugin.servicer import NodeSeats
 from services.plugin.settings import PluginSettings
 
 EVENT_SECONDS = 5.0
-TOGETHER_SECONDS = 0.1
-"""Events that come so close together are heard as one: a broken application makes hundreds a second."""
+EVENT_BATCH_SECONDS = 0.1
+"""Events within this time are handled together: a broken application causes hundreds a second."""
 RETRY_SECONDS = 1.0
+MIG_MINORS = Path("/proc/driver/nvidia-caps/mig-minors")
+"""Device node of each MIG instance, in lines such as ``gpu0/gi1/ci0/access 12``."""
+_MINOR = re.compile(r"^gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access (\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """A reading of the machine: the known GPUs, of which groups are made, and those that are present."""
+
+    known: KnownGpus
+    present: frozenset[str]
+    """UUIDs of the GPUs that answer; the other known GPUs are faulty."""
+    device_nodes: frozenset[str] = frozenset()
+    """Device nodes that exist."""
+    mig_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By UUID of a MIG instance: its device nodes."""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All known GPUs, by index."""
+        return self.known.gpus
+
+    @property
+    def parents(self) -> dict[str, str]:
+        """By UUID of a MIG instance: the UUID of its GPU."""
+        return {gpu.uuid: gpu.mig.parent for gpu in self.known.instances if gpu.mig is not None}
+
+
+async def first_reading(gpus: Gpus, state_dir: Path) -> GpuReading:
+    """Read the GPUs; while the driver does not answer, retry and log it once."""
+    failed = OnceLogger("gpus.unavailable")
+    while True:
+        try:
+            known, present = await learn(gpus, state_dir)
+            return await read_device_nodes(known, present)
+        except GpuError as error:
+            failed.log(reason=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+async def learn(gpus: Gpus, state_dir: Path, before: KnownGpus | None = None) -> tuple[KnownGpus, frozenset[str]]:
+    """Read the GPUs and share them with the manager; return the known GPUs and the UUIDs of the present ones.
+
+    ``before``: the known GPUs so far, used when the disk cannot be written. Raises GpuError.
+    """
+    found = await gpus.list()
+    if not found:
+        raise GpuError("this machine has no GPUs; keep the plugin off it with a node selector")
+    seen = found, await gpus.links(), await gpus.instances()
+    try:
+        known = await asyncio.to_thread(known_gpus.learn, state_dir, *seen)
+    except OSError as error:
+        meaning = "the manager may form other groups while a GPU is away"
+        get_logger().error("known_gpus.write_failed", folder=str(state_dir), reason=str(error), meaning=meaning)
+        known = known_gpus.merge(before or KnownGpus(), *seen)
+    return known, frozenset(gpu.uuid for gpu in found)
+
+
+async def read_device_nodes(known: KnownGpus, present: Collection[str]) -> GpuReading:
+    """Complete a reading with the device nodes that exist."""
+    minors = await asyncio.to_thread(_read, MIG_MINORS) if known.instances else ""
+    nodes = mig_nodes(known.instances, minors)
+    existing = await asyncio.to_thread(existing_paths, device_paths(known.gpus, nodes))
+    return GpuReading(known, frozenset(present), existing, nodes)
+
+
+def mig_nodes(instances: tuple[Gpu, ...], minors: str) -> dict[str, tuple[str, ...]]:
+    """Return the device nodes of each MIG instance, from the text of ``mig-minors``. Pure."""
+    nodes = {(int(m[1]), int(m[2]), m[3]): f"/dev/nvidia-caps/nvidia-cap{m[4]}" for m in _MINOR.finditer(minors)}
+    found = {}
+    for gpu in instances:
+        if gpu.mig is not None:
+            keys = (
+                (gpu.minor, gpu.mig.gpu_instance, None),
+                (gpu.minor, gpu.mig.gpu_instance, str(gpu.mig.compute_instance)),
+            )
+            found[gpu.uuid] = tuple(nodes[key] for key in keys if key in nodes)
+    return found
+
+
+def existing_paths(paths: tuple[str, ...]) -> frozenset[str]:
+    """Return the paths that exist. Blocking."""
+    return frozenset(path for path in paths if os.path.exists(path))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 class GpuWatch:
-    """``poll``, ``hear`` and ``follow`` are jobs; they change the probation, and ``machine`` through ``adopt``."""
+    """``poll``, ``watch_events`` and ``watch_known`` are jobs; they update the probation and adopt new readings."""
 
     def __init__(
         self,
         settings: PluginSettings,
         gpus: Gpus,
-        machine: Machine,
-        adopt: Callable[[Machine], Awaitable[None]],
-        changed: Callable[[], None],
+        reading: GpuReading,
+        adopt: Callable[[GpuReading], Awaitable[None]],
+        health_changed: Callable[[], None],
     ) -> None:
-        """``adopt`` makes a new offer of another machine; ``changed`` is told of GPUs that became faulty or sound."""
-        self._settings, self._gpus, self._adopt, self._changed = settings, gpus, adopt, changed
-        self.machine = machine
-        self._there = machine.there
-        self._arrivals = Arrivals()
+        """``adopt`` makes an offer from a new reading; ``health_changed`` is called after faults and recoveries."""
+        self._settings, self._gpus, self._adopt, self._health_changed = settings, gpus, adopt, health_changed
+        self.reading = reading
+        self._present = reading.present
+        self._new = NewGpus()
 
-    def expect(self, node: Node, machine: Machine) -> None:
-        """Whose health counts: that of every GPU that is known, and of those that seats in use are on."""
-        known = {gpu.uuid for gpu in machine.gpus}
-        parts = {gpu.uuid for gpu in machine.instances}
-        kept = {uuid for group in node.offer.groups if node.offer.is_kept(group) for uuid in group.physical}
+    def expect(self, node: NodeSeats, reading: GpuReading) -> None:
+        """Watch the health of every known GPU, and of those of orphaned seats."""
+        known = {gpu.uuid for gpu in reading.gpus}
+        parts = {gpu.uuid for gpu in reading.known.instances}
+        orphaned = {uuid for group in node.offer.groups if node.offer.is_orphaned(group) for uuid in group.physical}
         needed = node.probation.recovery_reads
-        # At the start everything that is there is sound; nothing is known of it.
-        sound = self._arrivals.sound(needed) if node.probation.expected else machine.there
-        self.machine = machine
-        node.probation.expect(frozenset(known | (kept - parts)), machine.there, sound)
-        self._changed()
+        # At the start every present GPU counts as healthy: there are no earlier readings.
+        healthy = self._new.healthy(needed) if node.probation.expected else reading.present
+        self.reading = reading
+        node.probation.expect(frozenset(known | (orphaned - parts)), reading.present, healthy)
+        self._health_changed()
 
-    async def poll(self, node: Node) -> NoReturn:
-        """A GPU that is gone makes its seats unhealthy; a driver that does not answer proves nothing."""
+    async def poll(self, node: NodeSeats) -> NoReturn:
+        """Read the GPUs periodically. A missing GPU is faulty; a driver that does not answer proves nothing."""
         while True:
             await asyncio.sleep(self._settings.reread_seconds)
-            heard = node.probation.heard
+            events = node.probation.events
             try:
-                there = frozenset(gpu.uuid for gpu in await self._gpus.list())
-                await self._read(node, there, heard)
+                present = frozenset(gpu.uuid for gpu in await self._gpus.list())
+                await self.apply(node, present, events)
             except GpuError as error:
-                get_logger().warning("plugin.gpus_unread", reason=str(error))
+                get_logger().warning("gpus.read_failed", reason=str(error))
 
-    async def _read(self, node: Node, there: frozenset[str], heard: int) -> None:
-        machine, probation = self.machine, node.probation
-        self._there = there
-        if probation.read(there, heard):
-            self._changed()
-        known = frozenset(gpu.uuid for gpu in machine.gpus)
-        if self._arrivals.read(there - known, probation.recovery_reads):
-            found, there = await learn(self._gpus, self._settings.state_dir, machine.known)
-            self._there = there
-            get_logger().info("gpus.new", gpus=sorted(there - known))
-            await self._adopt(await look(found, there))
+    async def apply(self, node: NodeSeats, present: frozenset[str], events: int) -> None:
+        """Apply a reading that began when the probation had counted ``events``. Raises GpuError."""
+        reading, probation = self.reading, node.probation
+        self._present = present
+        if probation.read(present, events):
+            self._health_changed()
+        known = frozenset(gpu.uuid for gpu in reading.gpus)
+        if self._new.read(present - known, probation.recovery_reads):
+            found, present = await learn(self._gpus, self._settings.state_dir, reading.known)
+            self._present = present
+            get_logger().info("gpus.found", gpus=sorted(present - known))
+            await self._adopt(await read_device_nodes(found, present))
             return
-        # Those that were away when the offer was made, and device nodes: nvidia-uvm comes with the first use of CUDA.
-        fresh = await look(machine.known, machine.there | ((there & known) - probation.faulty))
-        if fresh != machine and machine is self.machine:
+        # GPUs that were missing when the offer was made, and device nodes: CUDA creates nvidia-uvm at its first use.
+        fresh = await read_device_nodes(reading.known, reading.present | ((present & known) - probation.faulty))
+        if fresh != reading and reading is self.reading:
             await self._adopt(fresh)
 
-    async def follow(self) -> NoReturn:
-        """GPUs that the manager saw first: both form the same groups."""
+    async def watch_known(self) -> NoReturn:
+        """Adopt GPUs that the manager saw first, so that both form the same groups."""
         folder = self._settings.state_dir
         async for _ in changes(folder / known_gpus.FILE, asyncio.Event()):
             known = await asyncio.to_thread(known_gpus.load, folder)
-            if known.gpus and known != self.machine.known:
-                await self._adopt(await look(known, self._there & {gpu.uuid for gpu in known.gpus}))
+            if known.gpus and known != self.reading.known:
+                await self._adopt(await read_device_nodes(known, self._present & {gpu.uuid for gpu in known.gpus}))
         raise AssertionError("changes ended")
 
-    async def hear(self, node: Node) -> NoReturn:
-        """XID events, as they come."""
-        unread = OnceLogger("plugin.events_unheard")
+    async def watch_events(self, node: NodeSeats) -> NoReturn:
+        """Apply XID events as they are reported."""
+        failed = OnceLogger("gpu_events.read_failed")
         while True:
             try:
                 events = await self._gpus.events(EVENT_SECONDS)
                 parents = await self._parents(events)
             except GpuError as error:
-                unread.log(reason=str(error))
+                failed.log(reason=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            unread.clear()
+            failed.clear()
             for event, times in Counter(events).items():
                 ignored = event.xid in node.probation.ignored_xids
                 get_logger().warning("gpu.xid", gpu=event.gpu, xid=event.xid, times=times, ignored=ignored)
                 if not ignored:
-                    self._arrivals.event(event.gpu)
+                    self._new.event(event.gpu)
                 if node.probation.event(event, parents):
-                    self._changed()
+                    self._health_changed()
             if events:
-                await asyncio.sleep(TOGETHER_SECONDS)
+                await asyncio.sleep(EVENT_BATCH_SECONDS)
 
     async def _parents(self, events: tuple[GpuEvent, ...]) -> dict[str, str]:
-        """By UUID of a MIG instance: its GPU. An instance that was made since the start is asked for."""
-        parents = self.machine.parents
+        """Return the GPU of each MIG instance; instances are read again if an event names an unknown one."""
+        parents = self.reading.parents
         if any((event.gpu or "").startswith("MIG-") and event.gpu not in parents for event in events):
             try:
                 found = await self._gpus.instances()

@@ -1,32 +1,40 @@
-"""Which group gets the next seat: six strategies over the same few facts about each group. Pure.
+"""Which group gets the next seat: six strategies over the same few facts about each group, and wishes. Pure.
 
-Kubelet and the scheduler count seats; which *group* a seat is on, they leave to the plugin. A seat is a claim to wait:
-every group with a free seat can take the next one, and what differs is how long it will wait there and what is left
-for others. Before any strategy has a say, three rules hold:
+Kubelet and the scheduler count seats; the choice of the *group* is the plugin's. An allocated seat may wait: every
+group with a free seat can take the next one, and strategies differ in how long it will wait there and in what is left
+for other seats. Three rules hold for every strategy:
 
 * a group without a free seat, or with a faulty GPU, is no candidate (the caller leaves the latter out),
 * a pending wish for a group is granted when that group is a candidate,
-* groups whose GPUs other groups' seats use already come after groups whose GPUs nobody else uses: the seats of
-  overlapping groups never run together.
+* groups that share GPUs with allocated seats of other groups come last: the seats of overlapping groups never run
+  together.
 
 Then, with ties always broken by the order of the configuration:
 
 =============== ====================================================================================================
 first-fit       the first group of the configuration
-best-fit        the group that has the fewest free seats left: fills a group before it begins another
-worst-fit       the group that has the most free seats left
-bin-pack        the busiest neighbourhood (NUMA node) first, in it the group with the fewest free seats: keeps whole
-                neighbourhoods empty, for groups that need many GPUs and for nodes that can be given back
-spread          the fewest seats in use per slot, then the quietest neighbourhood: the shortest queue for the GPUs, and
-                the least lost with one neighbourhood
+best-fit        the group with the fewest free seats: fills a group before the next one
+worst-fit       the group with the most free seats
+bin-pack        the NUMA node with the most allocated seats, in it the group with the fewest free seats: keeps whole
+                NUMA nodes empty, for groups that need many GPUs and for nodes that can be removed
+spread          the fewest allocated seats per slot, then the NUMA node with the fewest: the shortest queue for the
+                GPUs, and the fewest seats lost with one NUMA node
 topology-aware  a group with an idle slot before one without; then the closest GPUs (NVLink, PCIe level), then the
-                fewest NUMA nodes, then as spread: the best links that need not be waited for
+                fewest NUMA nodes, then as spread: the best links that are free at once
 =============== ====================================================================================================
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import combinations
+
+from kybernate.machine import Link, distance
+from kybernate.topology import Group
+from kybernate.wishes import Wish
+
+UNKNOWN = 99
+"""Distance of a pair of GPUs without a known link: farther than any known one."""
 
 
 class Strategy(StrEnum):
@@ -41,74 +49,168 @@ class Strategy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A group as placement sees it, at one instant."""
+class GroupLoad:
+    """The allocated and free seats of a group at one instant, with what the strategies compare."""
 
     name: str
     order: int
-    """Its place in the configuration; decides ties."""
+    """Position in the configuration; breaks ties."""
     seats: int
-    """All its seats, in use or not."""
+    """All its seats, allocated or not."""
     free: int
-    """Seats that may be given now."""
+    """Seats that can be allocated now."""
     slots: int = 1
     """How many of its seats may run at the same time."""
-    overlapping_in_use: int = 0
-    """Seats in use of other groups that share a GPU with it."""
-    nearby_in_use: int = 0
-    """Seats in use, of whatever group, on the NUMA nodes of its GPUs; its own are among them."""
+    overlapping_allocated: int = 0
+    """Allocated seats of other groups that share a GPU with it."""
+    nearby_allocated: int = 0
+    """Allocated seats of all groups on the NUMA nodes of its GPUs, including its seats."""
     distance: tuple[int, ...] = ()
-    """How far its GPUs are from each other: less is closer."""
+    """Distance between its GPUs, as in ``GroupRelations``."""
     numa_nodes: int = 1
-    """On how many NUMA nodes its GPUs are."""
+    """Number of NUMA nodes of its GPUs."""
 
-    def with_one_less(self) -> "Place":
-        """The same group after it gave a seat."""
-        return replace(self, free=self.free - 1, nearby_in_use=self.nearby_in_use + 1)
+    def after_allocation(self) -> "GroupLoad":
+        """Return the load after one more allocation."""
+        return replace(self, free=self.free - 1, nearby_allocated=self.nearby_allocated + 1)
 
     @property
-    def in_use(self) -> int:
-        """Seats that somebody has."""
+    def allocated(self) -> int:
+        """Allocated seats."""
         return self.seats - self.free
 
     @property
-    def load(self) -> float:
-        """Seats in use per slot: above 1, seats wait for each other."""
-        return self.in_use / self.slots
+    def per_slot(self) -> float:
+        """Allocated seats per slot: above 1, seats wait for each other."""
+        return self.allocated / self.slots
 
 
 Key = tuple[object, ...]
 
-_KEYS: dict[Strategy, Callable[[Place], Key]] = {
-    Strategy.FIRST_FIT: lambda place: (place.order,),
-    Strategy.BEST_FIT: lambda place: (place.free,),
-    Strategy.WORST_FIT: lambda place: (-place.free,),
-    Strategy.BIN_PACK: lambda place: (-place.nearby_in_use, place.free),
-    Strategy.SPREAD: lambda place: (place.load, place.nearby_in_use),
-    Strategy.TOPOLOGY_AWARE: lambda place: (
-        place.in_use >= place.slots,
-        place.distance,
-        place.numa_nodes,
-        place.load,
-        place.nearby_in_use,
+_KEYS: dict[Strategy, Callable[[GroupLoad], Key]] = {
+    Strategy.FIRST_FIT: lambda load: (load.order,),
+    Strategy.BEST_FIT: lambda load: (load.free,),
+    Strategy.WORST_FIT: lambda load: (-load.free,),
+    Strategy.BIN_PACK: lambda load: (-load.nearby_allocated, load.free),
+    Strategy.SPREAD: lambda load: (load.per_slot, load.nearby_allocated),
+    Strategy.TOPOLOGY_AWARE: lambda load: (
+        load.allocated >= load.slots,
+        load.distance,
+        load.numa_nodes,
+        load.per_slot,
+        load.nearby_allocated,
     ),
 }
 
 
-def rank(strategy: Strategy, places: Iterable[Place], wish: str = "") -> list[Place]:
-    """Groups that can take a seat, best first. ``wish``: the name of a group that goes before all others."""
-    return sorted((place for place in places if place.free > 0), key=_key(strategy, wish))
+def rank(strategy: Strategy, loads: Iterable[GroupLoad], wish: str = "") -> list[GroupLoad]:
+    """Return the groups that can take a seat, best first; the group named ``wish`` comes before all others."""
+    return sorted((load for load in loads if load.free > 0), key=_key(strategy, wish))
 
 
-def best(strategy: Strategy, places: Iterable[Place], wish: str = "") -> Place | None:
-    """The first of ``rank``; None when no group can take a seat."""
-    return min((place for place in places if place.free > 0), key=_key(strategy, wish), default=None)
+def best(strategy: Strategy, loads: Iterable[GroupLoad], wish: str = "") -> GroupLoad | None:
+    """Return the first of ``rank``; None when no group can take a seat."""
+    return min((load for load in loads if load.free > 0), key=_key(strategy, wish), default=None)
 
 
-def _key(strategy: Strategy, wish: str) -> Callable[[Place], Key]:
+def _key(strategy: Strategy, wish: str) -> Callable[[GroupLoad], Key]:
     own = _KEYS[strategy]
 
-    def key(place: Place) -> Key:
-        return (place.name != wish, place.overlapping_in_use > 0, *own(place), place.order)
+    def key(load: GroupLoad) -> Key:
+        return (load.name != wish, load.overlapping_allocated > 0, *own(load), load.order)
 
     return key
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRelations:
+    """How groups relate to each other and to NUMA nodes, by group name; constant while the groups are."""
+
+    order: Mapping[str, int]
+    """Position in the configuration."""
+    physical: Mapping[str, frozenset[str]]
+    """UUIDs of its GPUs, and of the parent GPUs of MIG instances."""
+    overlapping: Mapping[str, tuple[str, ...]]
+    """Other groups that share a GPU with it."""
+    nearby: Mapping[str, tuple[str, ...]]
+    """Groups that share a NUMA node with it, including itself; all groups where NUMA nodes are unknown."""
+    numa_nodes: Mapping[str, tuple[int, ...]]
+    """NUMA nodes of its GPUs; empty where unknown."""
+    distance: Mapping[str, tuple[int, ...]]
+    """Distance between its GPUs, by the worst pair; smaller is closer."""
+
+    @classmethod
+    def of(cls, groups: Iterable[Group], links: Iterable[Link]) -> "GroupRelations":
+        """Compute the relations of all pairs."""
+        known = {frozenset((link.a, link.b)): link for link in links}
+        every = tuple(groups)
+        physical = {group.name: group.physical for group in every}
+        # Two MIG instances of one GPU share its faults, and do not overlap.
+        members = {group.name: frozenset(gpu.uuid for gpu in group.gpus) for group in every}
+        nodes = {group.name: _numa_nodes(group) for group in every}
+        return cls(
+            order={group.name: number for number, group in enumerate(every)},
+            physical=physical,
+            overlapping={
+                a.name: tuple(b.name for b in every if b is not a and members[a.name] & members[b.name]) for a in every
+            },
+            nearby={
+                a.name: tuple(b.name for b in every if b is a or _near(nodes[a.name], nodes[b.name])) for a in every
+            },
+            numa_nodes=nodes,
+            distance={group.name: group_distance([gpu.uuid for gpu in group.gpus], known) for group in every},
+        )
+
+
+def group_distance(uuids: Iterable[str], links: Mapping[frozenset[str], Link]) -> tuple[int, int]:
+    """Return the distance of the worst pair: NVLink is closer than PCIe, more links closer than fewer."""
+    pairs = [_pair_distance(links.get(frozenset(pair))) for pair in combinations(tuple(uuids), 2)]
+    return max(pairs, default=(0, 0))
+
+
+def _pair_distance(link: Link | None) -> tuple[int, int]:
+    if link is None:
+        return UNKNOWN, 0
+    return (0, -link.nvlinks) if link.nvlinks else (1 + distance(link.level), 0)
+
+
+def _near(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    return not a or not b or not set(a).isdisjoint(b)
+
+
+def _numa_nodes(group: Group) -> tuple[int, ...]:
+    return tuple(sorted({gpu.numa_node for gpu in group.gpus if gpu.numa_node is not None}))
+
+
+@dataclass
+class OpenWishes:
+    """Wishes of the node's GPU manager: the next seat of a resource should be on a certain group.
+
+    A wish is granted once, to the next pod that can have it (kubelet does not name the pod). It expires by itself.
+    """
+
+    open: tuple[Wish, ...] = ()
+    _granted: set[str] = field(default_factory=set)
+
+    def update(self, wishes: Collection[Wish]) -> None:
+        """Take over the content of the file. A granted wish stays granted while the file has it."""
+        self._granted &= {wish.id for wish in wishes}
+        self.open = tuple(sorted(wishes, key=lambda wish: (wish.until, wish.id)))
+
+    def matching(self, resource: str, groups: Collection[str], unix: float) -> Wish | None:
+        """Return the open wish for one of these groups that expires first."""
+        return next(
+            (
+                wish
+                for wish in self.open
+                if wish.id not in self._granted
+                and wish.until > unix
+                and wish.group in groups
+                and wish.resource in ("", resource)
+            ),
+            None,
+        )
+
+    def grant(self, wish: Wish) -> None:
+        """Record that a seat was allocated on the wished group."""
+        self._granted.add(wish.id)

@@ -1,4 +1,4 @@
-"""The wire to kubelet: translates the device plugin calls of one resource. Decisions are in ``devices``."""
+"""The gRPC service ``DevicePlugin`` for one resource each, and the node's seats that all of them share."""
 
 import asyncio
 import time
@@ -12,62 +12,67 @@ import grpc.aio
 from kybernate.logs import get_logger
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
-from services.plugin.book import Book, Held
-from services.plugin.devices import Answer, Offer, RefusedError
+from kybernate.topology import AllocatedSeat
+from services.plugin.allocations import Allocations
+from services.plugin.devices import AllocationRefusedError, Offer, SeatAnswer
 from services.plugin.faults import GONE, Probation
 from services.plugin.gate import NotGrantedError, StartGate
-from services.plugin.wishes import Wishes
+from services.plugin.placement import OpenWishes
 
 OPTIONS = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
-HURRY_SECONDS = 2.0
+DEADLINE_MARGIN_SECONDS = 2.0
 """How much earlier than kubelet's deadline a refusal is sent, so that its text arrives."""
-
-TOGETHER_SECONDS = 0.05
-"""Changes that come so close together are one list: kubelet takes each complete list through its one lock."""
+BATCH_SECONDS = 0.05
+"""Changes within this time are sent as one list: kubelet processes each complete list under its one lock."""
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
 @dataclass
-class Node:
-    """What the servicers of all resources share."""
+class NodeSeats:
+    """The state that the servicers of all resources share."""
 
     offer: Offer
-    """Replaced as a whole when the configuration changes."""
+    """Replaced as a whole by ``replace_offer``."""
     gate: StartGate
     probation: Probation
-    allocated: Callable[[str], None]
-    """Told each allocated seat after the answer is made; must not block."""
-    book: Book = field(default_factory=Book)
-    wishes: Wishes = field(default_factory=Wishes)
+    on_allocated: Callable[[str], None]
+    """Called with the ID of each allocated seat after the answer is made; must not block."""
+    allocations: Allocations = field(default_factory=Allocations)
+    wishes: OpenWishes = field(default_factory=OpenWishes)
     _watchers: set[asyncio.Event] = field(default_factory=set)
 
+    def replace_offer(self, offer: Offer) -> None:
+        """Offer other seats from now on."""
+        self.offer = offer
+        self.allocations.offer(offer.groups)
+        self.notify()
+
     def preferred(self, resource: str, available: Sequence[str], must: Sequence[str], size: int) -> tuple[str, ...]:
-        """The seats to take; grants a wish that fits."""
+        """Return the seats to take; grants a wish that fits."""
         offer = self.offer
         groups = {offer.seats[seat].group.name for seat in available if seat in offer.seats}
-        wish = self.wishes.fitting(resource, groups, time.time())
+        wish = self.wishes.matching(resource, groups, time.time())
         wished = wish.group if wish is not None else ""
         faulty = self.probation.faulty
-        chosen = offer.preferred(available, must, size, faulty, in_use=self.book.held, wish=wished)
+        chosen = offer.preferred(available, must, size, faulty, allocated=self.allocations.seats, wish=wished)
         if wish is not None and any(offer.seats[seat].group.name == wished for seat in chosen[len(must) :]):
             self.wishes.grant(wish)
             get_logger().info("wish.granted", group=wished, seats=chosen, why=wish.why)
         return chosen
 
-    def allocate(self, resource: str, requests: Sequence[Sequence[str]]) -> list[Answer]:
-        """What the containers get; remembers who has which seat. Raises RefusedError, and then nobody has anything."""
-        offer = self.offer
-        answers = [offer.answer(resource, seat_ids) for seat_ids in requests]
+    def allocate(self, resource: str, requests: Sequence[Sequence[str]]) -> list[SeatAnswer]:
+        """Return one answer per container and record the seats. Raises AllocationRefusedError, recording nothing."""
+        answers = [self.offer.answer(resource, seat_ids) for seat_ids in requests]
         for answer in answers:
-            seat = offer.seats[answer.envs["KYB_GPU_SEAT"]]
-            self.book.allocate(Held(seat.id, resource, tuple(gpu.uuid for gpu in seat.group.gpus)))
-            self.allocated(seat.id)
+            seat = answer.seat
+            self.allocations.allocate(AllocatedSeat(seat.id, resource, tuple(gpu.uuid for gpu in seat.group.gpus)))
+            self.on_allocated(seat.id)
         return answers
 
     def missing(self, seat_id: str) -> str | None:
-        """Why a container with this seat cannot start, when a GPU of its group is not there."""
+        """Return why a container with this seat cannot start: a GPU of its group is gone; None if it can."""
         group, reasons = self.offer.seats[seat_id].group, self.probation.reasons
         reason = next(
             (
@@ -79,39 +84,39 @@ class Node:
         )
         return None if reason is None else f"seat {seat_id} cannot start: {reason}; or delete the pod"
 
-    def changed(self) -> None:
-        """Seats or their health are others now: every open ListAndWatch sends the complete list again."""
+    def notify(self) -> None:
+        """Make every open ListAndWatch send the complete list again: seats or their health changed."""
         for watcher in self._watchers:
             watcher.set()
 
     def watch(self) -> asyncio.Event:
-        """An event that is set at every change."""
+        """Return an event that ``notify`` sets."""
         event = asyncio.Event()
         self._watchers.add(event)
         return event
 
     def unwatch(self, event: asyncio.Event) -> None:
-        """Forget it."""
+        """Stop setting this event."""
         self._watchers.discard(event)
 
 
 class SeatPlugin(rpc.DevicePluginServicer):
     """DevicePlugin for one resource, for one registration."""
 
-    def __init__(self, node: Node, resource: str) -> None:
+    def __init__(self, node: NodeSeats, resource: str) -> None:
         self._node = node
         self._resource = resource
         self.streaming = asyncio.Event()
-        """Kubelet listens: the registration counts."""
+        """Set when kubelet has opened ListAndWatch: the registration is complete."""
         self.ended = asyncio.Event()
-        """Kubelet does not listen any more and will not come back by itself: register again."""
+        """Set when ListAndWatch has ended; kubelet opens it again only after a new registration."""
 
-    async def GetDevicePluginOptions(  # noqa: N802  (the wire's names)
+    async def GetDevicePluginOptions(  # noqa: N802  (names of the API)
         self,
         request: pb.Empty,  # noqa: ARG002
         context: grpc.aio.ServicerContext[pb.Empty, pb.DevicePluginOptions],  # noqa: ARG002
     ) -> pb.DevicePluginOptions:
-        """The same options as in Register."""
+        """Return the same options as Register sent."""
         return OPTIONS
 
     async def ListAndWatch(  # noqa: N802
@@ -119,7 +124,7 @@ class SeatPlugin(rpc.DevicePluginServicer):
         request: pb.Empty,  # noqa: ARG002
         context: grpc.aio.ServicerContext[pb.Empty, pb.ListAndWatchResponse],  # noqa: ARG002
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
-        """The complete list now and at every change; never returns by itself."""
+        """Stream the complete list now and at every change; never returns."""
         changed = self._node.watch()
         self.streaming.set()
         try:
@@ -127,7 +132,7 @@ class SeatPlugin(rpc.DevicePluginServicer):
                 changed.clear()
                 yield self._list()
                 await changed.wait()
-                await asyncio.sleep(TOGETHER_SECONDS)
+                await asyncio.sleep(BATCH_SECONDS)
         finally:
             self._node.unwatch(changed)
             self.ended.set()
@@ -137,7 +142,7 @@ class SeatPlugin(rpc.DevicePluginServicer):
         request: pb.PreferredAllocationRequest,
         context: grpc.aio.ServicerContext[pb.PreferredAllocationRequest, pb.PreferredAllocationResponse],  # noqa: ARG002
     ) -> pb.PreferredAllocationResponse:
-        """A hint. Never an error: kubelet would fail the pod for good."""
+        """Return a hint. Never an error, since kubelet would fail the pod for good."""
         answer = pb.PreferredAllocationResponse()
         for wanted in request.container_requests:
             available, must = wanted.available_deviceIDs, wanted.must_include_deviceIDs
@@ -148,10 +153,10 @@ class SeatPlugin(rpc.DevicePluginServicer):
     async def Allocate(  # noqa: N802
         self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext[pb.AllocateRequest, pb.AllocateResponse]
     ) -> pb.AllocateResponse:
-        """From memory, at once: kubelet waits without a time-out and does nothing else meanwhile."""
+        """Answer from memory: kubelet waits without a time-out and does nothing else meanwhile."""
         try:
             answers = self._node.allocate(self._resource, [r.devices_ids for r in request.container_requests])
-        except RefusedError as refusal:
+        except AllocationRefusedError as refusal:
             get_logger().warning("plugin.allocation_refused", resource=self._resource, reason=str(refusal))
             await _refuse(context, str(refusal))
         return pb.AllocateResponse(container_responses=[_container_response(answer) for answer in answers])
@@ -161,7 +166,7 @@ class SeatPlugin(rpc.DevicePluginServicer):
         request: pb.PreStartContainerRequest,
         context: grpc.aio.ServicerContext[pb.PreStartContainerRequest, pb.PreStartContainerResponse],
     ) -> pb.PreStartContainerResponse:
-        """The start gate. Waits without blocking anybody else."""
+        """Wait at the start gate until the seat has a ticket. Other calls are served meanwhile."""
         seat_ids = set(request.devices_ids)
         if len(seat_ids) != 1 or not seat_ids <= self._node.offer.seats.keys():
             await _refuse(context, f"seats {', '.join(sorted(seat_ids))} are not on this node; delete the pod")
@@ -171,7 +176,9 @@ class SeatPlugin(rpc.DevicePluginServicer):
             await _refuse(context, missing)
         remaining = context.time_remaining()
         try:
-            await self._node.gate.wait(seat_id, None if remaining is None else max(0.0, remaining - HURRY_SECONDS))
+            await self._node.gate.wait(
+                seat_id, None if remaining is None else max(0.0, remaining - DEADLINE_MARGIN_SECONDS)
+            )
         except NotGrantedError as refusal:
             await _refuse(context, str(refusal))
         return pb.PreStartContainerResponse()
@@ -185,7 +192,7 @@ class SeatPlugin(rpc.DevicePluginServicer):
         return answer
 
 
-def _container_response(answer: Answer) -> pb.ContainerAllocateResponse:
+def _container_response(answer: SeatAnswer) -> pb.ContainerAllocateResponse:
     return pb.ContainerAllocateResponse(
         envs=answer.envs,
         mounts=[pb.Mount(container_path=inside, host_path=host, read_only=True) for inside, host in answer.mounts],

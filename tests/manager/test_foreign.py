@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kybernate.gpus import GpuError
-from kybernate.known_gpus import Known
+from kybernate.known_gpus import KnownGpus
 from kybernate.machine import GpuProcess
 from kybernate.messages import TrafficSignal
 from kybernate.seat import SeatState as S
@@ -115,7 +115,7 @@ def entry(seat: str, *gpus: str) -> LedgerEntry:
 
 
 def test_owned_seats_that_are_not_configured_any_more_are_led_on() -> None:
-    machine = Known(tuple(make_gpu(index) for index in range(4)), (), ())
+    machine = KnownGpus(tuple(make_gpu(index) for index in range(4)), (), ())
     now = (make_group("G0", [0], 1),)
     shrunk, gone = make_group("G0", [0], 3).seat_ids[2], make_group("old", [2, 3], 2).seat_ids[1]
     ledger = Ledger(seats=(entry(now[0].seat_ids[0], "GPU-0"), entry(shrunk), entry(gone, "GPU-2", "GPU-3")))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.known_gpus import Known
+from kybernate.known_gpus import KnownGpus
 from kybernate.messages import (
     JobProgress,
     JobReply,
@@ -382,7 +382,7 @@ def test_a_seat_that_was_parked_and_then_moved_is_in_two_jobs_and_the_later_coun
 
 def test_gpus_of_no_group_any_more_are_remembered_for_the_seat_that_is_on_them() -> None:
     before = (make_group("G0", [0], 2, rebalance=True), make_group("G1", [1], 2, rebalance=True))
-    machine = Known(tuple(make_gpu(index) for index in range(4)), (), ())
+    machine = KnownGpus(tuple(make_gpu(index) for index in range(4)), (), ())
     entry = LedgerEntry(
         seat=before[0].seat_ids[0],
         state=S.ACTIVE,

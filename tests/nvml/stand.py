@@ -12,7 +12,7 @@ from typing import Any
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.gpu.node import FakeGpus
 from kybernate.dev.fakes.stubs import build_stubs
-from kybernate.gpus import Gpu, GpuError, GpuEvent, GpuProcess, Level, Link, Mig
+from kybernate.gpus import Gpu, GpuError, GpuEvent, GpuProcess, Link, Mig, PcieLevel
 from tests.fakes.daemons import driver, process
 
 READER = Path(__file__).with_name("reader.py")
@@ -31,7 +31,7 @@ class Reader:
         return tuple(gpu(one) for one in await self.ask("instances"))
 
     async def links(self) -> tuple[Link, ...]:
-        return tuple(Link(**one | {"level": Level(one["level"])}) for one in await self.ask("links"))
+        return tuple(Link(**one | {"level": PcieLevel(one["level"])}) for one in await self.ask("links"))
 
     async def used_bytes(self) -> dict[str, int]:
         return await self.ask("used_bytes")

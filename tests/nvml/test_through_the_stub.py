@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from kybernate.dev.fakes.gpu.spec import GIB, PRESETS, hardware
-from kybernate.gpus import GpuError, GpuEvent, GpuProcess, Level
+from kybernate.gpus import GpuError, GpuEvent, GpuProcess, PcieLevel
 from tests.fakes.daemons import child, until
 from tests.nvml.stand import machine, reader, write_sysfs
 
@@ -171,7 +171,7 @@ async def test_what_a_gpu_does_not_tell_is_guessed_safely(tmp_path):
             await m.inject("nvml", gpu=first.uuid, function=function, code=3)
         link = (await m.nvml.links())[0]
         assert (link.a, link.b) == (first.uuid, second.uuid)
-        assert (link.level, link.p2p, link.nvlinks, link.switched) == (Level.SYS, False, 12, True)
+        assert (link.level, link.p2p, link.nvlinks, link.switched) == (PcieLevel.SYS, False, 12, True)
         assert await m.nvml.list() == await m.fake.list()
         await m.inject("nvml", gpu=first.uuid, function="nvmlDeviceGetMemoryInfo", code=15)
         assert [gpu.index for gpu in await m.nvml.list()] == [1, 2, 3, 4, 5, 6, 7]

@@ -80,7 +80,7 @@ async def plugin(folder: Path, kubelet_dir: Path, name: str = "plugin", **env: s
     """A running plugin that has read its GPUs; gives its log."""
     log = folder / f"{name}.log"
     async with process("-m", "services.plugin", log=log, **(environment(folder, kubelet_dir) | env)):
-        await until(lambda: logged(log, "plugin.registered") or logged(log, "plugin.not_registered"), PATIENCE)
+        await until(lambda: logged(log, "plugin.registered") or logged(log, "plugin.registration_failed"), PATIENCE)
         yield log
 
 

@@ -15,8 +15,8 @@ from kybernate.topology import build_groups
 from services.plugin.devices import Offer
 from services.plugin.faults import Probation
 from services.plugin.gate import StartGate
-from services.plugin.kubelet import Registration
-from services.plugin.servicer import Node
+from services.plugin.registration import Registration
+from services.plugin.servicer import NodeSeats
 from tests.kubelet.stand import until
 
 ONE, TWO = "kyb.ai/gpu-1x-seat", "kyb.ai/gpu-2x-seat"
@@ -53,7 +53,7 @@ def offer(expose: str = "group", **changes: Any) -> Offer:
 class Plugin:
     """A node's plugin without its process."""
 
-    node: Node
+    node: NodeSeats
     registrations: list[Registration]
     hinted: list[str] = field(default_factory=list)
 
@@ -98,10 +98,10 @@ async def running_plugin(
     gate = StartGate(run_dir / "seats", gate_seconds)
     offered = offered or offer(seats_dir=gate.seats_dir, fake_driver=run_dir / "driver.sock")
     hinted: list[str] = []
-    node = Node(offered, gate, Probation(frozenset(gpu.uuid for gpu in GPUS)), hinted.append)
+    node = NodeSeats(offered, gate, Probation(frozenset(gpu.uuid for gpu in GPUS)), hinted.append)
     gate.prepare(offered.seats)
     plugin = Plugin(node, [Registration(node, resource, folder, refused) for resource in resources], hinted)
-    tasks = [asyncio.create_task(registration.keep()) for registration in plugin.registrations]
+    tasks = [asyncio.create_task(registration.run()) for registration in plugin.registrations]
     try:
         yield plugin
     finally:

@@ -9,8 +9,8 @@ import pytest
 from kybernate.machine import Gpu, Mig
 from services.plugin import cdi
 from services.plugin.devices import device_paths
-from services.plugin.machine import mig_nodes
-from services.plugin.offering import cdi_names
+from services.plugin.gpu_watch import mig_nodes
+from services.plugin.offers import cdi_names
 from tests.plugin import stand
 from tests.plugin.stand import GPUS, ONE, TWO
 

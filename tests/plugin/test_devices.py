@@ -5,9 +5,9 @@ import pytest
 
 from kybernate.config import NodeConfig
 from kybernate.topology import build_groups
-from services.plugin.devices import Offer, RefusedError, device_paths
+from services.plugin.devices import AllocationRefusedError, Offer, device_paths
 from services.plugin.faults import Probation
-from services.plugin.offering import cdi_names
+from services.plugin.offers import cdi_names
 from tests.plugin import stand
 from tests.plugin.stand import GPUS, ONE, TWO
 
@@ -103,14 +103,14 @@ def test_with_the_fakes_there_are_no_device_nodes_but_the_driver() -> None:
 @pytest.mark.parametrize("resource", [ONE, TWO])
 def test_more_than_one_seat_is_refused_with_what_to_do(resource: str) -> None:
     node = offer()
-    with pytest.raises(RefusedError, match=r"can have one .*, not 2: .* set resources\.limits to 1"):
+    with pytest.raises(AllocationRefusedError, match=r"can have one .*, not 2: .* set resources\.limits to 1"):
         node.answer(resource, [seat.id for seat in node.seats.values() if seat.resource == resource][:2])
 
 
 def test_a_seat_that_is_unknown_or_of_another_resource_is_refused() -> None:
     node = offer()
     for resource, seat_id in ((ONE, "1x-000000.s00"), (ONE, seats(node, "G23")[0])):
-        with pytest.raises(RefusedError, match="does not exist on this node any more"):
+        with pytest.raises(AllocationRefusedError, match="does not exist on this node any more"):
             node.answer(resource, [seat_id])
 
 
@@ -163,6 +163,6 @@ def test_cdi_names_of_a_seat_that_may_move_include_its_peers() -> None:
     assert names is not None
     assert names["G0"][1:] == ("nvidia.com/gpu=GPU-0", "nvidia.com/gpu=GPU-1")
     assert names["G23"][1:] == ("nvidia.com/gpu=GPU-2", "nvidia.com/gpu=GPU-3")
-    there = cdi_names("auto", groups, nvidia, away=frozenset({"GPU-1"}))
+    there = cdi_names("auto", groups, nvidia, missing=frozenset({"GPU-1"}))
     assert there is not None
     assert there["G0"][1:] == ("nvidia.com/gpu=GPU-0",)

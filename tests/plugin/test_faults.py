@@ -38,8 +38,8 @@ def test_a_real_fault_marks_its_gpu_and_good_readings_clear_it() -> None:
     assert not probation.event(GpuEvent("a", 48))
     assert probation.reasons == {"a": "XID 79, XID 48"}
     assert [probation.read(BOTH) for _ in range(3)] == [False, False, True]
-    assert probation.take() == [HealthChange("a", "XID 79", 79), HealthChange("a", "")]
-    assert probation.take() == []
+    assert probation.take_changes() == [HealthChange("a", "XID 79", 79), HealthChange("a", "")]
+    assert probation.take_changes() == []
 
 
 def test_a_gpu_that_is_gone_is_named_so_and_an_event_alone_does_not_bring_it_back() -> None:

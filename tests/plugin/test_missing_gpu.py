@@ -16,7 +16,7 @@ from kybernate.inventory import BUCKET, GpuRecord
 from kybernate.known_gpus import FILE
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
-from services.plugin import memory
+from services.plugin import allocations
 from tests.kubelet.stand import pod, running_kubelet, short_folder, until
 from tests.plugin.processes import PATIENCE, all_logged, driver, logged, plugin, readyz
 from tests.plugin.stand import ONE, TWO, config, ready
@@ -43,7 +43,7 @@ async def test_a_listed_group_is_offered_once_its_gpu_is_there_and_the_others_at
                 async with plugin(folder, kubelet.options.folder, KYB_NATS_URL=server.url, **QUICK) as log:
                     await until(lambda: kubelet.devices.capacity() == {ONE: (4, 4)}, PATIENCE)
                     text = "group G23 is not offered: it names GPU 3"
-                    assert text in all_logged(log, "plugin.no_seats")[0]["reason"]
+                    assert text in all_logged(log, "topology.warning")[0]["reason"]
                     serving = logged(log, "plugin.serving")
                     assert serving is not None
                     while (await readyz(serving["url"]))[0] != 200:
@@ -76,7 +76,7 @@ async def test_a_seat_in_use_stays_listed_as_unhealthy_while_its_gpu_is_away(boo
                 async with plugin(folder, kubelet.options.folder, "one"):
                     await until(lambda: ready(kubelet), PATIENCE)
                     kubelet.create(pod(resource=TWO))
-                    await until(lambda: (folder / "state" / memory.FILE).exists(), PATIENCE)
+                    await until(lambda: allocations.load(folder / "state").seats, PATIENCE)
                 (seat,) = kubelet.devices.allocations[0].device_ids
                 lost = await uuid_of(gpus, 3)
                 await gpus.call("inject", fault="lost", gpu=lost)

@@ -13,7 +13,7 @@ from kybernate.messages import SeatAllocated
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from kybernate.seat import SeatState
-from services.plugin.outbox import Outbox
+from services.plugin.publish import Outbox
 from tests.kubelet.stand import running_kubelet, short_folder, until
 from tests.plugin.processes import PATIENCE, driver, logged, plugin
 from tests.plugin.stand import ready

@@ -9,20 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate.config import NodeConfig
-from kybernate.machine import Gpu, Level, Link
+from kybernate.machine import Gpu, Link, PcieLevel
 from kybernate.topology import plan
 from services.plugin.devices import Offer
-from services.plugin.placement import Place, Strategy, best, rank
-from services.plugin.surroundings import apart
+from services.plugin.placement import GroupLoad, Strategy, best, group_distance, rank
 
 ONE, TWO, FOUR = "kyb.ai/one", "kyb.ai/two", "kyb.ai/four"
 
 
-def place(name: str, order: int, *, used: int = 0, seats: int = 4, **more: Any) -> Place:
-    return Place(name, order, seats, seats - used, **({"nearby_in_use": used} | more))
+def place(name: str, order: int, *, used: int = 0, seats: int = 4, **more: Any) -> GroupLoad:
+    return GroupLoad(name, order, seats, seats - used, **({"nearby_allocated": used} | more))
 
 
-def names(strategy: Strategy, *places: Place, wish: str = "") -> list[str]:
+def names(strategy: Strategy, *places: GroupLoad, wish: str = "") -> list[str]:
     return [found.name for found in rank(strategy, places, wish)]
 
 
@@ -37,8 +36,8 @@ def test_best_fit_fills_a_group_and_worst_fit_takes_the_emptiest() -> None:
 
 
 def test_bin_pack_fills_the_busiest_neighbourhood_before_it_begins_another() -> None:
-    quiet = place("fuller, alone", 0, used=2, nearby_in_use=2)
-    busy = place("emptier, among others", 1, used=1, nearby_in_use=5)
+    quiet = place("fuller, alone", 0, used=2, nearby_allocated=2)
+    busy = place("emptier, among others", 1, used=1, nearby_allocated=5)
     assert names(Strategy.BIN_PACK, quiet, busy)[0] == "emptier, among others"
     assert names(Strategy.BEST_FIT, quiet, busy)[0] == "fuller, alone"
 
@@ -48,7 +47,7 @@ def test_spread_counts_seats_per_slot_and_then_the_neighbours() -> None:
     lonely = place("one slot", 1, used=2, slots=1, seats=8)
     assert names(Strategy.SPREAD, lonely, shared) == ["two slots", "one slot"]
     assert names(Strategy.WORST_FIT, lonely, shared) == ["two slots", "one slot"]  # only by its order
-    a, b = place("busy socket", 0, nearby_in_use=3), place("quiet socket", 1, nearby_in_use=1)
+    a, b = place("busy socket", 0, nearby_allocated=3), place("quiet socket", 1, nearby_allocated=1)
     assert names(Strategy.SPREAD, a, b) == ["quiet socket", "busy socket"]
 
 
@@ -63,7 +62,7 @@ def test_topology_aware_takes_the_closest_gpus_that_need_not_be_waited_for() -> 
 
 @pytest.mark.parametrize("strategy", Strategy)
 def test_whatever_the_strategy_wishes_go_first_and_disturbed_groups_last(strategy: Strategy) -> None:
-    disturbed = place("disturbed", 0, used=3, overlapping_in_use=2, nearby_in_use=9)
+    disturbed = place("disturbed", 0, used=3, overlapping_allocated=2, nearby_allocated=9)
     free = place("free", 1)
     assert names(strategy, disturbed, free) == ["free", "disturbed"]
     assert names(strategy, disturbed, free, wish="disturbed") == ["disturbed", "free"]
@@ -72,7 +71,7 @@ def test_whatever_the_strategy_wishes_go_first_and_disturbed_groups_last(strateg
 
 
 places = st.builds(
-    lambda name, order, seats, used, slots, overlapping, nearby, level: Place(
+    lambda name, order, seats, used, slots, overlapping, nearby, level: GroupLoad(
         f"{name}-{order}", order, seats, max(0, seats - used), slots, overlapping, nearby, (level, 0)
     ),
     st.text("abc", min_size=1, max_size=3),
@@ -87,7 +86,9 @@ places = st.builds(
 
 
 @given(st.sampled_from(Strategy), st.lists(places, max_size=8, unique_by=lambda p: p.order), st.randoms())
-def test_ties_are_deterministic_and_the_best_is_the_first(strategy: Strategy, found: list[Place], chance: Any) -> None:
+def test_ties_are_deterministic_and_the_best_is_the_first(
+    strategy: Strategy, found: list[GroupLoad], chance: Any
+) -> None:
     shuffled = list(found)
     chance.shuffle(shuffled)
     assert rank(strategy, shuffled) == rank(strategy, found)
@@ -103,7 +104,9 @@ def machine(count: int = 8) -> tuple[tuple[Gpu, ...], tuple[Link, ...]]:
         for b in range(a + 1, count):
             same = a // (count // 2) == b // (count // 2)
             linked = a % 4 == 2 and b == a + 1
-            links.append(Link(f"GPU-{a}", f"GPU-{b}", Level.PIX if same else Level.SYS, nvlinks=12 if linked else 0))
+            links.append(
+                Link(f"GPU-{a}", f"GPU-{b}", PcieLevel.PIX if same else PcieLevel.SYS, nvlinks=12 if linked else 0)
+            )
     return gpus, tuple(links)
 
 
@@ -122,7 +125,7 @@ def offer(placement: str) -> Offer:
 def take(node: Offer, resource: str, in_use: set[str], **more: Any) -> str:
     """As kubelet does: ask with what is free, take the first answer. Returns the group."""
     free = [seat.id for seat in node.seats.values() if seat.resource == resource and seat.id not in in_use]
-    (chosen,) = node.preferred(free, (), 1, frozenset(), in_use=in_use, **more)
+    (chosen,) = node.preferred(free, (), 1, frozenset(), allocated=in_use, **more)
     in_use.add(chosen)
     return node.seats[chosen].group.name
 
@@ -151,12 +154,12 @@ def test_seats_of_other_resources_disturb_the_groups_that_share_their_gpus() -> 
 
 def test_links_count_by_the_worst_pair() -> None:
     known = {frozenset((link.a, link.b)): link for link in machine()[1]}
-    assert apart(["GPU-2", "GPU-3"], known) == (0, -12)
-    assert apart(["GPU-0", "GPU-1"], known) == (1, 0)
-    assert apart(["GPU-0", "GPU-2", "GPU-3"], known) == (1, 0)
-    assert apart(["GPU-0", "GPU-4"], known) == (5, 0)
-    assert apart(["GPU-0"], known) == (0, 0)
-    assert apart(["GPU-0", "GPU-9"], known) > (5, 0)
+    assert group_distance(["GPU-2", "GPU-3"], known) == (0, -12)
+    assert group_distance(["GPU-0", "GPU-1"], known) == (1, 0)
+    assert group_distance(["GPU-0", "GPU-2", "GPU-3"], known) == (1, 0)
+    assert group_distance(["GPU-0", "GPU-4"], known) == (5, 0)
+    assert group_distance(["GPU-0"], known) == (0, 0)
+    assert group_distance(["GPU-0", "GPU-9"], known) > (5, 0)
 
 
 def test_two_containers_of_a_pod_get_seats_one_after_the_other() -> None:

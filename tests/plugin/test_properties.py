@@ -14,15 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kybernate.config import ConfigError, NodeConfig
-from kybernate.kept import keep
-from kybernate.machine import Gpu, GpuEvent, Level, Link
-from kybernate.topology import Group, plan
-from services.plugin.book import FORGET_AFTER
-from services.plugin.devices import Answer, Offer, RefusedError
+from kybernate.machine import Gpu, GpuEvent, Link, PcieLevel
+from kybernate.topology import Group, plan, with_orphaned_seats
+from services.plugin.allocations import FORGET_AFTER
+from services.plugin.devices import AllocationRefusedError, Offer, SeatAnswer
 from services.plugin.faults import Probation
 from services.plugin.gate import StartGate
 from services.plugin.placement import Strategy
-from services.plugin.servicer import Node
+from services.plugin.servicer import NodeSeats
 
 SEATS_DIR = Path("/run/kyb/seats")
 
@@ -37,7 +36,7 @@ def machines(draw: st.DrawFn) -> tuple[tuple[Gpu, ...], tuple[Link, ...]]:
     gpus = tuple(
         Gpu(i, f"GPU-{i}", minors[i], f"0000:{buses[i]:02x}:00.0", "fake", 80 << 30, nodes[i]) for i in range(count)
     )
-    levels = st.sampled_from(Level)
+    levels = st.sampled_from(PcieLevel)
     pairs = [(a, b) for a in range(count) for b in range(a + 1, count)]
     links = tuple(Link(f"GPU-{a}", f"GPU-{b}", draw(levels), draw(st.sampled_from([0, 12]))) for a, b in pairs)
     return gpus, links
@@ -80,11 +79,11 @@ class Kubelet:
 
     gpus: tuple[Gpu, ...]
     links: tuple[Link, ...]
-    node: Node
+    node: NodeSeats
     chance: random.Random
     given: dict[str, str] = field(default_factory=dict)
     """Pod by seat ID."""
-    answers: dict[str, Answer] = field(default_factory=dict)
+    answers: dict[str, SeatAnswer] = field(default_factory=dict)
     pods: int = 0
     told: list[str] = field(default_factory=list)
 
@@ -116,12 +115,12 @@ class Kubelet:
 
     def wrong(self, resource: str) -> None:
         """What only a broken kubelet or a stale list would ask: refused, and nobody has anything by it."""
-        held = dict(self.node.book.held)
+        held = dict(self.node.allocations.seats)
         own = [seat.id for seat in self.node.offer.listed(resource, frozenset())]
         for seats in ([], ["9x-000000.s00"], own[:2] if len(own) > 1 else ["", "x"]):
-            with pytest.raises(RefusedError, match=r"resources\.limits|delete the pod"):
+            with pytest.raises(AllocationRefusedError, match=r"resources\.limits|delete the pod"):
                 self.node.allocate(resource, [seats])
-        assert self.node.book.held == held
+        assert self.node.allocations.seats == held
 
     def force_delete(self) -> None:
         """The pod leaves kubelet's list at once; its seat may be given again in the very next admission."""
@@ -132,15 +131,15 @@ class Kubelet:
         """PodResources is looked at."""
         resources = {seat.id: seat.resource for seat in self.node.offer.seats.values()}
         for _ in range(looks):
-            self.node.book.see({seat: resources[seat] for seat in self.given})
+            self.node.allocations.observe({seat: resources[seat] for seat in self.given})
 
     def reload(self, config: NodeConfig) -> None:
         """Another configuration. What somebody has must stay."""
         before = self.node.offer
         groups = groups_of(config, self.gpus, self.links)
-        held = {held.seat: held.resource for held in self.node.book.held.values()}
-        kept_groups, kept = keep(groups, held, self.gpus, before=before.groups)
-        self.node.offer = Offer(kept_groups, self.gpus, SEATS_DIR, links=self.links, kept=kept)
+        held = self.node.allocations.seats
+        kept_groups, kept = with_orphaned_seats(groups, held.values(), self.gpus, former=before.groups)
+        self.node.offer = Offer(kept_groups, self.gpus, SEATS_DIR, links=self.links, orphaned=kept)
         assert held.keys() <= self.node.offer.seats.keys()
         self.answers = {}  # names and device nodes may differ now
         for seat in self.given:
@@ -153,7 +152,7 @@ class Kubelet:
         assert len(everything) == len(set(everything)) == len(offer.seats)
         assert all(len(seat) <= 63 for seat in everything)
         assert len({group.name for group in offer.groups}) == len(offer.groups)
-        assert self.given.keys() <= self.node.book.held.keys()  # nothing in use is thought free
+        assert self.given.keys() <= self.node.allocations.seats.keys()  # nothing in use is thought free
         faulty = self.node.probation.faulty
         for resource in offer.resources:
             for seat in offer.listed(resource, faulty):
@@ -183,7 +182,7 @@ def test_any_life_of_a_node(
     told: list[str] = []
     offer = Offer(groups_of(config, gpus, links), gpus, SEATS_DIR, links=links)
     probation = Probation(frozenset(gpu.uuid for gpu in gpus))
-    node = Node(offer, StartGate(SEATS_DIR), probation, told.append)
+    node = NodeSeats(offer, StartGate(SEATS_DIR), probation, told.append)
     kubelet = Kubelet(gpus, links, node, random.Random(seed), told=told)
     kubelet.check()
     for what, number in life:
@@ -206,7 +205,7 @@ def test_any_life_of_a_node(
                 kubelet.reload(others[number % len(others)])
         kubelet.check()
     kubelet.owners(FORGET_AFTER)
-    assert node.book.held.keys() == kubelet.given.keys()
+    assert node.allocations.seats.keys() == kubelet.given.keys()
 
 
 @given(machines(), configs(), st.randoms())

@@ -1,4 +1,4 @@
-"""The plugin's offer while things happen at once: seats that kubelet gives, new files, owners that show late."""
+"""The plugin's offer under concurrent changes: allocations, new files, allocations that PodResources shows late."""
 
 import asyncio
 import json
@@ -13,24 +13,23 @@ from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.config import NodeConfig, load
 from kybernate.gpus import Gpu, GpuError, GpuEvent
 from kybernate.health import Health
-from kybernate.known_gpus import Known
+from kybernate.known_gpus import KnownGpus
 from kybernate.machine import GpuProcess, Link
-from services.plugin import machine, offering
+from services.plugin import gpu_watch, offers
 from services.plugin.coexistence import Neighbours
-from services.plugin.machine import Machine
-from services.plugin.registrations import Registrations
-from services.plugin.service import Plugin
+from services.plugin.gpu_watch import GpuReading
+from services.plugin.service import NodePlugin
 from services.plugin.settings import PluginSettings
 from tests.kubelet.stand import short_folder
 from tests.plugin.stand import GPUS, ONE, TWO, config
 
 
-class Still:
-    """GPUs that are there, all of them or some."""
+class ConstantGpus:
+    """GPUs whose readings do not change unless a test changes them."""
 
     def __init__(self) -> None:
         self.found: tuple[Gpu, ...] = GPUS
-        self.heard: tuple[GpuEvent, ...] = ()
+        self.reported: tuple[GpuEvent, ...] = ()
 
     async def list(self) -> tuple[Gpu, ...]:
         if not self.found:
@@ -51,7 +50,7 @@ class Still:
 
     async def events(self, timeout_seconds: float) -> tuple[GpuEvent, ...]:
         await asyncio.sleep(0)
-        return self.heard
+        return self.reported
 
     async def close(self) -> None:
         return
@@ -63,8 +62,8 @@ def changed(folder: Path, **values: Any) -> NodeConfig:
 
 
 @asynccontextmanager
-async def made(**env: Any) -> AsyncIterator[tuple[Plugin, Path]]:
-    """A plugin with its first offer; it has no kubelet."""
+async def opened(**env: Any) -> AsyncIterator[tuple[NodePlugin, Path]]:
+    """A plugin with its first offer; its jobs do not run, and there is no kubelet."""
     with short_folder() as folder:
         first = changed(folder)
         settings = PluginSettings(
@@ -77,16 +76,13 @@ async def made(**env: Any) -> AsyncIterator[tuple[Plugin, Path]]:
             **{"gpus": "fake", "neighbours": "ignore", **env},
         )
         bus = MemoryBus(MemoryServer())
-        known = Machine(Known(GPUS), frozenset(gpu.uuid for gpu in GPUS), frozenset({"/dev/nvidiactl"}))
-        plugin = Plugin(settings, first, known, Still(), bus, Health(), Neighbours(None, "n"))
-        await plugin._open()
-        async with asyncio.TaskGroup() as group:
-            plugin._registrations = Registrations(group, plugin._registration, plugin.health)
-            try:
-                yield plugin, folder
-            finally:
-                plugin._registrations.follow(())
-                await plugin._close()
+        reading = GpuReading(KnownGpus(GPUS), frozenset(gpu.uuid for gpu in GPUS), frozenset({"/dev/nvidiactl"}))
+        plugin = NodePlugin(settings, first, reading, ConstantGpus(), bus, Health(), Neighbours(None, "n"))
+        await plugin.open()
+        try:
+            yield plugin, folder
+        finally:
+            await plugin.close()
 
 
 def without_pairs() -> dict[str, Any]:
@@ -94,35 +90,35 @@ def without_pairs() -> dict[str, Any]:
     return {"profiles": config()["profiles"][:1], "gpuTopology": {"groups": four}}
 
 
-async def test_a_seat_that_is_given_while_its_group_goes_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with made() as (plugin, folder):
+async def test_a_seat_that_is_allocated_while_its_group_is_removed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as (plugin, folder):
         seat = next(seat.id for seat in plugin.node.offer.seats.values() if seat.resource == TWO)
-        prepare = offering.prepare
+        write = offers.write_cdi_spec
 
         async def slowly(*arguments: Any, **more: Any) -> Any:
-            plugin.node.allocate(TWO, [[seat]])  # kubelet does not wait for us
-            return await prepare(*arguments, **more)
+            plugin.node.allocate(TWO, [[seat]])
+            return await write(*arguments, **more)
 
-        monkeypatch.setattr(offering, "prepare", slowly)
-        await plugin._apply(changed(folder, **without_pairs()))
-        assert seat in plugin.node.offer.kept
+        monkeypatch.setattr(offers, "write_cdi_spec", slowly)
+        await plugin.apply(changed(folder, **without_pairs()))
+        assert seat in plugin.node.offer.orphaned
 
 
 async def test_two_changes_at_once_end_with_the_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with made() as (plugin, folder):
-        prepare, entered, goes_on = offering.prepare, asyncio.Event(), asyncio.Event()
+    async with opened() as (plugin, folder):
+        write, entered, goes_on = offers.write_cdi_spec, asyncio.Event(), asyncio.Event()
         calls = iter([goes_on])
 
         async def slowly(*arguments: Any, **more: Any) -> Any:
             entered.set()
             if (wait := next(calls, None)) is not None:
                 await wait.wait()
-            return await prepare(*arguments, **more)
+            return await write(*arguments, **more)
 
-        monkeypatch.setattr(offering, "prepare", slowly)
-        owners = asyncio.create_task(plugin._apply())  # a kept seat's owner is gone: the same configuration again
+        monkeypatch.setattr(offers, "write_cdi_spec", slowly)
+        owners = asyncio.create_task(plugin.apply())  # as when an orphaned seat was freed: the same configuration
         await asyncio.wait_for(entered.wait(), 30)
-        config_changed = asyncio.create_task(plugin._apply(changed(folder, **without_pairs())))
+        config_changed = asyncio.create_task(plugin.apply(changed(folder, **without_pairs())))
         await asyncio.wait({config_changed}, timeout=0.3)  # it waits for the other one, or would be done by now
         goes_on.set()
         await asyncio.gather(owners, config_changed)
@@ -130,31 +126,31 @@ async def test_two_changes_at_once_end_with_the_later_one(monkeypatch: pytest.Mo
         assert plugin.config.topology.groups[0].name == "N0"
 
 
-async def test_a_seat_in_use_that_is_seen_late_is_listed() -> None:
-    async with made() as (plugin, folder):
+async def test_an_allocated_seat_that_pod_resources_shows_late_is_listed() -> None:
+    async with opened() as (plugin, folder):
         seat = next(seat.id for seat in plugin.node.offer.seats.values() if seat.resource == TWO)
-        await plugin._apply(changed(folder, **without_pairs()))
+        await plugin.apply(changed(folder, **without_pairs()))
         assert seat not in plugin.node.offer.seats
-        # PodResources did not answer at the start, and there was no file.
-        plugin.node.book.see({seat: TWO, "1x-000000.s00": ONE})
-        await plugin._keep()
-        assert plugin.node.offer.kept == {seat}
+        # PodResources did not answer at the start, and the file did not have the seat.
+        plugin.node.allocations.observe({seat: TWO, "1x-000000.s00": ONE})
+        await plugin.update_orphans()
+        assert plugin.node.offer.orphaned == {seat}
         offer = plugin.node.offer
-        await plugin._keep()
-        assert plugin.node.offer is offer  # what cannot be kept is not tried again and again
+        await plugin.update_orphans()
+        assert plugin.node.offer is offer  # a seat of unknown GPUs does not cause an offer each time
 
 
 async def test_a_disk_that_is_full_refuses_a_change_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with made() as (plugin, folder):
+    async with opened() as (plugin, folder):
         before = plugin.node.offer
 
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(offering, "prepare_folders", full)
+        monkeypatch.setattr(offers, "create_folders", full)
         plugin.hangup.set()
         changed(folder, **without_pairs())
-        following = asyncio.create_task(plugin._follow_config())
+        following = asyncio.create_task(plugin.watch_config())
         async with asyncio.timeout(30):
             while plugin.refused_config is None and not following.done():
                 await asyncio.sleep(0.01)
@@ -163,40 +159,41 @@ async def test_a_disk_that_is_full_refuses_a_change_and_ends_nothing(monkeypatch
         assert plugin.node.offer is before
 
 
-async def test_a_device_node_that_is_made_later_is_in_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with made() as (plugin, _):
-        monkeypatch.setattr(machine, "_present", lambda _: frozenset({"/dev/nvidiactl", "/dev/nvidia-uvm"}))
-        await plugin._watch._read(plugin.node, frozenset(gpu.uuid for gpu in GPUS), 0)
+async def test_a_device_node_that_is_created_later_is_in_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as (plugin, _):
+        monkeypatch.setattr(gpu_watch, "existing_paths", lambda _: frozenset({"/dev/nvidiactl", "/dev/nvidia-uvm"}))
+        await plugin.gpu_watch.apply(plugin.node, frozenset(gpu.uuid for gpu in GPUS), 0)
         assert plugin.node.offer.present == {"/dev/nvidiactl", "/dev/nvidia-uvm"}
 
 
-async def test_the_same_groups_are_made_anew_without_a_change_of_machine() -> None:
-    async with made() as (plugin, _):
+async def test_an_unchanged_reading_makes_no_new_offer() -> None:
+    async with opened() as (plugin, _):
         offer = plugin.node.offer
-        plugin.machine = plugin._watch.machine = Machine(plugin.machine.known, plugin.machine.there)
-        await plugin._watch._read(plugin.node, plugin.machine.there, 0)
+        plugin.reading = plugin.gpu_watch.reading = GpuReading(plugin.reading.known, plugin.reading.present)
+        await plugin.gpu_watch.apply(plugin.node, plugin.reading.present, 0)
         assert plugin.node.offer is offer
 
 
-async def test_a_folder_that_cannot_be_written_to_means_no_cdi_where_that_is_automatic() -> None:
-    async with made(gpus="nvml") as (plugin, folder):
+async def test_auto_offers_no_cdi_when_the_spec_cannot_be_written() -> None:
+    async with opened(gpus="nvml") as (plugin, folder):
         nvidia = frozenset(gpu.uuid for gpu in GPUS)
-        fine = offering.make(plugin.settings, plugin.config, plugin.machine, {}, nvidia=nvidia)
-        assert (await offering.prepare(plugin.settings, fine, "auto")).cdi is not None
+        draft = offers.draft_offer(plugin.settings, plugin.config, plugin.reading, (), nvidia=nvidia)
+        assert (await offers.write_cdi_spec(plugin.settings, draft, "auto", any_allocated=True)).cdi is not None
         (folder / "file").write_text("")
         settings = plugin.settings.model_copy(update={"cdi_dir": folder / "file"})
-        assert (await offering.prepare(settings, fine, "auto")).cdi is None
-        assert (await offering.prepare(settings, fine, "cdi-cri")).cdi is not None  # as somebody wanted it
+        assert (await offers.write_cdi_spec(settings, draft, "auto", any_allocated=True)).cdi is None
+        forced = await offers.write_cdi_spec(settings, draft, "cdi-cri", any_allocated=True)
+        assert forced.cdi is not None
 
 
-async def test_a_spec_that_nothing_names_any_more_is_removed() -> None:
-    async with made(gpus="nvml") as (plugin, folder):
-        await plugin._apply(changed(folder, deviceListStrategy="cdi-cri"))
+async def test_the_cdi_spec_is_removed_once_no_seat_is_allocated() -> None:
+    async with opened(gpus="nvml") as (plugin, folder):
+        await plugin.apply(changed(folder, deviceListStrategy="cdi-cri"))
         spec = folder / "cdi" / "kyb.ai-group.json"
         seat = next(iter(plugin.node.offer.seats))
         plugin.node.allocate(ONE, [[seat]])
-        await plugin._apply(changed(folder, deviceListStrategy="envvar"))
-        assert spec.exists()  # a container that restarts gets the answer that was given then
-        plugin.node.book.held.clear()
-        await plugin._apply()
+        await plugin.apply(changed(folder, deviceListStrategy="envvar"))
+        assert spec.exists()  # a restarted container names the devices of its first start
+        plugin.node.allocations.seats.clear()
+        await plugin.apply()
         assert not spec.exists()

@@ -9,7 +9,7 @@ import pytest
 from kybernate.dev.fakes.kubelet import plugins
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
-from services.plugin.kubelet import MAX_SOCKET_PATH, remove_stale
+from services.plugin.registration import MAX_SOCKET_PATH, remove_stale
 from tests.kubelet.stand import pod, reason, running_kubelet, short_folder, state, until
 from tests.plugin.stand import GPUS, ONE, TWO, plugin_at, ready, running_plugin
 
@@ -95,11 +95,11 @@ def test_sockets_of_dead_plugins_are_removed_and_live_ones_stay() -> None:
 async def test_a_fault_reaches_kubelet_as_unhealthy_seats_and_goes_away_again() -> None:
     async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
         plugin.node.probation.read(["GPU-0", "GPU-1", "GPU-2"])
-        plugin.node.changed()
+        plugin.node.notify()
         await until(lambda: kubelet.devices.capacity() == {ONE: (4, 4), TWO: (2, 0)})
         for _ in range(2):
             plugin.node.probation.read(gpu.uuid for gpu in GPUS)
-        plugin.node.changed()
+        plugin.node.notify()
         await until(lambda: ready(kubelet))
 
 

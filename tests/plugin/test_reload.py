@@ -10,10 +10,9 @@ from typing import Any
 
 from kybernate.config import NodeConfig
 from kybernate.config_watch import changes, fingerprint
-from kybernate.kept import keep
-from kybernate.topology import Group, build_groups
-from services.plugin import memory
-from services.plugin.book import FORGET_AFTER, Book, Held
+from kybernate.topology import AllocatedSeat, Group, build_groups, with_orphaned_seats
+from services.plugin import allocations
+from services.plugin.allocations import FORGET_AFTER, Allocations
 from tests.kubelet.stand import pod, running_kubelet, short_folder, until
 from tests.plugin.processes import PATIENCE, all_logged, driver, environment, logged, plugin, process, readyz
 from tests.plugin.stand import GPUS, ONE, TWO, config, offer, ready
@@ -36,7 +35,7 @@ def only_ones() -> tuple[Group, ...]:
 def test_a_shrunk_group_keeps_the_seats_that_somebody_has() -> None:
     before, after = with_seats(3), with_seats(1)
     third = before[0].seat_ids[2]
-    found, kept = keep(after, {third: ONE}, GPUS, before=before)
+    found, kept = with_orphaned_seats(after, [AllocatedSeat(third, ONE)], GPUS, former=before)
     assert found[0].seat_ids == (after[0].seat_ids[0], third)
     assert found[1:] == after[1:]
     assert kept == {third}
@@ -44,26 +43,43 @@ def test_a_shrunk_group_keeps_the_seats_that_somebody_has() -> None:
 
 def test_a_group_that_is_gone_keeps_its_seats_and_gets_another_name_if_its_own_is_taken() -> None:
     (pair,) = (group for group in groups() if group.name == "G23")
-    held = {pair.seat_ids[1]: TWO}
-    found, kept = keep(only_ones(), held, GPUS, before=groups())
+    allocated = [AllocatedSeat(pair.seat_ids[1], TWO)]
+    found, kept = with_orphaned_seats(only_ones(), allocated, GPUS, former=groups())
     assert [group.name for group in found] == ["N0", "N1", "N2", "N3", "G23"]
-    assert (found[-1].gpus, found[-1].seat_ids, kept) == (pair.gpus, (pair.seat_ids[1],), set(held))
+    assert (found[-1].gpus, found[-1].seat_ids, kept) == (pair.gpus, (pair.seat_ids[1],), {pair.seat_ids[1]})
     taken = (dataclasses.replace(only_ones()[0], name="G23"),)
-    assert keep(taken, held, GPUS, before=groups())[0][-1].name == f"2x-{pair.key}"
+    assert with_orphaned_seats(taken, allocated, GPUS, former=groups())[0][-1].name == f"2x-{pair.key}"
 
 
-def test_a_plugin_that_starts_anew_finds_the_group_by_its_key() -> None:
+def test_a_plugin_that_starts_with_another_configuration_rebuilds_the_group_from_its_recorded_gpus() -> None:
     (pair,) = (group for group in groups() if group.name == "G23")
-    held = {pair.seat_ids[0]: TWO}
-    for members in ({}, {pair.key: [gpu.uuid for gpu in pair.gpus]}):
-        found, _ = keep(only_ones(), held, GPUS, members=members)
-        assert (found[-1].key, found[-1].gpus, found[-1].profile.resource) == (pair.key, pair.gpus, TWO)
+    allocated = AllocatedSeat(pair.seat_ids[0], TWO, tuple(gpu.uuid for gpu in pair.gpus))
+    found, _ = with_orphaned_seats(only_ones(), [allocated], GPUS)
+    assert (found[-1].key, found[-1].gpus, found[-1].profile.resource) == (pair.key, pair.gpus, TWO)
+
+
+def test_recorded_gpus_that_do_not_match_the_seats_key_are_ignored() -> None:
+    (pair,) = (group for group in groups() if group.name == "G23")
+    for gpus in ((), ("GPU-0", "GPU-1"), ("GPU-2", "GPU-9")):
+        found = with_orphaned_seats(only_ones(), [AllocatedSeat(pair.seat_ids[0], TWO, gpus)], GPUS)
+        assert found == (only_ones(), frozenset())
+
+
+def test_a_seat_that_only_pod_resources_lists_gets_the_gpus_of_its_group_once_that_was_offered() -> None:
+    (pair,) = (group for group in groups() if group.name == "G23")
+    uuids = tuple(gpu.uuid for gpu in pair.gpus)
+    early, late = Allocations(), Allocations()
+    early.observe({pair.seat_ids[0]: TWO})
+    early.offer(groups())
+    late.offer(groups())
+    late.observe({pair.seat_ids[0]: TWO})
+    assert early.seats == late.seats == {pair.seat_ids[0]: AllocatedSeat(pair.seat_ids[0], TWO, uuids)}
 
 
 def test_a_seat_under_its_resources_old_name_is_not_offered_under_the_new_one() -> None:
     renamed = [config()["profiles"][0] | {"resource": "kyb.ai/small"}, config()["profiles"][1]]
     seat = groups()[0].seat_ids[0]
-    found, kept = keep(groups(profiles=renamed), {seat: ONE}, GPUS, before=groups())
+    found, kept = with_orphaned_seats(groups(profiles=renamed), [AllocatedSeat(seat, ONE)], GPUS, former=groups())
     offered = {s: group.profile.resource for group in found for s in group.seat_ids}
     assert offered[seat] == ONE
     assert len(offered) == sum(len(group.seat_ids) for group in found)
@@ -71,39 +87,50 @@ def test_a_seat_under_its_resources_old_name_is_not_offered_under_the_new_one() 
 
 
 def test_a_seat_whose_gpus_are_not_here_any_more_is_left_out() -> None:
-    found, kept = keep(groups(), {"1x-000000.s00": ONE, "nonsense": ONE}, GPUS)
+    found, kept = with_orphaned_seats(
+        groups(), [AllocatedSeat("1x-000000.s00", ONE), AllocatedSeat("nonsense", ONE)], GPUS
+    )
     assert (found, kept) == (groups(), frozenset())
 
 
 def test_a_kept_seat_is_answered_for_but_never_proposed() -> None:
     before, after = with_seats(3), with_seats(1)
     third = before[0].seat_ids[2]
-    found, kept = keep(after, {third: ONE}, GPUS, before=before)
-    node = offer(groups=found, kept=kept)
+    found, kept = with_orphaned_seats(after, [AllocatedSeat(third, ONE)], GPUS, former=before)
+    node = offer(groups=found, orphaned=kept)
     assert third in {seat.id for seat in node.listed(ONE, frozenset())}
     assert node.answer(ONE, [third]).envs["KYB_GPU_GROUP"] == "G0"
     assert node.preferred([third], (), 1, frozenset()) == ()
 
 
-def test_the_book_forgets_only_what_kubelet_has_forgotten_for_a_while() -> None:
-    book = Book()
-    assert book.allocate(Held("s1", ONE, ("GPU-0",)))
-    assert not book.allocate(Held("s1", ONE, ("GPU-0",)))
+def test_a_seat_is_forgotten_after_several_lists_without_it() -> None:
+    known = Allocations()
+    known.allocate(AllocatedSeat("s1", ONE, ("GPU-0",)))
     for _ in range(FORGET_AFTER - 1):
-        assert not book.see({})
-    assert not book.see({"s1": ONE})
-    assert [book.see({"s2": TWO}) for _ in range(FORGET_AFTER)] == [True, False, True]
-    assert book.of(["s1", "s2", "s3"]) == {"s2"}
+        assert not known.observe({})
+    assert not known.observe({"s1": ONE})
+    assert [known.observe({"s2": TWO}) for _ in range(FORGET_AFTER)] == [True, False, True]
+    assert known.seats.keys() == {"s2"}
 
 
-def test_what_was_given_out_survives_on_disk(tmp_path: Path) -> None:
-    held = (Held("s1", ONE, ("GPU-0",)), Held("s2", TWO))
-    assert memory.load(tmp_path) == ()
-    memory.save(tmp_path / "new", held)
-    assert memory.load(tmp_path / "new") == held
-    (tmp_path / memory.FILE).write_text('{"seats": [{}]}')
-    assert memory.load(tmp_path) == ()
-    assert [path.name for path in (tmp_path / "new").iterdir()] == [memory.FILE]
+def test_allocations_survive_on_disk(tmp_path: Path) -> None:
+    known = Allocations()
+    known.allocate(AllocatedSeat("s1", ONE, ("GPU-0",)))
+    known.observe({"s1": ONE, "s2": TWO})
+    known.offer(groups())
+    assert allocations.load(tmp_path) == Allocations()
+    allocations.save(tmp_path / "new", allocations.dump(known))
+    assert allocations.load(tmp_path / "new") == Allocations(known.seats, former_groups=known.groups)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [allocations.FILE]
+
+
+def test_a_file_without_groups_is_read_and_an_invalid_one_is_ignored(tmp_path: Path) -> None:
+    earlier = {"seats": [{"seat": "s1", "resource": ONE, "gpus": ["GPU-0"]}]}
+    (tmp_path / allocations.FILE).write_text(json.dumps(earlier))
+    assert allocations.load(tmp_path).seats == {"s1": AllocatedSeat("s1", ONE, ("GPU-0",))}
+    for text in ('{"seats": [{}]}', '{"seats": [], "groups": []}', "[]", "{"):
+        (tmp_path / allocations.FILE).write_text(text)
+        assert allocations.load(tmp_path) == Allocations()
 
 
 async def test_a_swapped_config_map_is_a_change_and_so_is_a_poke(tmp_path: Path) -> None:
@@ -139,7 +166,7 @@ async def test_resources_come_and_go_and_a_seat_in_use_stays_until_its_pod_is_go
             async with driver(folder), plugin(folder, kubelet.options.folder) as log:
                 await until(lambda: ready(kubelet), PATIENCE)
                 owner = kubelet.create(pod(resource=TWO))
-                await until(lambda: (folder / "state" / memory.FILE).exists(), PATIENCE)
+                await until(lambda: allocations.load(folder / "state").seats, PATIENCE)
                 untouched = kubelet.devices.endpoints[ONE].plugin
                 (allocation,) = kubelet.devices.allocations
                 (seat,) = allocation.device_ids

@@ -16,7 +16,7 @@ from services.gpu_manager.ledger import LedgerFile
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.pods import joined
 from services.gpu_manager.seat_pod import Owners
-from services.plugin.wishes import Wishes
+from services.plugin.placement import OpenWishes
 from tests.kubelet.stand import pod, running_kubelet, until
 from tests.plugin.processes import PATIENCE
 from tests.plugin.stand import ONE, TWO, offer, plugin_at
@@ -36,26 +36,26 @@ def test_the_file_is_whole_or_not_there(tmp_path: Path) -> None:
 
 
 def test_the_one_that_lapses_first_is_granted_and_only_once() -> None:
-    known, now = Wishes(), time.time()
+    known, now = OpenWishes(), time.time()
     late, soon = wish("late", seconds=50), wish("soon", seconds=10)
-    known.read([late, soon])
-    assert known.fitting(ONE, {"G0"}, now) is None
-    assert known.fitting(ONE, {"G0", "G1"}, now) == soon
-    assert known.fitting(ONE, {"G1"}, now + 20) == late
+    known.update([late, soon])
+    assert known.matching(ONE, {"G0"}, now) is None
+    assert known.matching(ONE, {"G0", "G1"}, now) == soon
+    assert known.matching(ONE, {"G1"}, now + 20) == late
     known.grant(soon)
-    known.read([late, soon])  # the file still names it
-    assert known.fitting(ONE, {"G1"}, now) == late
-    known.read([late])
-    known.read([late, soon])  # named anew: a new wish
-    assert known.fitting(ONE, {"G1"}, now) == soon
-    assert known.fitting(ONE, {"G1"}, now + 60) is None
-    known.read([wish(resource=TWO)])
-    assert known.fitting(ONE, {"G1"}, now) is None
+    known.update([late, soon])  # the file still names it
+    assert known.matching(ONE, {"G1"}, now) == late
+    known.update([late])
+    known.update([late, soon])  # named anew: a new wish
+    assert known.matching(ONE, {"G1"}, now) == soon
+    assert known.matching(ONE, {"G1"}, now + 60) is None
+    known.update([wish(resource=TWO)])
+    assert known.matching(ONE, {"G1"}, now) is None
 
 
 async def test_the_next_pod_gets_the_group_and_the_one_after_it_does_not() -> None:
     async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
-        plugin.node.wishes.read([wish(group="G1", resource=ONE)])
+        plugin.node.wishes.update([wish(group="G1", resource=ONE)])
         kubelet.create(pod("first"))
         await until(lambda: len(kubelet.devices.allocations) == 1, PATIENCE)
         kubelet.create(pod("second"))
@@ -66,10 +66,10 @@ async def test_the_next_pod_gets_the_group_and_the_one_after_it_does_not() -> No
 
 async def test_a_wish_that_cannot_be_had_stays_open() -> None:
     async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
-        plugin.node.wishes.read([wish(group="G23", resource=TWO)])
+        plugin.node.wishes.update([wish(group="G23", resource=TWO)])
         kubelet.create(pod())
         await until(lambda: kubelet.devices.allocations, PATIENCE)
-        assert plugin.node.wishes.fitting(TWO, {"G23"}, time.time()) is not None
+        assert plugin.node.wishes.matching(TWO, {"G23"}, time.time()) is not None
 
 
 def pending(uid: str, prefers: str, resource: str = ONE, **status: Any) -> dict[str, Any]:

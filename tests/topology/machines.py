@@ -1,7 +1,7 @@
 """Machines and configurations for these tests."""
 
 from kybernate.config import GpuTopology, GroupSpec, NodeConfig, Profile
-from kybernate.machine import Gpu, Level, Link, Mig
+from kybernate.machine import Gpu, Link, Mig, PcieLevel
 from kybernate.topology import Group
 
 GIB = 2**30
@@ -18,7 +18,7 @@ def part(of: Gpu, number: int, profile: str) -> Gpu:
     )
 
 
-def link(a: Gpu, b: Gpu, level: Level = Level.NODE, nvlinks: int = 0, switched: bool = False) -> Link:
+def link(a: Gpu, b: Gpu, level: PcieLevel = PcieLevel.NODE, nvlinks: int = 0, switched: bool = False) -> Link:
     return Link(a.uuid, b.uuid, level, nvlinks, switched)
 
 

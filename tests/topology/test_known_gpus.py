@@ -7,31 +7,31 @@ from pathlib import Path
 import pytest
 
 from kybernate import known_gpus
-from kybernate.known_gpus import FILE, Known, learn, learned, load
-from kybernate.machine import Level
+from kybernate.known_gpus import FILE, KnownGpus, learn, load, merge
+from kybernate.machine import PcieLevel
 from tests.topology.machines import gpu, link, part
 
 FOUR = tuple(gpu(number) for number in range(4))
-LINKS = (link(FOUR[0], FOUR[1], Level.PIX), link(FOUR[2], FOUR[3], Level.PIX))
+LINKS = (link(FOUR[0], FOUR[1], PcieLevel.PIX), link(FOUR[2], FOUR[3], PcieLevel.PIX))
 
 
 def test_a_gpu_that_is_away_stays_known_with_its_index_and_links() -> None:
-    known = learned(Known(), FOUR, LINKS)
+    known = merge(KnownGpus(), FOUR, LINKS)
     # NVML, opened anew, counts without it.
     fewer = [replace(one, index=number) for number, one in enumerate(FOUR[1:])]
-    again = learned(known, fewer, LINKS[1:])
-    assert again == known == learned(again, FOUR, LINKS)
+    again = merge(known, fewer, LINKS[1:])
+    assert again == known == merge(again, FOUR, LINKS)
 
 
 def test_renumbered_gpus_have_their_new_numbers_once_all_are_there() -> None:
-    known = learned(Known(), FOUR)
+    known = merge(KnownGpus(), FOUR)
     turned = [replace(one, index=3 - one.index) for one in FOUR]
-    assert [one.uuid for one in learned(known, turned).gpus] == [one.uuid for one in reversed(FOUR)]
+    assert [one.uuid for one in merge(known, turned).gpus] == [one.uuid for one in reversed(FOUR)]
 
 
 def test_a_new_gpu_whose_number_is_taken_gets_another_one() -> None:
-    known = learned(Known(), [replace(one, index=number) for number, one in enumerate(FOUR[1:])])
-    found = learned(known, [FOUR[0], *FOUR[2:]])  # 1 went while 0 came
+    known = merge(KnownGpus(), [replace(one, index=number) for number, one in enumerate(FOUR[1:])])
+    found = merge(known, [FOUR[0], *FOUR[2:]])  # 1 went while 0 came
     assert [(one.index, one.uuid) for one in found.gpus] == [
         (0, FOUR[1].uuid),
         (1, FOUR[2].uuid),
@@ -42,7 +42,7 @@ def test_a_new_gpu_whose_number_is_taken_gets_another_one() -> None:
 
 def test_another_gpu_in_the_same_place_replaces_the_one_before() -> None:
     new = replace(FOUR[3], uuid="GPU-new")
-    found = learned(learned(Known(), FOUR, LINKS), [*FOUR[:3], new])
+    found = merge(merge(KnownGpus(), FOUR, LINKS), [*FOUR[:3], new])
     assert found.gpus == (*FOUR[:3], new)
     assert found.before == (FOUR[3],)
     assert found.links == LINKS[:1]
@@ -51,9 +51,9 @@ def test_another_gpu_in_the_same_place_replaces_the_one_before() -> None:
 def test_instances_follow_their_gpu() -> None:
     cut = gpu(0, mig_enabled=True)
     parts = [part(cut, number, "1g.10gb") for number in (1, 2)]
-    known = learned(Known(), [cut, FOUR[1]], (), parts)
-    assert learned(known, [FOUR[1]]).instances == tuple(parts)  # the GPU is away
-    made_anew = learned(known, [cut, FOUR[1]], (), parts[:1])
+    known = merge(KnownGpus(), [cut, FOUR[1]], (), parts)
+    assert merge(known, [FOUR[1]]).instances == tuple(parts)  # the GPU is away
+    made_anew = merge(known, [cut, FOUR[1]], (), parts[:1])
     assert (made_anew.instances, made_anew.before) == (tuple(parts[:1]), (parts[1],))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kybernate.config import load
 from kybernate.dev.fakes.gpu.spec import PRESETS, hardware
-from kybernate.machine import Level
+from kybernate.machine import PcieLevel
 from kybernate.topology import plan
 from tests.topology.machines import config, gpu, indices, link
 
@@ -71,7 +71,7 @@ def test_the_meshed_v100_machine_is_cut_into_its_two_quads() -> None:
         link(
             a,
             b,
-            Level.NODE if a.numa_node == b.numa_node else Level.SYS,
+            PcieLevel.NODE if a.numa_node == b.numa_node else PcieLevel.SYS,
             ((a.index, b.index) in single) + 2 * ((a.index, b.index) in doubled),
         )
         for a, b in combinations(gpus, 2)
@@ -94,12 +94,14 @@ def test_without_links_the_numa_nodes_decide() -> None:
 def test_without_any_knowledge_the_order_on_the_bus_decides_and_that_is_told() -> None:
     found = plan(config(2), [gpu(number, None) for number in range(4)])
     assert indices(found.groups) == [[0, 1], [2, 3]]
-    assert found.groups[0].why == "in PCI order: the machine does not tell how they are connected"
+    assert found.groups[0].why == "in PCI order: the machine does not report how they are connected"
 
 
 def test_unlike_gpus_do_not_share_a_group_where_that_can_be_avoided() -> None:
     gpus = [gpu(0, name="A"), gpu(1, name="B"), gpu(2, name="A"), gpu(3, name="B")]
-    links = [link(a, b, Level.PIX if a.index // 2 == b.index // 2 else Level.SYS) for a, b in combinations(gpus, 2)]
+    links = [
+        link(a, b, PcieLevel.PIX if a.index // 2 == b.index // 2 else PcieLevel.SYS) for a, b in combinations(gpus, 2)
+    ]
     assert indices(plan(config(2), gpus, links).groups) == [[0, 2], [1, 3]]
 
 
@@ -123,7 +125,7 @@ def test_every_group_tells_its_links_also_a_listed_one(tmp_path: Path) -> None:
 
 
 def test_a_matrix_has_the_words_of_nvidia_smi() -> None:
-    from kybernate.topology.matrix import legend, matrix
+    from kybernate.topology.wiring import legend, matrix
 
     machine = hardware("8xL40S")
     table = matrix(machine.gpus, machine.links)

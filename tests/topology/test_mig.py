@@ -77,7 +77,8 @@ def test_mixed_says_what_nobody_sells_and_what_does_not_exist() -> None:
     found = plan(config("3g.40gb", "1g.10gb", mig="mixed"), *MIXED)
     assert indices(found.groups) == [[0]]
     assert found.warnings == (
-        "MIG instances of 2g.20gb on GPU 0 are sold by no profile; add one with groupSize: 1 and migProfile: 2g.20gb",
+        "MIG instances of 2g.20gb on GPU 0 are advertised by no profile; "
+        "add one with groupSize: 1 and migProfile: 2g.20gb",
         "profile mig-1g.10gb (kyb.ai/mig-1g.10gb-seat) has no seats here: no GPU has a MIG instance of 1g.10gb; "
         "create some (nvidia-smi mig -cgi 1g.10gb -C)",
     )
@@ -107,13 +108,13 @@ def test_an_instance_may_be_listed_by_its_uuid() -> None:
         (config(1, groups={"A": ["MIG-0-1"]}), "group A names a MIG instance and migStrategy is none; write"),
         (
             config(1, groups={"A": ["MIG-0-1"]}, mig="mixed"),
-            "group A is a MIG instance of 1g.10gb and no profile sells",
+            "group A is a MIG instance of 1g.10gb and no profile advertises",
         ),
         (
             config(1, 2, groups={"A": ["MIG-0-1", "MIG-0-2"]}, mig="mixed"),
             "group A joins a MIG instance with others; MIG instances are groups of one",
         ),
-        (config("1g.10gb", groups={"A": [1]}, mig="mixed"), "group A is 1 GPU and no profile sells that; add one with"),
+        (config("1g.10gb", groups={"A": [1]}, mig="mixed"), "group A is 1 GPU and no profile advertises that; add one"),
     ],
 )
 def test_listed_groups_that_mig_forbids_are_told(chosen: NodeConfig, text: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kybernate.config import ConfigError, GpuTopology, GroupSpec, NodeConfig
 from kybernate.config.checks import check
-from kybernate.machine import Gpu, Level, Link
+from kybernate.machine import Gpu, Link, PcieLevel
 from kybernate.topology import SEAT_ID, Group, Topology, group_key, plan, seat_id
 from tests.topology.machines import GIB, part, profile
 
@@ -38,7 +38,7 @@ def machines(draw: Draw, modes: tuple[str, ...] = ("whole", "whole", "cut alike"
         )
         for index in range(count)
     )
-    levels, nvlinks = st.sampled_from(Level), st.sampled_from([0, 0, 4, 12])
+    levels, nvlinks = st.sampled_from(PcieLevel), st.sampled_from([0, 0, 4, 12])
     links = tuple(
         Link(a.uuid, b.uuid, draw(levels), draw(nvlinks), draw(st.booleans()))
         for a, b in combinations(gpus, 2)

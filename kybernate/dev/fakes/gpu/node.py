@@ -12,7 +12,7 @@ from kybernate.dev.fakes.gpu.client import DriverError, FakeDriverClient
 from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
 from kybernate.doctor.facts import DriverFacts, GpuFacts, UseFacts
 from kybernate.gpus.protocol import GpuError
-from kybernate.machine import Gpu, GpuEvent, GpuProcess, Level, Link, Mig
+from kybernate.machine import Gpu, GpuEvent, GpuProcess, Link, Mig, PcieLevel
 
 
 class FakeGpus:
@@ -136,4 +136,4 @@ def _gpu(one: dict[str, Any]) -> Gpu:
 
 
 def _link(one: dict[str, Any]) -> Link:
-    return Link(one["a"], one["b"], Level(one["level"]), one["nvlinks"], one["switched"], one["p2p"])
+    return Link(one["a"], one["b"], PcieLevel(one["level"]), one["nvlinks"], one["switched"], one["p2p"])

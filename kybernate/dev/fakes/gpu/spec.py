@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kybernate.dev.fakes.gpu.presets import GIB, PRESETS, Preset, places_of
-from kybernate.machine import Gpu, Level, Link, Mig
+from kybernate.machine import Gpu, Link, Mig, PcieLevel
 
 __all__ = [
     "GIB",
@@ -34,7 +34,7 @@ _USUAL_NVLINKS = 12
 MOVE_SECONDS = 3.0
 """What a move costs beyond the same restore at home. An assumption, since nobody has published a measurement: the +3 s
 per migration that research/policy.md counts with (§4.3), as does the manager until it has seen a move."""
-_LEVELS = (Level.SYS, Level.NODE, Level.PHB, Level.PXB, Level.PIX)
+_LEVELS = (PcieLevel.SYS, PcieLevel.NODE, PcieLevel.PHB, PcieLevel.PXB, PcieLevel.PIX)
 
 
 class Hardware(NamedTuple):
@@ -154,12 +154,12 @@ def _links(preset: Preset, gpus: Sequence[Gpu]) -> tuple[Link, ...]:
     for a, b in itertools.combinations(gpus, 2):
         level = _level(preset.places[a.index], preset.places[b.index])
         linked = (a.index, b.index) in pairs
-        p2p = linked or preset.p2p_across_nodes or level is not Level.SYS
+        p2p = linked or preset.p2p_across_nodes or level is not PcieLevel.SYS
         found.append(Link(a.uuid, b.uuid, level, preset.nvlinks if linked else 0, switched and linked, p2p))
     return tuple(found)
 
 
-def _level(a: str, b: str) -> Level:
+def _level(a: str, b: str) -> PcieLevel:
     shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a.split("/"), b.split("/"), strict=True))
     return _LEVELS[len(tuple(shared))]
 

@@ -1,8 +1,8 @@
-"""Being registered with kubelet, whatever happens to it: one socket and one registration per resource.
+"""Registration with kubelet, renewed after every failure: one socket and one registration per resource.
 
-Kubelet dials back inside Register, so the socket is served first. It forgets a plugin whose ListAndWatch ends, and
-everybody when it restarts; both mean: begin again, with a new server on a new socket. The old server is stopped
-before, since a gRPC server that stops late would unlink its successor's socket of the same name.
+Kubelet dials back inside Register, so the socket is served first. It drops a plugin whose ListAndWatch ends, and every
+plugin when it restarts; both require a new registration with a new server on a new socket. The old server is stopped
+first, since a gRPC server that stops late would unlink its successor's socket of the same name.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import stat
 import struct
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -22,49 +22,50 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 
+from kybernate.health import Health
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from kybernate.slugs import slug
-from services.plugin.servicer import OPTIONS, Node, SeatPlugin
+from services.plugin.servicer import OPTIONS, NodeSeats, SeatPlugin
 
 PREFIX = "kyb-"
 WATCH_SECONDS = 0.25
-"""How often kubelet's socket and the own one are looked at."""
+"""Interval at which kubelet's socket and the plugin's socket are checked."""
 REGISTER_SECONDS = 15.0
-"""Kubelet itself gives the dial-back 10 s."""
+"""Longer than kubelet's time-out of 10 s for its dial-back."""
 FIRST_LIST_SECONDS = 10.0
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.1, 5.0
 MAX_SOCKET_PATH = 107
 
 
 class NotRegisteredError(Exception):
-    """A registration did not come about, or ended; the text says why."""
+    """A registration failed or ended; the text is the reason."""
 
 
 @dataclass
 class Registration:
-    """One resource at one kubelet."""
+    """The registration of one resource; ``run`` keeps it."""
 
-    node: Node
+    node: NodeSeats
     resource: str
     folder: Path
     """Kubelet's device plugin folder."""
     refused: Callable[[], str | None] = lambda: None
-    """Why this node's seats must not be offered now; asked before each registration. A standing one stays: ending it
-    would take containers that restart their start gate."""
+    """Returns why this node's seats must not be offered now; called before each registration. An existing one stays:
+    ending it would remove the start gate of containers that restart."""
     unmet: str | None = "not yet registered with kubelet"
     """Why it is not registered; None when it is."""
     _tried: tuple[int, ...] | None = None
-    """The kubelet of the last try."""
+    """Identity of kubelet's socket at the last attempt."""
 
     def why_not(self) -> str | None:
-        """Why it is not registered; None when it is."""
+        """Return ``unmet``, as a readiness condition."""
         return self.unmet
 
-    async def keep(self) -> NoReturn:
-        """Register and register again, for ever."""
-        pause, failed = FIRST_RETRY_SECONDS, OnceLogger("plugin.not_registered")
+    async def run(self) -> NoReturn:
+        """Register, and again whenever the registration fails or ends."""
+        pause, failed = FIRST_RETRY_SECONDS, OnceLogger("plugin.registration_failed")
         while True:
             began = time.monotonic()
             try:
@@ -76,10 +77,10 @@ class Registration:
                 self.unmet = f"{self.resource}: {error}"
             lasted = time.monotonic() - began
             pause = FIRST_RETRY_SECONDS if lasted > LAST_RETRY_SECONDS else min(LAST_RETRY_SECONDS, pause * 2)
-            await self._rest(pause * random.uniform(0.5, 1.0))
+            await self._back_off(pause * random.uniform(0.5, 1.0))
 
-    async def _rest(self, seconds: float) -> None:
-        """Back off, but never from a kubelet that was not tried yet: it restarted, which is nobody's failure."""
+    async def _back_off(self, seconds: float) -> None:
+        """Wait, but return at once when kubelet restarts: a new kubelet has not refused anything yet."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if _identity(self.folder / "kubelet.sock") not in (None, self._tried):
@@ -87,13 +88,13 @@ class Registration:
             await asyncio.sleep(min(left, WATCH_SECONDS))
 
     async def _once(self) -> NoReturn:
-        """One registration from its beginning to its end. Raises NotRegisteredError."""
+        """Register once and wait until the registration ends. Raises NotRegisteredError."""
         kubelet = self.folder / "kubelet.sock"
         self._tried = _identity(kubelet)
         reason = self.refused()
         if reason is not None:
             raise NotRegisteredError(reason)
-        identity = self._tried = await self._kubelet_there(kubelet)
+        identity = self._tried = await self._kubelet_socket(kubelet)
         own = self.folder / f"{PREFIX}{slug(self.resource.rpartition('/')[2])}-{uuid.uuid4().hex[:8]}.sock"
         if len(os.fsencode(own)) > MAX_SOCKET_PATH:
             raise NotRegisteredError(f"{own} is too long for a socket; use a shorter KYB_DEVICE_PLUGIN_DIR")
@@ -106,21 +107,21 @@ class Registration:
             await self._join(plugin, kubelet, identity, own)
             self.unmet = None
             get_logger().info("plugin.registered", resource=self.resource, endpoint=own.name)
-            await self._until_over(plugin, kubelet, identity, own)
+            await self._await_end(plugin, kubelet, identity, own)
         except RuntimeError as error:  # grpc.aio could not bind
             raise NotRegisteredError(f"cannot serve {own}: {error}") from error
         finally:
             await server.stop(grace=0)
             own.unlink(missing_ok=True)
 
-    async def _kubelet_there(self, kubelet: Path) -> tuple[int, ...]:
+    async def _kubelet_socket(self, kubelet: Path) -> tuple[int, ...]:
         while (identity := _identity(kubelet)) is None:
             self.unmet = f"{self.resource}: kubelet is not there (no {kubelet})"
             await asyncio.sleep(WATCH_SECONDS)
         return identity
 
     async def _join(self, plugin: SeatPlugin, kubelet: Path, identity: tuple[int, ...], own: Path) -> None:
-        """Register and be listened to, unless kubelet goes away meanwhile: its time-outs are long."""
+        """Complete a registration; fails early when kubelet goes away, since its time-outs are long."""
         joining = asyncio.create_task(self._register(plugin, kubelet, own.name))
         try:
             while not (await asyncio.wait((joining,), timeout=WATCH_SECONDS))[0]:
@@ -131,9 +132,9 @@ class Registration:
             await asyncio.gather(joining, return_exceptions=True)
 
     async def _register(self, plugin: SeatPlugin, kubelet: Path, endpoint: str) -> None:
-        """Register, and wait for kubelet to listen. Raises NotRegisteredError."""
+        """Call Register, and wait until kubelet opens ListAndWatch. Raises NotRegisteredError."""
         request = pb.RegisterRequest(version="v1beta1", endpoint=endpoint, resource_name=self.resource, options=OPTIONS)
-        # A subchannel pool of its own: a socket that refused once must not make the next channel fail unseen.
+        # A local subchannel pool: after one refused connection, a shared one fails the next channel without connecting.
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(f"unix:{kubelet}", options=options) as channel:
             stub: rpc.RegistrationAsyncStub = rpc.RegistrationStub(channel)
@@ -141,17 +142,17 @@ class Registration:
                 await stub.Register(request, timeout=REGISTER_SECONDS)
             except grpc.aio.AioRpcError as error:
                 raise NotRegisteredError(f"kubelet refused ({error.code().name}): {error.details()}") from error
-        await self._listened_to(plugin)
+        await self._await_stream(plugin)
 
-    async def _listened_to(self, plugin: SeatPlugin) -> None:
-        """Kubelet counts the seats only from the first list on."""
+    async def _await_stream(self, plugin: SeatPlugin) -> None:
+        """Wait for ListAndWatch: kubelet counts the seats only from the first list on."""
         try:
             async with asyncio.timeout(FIRST_LIST_SECONDS):
                 await plugin.streaming.wait()
         except TimeoutError:
             raise NotRegisteredError("kubelet accepted, but did not ask for the list of seats") from None
 
-    async def _until_over(self, plugin: SeatPlugin, kubelet: Path, identity: tuple[int, ...], own: Path) -> NoReturn:
+    async def _await_end(self, plugin: SeatPlugin, kubelet: Path, identity: tuple[int, ...], own: Path) -> NoReturn:
         while True:
             try:
                 async with asyncio.timeout(WATCH_SECONDS):
@@ -162,17 +163,48 @@ class Registration:
 
 
 def _check_unchanged(kubelet: Path, identity: tuple[int, ...], own: Path) -> None:
-    """Raise NotRegisteredError when kubelet's socket is another one, or the own socket is gone."""
+    """Raise NotRegisteredError when kubelet's socket was replaced, or the plugin's socket is gone."""
     if _identity(kubelet) != identity:
         raise NotRegisteredError("kubelet restarted")
     if _identity(own) is None:
-        raise NotRegisteredError("somebody removed the plugin's socket")
+        raise NotRegisteredError("the plugin's socket was removed")
+
+
+class Registrations:
+    """The registrations of a node: one task per resource, so that one fails or ends without affecting the others."""
+
+    def __init__(self, make: Callable[[str], Registration], health: Health) -> None:
+        self._make, self._health = make, health
+        self._wanted: tuple[str, ...] = ()
+        self._changed = asyncio.Event()
+
+    def follow(self, resources: Iterable[str]) -> None:
+        """Register exactly these resources from now on; ``run`` does it."""
+        self._wanted = tuple(resources)
+        self._changed.set()
+
+    async def run(self) -> NoReturn:
+        """Start and end registrations as ``follow`` changes them."""
+        tasks: dict[str, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                for resource in tasks.keys() - set(self._wanted):
+                    get_logger().info("plugin.withdrawn", resource=resource)
+                    tasks.pop(resource).cancel()
+                    self._health.conditions.pop(resource, None)
+                for resource in self._wanted:
+                    if resource not in tasks:
+                        registration = self._make(resource)
+                        self._health.conditions[resource] = registration.why_not
+                        tasks[resource] = group.create_task(registration.run(), name=f"register {resource}")
 
 
 def remove_stale(folder: Path) -> list[str]:
-    """Remove sockets that earlier plugins left behind: those on which nobody listens. Blocking.
+    """Remove stale sockets (without a listener) of earlier plugins. Blocking.
 
-    Returns those on which somebody does, with the process if it can be told: another plugin serves this node.
+    Returns the sockets with a listener, with its process ID where known: another plugin serves this node.
     """
     live = []
     for path in sorted(folder.glob(f"{PREFIX}*.sock")):
@@ -183,7 +215,7 @@ def remove_stale(folder: Path) -> list[str]:
 
 
 def _owner(path: Path) -> str | None:
-    """Who listens there; None when nobody did, and then the socket is gone."""
+    """Return the listener's process for messages; None if there was none, and then the socket is removed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -197,7 +229,7 @@ def _owner(path: Path) -> str | None:
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """Which file this is: a restarted kubelet may get the same inode again, but not the same ctime."""
+    """Return what identifies the file: a restarted kubelet may reuse the inode, but not the ctime."""
     try:
         found = path.stat()
     except OSError:

@@ -1,66 +1,64 @@
-"""From a configuration and a machine to its groups. Pure.
+"""Plan the groups of a machine from its configuration. Pure.
 
-Plugin and manager build the same groups from the same input; nothing else tells them which seats exist.
+Plugin and manager build the same groups from the same input; there is no other agreement on which seats exist.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from kybernate.config import NodeConfig, Profile
-from kybernate.topology.family import Members, overlaps, places_for
+from kybernate.machine import Gpu, Link
 from kybernate.topology.groups import (
     LONG_KEY_DIGITS,
     Group,
-    Incomplete,
+    IncompleteGroup,
+    Members,
     Topology,
     counted,
     group_key,
     numbered_are,
+    overlaps,
     seat_id,
 )
-from kybernate.topology.listed import resolve, sellers
-from kybernate.topology.mig import Stock, instance_name, instance_words, take_stock
+from kybernate.topology.listed_groups import candidate_profiles, resolve
+from kybernate.topology.mig import GpuStock, describe_instance, instance_name, take_stock
 from kybernate.topology.search import best_cut
 from kybernate.topology.wiring import Wiring
 
-if TYPE_CHECKING:
-    from kybernate.machine import Gpu, Link
-
 
 def build_groups(
-    config: NodeConfig, gpus: "Sequence[Gpu]", links: "Sequence[Link]" = (), instances: "Sequence[Gpu]" = ()
+    config: NodeConfig, gpus: Sequence[Gpu], links: Sequence[Link] = (), instances: Sequence[Gpu] = ()
 ) -> tuple[Group, ...]:
-    """The groups of ``plan``. Raises ConfigError when the configuration does not fit these GPUs."""
+    """Return the groups of ``plan``. Raises ConfigError when the configuration does not fit these GPUs."""
     return plan(config, gpus, links, instances).groups
 
 
 def plan(
     config: NodeConfig,
-    gpus: "Sequence[Gpu]",
-    links: "Sequence[Link]" = (),
-    instances: "Sequence[Gpu]" = (),
+    gpus: Sequence[Gpu],
+    links: Sequence[Link] = (),
+    instances: Sequence[Gpu] = (),
     *,
     lenient: bool = False,
 ) -> Topology:
-    """Listed groups as they are; profiles of other sizes get the nearest GPUs, as ``best_cut`` finds them.
+    """Return the listed groups, and for profiles without listed groups the nearest GPUs, found by ``best_cut``.
 
-    Disjoint groups: profiles take their turn in the order of the file. ``overlap: timeshare``: larger sizes come first,
-    and smaller groups lie inside them. A profile for which nothing is left gets no seats and a warning. ``links`` has
-    every pair once, ``instances`` the MIG instances. Raises ConfigError for what does not fit the machine: listed GPUs
-    that it lacks, groups that cross, a MIG strategy against how it is cut.
+    Disjoint groups: profiles are served in the order of the file. ``overlap: timeshare``: larger sizes are placed
+    first, and smaller groups lie inside them. A profile for which no GPUs are left gets no seats and a warning.
+    ``links`` has every pair once, ``instances`` the MIG instances. Raises ConfigError when the configuration does not
+    fit the machine: listed GPUs that it lacks, groups that cross, a ``migStrategy`` that does not match its MIG mode.
 
-    ``lenient``: for a service, whose machine may have lost a GPU since a person wrote the file. A group that names GPUs
-    which are not there is left out, a profile that wants more GPUs than there are has none: warnings, no errors.
+    ``lenient``: for a service, whose machine may have lost a GPU since the configuration was written. A group that
+    names missing GPUs is left out, a profile larger than the machine has no groups: warnings instead of errors.
     """
     stock = take_stock(config, gpus, instances)
     resolved, incomplete = resolve(config, gpus, instances, lenient=lenient)
     draft = _Draft(config, stock, Wiring(links), incomplete)
     for profile, group in resolved:
-        draft.add(profile, *group, f"listed; {draft.words(group[1])}")
-    waiting = {name for group in incomplete for name in sellers(config, group)}
+        draft.add(profile, *group, f"listed; {draft.describe(group[1])}")
+    waiting = {name for group in incomplete for name in candidate_profiles(config, group)}
     listed = {profile.name for profile in config.profiles if draft.groups[profile.name]} | waiting
-    for profile in _turns(config):
+    for profile in _by_precedence(config):
         if profile.name in listed:
             continue
         if profile.group_size > len(gpus) and not lenient:
@@ -76,30 +74,32 @@ def plan(
 
 
 class _Draft:
-    """The groups so far."""
+    """The groups planned so far."""
 
-    def __init__(self, config: NodeConfig, stock: Stock, wiring: Wiring, incomplete: tuple[Incomplete, ...]) -> None:
+    def __init__(
+        self, config: NodeConfig, stock: GpuStock, wiring: Wiring, incomplete: tuple[IncompleteGroup, ...]
+    ) -> None:
         self.config, self.stock, self.wiring, self.incomplete = config, stock, wiring, incomplete
         self.groups: dict[str, list[tuple[Members, str]]] = {profile.name: [] for profile in config.profiles}
-        """By profile: name and GPUs, and why."""
+        """By profile: the group's name and GPUs, and the reason."""
         self.names: set[str] = {spec.name for spec in config.topology.groups}
 
-    def add(self, profile: Profile, name: str, gpus: "tuple[Gpu, ...]", why: str) -> None:
+    def add(self, profile: Profile, name: str, gpus: tuple[Gpu, ...], why: str) -> None:
         self.names.add(name)
         self.groups[profile.name].append(((name, gpus), why))
 
-    def words(self, gpus: "tuple[Gpu, ...]") -> str:
-        return instance_words(gpus[0]) if gpus[0].mig is not None else self.wiring.words(gpus)
+    def describe(self, gpus: tuple[Gpu, ...]) -> str:
+        return describe_instance(gpus[0]) if gpus[0].mig is not None else self.wiring.describe(gpus)
 
     def discover(self, profile: Profile) -> None:
         """Find the groups of a profile that has none listed."""
         for gpus in self._found(profile):
             name = instance_name(gpus[0]) if gpus[0].mig is not None else _group_name(gpus)
-            if name in self.names:  # a listed group of other GPUs took it
+            if name in self.names:  # a listed group of other GPUs has this name
                 name = f"{profile.group_size}x-{group_key([gpu.uuid for gpu in gpus], LONG_KEY_DIGITS)}"
-            self.add(profile, name, gpus, self.words(gpus))
+            self.add(profile, name, gpus, self.describe(gpus))
 
-    def _found(self, profile: Profile) -> "list[tuple[Gpu, ...]]":
+    def _found(self, profile: Profile) -> list[tuple[Gpu, ...]]:
         size = profile.group_size
         family = [gpus for groups in self.groups.values() for (_, gpus), _ in groups]
         free = self.stock.of(profile, self.config.mig_strategy)
@@ -110,17 +110,17 @@ class _Draft:
         if size == 1:
             return [(gpu,) for gpu in free if any(gpu in region for region in regions)]
         found: list[tuple[Gpu, ...]] = []
-        for atoms in (atoms for region in regions for atoms in places_for(size, region, family)):
+        for atoms in (atoms for region in regions for atoms in _regions_and_atoms(size, region, family)):
             near = [[self._near(a, b) for b in atoms] for a in atoms]
             cut = best_cut([len(atom) for atom in atoms], near, size)
-            # In the order of the machine, also where atoms interleave.
+            # GPUs in the machine's order, also where atoms interleave.
             found += [tuple(gpu for gpu in free if any(gpu in atoms[number] for number in group)) for group in cut]
         return sorted(found, key=lambda gpus: free.index(gpus[0]))
 
-    def _regions(self, size: int, free: "Sequence[Gpu]") -> "list[list[Gpu]]":
-        """Where groups of ``size`` may lie so that they need not move once the listed groups are complete again.
+    def _regions(self, size: int, free: Sequence[Gpu]) -> list[list[Gpu]]:
+        """Return the sets of GPUs within which groups of ``size`` need not move once the listed groups are complete.
 
-        GPUs of an incomplete group are kept free for it; with timeshare smaller groups may lie inside it.
+        GPUs of an incomplete group stay reserved for it; with timeshare smaller groups may lie inside it.
         """
         regions: dict[str, list[Gpu]] = {}
         for gpu in free:
@@ -131,14 +131,14 @@ class _Draft:
             regions.setdefault("" if inner is None else inner.name, []).append(gpu)
         return list(regions.values())
 
-    def _near(self, atom: "tuple[Gpu, ...]", other: "tuple[Gpu, ...]") -> int:
-        """Summed nearness between two atoms, or of the pairs inside one."""
+    def _near(self, atom: tuple[Gpu, ...], other: tuple[Gpu, ...]) -> int:
+        """Return the summed nearness between two atoms, or of the pairs inside one."""
         if atom is other:
             return sum(self.wiring.nearness(a, b) for place, a in enumerate(atom) for b in atom[:place])
         return sum(self.wiring.nearness(a, b) for a in atom for b in other)
 
     def finished(self) -> tuple[Group, ...]:
-        """All groups in the order of the profiles, with keys, seats and overlaps."""
+        """Return all groups in the order of the profiles, with keys, seats and overlaps."""
         entries = [(profile, *entry) for profile in self.config.profiles for entry in self.groups[profile.name]]
         short = Counter((len(gpus), _key(gpus)) for _, (_, gpus), _ in entries)
         shared = overlaps([members for _, members, _ in entries])
@@ -150,27 +150,45 @@ class _Draft:
         return tuple(groups)
 
 
-def _turns(config: NodeConfig) -> list[Profile]:
-    """Who takes GPUs first."""
+def _regions_and_atoms(
+    size: int, gpus: Sequence[Gpu], family: Sequence[Sequence[Gpu]]
+) -> tuple[tuple[tuple[Gpu, ...], ...], ...]:
+    """Divide GPUs into regions and atoms: groups made of one region's atoms keep the family nested or disjoint.
+
+    A region is the smallest larger group that contains the GPUs (or none). Inside it, each of the largest smaller
+    groups is one atom, and so is every other GPU. The atoms of a region are in the order of ``gpus``.
+    """
+    larger = sorted((group for group in family if len(group) > size), key=len)
+    smaller = sorted((group for group in family if len(group) < size), key=len, reverse=True)
+    regions: dict[int, dict[int, list[Gpu]]] = {}
+    for gpu in gpus:
+        region = next((number for number, group in enumerate(larger) if gpu in group), -1)
+        atom = next((number for number, group in enumerate(smaller) if gpu in group), len(smaller) + gpus.index(gpu))
+        regions.setdefault(region, {}).setdefault(atom, []).append(gpu)
+    return tuple(tuple(tuple(atom) for atom in atoms.values()) for atoms in regions.values())
+
+
+def _by_precedence(config: NodeConfig) -> list[Profile]:
+    """Return the profiles in the order in which they take GPUs."""
     if config.topology.overlap == "none":
         return list(config.profiles)
     return sorted(config.profiles, key=lambda profile: -profile.group_size)
 
 
-def _key(gpus: "tuple[Gpu, ...]", digits: int | None = None) -> str:
+def _key(gpus: tuple[Gpu, ...], digits: int | None = None) -> str:
     uuids = [gpu.uuid for gpu in gpus]
     return group_key(uuids) if digits is None else group_key(uuids, digits)
 
 
-def _group_name(gpus: "tuple[Gpu, ...]") -> str:
+def _group_name(gpus: tuple[Gpu, ...]) -> str:
     """``G01``; from index 10 on with dashes: ``G9-10``."""
     indices = [str(index) for index in sorted(gpu.index for gpu in gpus)]
     name = "G" + ("-" if any(len(index) > 1 for index in indices) else "").join(indices)
     return name if len(name) <= 63 else f"{len(gpus)}x-{_key(gpus, LONG_KEY_DIGITS)}"
 
 
-def _no_seats(config: NodeConfig, profile: Profile, stock: Stock, gpus: int) -> str:
-    """Why a profile has no groups here, and what to do."""
+def _no_seats(config: NodeConfig, profile: Profile, stock: GpuStock, gpus: int) -> str:
+    """Return the warning for a profile without groups: the reason and the remedy."""
     head = f"profile {profile.name} ({profile.resource}) has no seats here: "
     size = profile.group_size
     if profile.mig_profile is not None:
@@ -195,7 +213,7 @@ def _no_seats(config: NodeConfig, profile: Profile, stock: Stock, gpus: int) -> 
     )
 
 
-def _unused(stock: Stock, groups: tuple[Group, ...], incomplete: tuple[Incomplete, ...]) -> tuple[str, ...]:
+def _unused(stock: GpuStock, groups: tuple[Group, ...], incomplete: tuple[IncompleteGroup, ...]) -> tuple[str, ...]:
     used = {gpu.uuid for gpus in (*(g.gpus for g in groups), *(g.gpus for g in incomplete)) for gpu in gpus}
     spare = [gpu for gpu in stock.whole if gpu.uuid not in used]
     if not spare:

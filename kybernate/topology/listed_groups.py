@@ -1,24 +1,20 @@
-"""The groups that a configuration lists, on a machine. Pure."""
+"""Resolve the groups that a configuration lists to the GPUs of a machine. Pure."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from kybernate.config import NodeConfig, Profile
 from kybernate.config_errors import Place
-from kybernate.topology.family import Members, crossing
-from kybernate.topology.groups import Incomplete, counted
+from kybernate.machine import Gpu
+from kybernate.topology.groups import IncompleteGroup, Members, counted, crossing
 from kybernate.topology.mig import mig_profile
-
-if TYPE_CHECKING:
-    from kybernate.machine import Gpu
 
 
 def resolve(
-    config: NodeConfig, gpus: "Sequence[Gpu]", instances: "Sequence[Gpu]", *, lenient: bool = False
-) -> "tuple[tuple[tuple[Profile, Members], ...], tuple[Incomplete, ...]]":
-    """Every listed group with its GPUs, and the profile that sells it. Raises ConfigError for what cannot be.
+    config: NodeConfig, gpus: Sequence[Gpu], instances: Sequence[Gpu], *, lenient: bool = False
+) -> tuple[tuple[tuple[Profile, Members], ...], tuple[IncompleteGroup, ...]]:
+    """Return every listed group with its profile and GPUs, and the incomplete groups. Raises ConfigError.
 
-    ``lenient``: groups that name GPUs which are not there come apart from the others, instead of an error.
+    ``lenient``: groups that name missing GPUs are returned as incomplete; otherwise they are an error.
     """
     by_name: dict[int | str, Gpu] = {gpu.uuid: gpu for gpu in (*gpus, *instances)}
     by_name |= {gpu.index: gpu for gpu in gpus}
@@ -28,15 +24,15 @@ def resolve(
         missing = tuple(name for name in spec.gpus if name not in by_name) if lenient else ()
         members = tuple(_members(config, gpus, by_name, number, without=missing))
         if missing:
-            incomplete.append(Incomplete(spec.name, len(spec.gpus), members, missing))
+            incomplete.append(IncompleteGroup(spec.name, len(spec.gpus), members, missing))
         else:
             groups[number] = spec.name, members
     _check_shared(config, groups)
-    return tuple((_seller(config, number, group[1]), group) for number, group in groups.items()), tuple(incomplete)
+    return tuple((_profile_of(config, number, group[1]), group) for number, group in groups.items()), tuple(incomplete)
 
 
-def sellers(config: NodeConfig, group: Incomplete) -> tuple[str, ...]:
-    """Profiles that may be the one of a group of which GPUs are missing; of a missing MIG instance nobody knows."""
+def candidate_profiles(config: NodeConfig, group: IncompleteGroup) -> tuple[str, ...]:
+    """Return the profiles that an incomplete group may belong to; the MIG profile of a missing instance is unknown."""
     mig = config.mig_strategy == "mixed" and any(str(name).startswith("MIG-") for name in group.missing)
     return tuple(
         profile.name
@@ -47,12 +43,12 @@ def sellers(config: NodeConfig, group: Incomplete) -> tuple[str, ...]:
 
 def _members(
     config: NodeConfig,
-    gpus: "Sequence[Gpu]",
-    by_name: "dict[int | str, Gpu]",
+    gpus: Sequence[Gpu],
+    by_name: dict[int | str, Gpu],
     number: int,
     *,
     without: tuple[int | str, ...] = (),
-) -> "Iterator[Gpu]":
+) -> Iterator[Gpu]:
     spec = config.topology.groups[number]
     seen: set[str] = set()
     for position, wanted in enumerate(spec.gpus):
@@ -81,8 +77,8 @@ def _members(
         yield gpu
 
 
-def _check_shared(config: NodeConfig, groups: "dict[int, Members]") -> None:
-    """Disjoint, or with ``overlap: timeshare`` nested."""
+def _check_shared(config: NodeConfig, groups: dict[int, Members]) -> None:
+    """Raise ConfigError unless groups are disjoint, or with ``overlap: timeshare`` nested."""
     if config.topology.overlap == "none":
         owners: dict[str, str] = {}
         for number, (name, gpus) in groups.items():
@@ -105,13 +101,15 @@ def _check_shared(config: NodeConfig, groups: "dict[int, Members]") -> None:
         raise config.error(place, config.topology.groups[number].gpus[others.index(shared)], what, remedy)
 
 
-def _seller(config: NodeConfig, number: int, gpus: "tuple[Gpu, ...]") -> Profile:
-    """The profile of these groups."""
+def _profile_of(config: NodeConfig, number: int, gpus: tuple[Gpu, ...]) -> Profile:
+    """Return the profile whose size and MIG profile fit the group. Raises ConfigError."""
     kind = mig_profile(gpus[0]) if config.mig_strategy == "mixed" else None
     for profile in config.profiles:
         if profile.group_size == len(gpus) and profile.mig_profile == kind:
             return profile
     name = config.topology.groups[number].name
-    what = f"group {name} is {'a MIG instance of ' + kind if kind else counted(len(gpus))} and no profile sells that"
+    what = (
+        f"group {name} is {'a MIG instance of ' + kind if kind else counted(len(gpus))} and no profile advertises that"
+    )
     remedy = f"add one with groupSize: {len(gpus)}{f' and migProfile: {kind}' if kind else ''}, or remove the group"
     raise config.error(("gpuTopology", "groups", number, "gpus"), None, what, remedy)

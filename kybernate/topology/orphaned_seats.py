@@ -1,0 +1,94 @@
+"""Allocated seats that the configuration no longer has: they stay offered until their pods are gone. Pure.
+
+Kubelet chooses a seat's ID for the life of its pod, repeats the answer at each container start, and treats a missing
+ID as a failed device. So a new configuration adds seats at once, but removes a seat only once it is free.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import ValidationError
+
+from kybernate.config import Profile
+from kybernate.machine import Gpu
+from kybernate.topology.groups import Group, group_key, key_of
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedSeat:
+    """A seat that kubelet allocated to a pod."""
+
+    id: str
+    resource: str
+    gpus: tuple[str, ...] = ()
+    """UUIDs of its group, in the group's order; empty when unknown (a seat that only PodResources lists)."""
+
+
+def with_orphaned_seats(
+    groups: Sequence[Group], allocated: Iterable[AllocatedSeat], gpus: Sequence[Gpu], *, former: Iterable[Group] = ()
+) -> tuple[tuple[Group, ...], frozenset[str]]:
+    """Add the allocated seats that ``groups`` lacks; return the groups, and the IDs of the orphaned seats.
+
+    ``gpus``: all GPUs and MIG instances that are or were in this machine; seats of removed GPUs stay as well.
+    ``former``: the groups of the last configuration. An orphaned seat goes to (1) a present group of its GPUs and its
+    resource, (2) its former group, (3) a group made of the GPUs that were recorded with it. An allocated seat for which
+    none of these exists is left out.
+    """
+    allocated = tuple(allocated)
+    resources = {seat: group.profile.resource for group in groups for seat in group.seat_ids}
+    orphans = {one.id: one.resource for one in allocated if resources.get(one.id) != one.resource}
+    members = {key_of(one.id): one.gpus for one in allocated if one.gpus}
+    known = {gpu.uuid: gpu for gpu in gpus}
+    earlier = [group for group in (*former, *groups) if known.keys() >= {gpu.uuid for gpu in group.gpus}]
+    found = [_without(group, orphans) for group in groups]
+    kept: set[str] = set()
+    for key, resource in sorted({(key_of(seat), resource) for seat, resource in orphans.items()}):
+        seats = tuple(sorted(seat for seat, of in orphans.items() if (key_of(seat), of) == (key, resource)))
+        same = next((n for n, g in enumerate(found) if g.key == key and g.profile.resource == resource), None)
+        if same is not None:  # (1)
+            found[same] = replace(found[same], seat_ids=(*found[same].seat_ids, *seats))
+        else:
+            old = _former_group(key, resource, seats, earlier)  # (2)
+            old = old or _recorded_group(key, resource, seats, members.get(key, ()), known)  # (3)
+            if old is None:
+                continue
+            found.append(replace(old, name=_free_name(old, {group.name for group in found})))
+        kept.update(seats)
+    return tuple(found), frozenset(kept)
+
+
+def _without(group: Group, orphans: Mapping[str, str]) -> Group:
+    """Remove seats that are allocated under another resource, such as the old name of a renamed one."""
+    own = tuple(seat for seat in group.seat_ids if seat not in orphans)
+    return group if own == group.seat_ids else replace(group, seat_ids=own)
+
+
+def _former_group(key: str, resource: str, seats: tuple[str, ...], earlier: Iterable[Group]) -> Group | None:
+    group = next((group for group in earlier if group.key == key), None)
+    if group is None:
+        return None
+    profile = group.profile
+    if profile.resource != resource:
+        profile = profile.model_copy(update={"resource": resource})
+    return replace(group, profile=profile, seat_ids=seats)
+
+
+def _recorded_group(
+    key: str, resource: str, seats: tuple[str, ...], members: Sequence[str], known: Mapping[str, Gpu]
+) -> Group | None:
+    if not members or not known.keys() >= set(members) or group_key(members, len(key)) != key:
+        return None
+    gpus = tuple(known[uuid] for uuid in members)
+    name = f"{len(gpus)}x-{key}"
+    try:
+        profile = Profile(name=name, resource=resource, group_size=len(gpus), seats_per_group=len(seats))
+    except ValidationError:  # the recorded resource is not a resource name: the file was not written by the plugin
+        return None
+    return Group(name=name, key=key, profile=profile, gpus=gpus, seat_ids=seats, slots=1)
+
+
+def _free_name(group: Group, taken: set[str]) -> str:
+    if group.name not in taken:
+        return group.name
+    name = f"{len(group.gpus)}x-{group.key}"
+    return name if name not in taken else f"{name}-{len(taken)}"

@@ -1,0 +1,103 @@
+"""Allocated seats of this node, in memory and on disk.
+
+The plugin needs three sources to know which seats are allocated; none can replace another:
+
+* its answers to Allocate are known at once. PodResources shows an allocation only after the pod's admission; before
+  that, kubelet may ask for the next seat, also of another resource on the same GPUs;
+* PodResources alone shows that a seat was freed (kubelet does not notify plugins), and which seats an earlier plugin
+  allocated. It lists no pods while kubelet starts, and never the GPUs of a seat;
+* the file lets a plugin that starts with another configuration rebuild the groups of allocated seats: a seat's ID has
+  only a hash of the GPUs.
+
+``Allocations`` merges the first two in memory; the file is its copy. The GPU manager's ledger is not read: the plugin
+must work while the manager is down.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kybernate import files
+from kybernate.logs import get_logger
+from kybernate.topology import AllocatedSeat, Group, key_of
+
+FILE = "plugin-seats.json"
+FORGET_AFTER = 3
+"""Consecutive PodResources lists without a seat after which it is free: an admitted pod is listed with a delay."""
+
+
+@dataclass
+class Allocations:
+    """Allocated seats, and the GPUs of the groups that were offered."""
+
+    seats: dict[str, AllocatedSeat] = field(default_factory=dict)
+    """By seat ID."""
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By group key: GPU UUIDs of each group that this plugin offered."""
+    former_groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The same, of the plugin that ran before; a seat that only PodResources lists may be on one of them."""
+    _misses: dict[str, int] = field(default_factory=dict)
+    """By seat ID: consecutive PodResources lists without it."""
+
+    def allocate(self, seat: AllocatedSeat) -> None:
+        """Record an answer to Allocate."""
+        self._misses.pop(seat.id, None)
+        self.seats[seat.id] = seat
+
+    def offer(self, groups: Iterable[Group]) -> None:
+        """Record the GPUs of groups that are offered now, and complete allocated seats whose GPUs were unknown."""
+        self.groups |= {group.key: tuple(gpu.uuid for gpu in group.gpus) for group in groups}
+        self.seats = {seat: one if one.gpus else self._located(seat, one.resource) for seat, one in self.seats.items()}
+
+    def add_listed(self, listed: Mapping[str, str]) -> None:
+        """Add the seats of a PodResources list (resource by seat ID); forgets none, as kubelet may be starting."""
+        for seat, resource in listed.items():
+            self._misses.pop(seat, None)
+            self.seats.setdefault(seat, self._located(seat, resource))
+
+    def observe(self, listed: Mapping[str, str]) -> bool:
+        """Apply a PodResources list; return whether an allocation was added or forgotten."""
+        before = dict(self.seats)
+        self.add_listed(listed)
+        for seat in self.seats.keys() - listed.keys():
+            misses = self._misses[seat] = self._misses.get(seat, 0) + 1
+            if misses >= FORGET_AFTER:
+                del self.seats[seat], self._misses[seat]
+        return self.seats != before
+
+    def _located(self, seat: str, resource: str) -> AllocatedSeat:
+        key = key_of(seat)
+        return AllocatedSeat(seat, resource, self.groups.get(key) or self.former_groups.get(key, ()))
+
+
+def load(state_dir: Path) -> Allocations:
+    """Return what the last plugin saved; empty when there is no file or it cannot be read. Blocking."""
+    path = state_dir / FILE
+    try:
+        document = json.loads(path.read_text())
+        seats = [
+            AllocatedSeat(str(s["seat"]), str(s["resource"]), tuple(map(str, s["gpus"]))) for s in document["seats"]
+        ]
+        groups = {str(key): tuple(map(str, gpus)) for key, gpus in document.get("groups", {}).items()}
+    except FileNotFoundError:
+        return Allocations()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        get_logger().warning("allocations.read_failed", file=str(path), reason=repr(error))
+        return Allocations()
+    return Allocations({one.id: one for one in seats}, former_groups=groups)
+
+
+def dump(allocations: Allocations) -> str:
+    """Return the text of the file: the allocated seats, and the groups that this plugin offered."""
+    seats = [
+        {"seat": one.id, "resource": one.resource, "gpus": list(one.gpus)}
+        for one in sorted(allocations.seats.values(), key=lambda one: one.id)
+    ]
+    return json.dumps({"seats": seats, "groups": allocations.groups}, indent=1)
+
+
+def save(state_dir: Path, text: str) -> None:
+    """Replace the file. Blocking. Raises OSError."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    files.replace(state_dir / FILE, text, durable=False)

@@ -1,0 +1,118 @@
+"""Build an offer from a configuration and a reading of the GPUs, and the files that it needs before kubelet sees it."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kybernate.config import NodeConfig
+from kybernate.logs import get_logger
+from kybernate.topology import AllocatedSeat, Group, IncompleteGroup, peers, plan, with_orphaned_seats
+from services.plugin import cdi
+from services.plugin.devices import Offer, cdi_name
+from services.plugin.gpu_watch import GpuReading
+from services.plugin.settings import PluginSettings
+
+
+@dataclass(frozen=True, slots=True)
+class OfferDraft:
+    """An offer whose files are not written yet, and what to report about it."""
+
+    offer: Offer
+    warnings: tuple[str, ...]
+    incomplete: tuple[IncompleteGroup, ...] = ()
+    """Groups that are not offered because GPUs are missing."""
+
+
+def draft_offer(
+    settings: PluginSettings,
+    config: NodeConfig,
+    reading: GpuReading,
+    allocated: Iterable[AllocatedSeat],
+    *,
+    former: Iterable[Group] = (),
+    nvidia: frozenset[str] = frozenset(),
+) -> OfferDraft:
+    """Return the seats of this node. ``nvidia``: devices in NVIDIA's CDI specs. Raises ConfigError."""
+    known = reading.known
+    topology = plan(config, known.gpus, known.links, known.instances, lenient=True)
+    groups, orphaned = with_orphaned_seats(topology.groups, allocated, known.all, former=former)
+    fake = settings.gpus == "fake"
+    missing = frozenset(gpu.uuid for gpu in known.gpus) - reading.present
+    return OfferDraft(
+        Offer(
+            groups=groups,
+            gpus=tuple(gpu for gpu in known.gpus if gpu.uuid in reading.present),
+            seats_dir=settings.run_dir / "seats",
+            present=reading.device_nodes,
+            fake_driver=settings.fake_driver if fake else None,
+            links=known.links,
+            mig_nodes=reading.mig_nodes,
+            cdi=None if fake else cdi_names(config.device_list_strategy, groups, nvidia, missing=missing),
+            orphaned=orphaned,
+        ),
+        topology.warnings,
+        topology.incomplete,
+    )
+
+
+def cdi_names(
+    strategy: str, groups: Iterable[Group], nvidia: frozenset[str], *, missing: frozenset[str] = frozenset()
+) -> dict[str, tuple[str, ...]] | None:
+    """Return the CDI names by group, or None for environment variables and device nodes. Pure.
+
+    NVIDIA's devices bring the driver's libraries, ours the device nodes. ``auto`` uses CDI where NVIDIA's specs have
+    every offered GPU: runtimes inject the libraries that way there, and perhaps only that way. A container whose seat
+    may move to other groups also gets the GPUs of these, except the ``missing`` ones.
+    """
+    groups = tuple(groups)
+    uuids = {group.name: [gpu.uuid for gpu in group.gpus] for group in groups}
+    complete = bool(uuids) and all(uuid in nvidia for own in uuids.values() for uuid in own)
+    if strategy == "envvar" or (strategy == "auto" and not complete):
+        return None
+    for name, beside in peers(groups).items():
+        uuids[name] += [gpu.uuid for peer in beside for gpu in peer.gpus if gpu.uuid not in missing]
+    libraries = {name: [f"{cdi.NVIDIA_KIND}={uuid}" for uuid in own if uuid in nvidia] for name, own in uuids.items()}
+    own_names = {group.name: cdi.qualified(cdi_name(group)) for group in groups}
+    return {name: (own_names[name], *own) for name, own in libraries.items()}
+
+
+async def write_cdi_spec(settings: PluginSettings, draft: OfferDraft, strategy: str, *, any_allocated: bool) -> Offer:
+    """Write the CDI spec and log the warnings; return the offer, without CDI where ``auto`` cannot write the spec.
+
+    An unused spec stays while a seat is allocated: a restarted container names the devices of its first start.
+    """
+    offer = draft.offer
+    for warning in draft.warnings:
+        get_logger().warning("topology.warning", reason=warning)
+    if offer.orphaned:
+        reason = "they are allocated, and no longer configured"
+        get_logger().info("plugin.seats_orphaned", seats=sorted(offer.orphaned), reason=reason)
+    if offer.cdi is None:
+        if not any_allocated and settings.gpus != "fake":
+            await remove_cdi_spec(settings.cdi_dir)
+        return offer
+    if not any(len(names) > 1 for names in offer.cdi.values()):
+        text = "no CDI spec of NVIDIA's has these GPUs; the driver's libraries must come from runtimeClass nvidia"
+        get_logger().warning("cdi.libraries_missing", strategy=strategy, remedy="nvidia-ctk cdi generate", meaning=text)
+    try:
+        if await asyncio.to_thread(cdi.write, settings.cdi_dir, offer.cdi_devices()):
+            get_logger().info("cdi.written", file=str(settings.cdi_dir / cdi.FILE), groups=len(offer.cdi))
+    except OSError as error:
+        get_logger().error("cdi.write_failed", folder=str(settings.cdi_dir), reason=str(error))
+        if strategy == "auto":  # a name that no runtime resolves would fail every container
+            return replace(offer, cdi=None)
+    return offer
+
+
+async def remove_cdi_spec(folder: Path) -> None:
+    """Remove our CDI spec, if there is one."""
+    with contextlib.suppress(OSError):
+        await asyncio.to_thread(cdi.remove, folder)
+
+
+def create_folders(seats_dir: Path, seats: Iterable[str]) -> None:
+    """Create the folders of new seats. Blocking. Raises OSError."""
+    for seat in seats:
+        (seats_dir / seat).mkdir(parents=True, exist_ok=True)

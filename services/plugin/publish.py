@@ -1,0 +1,146 @@
+"""What the plugin publishes: events through an outbox, and a row per GPU in the bucket ``kyb_inventory``.
+
+Kubelet never waits for the bus: both only mark what to send, and a task sends it.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import NoReturn
+
+from kybernate.bus.port import Bus, BusError
+from kybernate.envelope import Message
+from kybernate.inventory import BUCKET, GpuRecord
+from kybernate.logs import get_logger
+from kybernate.machine import Gpu
+from kybernate.slugs import slug
+from kybernate.topology import IncompleteGroup
+from services.plugin.servicer import NodeSeats
+
+OUTBOX_LIMIT = 10_000
+"""Events that may wait for the bus, some days of a node's life; beyond it the oldest are dropped and counted."""
+OUTBOX_BATCH = 100
+OUTBOX_RETRY_SECONDS = 0.25
+INVENTORY_BATCH_SECONDS = 0.25
+"""Changes within this time are written together."""
+INVENTORY_RETRY_SECONDS = 1.0
+
+
+class Outbox:
+    """Events that wait for the bus, sent in order.
+
+    A batch counts as sent once the server has confirmed it. A batch with an unknown outcome is sent again under the
+    same ids, so that the stream of events has each of them once.
+    """
+
+    def __init__(self, bus: Bus, limit: int = OUTBOX_LIMIT) -> None:
+        self._bus = bus
+        self._limit = limit
+        self._waiting: deque[Message] = deque()
+        self._filled = asyncio.Event()
+        self.dropped = 0
+
+    def put(self, message: Message) -> None:
+        """Queue an event; never waits."""
+        if len(self._waiting) >= self._limit:
+            self._waiting.popleft()
+            self.dropped += 1
+        self._waiting.append(message)
+        self._filled.set()
+
+    @property
+    def waiting(self) -> int:
+        """Number of events that are not confirmed yet."""
+        return len(self._waiting)
+
+    async def run(self) -> NoReturn:
+        """Send until cancelled."""
+        while True:
+            await self._filled.wait()
+            await self._bus.until_connected()
+            batch = list(islice(self._waiting, OUTBOX_BATCH))
+            try:
+                for message in batch:
+                    await self._bus.publish(message)
+                await self._bus.flush()
+            except BusError as error:
+                get_logger().info("outbox.send_failed", messages=len(self._waiting), error=str(error))
+                await asyncio.sleep(OUTBOX_RETRY_SECONDS)
+                continue
+            for message in batch:  # some may have been dropped meanwhile
+                if self._waiting and self._waiting[0] is message:
+                    self._waiting.popleft()
+            if not self._waiting:
+                self._filled.clear()
+
+
+class InventoryWriter:
+    """The inventory rows of one node: changes mark them, ``run`` writes their state at the time of writing."""
+
+    def __init__(self, bus: Bus, name: str, node: NodeSeats) -> None:
+        self._bus, self._name, self._node = bus, name, node
+        self._gpus: tuple[Gpu, ...] = ()
+        self._incomplete: tuple[IncompleteGroup, ...] = ()
+        self._since: dict[str, float] = {}
+        self._dirty = asyncio.Event()
+
+    def show(self, gpus: tuple[Gpu, ...], incomplete: tuple[IncompleteGroup, ...]) -> None:
+        """Replace the GPUs, and the groups that lack some."""
+        self._gpus, self._incomplete = gpus, incomplete
+        self._dirty.set()
+
+    def health_changed(self, *gpus: str) -> None:
+        """Set the time of the last change of these GPUs (UUIDs) to now."""
+        self._since |= dict.fromkeys(gpus, time.time())
+        self._dirty.set()
+
+    async def run(self) -> NoReturn:
+        """Write all rows after every change, and when the bus has reconnected."""
+        self._bus.on_change(lambda connected: self._dirty.set() if connected else None)
+        while True:
+            await self._dirty.wait()
+            await self._bus.until_connected()
+            await asyncio.sleep(INVENTORY_BATCH_SECONDS)
+            self._dirty.clear()
+            try:
+                bucket = await self._bus.bucket(BUCKET)
+                rows = {record.key: record for record in self._records(self._node.probation.reasons)}
+                for key, record in rows.items():
+                    await bucket.put(key, record.model_dump_json().encode())
+                for entry in await bucket.entries(f"{slug(self._name)}."):
+                    if entry.key not in rows:  # of a GPU that was replaced, or is not missing any more
+                        await bucket.delete(entry.key)
+            except BusError as error:
+                get_logger().info("inventory.write_failed", error=str(error))
+                await asyncio.sleep(INVENTORY_RETRY_SECONDS)
+                self._dirty.set()
+
+    def _records(self, reasons: Mapping[str, str]) -> Iterable[GpuRecord]:
+        now = time.time()
+        for gpu in self._gpus:
+            yield GpuRecord(
+                node=self._name,
+                gpu=gpu.uuid,
+                index=gpu.index,
+                name=gpu.name,
+                memory_bytes=gpu.memory_bytes,
+                numa_node=gpu.numa_node,
+                groups=tuple(sorted(self._node.offer.groups_with({gpu.uuid}))),
+                healthy=gpu.uuid not in reasons,
+                reason=reasons.get(gpu.uuid, ""),
+                since=self._since.setdefault(gpu.uuid, now),
+            )
+        for missing in dict.fromkeys(name for group in self._incomplete for name in group.missing):
+            groups = [group for group in self._incomplete if missing in group.missing]
+            uuid = missing if isinstance(missing, str) else f"GPU {missing}"
+            yield GpuRecord(
+                node=self._name,
+                gpu=uuid,
+                index=missing if isinstance(missing, int) else -1,
+                groups=tuple(group.name for group in groups),
+                healthy=False,
+                reason=groups[0].why,
+                since=self._since.setdefault(uuid, now),
+            )
