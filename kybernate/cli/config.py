@@ -95,12 +95,12 @@ def plain_machine(count: int) -> "tuple[tuple[Gpu, ...], tuple[Link, ...]]":
 
     Two GPUs share a switch. From four GPUs on, each half has its own NUMA node.
     """
-    from kybernate.machine import Gpu, Level, Link
+    from kybernate.machine import Gpu, Link, PcieLevel
 
-    def level(a: Gpu, b: Gpu) -> Level:
+    def level(a: Gpu, b: Gpu) -> PcieLevel:
         if a.numa_node != b.numa_node:
-            return Level.SYS
-        return Level.PIX if a.index // 2 == b.index // 2 else Level.NODE
+            return PcieLevel.SYS
+        return PcieLevel.PIX if a.index // 2 == b.index // 2 else PcieLevel.NODE
 
     nodes = 2 if count >= 4 else 1
     gpus = tuple(
