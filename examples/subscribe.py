@@ -1,4 +1,4 @@
-"""Print what happens to seats. Needs only nats-py: python examples/subscribe.py nats://127.0.0.1:4222"""
+"""Print every event of a seat. Needs only nats-py: python examples/subscribe.py nats://127.0.0.1:4222"""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A small engine for the router's tests: an OpenAI server whose stream a test can hold back."""
+"""A small engine for the router's tests: an OpenAI server whose responses a test can delay or break."""
 
 import asyncio
 import contextlib
@@ -17,17 +17,17 @@ class Engine:
         self.chunks = 3
         self.gate = asyncio.Event()
         self.gate.set()
-        """Closed: a stream stops after its first chunk, a plain answer does not begin."""
+        """Cleared: a stream stops after its first chunk, a plain response does not begin."""
         self.silent = asyncio.Event()
         self.silent.set()
-        """Closed: nothing is answered at all."""
+        """Cleared: no request is answered."""
         self.break_after_first = False
         self.break_at_once = False
-        """Requests are taken and their connections broken, as by an engine that dies of them."""
+        """Connections are aborted after the request was read, as by an engine that crashes on it."""
         self.torn = False
         """The first chunk of a stream ends in the middle of an event."""
         self.whole = False
-        """Streams are answered whole, as some engines do with errors."""
+        """Streams get a plain response, as some engines send for errors."""
         self.running = 0
         self.aborted = 0
         self._runner: web.AppRunner | None = None

@@ -1,4 +1,4 @@
-"""How old the waiting requests are, and what a router has counted."""
+"""Levels of a router: the ages of waiting calls as a histogram, and counters."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ def test_few_ages_are_exact() -> None:
 
 
 @given(AGES)
-def test_steps_keep_count_sum_and_order(ages: list[float]) -> None:
+def test_the_histogram_keeps_count_sum_and_order(ages: list[float]) -> None:
     found = age_histogram(ages)
 
     assert len(found) <= HISTOGRAM_STEPS
@@ -27,7 +27,7 @@ def test_steps_keep_count_sum_and_order(ages: list[float]) -> None:
         assert found[0] == (max(ages), 1)
 
 
-def test_a_level_tells_ages_and_what_was_counted() -> None:
+def test_a_level_has_ages_and_counters() -> None:
     traffic = router(record())
     for request, at in ((1, 1.0), (2, 3.0)):
         arrive(traffic, request, at)
@@ -41,7 +41,7 @@ def test_a_level_tells_ages_and_what_was_counted() -> None:
     assert (level.arrivals, level.served, level.served_seconds, level.ages) == (2, 2, 9.0, ())
 
 
-def test_permissions_and_calls_that_came_back_are_not_served() -> None:
+def test_permits_and_returned_calls_do_not_count_as_served() -> None:
     traffic = router(record(state=S.ACTIVE))
     arrive(traffic, 1, kind="permit")
     arrive(traffic, 2)

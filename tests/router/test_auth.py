@@ -1,4 +1,4 @@
-"""API keys and TLS of the router: who gets in, who does not, and what an engine learns of it."""
+"""API keys and TLS of the router: which callers are admitted, and which headers an engine gets."""
 
 import asyncio
 import ssl
@@ -60,7 +60,7 @@ CALLS = [
 async def test_a_call_needs_a_key_of_its_scope(
     guarded: World, keys: dict[str, str], method: str, path: str, may: set[str]
 ) -> None:
-    for name, token in {**keys, "": "", "stranger": "kyb_nobody"}.items():
+    for name, token in {**keys, "": "", "stranger": "kyb_unknown"}.items():
         async with guarded.http.request(method, guarded.url + path, headers=bearer(token)) as answer:
             expected = {401} if name not in keys else {403} if name not in may else set()
             assert answer.status in expected or (not expected and answer.status not in (401, 403)), name
@@ -74,7 +74,7 @@ async def test_a_call_needs_a_key_of_its_scope(
 
 
 async def test_every_route_but_health_is_guarded(guarded: World) -> None:
-    """Also one that somebody adds: it is one of CALLS, and wrapped."""
+    """Also a route that is added later: it must be in CALLS, and guarded."""
     seen: list[str] = []
 
     class Noting(ApiKeyGuard):
@@ -128,7 +128,7 @@ async def test_an_audit_record_names_the_key(guarded: World, keys: dict[str, str
     assert guarded.manager.of(AuditRecord)[0].actor == "ops"
 
 
-async def test_keys_are_taken_up_while_it_runs_and_bad_files_are_not(
+async def test_changed_keys_are_applied_and_invalid_files_are_not(
     guarded: World, keys: dict[str, str], tmp_path: Path
 ) -> None:
     file, row_and_token = tmp_path / "keys.yaml", make("new", ["view"])
@@ -178,7 +178,7 @@ def test_a_key_is_found_by_its_token_only() -> None:
         ("keys: [R, R]\n", r"keys\[0\]\.name: 'a': is there twice"),
     ],
 )
-def test_a_file_of_keys_that_is_wrong_is_explained(tmp_path: Path, text: str, why: str) -> None:
+def test_an_invalid_key_file_is_an_error_with_its_place_and_remedy(tmp_path: Path, text: str, why: str) -> None:
     file = tmp_path / "keys.yaml"
     row = "{name: a, sha256: HASH, scopes: [infer]}"
     file.write_text(text.replace("R, R", f"{row}, {row}").replace("HASH", "ab" * 32))
@@ -186,7 +186,7 @@ def test_a_file_of_keys_that_is_wrong_is_explained(tmp_path: Path, text: str, wh
         load(file)
 
 
-def test_settings_that_cannot_work_are_named_at_the_start(tmp_path: Path) -> None:
+def test_settings_that_cannot_work_are_errors_at_the_start(tmp_path: Path) -> None:
     for env, why in (
         ({"KYB_API_KEYS_FILE": str(tmp_path / "none")}, "none: no such file"),
         ({"KYB_TLS_KEY_FILE": "x"}, "KYB_TLS_CERT_FILE is not set"),
@@ -197,7 +197,7 @@ def test_settings_that_cannot_work_are_named_at_the_start(tmp_path: Path) -> Non
     assert open_auth(RouterSettings.from_env({"KYB_API_KEYS_FILE": "", "KYB_TLS_CERT_FILE": ""}))[1] is None
 
 
-async def test_the_port_speaks_tls_and_a_renewed_certificate_is_taken_up(tmp_path: Path) -> None:
+async def test_the_port_uses_tls_and_applies_a_renewed_certificate(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     certificates(first)
     certificates(second)
@@ -230,7 +230,7 @@ async def test_the_port_speaks_tls_and_a_renewed_certificate_is_taken_up(tmp_pat
         assert not await trusts(first, running.url)
 
 
-def test_a_certificate_without_its_key_is_named(tmp_path: Path) -> None:
+def test_a_certificate_without_its_key_is_an_error(tmp_path: Path) -> None:
     certificates(tmp_path)
     with pytest.raises(ConfigError, match=r"KYB_TLS_CERT_FILE=.*fits KYB_TLS_KEY_FILE"):
         Certificate(tmp_path / "server.crt", tmp_path / "client.key")

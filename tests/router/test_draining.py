@@ -1,4 +1,4 @@
-"""The hook that lets a router finish before it is stopped."""
+"""The preStop hook that waits until a router has no calls left."""
 
 import http.client
 import threading
@@ -16,17 +16,17 @@ from services.router.metrics import Metrics
 
 
 class Fake(HTTPServer):
-    """Says the metrics of a router with so many requests, and one less each time."""
+    """Serves the metrics of a router; each answer has one request in flight less."""
 
     held, in_flight = 0, 0
 
     def text(self) -> bytes:
-        """As the router says it."""
+        """Return the metrics as the router writes them."""
         registry = CollectorRegistry()
         Metrics(registry, held=lambda: [("m", self.held)], in_flight=lambda: self.in_flight)
-        said = generate_latest(registry)
+        text = generate_latest(registry)
         self.in_flight = max(0, self.in_flight - 1)
-        return said
+        return text
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -56,7 +56,7 @@ def url(router: Fake) -> str:
     return f"http://127.0.0.1:{router.server_port}"
 
 
-def test_what_waits_and_what_is_answered_counts(router: Fake) -> None:
+def test_held_and_in_flight_requests_count_as_left(router: Fake) -> None:
     router.held, router.in_flight = 3, 2
     assert requests_left(url(router)) == 5
 
@@ -68,13 +68,13 @@ def test_it_waits_until_nothing_is_left(router: Fake, monkeypatch: pytest.Monkey
     assert router.in_flight == 0
 
 
-def test_it_says_what_is_cut(router: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_reports_how_many_requests_are_cut(router: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     router.held = 2
     main(["--url", url(router), "--first", "0", "--seconds", "0"])
     assert "2 requests are cut after 0 s" in capsys.readouterr().err
 
 
-def test_a_router_that_is_too_busy_to_answer_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_router_that_is_too_busy_to_answer_still_has_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (TimeoutError(), urllib.error.URLError(TimeoutError()), http.client.IncompleteRead(b"")):
 
         def fails(*_: object, error: Exception = error, **__: object) -> None:
@@ -84,5 +84,5 @@ def test_a_router_that_is_too_busy_to_answer_is_not_gone(monkeypatch: pytest.Mon
         assert requests_left("https://127.0.0.1:1") is None
 
 
-def test_a_router_that_is_gone_has_nothing_left() -> None:
+def test_a_router_that_has_ended_has_no_requests_left() -> None:
     assert requests_left("http://127.0.0.1:9") == 0

@@ -1,4 +1,4 @@
-"""What callers and engines can send that nobody should: each gets one clear answer, and the router goes on."""
+"""Invalid requests and responses: each caller gets one clear error, and the router goes on."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ CALL = b'{"model": "llama"}'
 
 
 async def raw(w: World, path: str, *headers: bytes, body: bytes = CALL) -> bytes:
-    """A POST to the letter, which no client library would send; returns everything that is answered."""
+    """Send a POST that no client library would send; return the raw response."""
     host, port = w.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     length = b"Content-Length: %d" % len(body)
@@ -26,11 +26,11 @@ async def raw(w: World, path: str, *headers: bytes, body: bytes = CALL) -> bytes
         await writer.wait_closed()
 
 
-async def test_an_id_that_cannot_be_said_on_the_bus_is_replaced():
+async def test_a_request_id_that_is_not_printable_is_replaced():
     async with world() as w:
         await w.seat("s0", "llama")
         assert b" 200 " in await raw(w, "/v1/completions", b"X-Request-Id: caf\xe9")
-        await until(lambda: (heard := w.manager.of(TrafficSignal)) and heard[-1].in_flight == 0)
+        await until(lambda: (levels := w.manager.of(TrafficSignal)) and levels[-1].in_flight == 0)
         (asked,) = w.manager.of(ActivateSeat)
         assert len(asked.cause) == 32
         assert (await w.call("POST", "/v1/wake", data=CALL, headers={"X-Request-Id": "x" * 600})).json[
@@ -38,7 +38,7 @@ async def test_an_id_that_cannot_be_said_on_the_bus_is_replaced():
         ] != "x" * 600
 
 
-async def test_made_up_models_are_no_labels_of_metrics():
+async def test_unknown_models_are_not_labels_of_metrics():
     async with world(connected=False, hold_seconds=0.1) as w:
         assert (await w.ask("made-up")).code == "hold_timeout"
         text = (await w.call("GET", "/metrics")).body.decode()
@@ -46,21 +46,21 @@ async def test_made_up_models_are_no_labels_of_metrics():
         assert "made-up" not in text
 
 
-async def test_a_body_that_is_not_packed_as_it_says_is_a_bad_request():
+async def test_a_body_that_does_not_match_its_encoding_is_a_bad_request():
     async with world() as w:
         answer = await raw(w, "/v1/completions", b"Content-Encoding: gzip")
         assert b" 400 " in answer
         assert b'"invalid_body"' in answer
 
 
-async def test_a_target_with_a_host_is_served_as_one_without():
+async def test_an_absolute_request_target_is_served_like_a_path():
     async with world() as w:
         await w.seat("s0", "llama", SeatState.ACTIVE)
         assert b" 200 " in await raw(w, "http://elsewhere:80/v1/completions?a=%20b")
 
 
 @pytest.mark.parametrize("path", ["/v1/../admin/sleep", "/v1/%2e%2e/admin/sleep", "/v1/x/..%2f..%2fadmin", "/v1/./x"])
-async def test_no_path_leads_out_of_what_is_forwarded(path: str):
+async def test_paths_with_dots_are_not_forwarded(path: str):
     async with world() as w:
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
         answer = await raw(w, path)
@@ -69,7 +69,7 @@ async def test_no_path_leads_out_of_what_is_forwarded(path: str):
         assert not engine.requests
 
 
-async def test_headers_of_the_connection_stay_however_they_are_listed():
+async def test_headers_listed_in_connection_are_not_forwarded():
     async with world() as w:
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
         await raw(w, "/v1/completions", b"Connection: X-Mine, x-too", b"X-Mine: 1", b"X-Too: 1", b"X-Other: 1")
@@ -86,14 +86,14 @@ async def test_headers_of_the_connection_stay_however_they_are_listed():
         b"[" * 100_000,
     ],
 )
-async def test_signals_that_nobody_can_reckon_with_are_bad_requests(signal: bytes):
+async def test_signals_with_invalid_numbers_or_nesting_are_bad_requests(signal: bytes):
     async with world() as w:
         await w.seat("s0", "llama", SeatState.ACTIVE)
         answer = await w.call("POST", "/v1/signals", data=signal, headers={"Content-Type": "application/json"})
         assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
 
 
-async def test_an_id_of_a_signal_that_cannot_be_said_does_not_keep_it_back():
+async def test_a_signal_with_an_unprintable_id_is_accepted():
     async with world() as w:
         await w.seat("s0", "llama", SeatState.ACTIVE)
         signal = {"id": "\ud800", "source": "elsewhere", "data": {"model": "llama", "waiting": 3}}
@@ -102,13 +102,13 @@ async def test_an_id_of_a_signal_that_cannot_be_said_does_not_keep_it_back():
         await until(lambda: [s for s in w.manager.of(TrafficSignal) if s.source == s.cause == "elsewhere"])
 
 
-async def test_a_wrong_method_hears_which_are_right():
+async def test_a_wrong_method_gets_the_allowed_ones():
     async with world() as w:
         answer = await w.call("GET", "/v1/chat/completions")
         assert (answer.status, answer.headers["Allow"]) == (405, "POST")
 
 
-async def test_a_failure_of_the_router_itself_has_the_shape_of_an_error():
+async def test_an_internal_error_has_the_openai_shape():
     async with world() as w:
         w.router.traffic.upstreams["broken"] = None  # type: ignore[assignment]
         answer = await w.call("GET", "/v1/models")
@@ -116,18 +116,18 @@ async def test_a_failure_of_the_router_itself_has_the_shape_of_an_error():
         del w.router.traffic.upstreams["broken"]
 
 
-async def test_a_request_that_breaks_engine_after_engine_is_given_to_no_more_of_them():
+async def test_a_request_that_engines_drop_repeatedly_is_not_forwarded_again():
     async with world() as w:
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
         engine.break_at_once = True
         answer = await w.ask("llama")
         assert (answer.status, answer.code) == (503, "upstream_failed")
-        assert len(engine.requests) == 4, "once more than it counts: the first may have met an idle connection's end"
+        assert len(engine.requests) == 4, "one more than MOST_BREAKS: the first failure may be a stale idle connection"
         engine.break_at_once = False
         assert (await w.ask("llama")).status == 200
 
 
-async def test_a_call_that_arrives_while_the_router_ends_is_told():
+async def test_a_call_that_arrives_while_the_router_stops_is_rejected():
     async with world() as w:
         await w.seat("s0", "llama")
         w.manager.auto = False

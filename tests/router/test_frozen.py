@@ -21,7 +21,7 @@ def freeze(traffic: Traffic) -> list[step.Effect]:
     return traffic.handle(event(state=S.PARKING, epoch=11, at=3.0, stall_seconds=10.0), 4.0)
 
 
-def test_without_a_word_they_are_cut() -> None:
+def test_without_a_stall_budget_calls_in_flight_are_cut() -> None:
     traffic = running()
     traffic.handle(event(state=S.DRAINING, epoch=11), 2.0)
 
@@ -30,7 +30,7 @@ def test_without_a_word_they_are_cut() -> None:
     assert [cut.request for cut in cuts] == [1]
 
 
-def test_frozen_calls_are_kept_and_what_they_stood_still_is_no_service() -> None:
+def test_frozen_calls_are_kept_and_frozen_time_does_not_count_as_served() -> None:
     traffic = running()
 
     assert not kinds(freeze(traffic), step.Cut)
@@ -44,7 +44,7 @@ def test_frozen_calls_are_kept_and_what_they_stood_still_is_no_service() -> None
     assert (level.served, level.served_seconds) == (1, 20.0 - 6.0)
 
 
-def test_when_the_budget_is_used_up_they_are_cut() -> None:
+def test_frozen_calls_are_cut_when_the_stall_budget_is_used_up() -> None:
     traffic = running()
     freeze(traffic)
     traffic.handle(event(state=S.PARKED, epoch=11, at=5.0, stall_seconds=8.0), 6.0)
@@ -55,7 +55,7 @@ def test_when_the_budget_is_used_up_they_are_cut() -> None:
     assert [(cut.request, cut.code) for cut in cuts] == [(1, "seat_evicted")]
 
 
-def test_calls_of_a_lost_seat_are_cut_although_they_were_frozen() -> None:
+def test_frozen_calls_of_a_lost_seat_are_cut() -> None:
     traffic = running()
     freeze(traffic)
 
@@ -64,7 +64,7 @@ def test_calls_of_a_lost_seat_are_cut_although_they_were_frozen() -> None:
     assert [(cut.request, cut.code) for cut in cuts] == [(1, "upstream_failed")]
 
 
-def test_the_roster_says_it_too() -> None:
+def test_a_roster_row_with_a_stall_budget_freezes_calls_like_an_event() -> None:
     traffic = running()
     traffic.handle(event(state=S.DRAINING, epoch=11), 2.0)
 

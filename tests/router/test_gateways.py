@@ -1,4 +1,4 @@
-"""What other gateways call: hold, wake, signals, events; and what an operator calls."""
+"""Routes for other gateways (hold, wake, signals, events), and for operators."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ async def test_hold_waits_for_the_model_and_names_the_engine():
         assert answer.json["epoch"] == w.manager.rows["s0"].epoch
 
 
-async def test_parking_waits_for_a_permission():
+async def test_parking_waits_for_a_permit():
     async with world(permit_seconds=0.3) as w:
         await w.seat("s0", "llama", SeatState.ACTIVE)
         assert (await w.call("GET", "/v1/hold?model=llama")).status == 200
@@ -37,13 +37,13 @@ async def test_parking_waits_for_a_permission():
 @pytest.mark.parametrize(
     ("query", "status", "code"),
     [
-        ("model=nobody", 404, "model_not_found"),
+        ("model=unknown", 404, "model_not_found"),
         ("", 400, "model_missing"),
         ("model=llama&timeout=soon", 400, "invalid_timeout"),
         ("model=llama&timeout=50ms", 503, "hold_timeout"),
     ],
 )
-async def test_hold_says_why_not(query: str, status: int, code: str):
+async def test_hold_returns_an_error_with_its_reason(query: str, status: int, code: str):
     async with world() as w:
         await w.seat("s0", "llama")
         w.manager.auto = False
@@ -62,7 +62,7 @@ async def test_a_gateway_that_leaves_ends_its_hold():
         await until(lambda: w.held("llama") == 0)
 
 
-async def test_wake_asks_and_does_not_wait():
+async def test_wake_requests_an_activation_and_does_not_wait():
     async with world() as w:
         await w.seat("s0", "llama")
         answer = await w.call("POST", "/v1/wake", json={"model": "llama"})
@@ -71,7 +71,7 @@ async def test_wake_asks_and_does_not_wait():
         assert w.manager.of(ActivateSeat)[0].cause == answer.json["cause"]
         again = await w.call("POST", "/v1/wake", json={"model": "llama"})
         assert (again.status, again.json["state"]) == (200, "active")
-        assert (await w.call("POST", "/v1/wake", json={"model": "nobody"})).status == 404
+        assert (await w.call("POST", "/v1/wake", json={"model": "unknown"})).status == 404
 
 
 async def test_a_signal_becomes_a_level_of_its_source():
@@ -92,13 +92,13 @@ async def test_a_signal_becomes_a_level_of_its_source():
         assert [(s["seat"], s["waiting"], s["in_flight"]) for s in seats if s["waiting"]] == [("s0", 5, 2)]
 
 
-async def test_signals_that_cannot_be_taken_are_named_one_by_one():
+async def test_invalid_signals_of_a_batch_are_listed_with_their_index():
     async with world() as w:
         await w.seat("s0", "llama")
         kind = {"Content-Type": "application/cloudevents+json"}
-        answer = await w.call("POST", "/v1/signals", data=json.dumps(cloud_event(model="nobody")), headers=kind)
+        answer = await w.call("POST", "/v1/signals", data=json.dumps(cloud_event(model="unknown")), headers=kind)
         assert (answer.status, answer.code) == (404, "model_not_found")
-        mixed = [cloud_event(model="llama"), cloud_event(model="llama", waiting=-1), cloud_event(model="nobody"), 7]
+        mixed = [cloud_event(model="llama"), cloud_event(model="llama", waiting=-1), cloud_event(model="unknown"), 7]
         answer = await w.call("POST", "/v1/signals", json=mixed)
         assert (answer.status, answer.json["accepted"]) == (207, 1)
         assert [(e["index"], e["status"]) for e in answer.json["errors"]] == [(1, 400), (2, 404), (3, 400)]
@@ -131,22 +131,22 @@ async def test_events_stream_and_resume_from_memory_and_from_the_stream():
         assert [e["type"] for e in (first, second)] == ["ai.kyb.v1.seat-leased", "ai.kyb.v1.seat-activated"]
         assert second["state"] == "active"
         assert await read_events(w, 1, Last_Event_ID=first["id"]) == [second]
-        # An id that this router does not remember: the stream tells everything it has.
+        # An unknown id: the stream returns all events that it has.
         assert await read_events(w, 2, Last_Event_ID="unknown") == [first, second]
 
 
-async def test_seats_shows_nodes_groups_and_models():
+async def test_seats_returns_nodes_groups_and_models():
     async with world() as w:
         await w.seat("s0", "llama", SeatState.ACTIVE, resource="kyb.ai/gpu-1x-seat")
         await w.seat("s1", "qwen")
-        told = (await w.call("GET", "/v1/seats")).json
-        (node,) = told["nodes"]
+        body = (await w.call("GET", "/v1/seats")).json
+        (node,) = body["nodes"]
         (group,) = node["groups"]
         assert (node["node"], group["group"], group["active"], group["seats"]) == ("n1", "G0", ["s0"], ["s0", "s1"])
-        assert [(m["model"], m["state"]) for m in told["models"]] == [("llama", "active"), ("qwen", "parked")]
+        assert [(m["model"], m["state"]) for m in body["models"]] == [("llama", "active"), ("qwen", "parked")]
         one = await w.call("GET", "/v1/models/qwen")
         assert (one.json["id"], one.json["state"]) == ("qwen", "parked")
-        assert (await w.call("GET", "/v1/models/nobody")).status == 404
+        assert (await w.call("GET", "/v1/models/unknown")).status == 404
 
 
 @pytest.mark.parametrize("name", ["s0", "seat/s0", "org/llama", "model/org/llama", "model%2Forg%2Fllama"])
@@ -168,10 +168,10 @@ async def test_an_ambiguous_name_lists_the_candidates():
         answer = await w.call("POST", "/v1/seats/llama/activate")
         assert (answer.status, answer.code) == (409, "ambiguous_name")
         assert "seat/s0, seat/s1" in answer.json["error"]["message"]
-        assert (await w.call("POST", "/v1/seats/nobody/activate")).code == "seat_not_found"
+        assert (await w.call("POST", "/v1/seats/unknown/activate")).code == "seat_not_found"
 
 
-async def test_commands_refused_or_unheard_say_so():
+async def test_refused_and_unanswered_commands_return_the_reason():
     async with world() as w:
         await w.seat("s0", "llama")
         w.manager.reply = CommandReply(accepted=False, code="quarantined", reason="foreign process 4711")

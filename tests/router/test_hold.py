@@ -1,4 +1,4 @@
-"""A request for a parked model is held, its seat activates, and the answer streams."""
+"""A request for a parked model is held, its seat is activated, and the response is streamed."""
 
 import asyncio
 import io
@@ -43,7 +43,7 @@ async def test_the_overhead_header_adds_the_three_parts():
         assert again.headers["X-Kyb-Held-Seconds"] == "0.000"
 
 
-async def test_a_plain_answer_keeps_the_engines_headers():
+async def test_a_plain_response_keeps_the_engines_headers():
     async with world() as w:
         await w.seat("s0", "llama", SeatState.ACTIVE)
         answer = await w.ask("llama", x_request_id="mine")
@@ -77,7 +77,7 @@ async def test_levels_rise_at_once_and_end_with_a_zero():
         assert last.seq > first[0].seq
 
 
-async def test_a_caller_who_leaves_takes_its_level_with_it():
+async def test_the_level_falls_when_a_waiting_caller_disconnects():
     async with world() as w:
         await w.seat("s0", "llama")
         w.manager.auto = False
@@ -88,7 +88,7 @@ async def test_a_caller_who_leaves_takes_its_level_with_it():
         await until(lambda: w.manager.of(TrafficSignal)[-1].waiting == 0)
 
 
-async def test_a_full_queue_says_429_and_when_to_come_again():
+async def test_a_full_queue_returns_429_with_retry_after():
     async with world(queue_limit=1, speed=10) as w:
         await w.seat("s0", "llama", activate_seconds=25.0)
         w.manager.auto = False
@@ -119,7 +119,7 @@ async def test_the_hold_ends_at_its_deadline_with_a_503():
         assert "s0 is parked" in answer.json["error"]["message"]
 
 
-async def test_a_final_refusal_of_the_manager_is_told_to_those_who_wait():
+async def test_a_final_refusal_of_the_manager_rejects_waiting_calls_with_its_reason():
     async with world() as w:
         await w.seat("s0", "llama")
         w.manager.reply = CommandReply(accepted=False, code="pinned", reason="group G0 is held by s1, which is pinned")
@@ -128,7 +128,7 @@ async def test_a_final_refusal_of_the_manager_is_told_to_those_who_wait():
         assert "which is pinned" in answer.json["error"]["message"]
 
 
-async def test_a_passing_refusal_keeps_the_hold():
+async def test_a_temporary_refusal_keeps_the_hold():
     async with world() as w:
         await w.seat("s0", "llama")
         w.manager.reply = CommandReply(accepted=False, code="not-ready", reason="still starting")
@@ -156,7 +156,7 @@ async def test_a_quarantined_model_is_refused_with_the_reason():
         (b'{"model": "' + b"x" * 513 + b'"}', 400, "model_missing"),
         (b'{"model": "\\ud800"}', 400, "model_missing"),
         (b"[" * 1000, 400, "invalid_json"),
-        (b'{"model": "nobody"}', 404, "model_not_found"),
+        (b'{"model": "unknown"}', 404, "model_not_found"),
         (b'{"model": "' + b"x" * 2000 + b'"}', 413, "body_too_large"),
     ],
 )
@@ -180,7 +180,7 @@ async def test_other_paths_are_never_forwarded():
         assert not engine.requests
 
 
-async def test_a_waiting_stream_gets_comments_where_that_is_wanted():
+async def test_a_waiting_stream_gets_comments_if_keepalive_is_set():
     async with world(keepalive_seconds=0.05) as w:
         await w.seat("s0", "llama")
         w.manager.auto = False
@@ -205,7 +205,7 @@ async def test_the_openai_client_streams_from_a_parked_model():
             assert [model.id for model in models.data] == ["llama"]
 
 
-async def test_the_openai_client_hears_why_its_stream_was_cut():
+async def test_the_openai_client_raises_the_reason_of_a_cut_stream():
     async with world() as w:
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
         engine.gate.clear()
@@ -292,7 +292,7 @@ async def test_eviction_cuts_a_running_stream_with_an_error_event_and_counts_it(
         assert 'kybernate_router_requests_total{code="503",model="llama"} 1.0' in text
 
 
-async def test_an_engine_that_refuses_is_tried_again_until_it_answers():
+async def test_a_call_is_retried_at_an_engine_that_refuses_until_it_answers():
     async with world() as w:
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
         await engine.stop()
@@ -302,7 +302,7 @@ async def test_an_engine_that_refuses_is_tried_again_until_it_answers():
         assert (await call).status == 200
 
 
-async def test_an_engine_that_stays_away_ends_in_a_503_at_the_deadline():
+async def test_an_engine_that_never_answers_leads_to_a_503_at_the_deadline():
     async with world(hold_seconds=60, speed=100) as w:
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
         await engine.stop()
@@ -330,7 +330,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event():
         assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "upstream_failed"
 
 
-async def test_a_caller_who_leaves_ends_the_engines_work():
+async def test_a_caller_that_disconnects_aborts_the_call_at_the_engine():
     async with world() as w:
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
         engine.gate.clear()
@@ -341,7 +341,7 @@ async def test_a_caller_who_leaves_ends_the_engines_work():
         await until(lambda: not w.upstream("s0").in_flight)
 
 
-async def test_least_in_flight_of_several_active_seats():
+async def test_calls_go_to_the_active_seat_with_the_fewest_in_flight():
     async with world() as w:
         engines = [await w.seat(f"s{n}", "llama", SeatState.ACTIVE) for n in range(2)]
         for engine in engines:
@@ -353,7 +353,7 @@ async def test_least_in_flight_of_several_active_seats():
         await asyncio.gather(*calls)
 
 
-async def test_a_large_body_passes():
+async def test_a_large_body_is_forwarded():
     async with world() as w:
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
         body = json.dumps({"model": "llama", "input": "x" * 3_000_000}).encode()
@@ -362,7 +362,7 @@ async def test_a_large_body_passes():
         assert len(engine.requests[0]["input"]) == 3_000_000
 
 
-async def test_held_requests_are_told_when_the_router_stops():
+async def test_held_requests_are_rejected_when_the_router_stops():
     async with world() as w:
         await w.seat("s0", "llama")
         w.manager.auto = False
@@ -375,7 +375,7 @@ async def test_held_requests_are_told_when_the_router_stops():
         assert time.monotonic() - began < 1
 
 
-async def test_after_a_comment_errors_come_as_events():
+async def test_after_a_comment_errors_are_sent_as_events():
     async with world(keepalive_seconds=0.02) as w:
         await w.seat("s0", "llama")
         w.manager.auto = False
@@ -386,7 +386,7 @@ async def test_after_a_comment_errors_come_as_events():
         assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "router_stopping"
 
 
-async def test_a_plain_answer_after_a_comment_comes_as_an_event():
+async def test_a_plain_response_after_a_comment_is_sent_as_an_event():
     async with world(keepalive_seconds=0.02) as w:
         engine = await w.seat("s0", "llama")
         engine.whole = True

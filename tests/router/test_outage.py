@@ -1,4 +1,4 @@
-"""The router and the bus: the order at the start, after a loss, and life without it."""
+"""The router and the bus: the order at the start and after a loss, and service without the bus."""
 
 import asyncio
 
@@ -73,15 +73,15 @@ async def test_a_flush_that_fails_keeps_the_seats_closed():
         assert (await call).status == 200
 
 
-async def test_without_nats_active_seats_keep_their_traffic_and_then_the_manager_is_asked(monkeypatch):
+async def test_without_nats_active_seats_keep_their_traffic_and_the_manager_is_queried_later(monkeypatch):
     monkeypatch.setattr(managers, "TRUST_SECONDS", 0.4)
     async with world() as w:
         await w.seat("s0", "llama", SeatState.ACTIVE)
         await w.seat("s1", "qwen")
         w.bus.cut()
         assert (await w.ask("llama")).status == 200
-        assert w.manager.asked_over_http == 0
-        ready = await w.call("GET", "/readyz")  # else a Service would have no router left
+        assert w.manager.http_queries == 0
+        ready = await w.call("GET", "/readyz")  # otherwise a Service would have no ready router
         assert ready.status == 200
         assert "not connected to NATS" in ready.json["notes"]["bus"]
         async with w.http.get(f"{w.url}/metrics") as metrics:
@@ -89,14 +89,14 @@ async def test_without_nats_active_seats_keep_their_traffic_and_then_the_manager
         await until(lambda: not w.router.traffic.trust.sure("n1", asyncio.get_running_loop().time()))
         assert (await w.ask("llama")).status == 200
         assert (await w.ask("llama")).status == 200
-        assert w.manager.asked_over_http == 1
+        assert w.manager.http_queries == 1
         parked = w.ask("qwen")
         await until(lambda: w.held("qwen") == 1)
         w.bus.restore()
         assert (await parked).status == 200
 
 
-async def test_what_was_missed_during_an_outage_is_read_before_anything_is_sent():
+async def test_changes_during_an_outage_are_read_before_calls_are_forwarded():
     async with world() as w:
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
         w.manager.auto = False
@@ -111,7 +111,7 @@ async def test_what_was_missed_during_an_outage_is_read_before_anything_is_sent(
         assert (await call).status == 200
 
 
-async def test_levels_are_told_again_after_an_outage():
+async def test_levels_are_published_again_after_an_outage():
     async with world() as w:
         await w.seat("s0", "llama")
         w.manager.auto = False
@@ -124,7 +124,7 @@ async def test_levels_are_told_again_after_an_outage():
         assert (await call).status == 200
 
 
-async def test_a_nats_server_that_lost_its_disk_costs_no_model():
+async def test_models_are_served_after_the_nats_server_lost_its_disk():
     async with world() as w:
         await w.seat("s0", "llama")
         for _ in range(3):
@@ -141,7 +141,7 @@ async def test_a_nats_server_that_lost_its_disk_costs_no_model():
         assert (await call).status == 200
 
 
-async def test_a_row_of_another_seat_under_this_ones_key_changes_nothing():
+async def test_a_row_under_the_key_of_another_seat_is_ignored():
     async with world() as w:
         engine = await w.seat("s1", "m", SeatState.ACTIVE)
         other = w.manager.rows["s1"].model_copy(update={"seat": "s2", "endpoint": "http://127.0.0.1:9"})

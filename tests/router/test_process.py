@@ -53,7 +53,7 @@ async def until_status(http: aiohttp.ClientSession, url: str, status: int) -> No
             await asyncio.sleep(0.02)
 
 
-async def test_nats_may_come_later_and_two_sigterms_end_it_quietly(tmp_path: Path):
+async def test_the_router_starts_before_nats_and_two_sigterms_end_it_cleanly(tmp_path: Path):
     log, port = tmp_path / "router.log", free_port()
     engine = Engine()
     await engine.start()
@@ -105,12 +105,12 @@ async def test_nats_may_come_later_and_two_sigterms_end_it_quietly(tmp_path: Pat
     assert "Traceback" not in log.read_text()
 
 
-async def test_a_wrong_setting_is_named_and_ends_with_code_2():
+async def test_an_unknown_setting_is_named_and_ends_with_code_2():
     env = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")} | {"KYB_PROT": "1"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "services.router", env=env, stderr=asyncio.subprocess.PIPE
     )
-    _, said = await process.communicate()
+    _, stderr = await process.communicate()
     assert process.returncode == 2
-    assert b"KYB_PROT" in said
-    assert b"KYB_PORT" in said
+    assert b"KYB_PROT" in stderr
+    assert b"KYB_PORT" in stderr

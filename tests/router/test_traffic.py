@@ -1,4 +1,4 @@
-"""The router's decisions, told in messages. No I/O; ``now`` is an argument."""
+"""The router's decisions: inputs in, effects out. No I/O; ``now`` is an argument."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_a_call_for_an_active_seat_is_forwarded_at_once():
     assert (forward.endpoint, forward.epoch, forward.held_seconds, forward.opened) == ("http://s0", 10, 0.0, False)
 
 
-def test_a_call_for_a_parked_seat_asks_once_and_waits():
+def test_a_call_for_a_parked_seat_requests_activation_once_and_waits():
     traffic = router(record())
     (wake,) = kinds(arrive(traffic), step.RequestActivation)
     assert (wake.command.seat, wake.command.cause) == ("s0", "c1")
@@ -69,7 +69,7 @@ def test_a_call_for_a_parked_seat_asks_once_and_waits():
     assert traffic.level("m", K0, 4.0)[:2] == (0, 2)
 
 
-def test_an_unheard_wake_is_repeated_after_one_second_and_a_heard_one_after_five():
+def test_an_unanswered_activation_request_is_repeated_after_one_second_and_an_answered_one_after_five():
     traffic = router(record())
     arrive(traffic, now=1.0)
     assert not kinds(traffic.handle(step.TimePassed(), 1.9), step.RequestActivation)
@@ -80,14 +80,14 @@ def test_an_unheard_wake_is_repeated_after_one_second_and_a_heard_one_after_five
     assert len(kinds(traffic.handle(step.TimePassed(), 7.6), step.RequestActivation)) == 1
 
 
-def test_a_new_hold_episode_asks_again():
+def test_a_new_call_after_an_empty_queue_requests_activation_again():
     traffic = router(record())
     arrive(traffic)
     traffic.handle(step.CallEnded(1), 1.1)
     assert len(kinds(arrive(traffic, 2, now=1.2), step.RequestActivation)) == 1
 
 
-def test_nothing_is_forwarded_before_the_first_snapshot():
+def test_nothing_is_forwarded_before_the_first_reading_of_the_roster():
     traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
     assert not kinds(traffic.handle(record(state=S.ACTIVE), 0.0), step.Forward)
     assert not kinds(arrive(traffic, 1), step.Forward, step.Reject)
@@ -104,7 +104,7 @@ def test_a_lower_epoch_changes_nothing():
     assert traffic.upstreams[K0].record.state is S.PARKED
 
 
-def test_within_an_epoch_the_managers_order_counts():
+def test_within_an_epoch_reports_are_ordered_by_seq():
     traffic = router(record(state=S.ACTIVE, epoch=20, since=1.0))
     traffic.handle(event(state=S.DRAINING, epoch=20, at=2.0), 1.0)
     traffic.handle(record(state=S.ACTIVE, epoch=20, since=1.0), 1.0)
@@ -113,14 +113,14 @@ def test_within_an_epoch_the_managers_order_counts():
     assert traffic.upstreams[K0].record.state is S.ACTIVE
 
 
-def test_a_complete_reading_overrules_the_order_within_an_epoch():
+def test_a_complete_reading_overrides_the_order_within_an_epoch():
     traffic = router(record(state=S.ACTIVE, epoch=20))
     traffic.handle(event(state=S.DRAINING, epoch=20, at=500.0), 1.0)
     traffic.handle(synced(record(state=S.ACTIVE, epoch=20, since=3.0), at=1.0), 1.5)
     assert traffic.upstreams[K0].record.state is S.ACTIVE
 
 
-def test_pins_and_the_plugins_hints_do_not_move_a_seat():
+def test_pins_and_the_plugins_hints_do_not_change_a_seats_state():
     traffic = router(record(state=S.ACTIVE))
     pinned = SeatPinned(cause="c", node="n", seat="s0", state=S.ACTIVE, epoch=10, at=5.0, seq=5, model="m")
     traffic.handle(pinned, 1.0)
@@ -129,21 +129,23 @@ def test_pins_and_the_plugins_hints_do_not_move_a_seat():
     assert traffic.upstreams[K0].record.state is S.ACTIVE
 
 
-def test_a_closing_seat_gets_nothing_and_is_acknowledged_until_empty():
+def test_a_closing_seat_gets_no_calls_and_is_acknowledged_until_empty():
     traffic = router(record(state=S.ACTIVE))
     arrive(traffic, 1)
     (ack,) = kinds(traffic.handle(event(state=S.DRAINING, epoch=11), 2.0), DrainAck)
     assert (ack.epoch, ack.in_flight, ack.instance, ack.incarnation) == (11, 1, "r", "i1")
     out = arrive(traffic, 2, now=2.1)
     assert not kinds(out, step.Forward)
-    assert len(kinds(out, step.RequestActivation)) == 1, "it is asked for at once, so that it comes back when it can"
+    assert len(kinds(out, step.RequestActivation)) == 1, (
+        "its activation is requested at once, for the time after the drain"
+    )
     (ack,) = kinds(traffic.handle(step.CallEnded(1), 2.5), DrainAck)
     assert ack.in_flight == 0
     assert kinds(traffic.handle(step.TimePassed(), 3.1), DrainAck)
     assert not kinds(traffic.handle(record(state=S.DRAINING, epoch=11, since=2.0), 3.2), DrainAck)
 
 
-def test_a_seat_that_was_closing_at_a_reading_is_acknowledged():
+def test_a_seat_that_is_closing_at_a_reading_is_acknowledged():
     assert [
         a.epoch
         for a in kinds(
@@ -152,7 +154,7 @@ def test_a_seat_that_was_closing_at_a_reading_is_acknowledged():
     ]
 
 
-def test_eviction_cuts_what_runs_there():
+def test_eviction_cuts_calls_in_flight():
     traffic = router(record(state=S.ACTIVE))
     arrive(traffic, 1)
     traffic.handle(event(state=S.DRAINING, epoch=11), 2.0)
@@ -168,7 +170,7 @@ def test_eviction_cuts_what_runs_there():
     )
 
 
-def test_lost_processes_cut_with_another_code():
+def test_a_lost_seat_cuts_calls_with_another_code():
     traffic = router(record(state=S.ACTIVE))
     arrive(traffic, 1)
     assert kinds(traffic.handle(event(state=S.LOST, epoch=11), 2.0), step.Cut) == [step.Cut(1, "upstream_failed")]
@@ -190,7 +192,7 @@ def test_a_wake_counts_as_waiting_and_ends_with_the_activation():
     assert traffic.level("m", K0, 2.0)[:2] == (0, 0)
 
 
-def test_a_suspect_seat_is_tried_again_after_a_moment_or_at_news():
+def test_a_suspect_seat_gets_calls_again_after_a_moment_or_a_change():
     traffic = router(record(state=S.ACTIVE))
     arrive(traffic, 1, now=1.0)
     assert not kinds(traffic.handle(step.CallReturned(1), 1.1), step.Forward)
@@ -200,7 +202,7 @@ def test_a_suspect_seat_is_tried_again_after_a_moment_or_at_news():
     assert kinds(traffic.handle(event(state=S.ACTIVE, epoch=12), 1.51), step.Forward)
 
 
-def test_a_call_that_comes_back_after_its_deadline_is_timed_out():
+def test_a_call_that_returns_after_its_deadline_is_timed_out():
     traffic = router(record(state=S.ACTIVE), hold_seconds=1.0)
     arrive(traffic, 1, now=1.0)
     (reject,) = kinds(traffic.handle(step.CallReturned(1), 9.0), step.Reject)
@@ -223,7 +225,7 @@ def test_two_routers_choose_the_same_parked_seat():
     assert len(chosen) == 1
 
 
-def test_a_seat_that_is_freed_leaves_its_calls_to_the_model():
+def test_calls_of_a_freed_seat_wait_for_another_seat_of_the_model():
     traffic = router(record())
     arrive(traffic, 1)
     traffic.handle(event(state=S.FREE, epoch=11, model=""), 2.0)
@@ -232,7 +234,7 @@ def test_a_seat_that_is_freed_leaves_its_calls_to_the_model():
     assert traffic.level("m", None, 4.0).waiting == 0
 
 
-def test_a_final_refusal_rejects_and_passes_after_a_while():
+def test_a_final_refusal_rejects_calls_until_it_expires():
     traffic = router(record())
     arrive(traffic, 1)
     refused = CommandReply(accepted=False, code="pinned", reason="held by a pin")
@@ -243,7 +245,7 @@ def test_a_final_refusal_rejects_and_passes_after_a_while():
     assert kinds(arrive(traffic, 3, now=6.3), step.RequestActivation)
 
 
-def test_a_refused_seat_leaves_the_calls_to_another():
+def test_calls_of_a_refused_seat_move_to_another_seat():
     traffic = router(record("s0"), record("s1"))
     (wake,) = kinds(arrive(traffic, 1), step.RequestActivation)
     refused = CommandReply(accepted=False, code="quarantined", reason="x")
@@ -251,7 +253,7 @@ def test_a_refused_seat_leaves_the_calls_to_another():
     assert {wake.command.seat, other.command.seat} == {"s0", "s1"}
 
 
-def test_without_the_bus_the_manager_is_asked_after_eight_seconds():
+def test_without_the_bus_the_manager_is_queried_after_eight_seconds():
     traffic = router(record(state=S.ACTIVE))
     traffic.handle(step.PresenceConfirmed(2.0), 2.0)
     traffic.handle(step.BusLost(), 3.0)
@@ -266,7 +268,7 @@ def test_without_the_bus_the_manager_is_asked_after_eight_seconds():
     assert kinds(arrive(traffic, 5, now=11.2), step.QueryManager)
 
 
-def test_a_manager_that_does_not_answer_is_asked_again_and_the_call_waits():
+def test_a_manager_that_does_not_answer_is_queried_again_and_the_call_waits():
     traffic = router(record(state=S.ACTIVE))
     arrive(traffic, 1, now=20.0)
     traffic.handle(step.ManagerAnswered("n", 20.0, None), 20.1)
@@ -274,7 +276,7 @@ def test_a_manager_that_does_not_answer_is_asked_again_and_the_call_waits():
     assert kinds(traffic.handle(step.TimePassed(), 21.2), step.QueryManager)
 
 
-def test_presence_after_a_silence_does_not_renew_the_trust():
+def test_an_overdue_presence_does_not_renew_the_trust():
     traffic = router(record(state=S.ACTIVE))
     assert kinds(traffic.handle(step.PresenceConfirmed(12.0), 12.0), step.Resync)
     assert not kinds(arrive(traffic, 1, now=12.1), step.Forward)
@@ -303,13 +305,13 @@ def test_a_seat_that_vanished_from_the_roster_is_not_trusted_and_later_forgotten
     assert [r.status for r in kinds(arrive(traffic, 2, now=22.1), step.Reject)] == [404]
 
 
-def test_an_event_alone_makes_a_seat_known():
+def test_a_seat_can_be_learned_from_an_event_alone():
     traffic = router()
     traffic.handle(event("s9", S.ACTIVE, 5, endpoint="http://s9"), 1.0)
     assert kinds(arrive(traffic), step.Forward)[0].endpoint == "http://s9"
 
 
-def test_a_model_that_nobody_has_is_forgotten_with_its_last_call_before_the_first_reading():
+def test_an_unknown_model_is_forgotten_with_its_last_call_before_the_first_reading():
     traffic = Traffic(Limits(held_bytes=10), RouterIdentity("r", "i1"))
     assert [r.status for r in kinds(arrive(traffic, 1, model="invented", size=11), step.Reject)] == [429]
     arrive(traffic, 2, model="invented too")
@@ -317,7 +319,7 @@ def test_a_model_that_nobody_has_is_forgotten_with_its_last_call_before_the_firs
     assert not traffic.models
 
 
-def test_alarms_of_finished_calls_do_not_pile_up():
+def test_alarms_of_ended_calls_are_removed():
     traffic = router(record())
     for number in range(1000):
         arrive(traffic, number, now=1.0)
@@ -336,7 +338,7 @@ actions = st.one_of(
     st.tuples(st.just("sync")),
     st.tuples(st.just("confirm")),
     st.tuples(st.just("lost")),
-    st.tuples(st.just("said"), st.booleans()),
+    st.tuples(st.just("manager"), st.booleans()),
     st.tuples(st.just("reply"), st.sampled_from(["s0", "s1"]), st.sampled_from(["ok", "pinned", "busy"])),
     st.tuples(st.just("tick"), st.sampled_from([0.01, 0.3, 2.0, 9.0])),
 )
@@ -355,7 +357,7 @@ def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
     def perform(happening: step.Input) -> None:
         for effect in traffic.handle(happening, now):
             if isinstance(effect, step.Forward):
-                assert state[effect.request] == "held", "sent twice, or after its end"
+                assert state[effect.request] == "held", "forwarded twice, or after its end"
                 upstream = traffic.upstreams[effect.key]
                 assert upstream.record.state is S.ACTIVE
                 assert traffic.trust.sure(upstream.record.node, now)
@@ -402,8 +404,8 @@ def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
                 perform(step.PresenceConfirmed(now))
             case ("lost",):
                 perform(step.BusLost())
-            case ("said", heard):
-                perform(step.ManagerAnswered("n", now, tuple(rows.values()) if heard else None))
+            case ("manager", answers):
+                perform(step.ManagerAnswered("n", now, tuple(rows.values()) if answers else None))
             case ("reply", seat, code):
                 perform(step.ActivationAnswered(seat_key("n", seat), CommandReply(accepted=code == "ok", code=code)))
             case ("tick", seconds):

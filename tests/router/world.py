@@ -1,4 +1,4 @@
-"""A router with a bus in memory, a manager that does what the test says, and engines: everything real but the GPUs."""
+"""A router with a bus in memory, a manager that the test controls, and engines without GPUs; all else is real."""
 
 import asyncio
 import itertools
@@ -37,7 +37,7 @@ NODE = "n1"
 
 
 async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Wait for a condition; fails the test at the deadline."""
+    """Wait until the condition is true and return its value; fail the test at the deadline."""
     async with asyncio.timeout(seconds):
         while not (value := condition()):
             await asyncio.sleep(0.002)
@@ -45,22 +45,22 @@ async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 
 class Manager:
-    """Owns the roster of one node. ``auto``: a seat that is asked for becomes active at once."""
+    """Owns the roster of one node. ``auto``: a requested seat becomes active at once."""
 
     def __init__(self, bus: MemoryBus) -> None:
         self.bus = bus
         self.auto = True
         self.rows: dict[str, SeatRecord] = {}
-        self.heard: list[Message] = []
+        self.received: list[Message] = []
         self.reply: CommandReply | None = None
-        self.asked_over_http = 0
+        self.http_queries = 0
         self.url = ""
         self.epochs = itertools.count(100)
         self.seqs = itertools.count(1)
         self.control_seconds = 0.001
 
     def of(self, kind: type[Any]) -> list[Any]:
-        return [message for message in self.heard if isinstance(message, kind)]
+        return [message for message in self.received if isinstance(message, kind)]
 
     def acks(self, seat: str) -> list[int]:
         return [ack.in_flight for ack in self.of(DrainAck) if ack.seat == seat]
@@ -80,7 +80,7 @@ class Manager:
     async def move(
         self, seat: str, state: SeatState, *, cause: str = "test", roster: bool = True, **fields: Any
     ) -> SeatEvent:
-        """A transition: event, then roster, at a new epoch unless one is given."""
+        """Make a transition: publish the event, then the row, at a new epoch unless one is given."""
         old = self.rows[seat]
         epoch = fields.pop("epoch", None) or next(self.epochs)
         event = EVENT_OF_STATE[state](
@@ -109,7 +109,7 @@ class Manager:
 
     async def answer(self, message: Message) -> CommandReply:
         assert isinstance(message, Command)
-        self.heard.append(message)
+        self.received.append(message)
         if self.reply is not None:
             return self.reply
         if isinstance(message, ActivateSeat) and self.auto and self.rows[message.seat].state is SeatState.PARKED:
@@ -123,10 +123,10 @@ class Manager:
         patterns = (TrafficSignal.pattern(), DrainAck.pattern(), Presence.pattern(), AuditRecord.pattern())
         async with self.bus.subscribe(*patterns) as messages:
             async for message in messages:
-                self.heard.append(message)
+                self.received.append(message)
 
     async def seats(self, _: web.Request) -> web.Response:
-        self.asked_over_http += 1
+        self.http_queries += 1
         return web.json_response({"seats": [row.model_dump(mode="json") for row in self.rows.values()]})
 
 
@@ -139,7 +139,7 @@ class World:
         self.engines: list[Engine] = []
 
     async def seat(self, seat: str, model: str, state: SeatState = SeatState.PARKED, **fields: Any) -> Engine:
-        """A seat of a model with an engine of its own, known to the router."""
+        """Add a seat of a model with its own engine, and wait until the router knows it."""
         engine = Engine()
         self.engines.append(engine)
         await engine.start()
@@ -189,7 +189,7 @@ class Answered:
 
 @asynccontextmanager
 async def world(*, connected: bool = True, **settings: Any) -> AsyncIterator[World]:
-    """A running router. Settings are those of RouterSettings."""
+    """Run a router. Settings are those of RouterSettings."""
     async with AsyncExitStack() as stack:
         server = MemoryServer()
         bus = await stack.enter_async_context(MemoryBus.connect(server))
