@@ -1,0 +1,74 @@
+"""Waiting for a condition: one helper for all tests, whose failure says what it waited for and what it last saw."""
+
+import asyncio
+import inspect
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+TIME_FACTOR = float(os.environ.get("KYB_TEST_TIME_FACTOR", "1"))
+"""Multiplies every time-out of the tests; above 1 on a slow or loaded machine."""
+TIMEOUT_SECONDS = 30.0
+_LONGEST_VALUE = 600
+
+
+async def until(
+    condition: Callable[[], Any],
+    *,
+    what: str,
+    timeout: float = TIMEOUT_SECONDS,
+    saw: Callable[[], object] | None = None,
+    interval: float = 0.01,
+) -> Any:
+    """Poll ``condition``, a function or a coroutine function, until its value is true; returns that value.
+
+    ``what`` completes "not within 30 s: …". A failure also shows the last value, ``saw()`` where it is given, and
+    otherwise the variables that the condition reads. Raises AssertionError after ``timeout`` seconds, multiplied by
+    KYB_TEST_TIME_FACTOR; exceptions of the condition are not caught.
+    """
+    deadline = time.monotonic() + timeout * TIME_FACTOR
+    while True:
+        value = condition()
+        if inspect.isawaitable(value):
+            value = await value
+        if value:
+            return value
+        if time.monotonic() >= deadline:
+            raise AssertionError(_failure(condition, what, timeout, value, saw))
+        await asyncio.sleep(interval)
+
+
+def until_blocking(
+    condition: Callable[[], Any],
+    *,
+    what: str,
+    timeout: float = TIMEOUT_SECONDS,
+    saw: Callable[[], object] | None = None,
+    interval: float = 0.01,
+) -> Any:
+    """The same as ``until``, for a test without an event loop."""
+    deadline = time.monotonic() + timeout * TIME_FACTOR
+    while not (value := condition()):
+        if time.monotonic() >= deadline:
+            raise AssertionError(_failure(condition, what, timeout, value, saw))
+        time.sleep(interval)
+    return value
+
+
+def _failure(
+    condition: Callable[[], Any], what: str, timeout: float, value: object, saw: Callable[[], object] | None
+) -> str:
+    lines = [f"not within {timeout * TIME_FACTOR:g} s: {what}", f"  the condition was last {_short(value)}"]
+    if saw is not None:
+        lines.append(f"  last seen: {_short(saw())}")
+    elif inspect.isfunction(condition):
+        defaults = zip(inspect.signature(condition).parameters, condition.__defaults__ or (), strict=False)
+        variables = inspect.getclosurevars(condition).nonlocals | dict(defaults)
+        lines += [f"  {name} = {_short(variable)}" for name, variable in sorted(variables.items())]
+    return "\n".join(lines)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"… {text[-_LONGEST_VALUE:]}"
