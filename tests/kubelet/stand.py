@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,19 +19,9 @@ from kybernate.dev.fakes.kubelet.manifest import PodSpec, parse
 from kybernate.dev.fakes.kubelet.pod import Pod
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
+from tests.until import until
 
 RESOURCE = "kyb.ai/gpu-1x-seat"
-
-
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> Any:
-    """Wait until the condition holds; returns what it returned."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"did not come true within {seconds} s"
-        await asyncio.sleep(0.01)
 
 
 @contextlib.contextmanager
@@ -91,6 +80,42 @@ def state(pod: Pod, container: str = "engine") -> dict[str, Any]:
 
 def reason(pod: Pod) -> str:
     return str(state(pod)["state"].get("waiting", {}).get("reason", ""))
+
+
+async def until_running(pod: Pod, timeout: float = 10.0) -> None:
+    what = f"the container of pod {pod.spec.name} runs"
+    await until(lambda: "running" in state(pod)["state"], what=what, saw=lambda: state(pod), timeout=timeout)
+
+
+async def until_restarted(pod: Pod, count: int, timeout: float = 10.0) -> None:
+    what = f"restarts of pod {pod.spec.name}: {count}"
+    await until(lambda: state(pod)["restartCount"] == count, what=what, saw=lambda: state(pod), timeout=timeout)
+
+
+async def until_waiting(pod: Pod, why: str, timeout: float = 10.0) -> None:
+    what = f"the container of pod {pod.spec.name} waits for the reason {why}"
+    await until(lambda: reason(pod) == why, what=what, saw=lambda: state(pod), timeout=timeout)
+
+
+async def until_failed(pod: Pod, timeout: float = 10.0) -> None:
+    await until(
+        lambda: pod.phase == "Failed", what=f"pod {pod.spec.name} fails", saw=lambda: pod.phase, timeout=timeout
+    )
+
+
+async def until_capacity(kubelet: Kubelet, expected: dict[str, tuple[int, int]], timeout: float = 10.0) -> None:
+    """Wait until kubelet counts exactly these seats: all and healthy ones by resource."""
+    capacity = kubelet.devices.capacity
+    await until(lambda: capacity() == expected, what=f"capacity {expected}", saw=capacity, timeout=timeout)
+
+
+async def until_called(plugin: "ScriptedPlugin", call: str, timeout: float = 10.0) -> None:
+    await until(
+        lambda: plugin.called(call),
+        what=f"kubelet calls {call} of the plugin",
+        saw=lambda: plugin.calls,
+        timeout=timeout,
+    )
 
 
 @dataclass
@@ -201,5 +226,10 @@ async def registered(
     async with serving(plugin, kubelet.options.folder, endpoint):
         assert await register(kubelet.options.folder, endpoint, resource) is None
         plugin.send(*seats)
-        await until(lambda: kubelet.devices.capacity().get(resource) == (len(seats), len(seats)))
+        expected = (len(seats), len(seats))
+        await until(
+            lambda: kubelet.devices.capacity().get(resource) == expected,
+            what=f"capacity of {resource}: {expected}",
+            saw=kubelet.devices.capacity,
+        )
         yield plugin

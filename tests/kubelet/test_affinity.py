@@ -3,7 +3,15 @@ import pytest
 from kybernate.dev.fakes.kubelet.affinity import Policy, Request, best, hints, split
 from kybernate.dev.fakes.kubelet.device_manager import Topology
 from kybernate.pb import deviceplugin_pb2 as pb
-from tests.kubelet.stand import RESOURCE, pod, registered, running_kubelet, state, until
+from tests.kubelet.stand import (
+    RESOURCE,
+    pod,
+    registered,
+    running_kubelet,
+    until_capacity,
+    until_failed,
+    until_running,
+)
 
 MACHINE = (0, 1)
 NODES = {"a": (0,), "b": (0,), "c": (1,), "d": (1,)}
@@ -70,14 +78,14 @@ def device(name: str, *nodes: int) -> pb.Device:
 async def test_aligned_devices_are_taken_without_asking_and_the_plugin_chooses_among_more() -> None:
     async with running_kubelet(topology=Topology("single-numa-node")) as kubelet, registered(kubelet, "x") as plugin:
         plugin.lists.put_nowait([device("a", 0), device("b", 0), device("c", 1)])
-        await until(lambda: kubelet.devices.capacity()[RESOURCE] == (3, 3))
+        await until_capacity(kubelet, {RESOURCE: (3, 3)})
         plugin.preferred = ["b"]
         first = kubelet.create(pod("first"))
-        await until(lambda: "running" in state(first)["state"])
+        await until_running(first)
         (asked,) = plugin.called("preferred")
         assert sorted(asked.container_requests[0].available_deviceIDs) == ["a", "b"]
         second = kubelet.create(pod("second"))
-        await until(lambda: "running" in state(second)["state"])
+        await until_running(second)
         assert plugin.called("allocate") == [["b"], ["a"]]
         assert len(plugin.called("preferred")) == 1  # "a" was the only one left on node 0
 
@@ -85,9 +93,9 @@ async def test_aligned_devices_are_taken_without_asking_and_the_plugin_chooses_a
 async def test_a_pod_that_cannot_be_aligned_is_rejected() -> None:
     async with running_kubelet(topology=Topology("single-numa-node")) as kubelet, registered(kubelet, "x") as plugin:
         plugin.lists.put_nowait([device("a", 0), device("c", 1)])
-        await until(lambda: kubelet.devices.capacity()[RESOURCE] == (2, 2))
+        await until_capacity(kubelet, {RESOURCE: (2, 2)})
         spread = kubelet.create(pod(seats=2))
-        await until(lambda: spread.phase == "Failed")
+        await until_failed(spread)
         status = spread.document()["status"]
         assert status["reason"] == "TopologyAffinityError"
         assert status["message"] == "Pod was rejected: Resources cannot be allocated with Topology locality"

@@ -11,7 +11,18 @@ from kybernate.dev.fakes.kubelet.http import application
 from kybernate.health import HttpServer
 from kybernate.pb import podresources_pb2 as pb
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, PodsError, joined
-from tests.kubelet.stand import RESOURCE, pod, pods, registered, running_kubelet, short_folder, state, until
+from tests.kubelet.stand import (
+    RESOURCE,
+    pod,
+    pods,
+    registered,
+    running_kubelet,
+    short_folder,
+    state,
+    until_restarted,
+    until_running,
+)
+from tests.until import until
 
 SEAT, OTHER = "1x-abcdef.s00", "1x-abcdef.s01"
 
@@ -90,23 +101,23 @@ spec:
 """
             )
             created = kubelet.create(spec)
-            await until(lambda: "running" in state(created)["state"])
+            await until_running(created)
             (owner,) = (await source.seats()).pods
             assert (owner.seat, owner.uid, owner.running, owner.deleting) == (SEAT, created.uid, True, False)
             assert owner.container_id == state(created)["containerID"]
             assert owner.endpoint == f"http://{created.ip}:9001"
             assert owner.vram_bytes == 40 * 2**30
             kubelet.restart_container("default", "llama")
-            await until(lambda: state(created)["restartCount"] == 1)
+            await until_restarted(created, 1)
             (again,) = (await source.seats()).pods
             assert (again.uid, again.restarts) == (owner.uid, 1)
             kubelet.restart_container("default", "llama", signum=signal.SIGSTOP)  # parked: hears nothing but SIGKILL
             stat = Path(f"/proc/{str(again.container_id).removeprefix('process://')}/stat")
-            await until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+            await until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", what="the engine is stopped")
             kubelet.delete("default", "llama", 0.5)
             (ending,) = (await source.seats()).pods
             assert ending.deleting
-            await until(lambda: not kubelet.pods)
+            await until(lambda: not kubelet.pods, what="every pod is deleted")
             assert (await source.seats()).pods == ()
         finally:
             await source.close()
@@ -148,7 +159,7 @@ async def test_in_a_cluster_the_owners_are_learnt_from_the_api_server(tmp_path: 
     (tmp_path / "token").write_text("secret\n")
     async with running_kubelet() as kubelet, registered(kubelet, SEAT):
         created = kubelet.create(pod("llama"))
-        await until(lambda: "running" in state(created)["state"])
+        await until_running(created)
         socket = kubelet.options.folder / "pod-resources" / "kubelet.sock"
         async with api_server([listed("llama", "from-api")], seen) as url:
             source = ApiServerPods("node-7", socket, url=url, account=tmp_path)
@@ -183,7 +194,7 @@ async def test_owners_do_not_depend_on_the_list_of_pods_without_a_node(tmp_path:
     app.add_routes([web.get("/api/v1/pods", answer)])
     async with running_kubelet() as kubelet, registered(kubelet, SEAT), HttpServer(app, "127.0.0.1", 0) as http:
         created = kubelet.create(pod("llama"))
-        await until(lambda: "running" in state(created)["state"])
+        await until_running(created)
         socket = kubelet.options.folder / "pod-resources" / "kubelet.sock"
         source = ApiServerPods("node-7", socket, url=http.url, account=tmp_path)
         try:

@@ -20,7 +20,20 @@ from kybernate.health import HttpServer
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import podresources_pb2 as resources_pb
 from kybernate.pb import podresources_pb2_grpc as resources_rpc
-from tests.kubelet.stand import RESOURCE, pod, pods, reason, registered, running_kubelet, short_folder, state, until
+from tests.kubelet.stand import (
+    RESOURCE,
+    pod,
+    pods,
+    registered,
+    running_kubelet,
+    short_folder,
+    state,
+    until_called,
+    until_restarted,
+    until_running,
+    until_waiting,
+)
+from tests.until import until
 
 
 def process_state(pid: int) -> str:
@@ -40,7 +53,7 @@ def pid_of(pod: Pod) -> int:
 
 async def started(kubelet: Kubelet, spec: Any) -> Pod:
     created = kubelet.create(spec)
-    await until(lambda: "running" in state(created)["state"])
+    await until_running(created)
     return created
 
 
@@ -65,7 +78,9 @@ spec:
         )
         running = await started(kubelet, spec)
         out = kubelet.options.run_dir / "env"
-        await until(lambda: out.exists() and "POD_IP" in out.read_text())
+        await until(
+            lambda: out.exists() and "POD_IP" in out.read_text(), what="the container has written its environment"
+        )
         env = dict(line.partition("=")[::2] for line in out.read_text().splitlines())
         assert env["SEAT"] == "a"
         assert (env["FROM_PLUGIN"], env["BOTH"], env["NAME"], env["KYB_SPEED"]) == ("yes", "pod", "p", "4")
@@ -78,7 +93,7 @@ spec:
 async def test_a_crash_asks_the_gate_again_but_not_for_an_allocation() -> None:
     async with running_kubelet() as kubelet, registered(kubelet, "a") as plugin:
         crashing = kubelet.create(pod(command="exit 3"))
-        await until(lambda: state(crashing)["restartCount"] >= 2)
+        await until(lambda: state(crashing)["restartCount"] >= 2, what="two restarts", saw=lambda: state(crashing))
         assert state(crashing)["lastState"]["terminated"]["exitCode"] == 3
         assert len(plugin.called("allocate")) == 1
         assert len(plugin.called("pre_start")) >= 3
@@ -93,7 +108,7 @@ async def test_a_refused_start_shows_its_reason_and_is_asked_again_until_it_is_g
     async with running_kubelet() as kubelet, registered(kubelet, "a") as plugin:
         plugin.gate_error = "seat a waits: group G0 is held by b"
         gated = kubelet.create(pod())
-        await until(lambda: reason(gated) == "CreateContainerConfigError")
+        await until_waiting(gated, "CreateContainerConfigError")
         assert state(gated)["state"]["waiting"]["message"] == (
             "device plugin PreStartContainer rpc failed with err: "
             "rpc error: code = FailedPrecondition desc = seat a waits: group G0 is held by b"
@@ -101,7 +116,7 @@ async def test_a_refused_start_shows_its_reason_and_is_asked_again_until_it_is_g
         assert state(gated)["containerID"] == ""
         assert gated.phase == "Pending"
         plugin.gate_error = ""
-        await until(lambda: "running" in state(gated)["state"])
+        await until_running(gated)
         assert state(gated)["restartCount"] == 0
 
 
@@ -110,11 +125,11 @@ async def test_a_gate_that_waits_holds_up_no_other_pod() -> None:
         plugin.held["a"] = asyncio.Event()
         plugin.preferred = ["a"]
         held = kubelet.create(pod("held"))
-        await until(lambda: plugin.called("pre_start"))
+        await until_called(plugin, "pre_start")
         await started(kubelet, pod("free"))
         assert not state(held)["containerID"]
         plugin.held["a"].set()
-        await until(lambda: "running" in state(held)["state"])
+        await until_running(held)
 
 
 async def test_a_plugin_that_is_gone_lets_nothing_start() -> None:
@@ -122,10 +137,14 @@ async def test_a_plugin_that_is_gone_lets_nothing_start() -> None:
         async with registered(kubelet, "a") as plugin:
             plugin.gate_error = "later"
             gated = kubelet.create(pod())
-            await until(lambda: plugin.called("pre_start"))
-        await until(lambda: "has been stopped" in state(gated)["state"]["waiting"].get("message", ""))
+            await until_called(plugin, "pre_start")
+        await until(
+            lambda: "has been stopped" in state(gated)["state"]["waiting"].get("message", ""),
+            what="the pod's status shows that kubelet stopped the start",
+            saw=lambda: state(gated),
+        )
         async with registered(kubelet, "a", endpoint="again.sock"):
-            await until(lambda: "running" in state(gated)["state"])
+            await until_running(gated)
 
 
 async def test_a_missing_mount_source_fails_the_start_as_a_runtime_would() -> None:
@@ -133,10 +152,10 @@ async def test_a_missing_mount_source_fails_the_start_as_a_runtime_would() -> No
         source = kubelet.options.run_dir / "seat"
         plugin.mounts = [pb.Mount(container_path=str(source), host_path=str(source), read_only=True)]
         failing = kubelet.create(pod())
-        await until(lambda: reason(failing) == "RunContainerError")
+        await until_waiting(failing, "RunContainerError")
         assert f"{source}: no such file or directory" in state(failing)["state"]["waiting"]["message"]
         source.mkdir(parents=True)
-        await until(lambda: "running" in state(failing)["state"])
+        await until_running(failing)
 
 
 async def test_a_command_that_does_not_exist_is_a_waiting_reason() -> None:
@@ -146,7 +165,7 @@ async def test_a_command_that_does_not_exist_is_a_waiting_reason() -> None:
             " spec: {containers: [{name: engine, command: [no-such-program]}]}}"
         )
         failing = kubelet.create(spec)
-        await until(lambda: reason(failing) == "RunContainerError")
+        await until_waiting(failing, "RunContainerError")
         assert '"no-such-program": executable file not found' in state(failing)["state"]["waiting"]["message"]
 
 
@@ -155,11 +174,11 @@ async def test_deleting_ends_also_a_process_that_was_stopped() -> None:
         frozen = await started(kubelet, pod())
         pid = pid_of(frozen)
         os.kill(pid, signal.SIGSTOP)
-        await until(lambda: process_state(pid) == "T")
+        await until(lambda: process_state(pid) == "T", what="the process is stopped")
         kubelet.delete("default", "p", 0.2)
         assert frozen.document()["metadata"]["deletionTimestamp"]
         assert kubelet.pods == [frozen]
-        await until(lambda: not kubelet.pods)
+        await until(lambda: not kubelet.pods, what="every pod is deleted")
         assert not alive(pid)
 
 
@@ -178,7 +197,7 @@ async def test_a_force_deleted_pod_leaves_its_seat_while_its_process_runs_on() -
 async def test_a_pod_that_is_over_gives_its_seat_back() -> None:
     async with running_kubelet() as kubelet, registered(kubelet, "a"):
         once = kubelet.create(pod("once", command="true", extra="restartPolicy: Never"))
-        await until(lambda: once.phase == "Succeeded")
+        await until(lambda: once.phase == "Succeeded", what="the pod succeeds", saw=lambda: once.phase)
         await started(kubelet, pod("next"))
 
 
@@ -186,7 +205,10 @@ async def test_pod_resources_tell_who_has_what_once_per_numa_node() -> None:
     async with running_kubelet() as kubelet, registered(kubelet, "b") as plugin:
         topology = pb.TopologyInfo(nodes=[pb.NUMANode(ID=0), pb.NUMANode(ID=1)])
         plugin.lists.put_nowait([pb.Device(ID="a", health="Healthy", topology=topology)])
-        await until(lambda: set(kubelet.devices.endpoints[RESOURCE].devices) == {"a"})
+        await until(
+            lambda: set(kubelet.devices.endpoints[RESOURCE].devices) == {"a"},
+            what="kubelet knows the devices of the plugin",
+        )
         await started(kubelet, pod())
         socket = kubelet.options.folder / "pod-resources" / "kubelet.sock"
         async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
@@ -225,7 +247,7 @@ async def test_http_shows_pods_and_does_what_kubectl_would() -> None:
         assert (await post("create", manifest))[0] == 201
         assert (await post("create", manifest)) == (409, {"error": 'pods "default/p" already exists; delete it first'})
         assert (await post("create", "{kind: Pod, apiVersion: v1}"))[0] == 400
-        await until(lambda: "running" in state(kubelet.pods[0])["state"])
+        await until_running(kubelet.pods[0])
         async with session.get("/pods") as answer:
             (item,) = (await answer.json())["items"]
         assert item["status"]["containerStatuses"][0]["containerID"].startswith("process://")
@@ -233,7 +255,7 @@ async def test_http_shows_pods_and_does_what_kubectl_would() -> None:
         async with session.get("/node") as answer:
             assert (await answer.json())["status"]["allocatable"] == {RESOURCE: "1"}
         assert (await post("restart-container", '{"name": "p", "signal": "TERM"}'))[0] == 200
-        await until(lambda: state(kubelet.pods[0])["restartCount"] == 1)
+        await until_restarted(kubelet.pods[0], 1)
         assert (await post("restart-container", '{"name": "p", "signal": "NOPE"}'))[0] == 400
         assert (await post("delete", '{"name": "q"}')) == (404, {"error": 'pods "default/q" not found'})
         assert (await post("delete", "{}"))[0] == 400
@@ -255,24 +277,24 @@ async def test_the_program_serves_and_its_pods_die_with_it_even_when_it_is_kille
                 )
             try:
                 address = folder / "k" / "kubelet.json"
-                await until(address.exists, 20)
+                await until(address.exists, what="kubelet has written its address", timeout=20)
                 url = json.loads(address.read_text())["url"]
-                pid = 0
-                async with aiohttp.ClientSession() as session:
-                    while not pid:
-                        async with session.get(f"{url}/pods") as answer:
-                            status = (await answer.json())["items"][0]["status"]
-                        for container in status.get("containerStatuses", ()):
-                            pid = int(container["containerID"].removeprefix("process://") or 0)
-                        await asyncio.sleep(0.02)
+
+                async def started(url: str = url) -> int:
+                    async with aiohttp.ClientSession() as session, session.get(f"{url}/pods") as answer:
+                        status = (await answer.json())["items"][0]["status"]
+                    ids = [container["containerID"] for container in status.get("containerStatuses", ())]
+                    return int(ids[0].removeprefix("process://") or 0) if ids else 0
+
+                pid = await until(started, what="the container has a process")
                 assert alive(pid)
                 if signum is signal.SIGTERM:
                     os.kill(pid, signal.SIGSTOP)  # as a parked engine is
-                    await until(lambda pid=pid: process_state(pid) == "T")
+                    await until(lambda pid=pid: process_state(pid) == "T", what="the process is stopped")
                 program.send_signal(signum)
                 code = await asyncio.wait_for(program.wait(), 5)
                 assert code == (0 if signum is signal.SIGTERM else -signal.SIGKILL)
-                await until(lambda pid=pid: not alive(pid))
+                await until(lambda pid=pid: not alive(pid), what="the process has ended")
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     program.kill()
@@ -309,8 +331,12 @@ spec:
 """
             )
             created = kubelet.create(spec)
-            waiting = await until(lambda: state(created)["state"].get("waiting", {}).get("message"))
+            waiting = await until(
+                lambda: state(created)["state"].get("waiting", {}).get("message"),
+                what="the container's status has a message",
+                saw=lambda: state(created),
+            )
             assert f"port {port} of 127.0.0.9 is taken" in waiting
-        await until(lambda: "running" in state(created)["state"])
+        await until_running(created)
         status = created.document()["status"]
         assert (status["podIP"], status["hostIP"]) == ("127.0.0.9", "127.0.0.9")

@@ -11,8 +11,13 @@ from tests.kubelet.stand import (
     running_kubelet,
     serving,
     state,
-    until,
+    until_called,
+    until_capacity,
+    until_failed,
+    until_restarted,
+    until_running,
 )
+from tests.until import until
 
 
 def capacity(kubelet: Kubelet, resource: str = RESOURCE) -> tuple[int, int] | None:
@@ -58,11 +63,11 @@ async def test_a_plugin_that_fails_to_give_its_options_is_not_used() -> None:
 async def test_capacity_appears_with_the_first_list_and_each_list_replaces_the_one_before() -> None:
     async with running_kubelet() as kubelet, registered(kubelet, "a", "b", "c") as plugin:
         plugin.send("a", unhealthy=("b",))
-        await until(lambda: capacity(kubelet) == (2, 1))
+        await until_capacity(kubelet, {RESOURCE: (2, 1)})
         plugin.send("a", "b", health="")
-        await until(lambda: capacity(kubelet) == (2, 0))
+        await until_capacity(kubelet, {RESOURCE: (2, 0)})
         plugin.send("a", "b")
-        await until(lambda: capacity(kubelet) == (2, 2))
+        await until_capacity(kubelet, {RESOURCE: (2, 2)})
 
 
 async def test_no_list_no_capacity() -> None:
@@ -76,8 +81,8 @@ async def test_no_list_no_capacity() -> None:
 async def test_a_stream_that_ends_makes_all_unhealthy_and_capacity_goes_after_the_grace_period() -> None:
     async with running_kubelet(grace_seconds=0.3) as kubelet, registered(kubelet, "a", "b") as plugin:
         plugin.lists.put_nowait(None)
-        await until(lambda: capacity(kubelet) == (2, 0))
-        await until(lambda: capacity(kubelet) == (0, 0))
+        await until_capacity(kubelet, {RESOURCE: (2, 0)})
+        await until_capacity(kubelet, {RESOURCE: (0, 0)})
         assert kubelet.node()["status"]["capacity"] == {RESOURCE: "0"}  # not removed from the node
 
 
@@ -85,7 +90,7 @@ async def test_registering_again_restores_the_seats() -> None:
     async with running_kubelet() as kubelet:
         async with registered(kubelet, "a", "b"):
             pass
-        await until(lambda: capacity(kubelet) == (2, 0))
+        await until_capacity(kubelet, {RESOURCE: (2, 0)})
         async with registered(kubelet, "a", "b", endpoint="again.sock"):
             assert capacity(kubelet) == (2, 2)
 
@@ -97,7 +102,7 @@ async def test_the_end_of_an_old_stream_disconnects_its_successor_by_name() -> N
         registered(kubelet, "a", "b", endpoint="new.sock"),
     ):
         old.lists.put_nowait(None)
-        await until(lambda: capacity(kubelet) == (2, 0))
+        await until_capacity(kubelet, {RESOURCE: (2, 0)})
 
 
 async def test_a_start_wipes_sockets_and_nothing_else() -> None:
@@ -115,7 +120,7 @@ async def test_a_start_wipes_sockets_and_nothing_else() -> None:
 async def test_running_pods_survive_a_restart_of_kubelet_with_their_seat() -> None:
     async with running_kubelet() as kubelet, registered(kubelet, "a") as plugin:
         running = kubelet.create(pod())
-        await until(lambda: "running" in state(running)["state"])
+        await until_running(running)
         before = state(running)["containerID"]
         await kubelet.restart()
         async with registered(kubelet, "a", endpoint="again.sock") as again:
@@ -123,7 +128,7 @@ async def test_running_pods_survive_a_restart_of_kubelet_with_their_seat() -> No
             assert kubelet.devices.of(running.uid, "engine")[0].device_ids == ("a",)
             assert again.called("allocate") == []
             kubelet.restart_container("default", "p")
-            await until(lambda: state(running)["restartCount"] == 1)
+            await until_restarted(running, 1)
             assert len(again.called("pre_start")) == 1
         assert len(plugin.called("allocate")) == 1
 
@@ -132,9 +137,9 @@ async def test_a_pod_that_does_not_run_when_kubelet_restarts_fails_for_good_with
     async with running_kubelet(readmit_seconds=0.05) as kubelet, registered(kubelet, "a") as plugin:
         plugin.gate_error = "not yet"
         waiting = kubelet.create(pod())
-        await until(lambda: plugin.called("pre_start"))
+        await until_called(plugin, "pre_start")
         await kubelet.restart()
-        await until(lambda: waiting.phase == "Failed")
+        await until_failed(waiting)
         assert "no healthy devices present" in waiting.document()["status"]["message"]
 
 
@@ -142,10 +147,10 @@ async def test_a_crash_between_a_restart_of_kubelet_and_the_registration_starts_
     # The real device manager does not know the plugin's options then. The GPU manager must cope with such a start.
     async with running_kubelet() as kubelet, registered(kubelet, "a") as plugin:
         running = kubelet.create(pod())
-        await until(lambda: "running" in state(running)["state"])
+        await until_running(running)
         await kubelet.restart()
         kubelet.restart_container("default", "p")
-        await until(lambda: state(running)["restartCount"] == 1)
+        await until_restarted(running, 1)
         assert len(plugin.called("pre_start")) == 1
 
 
@@ -153,17 +158,17 @@ async def test_a_pod_that_waits_goes_on_when_its_plugin_is_back_in_time() -> Non
     async with running_kubelet(readmit_seconds=0.5) as kubelet, registered(kubelet, "a") as plugin:
         plugin.gate_error = "not yet"
         waiting = kubelet.create(pod())
-        await until(lambda: plugin.called("pre_start"))
+        await until_called(plugin, "pre_start")
         await kubelet.restart()
         async with registered(kubelet, "a", endpoint="again.sock"):
-            await until(lambda: "running" in state(waiting)["state"])
+            await until_running(waiting)
 
 
 async def test_the_health_of_a_pods_devices_stands_in_its_status() -> None:
     async with running_kubelet() as kubelet, registered(kubelet, "a", "b") as plugin:
         plugin.preferred = ["a"]
         running = kubelet.create(pod())
-        await until(lambda: "running" in state(running)["state"])
+        await until_running(running)
 
         def health() -> list[dict[str, str]]:
             (told,) = state(running)["allocatedResourcesStatus"]
@@ -172,7 +177,11 @@ async def test_the_health_of_a_pods_devices_stands_in_its_status() -> None:
 
         assert health() == [{"resourceID": "a", "health": "Healthy"}]
         plugin.send("b", unhealthy=("a",))
-        await until(lambda: health() == [{"resourceID": "a", "health": "Unhealthy"}])
+        await until(
+            lambda: health() == [{"resourceID": "a", "health": "Unhealthy"}],
+            what="the seat is shown as unhealthy in the pod's status",
+            saw=health,
+        )
         assert "running" in state(running)["state"]
 
 
@@ -180,12 +189,12 @@ async def test_an_admission_that_a_restart_cuts_short_is_begun_again() -> None:
     async with running_kubelet() as kubelet, registered(kubelet, "a") as plugin:
         plugin.may_allocate.clear()
         created = kubelet.create(pod())
-        await until(lambda: plugin.called("allocate"))
+        await until_called(plugin, "allocate")
         await kubelet.restart()
         assert kubelet.devices.allocations == []
         plugin.may_allocate.set()
         async with registered(kubelet, "a", endpoint="again.sock") as again:
-            await until(lambda: "running" in state(created)["state"])
+            await until_running(created)
             assert again.called("allocate") == [["a"]]
 
 

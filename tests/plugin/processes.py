@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
-from tests.kubelet.stand import until
 from tests.plugin.stand import config
+from tests.until import until
 
 PATIENCE = 30.0
 """Seconds that a condition may take on a busy machine."""
@@ -80,7 +80,12 @@ async def plugin(folder: Path, kubelet_dir: Path, name: str = "plugin", **env: s
     """A running plugin that has read its GPUs; gives its log."""
     log = folder / f"{name}.log"
     async with process("-m", "services.plugin", log=log, **(environment(folder, kubelet_dir) | env)):
-        await until(lambda: logged(log, "plugin.registered") or logged(log, "plugin.registration_failed"), PATIENCE)
+        await until(
+            lambda: logged(log, "plugin.registered") or logged(log, "plugin.registration_failed"),
+            what="the plugin has registered or was refused",
+            saw=log.read_text,
+            timeout=PATIENCE,
+        )
         yield log
 
 

@@ -17,7 +17,8 @@ from services.plugin.faults import Probation
 from services.plugin.gate import StartGate
 from services.plugin.registration import Registration
 from services.plugin.servicer import NodeSeats
-from tests.kubelet.stand import until
+from tests.kubelet.stand import until_capacity
+from tests.until import until
 
 ONE, TWO = "kyb.ai/gpu-1x-seat", "kyb.ai/gpu-2x-seat"
 GPUS = tuple(
@@ -78,7 +79,11 @@ class Plugin:
 
     async def open_gate(self, seat: str, *, after: str = "") -> str:
         """As the manager does: a ticket for the call that waits. Returns the call."""
-        call = await until(lambda: (found := self.call(seat)) is not None and found["call"] != after and found["call"])
+        call = await until(
+            lambda: (found := self.call(seat)) is not None and found["call"] != after and found["call"],
+            what=f"a new start of {seat} waits at the gate",
+            saw=lambda: self.call(seat),
+        )
         new = self.seats_dir / seat / "ticket.new"
         new.write_text(json.dumps({"call": call, "seat": seat, "pod_uid": "u", "epoch": 1}))
         new.replace(self.seats_dir / seat / "ticket.json")
@@ -113,9 +118,22 @@ async def running_plugin(
 @asynccontextmanager
 async def plugin_at(kubelet: Kubelet, **changes: Any) -> AsyncIterator[Plugin]:
     async with running_plugin(kubelet.options.folder, kubelet.options.run_dir, **changes) as plugin:
-        await until(plugin.registered)
-        await until(lambda: ready(kubelet))
+        await until(plugin.registered, what="every resource is registered")
+        await until_ready(kubelet)
         yield plugin
+
+
+async def until_ready(kubelet: Kubelet, timeout: float = 30.0) -> None:
+    """Wait until kubelet counts every seat of the default offer as healthy."""
+    await until_capacity(kubelet, {ONE: (4, 4), TWO: (2, 2)}, timeout=timeout)
+
+
+async def until_unmet(plugin: Plugin, text: str) -> None:
+    """Wait until the first resource is not registered for this reason."""
+    registration = plugin.registrations[0]
+    await until(
+        lambda: text in (registration.unmet or ""), what=f"not registered: {text}", saw=lambda: registration.unmet
+    )
 
 
 def ready(kubelet: Kubelet) -> bool:

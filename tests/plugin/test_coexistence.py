@@ -13,9 +13,9 @@ from aiohttp import web
 from kybernate.health import HttpServer
 from kybernate.kube import Kube, KubeError, in_cluster
 from services.plugin.coexistence import Neighbours, conflict
-from tests.kubelet.stand import running_kubelet, short_folder, until
+from tests.kubelet.stand import running_kubelet, short_folder
 from tests.plugin.processes import PATIENCE, driver, environment, logged, plugin, process, readyz
-from tests.plugin.stand import ONE, TWO, ready, running_plugin
+from tests.plugin.stand import ONE, TWO, ready, running_plugin, until_ready, until_unmet
 
 
 def node(**allocatable: str) -> dict[str, Any]:
@@ -156,10 +156,10 @@ async def test_it_registers_only_once_nvidias_plugin_is_gone(tmp_path: Path) -> 
         try:
             where = kubelet.options
             async with running_plugin(where.folder, where.run_dir, refused=lambda: neighbours.conflict) as plugin:
-                await until(lambda: "offers nvidia.com/gpu: 4" in (plugin.registrations[0].unmet or ""), PATIENCE)
+                await until_unmet(plugin, "offers nvidia.com/gpu: 4")
                 assert kubelet.devices.capacity() == {}
                 server.node["status"]["allocatable"] = {"nvidia.com/gpu": "0"}
-                await until(lambda: ready(kubelet), PATIENCE)
+                await until_ready(kubelet, timeout=PATIENCE)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -169,7 +169,7 @@ async def test_a_second_plugin_refuses_to_run_and_says_why() -> None:
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             async with driver(folder), plugin(folder, kubelet.options.folder):
-                await until(lambda: ready(kubelet), PATIENCE)
+                await until_ready(kubelet, timeout=PATIENCE)
                 endpoints = {name: end.plugin for name, end in kubelet.devices.endpoints.items()}
                 env = environment(folder, kubelet.options.folder)
                 for name, more, why in (
@@ -190,7 +190,7 @@ async def test_outside_of_a_cluster_it_says_that_it_could_not_look() -> None:
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             async with driver(folder), plugin(folder, kubelet.options.folder) as log:
-                await until(lambda: ready(kubelet), PATIENCE)
+                await until_ready(kubelet, timeout=PATIENCE)
                 said = logged(log, "plugin.neighbours_unchecked")
                 assert said is not None
                 assert "no pod of a cluster" in said["reason"]

@@ -13,9 +13,10 @@ from kybernate.inventory import BUCKET, GpuRecord
 from kybernate.machine import GpuEvent
 from kybernate.messages import GpuHealthChanged
 from services.plugin.faults import GONE, HealthChange, Probation
-from tests.kubelet.stand import pod, running_kubelet, short_folder, state, until
+from tests.kubelet.stand import pod, running_kubelet, short_folder, state, until_capacity, until_running
 from tests.plugin.processes import PATIENCE, all_logged, driver, logged, plugin
-from tests.plugin.stand import ONE, TWO, config, ready
+from tests.plugin.stand import ONE, TWO, config, until_ready
+from tests.until import until
 
 BOTH = frozenset({"a", "b"})
 
@@ -86,20 +87,26 @@ async def test_xid_79_takes_exactly_the_seats_of_its_groups_and_gives_them_back_
                     bus.subscribe(GpuHealthChanged.pattern()) as events,
                     plugin(folder, kubelet.options.folder, **env) as log,
                 ):
-                    await until(lambda: ready(kubelet), PATIENCE)
+                    await until_ready(kubelet, timeout=PATIENCE)
                     running = kubelet.create(pod(resource=TWO))
-                    (call,) = await until(lambda: list((folder / "run" / "seats").glob("2x-*/call.json")), PATIENCE)
+                    (call,) = await until(
+                        lambda: list((folder / "run" / "seats").glob("2x-*/call.json")),
+                        what="a start of a 2x seat waits at the gate",
+                        timeout=PATIENCE,
+                    )
                     ticket = {"call": json.loads(call.read_text())["call"], "seat": call.parent.name}
                     (call.parent / "new").write_text(json.dumps(ticket))
                     (call.parent / "new").replace(call.parent / "ticket.json")
-                    await until(lambda: "running" in state(running)["state"], PATIENCE)
+                    await until_running(running, timeout=PATIENCE)
                     # Until this is taken back nothing recovers, however long the test takes here.
                     (folder / "config.yaml").write_text(json.dumps(config() | {"health": {"recoveryReads": 10**6}}))
-                    await until(lambda: logged(log, "config.applied"), PATIENCE)
+                    await until(
+                        lambda: logged(log, "config.applied"), what="the log event config.applied", timeout=PATIENCE
+                    )
                     # XID 13 changes nothing, and is heard before the next one.
                     await gpus.call("inject", fault="xid", gpu=uuids[3], xid=13)
                     await gpus.call("inject", fault="xid", gpu=uuids[3], xid=79)
-                    await until(lambda: kubelet.devices.capacity() == {ONE: (4, 4), TWO: (2, 0)}, PATIENCE)
+                    await until_capacity(kubelet, {ONE: (4, 4), TWO: (2, 0)}, timeout=PATIENCE)
                     assert [(line["xid"], line["ignored"]) for line in all_logged(log, "gpu.xid")] == [
                         (13, True),
                         (79, False),
@@ -117,10 +124,14 @@ async def test_xid_79_takes_exactly_the_seats_of_its_groups_and_gives_them_back_
                     while "XID 79" not in (await sick()).get(3, ""):
                         await asyncio.sleep(0.02)
                     refused = kubelet.create(pod("late", resource=TWO))
-                    await until(lambda: refused.phase == "Failed" or not refused.bound, PATIENCE)
+                    await until(
+                        lambda: refused.phase == "Failed" or not refused.bound,
+                        what="the pod with a lost seat fails or is unbound",
+                        timeout=PATIENCE,
+                    )
                     assert "running" in state(running)["state"]  # nobody is killed for it
                     (folder / "config.yaml").write_text(json.dumps(config()))
-                    await until(lambda: ready(kubelet), PATIENCE)
+                    await until_ready(kubelet, timeout=PATIENCE)
                     recovered = await asyncio.wait_for(anext(events), PATIENCE)
                     assert isinstance(recovered, GpuHealthChanged)
                     assert (recovered.gpu, recovered.healthy, recovered.reason) == (uuids[3], True, "")

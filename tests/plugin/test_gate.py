@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.plugin.gate import NotGrantedError, StartGate
-from tests.kubelet.stand import until
+from tests.until import until
 
 SEAT = "1x-abcdef.s00"
 
@@ -20,7 +20,7 @@ async def waiting(gate: StartGate) -> AsyncIterator[tuple["asyncio.Task[None]", 
     task = asyncio.create_task(gate.wait(SEAT))
     announcement = gate.seats_dir / SEAT / "call.json"
     before = read(announcement) if announcement.exists() else {}
-    await until(lambda: announcement.exists() and read(announcement) != before)
+    await until(lambda: announcement.exists() and read(announcement) != before, what="a start is announced")
     try:
         yield task, read(announcement)
     finally:
@@ -65,7 +65,7 @@ async def test_a_ticket_for_another_call_or_seat_is_removed_and_opens_nothing(ga
     async with waiting(gate) as (task, call):
         for wrong in (("somebody else", SEAT), (call["call"], "1x-abcdef.s01")):
             ticket(gate, *wrong)
-            await until(lambda: not (gate.seats_dir / SEAT / "ticket.json").exists())
+            await until(lambda: not (gate.seats_dir / SEAT / "ticket.json").exists(), what="the ticket is used up")
             assert not task.done()
         ticket(gate, call["call"])
         await asyncio.wait_for(task, 5)
@@ -74,7 +74,7 @@ async def test_a_ticket_for_another_call_or_seat_is_removed_and_opens_nothing(ga
 async def test_an_unreadable_ticket_opens_nothing(gate: StartGate) -> None:
     async with waiting(gate) as (task, call):
         (gate.seats_dir / SEAT / "ticket.json").write_text("{")
-        await until(lambda: not (gate.seats_dir / SEAT / "ticket.json").exists())
+        await until(lambda: not (gate.seats_dir / SEAT / "ticket.json").exists(), what="the ticket is used up")
         assert not task.done()
         ticket(gate, call["call"])
         await asyncio.wait_for(task, 5)

@@ -1,6 +1,5 @@
 """A GPU that is away when the plugin starts: its groups wait for it, all others work, and seats in use stay listed."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from kybernate.known_gpus import FILE
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from services.plugin import allocations
-from tests.kubelet.stand import pod, running_kubelet, short_folder, until
+from tests.kubelet.stand import pod, running_kubelet, short_folder, until_capacity
 from tests.plugin.processes import PATIENCE, all_logged, driver, logged, plugin, readyz
-from tests.plugin.stand import ONE, TWO, config, ready
+from tests.plugin.stand import ONE, TWO, config, until_ready
+from tests.until import until
 
 QUICK = {"KYB_REREAD_SECONDS": "0.1"}
 
@@ -41,13 +41,16 @@ async def test_a_listed_group_is_offered_once_its_gpu_is_there_and_the_others_at
                 lost = await uuid_of(gpus, 3)
                 await gpus.call("inject", fault="lost", gpu=lost)
                 async with plugin(folder, kubelet.options.folder, KYB_NATS_URL=server.url, **QUICK) as log:
-                    await until(lambda: kubelet.devices.capacity() == {ONE: (4, 4)}, PATIENCE)
+                    await until_capacity(kubelet, {ONE: (4, 4)}, timeout=PATIENCE)
                     text = "group G23 is not offered: it names GPU 3"
                     assert text in all_logged(log, "topology.warning")[0]["reason"]
                     serving = logged(log, "plugin.serving")
                     assert serving is not None
-                    while (await readyz(serving["url"]))[0] != 200:
-                        await asyncio.sleep(0.02)
+
+                    async def is_ready(url: str = serving["url"]) -> bool:
+                        return (await readyz(url))[0] == 200
+
+                    await until(is_ready, what="the plugin is ready")
                     assert text in (await readyz(serving["url"]))[1]["notes"]["gpus"]
                     bucket = await bus.bucket(BUCKET)
 
@@ -55,17 +58,25 @@ async def test_a_listed_group_is_offered_once_its_gpu_is_there_and_the_others_at
                         entries = [GpuRecord.model_validate_json(e.value or b"") for e in await bucket.entries()]
                         return {row.index: row for row in entries}
 
-                    while 3 not in (found := await rows()):
-                        await asyncio.sleep(0.02)
+                    async def missing() -> dict[int, GpuRecord] | None:
+                        return found if 3 in (found := await rows()) else None
+
+                    found = await until(missing, what="a record of the missing GPU 3")
                     assert (found[3].groups, found[3].healthy) == (("G23",), False)
                     assert text in found[3].reason
                     await gpus.call("inject", fault="found", gpu=lost)
-                    await until(lambda: ready(kubelet), PATIENCE)
-                    while not (found := await rows())[3].healthy or found[3].gpu != lost or len(found) > 4:
-                        await asyncio.sleep(0.02)
+                    await until_ready(kubelet, timeout=PATIENCE)
+
+                    async def present() -> bool:
+                        found = await rows()
+                        return found[3].healthy and found[3].gpu == lost and len(found) <= 4
+
+                    await until(present, what="GPU 3 is healthy again in one record")
                     assert "notes" not in (await readyz(serving["url"]))[1]
                     kubelet.create(pod(resource=TWO))
-                    await until(lambda: kubelet.devices.allocations, PATIENCE)
+                    await until(
+                        lambda: kubelet.devices.allocations, what="kubelet has allocated a seat", timeout=PATIENCE
+                    )
 
 
 @pytest.mark.parametrize("booted", [False, True], ids=["since the start", "before a reboot"])
@@ -74,9 +85,13 @@ async def test_a_seat_in_use_stays_listed_as_unhealthy_while_its_gpu_is_away(boo
         with short_folder() as folder:
             async with driver(folder) as gpus:
                 async with plugin(folder, kubelet.options.folder, "one"):
-                    await until(lambda: ready(kubelet), PATIENCE)
+                    await until_ready(kubelet, timeout=PATIENCE)
                     kubelet.create(pod(resource=TWO))
-                    await until(lambda: allocations.load(folder / "state").seats, PATIENCE)
+                    await until(
+                        lambda: allocations.load(folder / "state").seats,
+                        what="the plugin has stored its seats",
+                        timeout=PATIENCE,
+                    )
                 (seat,) = kubelet.devices.allocations[0].device_ids
                 lost = await uuid_of(gpus, 3)
                 await gpus.call("inject", fault="lost", gpu=lost)
@@ -84,12 +99,18 @@ async def test_a_seat_in_use_stays_listed_as_unhealthy_while_its_gpu_is_away(boo
                     forget_boot(folder / "state" / FILE)
                 async with plugin(folder, kubelet.options.folder, "two", **QUICK) as log:
                     expected = {ONE: (4, 4), TWO: (1, 0) if booted else (2, 0)}
-                    await until(lambda: kubelet.devices.capacity() == expected, PATIENCE)
-                    assert kubelet.devices.endpoints[TWO].devices[seat].health == "Unhealthy"
+                    devices = kubelet.devices
+                    # The capacity is (2, 0) as well while the second plugin has not registered yet.
+                    await until(
+                        lambda: devices.endpoints[TWO].devices[seat].health == "Unhealthy",
+                        what="kubelet lists the seat in use as unhealthy",
+                        saw=lambda: devices.endpoints[TWO].devices,
+                    )
+                    await until_capacity(kubelet, expected, timeout=PATIENCE)
                     assert "not there" in (logged(log, "gpu.faulty") or {})["reason"]
                     assert "GPU 3" in await refusal(kubelet.options.folder, seat)
                     await gpus.call("inject", fault="found", gpu=lost)
-                    await until(lambda: ready(kubelet), PATIENCE)
+                    await until_ready(kubelet, timeout=PATIENCE)
 
 
 async def test_a_gpu_that_is_away_moves_no_group_that_was_found() -> None:
@@ -101,11 +122,11 @@ async def test_a_gpu_that_is_away_moves_no_group_that_was_found() -> None:
             (folder / "found.yaml").write_text(json.dumps(found))
             async with driver(folder) as gpus:
                 async with plugin(folder, kubelet.options.folder, "one", **own):
-                    await until(lambda: kubelet.devices.capacity() == {TWO: (4, 4)}, PATIENCE)
+                    await until_capacity(kubelet, {TWO: (4, 4)}, timeout=PATIENCE)
                     before = set(kubelet.devices.endpoints[TWO].devices)
                 await gpus.call("inject", fault="lost", gpu=await uuid_of(gpus, 0))
                 async with plugin(folder, kubelet.options.folder, "two", **own):
-                    await until(lambda: kubelet.devices.capacity() == {TWO: (4, 2)}, PATIENCE)
+                    await until_capacity(kubelet, {TWO: (4, 2)}, timeout=PATIENCE)
                     assert set(kubelet.devices.endpoints[TWO].devices) == before
 
 

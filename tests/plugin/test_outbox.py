@@ -14,9 +14,10 @@ from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from kybernate.seat import SeatState
 from services.plugin.publish import Outbox
-from tests.kubelet.stand import running_kubelet, short_folder, until
+from tests.kubelet.stand import running_kubelet, short_folder
 from tests.plugin.processes import PATIENCE, driver, logged, plugin
-from tests.plugin.stand import ready
+from tests.plugin.stand import until_ready
+from tests.until import until
 
 
 def event(number: int) -> SeatAllocated:
@@ -40,7 +41,12 @@ async def test_what_was_put_while_the_bus_was_away_follows_in_order_and_once() -
                     outbox.put(one)
                 got = [await asyncio.wait_for(anext(messages), PATIENCE) for _ in events]
                 assert [one.id for one in got] == [one.id for one in events]
-                await until(lambda: outbox.waiting == 0, PATIENCE)
+                await until(
+                    lambda: outbox.waiting == 0,
+                    what="the outbox is empty",
+                    saw=lambda: outbox.waiting,
+                    timeout=PATIENCE,
+                )
                 assert len(server.stored) == len(events)
         finally:
             running.cancel()
@@ -55,7 +61,9 @@ async def test_of_too_many_the_oldest_are_dropped_and_counted() -> None:
             outbox.put(event(number))
         assert (outbox.waiting, outbox.dropped) == (3, 2)
         running = asyncio.create_task(outbox.run())
-        await until(lambda: len(server.stored) == 3, PATIENCE)
+        await until(
+            lambda: len(server.stored) == 3, what="three stored events", saw=lambda: server.stored, timeout=PATIENCE
+        )
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
@@ -76,7 +84,7 @@ async def test_with_nats_down_kubelet_is_answered_and_the_events_come_when_it_is
         with short_folder() as folder:
             url = f"nats://127.0.0.1:{(port := free_port())}"
             async with driver(folder), plugin(folder, kubelet.options.folder, KYB_NATS_URL=url) as log:
-                await until(lambda: ready(kubelet), PATIENCE)
+                await until_ready(kubelet, timeout=PATIENCE)
                 seats = sorted(kubelet.devices.endpoints["kyb.ai/gpu-1x-seat"].devices)
                 await allocate(kubelet.options.folder, seats)
                 async with NatsServer(folder / "nats", port=port) as server:

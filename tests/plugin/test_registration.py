@@ -10,8 +10,19 @@ from kybernate.dev.fakes.kubelet import plugins
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from services.plugin.registration import MAX_SOCKET_PATH, remove_stale
-from tests.kubelet.stand import pod, reason, running_kubelet, short_folder, state, until
-from tests.plugin.stand import GPUS, ONE, TWO, plugin_at, ready, running_plugin
+from tests.kubelet.stand import (
+    pod,
+    running_kubelet,
+    short_folder,
+    state,
+    until_capacity,
+    until_failed,
+    until_restarted,
+    until_running,
+    until_waiting,
+)
+from tests.plugin.stand import GPUS, ONE, TWO, plugin_at, ready, running_plugin, until_ready, until_unmet
+from tests.until import until
 
 
 async def test_both_resources_are_registered_and_listed() -> None:
@@ -27,7 +38,7 @@ async def test_kubelet_may_come_later_than_the_plugin() -> None:
     with short_folder() as folder:
         (folder / "k").mkdir()
         async with running_plugin(folder / "k", folder / "run") as plugin:
-            await until(lambda: "kubelet is not there" in (plugin.registrations[0].unmet or ""))
+            await until_unmet(plugin, "kubelet is not there")
             assert (plugin.seats_dir / plugin.seats("G0")[0]).is_dir()
 
 
@@ -35,8 +46,8 @@ async def test_a_restarted_kubelet_gets_every_seat_again() -> None:
     async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
         for _ in range(2):
             await kubelet.restart(down_seconds=0.1)
-            await until(lambda: ready(kubelet))
-        await until(plugin.registered)
+            await until_ready(kubelet)
+        await until(plugin.registered, what="every resource is registered")
 
 
 async def test_a_stream_that_kubelet_ended_is_registered_again_and_the_other_resource_is_not_touched() -> None:
@@ -44,7 +55,10 @@ async def test_a_stream_that_kubelet_ended_is_registered_again_and_the_other_res
         untouched = kubelet.devices.endpoints[TWO].plugin
         ended = kubelet.devices.endpoints[ONE].plugin
         await ended.close()  # type: ignore[union-attr]
-        await until(lambda: kubelet.devices.endpoints[ONE].plugin is not ended and ready(kubelet))
+        await until(
+            lambda: kubelet.devices.endpoints[ONE].plugin is not ended and ready(kubelet),
+            what="kubelet has a new registration and all seats",
+        )
         assert kubelet.devices.endpoints[TWO].plugin is untouched
 
 
@@ -53,8 +67,12 @@ async def test_a_removed_socket_is_noticed_although_the_stream_still_runs() -> N
         before = sockets(kubelet.options.folder)
         for path in before:
             path.unlink()
-        await until(lambda: len(sockets(kubelet.options.folder)) == 2)
-        await until(lambda: ready(kubelet))
+        await until(
+            lambda: len(sockets(kubelet.options.folder)) == 2,
+            what="two sockets are left",
+            saw=lambda: sockets(kubelet.options.folder),
+        )
+        await until_ready(kubelet)
         assert not set(before) & set(sockets(kubelet.options.folder))
 
 
@@ -64,9 +82,9 @@ async def test_a_refused_registration_is_said_and_tried_again(monkeypatch: pytes
         async with running_kubelet() as kubelet, running_plugin(folder, kubelet.options.run_dir) as plugin:
             # This kubelet dials back into its own folder, where nobody serves.
             (folder / "kubelet.sock").symlink_to(kubelet.options.folder / "kubelet.sock")
-            await until(lambda: "kubelet refused" in (plugin.registrations[0].unmet or ""))
+            await until_unmet(plugin, "kubelet refused")
             (folder / "kubelet.sock").unlink()
-            await until(lambda: "kubelet is not there" in (plugin.registrations[0].unmet or ""))
+            await until_unmet(plugin, "kubelet is not there")
 
 
 async def test_a_socket_path_that_is_too_long_is_said() -> None:
@@ -75,7 +93,7 @@ async def test_a_socket_path_that_is_too_long_is_said() -> None:
         deep.mkdir()
         (deep / "kubelet.sock").write_text("")
         async with running_plugin(deep, folder / "run") as plugin:
-            await until(lambda: "too long for a socket" in (plugin.registrations[0].unmet or ""))
+            await until_unmet(plugin, "too long for a socket")
 
 
 def test_sockets_of_dead_plugins_are_removed_and_live_ones_stay() -> None:
@@ -96,11 +114,11 @@ async def test_a_fault_reaches_kubelet_as_unhealthy_seats_and_goes_away_again() 
     async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
         plugin.node.probation.read(["GPU-0", "GPU-1", "GPU-2"])
         plugin.node.notify()
-        await until(lambda: kubelet.devices.capacity() == {ONE: (4, 4), TWO: (2, 0)})
+        await until_capacity(kubelet, {ONE: (4, 4), TWO: (2, 0)})
         for _ in range(2):
             plugin.node.probation.read(gpu.uuid for gpu in GPUS)
         plugin.node.notify()
-        await until(lambda: ready(kubelet))
+        await until_ready(kubelet)
 
 
 async def test_a_pod_gets_the_first_fit_and_its_answer() -> None:
@@ -109,7 +127,9 @@ async def test_a_pod_gets_the_first_fit_and_its_answer() -> None:
         created = kubelet.create(pod(command=f"env > {out}; sleep 100"))
         seat = plugin.seats("G0")[0]
         await plugin.open_gate(seat)
-        await until(lambda: out.exists() and "POD_IP" in out.read_text())
+        await until(
+            lambda: out.exists() and "POD_IP" in out.read_text(), what="the container has written its environment"
+        )
         assert {f"KYB_GPU_SEAT={seat}", "KYB_GPU_GROUP=G0", "KYB_FAKE_GPU=GPU-0"} <= set(out.read_text().splitlines())
         assert plugin.hinted == [seat]
         assert "running" in state(created)["state"]
@@ -118,7 +138,7 @@ async def test_a_pod_gets_the_first_fit_and_its_answer() -> None:
 async def test_two_seats_in_one_container_are_refused_with_a_text_to_act_on() -> None:
     async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
         greedy = kubelet.create(pod(seats=2))
-        await until(lambda: greedy.phase == "Failed")
+        await until_failed(greedy)
         status = greedy.document()["status"]
         assert status["reason"] == "UnexpectedAdmissionError"
         assert "set resources.limits to 1" in status["message"]
@@ -130,13 +150,13 @@ async def test_the_gate_refuses_in_the_managers_words_and_opens_with_a_ticket() 
         seat = plugin.seats("G0")[0]
         (plugin.seats_dir / seat / "status.json").write_text('{"text": "group G0 is held by llama since 12 s"}')
         gated = kubelet.create(pod())
-        await until(lambda: reason(gated) == "CreateContainerConfigError")
+        await until_waiting(gated, "CreateContainerConfigError")
         assert state(gated)["state"]["waiting"]["message"].endswith(
             "rpc error: code = FailedPrecondition desc = group G0 is held by llama since 12 s"
         )
         plugin.node.gate.wait_seconds = 20.0
         await plugin.open_gate(seat)
-        await until(lambda: "running" in state(gated)["state"])
+        await until_running(gated)
 
 
 async def test_after_a_crash_the_seat_needs_a_new_ticket_and_nothing_is_allocated_again() -> None:
@@ -144,10 +164,10 @@ async def test_after_a_crash_the_seat_needs_a_new_ticket_and_nothing_is_allocate
         crashing = kubelet.create(pod())
         seat = plugin.seats("G0")[0]
         first = await plugin.open_gate(seat)
-        await until(lambda: "running" in state(crashing)["state"])
+        await until_running(crashing)
         kubelet.restart_container("default", "p")
         assert await plugin.open_gate(seat, after=first) != first
-        await until(lambda: state(crashing)["restartCount"] == 1)
+        await until_restarted(crashing, 1)
         assert plugin.hinted == [seat]
 
 
@@ -156,7 +176,9 @@ async def test_waiting_starts_block_neither_each_other_nor_allocations() -> None
         for number in range(4):
             kubelet.create(pod(f"p{number}"))
         seats = [*plugin.seats("G0"), *plugin.seats("G1")]
-        await until(lambda: all(plugin.call(seat) for seat in seats))
+        await until(
+            lambda: all(plugin.call(seat) for seat in seats), what="every seat has a start that waits at the gate"
+        )
         (own, *_) = (path for path in sockets(kubelet.options.folder) if "1x" in path.name)
         async with grpc.aio.insecure_channel(f"unix:{own}") as channel:
             stub = rpc.DevicePluginStub(channel)
@@ -168,7 +190,7 @@ async def test_waiting_starts_block_neither_each_other_nor_allocations() -> None
             assert (time.perf_counter() - began) / 20 < 0.05
             assert answers[0] == answers[1]  # idempotent per seat
         await plugin.open_gate(seats[2])
-        await until(lambda: "running" in state(kubelet.pods[2])["state"])
+        await until_running(kubelet.pods[2])
 
 
 async def test_a_gate_call_for_an_unknown_seat_is_refused() -> None:

@@ -7,9 +7,10 @@ import signal
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.server import NatsServer
 from kybernate.messages import Presence, SeatAllocated
-from tests.kubelet.stand import pod, running_kubelet, short_folder, until
+from tests.kubelet.stand import pod, running_kubelet, short_folder, until_capacity
 from tests.plugin.processes import environment, logged, process, readyz
-from tests.plugin.stand import ONE, TWO, ready
+from tests.plugin.stand import ONE, TWO, until_ready
+from tests.until import until
 
 
 async def test_without_nats_and_before_the_driver_it_waits_then_offers_its_seats_and_ends_cleanly() -> None:
@@ -18,16 +19,21 @@ async def test_without_nats_and_before_the_driver_it_waits_then_offers_its_seats
             log = folder / "plugin.log"
             env = environment(folder, kubelet.options.folder)
             async with process("-m", "services.plugin", log=log, **env) as plugin:
-                serving = await until(lambda: logged(log, "plugin.serving"), 20)
+                serving = await until(
+                    lambda: logged(log, "plugin.serving"), what="the log event plugin.serving", timeout=20
+                )
                 status, body = await readyz(serving["url"])
                 assert (status, list(body["unmet"])) == (503, ["gpus"])
                 driver = ("-m", "kybernate.dev.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", "4")
                 async with process(*driver, log=folder / "driver.log"):
-                    await until(lambda: ready(kubelet), 20)
+                    await until_ready(kubelet, timeout=20)
                     while (await readyz(serving["url"]))[0] != 200:
                         await asyncio.sleep(0.02)
                     created = kubelet.create(pod(resource=TWO))
-                    call = await until(lambda: list((folder / "run" / "seats").glob("2x-*/call.json")))
+                    call = await until(
+                        lambda: list((folder / "run" / "seats").glob("2x-*/call.json")),
+                        what="a start of a 2x seat waits at the gate",
+                    )
                     assert created.phase == "Pending"
                     plugin.send_signal(signal.SIGTERM)
                     assert await asyncio.wait_for(plugin.wait(), 2.5) == 0
@@ -43,16 +49,22 @@ async def test_a_killed_plugin_is_replaced_by_the_next_one_which_forgets_its_cal
             driver = ("-m", "kybernate.dev.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", "4")
             async with process(*driver, log=folder / "driver.log"):
                 async with process("-m", "services.plugin", log=folder / "one.log", **env) as first:
-                    await until(lambda: ready(kubelet), 20)
+                    await until_ready(kubelet, timeout=20)
                     kubelet.create(pod())
-                    (call,) = await until(lambda: list((folder / "run" / "seats").glob("1x-*/call.json")))
+                    (call,) = await until(
+                        lambda: list((folder / "run" / "seats").glob("1x-*/call.json")),
+                        what="a start of a 1x seat waits at the gate",
+                    )
                     old = json.loads(call.read_text())["call"]
                     first.kill()
                     await first.wait()
-                await until(lambda: kubelet.devices.capacity() == {ONE: (4, 0), TWO: (2, 0)})
+                await until_capacity(kubelet, {ONE: (4, 0), TWO: (2, 0)})
                 async with process("-m", "services.plugin", log=folder / "two.log", **env):
-                    await until(lambda: ready(kubelet), 20)
-                    await until(lambda: call.exists() and json.loads(call.read_text())["call"] != old)
+                    await until_ready(kubelet, timeout=20)
+                    await until(
+                        lambda: call.exists() and json.loads(call.read_text())["call"] != old,
+                        what="another start of the seat waits at the gate",
+                    )
                     assert len(list(kubelet.options.folder.glob("kyb-*.sock"))) == 2
 
 
@@ -74,7 +86,7 @@ async def test_with_nats_it_says_that_it_is_there_and_hints_what_it_allocated() 
                         presence = await asyncio.wait_for(anext(messages), 20)
                         assert isinstance(presence, Presence)
                         assert (presence.component, presence.instance) == ("plugin", "plugin-7")
-                        await until(lambda: ready(kubelet), 20)
+                        await until_ready(kubelet, timeout=20)
                         kubelet.create(pod())
                         async with asyncio.timeout(10):
                             async for message in messages:

@@ -12,8 +12,8 @@ from kybernate.messages import GpuHealthChanged, SeatEvent
 from services.router.core.reports import Loads, overview
 from services.router.operator_api import as_sse
 from services.router.roster_sync import GpuInventory
-from tests.kubelet.stand import until
 from tests.plugin.processes import PATIENCE
+from tests.until import until
 
 SICK = GpuRecord(node="n1", gpu="GPU-3", index=3, groups=("G23",), healthy=False, reason="XID 79", since=100.0)
 WELL = GpuRecord(node="n1", gpu="GPU-2", index=2, groups=("G23",))
@@ -56,9 +56,19 @@ async def test_the_router_follows_the_inventory() -> None:
             await bucket.put("n1.unreadable", b"{")
             for row in (SICK, WELL):
                 await bucket.put(row.key, row.model_dump_json().encode())
-            await until(lambda: [gpu.index for gpu in inventory.gpus] == [2, 3], PATIENCE)
+            await until(
+                lambda: [gpu.index for gpu in inventory.gpus] == [2, 3],
+                what="the inventory shows GPUs 2 and 3",
+                saw=lambda: inventory.gpus,
+                timeout=PATIENCE,
+            )
             await bucket.delete(SICK.key)
-            await until(lambda: [gpu.index for gpu in inventory.gpus] == [2], PATIENCE)
+            await until(
+                lambda: [gpu.index for gpu in inventory.gpus] == [2],
+                what="the inventory shows GPU 2 only",
+                saw=lambda: inventory.gpus,
+                timeout=PATIENCE,
+            )
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)

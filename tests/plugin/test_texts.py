@@ -18,9 +18,10 @@ from services.gpu_manager.gate import Gate
 from services.gpu_manager.inputs import Now, PodsSeen, StartCalls
 from services.gpu_manager.pods import joined
 from services.plugin.devices import Offer
-from tests.kubelet.stand import pod, pods, reason, running_kubelet, state, until
+from tests.kubelet.stand import pod, pods, reason, running_kubelet, state, until_capacity, until_failed
 from tests.plugin.processes import PATIENCE
 from tests.plugin.stand import ONE, TWO, plugin_at, running_plugin
+from tests.until import until
 
 BOTH = f"""
 apiVersion: v1
@@ -69,7 +70,12 @@ async def test_two_kinds_of_seats_in_one_container_are_refused_by_name() -> None
     ):
         (spec,) = pods(BOTH)
         greedy = kubelet.create(spec)
-        await until(lambda: "is refused" in str(state(greedy)["state"]), PATIENCE)
+        await until(
+            lambda: "is refused" in str(state(greedy)["state"]),
+            what="the pod's status shows the refusal",
+            saw=lambda: state(greedy),
+            timeout=PATIENCE,
+        )
         assert reason(greedy) == "CreateContainerConfigError"
         text = state(greedy)["state"]["waiting"]["message"]
         assert f"container engine of pod default/greedy asks for {ONE} and {TWO}" in text
@@ -93,9 +99,14 @@ async def test_mig_with_the_cuda_backend_is_refused_by_name() -> None:
             running_plugin(where.folder, where.run_dir, gate_seconds=1.0, resources=(ONE,), offered=offered),
             manager(kubelet, offered),
         ):
-            await until(lambda: kubelet.devices.capacity() == {ONE: (2, 2)}, PATIENCE)
+            await until_capacity(kubelet, {ONE: (2, 2)}, timeout=PATIENCE)
             cuda = kubelet.create(pod())
-            await until(lambda: "is refused" in str(state(cuda)["state"]), PATIENCE)
+            await until(
+                lambda: "is refused" in str(state(cuda)["state"]),
+                what="the pod's status shows the refusal",
+                saw=lambda: state(cuda),
+                timeout=PATIENCE,
+            )
             text = state(cuda)["state"]["waiting"]["message"]
             assert "backend cuda cannot park MIG instances" in text
             assert "kyb.ai/backend" in text
@@ -107,7 +118,7 @@ async def test_a_seat_that_does_not_exist_is_refused_with_what_to_do() -> None:
         only_pairs = tuple(group for group in offer.groups if group.profile.resource == TWO)
         plugin.node.offer = Offer(only_pairs, offer.gpus, offer.seats_dir, fake_driver=offer.fake_driver)
         late = kubelet.create(pod())  # kubelet has not heard the new list yet
-        await until(lambda: late.phase == "Failed", PATIENCE)
+        await until_failed(late, timeout=PATIENCE)
         message = late.document()["status"]["message"]
         assert "does not exist on this node any more" in message
         assert "delete the pod so that it gets another one" in message

@@ -17,9 +17,10 @@ from services.gpu_manager.manager import Manager
 from services.gpu_manager.pods import joined
 from services.gpu_manager.seat_pod import Owners
 from services.plugin.placement import OpenWishes
-from tests.kubelet.stand import pod, running_kubelet, until
+from tests.kubelet.stand import pod, running_kubelet
 from tests.plugin.processes import PATIENCE
 from tests.plugin.stand import ONE, TWO, offer, plugin_at
+from tests.until import until
 
 
 def wish(name: str = "w", group: str = "G1", seconds: float = 60.0, **more: Any) -> Wish:
@@ -57,9 +58,13 @@ async def test_the_next_pod_gets_the_group_and_the_one_after_it_does_not() -> No
     async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
         plugin.node.wishes.update([wish(group="G1", resource=ONE)])
         kubelet.create(pod("first"))
-        await until(lambda: len(kubelet.devices.allocations) == 1, PATIENCE)
+        await until(
+            lambda: len(kubelet.devices.allocations) == 1, what="kubelet has allocated one seat", timeout=PATIENCE
+        )
         kubelet.create(pod("second"))
-        await until(lambda: len(kubelet.devices.allocations) == 2, PATIENCE)
+        await until(
+            lambda: len(kubelet.devices.allocations) == 2, what="kubelet has allocated two seats", timeout=PATIENCE
+        )
         given = [plugin.node.offer.seats[a.device_ids[0]].group.name for a in kubelet.devices.allocations]
         assert given == ["G1", "G0"]
 
@@ -68,7 +73,7 @@ async def test_a_wish_that_cannot_be_had_stays_open() -> None:
     async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
         plugin.node.wishes.update([wish(group="G23", resource=TWO)])
         kubelet.create(pod())
-        await until(lambda: kubelet.devices.allocations, PATIENCE)
+        await until(lambda: kubelet.devices.allocations, what="kubelet has allocated a seat", timeout=PATIENCE)
         assert plugin.node.wishes.matching(TWO, {"G23"}, time.time()) is not None
 
 
