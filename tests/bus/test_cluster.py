@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.port import BusError
+from kybernate.bus.port import BusError, Entry
 from kybernate.bus.server import NatsServer, free_ports
 from kybernate.bus.setup import init, streams
 from tests.bus.worlds import within
+from tests.until import until
 
 
 @pytest.mark.timeout(180)
@@ -38,15 +39,12 @@ async def test_init_waits_for_a_cluster_and_keeps_what_one_server_loses(tmp_path
             await bucket.put("n1.s1", b"1")
             await servers[0].kill()
 
-            async def again() -> None:
-                """Whichever server leads next, and however long the election takes."""
-                while True:
-                    try:
-                        found = await (await bus.bucket("kyb_seats")).entries()
-                    except BusError:
-                        await asyncio.sleep(0.1)
-                        continue
-                    assert [entry.value for entry in found] == [b"1"]
-                    return
+            async def entries() -> list[Entry]:
+                """No entries while the servers elect a leader."""
+                try:
+                    return list(await (await bus.bucket("kyb_seats")).entries())
+                except BusError:
+                    return []
 
-            await within(again(), 40)
+            found = await until(entries, what="the bucket can be read", timeout=40, interval=0.1)
+            assert [entry.value for entry in found] == [b"1"]

@@ -20,7 +20,8 @@ from kybernate.messages import (
     TrafficSignal,
 )
 from kybernate.seat import SeatState
-from tests.bus.worlds import MemoryWorld, NatsWorld, World, eventually, nats_world, within
+from tests.bus.worlds import MemoryWorld, NatsWorld, World, nats_world, within
+from tests.until import until
 
 SEATS = "kyb_seats"
 
@@ -185,7 +186,9 @@ async def test_nothing_is_sent_later_after_an_outage(world: World) -> None:
         bucket = await sender.bucket(SEATS)
         await bucket.put("n1.s1", b"before")
         await world.stop()
-        await eventually(lambda: not sender.connected and not reader.connected)
+        await until(
+            lambda: not sender.connected and not reader.connected, what="both clients notice that the server is away"
+        )
         for forbidden in (
             sender.publish(activated(1)),
             sender.request(ActivateSeat(cause="x", node="n1", seat="s1"), CommandReply, timeout=1),
@@ -206,7 +209,9 @@ async def test_nothing_is_sent_later_after_an_outage(world: World) -> None:
         entry = await bucket.get("n1.s1")
         assert entry is not None
         assert entry.value == b"before"
-        await eventually(lambda: changes == [False, True])
+        await until(
+            lambda: changes == [False, True], what="the client reports that it is away and back", saw=lambda: changes
+        )
 
 
 async def test_a_request_under_way_ends_when_the_connection_is_lost(world: World) -> None:
@@ -231,7 +236,7 @@ async def test_what_was_entered_during_an_outage_is_in_force_after_it(world: Wor
         bucket = await bus.bucket(SEATS)
         await bucket.put("n1.s1", b"1")
         await world.stop()
-        await eventually(lambda: not bus.connected)
+        await until(lambda: not bus.connected, what="the client bus notices that the server is away")
         async with (
             bus.subscribe(SeatEvent.pattern()) as got,
             bus.serve(ActivateSeat.pattern(), accept),
@@ -318,7 +323,7 @@ async def test_after_a_reconnect_a_watch_gives_the_whole_snapshot_again(world: W
         async with bucket.watch() as entries:
             assert len(await snapshot(entries)) == 2
             await world.stop()
-            await eventually(lambda: not bus.connected)
+            await until(lambda: not bus.connected, what="the client bus notices that the server is away")
             await world.start()
             again = await snapshot(entries)
             assert [(e.key, e.value) for e in again] == [("n1.s1", b"1"), ("n1.s2", b"2")]

@@ -22,7 +22,8 @@ from kybernate.messages import SeatActivated
 from kybernate.seat import SeatState
 from kybernate.settings import NodeSettings, Settings
 from tests.bus.guarded import certificates, guarded
-from tests.bus.worlds import eventually, within
+from tests.bus.worlds import within
+from tests.until import until
 
 SEED = new_seed()
 
@@ -111,11 +112,19 @@ async def test_a_rotated_key_is_taken_up_without_a_restart(tmp_path: Path) -> No
                 watching = asyncio.create_task(bus.closed())
                 write(world.folder, (Place.CLUSTER, Place.NODE), Role.ROUTER)
                 os.kill(world.server.pid, signal.SIGHUP)
-                await eventually(lambda: any("refused the key" in str(line.get("error")) for line in logs), 30)
+                await until(
+                    lambda: any("refused the key" in str(line.get("error")) for line in logs),
+                    what="a log line: the server refused the key",
+                    timeout=30,
+                )
                 assert not bus.connected
                 assert not watching.done()
                 mine.unlink()
-                await eventually(lambda: any("No such file" in str(line.get("error")) for line in logs), 30)
+                await until(
+                    lambda: any("No such file" in str(line.get("error")) for line in logs),
+                    what="a log line: the key file is missing",
+                    timeout=30,
+                )
                 mine.write_text((world.folder / "router.nk").read_text())
                 await within(bus.until_connected(), 30)
                 watching.cancel()

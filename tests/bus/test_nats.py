@@ -17,7 +17,8 @@ from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import init, streams
 from kybernate.messages import ActivateSeat, AskJobs, CommandReply, JobReply, SeatActivated, SeatEvent, TrafficSignal
 from kybernate.seat import SeatState
-from tests.bus.worlds import eventually, within
+from tests.bus.worlds import within
+from tests.until import until
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ async def test_many_restarts_lose_no_subscription(server: NatsServer) -> None:
             assert isinstance(message, SeatActivated)
             assert message.epoch == n
             await server.kill()
-            await eventually(lambda: not bus.connected)
+            await until(lambda: not bus.connected, what="the client bus notices that the server is away")
             await server.start()
 
 
@@ -96,12 +97,16 @@ async def test_publishing_through_a_restart_ends_in_sent_or_down(server: NatsSer
         tasks = [asyncio.create_task(write(writer)), asyncio.create_task(gather(got))]
         for _ in range(3):
             count = len(arrived)
-            await eventually(lambda count=count: len(arrived) > count + 20)  # type: ignore[misc]
+            await until(
+                lambda count=count: len(arrived) > count + 20,
+                what="twenty more messages arrive",
+                saw=lambda: len(arrived),
+            )  # type: ignore[misc]
             await server.kill()
-            await eventually(lambda: not writer.connected)
+            await until(lambda: not writer.connected, what="the client writer notices that the server is away")
             await server.start()
         count = len(arrived)
-        await eventually(lambda: len(arrived) > count + 20)
+        await until(lambda: len(arrived) > count + 20, what="twenty more messages arrive", saw=lambda: len(arrived))
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
@@ -171,7 +176,7 @@ async def test_two_servers_are_two_buses(server: NatsServer, tmp_path: Path) -> 
         assert (await within(anext(on_cluster))).epoch == 1  # type: ignore[attr-defined]
         assert (await within(anext(on_node))).epoch == 2  # type: ignore[attr-defined]
         await server.kill()
-        await eventually(lambda: not cluster.connected)
+        await until(lambda: not cluster.connected, what="the client cluster notices that the server is away")
         assert (await node.request(question, JobReply, timeout=5)).accepted
 
 

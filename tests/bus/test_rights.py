@@ -34,7 +34,8 @@ from kybernate.messages import (
 )
 from kybernate.seat import SeatState
 from tests.bus.guarded import Guarded, connect, guarded
-from tests.bus.worlds import eventually, within
+from tests.bus.worlds import within
+from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -291,7 +292,10 @@ async def test_what_jetstream_is_made_to_send_is_no_command(worlds: Worlds) -> N
                 thief = await world.raw(Role.ROUTER)
                 ask = "$JS.API.DIRECT.GET.KV_kyb_seats.$KV.kyb_seats.n1.trick"
                 await thief.link.client.publish(ask, b"", reply=parks)
-                await eventually(lambda: any(line["event"] == "request.ignored" for line in logs))
+                await until(
+                    lambda: any(line["event"] == "request.ignored" for line in logs),
+                    what="the log event request.ignored",
+                )
                 own = ParkSeat(cause="operator", node="n1", seat="s1")
                 assert (await operator.request(own, CommandReply, timeout=10)).accepted
         await bucket.delete("n1.trick")
@@ -313,7 +317,10 @@ async def test_an_answer_goes_into_inboxes_only(worlds: Worlds) -> None:
             async with manager.serve(Command.pattern(node="n1"), take):
                 thief = await world.raw(Role.ROUTER)
                 await thief.link.client.publish(command.subject, command.body(), reply="$KV.kyb_seats.n1.forged")
-                await eventually(lambda: any(line["event"] == "request.ignored" for line in logs))
+                await until(
+                    lambda: any(line["event"] == "request.ignored" for line in logs),
+                    what="the log event request.ignored",
+                )
         assert await bucket.get("n1.forged") is None
 
 
@@ -420,7 +427,9 @@ async def test_a_right_that_is_missing_is_said_with_what_to_do(worlds: Worlds) -
             await within(bus.until_connected())
             await bus.publish(ParkSeat(cause="c", node="n1", seat="s1"))
             await bus.flush()
-            await eventually(lambda: any(line["event"] == "bus.forbidden" for line in logs))
+            await until(
+                lambda: any(line["event"] == "bus.forbidden" for line in logs), what="the log event bus.forbidden"
+            )
     said = next(line for line in logs if line["event"] == "bus.forbidden")
     assert said["role"] == "viewer"
     assert "kyb.v1.cmd.n1.s1.park" in said["error"]

@@ -11,7 +11,8 @@ import nats
 import pytest
 
 from kybernate.bus.server import NatsServer, NoServerError, find_server, free_port, server_argv
-from tests.bus.worlds import eventually, within
+from tests.bus.worlds import within
+from tests.until import until
 
 
 def alive(pid: int) -> bool:
@@ -72,7 +73,7 @@ async def test_it_does_not_outlive_its_parent(tmp_path: Path) -> None:
         parent.send_signal(signal.SIGKILL)
         await parent.wait()
     try:
-        await eventually(lambda: not alive(child))
+        await until(lambda: not alive(child), what="the child has ended")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import keep, streams
-from tests.bus.worlds import eventually
+from tests.until import until
 
 
 async def test_streams_are_made_again_when_nats_has_lost_its_disk(tmp_path: Path) -> None:
@@ -20,14 +20,22 @@ async def test_streams_are_made_again_when_nats_has_lost_its_disk(tmp_path: Path
         keeping = asyncio.create_task(
             keep(server.url, every=0.05, timeout=2, report=said.append, tried=lambda: tries.append(None))
         )
-        await eventually(lambda: said[-1:] == ["all streams and buckets are there"])
+        await until(
+            lambda: said[-1:] == ["all streams and buckets are there"],
+            what="setup reports that all streams and buckets exist",
+            saw=lambda: said,
+        )
         assert said[0] == made
         await server.stop()
         shutil.rmtree(tmp_path / "nats")
         before = len(tries)
-        await eventually(lambda: len(tries) > before and "no NATS server answers" in said[-1])
+        await until(
+            lambda: len(tries) > before and "no NATS server answers" in said[-1],
+            what="setup tries again and reports that no server answers",
+            saw=lambda: said,
+        )
         await server.start()
-        await eventually(lambda: said.count(made) == 2)
+        await until(lambda: said.count(made) == 2, what="setup has created everything a second time", saw=lambda: said)
         keeping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await keeping

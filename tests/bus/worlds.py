@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -93,10 +93,3 @@ async def nats_world(folder: Path) -> AsyncIterator[NatsWorld]:
 async def within(what: Awaitable[T], seconds: float = DEADLINE_SECONDS) -> T:
     """The result, or TimeoutError."""
     return await asyncio.wait_for(what, seconds)
-
-
-async def eventually(condition: Callable[[], bool], seconds: float = DEADLINE_SECONDS) -> None:
-    """Wait until the condition holds, or fail."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
