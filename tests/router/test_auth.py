@@ -17,7 +17,8 @@ from services.router.auth import ApiKeyGuard, open_auth
 from services.router.service import build
 from services.router.settings import RouterSettings
 from tests.bus.guarded import certificates
-from tests.router.world import World, until, world
+from tests.router.world import World, world
+from tests.until import until
 
 SCOPES = {"app": ["infer"], "board": ["view"], "gateway": ["signals"], "ops": ["admin"]}
 
@@ -124,7 +125,7 @@ async def test_an_audit_record_names_the_key(guarded: World, keys: dict[str, str
     async with guarded.http.post(f"{guarded.url}/v1/seats/m/park", headers=bearer(keys["ops"])) as answer:
         assert answer.status == 202
     assert guarded.manager.of(ParkSeat)[0].actor == "ops"
-    await until(lambda: guarded.manager.of(AuditRecord))
+    await until(lambda: guarded.manager.of(AuditRecord), what="an audit record")
     assert guarded.manager.of(AuditRecord)[0].actor == "ops"
 
 
@@ -148,7 +149,9 @@ async def test_changed_keys_are_applied_and_invalid_files_are_not(
     await until_status(token, 200)
     with structlog.testing.capture_logs() as logs:
         file.write_text("keys: [oops]\n")
-        await until(lambda: any(line["event"] == "keys.refused" for line in logs), 30)
+        await until(
+            lambda: any(line["event"] == "keys.refused" for line in logs), what="the log event keys.refused", timeout=30
+        )
     assert await status(token) == 200
     file.write_text(dump([row]))
     await until_status(keys["ops"], 401)
@@ -221,12 +224,14 @@ async def test_the_port_uses_tls_and_applies_a_renewed_certificate(tmp_path: Pat
         assert await trusts(first, running.url)
         with structlog.testing.capture_logs() as logs:  # half of a renewal: the certificate without its key
             (mounted / "server.crt").write_bytes((second / "server.crt").read_bytes())
-            await until(lambda: any(line["event"] == "certificate.refused" for line in logs), 30)
+            await until(
+                lambda: any(line["event"] == "certificate.refused" for line in logs),
+                what="the log event certificate.refused",
+                timeout=30,
+            )
         assert await trusts(first, running.url)
         (mounted / "server.key").write_bytes((second / "server.key").read_bytes())
-        async with asyncio.timeout(30):
-            while not await trusts(second, running.url):
-                await asyncio.sleep(0.1)
+        await until(lambda: trusts(second, running.url), what="the router serves the new certificate", interval=0.1)
         assert not await trusts(first, running.url)
 
 

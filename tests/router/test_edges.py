@@ -6,7 +6,8 @@ import pytest
 
 from kybernate.messages import ActivateSeat, TrafficSignal
 from kybernate.seat import SeatState
-from tests.router.world import World, until, world
+from tests.router.world import World, world
+from tests.until import until
 
 CALL = b'{"model": "llama"}'
 
@@ -30,7 +31,11 @@ async def test_a_request_id_that_is_not_printable_is_replaced():
     async with world() as w:
         await w.seat("s0", "llama")
         assert b" 200 " in await raw(w, "/v1/completions", b"X-Request-Id: caf\xe9")
-        await until(lambda: (levels := w.manager.of(TrafficSignal)) and levels[-1].in_flight == 0)
+        await until(
+            lambda: (heard := w.manager.of(TrafficSignal)) and heard[-1].in_flight == 0,
+            what="the last traffic signal has nothing in flight",
+            saw=lambda: w.manager.of(TrafficSignal),
+        )
         (asked,) = w.manager.of(ActivateSeat)
         assert len(asked.cause) == 32
         assert (await w.call("POST", "/v1/wake", data=CALL, headers={"X-Request-Id": "x" * 600})).json[
@@ -99,7 +104,11 @@ async def test_a_signal_with_an_unprintable_id_is_accepted():
         signal = {"id": "\ud800", "source": "elsewhere", "data": {"model": "llama", "waiting": 3}}
         answer = await w.call("POST", "/v1/signals", json=signal)
         assert answer.status == 202
-        await until(lambda: [s for s in w.manager.of(TrafficSignal) if s.source == s.cause == "elsewhere"])
+        await until(
+            lambda: [s for s in w.manager.of(TrafficSignal) if s.source == s.cause == "elsewhere"],
+            what="the signal of the other gateway arrives",
+            saw=lambda: w.manager.of(TrafficSignal),
+        )
 
 
 async def test_a_wrong_method_gets_the_allowed_ones():

@@ -8,7 +8,8 @@ import pytest
 
 from kybernate.messages import ActivateSeat, AuditRecord, CommandReply, ParkSeat, TrafficSignal
 from kybernate.seat import SeatState
-from tests.router.world import World, until, world
+from tests.router.world import World, world
+from tests.until import until
 
 
 def cloud_event(**data: Any) -> dict[str, Any]:
@@ -30,8 +31,16 @@ async def test_parking_waits_for_a_permit():
         await w.seat("s0", "llama", SeatState.ACTIVE)
         assert (await w.call("GET", "/v1/hold?model=llama")).status == 200
         await w.manager.move("s0", SeatState.DRAINING)
-        await until(lambda: w.manager.acks("s0")[:1] == [1])
-        await until(lambda: w.manager.acks("s0")[-1] == 0)
+        await until(
+            lambda: w.manager.acks("s0")[:1] == [1],
+            what="the first acknowledgement has one request in flight",
+            saw=lambda: w.manager.acks("s0"),
+        )
+        await until(
+            lambda: w.manager.acks("s0")[-1] == 0,
+            what="the last acknowledgement has no request in flight",
+            saw=lambda: w.manager.acks("s0"),
+        )
 
 
 @pytest.mark.parametrize(
@@ -57,9 +66,9 @@ async def test_a_gateway_that_leaves_ends_its_hold():
         await w.seat("s0", "llama")
         w.manager.auto = False
         call = asyncio.create_task(w.call("GET", "/v1/hold?model=llama"))
-        await until(lambda: w.held("llama") == 1)
+        await until(lambda: w.held("llama") == 1, what="requests for llama that the router holds: 1")
         call.cancel()
-        await until(lambda: w.held("llama") == 0)
+        await until(lambda: w.held("llama") == 0, what="requests for llama that the router holds: 0")
 
 
 async def test_wake_requests_an_activation_and_does_not_wait():
@@ -67,7 +76,11 @@ async def test_wake_requests_an_activation_and_does_not_wait():
         await w.seat("s0", "llama")
         answer = await w.call("POST", "/v1/wake", json={"model": "llama"})
         assert (answer.status, answer.json["state"]) == (202, "waking")
-        await until(lambda: w.upstream("s0").record.state is SeatState.ACTIVE)
+        await until(
+            lambda: w.upstream("s0").record.state is SeatState.ACTIVE,
+            what="the seat is active",
+            saw=lambda: w.upstream("s0").record,
+        )
         assert w.manager.of(ActivateSeat)[0].cause == answer.json["cause"]
         again = await w.call("POST", "/v1/wake", json={"model": "llama"})
         assert (again.status, again.json["state"]) == (200, "active")
@@ -82,7 +95,11 @@ async def test_a_signal_becomes_a_level_of_its_source():
         events = [cloud_event(model="llama", waiting=5, inflight=2, oldest_wait_ms=1200), cloud_event(model="qwen")]
         answer = await w.call("POST", "/v1/signals", json=events)
         assert (answer.status, answer.json) == (202, {"accepted": 2, "errors": []})
-        signals = await until(lambda: len(s := w.manager.of(TrafficSignal)) == 2 and s)
+        signals = await until(
+            lambda: len(s := w.manager.of(TrafficSignal)) == 2 and s,
+            what="two traffic signals",
+            saw=lambda: w.manager.of(TrafficSignal),
+        )
         one, two = signals
         assert (one.source, one.seat, one.waiting, one.in_flight, one.cause) == ("litellm/pod-3", "s0", 5, 2, "e1")
         assert (one.oldest_wait_seconds, one.ttl_seconds) == (1.2, 15.0)
@@ -125,7 +142,7 @@ async def test_events_stream_and_resume_from_memory_and_from_the_stream():
     async with world() as w:
         await w.seat("s0", "llama")
         live = asyncio.create_task(read_events(w, 2))
-        await until(lambda: w.router.events._readers)
+        await until(lambda: w.router.events._readers, what="a reader follows the event log")
         await w.manager.activate("s0")
         first, second = await live
         assert [e["type"] for e in (first, second)] == ["ai.kyb.v1.seat-leased", "ai.kyb.v1.seat-activated"]
@@ -157,7 +174,7 @@ async def test_a_seat_has_several_names(name: str):
         assert (answer.status, answer.json["seat"], answer.json["op"]) == (202, "s0", "op1")
         (command,) = w.manager.of(ParkSeat)
         assert (command.actor, command.cause, command.node) == ("operator", "op-7", "n1")
-        audit = await until(lambda: w.manager.of(AuditRecord))
+        audit = await until(lambda: w.manager.of(AuditRecord), what="an audit record")
         assert (audit[0].verb, audit[0].seat, audit[0].accepted, audit[0].remote) == ("park", "s0", True, "127.0.0.1")
 
 
@@ -182,7 +199,9 @@ async def test_refused_and_unanswered_commands_return_the_reason():
         answer = await w.call("POST", "/v1/seats/s0/park")
         assert answer.json["error"]["message"] == "seat s0 is pinned; unpin it first"
         await w.manager.put("s9", node="elsewhere", model="far")
-        await until(lambda: "elsewhere.s9" in w.router.traffic.upstreams)
+        await until(
+            lambda: "elsewhere.s9" in w.router.traffic.upstreams, what="the router knows the seat of the other node"
+        )
         answer = await w.call("POST", "/v1/seats/s9/pin")
         assert (answer.status, answer.code) == (503, "manager_unanswered")
         w.bus.cut()

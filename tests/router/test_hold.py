@@ -11,7 +11,8 @@ import pytest
 
 from kybernate.messages import ActivateSeat, CommandReply, DrainAck, TrafficSignal
 from kybernate.seat import SeatState
-from tests.router.world import until, world
+from tests.router.world import world
+from tests.until import until
 
 
 async def test_a_stream_to_a_parked_model_is_held_and_passes_through_byte_for_byte():
@@ -57,7 +58,7 @@ async def test_two_callers_of_one_parked_model_are_both_served_by_one_activation
         await w.seat("s0", "llama")
         w.manager.auto = False
         calls = [w.ask("llama"), w.ask("llama", stream=True)]
-        await until(lambda: w.held("llama") == 2)
+        await until(lambda: w.held("llama") == 2, what="requests for llama that the router holds: 2")
         await w.manager.activate("s0")
         assert [(await call).status for call in calls] == [200, 200]
         assert len(w.manager.of(ActivateSeat)) == 1
@@ -68,12 +69,19 @@ async def test_levels_rise_at_once_and_end_with_a_zero():
         await w.seat("s0", "llama")
         w.manager.auto = False
         call = w.ask("llama", x_request_id="r1")
-        first = await until(lambda: [s for s in w.manager.of(TrafficSignal) if s.waiting == 1])
+        first = await until(
+            lambda: [s for s in w.manager.of(TrafficSignal) if s.waiting == 1],
+            what="a traffic signal with one waiting request",
+        )
         assert (first[0].seat, first[0].model, first[0].source, first[0].cause) == ("s0", "llama", "router-0", "r1")
         assert first[0].arrivals == 1
         await w.manager.activate("s0")
         assert (await call).status == 200
-        last = await until(lambda: (s := w.manager.of(TrafficSignal)[-1]).waiting == s.in_flight == 0 and s)
+        last = await until(
+            lambda: (s := w.manager.of(TrafficSignal)[-1]).waiting == s.in_flight == 0 and s,
+            what="the last traffic signal has nothing waiting and nothing in flight",
+            saw=lambda: w.manager.of(TrafficSignal),
+        )
         assert last.seq > first[0].seq
 
 
@@ -82,10 +90,17 @@ async def test_the_level_falls_when_a_waiting_caller_disconnects():
         await w.seat("s0", "llama")
         w.manager.auto = False
         call = w.ask("llama")
-        await until(lambda: [s for s in w.manager.of(TrafficSignal) if s.waiting == 1])
+        await until(
+            lambda: [s for s in w.manager.of(TrafficSignal) if s.waiting == 1],
+            what="a traffic signal with one waiting request",
+        )
         call.cancel()
-        await until(lambda: w.held("llama") == 0)
-        await until(lambda: w.manager.of(TrafficSignal)[-1].waiting == 0)
+        await until(lambda: w.held("llama") == 0, what="requests for llama that the router holds: 0")
+        await until(
+            lambda: w.manager.of(TrafficSignal)[-1].waiting == 0,
+            what="the last traffic signal has nothing waiting",
+            saw=lambda: w.manager.of(TrafficSignal),
+        )
 
 
 async def test_a_full_queue_returns_429_with_retry_after():
@@ -93,7 +108,7 @@ async def test_a_full_queue_returns_429_with_retry_after():
         await w.seat("s0", "llama", activate_seconds=25.0)
         w.manager.auto = False
         first = w.ask("llama")
-        await until(lambda: w.held("llama") == 1)
+        await until(lambda: w.held("llama") == 1, what="requests for llama that the router holds: 1")
         second = await w.ask("llama")
         assert (second.status, second.code, second.headers["Retry-After"]) == (429, "queue_full", "3")
         await w.manager.activate("s0")
@@ -133,7 +148,11 @@ async def test_a_temporary_refusal_keeps_the_hold():
         await w.seat("s0", "llama")
         w.manager.reply = CommandReply(accepted=False, code="not-ready", reason="still starting")
         call = w.ask("llama")
-        await until(lambda: len(w.manager.of(ActivateSeat)) == 1)
+        await until(
+            lambda: len(w.manager.of(ActivateSeat)) == 1,
+            what="one command to activate a seat",
+            saw=lambda: w.manager.of(ActivateSeat),
+        )
         w.manager.reply = None
         await w.manager.activate("s0")
         assert (await call).status == 200
@@ -226,15 +245,23 @@ async def test_a_draining_seat_gets_nothing_new_and_acks_count_down():
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
         engine.gate.clear()
         running = w.ask("llama", stream=True)
-        await until(lambda: engine.running == 1)
+        await until(lambda: engine.running == 1, what="requests running at the engine: 1", saw=lambda: engine.running)
         closed = await w.manager.move("s0", SeatState.DRAINING)
-        await until(lambda: w.manager.acks("s0") == [1])
+        await until(
+            lambda: w.manager.acks("s0") == [1],
+            what="an acknowledgement with one request in flight",
+            saw=lambda: w.manager.acks("s0"),
+        )
         later = w.ask("llama")
-        await until(lambda: w.held("llama") == 1)
+        await until(lambda: w.held("llama") == 1, what="requests for llama that the router holds: 1")
         assert engine.running == 1
         engine.gate.set()
         assert (await running).body.endswith(b"[DONE]\n\n")
-        await until(lambda: w.manager.acks("s0")[-1] == 0)
+        await until(
+            lambda: w.manager.acks("s0")[-1] == 0,
+            what="the last acknowledgement has no request in flight",
+            saw=lambda: w.manager.acks("s0"),
+        )
         ack = w.manager.of(DrainAck)[-1]
         assert (ack.epoch, ack.instance, ack.cause) == (closed.epoch, "router-0", "test")
         await w.manager.move("s0", SeatState.ACTIVE, epoch=closed.epoch)
@@ -245,7 +272,9 @@ async def test_acks_repeat_while_the_seat_drains():
     async with world() as w:
         await w.seat("s0", "llama", SeatState.ACTIVE)
         await w.manager.move("s0", SeatState.DRAINING)
-        await until(lambda: len(w.manager.acks("s0")) >= 2)
+        await until(
+            lambda: len(w.manager.acks("s0")) >= 2, what="two acknowledgements", saw=lambda: w.manager.acks("s0")
+        )
         assert set(w.manager.acks("s0")) == {0}
 
 
@@ -255,7 +284,7 @@ async def test_idle_connections_are_closed_when_a_seat_closes():
         assert (await w.ask("llama")).status == 200
         pool = next(iter(w.router.pools._pools.values()))
         await w.manager.move("s0", SeatState.DRAINING)
-        await until(lambda: pool.session.closed)
+        await until(lambda: pool.session.closed, what="the session of the pool is closed")
 
 
 async def test_eviction_before_the_first_byte_holds_the_request_again():
@@ -264,13 +293,21 @@ async def test_eviction_before_the_first_byte_holds_the_request_again():
         w.manager.auto = False
         engine.silent.clear()
         call = w.ask("llama")
-        await until(lambda: engine.running == 1)
+        await until(lambda: engine.running == 1, what="requests running at the engine: 1", saw=lambda: engine.running)
         await w.manager.move("s0", SeatState.DRAINING)
         await w.manager.move("s0", SeatState.PARKING)
-        await until(lambda: engine.running == 0)
-        await until(lambda: w.manager.acks("s0")[-1] == 0)
+        await until(lambda: engine.running == 0, what="requests running at the engine: 0", saw=lambda: engine.running)
+        await until(
+            lambda: w.manager.acks("s0")[-1] == 0,
+            what="the last acknowledgement has no request in flight",
+            saw=lambda: w.manager.acks("s0"),
+        )
         await w.manager.move("s0", SeatState.PARKED)
-        await until(lambda: len(w.manager.of(ActivateSeat)) == 1)
+        await until(
+            lambda: len(w.manager.of(ActivateSeat)) == 1,
+            what="one command to activate a seat",
+            saw=lambda: w.manager.of(ActivateSeat),
+        )
         engine.silent.set()
         await w.manager.activate("s0")
         assert (await call).status == 200
@@ -286,7 +323,7 @@ async def test_eviction_cuts_a_running_stream_with_an_error_event_and_counts_it(
             await w.manager.move("s0", SeatState.PARKING)
             last = (await response.read()).strip().split(b"\n\n")[-1]
         assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "seat_evicted"
-        await until(lambda: engine.aborted == 1)
+        await until(lambda: engine.aborted == 1, what="requests aborted at the engine: 1", saw=lambda: engine.aborted)
         text = (await w.call("GET", "/metrics")).body.decode()
         assert 'kybernate_router_cuts_total{code="after_first_byte"} 1.0' in text
         assert 'kybernate_router_requests_total{code="503",model="llama"} 1.0' in text
@@ -297,7 +334,7 @@ async def test_a_call_is_retried_at_an_engine_that_refuses_until_it_answers():
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
         await engine.stop()
         call = w.ask("llama")
-        await until(lambda: w.held("llama") == 1)
+        await until(lambda: w.held("llama") == 1, what="requests for llama that the router holds: 1")
         await engine.start()
         assert (await call).status == 200
 
@@ -335,10 +372,10 @@ async def test_a_caller_that_disconnects_aborts_the_call_at_the_engine():
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
         engine.gate.clear()
         call = w.ask("llama", stream=True)
-        await until(lambda: engine.running == 1)
+        await until(lambda: engine.running == 1, what="requests running at the engine: 1", saw=lambda: engine.running)
         call.cancel()
-        await until(lambda: engine.aborted == 1)
-        await until(lambda: not w.upstream("s0").in_flight)
+        await until(lambda: engine.aborted == 1, what="requests aborted at the engine: 1", saw=lambda: engine.aborted)
+        await until(lambda: not w.upstream("s0").in_flight, what="nothing in flight on the seat")
 
 
 async def test_calls_go_to_the_active_seat_with_the_fewest_in_flight():
@@ -347,7 +384,11 @@ async def test_calls_go_to_the_active_seat_with_the_fewest_in_flight():
         for engine in engines:
             engine.gate.clear()
         calls = [w.ask("llama", stream=True) for _ in range(4)]
-        await until(lambda: [engine.running for engine in engines] == [2, 2])
+        await until(
+            lambda: [engine.running for engine in engines] == [2, 2],
+            what="two requests running at each engine",
+            saw=lambda: [engine.running for engine in engines],
+        )
         for engine in engines:
             engine.gate.set()
         await asyncio.gather(*calls)
@@ -367,7 +408,7 @@ async def test_held_requests_are_rejected_when_the_router_stops():
         await w.seat("s0", "llama")
         w.manager.auto = False
         call = w.ask("llama")
-        await until(lambda: w.held("llama") == 1)
+        await until(lambda: w.held("llama") == 1, what="requests for llama that the router holds: 1")
         began = time.monotonic()
         w.router.dispatcher.stop()
         answer = await call
@@ -392,7 +433,7 @@ async def test_a_plain_response_after_a_comment_is_sent_as_an_event():
         engine.whole = True
         w.manager.auto = False
         call = w.ask("llama", stream=True)
-        await until(lambda: w.held("llama") == 1)
+        await until(lambda: w.held("llama") == 1, what="requests for llama that the router holds: 1")
         await asyncio.wait([call], timeout=0.1)  # long enough for a comment, not for the hold
         await w.manager.activate("s0")
         answer = await call

@@ -9,7 +9,8 @@ from kybernate.messages import Presence, TrafficSignal
 from kybernate.roster import BUCKET
 from kybernate.seat import SeatState
 from services.router.core import managers
-from tests.router.world import until, world
+from tests.router.world import world
+from tests.until import until
 
 
 async def test_presence_is_on_the_bus_before_the_roster_is_read():
@@ -43,7 +44,7 @@ async def test_presence_is_on_the_bus_before_the_roster_is_read():
         assert set(answer.json["unmet"]) == {"bus", "roster"}
         assert (await w.call("GET", "/healthz")).status == 200
         call = w.ask("llama")
-        await until(lambda: w.held("llama") == 1)
+        await until(lambda: w.held("llama") == 1, what="requests for llama that the router holds: 1")
         w.bus.restore()
         assert (await call).status == 200
         before = order[: order.index("read")]
@@ -64,10 +65,13 @@ async def test_a_flush_that_fails_keeps_the_seats_closed():
             await flush(timeout)
 
         w.bus.flush = flushed
-        await w.seat("s0", "llama", SeatState.ACTIVE)
+        await w.seat("s0", "llama", SeatState.ACTIVE, manager_url="")  # no manager confirms it over HTTP instead
         w.bus.restore()
         call = w.ask("llama")
-        await until(lambda: w.held("llama") == 1 and w.router.traffic.upstreams)
+        await until(
+            lambda: w.held("llama") == 1 and w.router.traffic.upstreams,
+            what="the router holds the request and knows the seats",
+        )
         assert not w.router.traffic.trust.ever_synced
         failing = False
         assert (await call).status == 200
@@ -86,12 +90,15 @@ async def test_without_nats_active_seats_keep_their_traffic_and_the_manager_is_q
         assert "not connected to NATS" in ready.json["notes"]["bus"]
         async with w.http.get(f"{w.url}/metrics") as metrics:
             assert "kybernate_router_nats_connected 0.0" in await metrics.text()
-        await until(lambda: not w.router.traffic.trust.sure("n1", asyncio.get_running_loop().time()))
+        await until(
+            lambda: not w.router.traffic.trust.sure("n1", asyncio.get_running_loop().time()),
+            what="the router no longer trusts the node's records",
+        )
         assert (await w.ask("llama")).status == 200
         assert (await w.ask("llama")).status == 200
         assert w.manager.http_queries == 1
         parked = w.ask("qwen")
-        await until(lambda: w.held("qwen") == 1)
+        await until(lambda: w.held("qwen") == 1, what="requests for qwen that the router holds: 1")
         w.bus.restore()
         assert (await parked).status == 200
 
@@ -105,7 +112,7 @@ async def test_changes_during_an_outage_are_read_before_calls_are_forwarded():
         w.bus.restore()
         await w.ready()
         call = w.ask("llama")
-        await until(lambda: w.held("llama") == 1)
+        await until(lambda: w.held("llama") == 1, what="requests for llama that the router holds: 1")
         assert not engine.requests
         await w.manager.activate("s0")
         assert (await call).status == 200
@@ -117,9 +124,12 @@ async def test_levels_are_published_again_after_an_outage():
         w.manager.auto = False
         w.bus.cut()
         call = w.ask("llama")
-        await until(lambda: w.held("llama") == 1)
+        await until(lambda: w.held("llama") == 1, what="requests for llama that the router holds: 1")
         w.bus.restore()
-        await until(lambda: [s for s in w.manager.of(TrafficSignal) if s.waiting == 1])
+        await until(
+            lambda: [s for s in w.manager.of(TrafficSignal) if s.waiting == 1],
+            what="a traffic signal with one waiting request",
+        )
         await w.manager.activate("s0")
         assert (await call).status == 200
 
@@ -135,7 +145,7 @@ async def test_models_are_served_after_the_nats_server_lost_its_disk():
         w.server.start()
         await w.ready()
         call = w.ask("llama")
-        await until(lambda: w.held("llama") == 1)
+        await until(lambda: w.held("llama") == 1, what="requests for llama that the router holds: 1")
         await w.manager.put("s0", SeatState.PARKED)
         await w.manager.activate("s0")
         assert (await call).status == 200
@@ -148,6 +158,8 @@ async def test_a_row_under_the_key_of_another_seat_is_ignored():
         bucket = await w.manager.bus.bucket(BUCKET)
         with structlog.testing.capture_logs() as logs:
             await bucket.put("n1.s1", other.model_dump_json().encode())
-            await until(lambda: any(line["event"] == "roster.misplaced" for line in logs))
+            await until(
+                lambda: any(line["event"] == "roster.misplaced" for line in logs), what="the log event roster.misplaced"
+            )
         assert w.upstream("s1").record.endpoint == engine.endpoint
         assert (await w.ask("m")).status == 200

@@ -19,6 +19,7 @@ from kybernate.messages import SeatActivated
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
 from tests.router.engine import Engine
+from tests.until import until
 
 
 @asynccontextmanager
@@ -36,21 +37,21 @@ async def router(nats_url: str, log: Path, **more: str) -> AsyncIterator[asyncio
 
 
 async def url_of(log: Path) -> str:
-    async with asyncio.timeout(15):
-        while True:
-            for line in log.read_text().splitlines():
-                if url := json.loads(line).get("url"):
-                    return str(url)
-            await asyncio.sleep(0.02)
+    def logged() -> str | None:
+        return next((url for line in log.read_text().splitlines() if (url := json.loads(line).get("url"))), None)
+
+    return str(await until(logged, what="the router logs its address", saw=log.read_text))
 
 
 async def until_status(http: aiohttp.ClientSession, url: str, status: int) -> None:
-    async with asyncio.timeout(15):
-        while True:
-            async with http.get(url) as answer:
-                if answer.status == status:
-                    return
-            await asyncio.sleep(0.02)
+    seen: list[tuple[int, str]] = []
+
+    async def answered() -> bool:
+        async with http.get(url) as answer:
+            seen[:] = [(answer.status, await answer.text())]
+            return answer.status == status
+
+    await until(answered, what=f"{url} answers {status}", saw=lambda: seen, interval=0.02)
 
 
 async def test_the_router_starts_before_nats_and_two_sigterms_end_it_cleanly(tmp_path: Path):

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -32,16 +32,9 @@ from kybernate.seat import SeatState
 from services.router.service import RunningRouter, open_router
 from services.router.settings import RouterSettings
 from tests.router.engine import Engine
+from tests.until import until
 
 NODE = "n1"
-
-
-async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Wait until the condition is true and return its value; fail the test at the deadline."""
-    async with asyncio.timeout(seconds):
-        while not (value := condition()):
-            await asyncio.sleep(0.002)
-    return value
 
 
 class Manager:
@@ -146,11 +139,15 @@ class World:
         await self.manager.put(
             seat, state, model=model, endpoint=engine.endpoint, group="G0", home_group="G0", gpus=(0,), **fields
         )
-        await until(lambda: f"{NODE}.{seat}" in self.router.traffic.upstreams or not self.bus.connected)
+        await until(
+            lambda: f"{NODE}.{seat}" in self.router.traffic.upstreams or not self.bus.connected,
+            what=f"the router knows seat {seat}",
+            saw=lambda: self.router.traffic.upstreams.keys(),
+        )
         return engine
 
     async def ready(self) -> None:
-        await until(lambda: self.router.traffic.trust.synced)
+        await until(lambda: self.router.traffic.trust.synced, what="the router has read the roster")
 
     def ask(self, model: str, *, stream: bool = False, **more: Any) -> "asyncio.Task[Answered]":
         return asyncio.create_task(self._ask({"model": model, "stream": stream, "messages": []}, **more))
