@@ -22,6 +22,7 @@ from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.seat_pod import Owners
 from tests.manager.world import World
+from tests.until import until
 
 Handler = Callable[[Message], Awaitable[BaseModel]]
 
@@ -91,12 +92,6 @@ async def running(world: World, folder: Path, ask: Handler, release: Handler) ->
             await asyncio.wait([task])
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def taken(_: Message) -> JobReply:
     return JobReply(accepted=True)
 
@@ -112,7 +107,7 @@ async def test_a_checkpointer_that_takes_long_to_look_is_given_longer(
         return look(job, "gone")
 
     async with running(World(), tmp_path, ask, taken) as manager:
-        await until(lambda: manager.board.recovered)
+        await until(lambda: manager.board.recovered, what="the board is recovered")
 
 
 async def test_a_seat_that_cannot_be_looked_at_does_not_hide_the_others(
@@ -133,7 +128,10 @@ async def test_a_seat_that_cannot_be_looked_at_does_not_hide_the_others(
         return look(job, "gone")
 
     async with running(world, tmp_path, ask, taken) as manager:
-        await until(lambda: manager.board.recovered and manager.board.rows[ended].state is S.FREE)
+        await until(
+            lambda: manager.board.recovered and manager.board.rows[ended].state is S.FREE,
+            what="the board is recovered and the seat whose engine ended is free",
+        )
 
         assert manager.board.rows[stuck].state is S.RELEASING
 
@@ -155,4 +153,8 @@ async def test_a_release_that_came_too_late_is_asked_for_again_with_a_higher_epo
         return JobReply(accepted=True)
 
     async with running(world, tmp_path, ask, release):
-        await until(lambda: accepted == {world.seat(0, 0), world.seat(0, 1)})
+        await until(
+            lambda: accepted == {world.seat(0, 0), world.seat(0, 1)},
+            what="both seats are accepted",
+            saw=lambda: accepted,
+        )

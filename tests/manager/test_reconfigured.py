@@ -7,9 +7,10 @@ from pathlib import Path
 
 from kybernate import known_gpus
 from kybernate.dev.fakes.gpu.node import FakeGpus
-from tests.kubelet.stand import short_folder, until
+from tests.kubelet.stand import short_folder
 from tests.plugin.processes import PATIENCE, all_logged, driver, environment, logged, process
 from tests.plugin.stand import config
+from tests.until import until
 
 
 async def test_it_begins_again_with_a_good_configuration_and_stays_with_a_bad_one() -> None:
@@ -17,20 +18,38 @@ async def test_it_begins_again_with_a_good_configuration_and_stays_with_a_bad_on
         env = manager_environment(folder)
         log, file = folder / "manager.log", folder / "config.yaml"
         async with driver(folder), process("-m", "services.gpu_manager", log=log, **env) as manager:
-            await until(lambda: len(all_logged(log, "group.formed")) == 3, PATIENCE)
+            await until(
+                lambda: len(all_logged(log, "group.formed")) == 3, what="log events group.formed: 3", timeout=PATIENCE
+            )
             file.write_text("profiles: []")
-            refused = await until(lambda: logged(log, "config.refused"), PATIENCE)
+            refused = await until(
+                lambda: logged(log, "config.refused"), what="the log event config.refused", timeout=PATIENCE
+            )
             assert "config.yaml" in refused["reason"]
             file.write_text(json.dumps(config() | {"drainSeconds": 7}))
-            await until(lambda: len(all_logged(log, "manager.configured")) == 2, PATIENCE)
-            await until(lambda: len(all_logged(log, "group.formed")) == 6, PATIENCE)
+            await until(
+                lambda: len(all_logged(log, "manager.configured")) == 2,
+                what="log events manager.configured: 2",
+                timeout=PATIENCE,
+            )
+            await until(
+                lambda: len(all_logged(log, "group.formed")) == 6, what="log events group.formed: 6", timeout=PATIENCE
+            )
             assert len(all_logged(log, "config.applied")) == 1
             file.write_text(json.dumps(config() | {"drainSeconds": 7}))  # another file that says the same
             manager.send_signal(signal.SIGHUP)
             file.write_text(json.dumps(config() | {"drainSeconds": 8}))
-            await until(lambda: len(all_logged(log, "manager.configured")) == 3, PATIENCE)
+            await until(
+                lambda: len(all_logged(log, "manager.configured")) == 3,
+                what="log events manager.configured: 3",
+                timeout=PATIENCE,
+            )
             waits = len(all_logged(log, "manager.waits"))  # for NATS, again and again: it runs
-            await until(lambda: len(all_logged(log, "manager.waits")) > waits, PATIENCE)
+            await until(
+                lambda: len(all_logged(log, "manager.waits")) > waits,
+                what="the manager logs again that it waits",
+                timeout=PATIENCE,
+            )
             manager.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(manager.wait(), PATIENCE) == 0
             assert "Traceback" not in log.read_text()
@@ -41,13 +60,17 @@ async def test_a_gpu_lost_since_the_start_does_not_change_the_groups_that_the_pl
         env = manager_environment(folder)
         log, file = folder / "manager.log", folder / "config.yaml"
         async with driver(folder) as gpus, process("-m", "services.gpu_manager", log=log, **env) as manager:
-            await until(lambda: len(all_logged(log, "group.formed")) == 3, PATIENCE)
-            await until(lambda: all_logged(log, "manager.waits"), PATIENCE)
+            await until(
+                lambda: len(all_logged(log, "group.formed")) == 3, what="log events group.formed: 3", timeout=PATIENCE
+            )
+            await until(lambda: all_logged(log, "manager.waits"), what="the log event manager.waits", timeout=PATIENCE)
             lost = (await gpus.call("devices"))["gpus"][3]["uuid"]
             await gpus.call("inject", fault="lost", gpu=lost)
             file.write_text(json.dumps(config() | {"drainSeconds": 7}))
             await until(
-                lambda: logged(log, "manager.cannot_start") or len(all_logged(log, "group.formed")) == 6, PATIENCE
+                lambda: logged(log, "manager.cannot_start") or len(all_logged(log, "group.formed")) == 6,
+                what="the manager refuses to start, or has six groups",
+                timeout=PATIENCE,
             )
             assert [entry["gpus"] for entry in all_logged(log, "group.formed")] == [[0], [1], [2, 3]] * 2
             assert manager.returncode is None
@@ -62,7 +85,9 @@ async def test_a_stop_while_it_begins_again_ends_it_with_code_0() -> None:
                 file.write_text(json.dumps(config()))
                 log.unlink(missing_ok=True)
                 async with process("-m", "services.gpu_manager", log=log, **env) as manager:
-                    await until(lambda: all_logged(log, "manager.waits"), PATIENCE)
+                    await until(
+                        lambda: all_logged(log, "manager.waits"), what="the log event manager.waits", timeout=PATIENCE
+                    )
                     file.write_text(json.dumps(config() | {"drainSeconds": 7}))
                     while logged(log, "config.applied") is None:
                         await asyncio.sleep(0.001)
@@ -78,15 +103,23 @@ async def test_a_gpu_that_was_missing_at_the_start_makes_its_group_once_the_plug
             devices = (await gpus.call("devices"))["gpus"]
             await gpus.call("inject", fault="lost", gpu=devices[3]["uuid"])
             async with process("-m", "services.gpu_manager", log=log, **env):
-                said = await until(lambda: logged(log, "topology.warning"), PATIENCE)
+                said = await until(
+                    lambda: logged(log, "topology.warning"), what="the log event topology.warning", timeout=PATIENCE
+                )
                 assert "group G23 is not offered: it names GPU 3" in said["reason"]
                 assert [entry["group"] for entry in all_logged(log, "group.formed")] == ["G0", "G1"]
-                await until(lambda: all_logged(log, "manager.waits"), PATIENCE)
+                await until(
+                    lambda: all_logged(log, "manager.waits"), what="the log event manager.waits", timeout=PATIENCE
+                )
                 await gpus.call("inject", fault="found", gpu=devices[3]["uuid"])
                 seen = FakeGpus(folder / "driver.sock")
                 known_gpus.learn(folder / "state", await seen.list(), await seen.links(), await seen.instances())
                 await seen.close()
-                await until(lambda: len(all_logged(log, "group.formed")) == 5, PATIENCE)
+                await until(
+                    lambda: len(all_logged(log, "group.formed")) == 5,
+                    what="log events group.formed: 5",
+                    timeout=PATIENCE,
+                )
                 assert [entry["gpus"] for entry in all_logged(log, "group.formed")][-1] == [2, 3]
 
 

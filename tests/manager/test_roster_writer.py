@@ -14,6 +14,7 @@ from services.gpu_manager.inputs import Stranger, StrangersSeen
 from services.gpu_manager.roster_writer import RosterWriter
 from tests.bus.worlds import within
 from tests.manager.world import World
+from tests.until import until
 
 
 @asynccontextmanager
@@ -142,15 +143,13 @@ async def test_what_blocks_a_seat_is_written_when_it_begins_and_when_it_ends_wit
             for strangers in ((Stranger("GPU-0", 7, "python3"),), ()):
                 world.hear(StrangersSeen(strangers))
                 writer.refresh()
-                await within(_until_blocked(bucket, key, bool(strangers)), 30)
+                what = "the record names the strangers" if strangers else "the record names no strangers"
+                await until(lambda wanted=bool(strangers): _blocked(bucket, key, wanted), what=what)
         finally:
             task.cancel()
             await asyncio.wait([task])
 
 
-async def _until_blocked(bucket: Bucket, key: str, wanted: bool) -> None:
-    while True:
-        entry = await bucket.get(key)
-        if entry is not None and bool(SeatRecord.model_validate_json(entry.value or b"").blocked) == wanted:
-            return
-        await asyncio.sleep(0.005)
+async def _blocked(bucket: Bucket, key: str, wanted: bool) -> bool:
+    entry = await bucket.get(key)
+    return entry is not None and bool(SeatRecord.model_validate_json(entry.value or b"").blocked) == wanted
