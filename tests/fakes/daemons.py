@@ -6,8 +6,7 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,6 @@ with SyncDriverClient(sys.argv[1]) as driver:
         call = json.loads(line)
         print(json.dumps(driver.request(call.pop("call"), **call)), flush=True)
 """
-
-
-async def until(condition: Callable[[], Awaitable[Any]], seconds: float = 30.0) -> Any:
-    """What the condition answers once that is true. Fails after the deadline."""
-    deadline = time.monotonic() + seconds
-    while not (value := await condition()):
-        assert time.monotonic() < deadline, "the condition did not become true"
-        await asyncio.sleep(0.005)
-    return value
 
 
 @contextlib.asynccontextmanager

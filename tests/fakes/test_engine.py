@@ -19,7 +19,8 @@ from kybernate.dev.fakes.engine.answers import chat_prompt, expected_embedding, 
 from kybernate.dev.fakes.engine.protocol import ApiError, read_generation, read_json
 from kybernate.dev.fakes.engine.vram import split
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
-from tests.fakes.daemons import driver, engine, until
+from tests.fakes.daemons import driver, engine
+from tests.until import until
 
 GIB = 2**30
 
@@ -41,7 +42,7 @@ async def served(node: SimpleNamespace) -> AsyncIterator[SimpleNamespace]:
         engine(node.socket, port, node.gpus[:2], "--vram", "40GiB") as started,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http,
     ):
-        await until(lambda: healthy(http))
+        await until(lambda: healthy(http), what="the engine is healthy")
         yield SimpleNamespace(process=started, http=http, url=f"http://127.0.0.1:{port}", node=node)
 
 
@@ -181,12 +182,12 @@ async def test_memory_is_taken_after_the_load_and_only_then_it_is_healthy(node):
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http,
     ):
         served = SimpleNamespace(http=http)
-        status, body = (await until(lambda: answers(served)))[0]
+        status, body = (await until(lambda: answers(served), what="the engine answers"))[0]
         assert (status, body["error"]["type"]) == (503, "ServiceUnavailableError")
         async with http.get("/health") as answer:
             assert answer.status == 503
         assert (await node.client.call("processes"))["processes"] == []
-        await until(lambda: healthy(http))
+        await until(lambda: healthy(http), what="the engine is healthy")
         taken = {entry["gpu"]: entry["bytes"] for entry in (await node.client.call("processes"))["processes"]}
         assert taken == dict.fromkeys(node.gpus[:2], 20 * GIB)
 
@@ -206,10 +207,10 @@ async def test_time_is_prefill_and_tokens_in_model_seconds(served):
 
 async def test_running_requests_show_in_the_metrics_and_a_client_that_leaves_ends_its_request(served):
     request = asyncio.create_task(post(served, "/v1/chat/completions", chat(tokens=60_000)))
-    await until(lambda: runs(served, 1))
+    await until(lambda: runs(served, 1), what="requests running at the engine: 1")
     assert await metric(served, "vllm:num_requests_waiting") == 0
     request.cancel()
-    await until(lambda: runs(served, 0))
+    await until(lambda: runs(served, 0), what="requests running at the engine: 0")
     for verb in ("lock", "checkpoint"):
         await served.node.client.call(verb, pid=served.process.pid, epoch=1)
     assert await violations(served.node) == {}
@@ -226,13 +227,13 @@ async def test_requests_beyond_the_places_wait(node):
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http,
     ):
         served = SimpleNamespace(http=http)
-        await until(lambda: healthy(http))
+        await until(lambda: healthy(http), what="the engine is healthy")
         requests = [asyncio.create_task(post(served, "/v1/chat/completions", chat(tokens=60_000))) for _ in range(2)]
-        await until(lambda: waits(served, 1))
+        await until(lambda: waits(served, 1), what="requests waiting at the engine: 1")
         assert await metric(served, "vllm:num_requests_running") == 1
         for request in requests:
             request.cancel()
-        await until(lambda: waits(served, 0))
+        await until(lambda: waits(served, 0), what="requests waiting at the engine: 0")
 
 
 async def waits(served: SimpleNamespace, count: int) -> bool:
@@ -242,7 +243,7 @@ async def waits(served: SimpleNamespace, count: int) -> bool:
 async def test_a_request_survives_park_freeze_and_activation_and_is_punished(served):
     pid, call = served.process.pid, served.node.client.call
     request = asyncio.create_task(post(served, "/v1/chat/completions", chat(tokens=6000, stream=True)))
-    await until(lambda: runs(served, 1))
+    await until(lambda: runs(served, 1), what="requests running at the engine: 1")
     await call("lock", pid=pid, epoch=1)
     await call("checkpoint", pid=pid, epoch=1)
     os.kill(pid, signal.SIGSTOP)
@@ -262,7 +263,7 @@ async def test_a_request_survives_park_freeze_and_activation_and_is_punished(ser
 async def test_a_request_to_a_locked_engine_waits_and_is_punished(served):
     await served.node.client.call("lock", pid=served.process.pid, epoch=1)
     request = asyncio.create_task(post(served, "/v1/chat/completions", chat()))
-    await until(lambda: waits(served, 1))
+    await until(lambda: waits(served, 1), what="requests waiting at the engine: 1")
     await served.node.client.call("unlock", pid=served.process.pid, epoch=1)
     status, body = await request
     assert (status, body["choices"][0]["message"]["content"]) == (200, expected_text("m", "hello", 20))
@@ -290,11 +291,11 @@ async def used(served: SimpleNamespace) -> list[int]:
 
 async def test_sleep_is_refused_while_a_request_runs(served):
     request = asyncio.create_task(post(served, "/v1/chat/completions", chat(tokens=60_000)))
-    await until(lambda: runs(served, 1))
+    await until(lambda: runs(served, 1), what="requests running at the engine: 1")
     status, body = await post(served, "/sleep", {})
     assert (status, "drain the engine" in body["error"]["message"]) == (409, True)
     request.cancel()
-    await until(lambda: runs(served, 0))
+    await until(lambda: runs(served, 0), what="requests running at the engine: 0")
 
 
 async def test_a_request_to_a_sleeping_engine_fails_and_is_punished(served):
@@ -331,7 +332,7 @@ async def test_an_engine_whose_driver_dies_ends_with_a_reason(node):
         engine(node.socket, port, node.gpus[:1], stderr=pipe) as started,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http,
     ):
-        await until(lambda: healthy(http))
+        await until(lambda: healthy(http), what="the engine is healthy")
         node.daemon.kill()
         _, errors = await asyncio.wait_for(started.communicate(), 10)
         assert started.returncode == 3
@@ -340,7 +341,7 @@ async def test_an_engine_whose_driver_dies_ends_with_a_reason(node):
 
 async def test_sigterm_ends_it_at_once_even_with_a_request_running(served):
     request = asyncio.create_task(post(served, "/v1/chat/completions", chat(tokens=60_000, stream=True)))
-    await until(lambda: runs(served, 1))
+    await until(lambda: runs(served, 1), what="requests running at the engine: 1")
     began = time.monotonic()
     served.process.terminate()
     assert await asyncio.wait_for(served.process.wait(), 5) == 0

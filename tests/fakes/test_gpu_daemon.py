@@ -15,7 +15,8 @@ import pytest
 from kybernate.dev.fakes.gpu import proc
 from kybernate.dev.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
 from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
-from tests.fakes.daemons import Child, child, driver, process, until
+from tests.fakes.daemons import Child, child, driver, process
+from tests.until import until
 
 GIB = 2**30
 
@@ -46,7 +47,7 @@ async def test_a_killed_process_frees_its_memory_within_milliseconds(node):
         assert await used(node) == 40 * GIB
         worker.process.kill()
         killed = time.monotonic()
-        await until(lambda: free(node))
+        await until(lambda: free(node), what="the memory of the GPU is free")
         assert time.monotonic() - killed < 1.0  # milliseconds on an idle machine
         reply = await node.client.request("get_state", pid=worker.pid)
         assert reply["code"] in (3, 304)
@@ -69,7 +70,7 @@ async def test_a_lock_on_a_stopped_process_hangs_until_it_is_continued(node):
     async with child(node.socket) as worker:
         await take(node, worker)
         worker.process.send_signal(signal.SIGSTOP)
-        await until(lambda: stopped(worker.pid))
+        await until(lambda: stopped(worker.pid), what="the process is stopped")
         lock = asyncio.create_task(node.client.request("lock", pid=worker.pid, epoch=1, timeout_ms=1))
         query = asyncio.create_task(node.client.request("get_state", pid=worker.pid))
         done, _ = await asyncio.wait([lock, query], timeout=0.1)
@@ -125,7 +126,7 @@ async def test_a_caller_that_is_killed_does_not_stop_a_checkpoint(node):
         await helper.call("lock", pid=worker.pid, epoch=1)
         await node.client.call("inject", fault="slow", factor=5)
         helper.start("checkpoint", pid=worker.pid, epoch=1)
-        await until(lambda: busy(node))
+        await until(lambda: busy(node), what="the GPU is busy")
         helper.process.kill()
         await helper.process.wait()
         assert (await node.client.call("get_state", pid=worker.pid))["state"] == "CHECKPOINTED"
@@ -152,7 +153,7 @@ async def test_a_restarted_process_is_a_new_one(node):
             await take(node, worker, gib=70)
             worker.process.kill()
             await worker.process.wait()
-            await until(lambda: free(node))
+            await until(lambda: free(node), what="the memory of the GPU is free")
     assert (await node.client.call("stats"))["violations"]["count"] == 0
 
 
@@ -227,7 +228,7 @@ async def test_engines_of_any_user_reach_a_socket_with_such_permissions(tmp_path
         async def reachable() -> bool:
             return stat.S_IMODE(socket.stat().st_mode) == 0o666
 
-        await until(reachable)
+        await until(reachable, what="the socket has mode 666")
 
 
 def test_a_control_group_is_found_from_a_namespace_of_ones_own(tmp_path):

@@ -6,8 +6,9 @@ import pytest
 
 from kybernate.dev.fakes.gpu.spec import GIB, PRESETS, hardware
 from kybernate.gpus import GpuError, GpuEvent, GpuProcess, PcieLevel
-from tests.fakes.daemons import child, until
+from tests.fakes.daemons import child
 from tests.nvml.stand import machine, reader, write_sysfs
+from tests.until import until
 
 DEADLINE = 30.0
 
@@ -150,7 +151,7 @@ async def test_the_other_gpus_are_heard_while_one_is_lost_and_it_too_when_it_is_
                 await m.inject("xid", gpu=gpu.uuid, xid=63)
                 return GpuEvent(gpu.uuid, 63) in await m.nvml.events(1)
 
-            await until(heard, DEADLINE)
+            await until(heard, what="the event of the GPU arrives", timeout=DEADLINE)
             await m.inject("found", gpu=lost.uuid)
 
 
@@ -201,7 +202,7 @@ async def test_where_no_gpu_reports_events_the_wait_says_so(tmp_path):
             except GpuError:
                 return False
 
-        await until(heard, DEADLINE)
+        await until(heard, what="the event of the GPU arrives", timeout=DEADLINE)
 
 
 async def test_without_a_driver_the_error_says_so(tmp_path):

@@ -6,12 +6,13 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from tests.fakes import daemons
+from tests.until import until
 
 GIB = 2**30
 SUCCESS, INVALID, NO_ROOM, NOT_INITIALIZED, NO_DEVICE, OS, ILLEGAL, NOT_READY, NOT_SUPPORTED, UNKNOWN = (
@@ -108,7 +109,7 @@ class Stand:
         await self._open.aclose()
         with contextlib.suppress(ConnectionError):  # the test ended the daemon
             for pid in self._pids:
-                await self.until(lambda pid=pid: self._forgot(pid))
+                await until(lambda pid=pid: self._forgot(pid), what=f"the driver has forgotten process {pid}")
 
     async def _forgot(self, pid: int) -> bool:
         reply = await self.client.request("get_restore_tid", pid=pid)
@@ -164,15 +165,22 @@ class Stand:
         """Arm a fault."""
         await self.client.call("inject", fault=fault, **arguments)
 
-    async def until(self, condition: Any) -> Any:
-        """Wait until what the coroutine function answers is true."""
-        return await daemons.until(condition, SECONDS)
-
     async def hangs(self, call: "asyncio.Future[dict[str, Any]]", caller: Child) -> None:
         """The call was made and its caller goes on making others, which are all answered; this one is not."""
         for _ in range(20):
             await caller.do("tid", os.getpid())
         assert not call.done()
+
+
+async def until_equal(read: Callable[[], Awaitable[Any]], expected: object, *, what: str) -> None:
+    """Wait until the coroutine function returns this value."""
+    seen: list[object] = []
+
+    async def equal() -> bool:
+        seen[:] = [await read()]
+        return seen == [expected]
+
+    await until(equal, what=f"{what}: {expected}", saw=lambda: seen)
 
 
 USUAL = ("--gpus", "2", "--memory", "80GiB", "--speed", "100", "--bandwidth", "10T")

@@ -23,6 +23,7 @@ from tests.stubs.stand import (
     SECONDS,
     SUCCESS,
     Stand,
+    until_equal,
 )
 
 VERBS = ("lock", "checkpoint", "restore", "unlock")
@@ -77,7 +78,7 @@ async def test_a_zombie_is_no_cuda_process_any_more(machine: Stand):
     if pid == 0:
         os._exit(0)
     try:
-        await machine.until(lambda: _is(caller.code("state", pid), NOT_INITIALIZED))
+        await until_equal(lambda: caller.code("state", pid), NOT_INITIALIZED, what="the driver's answer")
     finally:
         os.waitpid(pid, 0)
     assert await caller.code("state", pid) == OS
@@ -153,7 +154,7 @@ async def test_a_parked_process_can_be_killed_and_leaves_nothing(machine: Stand)
     await caller.park(engine.pid)
     engine.process.kill()
     assert await engine.ended() == -signal.SIGKILL
-    assert await machine.until(lambda: _is(caller.code("state", engine.pid), OS))
+    await until_equal(lambda: caller.code("state", engine.pid), OS, what="the driver's answer")
     host = await machine.client.call("host")
     assert (await machine.used_gib(), host["used_bytes"]) == ([0, 0], 0)
     assert await machine.violations() == {}
@@ -280,7 +281,7 @@ async def test_a_forked_child_has_no_cuda_and_does_not_keep_its_parents_memory(m
         assert parent.stdin is not None
         assert parent.stdout is not None
         assert await asyncio.wait_for(parent.stdout.readline(), SECONDS) == b"3 3 3\n"
-        await machine.until(lambda: _is(machine.used_gib(), [0, 0]))
+        await until_equal(machine.used_gib, [0, 0], what="GiB used on each GPU")
     finally:
         parent.stdin.close()
         await parent.stdout.read()
@@ -293,7 +294,3 @@ async def test_a_lost_process_stays_lost(machine: Stand):
     assert await caller.code("checkpoint", engine.pid) == 999
     assert await caller.value("state", engine.pid) == FAILED
     assert [await caller.code(verb, engine.pid) for verb in VERBS] == [ILLEGAL, ILLEGAL, OS, ILLEGAL]
-
-
-async def _is(awaitable, expected) -> bool:
-    return await awaitable == expected

@@ -15,6 +15,7 @@ from tests.stubs.stand import (
     USUAL,
     Stand,
     own_stand,
+    until_equal,
 )
 
 
@@ -99,7 +100,7 @@ async def test_memory_is_counted_until_it_is_freed_or_the_process_ends(machine: 
     assert await machine.used_gib() == [0, 0]
     await engine.value("alloc", 20 * GIB)
     engine.process.kill()
-    assert await machine.until(lambda: _is(machine.used_gib(), [0, 0]))
+    await until_equal(machine.used_gib, [0, 0], what="GiB used on each GPU")
 
 
 async def test_results_have_names(machine: Stand):
@@ -123,7 +124,3 @@ async def test_without_a_daemon_there_is_no_device_and_one_that_went_away_is_an_
         async with daemons.driver(tmp_path / "driver.sock", *USUAL):
             assert await caller.code("state", target.pid) == NOT_INITIALIZED, "the new one knows nobody"
             assert await target.code("alloc", GIB) == NOT_INITIALIZED
-
-
-async def _is(awaitable, expected) -> bool:
-    return await awaitable == expected

@@ -27,6 +27,7 @@ from tests.stubs.stand import (
     Child,
     Stand,
     own_stand,
+    until_equal,
 )
 
 
@@ -39,12 +40,12 @@ async def test_a_restore_without_room_loses_the_process_and_part_of_the_memory_u
     assert await caller.value("state", parked.pid) == FAILED
     winner.process.kill()
     await winner.ended()
-    await machine.until(lambda: _is(machine.used_gib(), [15, 0]))
+    await until_equal(machine.used_gib, [15, 0], what="GiB used on each GPU")
     assert await caller.code("restore", parked.pid) == OS, "room does not help any more"
     assert await caller.code("unlock", parked.pid) == ILLEGAL
     assert await machine.violations() == {"restore-without-room": 1}
     parked.process.kill()
-    await machine.until(lambda: _is(machine.used_gib(), [0, 0]))
+    await until_equal(machine.used_gib, [0, 0], what="GiB used on each GPU")
 
 
 @pytest.mark.parametrize("parked_before", [False, True])
@@ -57,13 +58,13 @@ async def test_where_killing_a_restored_process_wedges_the_gpu_it_has_to_be_park
         await machine.inject("wedge-on-kill", times=10)
         fresh = await machine.user(gib=5, ordinal=1)
         fresh.process.kill()
-        await machine.until(lambda: _is(machine.used_gib(), [20, 0]))
+        await until_equal(machine.used_gib, [20, 0], what="GiB used on each GPU")
         await caller.park(engine.pid)
         await caller.activate(engine.pid)
         if parked_before:
             await caller.park(engine.pid)
         engine.process.kill()
-        await machine.until(lambda: _is(caller.code("tid", engine.pid), OS))
+        await until_equal(lambda: caller.code("tid", engine.pid), OS, what="the driver's answer")
         await machine.inject("clear")
         assert await machine.used_gib() == [0 if parked_before else 20, 0]
         assert await machine.violations() == ({} if parked_before else {"killed-after-restore": 1})
@@ -197,7 +198,7 @@ async def test_a_lock_that_hung_takes_effect_even_if_its_caller_was_killed(machi
         await machine.hangs(hanging, caller)
         caller.process.kill()
         await caller.ended()
-    assert await machine.until(lambda: _is(other.value("state", engine.pid), LOCKED))
+    await until_equal(lambda: other.value("state", engine.pid), LOCKED, what="the driver's answer")
     assert await other.code("unlock", engine.pid) == SUCCESS
 
 
@@ -296,7 +297,3 @@ async def test_any_verb_can_be_made_to_fail_without_effect(machine: Stand):
         assert await caller.code(verb, engine.pid) == OS
     assert await caller.value("state", engine.pid) == CHECKPOINTED
     await caller.activate(engine.pid)
-
-
-async def _is(awaitable, expected) -> bool:
-    return await awaitable == expected
