@@ -11,6 +11,7 @@ from kybernate.dev.fakes.engine.answers import expected_text
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.stack import Stack, StackOptions
 from kybernate.lab.simulate.replay import replay
+from tests.until import until
 
 CONFIG = """
 profiles:
@@ -55,9 +56,11 @@ async def test_an_answer_is_frozen_for_others_and_goes_on_and_what_was_decided_r
                 return await answer.json()
 
         long = asyncio.create_task(ask("a", 1800))
-        async with asyncio.timeout(30):
-            while not any(seat["in_flight"] for seat in (await get("/v1/seats"))["seats"]):
-                await asyncio.sleep(0.02)
+
+        async def in_flight() -> bool:
+            return any(seat["in_flight"] for seat in (await get("/v1/seats"))["seats"])
+
+        await until(in_flight, what="a request is in flight", interval=0.02)
         short = await asyncio.gather(*(ask("b", 20) for _ in range(6)), ask("c", 20))
         text, ended = await long
         (node,) = (await get("/v1/why"))["nodes"]

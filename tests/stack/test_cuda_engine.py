@@ -15,7 +15,8 @@ from kybernate.bus.server import free_port
 from kybernate.dev.fakes.engine.answers import expected_text
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.stubs.build import build_stubs
-from tests.fakes.daemons import driver, process, until
+from tests.fakes.daemons import driver, process
+from tests.until import until
 
 GIB = 2**30
 SEAT = "1x-test.s00"
@@ -54,7 +55,7 @@ async def served(node: SimpleNamespace) -> AsyncIterator[SimpleNamespace]:
             except aiohttp.ClientConnectionError:
                 return False
 
-        await until(healthy, 30)
+        await until(healthy, what="the engine is healthy", timeout=30)
         yield SimpleNamespace(pid=started.pid, http=http, url=url, node=node)
 
 
@@ -112,7 +113,7 @@ async def test_an_engine_whose_cuda_calls_wait_can_be_ended(served: SimpleNamesp
         async def gone() -> bool:
             return not await held(served.node)
 
-        await until(gone, 30)
+        await until(gone, what="the engine's memory is free", timeout=30)
         await asyncio.gather(reading, return_exceptions=True)
 
 

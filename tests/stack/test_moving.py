@@ -10,6 +10,7 @@ import pytest
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.stack import Stack, StackOptions
 from tests.stack.pods import pod
+from tests.until import until
 
 CONFIG = """
 profiles:
@@ -39,24 +40,27 @@ async def test_a_seat_moves_and_serves_although_manager_and_checkpointer_die_on_
                 return list((await answer.json())["seats"])
 
         async def seat_of(model: str, **wanted: str) -> dict[str, Any]:
-            """The model's seat, as soon as it is so."""
-            async with asyncio.timeout(60):
-                while True:
-                    seat = next(seat for seat in await seats() if seat["model"] == model)
-                    if all(seat[key] == value for key, value in wanted.items()):
-                        return seat
-                    await asyncio.sleep(0.02)
+            """The row of the model's seat, once it has these values."""
+            seen: dict[str, Any] = {}
+
+            async def read() -> bool:
+                seen.update(next(seat for seat in await seats() if seat["model"] == model))
+                return all(seen[key] == value for key, value in wanted.items())
+
+            await until(read, what=f"the seat of {model}: {wanted}", saw=lambda: seen, timeout=60, interval=0.02)
+            return seen
 
         async def known_as_busy(model: str) -> None:
-            """Until the manager has heard of the request: an idle seat would leave for the one at its home."""
-            async with asyncio.timeout(60):
-                while True:
-                    async with session.get(f"{stack.url}/v1/why") as answer:
-                        groups = [group for node in (await answer.json())["nodes"] for group in node.get("groups", ())]
-                    rows = [row for group in groups for row in group["seats"] if row["model"] == model]
-                    if any(row["in_flight"] for row in rows):
-                        return
-                    await asyncio.sleep(0.02)
+            """Wait until the manager knows of the request: an idle seat would be evicted for the one at its home."""
+            rows: list[dict[str, Any]] = []
+
+            async def busy() -> bool:
+                async with session.get(f"{stack.url}/v1/why") as answer:
+                    groups = [group for node in (await answer.json())["nodes"] for group in node.get("groups", ())]
+                rows[:] = [row for group in groups for row in group["seats"] if row["model"] == model]
+                return any(row["in_flight"] for row in rows)
+
+            await until(busy, what=f"{model} is busy", saw=lambda: rows, timeout=60, interval=0.02)
 
         here = {str(seat["state"]): str(seat["model"]) for seat in await seats() if seat["home_group"] == "G0"}
         busy, wanted = here["active"], here["parked"]

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from kybernate.dev.stack import Stack, StackError, StackOptions
 from kybernate.dev.stack.guard import left_over
 from kybernate.dev.stack.ports import Ports
 from kybernate.dev.stack.stack import unready
+from tests.until import until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 STUBBORN = [
@@ -62,12 +62,6 @@ def small(**options: Any) -> Stack:
     return Stack(StackOptions(**{"replace": stand_ins(), "port": 0} | options))
 
 
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)
-
-
 @pytest.fixture(autouse=True)
 def _own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -97,7 +91,9 @@ async def test_a_killed_service_comes_back_and_the_file_tells_its_new_pid() -> N
     async with small() as stack:
         await stack.ready(30)
         before = stack.kill("plugin")
-        await until(lambda: stack.starts["plugin"] == 2)
+        await until(
+            lambda: stack.starts["plugin"] == 2, what="the second start of the plugin", saw=lambda: stack.starts
+        )
         found = find_stack()
         assert found is not None
         assert found["pids"]["plugin"] == stack.pids["plugin"] != before
@@ -111,7 +107,7 @@ async def test_nats_can_be_taken_away_and_comes_back_with_its_store() -> None:
         await stack.pause_nats()
         assert "nats" not in stack.pids
         await stack.resume_nats()
-        await until(lambda: _listens(stack.layout.nats_port))
+        await until(lambda: _listens(stack.layout.nats_port), what="a listener on the port")
         client = await nats.connect(stack.layout.nats_url, allow_reconnect=False)
         names = [info.config.name for info in await client.jetstream().streams_info() if info.state.messages]
         await client.close()
@@ -121,7 +117,10 @@ async def test_nats_can_be_taken_away_and_comes_back_with_its_store() -> None:
 async def test_everything_ends_within_five_seconds_even_what_ignores_sigterm() -> None:
     stack = small(replace=stand_ins(plugin=STUBBORN, kubelet=STUBBORN, driver=STUBBORN))
     async with stack:
-        await until(lambda: all("up" in stack.logs(name) for name in ("plugin", "kubelet", "driver")))
+        await until(
+            lambda: all("up" in stack.logs(name) for name in ("plugin", "kubelet", "driver")),
+            what="every process ignores SIGTERM",
+        )
         folder = stack.folder
         began = time.monotonic()
     assert time.monotonic() - began < 5.0
@@ -132,17 +131,23 @@ async def test_everything_ends_within_five_seconds_even_what_ignores_sigterm() -
 async def test_processes_that_left_the_family_are_ended_too() -> None:
     stack = small(replace=stand_ins(kubelet=PARENT))
     async with stack:
-        await until(lambda: "up" in stack.logs("kubelet"))
+        await until(lambda: "up" in stack.logs("kubelet"), what="the kubelet runs")
         folder = stack.folder
         stack.kill("kubelet")
-        await until(lambda: stack.starts["kubelet"] == 2 and len(left_over(folder)) >= 9)
+        await until(
+            lambda: stack.starts["kubelet"] == 2 and len(left_over(folder)) >= 9,
+            what="the kubelet is started again and nine processes are left",
+            saw=lambda: (stack.starts, left_over(folder)),
+        )
     assert left_over(folder) == []
 
 
 async def test_a_cancelled_end_kills_what_is_left() -> None:
     stack = small(replace=stand_ins(kubelet=STUBBORN, plugin=STUBBORN))
     await stack.__aenter__()
-    await until(lambda: all("up" in stack.logs(name) for name in ("plugin", "kubelet")))
+    await until(
+        lambda: all("up" in stack.logs(name) for name in ("plugin", "kubelet")), what="the plugin and the kubelet run"
+    )
     folder = stack.folder
     ending = asyncio.create_task(stack.stop())
     await asyncio.sleep(0)
@@ -166,7 +171,7 @@ async def test_the_node_bus_may_have_a_server_of_its_own() -> None:
     async with small(two_buses=True) as stack:
         await stack.ready(30)
         assert {"nats", "node_nats"} <= set(stack.pids)
-        await until(lambda: _listens(stack.layout.node_nats_port))
+        await until(lambda: _listens(stack.layout.node_nats_port), what="a listener on the port")
 
 
 async def test_a_server_that_runs_already_is_used() -> None:
@@ -183,7 +188,7 @@ async def test_a_bus_that_does_not_answer_ends_the_start() -> None:
 
 async def test_not_ready_says_what_is_missing() -> None:
     async with small(replace=stand_ins(rows=3)) as stack:
-        await until(lambda: _listens(stack.layout.port))
+        await until(lambda: _listens(stack.layout.port), what="a listener on the port")
         with pytest.raises(StackError, match=r"not ready after 2 s: 3 of 7 models are ready; no seat is being started"):
             await stack.ready(2)
 

@@ -1,7 +1,7 @@
 """A whole stack whose services and engines reach the fake GPUs through NVIDIA's libraries only (stubs of them)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.stubs import build
 from kybernate.dev.stack import LAPTOP, Stack, StackError, StackOptions
 from kybernate.dev.stack.options import check
+from tests.until import until
 
 CONFIG = """
 profiles:
@@ -77,7 +78,7 @@ async def test_a_request_to_a_parked_model_is_answered_and_nothing_is_violated(s
         after = await driver.call("stats")
         assert after["violations"]["count"] == 0, after["violations"]
         assert after["restores"] == before["restores"] + 1
-        await until(lambda: _stopped(holder))
+        await until(lambda: _stopped(holder), what="the active engine is stopped")
     helpers = [Path(f"/proc/{note.name.partition('-')[0]}/cmdline") for note in _notes(stack.folder)]
     commands = [path.read_text().split("\0") for path in helpers if path.exists()]
     assert commands
@@ -114,12 +115,6 @@ def test_both_files_of_pods_are_the_same_but_for_the_driver() -> None:
         pod["metadata"]["annotations"]["kyb.ai/backend"] = "fake"
         pod["spec"]["containers"][0]["command"].remove("--cuda")
     assert cuda == fake
-
-
-async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def _ask(url: str, model: str) -> str:
