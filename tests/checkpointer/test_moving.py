@@ -6,7 +6,8 @@ import signal
 import threading
 
 from kybernate.messages import AskJobs, RetargetJob
-from tests.checkpointer.world import GIB, NODE, checkpointer, node, until
+from tests.checkpointer.world import GIB, NODE, checkpointer, node
+from tests.until import until
 
 
 async def test_a_seat_parked_on_one_gpu_comes_back_on_another_and_everybody_is_told_where() -> None:

@@ -21,7 +21,8 @@ from kybernate.bus.port import Bus
 from kybernate.bus.server import NatsServer
 from kybernate.messages import AskJobs, Job, JobReply, JobStatus, SeatTarget, SwitchJob
 from services.checkpointer.processes import ProcessIdentity, alive
-from tests.checkpointer.world import NODE, Checkpointer, Engine, Kind, Node, checkpointer, environment, node, until
+from tests.checkpointer.world import NODE, Checkpointer, Engine, Kind, Node, checkpointer, environment, node
+from tests.until import until
 
 ASK_SECONDS = 30.0
 IMPATIENT = """

@@ -10,7 +10,8 @@ import pytest
 
 from kybernate.bus.port import NoAnswerError
 from kybernate.messages import AskJobs, JobReply, KillJob, ReleaseJob, RetargetJob
-from tests.checkpointer.world import GIB, NODE, Checkpointer, checkpointer, node, until
+from tests.checkpointer.world import GIB, NODE, Checkpointer, checkpointer, node
+from tests.until import until
 
 
 def steps(it: Checkpointer, op: str) -> list[str]:

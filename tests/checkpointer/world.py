@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,7 @@ from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
 from services.checkpointer.settings import cuda_helper_command, fake_helper_command
 from services.checkpointer.worker import CheckpointWorker
+from tests.until import until
 
 NODE = "n1"
 SPEED = 50.0
@@ -82,15 +83,6 @@ for line in sys.stdin:
 
 Kind = Literal["fake", "ctypes", "bindings"]
 """Which driver the node's helpers and engines speak to: the fake one's socket, or libcuda through either binding."""
-
-
-async def until(condition: Callable[[], Any], *, what: str, seconds: float = 30.0) -> Any:
-    """Wait for a condition; fails with ``what`` after the deadline."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not (value := condition()):
-        assert asyncio.get_running_loop().time() < deadline, f"not in {seconds} s: {what}"
-        await asyncio.sleep(0.005)
-    return value
 
 
 @dataclass

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,14 +31,6 @@ for gpu in sys.argv[3:]:
 print("ready", flush=True)
 sys.stdin.read()
 """
-
-
-async def until(condition: Callable[[], Any], *, what: str, seconds: float = DEADLINE) -> None:
-    """Wait for a condition; fails with ``what`` after the deadline."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"not in {seconds} s: {what}"
-        await asyncio.sleep(0.005)
 
 
 @dataclass

@@ -16,7 +16,8 @@ import pytest
 from kybernate.bus.server import NatsServer
 from services.checkpointer.settings import CheckpointerSettings, helper_command
 from tests.cuda.recorder import Recorder, needs_no_driver
-from tests.cuda.stub_node import DEADLINE, stub_node, until
+from tests.cuda.stub_node import stub_node
+from tests.until import until
 
 
 def command(**environment: str) -> tuple[str, ...]:
@@ -76,13 +77,16 @@ def serving_at(log: Path) -> str:
 
 
 async def driver_condition(unmet: Callable[[], Any], word: str) -> str:
-    """What readiness says of the driver once that has ``word`` in it (empty: once nothing is said any more)."""
-    async with asyncio.timeout(DEADLINE):
-        while True:
-            text = str((await unmet()).get("driver", ""))
-            if word in text and (word or not text):
-                return text
-            await asyncio.sleep(0.05)
+    """The driver's unmet condition of readiness, once it contains ``word`` (empty: once there is none)."""
+    seen: list[str] = []
+
+    async def read() -> bool:
+        text = str((await unmet()).get("driver", ""))
+        seen[:] = [text]
+        return word in text if word else not text
+
+    await until(read, what=f"the driver's condition contains {word!r}", saw=lambda: seen, interval=0.05)
+    return seen[0]
 
 
 async def test_readiness_names_a_driver_that_is_too_old(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from services.checkpointer.helper_pool import (
     sigkill,
 )
 from services.checkpointer.processes import ProcessIdentity, alive
-from tests.cuda.stub_node import DEADLINE, until
+from tests.cuda.stub_node import DEADLINE
+from tests.until import until
 
 ECHO = """
 import json, sys, time
