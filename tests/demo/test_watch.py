@@ -8,6 +8,7 @@ from kybernate.dev.demo.replay import client_session
 from kybernate.dev.demo.watch import Watch
 from kybernate.seat import SeatState as S
 from tests.demo.router_fake import FakeRouter, event
+from tests.until import until
 
 
 @contextlib.asynccontextmanager
@@ -15,10 +16,7 @@ async def following(watch: Watch, router: FakeRouter) -> AsyncIterator[None]:
     ready = asyncio.Event()
     async with client_session() as session:
         task = asyncio.create_task(watch.follow(session, router.url, ready))
-        async with asyncio.timeout(5):
-            await ready.wait()
-            while not router.listeners:
-                await asyncio.sleep(0.01)
+        await until(lambda: ready.is_set() and router.listeners, what="the watch follows the router's events")
         yield
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.until import until_blocking
 
 SPEED = 8.0
 
@@ -28,15 +29,16 @@ class Up:
     """In which `kyb` finds this stack."""
 
 
-def wait_for(process: subprocess.Popen[str], path: Path, log: Path, deadline: float) -> dict[str, Any]:
-    while time.monotonic() < deadline:
-        if path.exists() and "Ready after" in log.read_text():
-            found: dict[str, Any] = json.loads(path.read_text())
-            return found
-        if process.poll() is not None:
-            break
-        time.sleep(0.1)
-    raise AssertionError(f"kyb up did not get ready:\n{log.read_text()[-8000:]}")
+def announced(process: subprocess.Popen[str], path: Path, log: Path) -> dict[str, Any]:
+    """The stack file of ``kyb up``, once the stack is ready."""
+
+    def ready() -> bool:
+        return process.poll() is not None or (path.exists() and "Ready after" in log.read_text())
+
+    until_blocking(ready, what="kyb up is ready", saw=log.read_text, timeout=50, interval=0.1)
+    assert process.poll() is None, f"kyb up ended:\n{log.read_text()[-8000:]}"
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -51,8 +53,8 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     with log.open("w") as out:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT, text=True)
     try:
-        told = wait_for(process, runtime / "kybernate" / "stack.json", log, time.monotonic() + 50)
-        yield Up(told["url"], told["nats_url"], told["driver_socket"], told["kubelet_url"], env)
+        stack = announced(process, runtime / "kybernate" / "stack.json", log)
+        yield Up(stack["url"], stack["nats_url"], stack["driver_socket"], stack["kubelet_url"], env)
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=15) == 0, log.read_text()[-4000:]

@@ -1,11 +1,12 @@
 """Looking at a stack through its router."""
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
 
 import aiohttp
+
+from tests.until import until
 
 Seat = dict[str, Any]
 
@@ -16,21 +17,28 @@ async def seats(url: str) -> dict[str, Seat]:
         return {seat["model"]: seat for seat in (await answer.json())["seats"]}
 
 
-async def until(url: str, holds: Callable[[dict[str, Seat]], bool], seconds: float = 30.0) -> dict[str, Seat]:
-    """Wait until the seats are as they should be."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = await seats(url)
-        if holds(found):
-            return found
-        assert time.monotonic() < deadline, {model: seat["state"] for model, seat in found.items()}
-        await asyncio.sleep(0.05)
+async def until_seats(url: str, holds: Callable[[dict[str, Seat]], bool], *, what: str) -> dict[str, Seat]:
+    """Wait until the condition holds for the roster's rows by model; returns these."""
+    found: dict[str, Seat] = {}
+
+    async def read() -> bool:
+        found.clear()
+        found.update(await seats(url))
+        return holds(found)
+
+    def states() -> dict[str, str]:
+        return {model: f"{seat['state']}, {seat['waiting']} waiting" for model, seat in found.items()}
+
+    await until(read, what=what, saw=states, interval=0.05)
+    return found
 
 
 async def calm(url: str) -> dict[str, Seat]:
     """Wait until nothing moves: every seat is active or parked and nobody waits."""
-    return await until(
-        url, lambda found: all(s["state"] in ("active", "parked") and not s["waiting"] for s in found.values())
+    return await until_seats(
+        url,
+        lambda found: all(s["state"] in ("active", "parked") and not s["waiting"] for s in found.values()),
+        what="every seat is active or parked and no request waits",
     )
 
 

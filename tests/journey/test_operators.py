@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 
 from tests.journey.conftest import Up
-from tests.journey.seats import active, calm, complete, held, parked, until
+from tests.journey.seats import active, calm, complete, held, parked, seats, until_seats
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,15 +40,19 @@ async def test_an_operator_activates_parks_pins_and_unpins(up: Up) -> None:
     model, holder = parked(found, "G1"), active(found, "G1")
 
     assert (await kyb(up, "pin", f"model/{model}")).returncode == 0
-    await until(up.url, lambda now: now[model]["state"] == "active" and now[holder]["state"] == "parked")
+    await until_seats(
+        up.url,
+        lambda now: now[model]["state"] == "active" and now[holder]["state"] == "parked",
+        what="the pinned model is active and the holder parked",
+    )
     refused = await kyb(up, "activate", f"model/{holder}")
     assert refused.returncode == 1
     assert "pinned" in refused.stderr
     assert (await kyb(up, "unpin", model)).returncode == 0
     assert (await kyb(up, "park", model)).returncode == 0
-    await until(up.url, lambda now: now[model]["state"] == "parked")
+    await until_seats(up.url, lambda now: now[model]["state"] == "parked", what=f"{model} is parked")
     assert (await kyb(up, "activate", holder)).returncode == 0
-    await until(up.url, lambda now: now[holder]["state"] == "active")
+    await until_seats(up.url, lambda now: now[holder]["state"] == "active", what=f"{holder} is active")
 
 
 async def test_kyb_events_follows_a_switch(up: Up) -> None:
@@ -121,11 +125,11 @@ async def test_load_told_by_another_gateway_alone_wakes_a_seat_and_its_end_lets_
                 assert answer.status in (200, 202), await answer.text()
 
     await signal(3)
-    await until(up.url, lambda now: now[model]["state"] == "active")
+    await until_seats(up.url, lambda now: now[model]["state"] == "active", what=f"{model} is active")
     await signal(0, in_flight=2)
     other = asyncio.create_task(complete(up.url, holder))
-    await until(up.url, lambda now: now[holder]["waiting"] > 0)
-    assert (await until(up.url, lambda _: True))[model]["state"] == "active", "its visit is not over"
+    await until_seats(up.url, lambda now: now[holder]["waiting"] > 0, what=f"a request waits for {holder}")
+    assert (await seats(up.url))[model]["state"] == "active", "its visit is not over"
     await signal(0)
     assert (await other)[0] == 200
 

@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 
 from services.webhook.core.mutation import ReviewError, respond
+from tests.until import until
 from tests.webhook.patching import patched
 from tests.webhook.test_mutation import OPTIONS, http, pod
 
@@ -102,16 +103,15 @@ async def test_it_answers_reviews_over_https_and_uses_a_renewed_certificate(
     assert (await ask({"kind": "nonsense"}))[0] == 400
     async with aiohttp.ClientSession() as http_, http_.get(program["health"] + "/metrics") as metrics:
         assert 'kybernate_webhook_reviews_total{outcome="refused"} 1.0' in await metrics.text()
-    self_signed(
-        tmp_path, "two"
-    )  # as kubelet replaces a Secret's files; the client trusts only the new certificate from now on
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                assert (await ask(review(given)))[0] == 200
-                break
-            except aiohttp.ClientConnectorCertificateError:
-                await asyncio.sleep(0.2)
+    self_signed(tmp_path, "two")  # as kubelet replaces a Secret's files; only the new one is trusted
+
+    async def trusted() -> bool:
+        try:
+            return (await ask(review(given)))[0] == 200
+        except aiohttp.ClientConnectorCertificateError:
+            return False
+
+    await until(trusted, what="the webhook serves the new certificate", interval=0.2)
 
 
 def test_without_a_certificate_the_error_names_the_command_that_makes_one(tmp_path: Path) -> None:
