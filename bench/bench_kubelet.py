@@ -11,9 +11,10 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
-from bench.node import FOUR, ONE, SEATS, TWO, Doorkeeper, running_node, short_folder, until
+from bench.node import FOUR, ONE, SEATS, TWO, Doorkeeper, running_node, short_folder
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet, Options
 from kybernate.dev.fakes.kubelet.manifest import parse_pod
+from tests.until import until
 
 RESTARTS = 50
 SEED = 4
@@ -92,7 +93,7 @@ async def _back(kubelet: Kubelet, since: float) -> list[float]:
                 found.setdefault(resource, time.monotonic() - since)
         return found.keys() == SEATS.keys()
 
-    await until(complete, 90.0, "the registration of every resource")
+    await until(complete, what="the registration of every resource", timeout=90.0)
     return list(found.values())
 
 

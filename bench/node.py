@@ -11,8 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -257,17 +256,3 @@ async def running_node(kubelet_dir: Path, work: Path, **settings: str) -> AsyncI
         yield node
     finally:
         await node.stop()
-
-
-async def until(condition: Callable[[], Any], seconds: float = 30.0, what: str = "the condition") -> Any:
-    """What the condition (a function or coroutine function) answers once that is true. Raises TimeoutError."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not come true within {seconds:g} s")
-        await asyncio.sleep(0.02)

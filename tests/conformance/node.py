@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import grpc.aio
 
-from bench.node import GPUS, SEATS, Doorkeeper, Node, short_folder, until
+from bench.node import GPUS, SEATS, Doorkeeper, Node, short_folder
 from kybernate.dev.fakes.kubelet.container import BackOff
 from kybernate.dev.fakes.kubelet.device_manager import Topology
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet, Options
@@ -21,6 +21,7 @@ from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from kybernate.slugs import slug
 from tests.kubelet.stand import ScriptedPlugin, register, serving
+from tests.until import until
 
 FOREIGN = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
 """As kubelet (grpc-go) connects."""

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bench.node import until
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet, UnknownPodError
 from kybernate.dev.fakes.kubelet.manifest import parse_pod
+from tests.until import until
 
 LONG = "env; echo; while true; do sleep 1; done"
 """Shows its environment and stays."""

@@ -9,13 +9,14 @@ import grpc
 import grpc.aio
 import pytest
 
-from bench.node import FOUR, ONE, SEATS, TWO, until
+from bench.node import FOUR, ONE, SEATS, TWO
 from kybernate.dev.fakes.kubelet import checkpoint
 from kybernate.dev.fakes.stubs.build import build_stubs
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.conformance.node import Stand, own_kubelet
 from tests.conformance.pods import Container, Workload, container, failed, running, shown
 from tests.kubelet.stand import ScriptedPlugin, serving
+from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 QUALIFIED = re.compile(r"[a-zA-Z][a-zA-Z0-9.-]*/[a-zA-Z][a-zA-Z0-9_-]*=[a-zA-Z0-9][a-zA-Z0-9_.:-]*")

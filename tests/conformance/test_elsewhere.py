@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.node import Program, short_folder, until
+from bench.node import Program, short_folder
 from tests.conformance.items import ITEMS
+from tests.until import until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

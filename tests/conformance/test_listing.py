@@ -2,11 +2,12 @@
 
 import pytest
 
-from bench.node import FOUR, GPUS, ONE, SEATS, TWO, until
+from bench.node import FOUR, GPUS, ONE, SEATS, TWO
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.conformance.node import Stand, own_kubelet
 from tests.conformance.pods import Container, Workload, container, failed, running
 from tests.kubelet.stand import register, serving
+from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -61,8 +62,10 @@ async def test_capacity_outlives_the_stream_and_then_is_zero() -> None:
     async with own_kubelet(grace_seconds=0.5) as stand, stand.probe("p0", "p1") as probe:
         capacity = stand.fake.devices.capacity
         probe.plugin.lists.put_nowait(None)
-        await until(lambda: capacity()[probe.resource][1] == 0)
-        await until(lambda: capacity()[probe.resource] == (0, 0))
+        await until(
+            lambda: capacity()[probe.resource][1] == 0, what="no allocatable seats of the resource", saw=capacity
+        )
+        await until(lambda: capacity()[probe.resource] == (0, 0), what="no seats of the resource", saw=capacity)
         assert stand.fake.node()["status"]["capacity"] == {probe.resource: "0"}
 
 
@@ -71,7 +74,11 @@ async def test_capacity_outlives_the_stream_and_then_is_zero() -> None:
 async def test_until_then_only_allocatable_is_zero() -> None:
     async with own_kubelet() as stand, stand.probe("p0", "p1") as probe:
         probe.plugin.lists.put_nowait(None)
-        await until(lambda: stand.fake.devices.capacity()[probe.resource] == (2, 0))
+        await until(
+            lambda: stand.fake.devices.capacity()[probe.resource] == (2, 0),
+            what="two seats, none allocatable",
+            saw=stand.fake.devices.capacity,
+        )
 
 
 @pytest.mark.item(14, 40, 58, 59)

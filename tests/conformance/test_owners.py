@@ -7,11 +7,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from bench.node import FOUR, ONE, SEATS, TWO, until
+from bench.node import FOUR, ONE, SEATS, TWO
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.pb import podresources_pb2_grpc as rpc
 from tests.conformance.node import FOREIGN, Stand
 from tests.conformance.pods import Container, Workload, container, running, shown
+from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from bench.node import ONE, SEATS, until
+from bench.node import ONE, SEATS
 from kybernate.pb import deviceplugin_pb2, podresources_pb2
 from tests.conformance.node import Stand
+from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -3,11 +3,12 @@
 import grpc.aio
 import pytest
 
-from bench.node import FOUR, ONE, SEATS, TWO, until
+from bench.node import FOUR, ONE, SEATS, TWO
 from kybernate.dev.fakes.kubelet import plugins
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.conformance.node import Stand
 from tests.kubelet.stand import ScriptedPlugin
+from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 RESOURCES = (ONE, TWO, FOUR)

@@ -8,12 +8,13 @@ import socket
 
 import pytest
 
-from bench.node import FOUR, GPUS, ONE, SEATS, until
+from bench.node import FOUR, GPUS, ONE, SEATS
 from kybernate.dev.fakes.kubelet import checkpoint
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.conformance.node import Stand, own_kubelet
 from tests.conformance.pods import Container, FakePods, Workload, container, failed, running, shown
 from tests.kubelet.stand import ScriptedPlugin, register, serving
+from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 RESTARTS = "restarts kubelet"

@@ -7,10 +7,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from bench.node import ONE, TWO, until
+from bench.node import ONE, TWO
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.conformance.node import Stand
 from tests.conformance.pods import Container, Workload, container, running, shown
+from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
