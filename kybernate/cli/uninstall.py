@@ -64,7 +64,7 @@ class Cluster:
         from kybernate.kube import KubeError
 
         try:
-            found: list[dict[str, Any]] = await self.kube.items("/api/v1/pods", page=PAGE)
+            found: list[dict[str, Any]] = (await self.kube.list("/api/v1/pods", page=PAGE)).items
         except KubeError as error:
             raise CliError(f"cannot see which pods have seats: {error}; {SKIP}") from None
         return found

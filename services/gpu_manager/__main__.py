@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -24,7 +25,7 @@ from kybernate.logs import get_logger
 from kybernate.node_config import label_decides, load_by_label, load_now
 from kybernate.node_lock import alone
 from kybernate.presence import be_present
-from kybernate.topology import Topology, plan
+from kybernate.topology import Group, Topology, plan
 from services.gpu_manager.board import Board
 from services.gpu_manager.engines import Engines
 from services.gpu_manager.foreign import Watch
@@ -32,7 +33,7 @@ from services.gpu_manager.gate import Gate
 from services.gpu_manager.ledger import LedgerFile
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.owned import with_owned
-from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods
+from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods, wishes_matter
 from services.gpu_manager.settings import ManagerSettings
 from services.gpu_manager.status import routes
 from services.gpu_manager.thinking import LearnedFile, open_thinking
@@ -71,7 +72,7 @@ async def serve(settings: ManagerSettings, given: Given) -> None:
         )
         bus, node_bus = await _open_buses(stack, settings)
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        pods = open_pods(settings)
+        pods = open_pods(settings, board.groups)
         stack.push_async_callback(pods.close)
         health = Health()
         health.registry.register(BusMetrics(cluster=bus, node=node_bus))
@@ -196,11 +197,11 @@ def _say(config: NodeConfig, topology: Topology) -> None:
         log.warning("topology.warning", reason=warning)
 
 
-def open_pods(settings: ManagerSettings) -> Pods:
+def open_pods(settings: ManagerSettings, groups: Iterable[Group]) -> Pods:
     """The source of pods that the settings name."""
     if settings.pods == "kubelet":
         return KubeletPods(settings.kubelet_url, settings.pod_resources)
-    return ApiServerPods(settings.node, settings.pod_resources)
+    return ApiServerPods(settings.node, settings.pod_resources, wishes=wishes_matter(groups))
 
 
 def main() -> None:

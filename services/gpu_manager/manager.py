@@ -7,13 +7,14 @@ Everything else here is an ear (bus, pods, start gate, engines, time) that puts 
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kybernate.annotations import PREFER_GROUP
 from kybernate.bus.port import Bus, BusDownError, BusError
 from kybernate.clock import Clock
 from kybernate.known_gpus import boot_id
-from kybernate.logs import get_logger
+from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import (
     Command,
     CommandReply,
@@ -43,6 +44,7 @@ from services.gpu_manager.inputs import (
     Now,
     PodsSeen,
     Recovered,
+    StartCall,
     StartCalls,
     Stranger,
     StrangersSeen,
@@ -51,7 +53,8 @@ from services.gpu_manager.inputs import (
 )
 from services.gpu_manager.jobs import LONGEST_SECONDS, Jobs
 from services.gpu_manager.ledger import LedgerFile
-from services.gpu_manager.pods import Pods, PodsError
+from services.gpu_manager.owners import HAS_PROCESS
+from services.gpu_manager.pods import POLL_SECONDS, POLL_SOON_SECONDS, Pace, Pods, PodsError
 from services.gpu_manager.roster_writer import RosterWriter
 from services.gpu_manager.seat_pod import Owners
 from services.gpu_manager.terms import terms
@@ -62,7 +65,6 @@ GATE_SECONDS = 0.05
 STRANGER_SECONDS = 2.0
 WISH_SECONDS = 10.0
 """Wall: how long a pending pod's wish for a group outlives the last look at the pod."""
-POLL_SECONDS, POLL_SOON_SECONDS = 1.0, 0.2
 EVIDENCE_SECONDS = 5.0
 """Wall: how long a look at all processes is waited for at first."""
 DURABLE = (Ticket, SeatPinned, SeatUnpinned)
@@ -86,8 +88,8 @@ class Manager:
     inbox: asyncio.Queue[tuple[object, asyncio.Future[CommandReply] | None]] = field(default_factory=asyncio.Queue)
     look_now: asyncio.Event = field(default_factory=asyncio.Event)
     """Pods may have changed."""
-    calling: frozenset[str] = frozenset()
-    """Seats with a waiting call at the start gate."""
+    calling: Mapping[str, StartCall] = field(default_factory=dict)
+    """Calls that wait at the start gate, by seat."""
     boot_id: str = field(default_factory=boot_id)
     roster: RosterWriter = field(init=False)
     jobs: Jobs = field(init=False)
@@ -112,8 +114,9 @@ class Manager:
     async def run(self) -> None:
         """Listen from the first moment, recover, then decide; until cancelled."""
         self.bus.on_change(lambda up: self.inbox.put_nowait((BusChanged(up), None)))
+        self.pods.on_change(self.look_now.set)
         async with asyncio.TaskGroup() as group:
-            for job in (self._listen_cluster, self._listen_node, self._answer, self.roster.run):
+            for job in (self._listen_cluster, self._listen_node, self._answer, self.roster.run, self.pods.run):
                 group.create_task(job(), name=job.__name__)
             await self._recover(group)
             for job in (self._watch_pods, self._watch_gate, self.jobs.ask_about, self._watch_strangers):
@@ -215,23 +218,42 @@ class Manager:
         return await future
 
     async def _watch_pods(self) -> None:
+        pace, pending, failed = Pace(self.pods.settled_seconds), False, OnceLogger("pods.read_failed")
         while True:
-            starting = any(row.state is SeatState.STARTING for row in self.board.rows.values())
-            unknown = any(row.state is SeatState.FREE for row in self.board.rows.values() if row.seat in self.calling)
+            rows = self.board.rows.values()
+            starting = any(row.state is SeatState.STARTING for row in rows)
+            unknown = any(row.state is SeatState.FREE for row in rows if row.seat in self.calling)
             try:
                 async with asyncio.timeout(POLL_SOON_SECONDS if starting or unknown else POLL_SECONDS):
                     await self.look_now.wait()
             except TimeoutError:
                 pass
+            changed = self.look_now.is_set()
             self.look_now.clear()
             self.roster.refresh()
+            missed = any(row.misses for row in self.board.rows.values() if row.pod is not None)
+            if not pace.due(self.clock.wall(), changing=bool(changed or starting or self.calling or missed or pending)):
+                continue
             try:
-                owners = await self.pods.seats()
+                owners = await self.pods.seats(self._unconfirmed())
+                failed.clear()
                 self.gate.write_wishes(self._wishes(owners))
                 self._say_problems(owners)
                 await self.hear(PodsSeen(owners))
+                pending = bool(owners.pending or self.steering)
             except PodsError as error:
-                log.warning("pods.unreadable", error=str(error))
+                failed.log(error=str(error))
+                pending = True
+
+    def _unconfirmed(self) -> frozenset[str]:
+        """Seats with a process, at whose start gate a call waits that may be another pod's (``owners._at_gate``)."""
+        return frozenset(
+            row.seat
+            for row in self.board.rows.values()
+            if row.state in HAS_PROCESS
+            and (call := self.calling.get(row.seat)) is not None
+            and not (row.call == call and row.confirmed >= 2)
+        )
 
     def _say_problems(self, owners: Owners) -> None:
         """Annotations that cannot be used, once each."""
@@ -263,7 +285,7 @@ class Manager:
         known: StartCalls | None = None
         while True:
             found = StartCalls(self.gate.calls(self.board.rows))
-            self.calling = frozenset(found.calls)
+            self.calling = found.calls
             if found != known:
                 known = found
                 self.look_now.set()

@@ -35,7 +35,7 @@ def pods_seen(board: "Board", owners: Owners, now: Now) -> None:
             if pod is not None and not pod.deleting:
                 _inherited(board, row, pod, now)
             continue
-        row.misses, row.confirmed = 0, row.confirmed + 1
+        row.misses, row.confirmed = 0, row.confirmed + (row.seat not in owners.unproven)
         if row.state is not S.FREE:
             _owner_seen(board, row, pod, now)
         elif not pod.deleting:

@@ -1,44 +1,60 @@
-"""Which pods own this node's seats: PodResources (who has which device) joined with the node's pod list (the rest).
+"""Which pods own this node's seats: PodResources (which container has which device) joined with the node's pods.
 
-PodResources knows no UID, no address and no annotations; the pod list knows no devices. The list comes from the API
-server in a cluster, and from kubelet itself where there is none.
+PodResources knows no UID, no address and no annotations; the pods know no devices. Pods come from the API server by
+watch, and from kubelet by polling where there is no cluster (``docs/decisions/021-pods-by-watch.md``).
 """
 
 import asyncio
-import os
-import ssl
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import aiohttp
 
 from kybernate.annotations import PREFER_GROUP
-from kybernate.authority import trusting
-from kybernate.logs import get_logger
+from kybernate.kube import ACCOUNT, Kube, KubeError, Mirror, in_cluster
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.pod_resources import PodResources, PodResourcesError
-from kybernate.topology import SEAT_ID
+from kybernate.topology import SEAT_ID, Group
 from services.gpu_manager.seat_pod import Owners, PendingPod, SeatPod
 
 TIMEOUT_SECONDS = 5.0
-PENDING_SECONDS = 5.0
-"""How often pods without a node are looked at: only wishes come from there, and the list is the whole cluster's."""
-PENDING_LIMIT = 500
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+POLL_SECONDS, POLL_SOON_SECONDS = 1.0, 0.2
+"""Wall: between two observations while something is expected to change; the second one while a seat starts."""
+SETTLE_SECONDS = 5.0
+"""Wall: for so long after a change of the pods, an allocation or a start call something is expected to change."""
+SETTLED_SECONDS = 10.0
+"""Wall: between two observations of watched pods otherwise. Only PodResources, on this node, is read then."""
+EVENTS_SECONDS = 0.2
+"""Wall: changes of pods cause an observation at most so often: kubelet limits PodResources for the whole node."""
+PODS, NAMESPACES = "/api/v1/pods", "/api/v1/namespaces"
 _OVER = ("Succeeded", "Failed")
 
 
 class PodsError(Exception):
-    """The owners of the seats cannot be read now; the text says who did not answer and what to check."""
+    """The owners of the seats are not known at present; the text names the source that failed and what to check."""
 
 
 class Pods(Protocol):
-    """Who owns the seats. Ask at most once a second: kubelet limits PodResources for the whole node."""
+    """The owners of the seats. Kubelet limits PodResources for the whole node: ``Pace`` tells when to observe."""
 
-    async def seats(self) -> Owners:
-        """Every container that has a seat, in seat order. Raises PodsError."""
+    settled_seconds: float
+    """Wall: between two observations while nothing is expected to change."""
+
+    def on_change(self, notify: Callable[[], None]) -> None:
+        """Call ``notify`` when the node's pods have changed."""
+        ...
+
+    async def seats(self, prove: Collection[str] = ()) -> Owners:
+        """One observation: every container that has a seat, in seat order. Raises PodsError.
+
+        ``prove``: seats whose owner is compared with the source itself. A copy of the pods may lie behind it.
+        """
+        ...
+
+    async def run(self) -> NoReturn:
+        """Follow the pods until cancelled."""
         ...
 
     async def close(self) -> None:
@@ -46,70 +62,158 @@ class Pods(Protocol):
         ...
 
 
+@dataclass
+class Pace:
+    """When the owners are observed again. Pure; times are wall seconds."""
+
+    settled_seconds: float
+    busy_until: float = 0.0
+    observed: float = float("-inf")
+
+    def due(self, now: float, *, changing: bool) -> bool:
+        """True if an observation is due. ``changing``: something has happened, or is expected to happen."""
+        if changing:
+            self.busy_until = now + SETTLE_SECONDS
+        if now < self.busy_until or now >= self.observed + self.settled_seconds:
+            self.observed = now
+            return True
+        return False
+
+
 class KubeletPods:
-    """The pod list from kubelet's ``/pods``."""
+    """Pods from kubelet's ``/pods``, which can only be polled."""
+
+    settled_seconds = 0.0
 
     def __init__(self, kubelet_url: str, pod_resources_socket: Path) -> None:
         self._url = kubelet_url.rstrip("/") + "/pods"
         self._resources = PodResources(pod_resources_socket)
-        self._http = _Http()
+        self._session: aiohttp.ClientSession | None = None
 
-    async def seats(self) -> Owners:
-        """Every container that has a seat. Raises PodsError."""
-        resources = await _listed(self._resources)
-        return joined(resources, await self._http.get(self._url))
+    def on_change(self, notify: Callable[[], None]) -> None:
+        """Kubelet reports no changes."""
+
+    async def seats(self, prove: Collection[str] = ()) -> Owners:  # noqa: ARG002  (each answer is current)
+        """One observation. Raises PodsError."""
+        resources = await _list(self._resources)
+        return joined(resources, await self._pods())
+
+    async def run(self) -> NoReturn:
+        """Nothing to follow."""
+        await asyncio.Event().wait()
+        raise AssertionError("this event is never set")
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.close()
+        if self._session is not None:
+            await self._session.close()
         await self._resources.close()
+
+    async def _pods(self) -> list[Any]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
+        try:
+            async with self._session.get(self._url) as answer:
+                answer.raise_for_status()
+                found = await answer.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            text = f"{self._url}: {type(error).__name__}: {error}; check that it can be reached from here"
+            raise PodsError(text) from error
+        items = found.get("items", []) if isinstance(found, dict) else None
+        if not isinstance(items, list):
+            raise PodsError(f"{self._url}: the answer is no PodList")
+        return items
 
 
 class ApiServerPods:
-    """The pod list from the API server, with this pod's service account (``get`` and ``list`` of pods)."""
+    """Pods from the API server by watch, with this pod's service account (``get``, ``list`` and ``watch`` of pods).
+
+    An observation needs an open watch, before and after PodResources is read. The local copy may lie behind by the
+    events that are on their way; ``docs/decisions/021-pods-by-watch.md`` shows which conclusions that permits.
+    """
+
+    settled_seconds = SETTLED_SECONDS
 
     def __init__(
-        self, node: str, pod_resources_socket: Path, *, url: str | None = None, account: Path = _ACCOUNT
+        self,
+        node: str,
+        pod_resources_socket: Path,
+        *,
+        wishes: bool,
+        url: str | None = None,
+        account: Path = ACCOUNT,
     ) -> None:
-        """``url`` and ``account`` (folder with ``token`` and ``ca.crt``): as Kubernetes gives them to every pod."""
-        self._url = (url or _in_cluster_url()).rstrip("/") + "/api/v1/pods"
-        self._node = node
-        self._account = account
+        """``wishes``: watch also pods without a node, for their ``kyb.ai/prefer-group``. ``url`` and ``account``
+        (folder with ``token`` and ``ca.crt``): as Kubernetes gives them to every pod."""
+        url = url or in_cluster()
+        if url is None:
+            text = "KUBERNETES_SERVICE_HOST is not set: this is no pod; use KYB_PODS=kubelet with KYB_KUBELET_URL"
+            raise PodsError(text)
+        self._kube = Kube(url, account)
         self._resources = PodResources(pod_resources_socket)
-        self._http = _Http(account / "ca.crt")
-        self._unplaced: Mapping[str, Any] = {}
-        self._look_at = 0.0
+        self._own = Mirror(self._kube, PODS, {"fieldSelector": f"spec.nodeName={node}"}, on_change=self._changed)
+        unplaced = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
+        self._unplaced = (
+            Mirror(self._kube, PODS, unplaced, on_change=self._changed, keep=_wants_group) if wishes else None
+        )
+        self._notify: Callable[[], None] = lambda: None
+        self._notification: asyncio.TimerHandle | None = None
+        self._notified = float("-inf")
 
-    async def seats(self) -> Owners:
-        """Every container that has a seat. Raises PodsError."""
-        resources = await _listed(self._resources)
-        token = await asyncio.to_thread(self._token)  # read each time: it is rotated
-        headers = {"Authorization": f"Bearer {token}"}
-        own = {"fieldSelector": f"spec.nodeName={self._node}"}
-        pods = await self._http.get(self._url, params=own, headers=headers)
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + PENDING_SECONDS
-            unplaced = {"fieldSelector": "spec.nodeName=,status.phase=Pending", "limit": str(PENDING_LIMIT)}
-            try:
-                self._unplaced = await self._http.get(self._url, params=unplaced, headers=headers)
-            except PodsError as error:  # only wishes are lost; who owns which seat is known
-                get_logger().warning("pods.unplaced_unread", reason=str(error))
-        return joined(resources, pods, self._unplaced)
+    def on_change(self, notify: Callable[[], None]) -> None:
+        """Call ``notify`` at most every EVENTS_SECONDS when pods have changed or their watch is open again."""
+        self._notify = notify
+
+    async def seats(self, prove: Collection[str] = ()) -> Owners:
+        """One observation. Raises PodsError while the watch is not open."""
+        try:
+            await self._own.current()
+            resources = await _list(self._resources)
+            own = dict(await self._own.current(0))
+            owners = joined(resources, own.values(), self._unplaced.objects.values() if self._unplaced else ())
+            behind = {pod.seat for pod in owners.pods if pod.seat in prove and await self._behind(pod, own[pod.uid])}
+        except KubeError as error:
+            raise PodsError(str(error)) from error
+        pods = tuple(pod for pod in owners.pods if pod.seat not in behind)
+        return replace(owners, pods=pods, unproven=frozenset(pod.seat for pod in pods) - frozenset(prove))
+
+    async def run(self) -> NoReturn:
+        """Watch until cancelled. Losing the watch of pods without a node loses only wishes."""
+        async with asyncio.TaskGroup() as group:
+            for mirror in (self._own, self._unplaced):
+                if mirror is not None:
+                    group.create_task(mirror.run(), name="watch pods")
+        raise AssertionError("a watch has ended")
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.close()
+        if self._notification is not None:
+            self._notification.cancel()
+        await self._kube.close()
         await self._resources.close()
 
-    def _token(self) -> str:
-        path = self._account / "token"
-        try:
-            return path.read_text().strip()
-        except OSError as error:
-            raise PodsError(f"{path}: {error.strerror}; the pod needs automountServiceAccountToken: true") from error
+    async def _behind(self, pod: SeatPod, known: Mapping[str, Any]) -> bool:
+        """True if the API server shows another pod, or another state of this one, than this copy. Raises KubeError."""
+        found = await self._kube.get(f"{NAMESPACES}/{pod.namespace}/pods/{pod.name}")
+        return found is None or found["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]
+
+    def _changed(self) -> None:
+        if self._notification is None:
+            loop = asyncio.get_running_loop()
+            self._notification = loop.call_at(max(loop.time(), self._notified + EVENTS_SECONDS), self._notify_now)
+
+    def _notify_now(self) -> None:
+        self._notification, self._notified = None, asyncio.get_running_loop().time()
+        self._notify()
 
 
-async def _listed(resources: PodResources) -> pb.ListPodResourcesResponse:
+def wishes_matter(groups: Iterable[Group]) -> bool:
+    """True if some resource is offered by several groups: only then can a pod prefer one of them. Pure."""
+    resources = [group.profile.resource for group in groups if group.seat_ids]
+    return len(resources) > len(set(resources))
+
+
+async def _list(resources: PodResources) -> pb.ListPodResourcesResponse:
     try:
         return await resources.list()
     except PodResourcesError as error:
@@ -117,17 +221,19 @@ async def _listed(resources: PodResources) -> pb.ListPodResourcesResponse:
 
 
 def joined(
-    resources: pb.ListPodResourcesResponse, pod_list: Mapping[str, Any], unplaced: Mapping[str, Any] | None = None
+    resources: pb.ListPodResourcesResponse,
+    pods: Iterable[Mapping[str, Any]],
+    unplaced: Iterable[Mapping[str, Any]] = (),
 ) -> Owners:
-    """Both views made one: a SeatPod for each seat. ``unplaced``: pods that have no node yet. Pure.
+    """The owners of the seats, from both views. ``unplaced``: pods that have no node yet. Pure.
 
-    A device on several NUMA nodes comes several times and counts once. A pod that only one side knows yet (or still)
-    is left out: the next poll knows more. When two pods claim one seat, the one that goes on existing has it.
+    A device on several NUMA nodes occurs several times and counts once. A pod that only one view contains is left out;
+    a later observation has it in both, or in none. When two pods claim one seat, the pod that is not ending owns it.
     """
-    pods = {(pod["metadata"].get("namespace", "default"), pod["metadata"]["name"]): pod for pod in _items(pod_list)}
+    by_name = {(pod["metadata"].get("namespace", "default"), pod["metadata"]["name"]): pod for pod in pods}
     found: dict[str, SeatPod] = {}
     for entry in resources.pod_resources:
-        pod = pods.get((entry.namespace, entry.name))
+        pod = by_name.get((entry.namespace, entry.name))
         if pod is None:
             continue
         for container in entry.containers:
@@ -136,17 +242,26 @@ def joined(
                 owner = _seat_pod(seat, resource, container.name, pod, tuple(sorted(set(seats.values()))))
                 if seat not in found or found[seat].deleting:
                     found[seat] = owner
-    listed = frozenset(pod["metadata"]["uid"] for pod in pods.values() if not _over(pod))
+    listed = frozenset(pod["metadata"]["uid"] for pod in by_name.values() if not _over(pod))
     have = {owner.uid for owner in found.values()}
-    waiting = [pod for pod in (*pods.values(), *_items(unplaced or {})) if pod["metadata"]["uid"] not in have]
+    waiting = [pod for pod in (*by_name.values(), *unplaced) if pod["metadata"]["uid"] not in have]
     pending = tuple(wish for pod in waiting if (wish := _pending(pod)) is not None)
     return Owners(tuple(found[seat] for seat in sorted(found)), listed, pending)
 
 
+def _prefers_group(pod: Mapping[str, Any]) -> str:
+    """The value of ``kyb.ai/prefer-group``; empty without one."""
+    return str((pod["metadata"].get("annotations") or {}).get(PREFER_GROUP, ""))
+
+
+def _wants_group(pod: Mapping[str, Any]) -> bool:
+    return bool(_prefers_group(pod))
+
+
 def _pending(pod: Mapping[str, Any]) -> PendingPod | None:
-    """A pod that has no seat yet and would like one on a certain group."""
+    """The wish of a pod that has no seat yet for a certain group; None: it has no such wish."""
     meta, status = pod["metadata"], pod.get("status") or {}
-    wanted = str((meta.get("annotations") or {}).get(PREFER_GROUP, ""))
+    wanted = _prefers_group(pod)
     if not wanted or _over(pod) or status.get("phase", "Pending") != "Pending":
         return None
     limits = [
@@ -180,7 +295,7 @@ def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any], 
 
 
 def _over(pod: Mapping[str, Any]) -> bool:
-    """Its deletion was asked for, or it has ended for good."""
+    """True if the pod is being deleted or has ended for good."""
     deleted = bool(pod["metadata"].get("deletionTimestamp"))
     return deleted or (pod.get("status") or {}).get("phase") in _OVER
 
@@ -201,58 +316,3 @@ def _ended(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None
     ended = present.get("terminated") or (state.get("lastState") or {}).get("terminated")
     return ended if isinstance(ended, dict) else None
-
-
-def _items(pod_list: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    return pod_list.get("items") or ()
-
-
-class _Http:
-    """GET of a PodList."""
-
-    def __init__(self, ca_file: Path | None = None) -> None:
-        self._ca_file = ca_file
-        self._session: aiohttp.ClientSession | None = None
-
-    async def get(
-        self, url: str, *, params: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
-    ) -> Mapping[str, Any]:
-        """Raises PodsError."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=await asyncio.to_thread(self._tls, url)),
-                timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
-            )
-        try:
-            async with self._session.get(url, params=params, headers=headers) as answer:
-                if answer.status in (401, 403):
-                    raise PodsError(f"{url}: HTTP {answer.status}; the service account must be allowed to list pods")
-                answer.raise_for_status()
-                found = await answer.json()
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise PodsError(
-                f"{url}: {type(error).__name__}: {error}; check that it can be reached from here"
-            ) from error
-        if not isinstance(found, dict) or not isinstance(found.get("items", []), list):
-            raise PodsError(f"{url}: the answer is no PodList")
-        return found
-
-    async def close(self) -> None:
-        if self._session is not None:
-            session, self._session = self._session, None
-            await session.close()
-
-    def _tls(self, url: str) -> ssl.SSLContext | bool:
-        if not url.startswith("https:") or self._ca_file is None:
-            return True
-        try:
-            return trusting(self._ca_file)
-        except (OSError, ssl.SSLError) as error:
-            raise PodsError(f"{self._ca_file}: {error}; it must hold the API server's certificate authority") from error
-
-
-def _in_cluster_url() -> str:
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host:
-        raise PodsError("KUBERNETES_SERVICE_HOST is not set: this is no pod; use KYB_PODS=kubelet with KYB_KUBELET_URL")
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"

@@ -113,3 +113,5 @@ class Owners:
     restarts; a pod that is still listed has not lost its seat."""
     pending: tuple[PendingPod, ...] = ()
     """Pods that have no seat yet and name a group."""
+    unproven: frozenset[str] = frozenset()
+    """Seats whose owner comes from a copy of the pods that may lie behind: no evidence of whose start call waits."""

@@ -1,19 +1,23 @@
-"""Who else sells this node's GPUs. Two that sell the same memory end in out-of-memory, so one has to yield.
+"""Other components that advertise this node's GPUs: the same memory given out twice ends in out-of-memory.
 
-``conflict`` is pure; ``Neighbours`` asks the API server again and again and remembers the answer.
+``conflict`` is pure; ``Neighbours`` watches the Node and its ResourceSlices at the API server.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from kybernate.kube import Kube, KubeError
+from kybernate.kube import Kube, KubeError, Mirror
 from kybernate.logs import get_logger
 
 CHECK_SECONDS = 15.0
+NODES = "/api/v1/nodes"
+SLICES = tuple(f"/apis/resource.k8s.io/{version}/resourceslices" for version in ("v1", "v1beta2", "v1beta1"))
+"""Newest first; a cluster without Dynamic Resource Allocation serves none."""
 DRA_DRIVER = "gpu.nvidia.com"
-"""The driver that sells GPUs; ``compute-domain.nvidia.com`` sells none."""
+"""The driver that advertises GPUs; ``compute-domain.nvidia.com`` advertises none."""
 
 _PLATFORMS: tuple[tuple[str, str], ...] = (
     ("cloud.google.com/gke-accelerator", "GKE: kubectl label node {node} gke-no-default-nvidia-gpu-device-plugin=true"),
@@ -48,7 +52,7 @@ _DRA_REMEDY = (
 
 
 def conflict(node: Mapping[str, Any], slices: Iterable[Mapping[str, Any]]) -> str | None:
-    """Who else offers this node's GPUs, and what to do about it; None when nobody does. Pure."""
+    """Which component offers this node's GPUs beside the plugin, and the remedy; None when there is none. Pure."""
     meta, status = node.get("metadata") or {}, node.get("status") or {}
     name, labels = str(meta.get("name", "")), meta.get("labels") or {}
     offered = {
@@ -72,48 +76,67 @@ def _positive(quantity: object) -> bool:
 
 @dataclass
 class Neighbours:
-    """What the API server says about this node, as of the last look."""
+    """Other components that advertise this node's GPUs, as the API server shows them; kept current by ``watch``."""
 
     kube: Kube | None
     """None: not in a cluster."""
     node: str
     seconds: float = CHECK_SECONDS
     conflict: str | None = None
-    """Who else sells these GPUs; None: nobody, as far as is known."""
-    unchecked: str | None = "not looked yet"
-    """Why nobody could be asked; None when the last look succeeded."""
-    _looked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Which component advertises these GPUs, and the remedy; None: none, as far as is known."""
+    unchecked: str | None = "not checked yet"
+    """Why the API server cannot be read; None while its watch is open."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _checked: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def look(self) -> None:
-        """Ask once. Without an answer the last one stands."""
+    async def watch(self) -> NoReturn:
+        """Check now, after each change of the Node and of its ResourceSlices, and every ``seconds``."""
+        async with asyncio.TaskGroup() as group:
+            mirrors = self._mirrors()
+            for mirror in mirrors:
+                group.create_task(mirror.run(), name="watch neighbours")
+            while True:
+                self._changed.clear()
+                await self._check(*mirrors)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.seconds):
+                        await self._changed.wait()
+
+    async def checked(self) -> None:
+        """Wait until the first check is over, whatever its result."""
+        await self._checked.wait()
+
+    def _mirrors(self) -> tuple[Mirror, ...]:
+        if self.kube is None:
+            return ()
+        node = Mirror(self.kube, NODES, {"fieldSelector": f"metadata.name={self.node}"}, on_change=self._changed.set)
+        here = {"fieldSelector": f"spec.nodeName={self.node}"}
+        slices = Mirror(self.kube, SLICES[0], here, others=SLICES[1:], on_change=self._changed.set)
+        return node, slices
+
+    async def _check(self, *mirrors: Mirror) -> None:
+        """Compare with what the API server shows. While it cannot be read, the last result stands."""
         before = self.conflict, self.unchecked
         try:
-            if self.kube is None:
+            if not mirrors:
                 raise KubeError("this is no pod of a cluster (KUBERNETES_SERVICE_HOST is not set)")
-            node = await self.kube.node(self.node)
-            self.conflict = conflict(node, await self.kube.resource_slices(self.node))
+            node, slices = mirrors
+            found = list((await node.current()).values())
+            if not found:
+                raise KubeError(f"the API server knows no node {self.node!r}; set KYB_NODE from spec.nodeName")
+            self.conflict = conflict(found[0], (await slices.current()).values())
             self.unchecked = None
         except KubeError as error:
             self.unchecked = str(error)
         if (self.conflict, self.unchecked) != before:
-            self._say()
-        self._looked.set()
+            self._log()
+        self._checked.set()
 
-    async def watch(self) -> NoReturn:
-        """Ask again and again."""
-        while True:
-            await self.look()
-            await asyncio.sleep(self.seconds)
-
-    async def looked(self) -> None:
-        """Until the first look is over, whatever it found."""
-        await self._looked.wait()
-
-    def _say(self) -> None:
+    def _log(self) -> None:
         if self.conflict is not None:
             get_logger().error("plugin.gpus_sold_twice", reason=self.conflict)
         elif self.unchecked is not None:
-            text = "nobody could be asked whether NVIDIA's device plugin or DRA driver offers these GPUs, too"
+            text = "it is not known whether NVIDIA's device plugin or DRA driver advertises these GPUs, too"
             get_logger().warning("plugin.neighbours_unchecked", meaning=text, reason=self.unchecked)
         else:
             get_logger().info("plugin.sells_alone")

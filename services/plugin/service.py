@@ -81,7 +81,7 @@ class NodePlugin:
             async with asyncio.TaskGroup() as group:
                 if self.settings.neighbours == "refuse":
                     group.create_task(self.neighbours.watch(), name="neighbours")
-                    await self.neighbours.looked()
+                    await self.neighbours.checked()
                 jobs: tuple[Callable[[], object], ...] = (
                     self.registrations.run,
                     lambda: self.gpu_watch.poll(self.node),

@@ -1,3 +1,5 @@
+import asyncio
+import contextlib
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -5,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from kybernate.dev.fakes.kubelet.http import application
+from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.health import HttpServer
 from kybernate.pb import podresources_pb2 as pb
-from services.gpu_manager.pods import ApiServerPods, KubeletPods, PodsError, joined
+from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pace, PodsError, joined, wishes_matter
+from services.gpu_manager.seat_pod import Owners
+from tests.kube.api_server import ApiServer, api_server
 from tests.kubelet.stand import (
     RESOURCE,
     pod,
@@ -22,6 +26,7 @@ from tests.kubelet.stand import (
     until_restarted,
     until_running,
 )
+from tests.plugin.stand import offer
 from tests.until import until
 
 SEAT, OTHER = "1x-abcdef.s00", "1x-abcdef.s01"
@@ -41,21 +46,21 @@ def listed(name: str, uid: str = "u", **status: Any) -> dict[str, Any]:
 
 
 def test_a_seat_on_two_numa_nodes_counts_once() -> None:
-    (owner,) = joined(resources(("p", SEAT), times=2), {"items": [listed("p")]}).pods
+    (owner,) = joined(resources(("p", SEAT), times=2), [listed("p")]).pods
     assert (owner.seat, owner.resource, owner.pod, owner.uid) == (SEAT, RESOURCE, "default/p", "u")
 
 
 def test_a_pod_that_only_one_side_knows_is_left_out() -> None:
-    assert joined(resources(("p", SEAT)), {"items": [listed("q")]}).pods == ()
-    assert joined(resources(), {"items": [listed("p")]}).pods == ()
+    assert joined(resources(("p", SEAT)), [listed("q")]).pods == ()
+    assert joined(resources(), [listed("p")]).pods == ()
 
 
 def test_devices_of_other_plugins_are_no_seats() -> None:
-    assert joined(resources(("p", "GPU-1234")), {"items": [listed("p")]}).pods == ()
+    assert joined(resources(("p", "GPU-1234")), [listed("p")]).pods == ()
 
 
 def test_of_two_pods_with_one_seat_the_one_that_goes_on_has_it() -> None:
-    both = {"items": [listed("new", "n"), listed("old", "o", phase="Failed")]}
+    both = [listed("new", "n"), listed("old", "o", phase="Failed")]
     for order in ((("old", SEAT), ("new", SEAT)), (("new", SEAT), ("old", SEAT))):
         (owner,) = joined(resources(*order), both).pods
         assert (owner.uid, owner.deleting) == ("n", False)
@@ -75,7 +80,7 @@ def test_the_state_of_the_container_is_read(
     container: dict[str, Any], running: bool, exit_code: int | None, restarts: int
 ) -> None:
     status = {"containerStatuses": [{"name": "sidecar"}, {"name": "engine"} | container], "podIP": "10.0.0.1"}
-    (owner,) = joined(resources(("p", SEAT)), {"items": [listed("p", **status)]}).pods
+    (owner,) = joined(resources(("p", SEAT)), [listed("p", **status)]).pods
     assert (owner.running, owner.exit_code, owner.restarts) == (running, exit_code, restarts)
     assert owner.container_id == container.get("containerID")
     assert owner.ip == "10.0.0.1"
@@ -138,66 +143,177 @@ async def test_kubelet_away_is_an_error_that_names_it_and_its_return_is_seen() -
             await nowhere.close()
 
 
-@asynccontextmanager
-async def api_server(items: list[dict[str, Any]], seen: list[web.Request]) -> AsyncIterator[str]:
-    """What is needed of one: the node's pods for the right token."""
-
-    async def answer(request: web.Request) -> web.Response:
-        seen.append(request)
-        if request.headers.get("Authorization") != "Bearer secret":
-            return web.json_response({}, status=403)
-        return web.json_response({"kind": "PodList", "items": items})
-
-    app = web.Application()
-    app.add_routes([web.get("/api/v1/pods", answer)])
-    async with HttpServer(app, "127.0.0.1", 0) as http:
-        yield http.url
-
-
-async def test_in_a_cluster_the_owners_are_learnt_from_the_api_server(tmp_path: Path) -> None:
-    seen: list[web.Request] = []
-    (tmp_path / "token").write_text("secret\n")
-    async with running_kubelet() as kubelet, registered(kubelet, SEAT):
-        created = kubelet.create(pod("llama"))
-        await until_running(created)
-        socket = kubelet.options.folder / "pod-resources" / "kubelet.sock"
-        async with api_server([listed("llama", "from-api")], seen) as url:
-            source = ApiServerPods("node-7", socket, url=url, account=tmp_path)
-            try:
-                (owner,) = (await source.seats()).pods
-                assert (owner.seat, owner.uid) == (SEAT, "from-api")
-                assert seen[0].query["fieldSelector"] == "spec.nodeName=node-7"
-                (tmp_path / "token").write_text("rotated")
-                with pytest.raises(PodsError, match="HTTP 403; the service account must be allowed to list pods"):
-                    await source.seats()
-                (tmp_path / "token").unlink()
-                with pytest.raises(PodsError, match="automountServiceAccountToken"):
-                    await source.seats()
-            finally:
-                await source.close()
-
-
 def test_outside_of_a_cluster_the_api_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with short_folder() as folder, pytest.raises(PodsError, match="this is no pod; use KYB_PODS=kubelet"):
-        ApiServerPods("n", folder / "s")
+        ApiServerPods("n", folder / "s", wishes=False)
 
 
-async def test_owners_do_not_depend_on_the_list_of_pods_without_a_node(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret\n")
+@asynccontextmanager
+async def watching(folder: Path, kubelet: Kubelet, *, wishes: bool = False) -> AsyncIterator[tuple[ApiServer, Any]]:
+    """The owners as a manager in a cluster learns them: kubelet's devices, the API server's pods."""
+    async with api_server(folder) as (server, kube):
+        socket = kubelet.options.folder / "pod-resources" / "kubelet.sock"
+        source = ApiServerPods("node-7", socket, wishes=wishes, url=kube.url, account=folder)
+        task = asyncio.create_task(source.run())
+        try:
+            yield server, source
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            await source.close()
 
-    async def answer(request: web.Request) -> web.Response:
-        whole_cluster = "Pending" in request.query["fieldSelector"]
-        return web.json_response({"items": [listed("llama", "u")]}, status=403 if whole_cluster else 200)
 
-    app = web.Application()
-    app.add_routes([web.get("/api/v1/pods", answer)])
-    async with running_kubelet() as kubelet, registered(kubelet, SEAT), HttpServer(app, "127.0.0.1", 0) as http:
+def placed(name: str, uid: str, node: str = "node-7", **status: Any) -> dict[str, Any]:
+    return listed(name, uid, **status) | {"spec": {"nodeName": node}}
+
+
+async def test_in_a_cluster_the_pods_of_the_node_are_listed_once_and_watched(tmp_path: Path) -> None:
+    notified: list[int] = []
+    async with (
+        running_kubelet() as kubelet,
+        registered(kubelet, SEAT),
+        watching(tmp_path, kubelet) as (server, source),
+    ):
+        source.on_change(lambda: notified.append(len(notified)))
         created = kubelet.create(pod("llama"))
         await until_running(created)
-        socket = kubelet.options.folder / "pod-resources" / "kubelet.sock"
-        source = ApiServerPods("node-7", socket, url=http.url, account=tmp_path)
-        try:
-            assert [owner.seat for owner in (await source.seats()).pods] == [SEAT]
-        finally:
-            await source.close()
+        assert (await source.seats()).pods == ()
+        await until(lambda: notified, what="the watch is open")
+        server.put(placed("llama", "elsewhere", "node-8"))
+        server.put(placed("llama", "u1"))
+        await until(lambda: len(notified) > 1, what="the change is reported")
+        (owner,) = (await source.seats()).pods
+        assert (owner.seat, owner.uid, owner.deleting) == (SEAT, "u1", False)
+        server.put(placed("llama", "u1", phase="Failed"))
+        await until(lambda: len(notified) > 2, what="the change is reported")
+        (owner,) = (await source.seats()).pods
+        assert owner.deleting
+        server.delete("llama")
+        await until(lambda: len(notified) > 3, what="the change is reported")
+        for _ in range(5):
+            assert await source.seats() == Owners()
+        assert server.counts == {"LIST": 1, "WATCH": 1}
+        assert server.requests[0].query["fieldSelector"] == "spec.nodeName=node-7"
+
+
+async def test_many_changes_at_once_cause_few_observations(tmp_path: Path) -> None:
+    notified: list[int] = []
+    async with running_kubelet() as kubelet, watching(tmp_path, kubelet) as (server, source):
+        source.on_change(lambda: notified.append(len(notified)))
+        await source.seats()
+        for number in range(100):
+            server.put(placed(f"p{number}", f"u{number}"))
+        await until(lambda: len(source._own.objects) == 100, what="all pods are known")
+        await asyncio.sleep(0.5)
+        assert 2 <= len(notified) <= 4
+
+
+async def test_while_the_watch_is_broken_no_owners_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with (
+        running_kubelet() as kubelet,
+        registered(kubelet, SEAT),
+        watching(tmp_path, kubelet) as (server, source),
+    ):
+        server.put(placed("llama", "u1"))
+        created = kubelet.create(pod("llama"))
+        await until_running(created)
+        await source.seats()
+        monkeypatch.setattr("kybernate.kube.TIMEOUT_SECONDS", 0.2)
+        (tmp_path / "token").write_text("rotated")
+        server.drop()
+        await until(lambda: not source._own.live, what="the watch is broken")
+        with pytest.raises(PodsError, match="HTTP 401; the server does not accept the service account's token"):
+            await source.seats()
+        (tmp_path / "token").unlink()
+        with pytest.raises(PodsError, match="automountServiceAccountToken"):
+            await until_raises(source)
+        (tmp_path / "token").write_text("secret")
+        await until(lambda: source._own.live, what="the watch is open again")
+        (owner,) = (await source.seats()).pods
+        assert owner.uid == "u1"
+        server.status = 403
+        server.drop()
+        await until(lambda: not source._own.live, what="the watch is broken")
+        with pytest.raises(PodsError, match="HTTP 403; the service account may not watch this"):
+            await until_raises(source)
+
+
+async def until_raises(source: Any) -> None:
+    """Until the second failure: the first one may still have the reason before."""
+    with contextlib.suppress(PodsError):
+        await source.seats()
+    await asyncio.sleep(1.0)
+    await source.seats()
+
+
+async def test_the_owner_of_a_seat_with_a_start_call_is_proven_by_the_api_server_itself(tmp_path: Path) -> None:
+    """A pod made again under the same name has the same entry in PodResources: only a current UID tells them apart."""
+    async with (
+        running_kubelet() as kubelet,
+        registered(kubelet, SEAT),
+        watching(tmp_path, kubelet) as (server, source),
+    ):
+        server.put(placed("llama", "old"))
+        created = kubelet.create(pod("llama"))
+        await until_running(created)
+        found = await source.seats()
+        assert ([owner.uid for owner in found.pods], found.unproven) == (["old"], {SEAT})
+        found = await source.seats({SEAT})
+        assert ([owner.uid for owner in found.pods], found.unproven) == (["old"], frozenset())
+        server.stall()
+        server.delete("llama")
+        server.put(placed("llama", "new"))
+        found = await source.seats()
+        assert ([owner.uid for owner in found.pods], found.unproven) == (["old"], {SEAT}), "the copy lies behind"
+        found = await source.seats({SEAT})
+        assert ([owner.uid for owner in found.pods], found.listed) == ([], {"old"})
+        server.drop()
+        await until(lambda: "new" in source._own.objects, what="the new pod is known")
+        found = await source.seats({SEAT})
+        assert ([owner.uid for owner in found.pods], found.unproven) == (["new"], frozenset())
+        server.status = 500
+        with pytest.raises(PodsError, match="HTTP 500"):
+            await source.seats({SEAT})
+        assert server.counts["LIST"] == 1
+
+
+async def test_pods_without_a_node_are_watched_only_for_wishes_and_owners_do_not_depend_on_them(tmp_path: Path) -> None:
+    wanting = listed("wants", "w", phase="Pending")
+    wanting["metadata"]["annotations"] = {"kyb.ai/prefer-group": "G1"}
+    async with running_kubelet() as kubelet, registered(kubelet, SEAT):
+        created = kubelet.create(pod("llama"))
+        await until_running(created)
+        async with watching(tmp_path, kubelet) as (server, source):
+            await source.seats()
+            assert server.counts == {"LIST": 1, "WATCH": 1}
+        async with watching(tmp_path, kubelet, wishes=True) as (server, source):
+            server.put(placed("llama", "u1"))
+            server.put(listed("other", "o", phase="Pending"))
+            server.put(wanting)
+            await until(lambda: source._unplaced.live and source._unplaced.objects, what="the wish is known")
+            found = await source.seats()
+            assert ([owner.uid for owner in found.pods], [wish.uid for wish in found.pending]) == (["u1"], ["w"])
+            server.put(wanting | {"spec": {"nodeName": "node-8"}})
+            await until(lambda: not source._unplaced.objects, what="the pod has a node")
+            assert (await source.seats()).pending == ()
+            assert server.counts == {"LIST": 2, "WATCH": 2}
+            source._unplaced._live.clear()
+            assert [owner.uid for owner in (await source.seats()).pods] == ["u1"]
+
+
+def test_only_resources_of_several_groups_make_wishes_matter() -> None:
+    groups = offer().groups
+    assert wishes_matter(groups)
+    assert not wishes_matter(groups[:1])
+    assert not wishes_matter(())
+
+
+def test_an_observation_is_due_after_a_change_until_it_has_settled_and_now_and_then() -> None:
+    pace = Pace(10.0)
+    assert pace.due(0.0, changing=False)
+    assert not pace.due(1.0, changing=False)
+    assert pace.due(2.0, changing=True)
+    assert [pace.due(float(now), changing=False) for now in range(3, 18)] == [True] * 4 + [False] * 9 + [True, False]
+    polled = Pace(0.0)
+    assert [polled.due(float(now), changing=False) for now in range(3)] == [True] * 3

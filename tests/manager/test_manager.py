@@ -1,9 +1,10 @@
 """The manager's shell with a bus in memory and a checkpointer that does what it is told."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import aiohttp
 import pytest
@@ -30,8 +31,17 @@ Handler = Callable[[Message], Awaitable[BaseModel]]
 class NoPods:
     """Kubelet knows no pod with a seat."""
 
-    async def seats(self) -> Owners:
+    settled_seconds = 0.0
+
+    def on_change(self, notify: Callable[[], None]) -> None:
+        pass
+
+    async def seats(self, prove: Collection[str] = ()) -> Owners:
         return Owners()
+
+    async def run(self) -> NoReturn:
+        await asyncio.Event().wait()
+        raise AssertionError
 
     async def close(self) -> None:
         pass

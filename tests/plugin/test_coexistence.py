@@ -1,31 +1,33 @@
-"""Who else sells the node's GPUs, as an API server tells it; and a second plugin on one node."""
+"""Other components that advertise the node's GPUs, as an API server shows them; and a second plugin on one node."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
-from kybernate.health import HttpServer
 from kybernate.kube import Kube, KubeError, in_cluster
-from services.plugin.coexistence import Neighbours, conflict
+from services.plugin.coexistence import NODES, SLICES, Neighbours, conflict
+from tests.kube.api_server import ApiServer, api_server
 from tests.kubelet.stand import running_kubelet, short_folder
 from tests.plugin.processes import PATIENCE, driver, environment, logged, plugin, process, readyz
 from tests.plugin.stand import ONE, TWO, ready, running_plugin, until_ready, until_unmet
+from tests.until import until
 
 
 def node(**allocatable: str) -> dict[str, Any]:
     return {"metadata": {"name": "node-0"}, "status": {"allocatable": allocatable}}
 
 
-SLICE = {"spec": {"driver": "gpu.nvidia.com", "nodeName": "node-0", "devices": [{"name": "gpu-0"}]}}
+SLICE = {
+    "metadata": {"name": "slice-0"},
+    "spec": {"driver": "gpu.nvidia.com", "nodeName": "node-0", "devices": [{"name": "gpu-0"}]},
+}
 
 
-def test_nobody_else_is_nobody() -> None:
+def test_without_another_component_there_is_no_conflict() -> None:
     assert conflict(node(cpu="8"), []) is None
     assert conflict({}, []) is None
     zero = {"metadata": {"name": "n"}, "status": {"allocatable": {"nvidia.com/gpu": "0"}}}
@@ -59,80 +61,85 @@ def test_nvidias_dra_driver_is_named() -> None:
     assert "resources.gpus.enabled=false" in str(conflict(node(cpu="8"), [SLICE]))
 
 
-@dataclass
-class ApiServer:
-    """What the API server answers."""
-
-    node: dict[str, Any] = field(default_factory=lambda: node(cpu="8"))
-    slices: list[dict[str, Any]] = field(default_factory=list)
-    version: str = "v1"
-    status: int = 200
-    asked: list[str] = field(default_factory=list)
-
-    def app(self) -> web.Application:
-        app = web.Application()
-        app.add_routes([web.get("/{path:.*}", self._answer)])
-        return app
-
-    async def _answer(self, request: web.Request) -> web.Response:
-        self.asked.append(request.path_qs)
-        assert request.headers["Authorization"] == "Bearer secret"
-        if self.status != 200:
-            return web.json_response({}, status=self.status)
-        if request.path == "/api/v1/nodes/node-0":
-            return web.json_response(self.node)
-        if request.path == f"/apis/resource.k8s.io/{self.version}/resourceslices":
-            return web.json_response({"items": self.slices})
-        return web.json_response({"reason": "NotFound"}, status=404)
+def cluster(**allocatable: str) -> ApiServer:
+    """An API server that has this node."""
+    server = ApiServer()
+    server.put(node(**allocatable), NODES)
+    return server
 
 
 @asynccontextmanager
-async def api(tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[ApiServer, Kube]]:
-    (tmp_path / "token").write_text("secret\n")
-    server = ApiServer(**changes)
-    async with HttpServer(server.app(), "127.0.0.1", 0) as http:
-        kube = Kube(http.url, tmp_path)
+async def checking(folder: Path, server: ApiServer) -> AsyncIterator[Neighbours]:
+    async with api_server(folder, server) as (_, kube):
+        neighbours = Neighbours(kube, "node-0", seconds=0.05)
+        task = asyncio.create_task(neighbours.watch())
         try:
-            yield server, kube
+            await asyncio.wait_for(neighbours.checked(), PATIENCE)
+            yield neighbours
         finally:
-            await kube.close()
+            task.cancel()
+            await asyncio.wait([task])
 
 
-async def test_the_api_server_is_asked_for_this_node_only(tmp_path: Path) -> None:
-    async with api(tmp_path, slices=[SLICE], version="v1beta1") as (server, kube):
-        neighbours = Neighbours(kube, "node-0")
-        await neighbours.look()
+async def test_this_node_and_its_slices_are_watched(tmp_path: Path) -> None:
+    server = cluster(cpu="8")
+    server.served.remove(SLICES[0])
+    server.put(SLICE, SLICES[2])
+    async with checking(tmp_path, server) as neighbours:
+        await until(
+            lambda: "gpu.nvidia.com" in str(neighbours.conflict), what="the check has seen the change", timeout=PATIENCE
+        )
         assert neighbours.unchecked is None
-        assert "gpu.nvidia.com" in str(neighbours.conflict)
-        assert "/apis/resource.k8s.io/v1beta1/resourceslices?fieldSelector=spec.nodeName%3Dnode-0" in server.asked
-        server.slices = []
-        await neighbours.look()
-        assert neighbours.conflict is None
-        server.version, server.status = "v1", 403
-        await neighbours.look()
-        assert "HTTP 403" in str(neighbours.unchecked)
-        with pytest.raises(KubeError, match="may not read"):
-            await kube.node("node-0")
-        server.status = 200
+        selectors = {request.query.get("fieldSelector") for request in server.requests}
+        assert selectors == {"metadata.name=node-0", "spec.nodeName=node-0"}
+        server.delete("slice-0", "", SLICES[2])
+        await until(lambda: neighbours.conflict is None, what="the check has seen the change", timeout=PATIENCE)
+        server.put(node(**{"nvidia.com/gpu": "1"}), NODES)
+        await until(
+            lambda: "offers nvidia.com/gpu: 1" in str(neighbours.conflict),
+            what="the check has seen the change",
+            timeout=PATIENCE,
+        )
+        lists = server.counts["LIST"]
+        await asyncio.sleep(0.3)  # six checks
+        assert server.counts["LIST"] == lists
+        server.status = 403
+        server.drop()
+        await until(
+            lambda: "HTTP 403; the service account may not" in str(neighbours.unchecked),
+            what="the check has seen the change",
+            timeout=PATIENCE,
+        )
+        assert neighbours.conflict is not None
+
+
+async def test_a_node_that_the_api_server_does_not_know_is_an_error(tmp_path: Path) -> None:
+    async with checking(tmp_path, ApiServer()) as neighbours:
+        assert "knows no node 'node-0'; set KYB_NODE" in str(neighbours.unchecked)
+    async with api_server(tmp_path) as (_, kube):
         with pytest.raises(KubeError, match="knows no node 'other'"):
             await kube.node("other")
-        server.version = "v9"
-        assert await kube.resource_slices("node-0") == []
 
 
-async def test_without_an_answer_the_last_one_stands_and_it_says_that_it_could_not_look(tmp_path: Path) -> None:
-    neighbours = Neighbours(None, "node-0")
-    await neighbours.look()
-    await asyncio.wait_for(neighbours.looked(), PATIENCE)
-    assert (neighbours.conflict, "KUBERNETES_SERVICE_HOST" in str(neighbours.unchecked)) == (None, True)
-    async with api(tmp_path) as (server, kube):
-        server.node["status"]["allocatable"] = {"nvidia.com/gpu": "1"}
-        known = Neighbours(kube, "node-0")
-        await known.look()
+async def test_without_an_api_server_the_last_result_stands_and_the_reason_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = Neighbours(None, "node-0")
+    task = asyncio.create_task(outside.watch())
+    await asyncio.wait_for(outside.checked(), PATIENCE)
+    task.cancel()
+    await asyncio.wait([task])
+    assert (outside.conflict, "KUBERNETES_SERVICE_HOST" in str(outside.unchecked)) == (None, True)
+    server = cluster(**{"nvidia.com/gpu": "1"})
+    async with checking(tmp_path, server) as neighbours:
+        await until(lambda: neighbours.conflict is not None, what="the check has seen the change", timeout=PATIENCE)
+        monkeypatch.setattr("kybernate.kube.TIMEOUT_SECONDS", 0.2)
         server.status = 500
-        await known.look()
-        assert known.conflict is not None
-        assert known.unchecked is not None
+        server.drop()
+        await until(
+            lambda: "HTTP 500" in str(neighbours.unchecked), what="the check has seen the change", timeout=PATIENCE
+        )
+        assert neighbours.conflict is not None
     (tmp_path / "token").unlink()
     lost = Kube("https://127.0.0.1:9", tmp_path)
     with pytest.raises(KubeError, match=r"ca\.crt"):
@@ -148,21 +155,14 @@ def test_the_address_of_the_api_server_is_what_kubernetes_says() -> None:
 
 
 async def test_it_registers_only_once_nvidias_plugin_is_gone(tmp_path: Path) -> None:
-    async with running_kubelet() as kubelet, api(tmp_path) as (server, kube):
-        server.node["status"]["allocatable"] = {"nvidia.com/gpu": "4"}
-        neighbours = Neighbours(kube, "node-0", seconds=0.05)
-        await neighbours.look()
-        watching = asyncio.create_task(neighbours.watch())
-        try:
-            where = kubelet.options
-            async with running_plugin(where.folder, where.run_dir, refused=lambda: neighbours.conflict) as plugin:
-                await until_unmet(plugin, "offers nvidia.com/gpu: 4")
-                assert kubelet.devices.capacity() == {}
-                server.node["status"]["allocatable"] = {"nvidia.com/gpu": "0"}
-                await until_ready(kubelet, timeout=PATIENCE)
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+    server = cluster(**{"nvidia.com/gpu": "4"})
+    async with running_kubelet() as kubelet, checking(tmp_path, server) as neighbours:
+        where = kubelet.options
+        async with running_plugin(where.folder, where.run_dir, refused=lambda: neighbours.conflict) as plugin:
+            await until_unmet(plugin, "offers nvidia.com/gpu: 4")
+            assert kubelet.devices.capacity() == {}
+            server.put(node(**{"nvidia.com/gpu": "0"}), NODES)
+            await until_ready(kubelet, timeout=PATIENCE)
 
 
 async def test_a_second_plugin_refuses_to_run_and_says_why() -> None:
@@ -186,14 +186,14 @@ async def test_a_second_plugin_refuses_to_run_and_says_why() -> None:
                 assert ready(kubelet)
 
 
-async def test_outside_of_a_cluster_it_says_that_it_could_not_look() -> None:
+async def test_outside_of_a_cluster_the_log_says_that_neighbours_are_unchecked() -> None:
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             async with driver(folder), plugin(folder, kubelet.options.folder) as log:
                 await until_ready(kubelet, timeout=PATIENCE)
-                said = logged(log, "plugin.neighbours_unchecked")
-                assert said is not None
-                assert "no pod of a cluster" in said["reason"]
+                unchecked = logged(log, "plugin.neighbours_unchecked")
+                assert unchecked is not None
+                assert "no pod of a cluster" in unchecked["reason"]
                 serving = logged(log, "plugin.serving")
                 assert serving is not None
                 while (await readyz(serving["url"]))[0] != 200:

@@ -46,7 +46,7 @@ async def manager(kubelet: Kubelet, offer: Offer) -> AsyncIterator[Board]:
         while True:
             wall += 1.0
             now = Now(wall, wall, 1.0)
-            documents = {"items": [one.document() for one in kubelet.pods]}
+            documents = [one.document() for one in kubelet.pods]
             board.handle(PodsSeen(joined(await owners.list(), documents)), now)
             board.handle(StartCalls(gate.calls(board.rows)), now)
             gate.write_texts(showing.gate_texts(board, now))

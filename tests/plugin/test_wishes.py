@@ -87,8 +87,8 @@ def test_pending_pods_that_name_a_group_are_told_apart_from_those_that_have_a_se
     answer = pb.ListPodResourcesResponse()
     container = answer.pod_resources.add(name="has", namespace="default").containers.add(name="engine")
     container.devices.add(resource_name=ONE, device_ids=["1x-abcdef.s00"])
-    listed = {"items": [pending("has", "G1"), pending("wants", "G1"), pending("runs", "G1", phase="Running")]}
-    unplaced = {"items": [pending("nowhere", "n1/G1"), {"metadata": {"name": "other", "uid": "other"}}]}
+    listed = [pending("has", "G1"), pending("wants", "G1"), pending("runs", "G1", phase="Running")]
+    unplaced = [pending("nowhere", "n1/G1"), {"metadata": {"name": "other", "uid": "other"}}]
     found = joined(answer, listed, unplaced).pending
     assert [(one.uid, one.prefers, one.resources) for one in found] == [
         ("wants", "G1", (ONE,)),
@@ -111,7 +111,7 @@ async def test_the_manager_writes_the_wishes_of_pending_pods_and_its_own(tmp_pat
             clock=Clock(1.0),
             engines=None,  # type: ignore[arg-type]
         )
-        listed = {"items": [pending("a", "G1"), pending("b", "n2/G1"), pending("c", "G9"), pending("d", "G1", TWO)]}
+        listed = [pending("a", "G1"), pending("b", "n2/G1"), pending("c", "G9"), pending("d", "G1", TWO)]
         owners = joined(pb.ListPodResourcesResponse(), listed)
         manager.steer(wish("move-7", "G23", resource=TWO, why="replaces llama"))
         manager.steer(wish("lapsed", "G23", seconds=-1))
