@@ -26,7 +26,7 @@ ONE, TWO, FOUR = "kyb.ai/conformance-1x", "kyb.ai/conformance-2x", "kyb.ai/confo
 SEATS = {ONE: 4, TWO: 2, FOUR: 2}
 """How many seats each resource has."""
 GPUS = 8
-NOBODY = "nats://127.0.0.1:9"
+NO_CREDENTIALS = "nats://127.0.0.1:9"
 """No bus: the plugin must do without."""
 _GROUPS = {"A": [0], "B": [1], "CD": [2, 3], "E-H": [4, 5, 6, 7]}
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
@@ -125,7 +125,7 @@ class Node:
             "KYB_STATE_DIR": str(self.work / "state"),
             "KYB_CDI_DIR": str(self.work / "cdi"),
             "KYB_LOG_FORMAT": "json",
-            "KYB_NATS_URL": NOBODY,
+            "KYB_NATS_URL": NO_CREDENTIALS,
         }
         self.plugin = Program("plugin", ("-m", "services.plugin"), env | dict(self.settings), self.work)
 

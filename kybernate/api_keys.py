@@ -1,6 +1,6 @@
-"""Keys of the router's HTTP API: who may call what. The file holds hashes; a key itself is shown once, when it is made.
+"""Keys of the router's HTTP API and their scopes. The file holds hashes; a key itself is shown once, when it is made.
 
-A key is 256 bits of chance, so that one round of SHA-256 is enough to keep it: there is nothing to guess.
+A key has 256 random bits: it cannot be guessed, so that one round of SHA-256 is enough to store it.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ Scope = Literal["infer", "view", "signals", "admin"]
 
 SCOPES: Mapping[Scope, str] = {
     "infer": "models: inference calls, their list, /v1/hold, /v1/wake",
-    "view": "what is there and what happens: /v1/seats, /v1/events, the list of models",
+    "view": "seats and events: /v1/seats, /v1/events, the list of models",
     "signals": "POST /v1/signals",
     "admin": "activate, park, pin, unpin; and all of view",
 }
 RESERVED = ("router",)
-"""What managers take for a router itself."""
+"""Names that managers take for a router itself."""
 
 
 def _fits(pattern: str, what: str, remedy: str) -> AfterValidator:
@@ -49,13 +49,13 @@ class ApiKey(Strict):
     """One caller."""
 
     name: Name
-    """Who it is, for audit records and logs."""
+    """Name of the caller, for audit records and logs."""
     sha256: Digest
     """Of the key, in hexadecimal digits."""
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1)]
 
     def may(self, scope: Scope) -> bool:
-        """Whether this caller may do what needs this scope."""
+        """True if this caller has the scope."""
         return scope in self.scopes or (scope == "view" and "admin" in self.scopes)
 
 
@@ -64,14 +64,14 @@ class _File(Strict):
 
 
 def load(path: Path) -> tuple[ApiKey, ...]:
-    """The keys of a file. Raises ConfigError: a file without keys, a name twice, a name that is reserved."""
+    """Read the keys of a file. Raises ConfigError, also for a file without keys, a repeated or a reserved name."""
     document = read_documents(path)[0]
     keys = document.validate(_File, document.data).keys
     names = Counter(key.name for key in keys)
     for at, key in enumerate(keys):
         place = ("keys", at, "name")
         if names[key.name] > 1:
-            raise document.source.error(place, key.name, "is there twice", "give each key a name of its own")
+            raise document.source.error(place, key.name, "is there twice", "give each key its own name")
         if key.name in RESERVED:
             raise document.source.error(place, key.name, "is reserved", "give the key another name")
     if not keys:
@@ -80,7 +80,7 @@ def load(path: Path) -> tuple[ApiKey, ...]:
 
 
 def find(keys: Iterable[ApiKey], token: str) -> ApiKey | None:
-    """Whose key this is. Takes equally long whoever it is."""
+    """Return the key with this token, or None. The time taken does not depend on which one it is."""
     digest, found = digest_of(token), None
     for key in keys:
         if hmac.compare_digest(key.sha256, digest):
@@ -89,12 +89,12 @@ def find(keys: Iterable[ApiKey], token: str) -> ApiKey | None:
 
 
 def new_token() -> str:
-    """A new key, as the caller sends it."""
+    """Return a new key, as the caller sends it."""
     return f"kyb_{secrets.token_urlsafe(32)}"
 
 
 def make(name: str, scopes: Iterable[str]) -> tuple[ApiKey, str]:
-    """A new key for this caller: its row, and the key itself. Raises ConfigError for a name or scope that cannot be."""
+    """Make a key for a caller; return its row and the key itself. Raises ConfigError for an invalid name or scope."""
     token = new_token()
     row = {"name": name, "sha256": digest_of(token), "scopes": tuple(scopes)}
     if name in RESERVED:
@@ -103,12 +103,12 @@ def make(name: str, scopes: Iterable[str]) -> tuple[ApiKey, str]:
 
 
 def digest_of(token: str) -> str:
-    """What the file holds of a key."""
+    """Return the hash that the file holds of a key."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
 def dump(keys: Iterable[ApiKey]) -> str:
-    """The text of a file with these keys."""
+    """Return the text of a file with these keys."""
     rows = [{"name": key.name, "sha256": key.sha256, "scopes": list(key.scopes)} for key in keys]
     return "# Keys of Kybernate's router, as hashes. Made by: kyb router keys\n" + yaml.safe_dump(
         {"keys": rows}, sort_keys=False

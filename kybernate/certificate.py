@@ -14,7 +14,7 @@ from kybernate.logs import get_logger
 
 
 class Certificate:
-    """TLS of a port; a renewed certificate is taken up by the connections that come after.
+    """TLS of a port; later connections use a renewed certificate.
 
     Named in texts as ``KYB_TLS_CERT_FILE`` and ``KYB_TLS_KEY_FILE``. Raises ConfigError when it cannot be used.
     """
@@ -29,7 +29,7 @@ class Certificate:
             raise ConfigError(_unusable(cert, key, error)) from None
 
     async def watch(self) -> NoReturn:
-        """Take up each change of the certificate or its key, whichever is written last, until cancelled."""
+        """Load each change of the certificate or its key, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for path in {self._cert, self._key or self._cert}:
                 group.create_task(self._follow(path))
@@ -42,11 +42,11 @@ class Certificate:
                     await asyncio.to_thread(self._load)
             except (OSError, ssl.SSLError) as error:
                 reason = _unusable(self._cert, self._key, error)
-                get_logger().error("certificate.refused", reason=reason, meaning="the one from before stays in force")
+                get_logger().error("certificate.refused", reason=reason, meaning="the previous one stays in force")
 
     def _load(self) -> None:
-        # Elsewhere first: a context that was given a certificate without its key serves nobody any more. And both
-        # times the same bytes: the files may be replaced between two looks.
+        # Into another context first: one that got a certificate with a wrong key can serve no connection any more. Both
+        # contexts get the same bytes: the files may be replaced meanwhile.
         with _in_memory(self._cert) as cert, _in_memory(self._key or self._cert) as key:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
             self.context.load_cert_chain(cert, key)
@@ -54,7 +54,7 @@ class Certificate:
 
 @contextlib.contextmanager
 def _in_memory(path: Path) -> Iterator[str]:
-    """A copy of the file that no disk holds, as long as the context lasts."""
+    """A copy of the file in memory, while the context is open."""
     copy = os.memfd_create("tls")
     try:
         with os.fdopen(os.dup(copy), "wb") as file:

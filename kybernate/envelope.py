@@ -1,4 +1,4 @@
-"""What every message has: a subject made from its own fields, a cause, and CloudEvents headers.
+"""The base of all messages: a subject made from the message's fields, a cause, and CloudEvents headers.
 
 CloudEvents binary mode over NATS: attributes are headers ``ce-*``, the body is the JSON of the pydantic model.
 Unknown fields in a body are ignored, so that a newer sender can talk to an older receiver.
@@ -39,7 +39,7 @@ class Message(BaseModel):
     cause: str
     """The id of the request or operator action that set this chain of messages in motion."""
     at: float = Field(default_factory=time.time)
-    """When it was said, unix seconds."""
+    """When it was made, unix seconds."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

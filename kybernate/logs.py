@@ -1,4 +1,4 @@
-"""Logs as facts: a constant ``noun.verb`` and data. JSON when nobody watches, pretty on a terminal."""
+"""Logs as facts: a constant ``noun.verb`` and data. JSON, or pretty on a terminal."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Which of several named configurations is a node's: as it is told, or as the node's label ``kyb.ai/config`` says."""
+"""A node's configuration among several named ones: by its setting, or by the node's label ``kyb.ai/config``."""
 
 import asyncio
 from pathlib import Path

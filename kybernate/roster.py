@@ -1,6 +1,6 @@
-"""What every seat is now: the bucket ``kyb_seats``. Written only by a seat's own manager, read by everyone.
+"""The roster: the state of every seat, in the bucket ``kyb_seats``. Only the seat's manager writes its row.
 
-The truth for whoever missed the events. Keys are ``<node>.<seat>`` as slugs; values are the JSON of SeatRecord.
+Readers that missed events read it. Keys are ``<node>.<seat>`` as slugs; values are the JSON of SeatRecord.
 """
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,7 +21,7 @@ class SeatRecord(BaseModel):
     state: SeatState
     epoch: int = 0
     seq: int = 0
-    """As in SeatEvent: orders what is said about this seat, together with the epoch."""
+    """As in SeatEvent: with the epoch, it orders the rows and events of this seat."""
     model: str = ""
     endpoint: str | None = None
     """``http://host:port`` of the engine; None until its pod has an address."""
@@ -44,7 +44,7 @@ class SeatRecord(BaseModel):
     """Host memory that its parked copy takes."""
     reason: str = ""
     blocked: str = ""
-    """Why it is not started or activated at present, whoever asks: a refused pod, a foreign process on its GPUs."""
+    """Why it cannot be started or activated at present: a refused pod, a foreign process on its GPUs."""
     fixed: str = ""
     """Why it is not moved to other groups although its profile rebalances; empty: it is, or its profile does not."""
     since: float = 0.0

@@ -10,7 +10,7 @@ from enum import StrEnum
 class SeatState(StrEnum):
     """What a seat is doing."""
 
-    FREE = "free"  # nobody owns it
+    FREE = "free"  # no pod owns it
     WAITING = "waiting"  # a pod owns it; its container waits at the start gate
     STARTING = "starting"  # ticket given; the engine loads and takes VRAM
     ACTIVE = "active"  # holds VRAM and serves
@@ -21,7 +21,7 @@ class SeatState(StrEnum):
     MIGRATING = "migrating"  # as activating, on another group than it was parked on; holds that one
     BACKOFF = "backoff"  # its container exited; kubelet will start it again
     LOST = "lost"  # its processes cannot be used again and are being killed
-    QUARANTINED = "quarantined"  # something that no machine should decide; says why
+    QUARANTINED = "quarantined"  # needs a decision of the operator; has a reason
     RELEASING = "releasing"  # its pod is deleted; holds what it held until its processes are gone
 
 
@@ -46,7 +46,7 @@ class Trigger(StrEnum):
     REMAP = "remap"  # another group's GPUs are reserved for it; it comes back to VRAM there
     MOVED_ACTIVE = "moved-active"  # the backend proved that it runs there
     MOVED_PARKED = "moved-parked"  # nothing was restored; it is parked where it was
-    QUARANTINE = "quarantine"  # stop touching it and tell a person
+    QUARANTINE = "quarantine"  # leave it alone and report it to the operator
     CLEARED_ACTIVE = "cleared-active"  # quarantine ended; the driver says it runs
     CLEARED_PARKED = "cleared-parked"  # quarantine ended; the driver says it is parked
     DELETED = "deleted"  # its pod is gone from the node's list

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
-from kybernate.bus.layout import AUDIT, BUCKETS, EVENTS
-from kybernate.bus.rights import HISTORIANS, MEANING, READERS, WRITERS, Place, Role, rights
+from kybernate.bus.port import AUDIT, BUCKETS, EVENTS
+from kybernate.bus.rights import MEANING, READERS, STREAM_READERS, WRITERS, Place, Role, rights
 
 PATH = "docs/security.md"
 BEGIN = "<!-- Made from kybernate/bus/rights.py by scripts/generate.py. -->"
@@ -20,12 +20,12 @@ def embedded(page: str) -> str:
 
 
 def roles_table() -> str:
-    """Every role of both buses. JetStream's own subjects are told as what they come to."""
-    lines = ["| role | who has it | says | hears | streams and buckets |", "|---|---|---|---|---|"]
+    """Every role of both buses. JetStream's subjects are shown as the streams and buckets they give access to."""
+    lines = ["| role | users | publishes | subscribes to | streams and buckets |", "|---|---|---|---|---|"]
     for place in (Place.CLUSTER, Place.NODE):
         for role, may in rights(place).items():
-            says, hears = _subjects(may.publish), _subjects(may.subscribe)
-            lines.append(f"| `{role}` | {MEANING[role]} | {says} | {hears} | {_stored(role)} |")
+            publishes, subscribes = _subjects(may.publish), _subjects(may.subscribe)
+            lines.append(f"| `{role}` | {MEANING[role]} | {publishes} | {subscribes} | {_stored(role)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -46,13 +46,13 @@ def _either(tokens: list[str]) -> str:
 def _stored(role: Role) -> str:
     if role is Role.INIT:
         return f"makes and updates all: {_names((EVENTS, AUDIT, *BUCKETS))}"
-    reads = _of(READERS, role) + _of(HISTORIANS, role)
-    live = [bucket for bucket in BUCKETS if f"$KV.{bucket}.>" in _hears(role)]
-    parts = {"writes": _of(WRITERS, role), "reads": reads, "hears changes of": live}
+    reads = _of(READERS, role) + _of(STREAM_READERS, role)
+    live = [bucket for bucket in BUCKETS if f"$KV.{bucket}.>" in _subscribed(role)]
+    parts = {"writes": _of(WRITERS, role), "reads": reads, "subscribes to changes of": live}
     return "; ".join(f"{verb} {_names(names)}" for verb, names in parts.items() if names) or "none"
 
 
-def _hears(role: Role) -> tuple[str, ...]:
+def _subscribed(role: Role) -> tuple[str, ...]:
     return rights(Place.ONE)[role].subscribe if role is not Role.NODE_MANAGER else ()
 
 

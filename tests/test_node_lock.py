@@ -18,7 +18,9 @@ def holder(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_second_one_is_told_who_holds_it_and_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_of_a_second_process_names_the_holder_and_the_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with holder(tmp_path) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"

@@ -1,4 +1,4 @@
-"""The seat table: what it allows, what it refuses, and that nobody is stuck."""
+"""The seat table: what it allows and refuses, and that no state is a dead end."""
 
 import pytest
 from hypothesis import given

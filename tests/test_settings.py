@@ -11,10 +11,10 @@ def test_help_shows_each_setting_as_a_person_writes_it(
     monkeypatch.setattr(sys, "argv", ["kyb-x", "--help"])
     with pytest.raises(SystemExit) as ended:
         NodeSettings.from_env_or_exit("kyb-x")
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert ended.value.code == 0
-    assert " /var/lib/kybernate " in said
-    assert "Path(" not in said
+    assert " /var/lib/kybernate " in printed
+    assert "Path(" not in printed
 
 
 def test_an_argument_is_refused_because_settings_come_from_the_environment(

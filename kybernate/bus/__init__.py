@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from kybernate.bus.credentials import NOBODY, Credentials, CredentialsError
+from kybernate.bus.credentials import NO_CREDENTIALS, Credentials, CredentialsError
 from kybernate.bus.port import (
     Bucket,
     Bus,
@@ -37,18 +37,17 @@ __all__ = [
 _NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 
 _servers: "dict[str, MemoryServer]" = {}
-"""Servers of ``memory://<name>``, as long as somebody is connected to them."""
+"""Servers of ``memory://<name>``, as long as a bus is connected to them."""
 
 
 def open_bus(
-    url: str, *, source: str, name: str, credentials: Credentials = NOBODY
+    url: str, *, source: str, name: str, credentials: Credentials = NO_CREDENTIALS
 ) -> AbstractAsyncContextManager[Bus]:
     """A bus that connects in the background, until the context ends.
 
     ``nats://host:port`` (also tls, ws, wss; several separated by commas) is NATS. ``memory://name`` stays in this
-    process, and everyone who opens the same name meets there. ``source`` is the CloudEvents source of what is sent,
-    e.g. ``kyb/router/router-0``; ``name`` is what the server's monitoring shows; ``credentials`` say who this is to a
-    NATS server. Raises ValueError for other schemes.
+    process: all buses of one name are connected. ``source`` is the CloudEvents source of sent messages, e.g.
+    ``kyb/router/router-0``; the server's monitoring shows ``name``. Raises ValueError for other schemes.
     """
     scheme = urlsplit(url).scheme
     if scheme == "memory":

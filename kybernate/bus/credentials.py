@@ -1,7 +1,7 @@
-"""Who a process is to a NATS server: the seed of its nkey, and what TLS needs. Read from files at each connection.
+"""Credentials of a process at a NATS server: its nkey's seed and TLS files, read at each connection.
 
-A file that is replaced (a rotated key, a renewed certificate) is thus in force from the next connection on, without a
-restart. Secrets stay in the files and in ``Identity``, which shows none of them.
+A replaced file (a rotated key, a renewed certificate) is used from the next connection on, without a restart. Secrets
+stay in the files and in ``Identity``, whose repr shows none of them.
 """
 
 import base64
@@ -19,31 +19,31 @@ NAMES = {"nkey_file": "NKEY_FILE", "ca_file": "CA_FILE", "cert_file": "CERT_FILE
 
 
 class CredentialsError(BusError):
-    """A file of the credentials cannot be used; the text says which, why and what to do. Never what it holds."""
+    """A file of the credentials cannot be used; the text names it, the reason and the remedy, never its content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What one connection is made with."""
+    """The credentials of one connection."""
 
     options: dict[str, Any] = field(repr=False)
     """For nats-py's ``connect``: seed, TLS, inbox prefix."""
     public_key: str = ""
     """Of the nkey: ``U…``, which is no secret; empty without one."""
     tls: bool = False
-    """Whether a connection without TLS must not be used."""
+    """True if a connection without TLS must be refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Where the credentials of one role are. Without any file: a connection to a server that asks for none."""
+    """The files with the credentials of one role. Without any file: for a server that requires none."""
 
     role: str = ""
-    """Role by which rights are given (``kybernate.bus.rights``); it also names the inbox. Empty: no role."""
+    """The role, which has the rights (``kybernate.bus.rights``) and names the inbox. Empty: no role."""
     nkey_file: Path | None = None
     """Seed of the role's nkey, one line that begins with ``SU``."""
     ca_file: Path | None = None
-    """Who signed the server's certificate; with it a server without TLS is refused."""
+    """Authority of the server's certificate; if set, a server without TLS is refused."""
     cert_file: Path | None = None
     """Certificate of this client, for servers that verify clients."""
     key_file: Path | None = None
@@ -53,12 +53,12 @@ class Credentials:
 
     @property
     def inbox(self) -> str:
-        """Where answers to this role come in; nobody else may listen there."""
+        """Prefix of the subjects for answers to this role; other roles may not subscribe to it."""
         return inbox(self.role)
 
     @property
     def renewable(self) -> bool:
-        """Whether another try may succeed because a file was replaced meanwhile."""
+        """True if another attempt may succeed because a file was replaced."""
         return self.nkey_file is not None or self.cert_file is not None
 
     def read(self) -> Identity:
@@ -101,18 +101,18 @@ class Credentials:
             remedy = f"it must hold the seed of role {self.role}; make one with: kyb bus keys"
             raise self._wrong(name, f"{_why(error)}; {remedy}") from None
         except UnicodeDecodeError:
-            raise self._wrong(name, "is not the seed of a user's nkey: it is no text") from None
+            raise self._wrong(name, "is not the seed of a user's nkey: it is not text") from None
 
     def _wrong(self, name: str, why: str) -> CredentialsError:
         return CredentialsError(f"{self.prefix}{NAMES[name]}={getattr(self, name)}: {why}")
 
 
-NOBODY = Credentials()
-"""For servers that ask for nothing."""
+NO_CREDENTIALS = Credentials()
+"""For servers that require none."""
 
 
 ANY_INBOX = "_INBOX"
-"""How every inbox begins, ours (``_INBOX_router.…``) and those of other clients (``_INBOX.…``)."""
+"""Prefix of every inbox, ours (``_INBOX_router.…``) and those of other clients (``_INBOX.…``)."""
 
 
 def inbox(role: str) -> str:
@@ -133,8 +133,8 @@ def new_seed() -> str:
 
 
 def public_key(seed: str) -> str:
-    """The public key ``U…`` of a seed. Raises ValueError saying what is wrong, without showing the seed."""
-    import nkeys  # here: most processes that import this have no key
+    """Return the public key ``U…`` of a seed. Raises ValueError with the reason, without the seed."""
+    import nkeys  # here: most processes that import this module have no key
 
     if not seed:
         raise ValueError("it is empty")
@@ -157,7 +157,7 @@ def public_key(seed: str) -> str:
 
 
 def _no_password() -> str:
-    raise ValueError("its private key is encrypted, and nobody is here to type the password")
+    raise ValueError("its private key is encrypted, and no password can be entered")
 
 
 def _why(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What every bus does alike with what arrives: decode it, queue it, answer it."""
+"""How every bus handles arriving messages: decode, queue, answer."""
 
 import asyncio
 from collections import defaultdict
@@ -13,13 +13,13 @@ from kybernate.logs import get_logger
 T = TypeVar("T")
 
 LIMIT = 65_536
-"""Messages that may wait in one subscription before newer ones are dropped and counted."""
+"""Messages queued in one subscription; further ones are dropped and counted."""
 
 _END = object()
 
 
 class Inbox(Generic[T]):
-    """What waits for one reader, oldest first. Iteration ends when the inbox is closed and empty."""
+    """The queue of one reader. Iteration ends when the inbox is closed and empty."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._queue: asyncio.Queue[T | object] = asyncio.Queue()
@@ -27,14 +27,14 @@ class Inbox(Generic[T]):
         self._closed = False
 
     def put(self, item: T) -> bool:
-        """Add one; False when the reader is too slow and the item was dropped."""
+        """Add an item; False if the reader is too slow and the item was dropped."""
         if self._closed or self._queue.qsize() >= self._limit:
             return self._closed
         self._queue.put_nowait(item)
         return True
 
     def close(self) -> None:
-        """Take nothing more; wake the reader."""
+        """Accept no more items; wake the reader."""
         self._closed = True
         self._queue.put_nowait(_END)
 
@@ -50,10 +50,10 @@ class Inbox(Generic[T]):
 
 
 def merged(patterns: Iterable[Pattern[Message]]) -> list[str]:
-    """The fewest subjects that cover these patterns: one per family (``evt``, ``sig``, …) and length.
+    """Return the fewest subjects that cover these patterns: one per family (``evt``, ``sig``, …) and length.
 
-    Two subscriptions of one connection are drained independently, so that the order between them is lost. One
-    subscription per family keeps it; what nobody asked for is filtered out on arrival.
+    Two subscriptions of one connection are drained independently, which loses the order between them. One
+    subscription per family keeps it; messages that match no pattern are dropped on arrival.
     """
     families: dict[tuple[int, tuple[str, ...]], list[list[str]]] = defaultdict(list)
     for pattern in patterns:
@@ -66,7 +66,7 @@ def merged(patterns: Iterable[Pattern[Message]]) -> list[str]:
 
 
 def read(subject: str, data: bytes, patterns: Iterable[Pattern[Message]]) -> Message | None:
-    """The message, if one of the patterns wants it. One that cannot be decoded is logged and skipped."""
+    """Decode a message that matches one of the patterns; None otherwise, or, logged, if it cannot be decoded."""
     wanted = [pattern for pattern in patterns if pattern.matches(subject)]
     if not wanted:
         return None
@@ -81,7 +81,7 @@ def read(subject: str, data: bytes, patterns: Iterable[Pattern[Message]]) -> Mes
 async def answer(
     subject: str, data: bytes, pattern: Pattern[Message], handler: Callable[[Message], Awaitable[BaseModel]]
 ) -> bytes | None:
-    """What the handler says to a request, as JSON; None when it cannot be read or the handler failed (logged)."""
+    """Return the handler's reply as JSON; None, logged, if the request cannot be decoded or the handler raises."""
     message = read(subject, data, [pattern])
     if message is None:
         return None

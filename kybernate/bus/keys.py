@@ -1,27 +1,34 @@
-"""The keys of the bus: made once, kept, and rotated role by role; as files of a folder or of a Kubernetes Secret.
+"""The keys of the bus: made once, kept, and rotated role by role; files of a folder, or data of a Kubernetes Secret.
 
-``<role>.nk`` is a seed (secret), ``<role>.pub`` its public key, ``auth.conf`` the server's list of them with their
-rights. That list is written anew whenever the rights of this version differ; the keys stay.
+``<role>.nk`` is a seed (secret), ``<role>.pub`` its public key, ``auth.conf`` the server's list of keys with their
+rights. That list is rewritten whenever it differs from the rights of this version; the keys stay.
 """
 
+import base64
+import binascii
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kybernate import files
 from kybernate.bus.credentials import new_seed, public_key
 from kybernate.bus.port import BusError
 from kybernate.bus.rights import ROLES, Place, Role
 from kybernate.bus.server_config import AUTH_FILES, authorization
+from kybernate.kube import ConflictError, Kube
+
+TRIES = 5
+LABELS = {"app.kubernetes.io/part-of": "kybernate", "app.kubernetes.io/managed-by": "kyb-bus-keys"}
 
 
 class KeysError(BusError):
-    """What is there is no key, or cannot be written; the text says which and what to do."""
+    """A key cannot be read or written; the text names it and the remedy."""
 
 
 def complete(places: tuple[Place, ...], found: Mapping[str, str], rotate: Role | None = None) -> dict[str, str]:
-    """All files for these servers: seeds that are there are kept (but the one to rotate), missing ones made.
+    """Return all files for these servers, by name: seeds in ``found`` are kept (but the one to rotate), others made.
 
-    ``found``: file name to text; other names in it are left alone. Raises KeysError for a seed that is none.
+    ``found``: text by file name; other names in it are ignored. Raises KeysError for a seed that is not valid.
     """
     roles = tuple(dict.fromkeys(role for place in places for role in ROLES[place]))
     if rotate is not None and rotate not in roles:
@@ -43,7 +50,7 @@ def complete(places: tuple[Place, ...], found: Mapping[str, str], rotate: Role |
 
 
 def write(folder: Path, places: tuple[Place, ...], rotate: Role | None = None) -> tuple[str, ...]:
-    """Bring a folder up to date; returns the files that were written. Seeds are readable by their owner only.
+    """Bring a folder up to date; return the names of the files that were written. Only the owner can read seeds.
 
     Raises KeysError.
     """
@@ -57,3 +64,48 @@ def write(folder: Path, places: tuple[Place, ...], rotate: Role | None = None) -
     except OSError as error:
         raise KeysError(f"{error.filename or folder}: {error.strerror}") from None
     return changed
+
+
+async def ensure(kube: Kube, namespace: str, name: str, place: Place, rotate: Role | None = None) -> tuple[str, ...]:
+    """Bring one Secret up to date; return the names of the data that were written. Other data in it stay.
+
+    Concurrent calls end with one set of keys. Raises KeysError, KubeError.
+    """
+    collection = f"/api/v1/namespaces/{namespace}/secrets"
+    rotate = rotate if rotate in ROLES[place] else None
+    for _ in range(TRIES):
+        secret = await kube.get(f"{collection}/{name}")
+        data = _data(secret, name) if secret is not None else {}
+        wanted = complete((place,), data, rotate)
+        changed = tuple(key for key, text in wanted.items() if data.get(key) != text)
+        if not changed:
+            return ()
+        body = _filled(secret or _new(namespace, name), wanted)
+        try:
+            if secret is None:
+                await kube.create(collection, body)
+            else:
+                await kube.replace(f"{collection}/{name}", body)
+        except ConflictError:
+            continue
+        return changed
+    raise KeysError(f"Secret {namespace}/{name}: another client changes it all the time; try again later")
+
+
+def _new(namespace: str, name: str) -> dict[str, Any]:
+    meta = {"name": name, "namespace": namespace, "labels": LABELS}
+    return {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": meta}
+
+
+def _filled(secret: dict[str, Any], wanted: dict[str, str]) -> dict[str, Any]:
+    encoded = {key: base64.b64encode(text.encode()).decode() for key, text in wanted.items()}
+    return {**secret, "data": {**(secret.get("data") or {}), **encoded}}
+
+
+def _data(secret: dict[str, Any], name: str) -> dict[str, str]:
+    if secret.get("immutable"):
+        raise KeysError(f"Secret {name} is immutable: delete it, or name another one")
+    try:
+        return {key: base64.b64decode(value).decode() for key, value in (secret.get("data") or {}).items()}
+    except (binascii.Error, UnicodeDecodeError, TypeError):
+        raise KeysError(f"Secret {name} holds data that are not text: name another one") from None

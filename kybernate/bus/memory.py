@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from kybernate.bus.inbox import Inbox, answer, read
-from kybernate.bus.layout import BUCKETS
 from kybernate.bus.port import (
+    BUCKETS,
     Bucket,
     BusDownError,
     Entry,
@@ -30,13 +30,13 @@ _EVENTS = (Pattern("kyb.v1.evt.*.*.*", Message),)
 
 
 class MemoryServer:
-    """What the server of a MemoryBus knows. Buckets exist from the start, as after ``kyb bus init``."""
+    """The state of a server of MemoryBuses. Buckets exist from the start, as after ``kyb bus init``."""
 
     def __init__(self) -> None:
         self.running = True
         self.buses: list[MemoryBus] = []
         self.inboxes: list[tuple[MemoryBus, tuple[Pattern[Message], ...], Inbox[Message]]] = []
-        self.handlers: list[tuple[MemoryBus, Pattern[Message], Inbox[_Question]]] = []
+        self.handlers: list[tuple[MemoryBus, Pattern[Message], Inbox[_Request]]] = []
         self.stored: dict[str, tuple[str, bytes]] = {}
         """Events by message id, oldest first: subject and body."""
         self.buckets = {name: _Level() for name in BUCKETS}
@@ -44,12 +44,12 @@ class MemoryServer:
     def stop(self) -> None:
         """Every client loses its connection."""
         self.running = False
-        self.tell()
+        self.notify()
 
     def start(self) -> None:
         """Every client that is not cut has its connection again."""
         self.running = True
-        self.tell()
+        self.notify()
 
     def wipe(self) -> None:
         """Lose the disk: history and every entry of the buckets."""
@@ -58,17 +58,17 @@ class MemoryServer:
             level.wipe()
 
     def send(self, subject: str, body: bytes) -> None:
-        """Give a message, readable or not, to everyone who listens."""
+        """Deliver a message, decodable or not, to every subscriber."""
         for bus, patterns, inbox in self.inboxes:
             if bus.connected:
                 message = read(subject, body, patterns)
                 if message is not None and not inbox.put(message):
                     bus.dropped += 1
 
-    def tell(self) -> None:
-        """Let each client notice whether it is connected."""
+    def notify(self) -> None:
+        """Let each client check whether it is connected."""
         for bus in tuple(self.buses):
-            bus.notice()
+            bus.check_connection()
 
 
 class MemoryBus:
@@ -91,30 +91,30 @@ class MemoryBus:
         """A client of this server, until the context ends."""
         bus = cls(server)
         server.buses.append(bus)
-        bus.notice()
+        bus.check_connection()
         try:
             yield bus
         finally:
             server.buses.remove(bus)
 
     def cut(self) -> None:
-        """Take this client's connection away."""
+        """Cut this client's connection."""
         self._cut = True
-        self.notice()
+        self.check_connection()
 
     def restore(self) -> None:
-        """Give it back."""
+        """Restore this client's connection."""
         self._cut = False
-        self.notice()
+        self.check_connection()
 
     @property
     def troubles(self) -> dict[str, int]:
-        """What was put up with so far."""
+        """Number of tolerated failures since the start, by kind."""
         return {"dropped": self.dropped}
 
     @property
     def connected(self) -> bool:
-        """Whether something published now would be sent."""
+        """True if a message published now would be sent."""
         return self.server.running and not self._cut
 
     def on_change(self, callback: Callable[[bool], None]) -> None:
@@ -126,11 +126,11 @@ class MemoryBus:
         await self._up.wait()
 
     async def closed(self) -> None:
-        """Wait for ever: this connection always comes back."""
+        """Wait forever: this connection always comes back."""
         await asyncio.Event().wait()
 
-    def notice(self) -> None:
-        """Compare with what was true before, and tell."""
+    def check_connection(self) -> None:
+        """Report a change of ``connected``."""
         if self.connected == self._was_connected:
             return
         self._was_connected = self.connected
@@ -146,7 +146,7 @@ class MemoryBus:
             callback(self.connected)
 
     async def publish(self, message: Message) -> None:
-        """Send to whoever listens."""
+        """Send to all subscribers."""
         self._check()
         subject, body = message.subject, message.body()
         if subject.startswith("kyb.v1.evt."):
@@ -154,30 +154,30 @@ class MemoryBus:
         self.server.send(subject, body)
 
     async def flush(self, timeout: float = 2.0) -> None:  # noqa: ARG002 - the protocol has it
-        """Nothing is ever under way here."""
+        """Messages are delivered at once: there is nothing to wait for."""
         self._check()
 
     async def request(self, message: Message, reply: type[R], *, timeout: float) -> R:
-        """Ask the one who serves this subject."""
+        """Send a request to the handler of this subject."""
         self._check()
         subject = message.subject
         serving = [inbox for bus, pattern, inbox in self.server.handlers if bus.connected and pattern.matches(subject)]
         if not serving:
-            raise NoAnswerError(f"{subject}: nobody serves it")
-        told: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        serving[0].put((subject, message.body(), told))
+            raise NoAnswerError(f"{subject}: no service handles it")
+        answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        serving[0].put((subject, message.body(), answered))
         lost = asyncio.create_task(self._lost.wait())
         try:
-            waited: list[asyncio.Future[Any]] = [told, lost]
+            waited: list[asyncio.Future[Any]] = [answered, lost]
             await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
             lost.cancel()
-        if not told.done():
+        if not answered.done():
             why = "the connection was lost" if self._lost.is_set() else f"no answer within {timeout:g} s"
-            told.cancel()
+            answered.cancel()
             raise NoAnswerError(f"{subject}: {why}; it may have been done or not")
         try:
-            return reply.model_validate_json(told.result())
+            return reply.model_validate_json(answered.result())
         except ValidationError as error:
             raise NoAnswerError(f"{subject}: the answer is no {reply.__name__}: {error}") from error
 
@@ -198,13 +198,13 @@ class MemoryBus:
         self, pattern: Pattern[Message], handler: Callable[[Message], Awaitable[BaseModel]]
     ) -> AsyncIterator[None]:
         """Answer requests on this pattern, one at a time, until the context ends."""
-        inbox: Inbox[_Question] = Inbox()
+        inbox: Inbox[_Request] = Inbox()
 
         async def work() -> None:
-            async for subject, body, told in inbox:
-                said = await answer(subject, body, pattern, handler)
-                if said is not None and not told.done() and self.connected:
-                    told.set_result(said)
+            async for subject, body, answered in inbox:
+                reply = await answer(subject, body, pattern, handler)
+                if reply is not None and not answered.done() and self.connected:
+                    answered.set_result(reply)
 
         row = (self, pattern, inbox)
         self.server.handlers.append(row)
@@ -235,7 +235,7 @@ class MemoryBus:
 
     @asynccontextmanager
     async def watching(self, level: "_Level", prefix: str) -> AsyncIterator[AsyncIterator[Entry | None]]:
-        """What ``Bucket.watch`` gives."""
+        """The iterator of ``Bucket.watch``."""
         inbox: Inbox[Entry | None] = Inbox()
         watch = (level, prefix, inbox, set[str]())
         self._watches.append(watch)
@@ -248,7 +248,7 @@ class MemoryBus:
             inbox.close()
 
     def changed(self, level: "_Level", entry: Entry) -> None:
-        """Tell this client's watches of one change."""
+        """Deliver one change to this client's watches."""
         for watched, prefix, inbox, known in self._watches:
             if watched is level and entry.key.startswith(prefix) and self.connected:
                 (known.discard if entry.value is None else known.add)(entry.key)
@@ -267,7 +267,7 @@ class MemoryBus:
             raise BusDownError("not connected to the bus in memory")
 
 
-_Question = tuple[str, bytes, "asyncio.Future[bytes]"]
+_Request = tuple[str, bytes, "asyncio.Future[bytes]"]
 
 
 class _Level:

@@ -1,4 +1,4 @@
-"""What a bus put up with, as a metric of the service that uses it."""
+"""The tolerated failures of a bus, as a metric of the service that uses it."""
 
 from collections.abc import Iterable
 

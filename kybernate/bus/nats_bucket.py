@@ -1,61 +1,154 @@
 """Buckets over JetStream's key-value streams.
 
-Watches are made here and not by nats-py: after ``kill -9`` and restart of the server its watchers were seen silent for
-12 s, and its ``keys`` reads a full bucket as empty when the server's count overtakes the entries. A watch is a chain of
-*runs* (``nats_run``); each has an ephemeral consumer of its own, delivers the whole bucket and then the changes, and
-ends at the first sign of trouble (connection lost, gap in the consumer's sequence, no heartbeat).
+Watches are not nats-py's: after ``kill -9`` and a restart of the server its watchers were silent for 12 s, and its
+``keys`` reads a full bucket as empty when the server's count overtakes the entries. A watch here is a chain of *runs*;
+each has its own ephemeral consumer, delivers the whole bucket and then the changes, and ends at the first error
+(connection lost, gap in the consumer's sequence, no heartbeat).
 
-What "whole" means is asked of the stream before the consumer is made, and not taken from the consumer's count of what
-is pending: a replica that lags, or a count of 0 at the wrong moment, would make a full bucket look empty.
+The keys that the snapshot must have are read from the stream before the consumer is made, and not derived from the
+consumer's count of pending messages: a lagging replica, or a count of 0 at the wrong moment, would make a full bucket
+look empty.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import nats.errors
 import nats.js.errors
+from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 from nats.js.kv import KeyValue
 
 from kybernate.bus.inbox import Inbox
-from kybernate.bus.nats_run import IncompleteError, Run, RunOverError
+from kybernate.bus.nats_connection import NatsConnection
 from kybernate.bus.port import BusError, Entry, NoAnswerError, WrongRevisionError
 from kybernate.logs import OnceLogger, get_logger
 
-if TYPE_CHECKING:
-    from kybernate.bus.nats import NatsBus
-
 HEARTBEAT_SECONDS = 2.0
 SETTLE_SECONDS = 2.0
-"""How long a change may be under way to a watch before its absence is a bug."""
+"""How long a change may take to reach a watch before its absence is a bug."""
 IDLE_SECONDS = 30.0
-"""The server removes a consumer that nobody has listened to for so long."""
+"""The server removes a consumer without a subscriber after this time."""
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 5.0
 READS = 3
-"""How often a bucket is read when keys that it has do not come."""
+"""How often a bucket is read when the reads miss keys."""
+SILENCE_SECONDS = 5.0
+"""A run without a message or heartbeat for this long is over."""
+SHOWN = 3
+"""Number of missing keys that an error names."""
+
+
+class RunOverError(Exception):
+    """This run is not reliable any more; the next one reads everything again."""
+
+
+class IncompleteError(RunOverError):
+    """The consumer has delivered everything, and keys that the stream had before are missing."""
+
+
+class Run:
+    """The messages of one consumer: the snapshot, then changes; checked for gaps, silence and missing keys."""
+
+    def __init__(self, root: str, prefix: str) -> None:
+        self._root, self._prefix = root, prefix
+        self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
+        self._sequence = 0
+        self._missing: set[str] = set()
+        """Subjects that the stream had before the run, and that were not delivered yet."""
+        self._pending = 0
+        self.complete = False
+        """Everything that was there at the start has been delivered."""
+
+    async def receive(self, msg: Msg) -> None:
+        """Take a message of the consumer."""
+        self._arrived.put_nowait(msg)
+
+    def stop(self) -> None:
+        """End the run: its reader gets RunOverError."""
+        self._arrived.put_nowait(None)
+
+    def expect(self, subjects: Iterable[str], pending: int) -> None:
+        """Set what the snapshot has: at least these subjects, and ``pending`` entries by the server's count."""
+        self._missing = set(subjects)
+        self._pending = pending
+        self.complete = not self._missing and pending == 0
+
+    async def next(self) -> Entry | None:
+        """Return the next entry (a deleted one without a value), or None once when the snapshot is found complete.
+
+        Raises RunOverError, IncompleteError.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    msg = await self._arrived.get()
+            except TimeoutError:
+                raise RunOverError(f"no message for {SILENCE_SECONDS:g} s") from None
+            if msg is None:
+                raise RunOverError("connection lost, or a difference was found")
+            headers = msg.headers or {}
+            if "Status" in headers and not msg.reply.startswith("$JS.ACK"):
+                if self._idle(headers):
+                    return None
+                continue
+            entry = self._read(msg)
+            if entry is not None:
+                return entry
+            if self.complete:
+                return None
+
+    def _idle(self, headers: dict[str, str]) -> bool:
+        """Check a heartbeat, sent when the consumer is idle; True if it completes the snapshot."""
+        if headers["Status"] != "100":
+            raise RunOverError(f"consumer: {headers['Status']} {headers.get('Description', '')}")
+        last = headers.get("Nats-Last-Consumer")
+        if last is not None and int(last) > self._sequence:
+            raise RunOverError(f"message {self._sequence + 1} of the consumer is missing")
+        if self.complete:
+            return False
+        if self._missing:
+            some = ", ".join(sorted(subject.removeprefix(self._root) for subject in self._missing)[:SHOWN])
+            raise IncompleteError(f"{len(self._missing)} keys of the stream are missing, among them {some}")
+        self.complete = True
+        return True
+
+    def _read(self, msg: Msg) -> Entry | None:
+        """Return the entry in this message; None if its key has another prefix."""
+        meta = msg.metadata
+        if meta.sequence.consumer != self._sequence + 1:
+            raise RunOverError(f"message {self._sequence + 1} of the consumer is missing")
+        self._sequence = meta.sequence.consumer
+        self._missing.discard(msg.subject)
+        if not self._missing and (meta.num_pending == 0 or self._sequence >= self._pending):
+            self.complete = True
+        key = msg.subject[len(self._root) :]
+        if not key.startswith(self._prefix):
+            return None
+        headers = msg.headers or {}
+        gone = headers.get("KV-Operation") in ("DEL", "PURGE") or "Nats-Marker-Reason" in headers
+        return Entry(key, None if gone else msg.data, meta.sequence.stream)
 
 
 class NatsBucket:
     """A ``Bucket`` of a NatsBus."""
 
-    def __init__(self, bus: "NatsBus", name: str) -> None:
-        self._bus, self._name = bus, name
+    def __init__(self, bus: NatsConnection, name: str, compare_seconds: float) -> None:
+        self._bus, self._name, self._compare_seconds = bus, name, compare_seconds
         self._stream = f"KV_{name}"
         self._root = f"$KV.{name}."
 
     async def put(self, key: str, value: bytes) -> int:
-        """Write, whatever was there."""
+        """Write unconditionally."""
         async with self._store(f"put {key}") as store:
             return await store.put(key, value)
 
     async def update(self, key: str, value: bytes, *, revision: int) -> int:
-        """Compare and set; 0: the key must not exist."""
+        """Compare and set; revision 0: the key must not exist."""
         async with self._store(f"update {key}") as store:
             try:
                 if revision == 0:
@@ -108,7 +201,7 @@ class NatsBucket:
         """All present entries, one None, then every change; again after each loss of the connection."""
         inbox: Inbox[Entry | None] = Inbox()
         watch = _Watch(self, prefix, inbox)
-        tasks = [asyncio.create_task(watch.follow()), asyncio.create_task(watch.compare(self._bus.compare_seconds))]
+        tasks = [asyncio.create_task(watch.follow()), asyncio.create_task(watch.compare(self._compare_seconds))]
         try:
             yield inbox
         finally:
@@ -124,7 +217,7 @@ class NatsBucket:
 
     @asynccontextmanager
     async def _run(self, prefix: str) -> AsyncIterator[Run]:
-        """A consumer that delivers the last value of every key, then what changes."""
+        """A consumer that delivers the last value of every key, then the changes."""
         link = self._bus.link
         run = Run(self._root, prefix)
         subscription: Subscription | None = None
@@ -133,17 +226,17 @@ class NatsBucket:
         link.when_lost.add(run.stop)
         try:
             async with self._bus.jetstream(f"bucket {self._name}: read") as js:
-                there = await js.stream_info(self._stream, subjects_filter=self._filter(prefix))
+                before = await js.stream_info(self._stream, subjects_filter=self._filter(prefix))
                 subscription = await link.client.subscribe(deliver, cb=run.receive)
                 info = await js.add_consumer(self._stream, self._consumer(prefix, deliver))
                 consumer = info.name
                 pending = (info.num_pending or 0) + (info.delivered.consumer_seq if info.delivered else 0)
-                run.expect(there.state.subjects or (), pending)
+                run.expect(before.state.subjects or (), pending)
             if link.lost.is_set():
                 run.stop()
             yield run
         except IncompleteError as error:
-            self._bus.trouble.came_short(self._name, str(error))
+            self._bus.errors.missed_keys(self._name, str(error))
             raise
         finally:
             link.when_lost.discard(run.stop)
@@ -177,7 +270,7 @@ async def _forget(js: JetStreamContext, stream: str, consumer: str) -> None:
 
 
 class _Watch:
-    """Runs, one after the other, and what the reader knows from them."""
+    """A chain of runs, and the entries that its reader knows from them."""
 
     def __init__(self, bucket: NatsBucket, prefix: str, inbox: Inbox[Entry | None]) -> None:
         self._bucket, self._prefix, self._inbox = bucket, prefix, inbox
@@ -186,7 +279,7 @@ class _Watch:
         self._run: Run | None = None
 
     async def follow(self) -> None:
-        """Keep a run going until cancelled. A server that is there and refuses is asked less and less often."""
+        """Keep a run going until cancelled, with back-off while the server refuses."""
         wait = FIRST_RETRY_SECONDS
         restarted = OnceLogger("watch.restarted", level="info")
         while True:
@@ -213,17 +306,17 @@ class _Watch:
                 break
             if entry.value is not None:
                 present.add(entry.key)
-            self._tell(entry, only_known=True)
+            self._deliver(entry, only_known=True)
         for key in self._known.keys() - present:
-            self._tell(Entry(key, None, 0))
+            self._deliver(Entry(key, None, 0))
         self._inbox.put(None)
         self._run = run
         while True:
             entry = await run.next()
             if entry is not None:
-                self._tell(entry)
+                self._deliver(entry)
 
-    def _tell(self, entry: Entry, *, only_known: bool = False) -> None:
+    def _deliver(self, entry: Entry, *, only_known: bool = False) -> None:
         if entry.value is None:
             if self._known.pop(entry.key, None) is None and only_known:
                 return
@@ -232,7 +325,7 @@ class _Watch:
         self._inbox.put(entry)
 
     async def compare(self, every: float) -> None:
-        """Insurance: read the bucket beside the watch. A lasting difference is a bug; it is logged and healed."""
+        """Compare the watch with the bucket every ``every`` seconds. A lasting difference is a bug: log it, reread."""
         while True:
             await asyncio.sleep(every)
             run = self._run
@@ -249,7 +342,7 @@ class _Watch:
                     run.stop()
 
     def _differences(self, entries: list[Entry]) -> set[tuple[str, int]]:
-        """Keys that the watch should know at this revision and does not, or knows and should not (revision 0)."""
+        """Return (key, revision) of entries that the watch misses, and (key, 0) of those that it should not have."""
         actual = {entry.key: entry.revision for entry in entries}
         missed = {(key, revision) for key, revision in actual.items() if self._known.get(key, 0) < revision}
         return missed | {(key, 0) for key in self._known.keys() - actual.keys()}

@@ -1,4 +1,4 @@
-"""One connection to NATS: dialling it, and noticing that it is gone."""
+"""One connection to NATS: how it is made, how its loss is detected, and what its errors mean."""
 
 import asyncio
 import contextlib
@@ -10,41 +10,45 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from kybernate.bus.credentials import Credentials
+from kybernate.bus.inbox import LIMIT
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
+from kybernate.logs import get_logger
 
 PING_SECONDS = 5
 MISSED_PINGS = 2
-"""A half-open connection is given up after PING_SECONDS * (MISSED_PINGS + 1)."""
+"""A half-open connection counts as lost after PING_SECONDS * (MISSED_PINGS + 1)."""
 CONNECT_SECONDS = 2
 RESETS = 4
-"""How often a connection that is reset while it is made is made anew."""
+"""How often a connection is attempted again when it is reset while it is made."""
+MOST_FORBIDDEN = 100
+"""Number of refused subjects that are logged, each once."""
 
 
 class Link:
-    """One connection to the server, from its first moment to its loss."""
+    """One connection to the server, until its loss."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self._echo = ""
         self._echoes: dict[bytes, asyncio.Future[None]] = {}
-        self._asked = 0
+        self._trips = 0
         self.lost = asyncio.Event()
         self.when_lost: set[Callable[[], None]] = set()
-        """Called once, at the loss: who waits for an answer need not wait on."""
+        """Called once, at the loss: requests need not wait any longer."""
 
     @property
     def alive(self) -> bool:
-        """Whether something sent now would go out."""
+        """True if a message published now would be sent."""
         return not self.lost.is_set() and self.client.is_connected
 
     async def round_trip(self) -> None:
-        """Until the server has seen everything that this process sent before. May be cancelled.
+        """Wait until the server has processed everything that this process sent before. May be cancelled.
 
-        Not nats-py's flush: its PING overtakes what still waits in its buffer, and the PONG of a flush that was
-        cancelled or timed out ends its reading task (InvalidStateError), which leaves the connection deaf.
+        Not nats-py's flush: its PING overtakes the messages in its buffer, and the PONG after a flush that was
+        cancelled or timed out ends its reading task (InvalidStateError): the connection receives nothing more.
         """
-        self._asked += 1
-        token = str(self._asked).encode()
+        self._trips += 1
+        token = str(self._trips).encode()
         back: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._echoes[token] = back
         try:
@@ -54,17 +58,17 @@ class Link:
             del self._echoes[token]
 
     async def listen_to_itself(self) -> None:
-        """Once, after connecting: what ``round_trip`` needs."""
+        """Subscribe to the inbox that ``round_trip`` publishes to; once, after connecting."""
         self._echo = self.client.new_inbox()
-        await self.client.subscribe(self._echo, cb=self._heard)
+        await self.client.subscribe(self._echo, cb=self._received)
 
-    async def _heard(self, msg: Msg) -> None:
+    async def _received(self, msg: Msg) -> None:
         back = self._echoes.get(msg.data)
         if back is not None and not back.done():
             back.set_result(None)
 
     def lose(self) -> None:
-        """The connection is gone for good; the next one is another Link."""
+        """Mark the connection as lost, for good; the next one is another Link."""
         if self.lost.is_set():
             return
         self.lost.set()
@@ -72,7 +76,7 @@ class Link:
             callback()
 
     async def until_lost(self) -> None:
-        """Wait for the loss. Returns the moment nats-py tells, and within a second if it forgets to."""
+        """Wait for the loss: nats-py's callback, or a check every second in case it is not called."""
         while self.alive:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
@@ -81,11 +85,11 @@ class Link:
 
 
 class PlaintextError(nats.errors.Error):
-    """A certificate authority is set, and the server (or who stands before it) offers no TLS."""
+    """A certificate authority is set, and the server (or a proxy in front of it) offers no TLS."""
 
 
 class _TlsClient(Client):
-    """Goes no further than the server's greeting when that offers no TLS: nats-py would go on without."""
+    """Refuses a server whose greeting offers no TLS; nats-py would continue without."""
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection and not info.get("tls_required"):
@@ -94,26 +98,26 @@ class _TlsClient(Client):
 
 
 async def dial(url: str, name: str, credentials: Credentials, report: Callable[[Exception], None]) -> Link:
-    """Connect once, with what the files of the credentials hold now.
+    """Connect once, with the present content of the credentials' files.
 
-    A server that refuses a key says so and hangs up at once; now and then the hanging up overtakes the saying. What
-    looks like a reset is therefore asked again, a few times; a refusal that was heard stands, whatever came after it.
+    A server that refuses a key sends the reason and closes the connection, and the reset may arrive before the reason.
+    A connection that was reset is therefore attempted again, up to ``RESETS`` times, unless a reason was received.
 
-    Raises what nats-py raises, and CredentialsError. ``report`` gets errors that belong to no call; it must not raise.
+    Raises nats-py's errors, and CredentialsError. ``report`` gets errors that belong to no call; it must not raise.
     """
     for _ in range(RESETS):
-        heard: list[Exception] = []
+        received: list[Exception] = []
         reset = False
         try:
-            return await _dial(url, name, credentials, heard.append, report)
+            return await _dial(url, name, credentials, received.append, report)
         except (OSError, nats.errors.Error) as error:
-            said = (error, *heard)
-            reset = any(isinstance(one, ConnectionResetError) for one in said) and not any(map(refused, said))
+            errors = (error, *received)
+            reset = any(isinstance(one, ConnectionResetError) for one in errors) and not any(map(refused, errors))
             if not reset:
                 raise
         finally:
             if not reset:
-                for one in heard:
+                for one in received:
                     report(one)
     return await _dial(url, name, credentials, report, report)
 
@@ -125,62 +129,62 @@ async def _dial(
     connecting: Callable[[Exception], None],
     report: Callable[[Exception], None],
 ) -> Link:
-    """Once; ``connecting`` gets what is reported before the connection stands, ``report`` what comes after."""
+    """Connect once. ``connecting`` gets the errors until the connection is made, ``report`` the later ones."""
     identity = await asyncio.to_thread(credentials.read)
     wants_tls = (identity.tls and not url.startswith("ws")) or url.startswith("tls:")  # wss is TLS from its first byte
     client = _TlsClient() if wants_tls else Client()
     link = Link(client)
 
     async def on_error(error: Exception) -> None:
-        hear(error)
+        sink(error)
 
     async def on_closed() -> None:
         link.lose()
 
-    hear = connecting
+    sink = connecting
     try:
         await client.connect(
             servers=url.split(","),
             name=name,
-            allow_reconnect=False,  # kybernate.bus.nats says why
+            allow_reconnect=False,  # see kybernate.bus.nats_connection
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
             connect_timeout=CONNECT_SECONDS,
             ping_interval=PING_SECONDS,
             max_outstanding_pings=MISSED_PINGS,
-            pending_size=0,  # nothing is kept for later while the connection is away
+            pending_size=0,  # nothing is buffered while the connection is away
             error_cb=on_error,
             closed_cb=on_closed,
             **identity.options,
         )
         await link.listen_to_itself()
-        hear = report
+        sink = report
     except BaseException:
         with contextlib.suppress(Exception):
-            await client.close()  # what connect leaves open when it fails half-way
+            await client.close()  # a connect that fails half-way leaves the socket open
         raise
     return link
 
 
 def refused(error: Exception | None) -> bool:
-    """Whether the server does not take these credentials."""
+    """True if the server refused the credentials."""
     return error is not None and "authorization" in f"{type(error).__name__} {error}".lower()
 
 
 def forbidden(error: Exception | None) -> bool:
-    """Whether the server refused one subject to these credentials; the connection goes on."""
+    """True if the server refused one subject; the connection continues."""
     return error is not None and "permissions violation" in str(error).lower()
 
 
 @contextlib.contextmanager
 def failures(what: str) -> Iterator[None]:
-    """Turn nats-py's errors into the bus' own. TimeoutError passes: who asked knows what it means."""
+    """Translate nats-py's errors into the bus' own. TimeoutError passes: its meaning depends on the caller."""
     try:
         yield
     except TimeoutError:
         raise
     except nats.errors.NoRespondersError as error:
-        raise NoAnswerError(f"{what}: nobody serves it") from error
+        raise NoAnswerError(f"{what}: no service handles it") from error
     except (
         nats.errors.OutboundBufferLimitError,
         nats.errors.ConnectionClosedError,
@@ -189,3 +193,83 @@ def failures(what: str) -> Iterator[None]:
         raise BusDownError(f"{what}: the connection to NATS is away") from error
     except nats.errors.Error as error:
         raise BusError(f"{what}: {error}") from error
+
+
+class LinkErrors:
+    """The errors of one bus: logs each once with its remedy, counts, and decides whether they are final.
+
+    ``place`` is the server without credentials, for texts.
+    """
+
+    def __init__(self, place: str, credentials: Credentials) -> None:
+        self._place, self._credentials = place, credentials
+        self.last = ""
+        """The last error; empty after a successful connection."""
+        self.dropped = 0
+        """Messages lost because a reader of this process was too slow."""
+        self.ignored = 0
+        """Requests without an inbox for the answer."""
+        self.incomplete = 0
+        """Reads of a bucket that missed keys; each was repeated."""
+        self._logged: set[str] = set()
+        self.end: BusError | None = None
+        """Why reconnecting is useless; None while it is not."""
+        self.final = asyncio.Event()
+        """Set with ``end``."""
+
+    def judge(self, error: Exception | None) -> None:
+        """Record why the connection was lost, and end the bus when reconnecting would be useless.
+
+        Refused credentials from files are tried again: a rotated key replaces them.
+        """
+        if refused(error):
+            self._refuse(str(error))
+        elif error is not None and not isinstance(error, nats.errors.NoServersError):  # its reason was reported
+            self.report(error)
+
+    def report(self, error: Exception) -> None:
+        """Log an error that belongs to no call; a repeated one (a server that is away) only once."""
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self.drop(error.subject)
+            return
+        text = str(error) or type(error).__name__
+        if forbidden(error):
+            if text in self._logged or len(self._logged) >= MOST_FORBIDDEN:
+                return
+            self._logged.add(text)
+            remedy = (
+                "the key's rights are older than this program, or it is another role's: run kyb bus keys, reload NATS"
+            )
+            get_logger().error("bus.forbidden", role=self._credentials.role, error=text, remedy=remedy)
+        elif text != self.last:
+            self.last = text
+            get_logger().warning("bus.error", server=self._place, error=text)
+
+    def drop(self, subject: str) -> None:
+        """Count a message that was dropped because its reader is too slow."""
+        self.dropped += 1
+        if self.dropped & (self.dropped - 1) == 0:  # at 1, 2, 4, 8 …: a flood must not flood the log
+            get_logger().warning("message.dropped", subject=subject, dropped=self.dropped, limit=LIMIT)
+
+    def missed_keys(self, bucket: str, reason: str) -> None:
+        """Count a read of a bucket that missed keys."""
+        self.incomplete += 1
+        if self.incomplete & (self.incomplete - 1) == 0:
+            get_logger().warning("bucket.incomplete", bucket=bucket, reason=reason, times=self.incomplete)
+
+    def forged(self, msg: Msg) -> None:
+        """Count a request whose reply subject is not an inbox."""
+        self.ignored += 1
+        if self.ignored & (self.ignored - 1) == 0:
+            more = {"reason": "it has no inbox", "ignored": self.ignored}
+            get_logger().warning("request.ignored", subject=msg.subject, reply=msg.reply, **more)
+
+    def _refuse(self, reason: str) -> None:
+        mine = self._credentials
+        if not mine.renewable:
+            self.end = BusError(f"NATS at {self._place} refused this process: {reason}; check its credentials")
+            self.final.set()
+            return
+        file = mine.nkey_file or mine.cert_file
+        remedy = f"the server's auth.conf does not list it, or it was rotated: renew {file} (kyb bus keys), reload NATS"
+        self.report(BusError(f"refused the key of role {mine.role or '?'} in {file}: {reason}; {remedy}"))

@@ -1,4 +1,4 @@
-"""What a bus can do, whoever carries it: ``NatsBus`` in production, ``MemoryBus`` in tests. No I/O here.
+"""The protocol of a bus: ``NatsBus`` in production, ``MemoryBus`` in tests. No I/O here.
 
 Rules that both keep (one contract test holds them to it):
 
@@ -21,6 +21,13 @@ from kybernate.envelope import Message, Pattern
 
 R = TypeVar("R", bound=BaseModel)
 
+EVENTS = "KYB_EVENTS"
+"""Stream of everything under ``kyb.v1.evt``, 7 days."""
+AUDIT = "KYB_AUDIT"
+"""Stream of everything under ``kyb.v1.audit``, 90 days."""
+BUCKETS = ("kyb_seats", "kyb_inventory")
+"""Levels by key."""
+
 
 class BusError(Exception):
     """Base of what can go wrong on a bus."""
@@ -31,7 +38,7 @@ class BusDownError(BusError):
 
 
 class NoAnswerError(BusError):
-    """Nobody answered in time, or nobody listens. What was asked may have been done or not."""
+    """No answer in time, or no handler. The request may have been carried out or not."""
 
 
 class WrongRevisionError(BusError):
@@ -84,16 +91,16 @@ class Bucket(Protocol):
 
 
 class Bus(Protocol):
-    """Messages, questions and buckets."""
+    """Messages, requests and buckets."""
 
     @property
     def connected(self) -> bool:
-        """Whether something published now would be sent."""
+        """True if a message published now would be sent."""
         ...
 
     @property
     def troubles(self) -> Mapping[str, int]:
-        """How often something went wrong that was put up with, by kind, since the start."""
+        """Number of tolerated failures since the start, by kind."""
         ...
 
     async def until_connected(self) -> None:
@@ -112,15 +119,15 @@ class Bus(Protocol):
         ...
 
     async def publish(self, message: Message) -> None:
-        """Send to whoever listens. Events (``kyb.v1.evt``) and audit records are also kept by the stream."""
+        """Send to all subscribers. Events (``kyb.v1.evt``) and audit records are also kept by the stream."""
         ...
 
     async def flush(self, timeout: float = 2.0) -> None:
-        """Until the server has seen everything published before. Raises NoAnswerError or BusDownError."""
+        """Wait until the server has processed everything published before. Raises NoAnswerError or BusDownError."""
         ...
 
     async def request(self, message: Message, reply: type[R], *, timeout: float) -> R:
-        """Ask the one who serves this subject. Raises NoAnswerError (also when nobody serves) or BusDownError."""
+        """Send a request to its handler. Raises NoAnswerError (also when there is no handler) or BusDownError."""
         ...
 
     def subscribe(self, *patterns: Pattern[Message]) -> AbstractAsyncContextManager[AsyncIterator[Message]]:
@@ -132,7 +139,7 @@ class Bus(Protocol):
     ) -> AbstractAsyncContextManager[None]:
         """Answer requests on this pattern, one at a time, until the context ends.
 
-        A handler that raises is answered with nothing; the error is logged and ends nobody else's work.
+        A request whose handler raises gets no answer; the error is logged, and other requests are served on.
         """
         ...
 

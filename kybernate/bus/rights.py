@@ -1,7 +1,7 @@
-"""Who may say and hear what on NATS: one key per role, least subjects. Pure data and its rules, no I/O.
+"""The rights on NATS: one key per role, and the fewest subjects that it needs. Pure data and its rules, no I/O.
 
-Everything is derived from who sends and who hears each kind of message, and who uses which bucket; a new message,
-bucket or stream that nobody was given fails a test. Rendered for nats-server by ``kybernate.bus.server_config``.
+All rights are derived from the publishers and subscribers of each kind of message, and the users of each bucket; a test
+fails for a message, bucket or stream without any. ``kybernate.bus.server_config`` renders them for nats-server.
 
 Kubernetes gives all pods of a DaemonSet the same Secret, so a role is not bound to its node.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kybernate.bus.credentials import inbox
-from kybernate.bus.layout import AUDIT, BUCKETS, EVENTS
+from kybernate.bus.port import AUDIT, BUCKETS, EVENTS
 from kybernate.envelope import Message
 from kybernate.messages import (
     AuditRecord,
@@ -27,7 +27,7 @@ from kybernate.messages import (
 
 
 class Role(StrEnum):
-    """Who connects. The value names the key's file and the inbox."""
+    """Role of a client. The value names the key's file and the inbox."""
 
     ROUTER = "router"
     MANAGER = "manager"
@@ -41,14 +41,14 @@ class Role(StrEnum):
 
 
 class Place(StrEnum):
-    """Which server."""
+    """The kind of server."""
 
     CLUSTER = "cluster"
     """The cluster bus, with JetStream."""
     NODE = "node"
-    """The node bus, on loopback, where only manager and checkpointer talk."""
+    """The node bus, on loopback, of a node's manager and checkpointer."""
     ONE = "one"
-    """One server that plays both, on a laptop: its manager has both managers' rights."""
+    """One server as both, on a laptop: its manager has the rights of both managers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,15 @@ class Rights:
 
 
 MEANING: Mapping[Role, str] = {
-    Role.ROUTER: "routers: say their traffic, command managers, follow seats",
-    Role.MANAGER: "each node's manager on the cluster bus: writes the roster, tells events, obeys commands",
-    Role.PLUGIN: "each node's device plugin: writes the inventory, tells what it allocated and which GPUs are faulty",
+    Role.ROUTER: "routers: publish traffic, command managers, follow seats",
+    Role.MANAGER: "each node's manager on the cluster bus: writes the roster, publishes events, handles commands",
+    Role.PLUGIN: "each node's device plugin: writes the inventory, publishes allocations and faulty GPUs",
     Role.INIT: "kyb bus init: makes and updates streams and buckets",
-    Role.VIEWER: "people and dashboards: hear everything but audit records, say nothing",
+    Role.VIEWER: "people and dashboards: subscribe to everything but audit records, publish nothing",
     Role.OPERATOR: "people and controllers: command managers, read everything",
-    Role.SIGNALS: "other gateways: say their traffic",
-    Role.NODE_MANAGER: "the manager on its node bus: gives jobs",
-    Role.NODE_CHECKPOINTER: "the checkpointer on its node bus: takes jobs, reports",
+    Role.SIGNALS: "other gateways: publish traffic",
+    Role.NODE_MANAGER: "the manager on its node bus: publishes jobs",
+    Role.NODE_CHECKPOINTER: "the checkpointer on its node bus: handles jobs, reports",
 }
 
 ROLES: Mapping[Place, tuple[Role, ...]] = {
@@ -79,7 +79,7 @@ ROLES: Mapping[Place, tuple[Role, ...]] = {
 
 Kinds = Mapping[type[Message], tuple[Role, ...]]
 
-SENDERS: Kinds = {
+PUBLISHERS: Kinds = {
     TrafficSignal: (Role.ROUTER, Role.SIGNALS, Role.OPERATOR),
     DrainAck: (Role.ROUTER,),
     Command: (Role.ROUTER, Role.OPERATOR),
@@ -90,9 +90,9 @@ SENDERS: Kinds = {
     Job: (Role.NODE_MANAGER,),
     JobProgress: (Role.NODE_CHECKPOINTER,),
 }
-"""Who may say it; what stands below a listed kind counts with it, unless it is listed itself. Presence: see below."""
+"""Roles that may publish a kind; its subclasses count with it, unless they are listed themselves. Presence: below."""
 
-HEARERS: Kinds = {
+SUBSCRIBERS: Kinds = {
     TrafficSignal: (Role.ROUTER, Role.MANAGER, Role.VIEWER, Role.OPERATOR),
     DrainAck: (Role.MANAGER,),
     Command: (Role.MANAGER,),
@@ -103,10 +103,10 @@ HEARERS: Kinds = {
     Job: (Role.NODE_CHECKPOINTER,),
     JobProgress: (Role.NODE_MANAGER,),
 }
-"""Who may listen. A base class is one subject with a wildcard, as the bus subscribes."""
+"""Roles that may subscribe. A base class is one subject with a wildcard, as the bus subscribes."""
 
 ANSWERED: tuple[type[Message], ...] = (Command, Job)
-"""Requests: who hears them answers into the inbox of who says them."""
+"""Requests: their subscribers publish the answer to the inbox of the publisher."""
 
 PRESENT: Mapping[Role, str] = {
     Role.ROUTER: "router",
@@ -114,8 +114,8 @@ PRESENT: Mapping[Role, str] = {
     Role.PLUGIN: "plugin",
     Role.NODE_CHECKPOINTER: "checkpointer",
 }
-"""Each says only of its own component that it is there."""
-PRESENCE_HEARERS: Mapping[Role, str] = {Role.MANAGER: "router", Role.VIEWER: "*", Role.OPERATOR: "*"}
+"""Component whose presence a role publishes."""
+PRESENCE_SUBSCRIBERS: Mapping[Role, str] = {Role.MANAGER: "router", Role.VIEWER: "*", Role.OPERATOR: "*"}
 
 WRITERS: Mapping[str, tuple[Role, ...]] = {
     "kyb_seats": (Role.MANAGER,),
@@ -126,33 +126,33 @@ READERS: Mapping[str, tuple[Role, ...]] = {
     "kyb_seats": (Role.ROUTER, Role.MANAGER, Role.OPERATOR),
     "kyb_inventory": (Role.ROUTER, Role.PLUGIN, Role.OPERATOR),
 }
-"""Who may read a bucket as a whole and watch it, which takes JetStream's API."""
-LISTENERS: tuple[Role, ...] = (Role.VIEWER, Role.OPERATOR)
-"""Who may listen to changes of every bucket. JetStream sends its answers to any subject that its client names, the
-roster's included, so that a key that must not write gets none of its API."""
-HISTORIANS: Mapping[str, tuple[Role, ...]] = {EVENTS: (Role.ROUTER, Role.OPERATOR), AUDIT: (Role.OPERATOR,)}
-"""Who may read a stream."""
+"""Roles that may read a whole bucket and watch it, which requires JetStream's API."""
+BUCKET_SUBSCRIBERS: tuple[Role, ...] = (Role.VIEWER, Role.OPERATOR)
+"""Roles that may subscribe to changes of every bucket. The viewer has this right instead of JetStream's API, which
+publishes its answers to any subject that its client names, the roster's included."""
+STREAM_READERS: Mapping[str, tuple[Role, ...]] = {EVENTS: (Role.ROUTER, Role.OPERATOR), AUDIT: (Role.OPERATOR,)}
+"""Roles that may read a stream."""
 
 
 def rights(place: Place) -> dict[Role, Rights]:
-    """Every role of this server with what it may do; nobody else can connect."""
+    """Return the rights of every role of this server; other clients cannot connect."""
     return {role: _rights(role, place) for role in ROLES[place]}
 
 
 def subject(kind: type[Message]) -> str:
-    """The subject of a kind with every name open, e.g. ``kyb.v1.cmd.*.*.park``."""
+    """Return the subject of a kind with wildcards for all names, e.g. ``kyb.v1.cmd.*.*.park``."""
     return kind.pattern().subject
 
 
 def kinds(listed: type[Message], table: Kinds) -> list[type[Message]]:
-    """The concrete kinds that an entry of a table stands for."""
+    """Return the concrete kinds that an entry of a table covers."""
     others = [kind for kind in table if kind is not listed and issubclass(kind, listed)]
     every = [kind for kind in Message.registry.values() if issubclass(kind, listed)]
     return [kind for kind in every if not any(issubclass(kind, other) for other in others)]
 
 
 def covers(allowed: str, wanted: str) -> bool:
-    """Whether a right covers a subject or pattern, as nats-server compares them."""
+    """True if a right covers a subject or pattern, by nats-server's rules."""
     have, want = allowed.split("."), wanted.split(".")
     for at, token in enumerate(have):
         if token == ">":
@@ -165,40 +165,40 @@ def covers(allowed: str, wanted: str) -> bool:
 def _rights(role: Role, place: Place) -> Rights:
     as_roles = {role, Role.NODE_MANAGER} if place is Place.ONE and role is Role.MANAGER else {role}
     publish, subscribe = [], [f"{inbox(role)}.>"]
-    for listed, senders in SENDERS.items():
-        if as_roles & {*senders}:
-            publish += [subject(kind) for kind in kinds(listed, SENDERS)]
-    for listed, hearers in HEARERS.items():
-        if as_roles & {*hearers}:
-            subscribe.append(_family(listed) if role in LISTENERS else subject(listed))
+    for listed, publishers in PUBLISHERS.items():
+        if as_roles & {*publishers}:
+            publish += [subject(kind) for kind in kinds(listed, PUBLISHERS)]
+    for listed, subscribers in SUBSCRIBERS.items():
+        if as_roles & {*subscribers}:
+            subscribe.append(_family(listed) if role in BUCKET_SUBSCRIBERS else subject(listed))
     publish += [f"kyb.v1.hb.{component}.*" for each, component in PRESENT.items() if each in as_roles]
-    subscribe += [f"kyb.v1.hb.{component}.*" for each, component in PRESENCE_HEARERS.items() if each in as_roles]
+    subscribe += [f"kyb.v1.hb.{component}.*" for each, component in PRESENCE_SUBSCRIBERS.items() if each in as_roles]
     publish += _inboxes(as_roles, place)
     publish += _jetstream(role)
-    subscribe += [f"$KV.{bucket}.>" for bucket in BUCKETS if role in LISTENERS]
-    publish.append(f"{inbox(role)}.>")  # to itself: how a connection knows that the server has seen everything
-    return Rights(_fewest(publish), _fewest(subscribe))
+    subscribe += [f"$KV.{bucket}.>" for bucket in BUCKETS if role in BUCKET_SUBSCRIBERS]
+    publish.append(f"{inbox(role)}.>")  # to itself: for Link.round_trip
+    return Rights(_minimal(publish), _minimal(subscribe))
 
 
 def _family(kind: type[Message]) -> str:
-    """``kyb.v1.evt.>``: what a person types who wants to hear everything of it."""
+    """Return the wildcard of a kind's family, e.g. ``kyb.v1.evt.>``."""
     return ".".join([*subject(kind).split(".")[:3], ">"])
 
 
-def _fewest(subjects: Iterable[str]) -> tuple[str, ...]:
-    """Each once, and none that another one covers."""
+def _minimal(subjects: Iterable[str]) -> tuple[str, ...]:
+    """Deduplicate; drop subjects that a wildcard covers."""
     every = tuple(dict.fromkeys(subjects))
     return tuple(one for one in every if not any(covers(other, one) for other in every if other != one))
 
 
 def _inboxes(as_roles: set[Role], place: Place) -> Iterator[str]:
-    """Of those whose requests this role answers."""
+    """Yield the inboxes of the roles whose requests this role answers."""
     for kind in ANSWERED:
-        if not as_roles & {*HEARERS[kind]}:
+        if not as_roles & {*SUBSCRIBERS[kind]}:
             continue
-        for asker in SENDERS[kind]:
-            merged = place is Place.ONE and asker is Role.NODE_MANAGER
-            name = Role.MANAGER if merged else asker
+        for role in PUBLISHERS[kind]:
+            merged = place is Place.ONE and role is Role.NODE_MANAGER
+            name = Role.MANAGER if merged else role
             if name in ROLES[place]:
                 yield f"{inbox(name)}.>"
 
@@ -215,14 +215,14 @@ def _jetstream(role: Role) -> Iterator[str]:
         if role in readers:
             yield f"$JS.API.DIRECT.GET.{_stream(bucket)}.$KV.{bucket}.>"
             yield from _consumers(_stream(bucket))
-    for stream, historians in HISTORIANS.items():
-        if role in historians:
+    for stream, readers in STREAM_READERS.items():
+        if role in readers:
             yield f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*"
             yield from _consumers(stream)
 
 
 def _consumers(stream: str) -> Iterable[str]:
-    """To read with a consumer of one's own, which acknowledges nothing."""
+    """Return the API subjects for reading with an own consumer that acknowledges nothing."""
     create = f"$JS.API.CONSUMER.CREATE.{stream}"
     return f"$JS.API.STREAM.INFO.{stream}", create, f"{create}.>", f"$JS.API.CONSUMER.DELETE.{stream}.*"
 

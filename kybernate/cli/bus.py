@@ -68,7 +68,7 @@ def check(
 ) -> None:
     """Check that a key has the rights of its role. Sends only messages that no service acts on."""
     from kybernate.bus import Credentials
-    from kybernate.bus.checkup import examine
+    from kybernate.bus.setup import examine
 
     address = _address(nats_url)
     who = _role(role)
@@ -167,7 +167,7 @@ def config(
 
 
 async def _secrets(account: Path, namespace: str, chosen: "dict[Place, str]", rotate: "Role | None") -> None:
-    from kybernate.bus.key_secrets import ensure
+    from kybernate.bus.keys import ensure
     from kybernate.kube import Kube, in_cluster
 
     url = in_cluster()

@@ -1,4 +1,4 @@
-"""What concerns more than one field of a configuration. Pure; what needs the machine is checked by ``topology``."""
+"""Checks over several fields of a configuration. Pure; ``topology`` checks it against the machine."""
 
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
@@ -39,7 +39,7 @@ def _check_sizes(config: NodeConfig) -> None:
         key = "migProfile" if isinstance(kind, str) else "groupSize"
         of = "instances" if isinstance(kind, str) else "groups of this size"
         what = f"profile {config.profiles[first].name} has {of} already"
-        raise config.error(("profiles", index, key), kind, what, "two profiles cannot sell the same groups")
+        raise config.error(("profiles", index, key), kind, what, "two profiles cannot advertise the same groups")
 
 
 def _check_mig(config: NodeConfig) -> None:
@@ -60,7 +60,7 @@ def _check_mig(config: NodeConfig) -> None:
 
 
 def _check_groups(config: NodeConfig) -> None:
-    """Groups as far as their text tells; that two names are one GPU is seen on the machine only."""
+    """Check groups by their names; two names of one GPU are found on the machine only."""
     sizes = {profile.group_size for profile in config.profiles if profile.mig_profile is None}
     sizes |= {1 for profile in config.profiles if profile.mig_profile is not None}
     if config.topology.overlap == "timeshare":
@@ -83,7 +83,7 @@ def _check_groups(config: NodeConfig) -> None:
 
 
 def _check_nested(config: NodeConfig) -> None:
-    """Groups of a time-shared node, where both are listed the same way; one by index and one by UUID may be nested."""
+    """Check the groups of a time-shared node by their names; one by index and one by UUID may be nested."""
     groups = config.topology.groups
     for (_, first), (number, second) in itertools.combinations(enumerate(groups), 2):
         a, b = set(first.gpus), set(second.gpus)
@@ -101,7 +101,7 @@ def _check_nested(config: NodeConfig) -> None:
 
 
 def _repeated(values: "Sequence[int | str]") -> "Iterator[tuple[int, int | str, int]]":
-    """Each value that stands there again: its index, itself, the index of the first."""
+    """Yield each repeated value: its index, itself, the index of the first."""
     first: dict[Hashable, int] = {}
     for index, value in enumerate(values):
         if value in first:

@@ -1,4 +1,4 @@
-"""What single values of a configuration must look like; each refusal says what to write instead. Pure."""
+"""Types of single values of a configuration; each refusal has a remedy. Pure."""
 
 import re
 from collections.abc import Callable, Collection

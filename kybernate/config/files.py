@@ -24,7 +24,7 @@ CONFIG_LABEL = "kyb.ai/config"
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One configuration: the document that it stands in, its data and its place there."""
+    """One configuration: its document, its data and its place there."""
 
     document: Document
     data: Any
@@ -48,12 +48,12 @@ def load(path: Path | str, name: str | None = None) -> NodeConfig:
     note = ""
     if not name and len(entries) > 1:
         others = ", ".join(each for each in entries if each != DEFAULT)
-        note = f"this node names no configuration, so it gets {DEFAULT}; {CONFIG_LABEL} could say {others}"
+        note = f"this node names no configuration, so it gets {DEFAULT}; {CONFIG_LABEL} could name {others}"
     return _read(entries[wanted], wanted, note)
 
 
 def names(path: Path | str) -> tuple[str, ...]:
-    """The configurations of a file or a folder; ``default`` alone for a file without names. Raises ConfigError."""
+    """Return the configurations' names; ``default`` alone for a file without names. Raises ConfigError."""
     return tuple(_entries(Path(path)))
 
 
@@ -65,7 +65,7 @@ def load_all(path: Path | str) -> dict[str, NodeConfig]:
 def _entries(path: Path) -> dict[str, _Entry]:
     if not path.is_dir():
         return _in_file(path)
-    # Kubernetes mounts a ConfigMap as links into a hidden folder; what begins with a dot is its own business.
+    # Kubernetes mounts a ConfigMap as links into a hidden folder; names that begin with a dot are not configurations.
     files = sorted(file for file in path.iterdir() if not file.name.startswith(".") and file.is_file())
     files = [file for file in files if file.suffix in ("", ".yaml", ".yml")]
     if not files:
@@ -77,7 +77,7 @@ def _entries(path: Path) -> dict[str, _Entry]:
         document = _document(file)
         if isinstance(document.data, dict) and "configs" in document.data:
             what = "a folder of several files has one configuration in each"
-            raise document.source.error(("configs",), None, what, "make each of these a file of its own")
+            raise document.source.error(("configs",), None, what, "make each of these a separate file")
         if file.stem in found:
             raise ConfigError(f"{file}: a second configuration called {file.stem}; rename one of them")
         found[file.stem] = _Entry(document, document.data)

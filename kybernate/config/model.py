@@ -15,7 +15,7 @@ IGNORED_XIDS = (13, 31, 43, 45, 68, 109)
 
 
 class Profile(Strict):
-    """A kind of seat: what kubelet sells, on groups of which size, how many per group."""
+    """A kind of seat: its extended resource, the size of its groups, and the seats per group."""
 
     name: Name
     resource: Resource
@@ -67,7 +67,7 @@ class HealthConfig(Strict):
 
 
 class Tier(Strict):
-    """What requests of a tier are promised, and what their waiting weighs against that of others."""
+    """The SLO of a tier's requests, and the weight of their waiting."""
 
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Of one waiting request."""
@@ -93,12 +93,12 @@ TIERS: Mapping[str, Tier] = {
     "silver": Tier(weight=1.0, slo_seconds=30.0),
     "bronze": Tier(weight=0.5, slo_seconds=120.0),
 }
-"""Known everywhere. Weights are mild on purpose: 4 to 0.25 would starve the lowest tier in overload."""
+"""The tiers of every configuration. Weights are mild on purpose: 4 to 0.25 would starve the lowest tier in overload."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyConfig:
-    """Which brain, and its constants (those of the policy's dataclass, in snake_case)."""
+    """A policy's name and its constants (fields of the policy's dataclass, in snake_case)."""
 
     name: str = "kyb-balanced"
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -109,7 +109,7 @@ class PolicyConfig:
 
 
 class NodeConfig(Strict):
-    """Everything that a node is told. Durations in model seconds."""
+    """The configuration of a node. Durations in model seconds."""
 
     profiles: Annotated[tuple[Profile, ...], Field(min_length=1)]
     gpu_topology: GpuTopology = GpuTopology()
@@ -161,11 +161,11 @@ class NodeConfig(Strict):
 
     @property
     def note(self) -> str:
-        """What a person should know about how it was chosen; empty where there was no choice."""
+        """How it was chosen, for the operator; empty where there was no choice."""
         return self._note
 
     def read_from(self, source: Source, at: Place, chosen: str, note: str) -> None:
-        """Remember where this stands, for errors, and how it was chosen. For ``load``."""
+        """Set the place in the file, for errors, and how it was chosen. For ``load``."""
         self._source, self._at, self._chosen, self._note = source, at, chosen, note
 
     def error(self, place: Place, value: object, what: str, remedy: str) -> ConfigError:

@@ -1,4 +1,4 @@
-"""Every message of Kybernate. Each knows its subject; nobody else spells one.
+"""Every message of Kybernate. A message knows its subject; no other module contains subjects.
 
 Signals are levels, commands are imperative and answered, jobs and reports live on the node bus between manager and
 checkpointer, events are in the past tense. Subjects and delivery: ``docs/bus.md``.

@@ -21,7 +21,7 @@ class Command(Message):
 
 
 class ActivateSeat(Command):
-    """Bring this seat to VRAM. From a router it is a poke beside its signal; from an operator a wish of its own."""
+    """Bring this seat to VRAM. A router sends it beside its signal; an operator's is demand by itself."""
 
     subject_template: ClassVar[str] = "kyb.v1.cmd.{node}.{seat}.activate"
 

@@ -1,4 +1,4 @@
-"""Events: past tense, to anyone."""
+"""Events: past tense, for all subscribers."""
 
 from typing import ClassVar
 
@@ -9,7 +9,7 @@ from kybernate.seat import SeatState
 
 
 class SeatEvent(Message):
-    """Base of what happened to a seat. Said by the node's manager (``allocated``: by the plugin)."""
+    """Base of the events of a seat. Published by the node's manager (``allocated``: by the plugin)."""
 
     node: str
     seat: str
@@ -17,7 +17,7 @@ class SeatEvent(Message):
     previous: SeatState | None = None
     epoch: int = 0
     seq: int = 0
-    """Rises with everything that a node's manager says; orders what is said about a seat within one epoch."""
+    """Rises with every event of a node's manager; orders the events of a seat within one epoch."""
     op: str = ""
     model: str = ""
     group: str = ""
@@ -39,7 +39,7 @@ class SeatEvent(Message):
 
 
 class SeatAllocated(SeatEvent):
-    """Kubelet gave this seat to a container (the plugin's hint; which container, PodResources tells)."""
+    """Kubelet gave this seat to a container (the plugin's hint; PodResources has the container)."""
 
     subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.allocated"
 
@@ -105,7 +105,7 @@ class SeatLost(SeatEvent):
 
 
 class SeatQuarantined(SeatEvent):
-    """It holds its GPUs and nobody touches it; the reason says what a person should look at."""
+    """It holds its GPUs and is left alone until an operator has resolved the reason."""
 
     subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.quarantined"
 
@@ -117,7 +117,7 @@ class SeatReleased(SeatEvent):
 
 
 class SeatFreed(SeatEvent):
-    """Nobody owns it any more."""
+    """It has no owner any more."""
 
     subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.freed"
 
@@ -149,7 +149,7 @@ EVENT_OF_STATE: dict[SeatState, type[SeatEvent]] = {
     SeatState.QUARANTINED: SeatQuarantined,
     SeatState.RELEASING: SeatReleased,
 }
-"""Which event tells that a seat entered a state."""
+"""The event of entering a state."""
 
 
 class GpuHealthChanged(Message):
@@ -166,7 +166,7 @@ class GpuHealthChanged(Message):
     reason: str = ""
     """Why it is faulty."""
     xid: int | None = None
-    """The XID event that said so, if one did."""
+    """The XID event that reported it, if any."""
     groups: tuple[str, ...] = ()
     """Names of all groups that contain it."""
     seats: tuple[str, ...] = ()
@@ -174,7 +174,7 @@ class GpuHealthChanged(Message):
 
 
 class AuditRecord(Message):
-    """Somebody asked for something that changes what runs."""
+    """A caller requested a change of what runs."""
 
     subject_template: ClassVar[str] = "kyb.v1.audit.{actor}.{verb}"
 

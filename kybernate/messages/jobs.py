@@ -24,7 +24,7 @@ class SeatTarget(BaseModel):
 
 
 class Job(Message):
-    """Base of what the manager asks the checkpointer for. ``epoch`` fences: a lower one than seen is refused."""
+    """Base of the manager's requests to the checkpointer. ``epoch`` fences: a lower one than seen is refused."""
 
     node: str
     epoch: int
@@ -67,7 +67,7 @@ class KillJob(Job):
 
 
 class AskJobs(Job):
-    """What became of these operations, and what are these seats' processes doing? Moves nothing.
+    """Request the status of these operations and of these seats' processes. Moves nothing.
 
     An epoch above 0 fences: on the GPUs of these seats no job with a lower one is taken after the answer.
     """
@@ -115,7 +115,7 @@ class SeatProgress(BaseModel):
 
 
 class JobStatus(BaseModel):
-    """The whole truth about one switch; the same in reports and in answers, so a lost report loses nothing."""
+    """The complete status of one switch; the same in reports and in answers, so a lost report loses nothing."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -150,6 +150,6 @@ class JobReply(BaseModel):
     highest_epoch: int = 0
     """The highest epoch the checkpointer has seen; a manager goes above it."""
     jobs: tuple[JobStatus, ...] = ()
-    """For AskJobs: the asked operations, or all unfinished ones when none was named."""
+    """For AskJobs: the named operations, or all unfinished ones when none was named."""
     seats: tuple[SeatProgress, ...] = ()
-    """For AskJobs: what the processes of each asked target do now (active, parked, gone, lost)."""
+    """For AskJobs: the state of each target's processes (active, parked, gone, lost)."""

@@ -8,7 +8,7 @@ from kybernate.envelope import Message
 
 
 class TrafficSignal(Message):
-    """A source says how much traffic a model (or one seat of it) has right now. Not a change: the present level.
+    """The present traffic of a model (or one seat of it) at one source: a level, not a change.
 
     Expires ``ttl_seconds`` (wall) after receipt, by the receiver's clock. Levels of several sources add up.
     """
@@ -17,7 +17,7 @@ class TrafficSignal(Message):
     cloud_event: ClassVar[bool] = False
 
     source: str
-    """Which instance says it, e.g. ``router-0`` or ``litellm/pod-3``."""
+    """Instance that publishes it, e.g. ``router-0`` or ``litellm/pod-3``."""
     model: str
     seat: str | None = None
     """The seat that these requests are assigned to; None leaves the choice to the manager."""
@@ -62,7 +62,7 @@ class Presence(Message):
 
 
 class DrainAck(Message):
-    """A router says that it sends nothing new to a seat, and how many requests it still has in flight there."""
+    """A router sends nothing new to a seat; the number of requests that it still has in flight there."""
 
     subject_template: ClassVar[str] = "kyb.v1.ack.{node}.{seat}"
     cloud_event: ClassVar[bool] = False

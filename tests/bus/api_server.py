@@ -23,7 +23,7 @@ class ApiServer:
     forbidden: set[str] = field(default_factory=set)
     """Methods that the account may not use."""
     between: Callable[[], None] = lambda: None
-    """Called after each GET: what somebody else does then."""
+    """Called after each GET: the change that another client makes then."""
 
     @property
     def env(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ import pytest
 
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.port import BusError, Entry
-from kybernate.bus.server import NatsServer, free_ports
+from kybernate.bus.server import NatsServer, free_port
 from kybernate.bus.setup import init, streams
 from tests.bus.worlds import within
 from tests.until import until
@@ -16,19 +16,29 @@ from tests.until import until
 
 @pytest.mark.timeout(180)
 async def test_init_waits_for_a_cluster_and_keeps_what_one_server_loses(tmp_path: Path) -> None:
-    ports, routes = free_ports(3), free_ports(3)
+    found = set[int]()
+    while len(found) < 6:
+        found.add(free_port())
+    ports, routes = sorted(found)[:3], sorted(found)[3:]
     urls = ",".join(f"nats://127.0.0.1:{port}" for port in ports)
-    told = ",".join(f"nats://127.0.0.1:{port}" for port in routes)
+    urls_of_routes = ",".join(f"nats://127.0.0.1:{port}" for port in routes)
     servers = [
         NatsServer(
             tmp_path / f"nats-{n}",
             ports[n],
-            arguments=("--cluster", f"nats://127.0.0.1:{routes[n]}", "--cluster_name", "kyb", "--routes", told),
+            arguments=(
+                "--cluster",
+                f"nats://127.0.0.1:{routes[n]}",
+                "--cluster_name",
+                "kyb",
+                "--routes",
+                urls_of_routes,
+            ),
         )
         for n in range(3)
     ]
     async with AsyncExitStack() as stack:
-        making = asyncio.create_task(init(urls, 3, wait=45))  # nobody is there yet
+        making = asyncio.create_task(init(urls, 3, wait=45))  # no server runs yet
         for server in servers:
             await stack.enter_async_context(server)
         assert set(await making) == {config.name for config in streams()}

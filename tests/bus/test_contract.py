@@ -127,9 +127,9 @@ async def test_a_request_is_answered_by_the_one_who_serves_it(world: World) -> N
         async with server.serve(ActivateSeat.pattern(node="n1"), accept):
             command = ActivateSeat(cause="test", node="n1", seat="s1")
             assert (await asker.request(command, CommandReply, timeout=5)).op == "op1"
-            with pytest.raises(NoAnswerError, match="nobody serves"):
+            with pytest.raises(NoAnswerError, match="no service handles"):
                 await asker.request(ParkSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=5)
-        with pytest.raises(NoAnswerError, match="nobody serves"):
+        with pytest.raises(NoAnswerError, match="no service handles"):
             await asker.request(command, CommandReply, timeout=5)
 
 
@@ -164,7 +164,7 @@ async def test_a_request_without_an_answer_in_time_has_an_unknown_outcome(world:
     assert asked.is_set()
 
 
-async def test_a_handler_that_raises_ends_nobody_elses_request(world: World) -> None:
+async def test_a_handler_that_raises_ends_no_other_request(world: World) -> None:
     async def moody(message: Message) -> CommandReply:
         assert isinstance(message, ActivateSeat)
         if message.seat == "bad":
@@ -267,7 +267,7 @@ async def test_a_bucket_keeps_the_last_value_of_each_key(world: World) -> None:
         assert await bucket.entries("n1.") == []
 
 
-async def test_compare_and_set_refuses_whoever_does_not_know_the_present(world: World) -> None:
+async def test_compare_and_set_refuses_a_writer_that_does_not_know_the_present_revision(world: World) -> None:
     async with world.client() as bus:
         bucket = await bus.bucket(SEATS)
         first = await bucket.update("n1.s1", b"1", revision=0)
@@ -345,7 +345,7 @@ async def test_events_are_replayed_after_an_id(world: World) -> None:
         sent = [activated(n) for n in range(5)]
         for message in sent:
             await bus.publish(message)
-        await bus.publish(sent[1])  # said twice, kept once
+        await bus.publish(sent[1])  # published twice, stored once
         await bus.publish(signal(1))  # no event
         await bus.flush()
         assert [m.id async for m in bus.replay()] == [m.id for m in sent]

@@ -1,4 +1,4 @@
-"""Keys and certificates of a connection: what is read, what is said when it is wrong, and what a rotation does."""
+"""Keys and certificates of a connection: the files, the errors, and rotation."""
 
 import asyncio
 import os
@@ -96,8 +96,8 @@ def test_a_service_says_before_it_starts_that_its_key_is_none(
     monkeypatch.setenv("KYB_NATS_NKEY_FILE", str(tmp_path / "nowhere"))
     with pytest.raises(SystemExit, match="2"):
         Settings.from_env_or_exit("kyb-router")
-    said = capsys.readouterr().err
-    assert said.startswith(f"kyb-router: KYB_NATS_NKEY_FILE={tmp_path / 'nowhere'}: No such file")
+    text = capsys.readouterr().err
+    assert text.startswith(f"kyb-router: KYB_NATS_NKEY_FILE={tmp_path / 'nowhere'}: No such file")
 
 
 async def test_a_rotated_key_is_taken_up_without_a_restart(tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ async def test_a_rotated_key_is_taken_up_without_a_restart(tmp_path: Path) -> No
                 mine.write_text((world.folder / "router.nk").read_text())
                 await within(bus.until_connected(), 30)
                 watching.cancel()
-        said = next(str(line["error"]) for line in logs if "refused the key" in str(line.get("error")))
-        assert f"role router in {mine}" in said
-        assert "kyb bus keys" in said
+        text = next(str(line["error"]) for line in logs if "refused the key" in str(line.get("error")))
+        assert f"role router in {mine}" in text
+        assert "kyb bus keys" in text
         assert not any(file.read_text().strip() in str(logs) for file in world.folder.glob("*.nk"))
     assert not any(file.read_text().strip() in world.server.log.read_text() for file in world.folder.glob("*.nk"))
 

@@ -5,7 +5,7 @@ from kybernate.envelope import Message
 from kybernate.messages import JobProgress, SeatActivated, SeatClosed, SeatEvent, TrafficSignal
 
 
-async def test_a_slow_reader_loses_the_newest_and_is_told() -> None:
+async def test_a_slow_reader_loses_the_newest_and_put_returns_false() -> None:
     inbox: Inbox[int] = Inbox(limit=3)
     assert [inbox.put(n) for n in range(5)] == [True, True, True, False, False]
     inbox.close()

@@ -41,16 +41,16 @@ def kyb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 async def test_a_folder_is_filled_once_and_left_alone(tmp_path: Path, kyb: Kyb) -> None:
     out = tmp_path / "keys"
-    code, said, _ = await kyb("bus", "keys", "--out", str(out))
+    code, printed, _ = await kyb("bus", "keys", "--out", str(out))
     assert code == 0
-    assert "router.nk" in said
+    assert "router.nk" in printed
     first = {file.name: file.read_text() for file in out.iterdir()}
     assert set(first) == {f"{role}.{kind}" for role in Role for kind in ("nk", "pub")} | {"auth.conf", "node-auth.conf"}
     assert oct(out.stat().st_mode & 0o777) == "0o700"
     for role in Role:
         assert oct((out / f"{role}.nk").stat().st_mode & 0o777) == "0o600"
         assert public_key(first[f"{role}.nk"].strip()) == first[f"{role}.pub"].strip()
-        assert first[f"{role}.nk"].strip() not in said
+        assert first[f"{role}.nk"].strip() not in printed
     assert (await kyb("bus", "keys", "--out", str(out)))[:2] == (0, f"{out}: nothing to do, all keys are there\n")
     assert {file.name: file.read_text() for file in out.iterdir()} == first
 
@@ -81,21 +81,21 @@ def test_what_is_no_seed_is_not_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "why"),
     [
-        (("keys",), "say where the keys go"),
-        (("keys", "--out", "x", "--secret", "y"), "say where the keys go"),
+        (("keys",), "name the target"),
+        (("keys", "--out", "x", "--secret", "y"), "name the target"),
         (("keys", "--out", "x", "--rotate", "rooter"), "there is no role 'rooter'; there are router"),
         (("keys", "--node-secret", "y", "--rotate", "router"), "none of the named Secrets has this role"),
         (("keys", "--secret", "y"), "works in a pod only"),
         (("config", "--cert", "x"), "--cert and --key belong together"),
-        (("config", "--cert", "x", "--key", "y", "--verify"), "say --ca"),
-        (("config", "--cert", "x", "--key", "y", "--route", "a:6222"), "say --ca"),
+        (("config", "--cert", "x", "--key", "y", "--verify"), "name with --ca"),
+        (("config", "--cert", "x", "--key", "y", "--route", "a:6222"), "name with --ca"),
         (("config", "--store-bytes", "lots"), "--store-bytes lots: 'lots' is not a size"),
     ],
 )
 async def test_wrong_usage_is_named(kyb: Kyb, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], why: str) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    code, _, said = await kyb("bus", *argv)
-    assert (code, why in said) == (2, True), said
+    code, _, printed = await kyb("bus", *argv)
+    assert (code, why in printed) == (2, True), printed
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ async def test_the_server_takes_its_configuration(
     monkeypatch.setenv("POD_NAME", "kyb-nats-0")
     write(pki, BOTH)
     write(pki, (Place.ONE,))
-    code, text, said = await kyb("bus", "config", "--store", str(pki / "store"), *options)
-    assert code == 0, said
+    code, text, printed = await kyb("bus", "config", "--store", str(pki / "store"), *options)
+    assert code == 0, printed
     file = pki / "nats.conf"
     file.write_text(text)
     argv = [str(find_server()), "-t", "-c", str(file)]
@@ -157,15 +157,15 @@ def keys(api: ApiServer, *more: str) -> tuple[str, ...]:
 
 
 async def test_secrets_are_made_once(api: ApiServer, kyb: Kyb) -> None:
-    code, said, why = await kyb(*keys(api))
+    code, printed, why = await kyb(*keys(api))
     assert (code, why) == (0, "")
     cluster, node = text_of(api, "bus-keys"), text_of(api, "node-keys")
     assert set(cluster) == {f"{role}.{k}" for role in ROLES[Place.CLUSTER] for k in ("nk", "pub")} | {"auth.conf"}
     assert set(node) == {f"{role}.{k}" for role in ROLES[Place.NODE] for k in ("nk", "pub")} | {"node-auth.conf"}
-    assert not any(seed.strip() in said for seed in cluster.values())
+    assert not any(seed.strip() in printed for seed in cluster.values())
     api.asked.clear()
-    code, said, _ = await kyb(*keys(api))
-    assert said == "Secret kyb/bus-keys: nothing to do, all keys are there\n" + (
+    code, printed, _ = await kyb(*keys(api))
+    assert printed == "Secret kyb/bus-keys: nothing to do, all keys are there\n" + (
         "Secret kyb/node-keys: nothing to do, all keys are there\n"
     )
     assert {line.split()[0] for line in api.asked} == {"GET"}
@@ -198,15 +198,15 @@ async def test_two_that_make_a_secret_at_once_end_with_one_set_of_keys(api: ApiS
     assert text_of(api, "bus-keys") == first
 
 
-async def test_what_the_account_may_not_is_said(api: ApiServer, kyb: Kyb) -> None:
+async def test_a_right_that_the_account_lacks_is_named(api: ApiServer, kyb: Kyb) -> None:
     api.forbidden = {"POST"}
-    code, _, said = await kyb(*keys(api))
+    code, _, printed = await kyb(*keys(api))
     assert code == 1
-    assert "POST /api/v1/namespaces/kyb/secrets: HTTP 403; the service account may not create this" in said
+    assert "POST /api/v1/namespaces/kyb/secrets: HTTP 403; the service account may not create this" in printed
     assert api.secrets == {}
 
 
-async def test_an_immutable_secret_is_said(api: ApiServer, kyb: Kyb) -> None:
+async def test_an_immutable_secret_is_refused(api: ApiServer, kyb: Kyb) -> None:
     api.secrets["bus-keys"] = {"metadata": {"name": "bus-keys", "resourceVersion": "1"}, "immutable": True}
-    code, _, said = await kyb(*keys(api))
-    assert (code, "Secret bus-keys is immutable: delete it" in said) == (1, True)
+    code, _, printed = await kyb(*keys(api))
+    assert (code, "Secret bus-keys is immutable: delete it" in printed) == (1, True)

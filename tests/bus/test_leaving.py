@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kybernate.bus import nats
+from kybernate.bus import nats_connection
 from kybernate.bus.nats import NatsBus
 
 
@@ -16,9 +16,9 @@ async def test_a_stop_that_the_client_loses_is_a_stop(monkeypatch: pytest.Monkey
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:  # as wait_for of Python 3.11 does when both come at once
-            raise ConnectionRefusedError("nobody listens") from None
+            raise ConnectionRefusedError("connection refused") from None
 
-    monkeypatch.setattr(nats, "dial", dial)
+    monkeypatch.setattr(nats_connection, "dial", dial)
 
     async def visit() -> None:
         async with NatsBus.connect("nats://127.0.0.1:9", source="test", name="test"):

@@ -1,4 +1,4 @@
-"""What a bus put up with is told to Prometheus."""
+"""The tolerated failures of a bus as a metric."""
 
 from prometheus_client import CollectorRegistry
 
@@ -6,15 +6,15 @@ from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.bus.metrics import BusMetrics
 
 
-async def test_what_a_bus_put_up_with_is_a_metric_and_one_bus_under_two_names_counts_once() -> None:
+async def test_tolerated_failures_are_a_metric_and_one_bus_under_two_names_counts_once() -> None:
     server, registry = MemoryServer(), CollectorRegistry()
     async with MemoryBus.connect(server) as bus, MemoryBus.connect(server) as other:
         registry.register(BusMetrics(cluster=bus, node=other))
         bus.dropped, other.dropped = 3, 4
 
-        def told(name: str) -> float | None:
+        def count(name: str) -> float | None:
             return registry.get_sample_value("kybernate_bus_troubles_total", {"bus": name, "kind": "dropped"})
 
-        assert (told("cluster"), told("node")) == (3.0, 4.0)
+        assert (count("cluster"), count("node")) == (3.0, 4.0)
         (same,) = BusMetrics(cluster=bus, node=bus).collect()
         assert [sample.labels["bus"] for sample in same.samples] == ["cluster"]

@@ -10,7 +10,7 @@ import pytest
 import structlog
 from nats.aio.msg import Msg
 
-from kybernate.bus import nats_run, open_bus
+from kybernate.bus import nats_bucket, open_bus
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
 from kybernate.bus.server import NatsServer
@@ -34,7 +34,7 @@ def activated(n: int) -> SeatActivated:
 async def test_a_bus_may_be_opened_before_its_server_is_there(tmp_path: Path) -> None:
     server = NatsServer(tmp_path / "nats")
     await server.start()
-    await server.stop()  # its port is known now, and nobody listens there
+    await server.stop()  # its port is known now, and no process listens there
     async with (
         NatsBus.connect(server.url, source="test", name="test") as bus,
         bus.subscribe(SeatEvent.pattern()) as got,
@@ -70,7 +70,7 @@ async def test_many_restarts_lose_no_subscription(server: NatsServer) -> None:
 
 
 async def test_publishing_through_a_restart_ends_in_sent_or_down(server: NatsServer) -> None:
-    """Whatever the moment of the loss: publish returns or says that the bus is down, and nobody comes late."""
+    """Whatever the moment of the loss: publish returns or raises BusDownError, and no message arrives late."""
     arrived: list[int] = []
     refused: set[int] = set()
 
@@ -169,7 +169,7 @@ async def test_two_servers_are_two_buses(server: NatsServer, tmp_path: Path) -> 
         await within(node.until_connected())
         question = AskJobs(cause="test", node="n1", epoch=0)
         assert (await node.request(question, JobReply, timeout=5)).accepted
-        with pytest.raises(BusError, match="nobody serves"):
+        with pytest.raises(BusError, match="no service handles"):
             await cluster.request(question, JobReply, timeout=5)
         await cluster.publish(activated(1))
         await node.publish(activated(2))
@@ -320,7 +320,7 @@ async def test_a_read_that_loses_its_server_half_way_is_a_bus_error(
         """The consumer was made, and nothing of it arrives."""
         asked.set()
 
-    monkeypatch.setattr(nats_run.Run, "receive", swallow)
+    monkeypatch.setattr(nats_bucket.Run, "receive", swallow)
     async with NatsBus.connect(server.url, source="test", name="test") as bus:
         await within(bus.until_connected())
         bucket = await bus.bucket("kyb_seats")

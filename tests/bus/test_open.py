@@ -68,10 +68,10 @@ async def test_one_client_in_memory_can_be_cut_off() -> None:
         with pytest.raises(BusDownError):
             await cut.publish(activated())
         cut.restore()
-        await other.publish(activated("heard"))
+        await other.publish(activated("received"))
         message = await within(anext(got))
         assert isinstance(message, SeatActivated)
-        assert message.model == "heard"
+        assert message.model == "received"
         assert isinstance(await within(anext(theirs)), SeatActivated)
         assert changes == [False, True]
 

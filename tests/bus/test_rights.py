@@ -8,10 +8,9 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from kybernate.bus.checkup import examine
 from kybernate.bus.port import BusError
 from kybernate.bus.rights import ROLES, Place, Role
-from kybernate.bus.setup import init
+from kybernate.bus.setup import examine, init
 from kybernate.envelope import Message
 from kybernate.messages import (
     ActivateSeat,
@@ -205,7 +204,7 @@ PLACES_AND_ROLES = [pytest.param(place, role, id=f"{place}-{role}") for place in
 
 
 @pytest.mark.parametrize(("place", "role"), PLACES_AND_ROLES)
-async def test_nobody_hears_the_answers_to_another(worlds: Worlds, place: Place, role: Role) -> None:
+async def test_no_role_receives_the_answers_to_another(worlds: Worlds, place: Place, role: Role) -> None:
     raw = await worlds[place].raw(role)
     for subject in (">", "_INBOX.>", "*.>", *(f"_INBOX_{other}.>" for other in Role if other is not role)):
         assert await raw.refused("subscribe", subject), subject
@@ -213,7 +212,7 @@ async def test_nobody_hears_the_answers_to_another(worlds: Worlds, place: Place,
 
 
 @pytest.mark.parametrize(("place", "role"), PLACES_AND_ROLES)
-async def test_nobody_but_init_makes_or_removes_streams(worlds: Worlds, place: Place, role: Role) -> None:
+async def test_only_init_makes_streams_and_no_role_removes_them(worlds: Worlds, place: Place, role: Role) -> None:
     raw = await worlds[place].raw(role)
     for verb in ("CREATE", "UPDATE", "DELETE", "PURGE", "RESTORE", "MSG.DELETE"):
         for stream in ("KYB_EVENTS", "KV_kyb_seats", "OTHER"):
@@ -244,7 +243,7 @@ async def test_the_check_up_names_what_is_refused(worlds: Worlds) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES[Place.CLUSTER])
-async def test_a_key_of_the_cluster_bus_is_nobody_on_the_node_bus(worlds: Worlds, role: Role) -> None:
+async def test_a_key_of_the_cluster_bus_is_refused_on_the_node_bus(worlds: Worlds, role: Role) -> None:
     world = worlds[Place.NODE]
     with pytest.raises(nats.errors.Error, match="Authorization Violation"):
         await connect(world.url, world.folder / f"{role}.nk", role)
@@ -253,10 +252,10 @@ async def test_a_key_of_the_cluster_bus_is_nobody_on_the_node_bus(worlds: Worlds
 async def test_a_stolen_router_key_does_not_command_a_checkpointer(worlds: Worlds) -> None:
     """Even where one server plays both buses: the checkpointer never hears the job; the manager's it does hear."""
     world = worlds[Place.ONE]
-    heard: list[str] = []
+    received: list[str] = []
 
     async def take(message: Message) -> JobReply:
-        heard.append(message.cause)
+        received.append(message.cause)
         return JobReply(accepted=True)
 
     job = SwitchJob(cause="thief", node="n1", epoch=1, op="o", group="g")
@@ -268,16 +267,16 @@ async def test_a_stolen_router_key_does_not_command_a_checkpointer(worlds: World
             assert await thief.refused("publish", job.subject)
             owner = job.model_copy(update={"cause": "owner"})
             assert (await manager.request(owner, JobReply, timeout=10)).accepted
-    assert heard == ["owner"]
+    assert received == ["owner"]
 
 
 async def test_what_jetstream_is_made_to_send_is_no_command(worlds: Worlds) -> None:
     """JetStream answers to any subject that its client names. Such an answer has no inbox, so it asks for nothing."""
     world = worlds[Place.CLUSTER]
-    heard: list[str] = []
+    received: list[str] = []
 
     async def take(message: Message) -> CommandReply:
-        heard.append(message.cause)
+        received.append(message.cause)
         return CommandReply(accepted=True)
 
     event = SeatActivated(cause="old", node="n1", seat="s1", state=SeatState.ACTIVE)
@@ -299,7 +298,7 @@ async def test_what_jetstream_is_made_to_send_is_no_command(worlds: Worlds) -> N
                 own = ParkSeat(cause="operator", node="n1", seat="s1")
                 assert (await operator.request(own, CommandReply, timeout=10)).accepted
         await bucket.delete("n1.trick")
-    assert heard == ["operator"]
+    assert received == ["operator"]
 
 
 async def test_an_answer_goes_into_inboxes_only(worlds: Worlds) -> None:
@@ -421,7 +420,7 @@ async def _a_day_on_the_node_bus(world: Guarded) -> None:
             await checkpointer.flush()
 
 
-async def test_a_right_that_is_missing_is_said_with_what_to_do(worlds: Worlds) -> None:
+async def test_a_missing_right_is_logged_with_the_remedy(worlds: Worlds) -> None:
     with structlog.testing.capture_logs() as logs:
         async with worlds[Place.CLUSTER].bus(Role.VIEWER) as bus:
             await within(bus.until_connected())
@@ -430,13 +429,13 @@ async def test_a_right_that_is_missing_is_said_with_what_to_do(worlds: Worlds) -
             await until(
                 lambda: any(line["event"] == "bus.forbidden" for line in logs), what="the log event bus.forbidden"
             )
-    said = next(line for line in logs if line["event"] == "bus.forbidden")
-    assert said["role"] == "viewer"
-    assert "kyb.v1.cmd.n1.s1.park" in said["error"]
-    assert "kyb bus keys" in said["remedy"]
+    logged = next(line for line in logs if line["event"] == "bus.forbidden")
+    assert logged["role"] == "viewer"
+    assert "kyb.v1.cmd.n1.s1.park" in logged["error"]
+    assert "kyb bus keys" in logged["remedy"]
 
 
-async def test_a_server_of_these_takes_nobody_without_a_key(worlds: Worlds) -> None:
+async def test_a_server_with_keys_refuses_a_client_without_one(worlds: Worlds) -> None:
     for world in worlds.values():
         with pytest.raises(BusError, match=r"refused these credentials.*docs/security\.md"):
             await init(world.url)

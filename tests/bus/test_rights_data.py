@@ -1,4 +1,4 @@
-"""The rights as data: nothing is forgotten, nobody has more than the tables say."""
+"""The rights as data: complete, and no role has more than the tables give it."""
 
 from typing import get_args
 
@@ -6,15 +6,15 @@ import pytest
 
 import kybernate.messages  # noqa: F401 - fills Message.registry
 from kybernate.bus.credentials import new_seed, public_key
-from kybernate.bus.layout import AUDIT, BUCKETS, EVENTS
+from kybernate.bus.port import AUDIT, BUCKETS, EVENTS
 from kybernate.bus.rights import (
-    HEARERS,
-    HISTORIANS,
     MEANING,
     PRESENT,
+    PUBLISHERS,
     READERS,
     ROLES,
-    SENDERS,
+    STREAM_READERS,
+    SUBSCRIBERS,
     WRITERS,
     Place,
     Role,
@@ -31,21 +31,21 @@ EVERYWHERE = {(place, role): may for place in (Place.CLUSTER, Place.NODE) for ro
 
 
 @pytest.mark.parametrize("kind", Message.registry.values(), ids=lambda kind: kind.__name__)
-def test_every_message_has_somebody_who_may_say_it_and_somebody_who_may_hear_it(kind: type[Message]) -> None:
-    """A new message: give it to its roles in SENDERS and HEARERS."""
+def test_every_message_has_a_role_that_may_publish_it_and_one_that_may_subscribe(kind: type[Message]) -> None:
+    """A new message: give it to its roles in PUBLISHERS and SUBSCRIBERS."""
     if kind is Presence:
-        said = {f"kyb.v1.hb.{component}.x" for component in PRESENT.values()}
+        subjects = {f"kyb.v1.hb.{component}.x" for component in PRESENT.values()}
         assert set(PRESENT.values()) == set(get_args(Presence.model_fields["component"].annotation))
     else:
-        said = {subject(kind).replace("*", "x")}
-    for one in said:
+        subjects = {subject(kind).replace("*", "x")}
+    for one in subjects:
         assert any(covers(right, one) for may in EVERYWHERE.values() for right in may.publish), one
         assert any(covers(right, one) for may in EVERYWHERE.values() for right in may.subscribe) or kind is Presence
 
 
 def test_every_bucket_stream_and_role_is_in_the_tables() -> None:
     assert set(WRITERS) == set(READERS) == set(BUCKETS)
-    assert set(HISTORIANS) == {EVENTS, AUDIT}
+    assert set(STREAM_READERS) == {EVENTS, AUDIT}
     assert set(MEANING) == set(Role)
     assert set(ROLES[Place.CLUSTER]) | set(ROLES[Place.NODE]) == set(Role)
     assert not set(ROLES[Place.CLUSTER]) & set(ROLES[Place.NODE])
@@ -103,7 +103,7 @@ def test_the_servers_list_holds_no_secret() -> None:
 def test_the_published_table_has_every_role_and_right() -> None:
     table = roles_table()
     assert all(f"| `{role}` |" in table for role in Role)
-    assert set(SENDERS) == set(HEARERS)
+    assert set(PUBLISHERS) == set(SUBSCRIBERS)
 
 
 def test_a_page_without_marks_is_named() -> None:

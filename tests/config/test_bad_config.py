@@ -84,7 +84,7 @@ BAD = {
     ),
     "two profiles of one size": (
         TWO.replace("groupSize: 2", "groupSize: 1"),
-        ":8: profiles[1].groupSize: 1: profile one has groups of this size already; two profiles cannot sell",
+        ":8: profiles[1].groupSize: 1: profile one has groups of this size already; two profiles cannot advertise",
     ),
     "seats 0": (
         ONE.replace("seatsPerGroup: 4", "seatsPerGroup: 0"),
@@ -158,7 +158,7 @@ BAD = {
         TWO.replace("groupSize: 2", "groupSize: 1, migProfile: 3g.40gb".replace(", ", "\n    "))
         + "  - {name: three, resource: x.io/a, groupSize: 1, seatsPerGroup: 1, migProfile: 3g.40gb}\n"
         + "migStrategy: mixed\n",
-        ":11: profiles[2].migProfile: '3g.40gb': profile two has instances already; two profiles cannot sell",
+        ":11: profiles[2].migProfile: '3g.40gb': profile two has instances already; two profiles cannot advertise",
     ),
     "groups that cross": (
         GROUPS.replace("[0]", "[0, 1]") + "  overlap: timeshare\n",

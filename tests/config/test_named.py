@@ -48,7 +48,7 @@ def test_a_node_gets_the_configuration_that_it_names(tmp_path: Path) -> None:
 def test_a_node_that_names_none_gets_the_default_and_a_note_says_so(tmp_path: Path, name: str | None) -> None:
     config = load(write(tmp_path, NAMED), name)
     assert (config.resources, config.chosen) == (("kyb.ai/one",), "default")
-    assert config.note == "this node names no configuration, so it gets default; kyb.ai/config could say a100"
+    assert config.note == "this node names no configuration, so it gets default; kyb.ai/config could name a100"
 
 
 def test_a_plain_file_is_the_default_configuration(tmp_path: Path) -> None:

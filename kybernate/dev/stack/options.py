@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from kybernate.bus.credentials import NOBODY, Credentials
+from kybernate.bus.credentials import NO_CREDENTIALS, Credentials
 from kybernate.config import NodeConfig, load
 from kybernate.config_errors import ConfigError, read_documents
 from kybernate.dev.fakes.gpu.spec import Hardware, build, changed
@@ -43,7 +43,7 @@ class StackOptions:
     """Model seconds per wall second."""
     nats_url: str | None = None
     """A nats-server that runs already; None starts one."""
-    init_credentials: Credentials = NOBODY
+    init_credentials: Credentials = NO_CREDENTIALS
     """With which streams and buckets are made; each process gets its own by ``settings``, a server by ``arguments``."""
     two_buses: bool = False
     """Manager and checkpointer talk over a nats-server of their own, as on a real node."""
