@@ -1,1 +1,1 @@
-"""The checkpoint worker: the only thing that touches engine processes."""
+"""The checkpointer: parks and activates the processes of seats; the only program that touches them."""

@@ -42,11 +42,11 @@ async def serve(settings: CheckpointerSettings, timeouts: Timeouts, command: Seq
         margin_bytes = settings.room_margin_bytes if settings.fake_driver is None else 0
         backends = open_backends(pool, timeouts, host, margin_bytes)
         worker = CheckpointWorker(settings.node, bus, journal, pool, backends)
-        driver_says: list[str] = ["not asked yet"]
+        driver_problem: list[str] = ["not probed yet"]
         health = Health()
         health.registry.register(BusMetrics(node=bus))
         health.conditions["bus"] = lambda: None if bus.connected else f"no connection to NATS at {url.rsplit('@')[-1]}"
-        health.conditions["driver"] = lambda: driver_says[0] or None
+        health.conditions["driver"] = lambda: driver_problem[0] or None
         health.conditions["replay"] = lambda: (
             f"finishing what a restart interrupted: {', '.join(sorted(worker.replaying))}" if worker.replaying else None
         )
@@ -58,7 +58,7 @@ async def serve(settings: CheckpointerSettings, timeouts: Timeouts, command: Seq
 
         async def probe() -> None:
             while True:
-                driver_says[0] = await backends["cuda"].probe() or ""
+                driver_problem[0] = await backends["cuda"].probe() or ""
                 await asyncio.sleep(PROBE_SECONDS)
 
         await lifecycle.run(

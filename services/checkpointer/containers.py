@@ -1,7 +1,7 @@
-"""Which processes are a seat's: those in the control group of its container in its pod, and nobody else.
+"""The processes of a seat: those in the control group of its container in its pod, and no others.
 
 ``containerd://``, ``cri-o://`` and ``docker://`` ids are looked for in /proc/<pid>/cgroup together with the pod's UID.
-``process://<pid>``, which the fake kubelet reports, is a process, its descendants and its process group.
+``process://<pid>``, reported by the fake kubelet, means a process, its descendants and its process group.
 """
 
 from collections.abc import Iterable
@@ -16,22 +16,22 @@ RUNTIMES = ("containerd", "cri-o", "docker")
 
 
 class UnknownContainerError(Exception):
-    """A container id that says nothing about processes."""
+    """A container id of an unknown runtime, or without a pod UID."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeatContainer:
-    """One container that has a process."""
+    """One container with at least one process."""
 
     root: ProcessIdentity
     """Its first process."""
     cgroup: Cgroup | None
-    """None for ``process://``: such processes share the control group of whoever started them."""
+    """None for ``process://``: such processes share the control group of the process that started them."""
 
 
 @dataclass
 class Containers:
-    """Containers of this machine. ``proc`` and ``cgroup_root`` are other folders in tests only."""
+    """Containers of this machine; tests pass other folders."""
 
     proc: Path = PROC
     cgroup_root: Path = SYS_CGROUP
@@ -44,9 +44,9 @@ class Containers:
         return Cgroups(self.cgroup_root, self.proc)
 
     def find(self, target: SeatTarget) -> SeatContainer | None:
-        """The container of a seat; None when it has no process. Raises UnknownContainerError, HiddenProcessesError."""
+        """The container of a seat; None if it has no process. Raises UnknownContainerError, HiddenProcessesError."""
         if not target.container_id:
-            return None  # none was ever started
+            return None  # its container was never started
         scheme, _, name = target.container_id.partition("://")
         if scheme == "process" and name.isdigit():
             root = identify(int(name), self.proc)
@@ -68,10 +68,10 @@ class Containers:
     def processes(
         self, target: SeatTarget, root: ProcessIdentity | None, *, strays: bool = False
     ) -> list[ProcessIdentity]:
-        """Every process of the seat's container now, parents first; empty when there is none.
+        """All processes of the seat's container now, parents first; empty if there is none.
 
-        ``root``: its first process as it was known before; ``process://<pid>`` alone could be a stranger by now.
-        ``strays``: look through all of /proc for those of its process group whose parents are gone.
+        ``root``: its first process as last known, since the pid of ``process://<pid>`` may have been reused.
+        ``strays``: also search all of /proc for members of its process group whose parents are gone.
         """
         if not target.container_id.startswith("process://"):
             container = self.find(target)
@@ -79,12 +79,12 @@ class Containers:
                 return []
             return sorted(self._identities(self.cgroups.pids(container.cgroup)), key=lambda who: (who.start, who.pid))
         if root is None or identify(root.pid, self.proc) not in (root, None):
-            return []  # the pid is somebody else's by now
+            return []  # the pid was reused
         found = tree(root, self.proc)
         return found + [one for one in (group(root.pid, None, self.proc) if strays else ()) if one not in found]
 
     def own(self, container: SeatContainer, among: Iterable[int]) -> list[ProcessIdentity]:
-        """Those of these pids that belong to a container, without looking at anybody else."""
+        """Those of the pids ``among`` that belong to the container."""
         if container.cgroup is None:
             return group(container.root.pid, among, self.proc)
         inside = set(self.cgroups.pids(container.cgroup))

@@ -1,6 +1,6 @@
-"""The failure table: what can go wrong in each step of a park or activation, and what follows. Data only.
+"""The failure table: what can go wrong in each step of a park or activation, and the remedy. Data only.
 
-Source of the rows: research/checkpoint.md §7. ``Procedure`` follows them; each row is a test.
+Source of the rows: research/checkpoint.md §7. ``Procedure`` applies them; each row has a test.
 """
 
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from enum import StrEnum
 
 
 class ProcessState(StrEnum):
-    """What the driver says about one process."""
+    """State of one process as the driver reports it."""
 
     RUNNING = "RUNNING"
     LOCKED = "LOCKED"
     CHECKPOINTED = "CHECKPOINTED"
-    FAILED = "FAILED"  # beyond use; only killing it frees what it holds
-    GONE = "GONE"  # no such process any more, or it does not use CUDA any more
-    UNKNOWN = "UNKNOWN"  # has to be read (again)
+    FAILED = "FAILED"  # unusable; only a kill frees its memory
+    GONE = "GONE"  # it ended, or no longer uses CUDA
+    UNKNOWN = "UNKNOWN"  # must be read (again)
 
 
 class JobGoal(StrEnum):
-    """Where a half is heading."""
+    """The state that a half drives its seat to."""
 
     PARKED = "parked"
     ACTIVE = "active"
@@ -34,19 +34,19 @@ class Verb(StrEnum):
     CHECKPOINT = "checkpoint"
     RESTORE = "restore"
     UNLOCK = "unlock"
-    CHECKS = "checks"  # nothing speaks against parking it: MIG, managed memory, NCCL, several GPUs …
-    HEADROOM = "headroom"  # host memory for what is not copied yet, reserved
+    CHECKS = "checks"  # no rule forbids the park: MIG, managed memory, NCCL, several GPUs …
+    HEADROOM = "headroom"  # host memory is reserved for what is not copied yet
     EVIDENCE = "evidence"  # all checkpointed, none in the process list, the memory is free
     FREEZE = "freeze"
-    MAP = "map"  # it can be restored to other GPUs than those it was parked on
-    ROOM = "room"  # the GPUs are reserved and have free what the restore will take
+    MAP = "map"  # the seat can be restored to other GPUs than those it was parked on
+    ROOM = "room"  # the GPUs are reserved and have enough free memory for the restore
     THAW = "thaw"
-    VERIFY = "verify"  # all run
+    VERIFY = "verify"  # all are RUNNING
     KILL = "kill"  # and prove that the memory is free
 
 
 READS = frozenset({Verb.STATE, Verb.CHECKS, Verb.HEADROOM, Verb.EVIDENCE, Verb.MAP, Verb.ROOM, Verb.VERIFY})
-"""Steps that change nothing outside this process; they are not journaled."""
+"""Steps without effect outside this process; they are not journaled."""
 
 
 class StepTrouble(StrEnum):
@@ -56,24 +56,24 @@ class StepTrouble(StrEnum):
     REFUSED = "refused"  # any other result code, or an unmet condition
     OUT_OF_MEMORY = "out of memory"
     OPERATING_SYSTEM = "operating system"
-    HUNG = "hung"  # its deadline passed and the helper was killed
-    HELPER_DIED = "helper died"  # or the driver cannot be reached
-    GONE = "gone"  # the process is not the one we know
+    HUNG = "hung"  # the deadline passed and the helper was killed
+    HELPER_DIED = "helper died"  # or it could not call the driver
+    GONE = "gone"  # the process ended; its pid may be reused
 
 
 class Remedy(StrEnum):
-    """What follows from a trouble. The state of the process is always read again first."""
+    """What follows a failed step. The state of the process is always read again first."""
 
-    REREAD = "reread"  # go on from what the driver says now
-    TURN_BACK = "turn back"  # undo: head for the other end
-    RETRY = "retry"  # the same again, three times at most
+    REREAD = "reread"  # continue from the state that the driver reports now
+    ROLL_BACK = "roll back"  # undo: change the goal to the opposite state
+    RETRY = "retry"  # repeat the step, three times at most
     CONDEMN = "condemn"  # kill, prove that the memory is free; a cold start follows
-    QUARANTINE = "quarantine"  # touch nothing any more and tell a person
+    QUARANTINE = "quarantine"  # touch nothing any more; an operator must act
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A remedy, and what to do when it is used up (a second turn, a fourth try)."""
+    """A remedy, and the one that follows when it is used up (a second rollback, a fourth try)."""
 
     remedy: Remedy
     then: Remedy = Remedy.CONDEMN
@@ -83,38 +83,38 @@ _V, _T, _R = Verb, StepTrouble, Remedy
 _PLAIN = (_T.NOT_READY, _T.REFUSED, _T.OUT_OF_MEMORY, _T.OPERATING_SYSTEM)
 
 RULES: dict[tuple[Verb, StepTrouble], Rule] = {
-    # A hang is counted beside this table: the second one of a seat is quarantine. So are deaths of the helper.
+    # Hangs and deaths of the helper are also counted outside this table: the second hang of a seat is quarantine.
     **{(verb, _T.HUNG): Rule(_R.REREAD) for verb in Verb},
     **{(verb, _T.HELPER_DIED): Rule(_R.REREAD) for verb in Verb},
-    (_V.CHECKS, _T.HUNG): Rule(_R.TURN_BACK),
-    (_V.MAP, _T.HUNG): Rule(_R.TURN_BACK),
-    (_V.LOCK, _T.HUNG): Rule(_R.TURN_BACK),
+    (_V.CHECKS, _T.HUNG): Rule(_R.ROLL_BACK),
+    (_V.MAP, _T.HUNG): Rule(_R.ROLL_BACK),
+    (_V.LOCK, _T.HUNG): Rule(_R.ROLL_BACK),
     **{(_V.STATE, trouble): Rule(_R.RETRY, _R.QUARANTINE) for trouble in _PLAIN},
-    # Nothing was touched yet: the seat runs on as it was.
-    **{(_V.CHECKS, trouble): Rule(_R.TURN_BACK) for trouble in _PLAIN},
-    # On the way back from a failed restore: without memory for the copies again, the seat cannot be saved.
-    **{(_V.HEADROOM, trouble): Rule(_R.TURN_BACK) for trouble in _PLAIN},
-    **{(_V.LOCK, trouble): Rule(_R.TURN_BACK) for trouble in _PLAIN},
-    # Out of memory here is host memory (or MIG's misleading answer): the seat runs on as it was.
-    **{(_V.CHECKPOINT, trouble): Rule(_R.TURN_BACK) for trouble in _PLAIN},
-    (_V.RESTORE, _T.NOT_READY): Rule(_R.TURN_BACK),
-    (_V.RESTORE, _T.REFUSED): Rule(_R.TURN_BACK),
+    # Nothing has changed yet: the seat keeps running.
+    **{(_V.CHECKS, trouble): Rule(_R.ROLL_BACK) for trouble in _PLAIN},
+    # In the rollback of a failed restore the seat is condemned: without memory for its copies it is lost.
+    **{(_V.HEADROOM, trouble): Rule(_R.ROLL_BACK) for trouble in _PLAIN},
+    **{(_V.LOCK, trouble): Rule(_R.ROLL_BACK) for trouble in _PLAIN},
+    # Out of memory here means host memory (or MIG, which reports the same): the seat keeps running.
+    **{(_V.CHECKPOINT, trouble): Rule(_R.ROLL_BACK) for trouble in _PLAIN},
+    (_V.RESTORE, _T.NOT_READY): Rule(_R.ROLL_BACK),
+    (_V.RESTORE, _T.REFUSED): Rule(_R.ROLL_BACK),
     # Terminal on real drivers: every later restore answers 304 and part of the memory stays held.
     (_V.RESTORE, _T.OUT_OF_MEMORY): Rule(_R.CONDEMN),
     (_V.RESTORE, _T.OPERATING_SYSTEM): Rule(_R.CONDEMN),
     **{(_V.UNLOCK, trouble): Rule(_R.RETRY) for trouble in _PLAIN},
-    # Everything is checkpointed but memory is still in use: give it back to the seat rather than to somebody else.
-    **{(_V.EVIDENCE, trouble): Rule(_R.TURN_BACK, _R.QUARANTINE) for trouble in _PLAIN},
-    **{(_V.FREEZE, trouble): Rule(_R.TURN_BACK, _R.QUARANTINE) for trouble in _PLAIN},
-    # Nothing was touched yet: the seat stays parked where it was.
-    **{(_V.MAP, trouble): Rule(_R.TURN_BACK, _R.QUARANTINE) for trouble in _PLAIN},
-    # In a rollback the memory was the seat's own; whoever took it is foreign, and a person must look.
-    **{(_V.ROOM, trouble): Rule(_R.TURN_BACK, _R.QUARANTINE) for trouble in _PLAIN},
-    **{(_V.THAW, trouble): Rule(_R.TURN_BACK, _R.QUARANTINE) for trouble in _PLAIN},
+    # All is checkpointed but memory is still in use: restore the seat rather than give its GPUs to another one.
+    **{(_V.EVIDENCE, trouble): Rule(_R.ROLL_BACK, _R.QUARANTINE) for trouble in _PLAIN},
+    **{(_V.FREEZE, trouble): Rule(_R.ROLL_BACK, _R.QUARANTINE) for trouble in _PLAIN},
+    # Nothing has changed yet: the seat stays parked.
+    **{(_V.MAP, trouble): Rule(_R.ROLL_BACK, _R.QUARANTINE) for trouble in _PLAIN},
+    # In a rollback the memory was the seat's own; a foreign process took it, and an operator must act.
+    **{(_V.ROOM, trouble): Rule(_R.ROLL_BACK, _R.QUARANTINE) for trouble in _PLAIN},
+    **{(_V.THAW, trouble): Rule(_R.ROLL_BACK, _R.QUARANTINE) for trouble in _PLAIN},
     **{(_V.VERIFY, trouble): Rule(_R.RETRY, _R.QUARANTINE) for trouble in _PLAIN},
     (_V.VERIFY, _T.REFUSED): Rule(_R.RETRY),
 }
-"""The failure table. A pair that is not listed means condemn; what cannot be killed is quarantined."""
+"""The failure table. A pair that is not listed means condemn; a seat that cannot be killed is quarantined."""
 
 MAX_RETRIES = 3
 MAX_HANGS = 1

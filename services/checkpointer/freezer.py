@@ -1,8 +1,8 @@
-"""Stopping all processes of a container at once, and letting them run on.
+"""Freezes and thaws all processes of a container.
 
-A parked process that makes a CUDA call may crash or block for ever, so it is frozen while it is parked; a driver call
-about a frozen one hangs, so nobody is asked about meanwhile. The freezer of the container's control group is used where
-there is one, else SIGSTOP, which the processes' parents see and a fork can slip through: it is sent until none runs.
+A parked process that makes a CUDA call may crash or block for ever, so it is frozen while it is parked. A driver call
+about a frozen process hangs, so none is made. The freezer of the container's control group is used if it exists, else
+SIGSTOP, which parent processes notice and which misses a concurrent fork: it is repeated until no process runs.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ Living = Callable[[], list[ProcessIdentity]]
 
 
 class FreezeError(Exception):
-    """It did not take effect; the text says what stands in the way."""
+    """A freeze or thaw took no effect; the text names the cause."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Freezer:
     """Wall seconds that a freeze or thaw may take."""
 
     def stopped(self, process: ProcessIdentity) -> bool:
-        """Whether it does not run: stopped by a signal, or its control group is frozen."""
+        """True if a signal stopped it or its control group is frozen."""
         return stopped(process, self.cgroups.proc) or self.cgroups.frozen(process.pid)
 
     def means(self, cgroup: Cgroup | None) -> str:
@@ -47,7 +47,7 @@ class Freezer:
         return f"cgroup {_version(cgroup.freezer)}"
 
     async def freeze(self, cgroup: Cgroup | None, living: Living) -> None:
-        """No process runs when this returns. Raises FreezeError; whatever was frozen by then runs again."""
+        """Stop all processes. Raises FreezeError after a control group that did not freeze in time was thawed again."""
         if cgroup is not None and cgroup.freezer is not None and self.means(cgroup) != SIGSTOP:
             try:
                 await self._set(cgroup.freezer, frozen=True)
@@ -58,7 +58,7 @@ class Freezer:
         await self._signal(living, signal.SIGSTOP)
 
     async def thaw(self, cgroup: Cgroup | None, living: Living) -> None:
-        """Everything runs when this returns, however it was frozen. Raises FreezeError."""
+        """Let all processes run, however they were frozen. Raises FreezeError."""
         if cgroup is not None and cgroup.freezer is not None:
             try:
                 await self._set(cgroup.freezer, frozen=False)
@@ -68,7 +68,7 @@ class Freezer:
         await self._signal(living, signal.SIGCONT)
 
     def release(self, cgroup: Cgroup | None, living: Living) -> None:
-        """Ask for a thaw and wait for nothing: for processes that have been killed, or are to end by themselves."""
+        """Thaw without waiting for the effect: for processes that were killed or are about to terminate."""
         if cgroup is not None and cgroup.freezer is not None:
             try:
                 _write(cgroup.freezer, frozen=False)
@@ -81,7 +81,7 @@ class Freezer:
             get_logger().warning("freezer.refused", signal="SIGCONT", error=str(error))
 
     async def _set(self, file: Path, *, frozen: bool) -> None:
-        """Write and wait. Raises OSError when it cannot be written, FreezeError when it takes no effect."""
+        """Write the state and wait for it. Raises OSError if the write fails, FreezeError if it takes no effect."""
         _write(file, frozen=frozen)
         deadline = time.monotonic() + self.seconds
         while _state(file) is not frozen:
@@ -92,7 +92,7 @@ class Freezer:
                 raise FreezeError(f"{file.parent} stays frozen; a control group above it is frozen: thaw that")
             await asyncio.sleep(POLL_SECONDS)
             if frozen and _version(file) == "v1":
-                _write(file, frozen=True)  # version 1 must be told again while processes come and go
+                _write(file, frozen=True)  # version 1 misses new processes: write again
 
     async def _signal(self, living: Living, signum: signal.Signals) -> None:
         deadline = time.monotonic() + self.seconds
@@ -106,7 +106,7 @@ class Freezer:
                 wrong = [one for one in found if stopped(one, self.cgroups.proc) is not until_stopped]
                 if not wrong and (found == settled or not until_stopped):
                     return
-                # A parent may have forked after the list was made and before it stopped: the list must repeat itself.
+                # A process may have forked after it was listed and before it stopped: require the same list twice.
                 settled = None if wrong else found
                 if time.monotonic() > deadline:
                     raise FreezeError(f"{signum.name} did not take effect on pids {[one.pid for one in wrong]}")
@@ -128,7 +128,7 @@ def _write(file: Path, *, frozen: bool) -> None:
 
 
 def _state(file: Path) -> bool | None:
-    """Whether everything in it is frozen; None while it is on its way."""
+    """True if all in it is frozen, False if thawed, None in between."""
     try:
         if _version(file) == "v2":
             lines = file.with_name("cgroup.events").read_text().splitlines()

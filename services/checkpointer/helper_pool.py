@@ -1,8 +1,8 @@
-"""Helper processes, one per group: started ahead, given one call at a time, killed when a call overruns its deadline.
+"""Helper processes, one per group: started ahead, one call at a time, killed when a call overruns its deadline.
 
-Each is noted in a file while it lives, so that a restarted checkpointer can first end those of a killed one: a driver
-call of the past must not come true after the replay has looked at the states. A process inside the driver may not even
-die of SIGKILL (state D). Then it is called stuck, its key says why, and work goes on with a new one.
+A file names each living helper, so that a restarted checkpointer can first end the helpers of a killed one: a driver
+call begun before the restart must not take effect after the replay has read the states. A process inside the driver may
+survive even SIGKILL (state D). Then it counts as stuck, and its group gets a new helper.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from kybernate.logs import get_logger
 from services.checkpointer.processes import ProcessIdentity, alive, identify, send
 
 ANSWER_BYTES = 1 << 22
-"""No answer is longer; a node with thousands of GPU processes fits."""
+"""Maximum length of a reply; enough for thousands of GPU processes."""
 POLL_SECONDS = 0.005
 MOST_STUCK = 3
-"""So many stuck helpers may one key have; more would only be more of the same."""
+"""Maximum number of stuck helpers per key; then calls of that key fail at once."""
 
 
 class HelperHungError(Exception):
@@ -39,16 +39,16 @@ def sigkill(process: ProcessIdentity) -> None:
 
 @dataclass(frozen=True)
 class Leftover:
-    """A helper of an earlier checkpointer, as its note tells."""
+    """A helper of an earlier checkpointer, read from its note file."""
 
     who: ProcessIdentity
     key: str
-    """Whose it was; empty if nobody's yet."""
+    """Key of its group; empty for a spare."""
     note: Path
 
     @classmethod
     def read(cls, folder: Path) -> "list[Leftover]":
-        """All that are noted in ``folder``; files of other names are somebody else's."""
+        """All helpers noted in ``folder``; files with other names are ignored."""
         found = []
         for note in folder.iterdir():
             pid, _, start = note.name.partition("-")
@@ -57,7 +57,7 @@ class Leftover:
         return found
 
     async def gone(self) -> None:
-        """Wait until it has ended; then take the note away."""
+        """Wait until it has ended, then remove the note."""
         while alive(self.who):  # noqa: ASYNC110 - a process that is not our child has no event to wait for
             await asyncio.sleep(POLL_SECONDS)
         self.note.unlink(missing_ok=True)
@@ -65,7 +65,7 @@ class Leftover:
 
 @dataclass
 class HelperProcess:
-    """A helper that runs; ``note`` says so to a checkpointer that comes after us."""
+    """A running helper; ``note`` is the file that names it for the next checkpointer."""
 
     process: asyncio.subprocess.Process
     who: ProcessIdentity
@@ -74,7 +74,7 @@ class HelperProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str], folder: Path) -> "HelperProcess":
-        """Start one and note it in ``folder``. Raises HelperDiedError."""
+        """Start a helper and write its note. Raises HelperDiedError."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -92,11 +92,11 @@ class HelperProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether it is known to be gone."""
+        """True if its exit was observed."""
         return self.process.returncode is not None
 
     async def call(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """One call, without a deadline of its own. Raises HelperDiedError."""
+        """One call, without a deadline. Raises HelperDiedError."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.last_id += 1
@@ -117,7 +117,7 @@ class HelperProcess:
         return reply
 
     def _reply(self, answer: bytes) -> dict[str, Any] | None:
-        """None: this is not the answer to the last call."""
+        """The parsed reply; None if it does not belong to the last call."""
         try:
             reply = json.loads(answer)
         except ValueError:
@@ -125,7 +125,7 @@ class HelperProcess:
         return reply if isinstance(reply, dict) and reply.get("id") == self.last_id else None
 
     async def gone(self) -> None:
-        """Wait until it has ended; then close the pipes and take the note away."""
+        """Wait until it has ended, then close the pipes and remove the note."""
         await self.process.wait()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -138,23 +138,23 @@ class HelperProcess:
 
 @dataclass
 class _Line:
-    """What one group has: its helper, if any, and the turn to use it."""
+    """The helper of one group, if any, and the lock that serializes its calls."""
 
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     helper: HelperProcess | None = None
 
 
 @dataclass
 class HelperPool:
-    """All helpers of this checkpointer. ``async with`` ends what an earlier one left, and ends its own at exit."""
+    """All helpers of this checkpointer. Entering ends the helpers of an earlier one; leaving ends its own."""
 
     command: Sequence[str]
     folder: Path
-    """Where living helpers are noted."""
+    """Folder of the notes."""
     start_seconds: float = 60.0
-    """A new helper must have initialized the driver within this time (wall); cuInit takes seconds on large machines."""
+    """Deadline (wall) for a new helper to initialize the driver; cuInit takes seconds on large machines."""
     kill_seconds: float = 5.0
-    """A killed helper that still exists after this time (wall) is stuck."""
+    """A killed helper that still exists after this time (wall) counts as stuck."""
     kill: Callable[[ProcessIdentity], None] = sigkill
     _lines: dict[str, _Line] = field(default_factory=dict)
     _spares: list[HelperProcess] = field(default_factory=list)
@@ -181,19 +181,19 @@ class HelperPool:
 
     @property
     def stuck(self) -> dict[str, str]:
-        """Why, by key, where killed helpers do not end. Key "" is of helpers that had no group yet."""
+        """Reason by key of helpers that were killed and do not end. Key "" stands for spares."""
         reasons: dict[str, str] = {}
         for key, reason in self._stuck.values():
             reasons[key] = f"{reasons[key]}; {reason}" if key in reasons else reason
         return reasons
 
     async def call(self, key: str, verb: str, *, deadline: float, **arguments: Any) -> dict[str, Any]:
-        """One driver call through the helper of ``key``, after the calls that came before it.
+        """One driver call through the helper of ``key``, in order of arrival.
 
         ``deadline``: wall seconds for this call alone. Raises HelperHungError or HelperDiedError.
         """
         line = self._lines.setdefault(key, _Line())
-        async with line.turn:
+        async with line.lock:
             helper = line.helper = line.helper or await self._take(key)
             try:
                 async with asyncio.timeout(deadline):
@@ -202,7 +202,7 @@ class HelperPool:
                 line.helper = None
                 ending = await self._end(helper, key)
                 raise HelperHungError(f"{verb} did not end within {deadline:.1f} s; {ending}") from None
-            except BaseException:  # death or cancellation: the pipe is not in step any more
+            except BaseException:  # death or cancellation: replies would no longer match calls
                 line.helper = None
                 await self._end(helper, key)
                 raise
@@ -210,21 +210,21 @@ class HelperPool:
     async def warm(self, key: str) -> None:
         """Have a helper ready for ``key``."""
         line = self._lines.setdefault(key, _Line())
-        async with line.turn:
+        async with line.lock:
             line.helper = line.helper or await self._take(key)
 
     async def close(self, key: str) -> None:
-        """End the helper of ``key``, if there is one, after the calls that came before."""
+        """End the helper of ``key``, if there is one, after the calls that arrived earlier."""
         line = self._lines.get(key)
         if line is None:
             return
-        async with line.turn:  # the line stays: calls may wait there
+        async with line.lock:  # the line stays: calls may wait for its lock
             helper, line.helper = line.helper, None
             if helper is not None:
                 await self._end(helper, key)
 
     async def _take(self, key: str) -> HelperProcess:
-        """A spare if there is one, and start the next spare meanwhile."""
+        """Take the spare, or start a helper; then start the next spare in the background."""
         self._refuse_more(key, f"no more helpers for {key}")
         while self._spares:
             helper = self._spares.pop()
@@ -255,7 +255,7 @@ class HelperPool:
                 self._spares.append(await self._start())
 
     async def _start(self) -> HelperProcess:
-        """A helper that has initialized the driver, or tried to: then each call says what came of it."""
+        """A helper that has tried to initialize the driver; if that failed, its calls report why."""
         helper = await HelperProcess.start(self.command, self.folder)
         try:
             async with asyncio.timeout(self.start_seconds):
@@ -270,7 +270,7 @@ class HelperPool:
         return helper
 
     async def _end(self, helper: HelperProcess, key: str) -> str:
-        """Kill it and wait, within bounds and whatever happens to the caller. Returns what came of it, for people."""
+        """Kill it and wait up to ``kill_seconds``, also if the caller is cancelled. Returns the result as text."""
         task = asyncio.create_task(self._kill_and_wait(helper, key), name=f"end-helper-{helper.who.pid}")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -286,7 +286,7 @@ class HelperPool:
         return self._keep(helper.who, key, gone)
 
     async def _end_leftover(self, leftover: Leftover) -> None:
-        """End the helper of a checkpointer that was killed; it is gone when this returns, or stuck."""
+        """End the helper of a killed checkpointer; it is gone or marked stuck when this returns."""
         if alive(leftover.who):
             get_logger().warning("helper.leftover_ended", pid=leftover.who.pid)
             self.kill(leftover.who)
@@ -298,7 +298,7 @@ class HelperPool:
             self._keep(leftover.who, leftover.key, gone)
 
     def _keep(self, who: ProcessIdentity, key: str, gone: asyncio.Task[None]) -> str:
-        """Remember a helper that does not end until it does; its note stays for whoever comes after us."""
+        """Mark a helper as stuck until it ends; its note stays for the next checkpointer."""
         reason = f"helper {who.pid} was killed but does not end: it hangs inside the driver"
         self._stuck[who] = (key, reason)
         get_logger().error("helper.stuck", pid=who.pid, key=key)
@@ -318,7 +318,7 @@ class HelperPool:
 
 
 async def _cancelled(*tasks: asyncio.Task[None]) -> None:
-    """Cancel and wait; what they were waiting for is cancelled with them."""
+    """Cancel the tasks and wait for their end."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""One job from its journal record to its end: park these, then activate that; or kill. Each step is journaled first.
+"""Runs one job from its first journal record to its end: park seats, then activate one; or kill one.
 
-The same code runs a fresh job and one that a crash interrupted: what the journal says has ended stays as it ended, what
-it says was begun is replayed from what the driver says now, and the rest is done as if nothing had happened.
+The same code runs a fresh job and one that a crash interrupted: halves that the journal records as ended keep their
+result, those recorded as begun are replayed from the present states, and the rest runs normally.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from services.checkpointer.journal import Journal
 from services.checkpointer.records import DEMOTE_AFTER, HalfName, JobFile, Record
 
 ROOM_MADE = ("parked", "gone")
-"""Ends of the park half after which the second half may begin."""
+"""Outcomes of the park half after which the second half may begin."""
 
 ANOTHER_BACKEND = "read the reasons, and give its pod another annotation kyb.ai/backend if they do not go away"
 
@@ -33,44 +33,44 @@ log = get_logger()
 
 
 class JobRun:
-    """One job under way, and its whole status at any moment."""
+    """One job under way, and its status at any moment."""
 
     def __init__(
-        self, file: JobFile, journal: Journal, backends: Mapping[str, Backend], tell: Callable[[JobStatus], None]
+        self, file: JobFile, journal: Journal, backends: Mapping[str, Backend], report: Callable[[JobStatus], None]
     ) -> None:
         self.file = file
-        self._journal, self._backends, self._tell = journal, backends, tell
+        self._journal, self._backends, self._report = journal, backends, report
         self._first = {target.seat: _pending(target) for target in self._first_targets}
         self._activate: SeatProgress | None = _pending(file.activate) if file.activate else None
         self._activate_begun = file.activate is not None and file.begun("activate", file.activate.seat) is not None
-        self._turn = asyncio.Lock()
+        self._retarget_lock = asyncio.Lock()
 
     @property
     def gpus(self) -> frozenset[str]:
-        """What nobody else may touch meanwhile."""
+        """GPUs that no other job may touch meanwhile."""
         return frozenset(self.file.gpus)
 
     @property
     def seats(self) -> frozenset[str]:
-        """Seats that it names."""
+        """All seats of the job."""
         return frozenset(target.seat for target in self.file.targets)
 
     @property
     def unfinished(self) -> frozenset[str]:
-        """Seats to which something is still to be done; the others may be in further jobs on other GPUs."""
+        """Seats with work left; the others may already be in jobs on other GPUs."""
         first = {one.seat for one in self._first.values() if one.outcome in ("pending", "started")}
         second = self._activate
         return frozenset(first | ({second.seat} if second is not None else set()))
 
     @property
     def under_way(self) -> bool:
-        """Whether anything is still to be done to the seats. Whoever reads "done" must not be told "busy" after it,
-        also while the journal's file is being closed."""
+        """True while seats have work left. False as soon as "done" is reported, also while the journal file is being
+        closed, so that the manager's next job is not refused as busy."""
         return not self.file.done
 
     @property
     def status(self) -> JobStatus:
-        """The whole truth now."""
+        """The complete status now."""
         file = self.file
         return file.status or JobStatus(
             op=file.op,
@@ -82,7 +82,7 @@ class JobRun:
         )
 
     async def run(self) -> JobStatus:
-        """To the end. Raises OSError when the journal cannot be written; the job then goes on after a restart."""
+        """Run to the end. Raises OSError if the journal cannot be written; the job continues after a restart."""
         half: Literal["park", "kill"] = "park" if self.file.switch is not None else "kill"
         async with asyncio.TaskGroup() as group:
             for index, target in enumerate(self._first_targets):
@@ -99,8 +99,8 @@ class JobRun:
         return status
 
     async def retarget(self, activate: SeatTarget | None, epoch: int) -> bool:
-        """Change the second half; False when it has begun. On disk when this returns True."""
-        async with self._turn:
+        """Change the second half; False if it has begun. On disk when this returns True."""
+        async with self._retarget_lock:
             if self._activate_begun or self.file.done:
                 return False
             self._activate = _pending(activate) if activate is not None else None  # from now on in no other job
@@ -129,7 +129,7 @@ class JobRun:
                 processes = await backend.prepare(processes) if half == "park" else processes
                 record = Record(kind="half", half=half, seat=target.seat, unit=processes)
                 await self._journal.add(self.file, record, put_off=True)  # on disk before the first step is done
-            self._say_first(_started(target))
+            self._report_first(_started(target))
             if half == "kill":
                 ending = await backend.kill(processes, note)
             else:
@@ -139,11 +139,11 @@ class JobRun:
         progress = self._judged(target, ending)
         await self._close(
             half, progress, processes, ending
-        )  # first: whoever hears of it may move the seat elsewhere at once
-        self._say_first(progress)
+        )  # before the report: the manager may use the seat in another job at once
+        self._report_first(progress)
 
     async def _second_half(self) -> None:
-        async with self._turn:  # from here on it cannot be retargeted
+        async with self._retarget_lock:  # from here on it cannot be retargeted
             self._activate_begun = True
             target = self.file.activate
             if target is None:
@@ -162,14 +162,14 @@ class JobRun:
         if isinstance(found, Ending):
             ending = found
         else:
-            self._say_second(_started(target))
+            self._report_second(_started(target))
             ending = await (backend.replay(found, JobGoal.ACTIVE, note) if begun else backend.activate(found, note))
         progress = self._judged(target, ending)
-        self._say_second(progress)
+        self._report_second(progress)
         await self._close("activate", progress, processes, ending)
 
     def _begun(self, half: HalfName, target: SeatTarget) -> SeatProcesses | None:
-        """What an interrupted half was about to touch, as it must be now; None when it is not begun."""
+        """The processes of an interrupted half, with the sizes and hangs as of now; None if it was not begun."""
         processes = self.file.begun(half, target.seat)
         if processes is None:
             return None
@@ -181,7 +181,7 @@ class JobRun:
         return self._journal.history.hangs(target.seat, target.container_id, time.time())
 
     def _judged(self, target: SeatTarget, ending: Ending) -> SeatProgress:
-        """What is reported; a seat that fails again and again says what to do about it."""
+        """The progress to report, with advice after DEMOTE_AFTER failures in a row."""
         failures = self._journal.history.failures(target.seat, target.container_id) + 1
         if ending.failed and failures >= DEMOTE_AFTER:
             advice = f"failure {failures} in a row with backend {target.backend}: {ANOTHER_BACKEND}"
@@ -189,7 +189,7 @@ class JobRun:
         return _progress(target, ending)
 
     async def _find(self, backend: Backend, target: SeatTarget, key: str, half: HalfName) -> SeatProcesses | Ending:
-        """The seat's processes: remembered ones while it is parked, else those that run."""
+        """The seat's processes, from the journal if it is parked, else from the driver; without any, the ending."""
         try:
             processes = await find_processes(self._journal, backend, target, key, self.file.epoch)
             return processes.model_copy(update={"hangs": self._hangs(target)})
@@ -232,17 +232,17 @@ class JobRun:
             seconds={name: round(value, 4) for name, value in progress.seconds.items()},
         )
 
-    def _say_first(self, progress: SeatProgress) -> None:
+    def _report_first(self, progress: SeatProgress) -> None:
         self._first[progress.seat] = progress
-        self._tell(self.status)
+        self._report(self.status)
 
-    def _say_second(self, progress: SeatProgress) -> None:
+    def _report_second(self, progress: SeatProgress) -> None:
         self._activate = progress
-        self._tell(self.status)
+        self._report(self.status)
 
 
 async def find_processes(journal: Journal, backend: Backend, target: SeatTarget, key: str, epoch: int) -> SeatProcesses:
-    """The processes of a seat: remembered if it was parked here and is the same container, else found anew.
+    """The processes of a seat: from the journal if this container was parked here, else discovered.
 
     Raises NoProcessError, NoMemberError or DriverUnreadableError.
     """

@@ -1,11 +1,11 @@
-"""What this checkpointer must not forget: jobs and their steps, parked processes, the highest epochs.
+"""The durable state of the checkpointer: jobs and their steps, parked processes, the highest epochs.
 
-Whatever must be on disk before something is done is fsynced first. A killed checkpointer loses nothing that it wrote;
-fsync is for the machine's end, and that ends the processes too.
+A step is fsynced before it is executed. A killed checkpointer loses nothing that it wrote; fsync protects against a
+crash of the machine, which ends the processes too.
 
 Under ``<state_dir>``: ``journal/<epoch>-<op>.jsonl``, one file per job, one line per record, a torn last line ignored;
 ``parked/<seat>.json``, the processes of a parked seat, which the driver's lists no longer show; ``epochs.json``, the
-highest epoch by GPU of jobs whose file is gone. Writing runs in one thread so that a slow disk stops nobody.
+highest epoch by GPU of jobs whose file is removed. One thread writes, so that a slow disk blocks no event loop.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from kybernate import files
 from kybernate.logs import get_logger
 from kybernate.slugs import slug
 from services.checkpointer.backends.port import SeatProcesses
-from services.checkpointer.records import History, JobFile, Record, hung_of_late, read_records
+from services.checkpointer.records import History, JobFile, Record, hung_recently, read_records
 
 R = TypeVar("R")
 
 KEPT_JOBS = 200
-"""Finished jobs that stay on disk so that their outcome can be asked for; those in which a call hung stay for a day."""
+"""Finished jobs kept on disk for AskJobs; jobs in which a call hung are kept for a day."""
 
 
 class Journal:
-    """The files under one state folder. One writer: this checkpointer."""
+    """The journal files under one state folder; this checkpointer is their only writer."""
 
     def __init__(self, folder: Path) -> None:
         self._jobs = folder / "journal"
@@ -44,14 +44,14 @@ class Journal:
         self.epochs: dict[str, int] = {}
         """Highest epoch by GPU."""
         self.parked: dict[str, SeatProcesses] = {}
-        """Remembered processes by seat."""
+        """Processes of parked seats, by seat."""
         self.jobs: dict[str, JobFile] = {}
         """Jobs on disk by op, oldest first."""
         self.history = History()
-        """What the records say about each seat's past."""
+        """Hangs and failures by seat, derived from the records."""
 
     def load(self) -> None:
-        """Read everything. An unreadable file is set aside and said, never fatal."""
+        """Read all files. An unreadable one is renamed and logged, never fatal."""
         for folder in (self._jobs, self._parked):
             folder.mkdir(parents=True, exist_ok=True)
         if self._epochs_file.exists():
@@ -67,7 +67,7 @@ class Journal:
                 self.jobs[job.op] = job
                 self._raise_epochs(job.gpus, job.epoch)
                 for record in job.records:
-                    self.history.hear(job, record)
+                    self.history.add(job, record)
 
     @property
     def highest_epoch(self) -> int:
@@ -75,11 +75,11 @@ class Journal:
         return max(self.epochs.values(), default=0)
 
     def seen_epoch(self, gpus: tuple[str, ...]) -> int:
-        """The highest epoch that any of these GPUs has seen."""
+        """The highest epoch of any job that named one of these GPUs."""
         return max((self.epochs.get(gpu, 0) for gpu in gpus), default=0)
 
     async def begin(self, job: JobFile) -> None:
-        """Create a job's file; when this returns, job and epoch are on disk."""
+        """Create a job's file; job and epoch are on disk when this returns."""
         job.path = self._jobs / f"{job.epoch:020d}-{slug(job.op)}.jsonl"
         self._raise_epochs(job.gpus, job.epoch)
         self.jobs[job.op] = job
@@ -90,11 +90,11 @@ class Journal:
     async def add(self, job: JobFile, record: Record, *, put_off: bool = False) -> None:
         """Append a record; it is on disk when this returns.
 
-        ``put_off``: it is in the file then, which a killed checkpointer leaves as it is, and on disk together with the
-        next one. For records before which and after which nothing is touched.
+        ``put_off``: only written, and fsynced together with the next record. It survives a kill of the checkpointer.
+        For records next to which no process is touched.
         """
         job.records.append(record)
-        self.history.hear(job, record)
+        self.history.add(job, record)
         self._raise_epochs(job.gpus, job.epoch)
 
         def write() -> None:
@@ -108,10 +108,10 @@ class Journal:
         await self._in_thread(write)
 
     async def finish(self, job: JobFile, record: Record) -> None:
-        """Append the last record, and remove the oldest finished jobs beyond those that are kept."""
+        """Append the last record, and remove the oldest finished jobs beyond KEPT_JOBS."""
         await self.add(job, record)
         now = time.time()
-        finished = [old for old in self.jobs.values() if old.done and not hung_of_late(old, now)]
+        finished = [old for old in self.jobs.values() if old.done and not hung_recently(old, now)]
         old = finished[: max(0, len(finished) - KEPT_JOBS)]
         for one in old:
             del self.jobs[one.op]
@@ -129,25 +129,25 @@ class Journal:
         await self._in_thread(close)
 
     async def fence(self, gpus: tuple[str, ...], epoch: int) -> None:
-        """Refuse anything below this epoch on these GPUs from now on, also after a restart."""
+        """Refuse jobs below this epoch on these GPUs from now on, also after a restart."""
         self._raise_epochs(gpus, epoch)
         epochs = json.dumps(self.epochs)
         await self._in_thread(lambda: files.replace(self._epochs_file, epochs, durable=True))
 
     async def remember(self, processes: SeatProcesses) -> None:
-        """Keep the processes of a parked seat. Not fsynced: they do not outlive the machine either."""
+        """Keep the processes of a parked seat. Not fsynced: they do not survive a crash of the machine either."""
         seat = processes.target.seat
         self.parked[seat] = processes
         text = processes.model_dump_json()
         await self._in_thread(lambda: files.replace(self._parked_file(seat), text, durable=False))
 
     async def forget(self, seat: str) -> None:
-        """The seat is not parked any more."""
+        """Drop the processes of a seat that is no longer parked."""
         if self.parked.pop(seat, None) is not None:
             await self._in_thread(lambda: self._parked_file(seat).unlink(missing_ok=True))
 
     def close(self) -> None:
-        """Wait for what is being written and close the files."""
+        """Wait for pending writes and close the files."""
         self._writer.shutdown(wait=True)
         for handle in self._open.values():
             os.close(handle)
@@ -183,7 +183,7 @@ def _create(path: Path, line: bytes) -> int:
 
 
 def _append(handle: int, line: bytes) -> None:
-    """All of it or nothing: a full disk takes a part and says so, and the next line would be glued to that."""
+    """Write the whole line or nothing: a full disk accepts a part, to which the next line would be appended."""
     before = os.fstat(handle).st_size
     if os.write(handle, line) != len(line):
         os.ftruncate(handle, before)
@@ -191,7 +191,7 @@ def _append(handle: int, line: bytes) -> None:
 
 
 def _reopen(path: Path) -> int:
-    """Open for appending, after a torn last line was cut off."""
+    """Open for appending and cut off a torn last line."""
     data = path.read_bytes()
     handle = os.open(path, os.O_WRONLY | os.O_APPEND)
     os.ftruncate(handle, data.rfind(b"\n") + 1)

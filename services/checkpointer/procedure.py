@@ -1,14 +1,14 @@
-"""Parking and activating as data: which step comes next, what each failure means, how it is undone. Pure.
+"""The procedure of a park or activation: the next step, the effect of each failure, the rollback. Pure.
 
-``Procedure`` holds what is known about the processes of one seat and answers with one step at a time; the backend does
-it and says how it went. The same object drives a fresh job, a rollback and the replay after a crash, because the next
+``Procedure`` holds the known states of the processes of one seat and returns one step at a time; the backend executes
+it and reports the result. The same object drives a fresh job, a rollback and the replay after a crash, because the next
 step follows from the observed states and not from a position in a script.
 
-Order of a park: check what speaks against it, make sure of host memory, lock all, checkpoint each, prove that the
-memory is free, freeze. Of an activation: look at the move if it goes to other GPUs, make sure of room, thaw, restore
-all, unlock all, verify. A half turns back at most once, and retries a few times; the second hang of a seat, in this
-half or since an earlier one, is quarantine. So every half ends: ``parked``, ``active``, ``lost`` (killed, its memory
-proven free), ``gone`` or ``quarantined``.
+Order of a park: check the rules, reserve host memory, lock all, checkpoint each, prove that the memory is free, freeze.
+Of an activation: build the map if it goes to other GPUs, wait for room, thaw, restore all, unlock all, verify. A half
+rolls back at most once and retries a step three times; the second hang of a seat, in this half or an earlier one, is
+quarantine. So every half ends: ``parked``, ``active``, ``lost`` (killed, its memory proven free), ``gone`` or
+``quarantined``.
 """
 
 from collections import Counter
@@ -30,13 +30,13 @@ from services.checkpointer.failures import (
 
 RESTORED = {ProcessState.LOCKED, ProcessState.RUNNING}
 _TERMINAL = {StepTrouble.OUT_OF_MEMORY, StepTrouble.OPERATING_SYSTEM}
-HUNG_TOO_OFTEN = "the second hang of this seat, so nobody touches it any more: see the kernel log, then delete its pod"
-UNREACHABLE = "the driver cannot be asked about this seat: see the checkpointer's log and nvidia-smi"
+HUNG_TOO_OFTEN = "the second hang of this seat, so it is not touched any more: see the kernel log, then delete its pod"
+UNREACHABLE = "the driver cannot be called about this seat: see the checkpointer's log and nvidia-smi"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Do this next; ``member`` is the index of the process, None for the whole seat."""
+    """The next step; ``member`` is the index of the process, None for the whole seat."""
 
     verb: Verb
     member: int | None = None
@@ -44,17 +44,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The half is over. ``reason`` is empty when it went as asked."""
+    """The half is over. ``reason`` is empty if it reached its goal without a failure."""
 
     outcome: Outcome
     reason: str = ""
 
 
 def replay_goal(intent: JobGoal, states: list[ProcessState]) -> JobGoal:
-    """Where an interrupted half heads after a crash, from its journaled intent and what the driver says now.
+    """Goal of the replay of an interrupted half, from its journaled intent and the present states.
 
-    An interrupted park that had checkpointed nothing is undone; one that had is finished. An interrupted activation
-    that had restored nothing stays parked; one that had is finished, since a restored process must be unlocked.
+    An interrupted park is finished if anything is checkpointed, else undone. An interrupted activation is finished if
+    anything is restored (it must be unlocked), else the seat stays parked.
     """
     if intent is JobGoal.PARKED:
         return JobGoal.PARKED if ProcessState.CHECKPOINTED in states else JobGoal.ACTIVE
@@ -65,20 +65,20 @@ def replay_goal(intent: JobGoal, states: list[ProcessState]) -> JobGoal:
 
 @dataclass
 class Procedure:
-    """One half of a job for one seat: ask ``next``, do it, tell ``done`` or ``failed``, until an ``End`` comes."""
+    """One half of a job for one seat. Call ``next``, execute the step, call ``done`` or ``failed``, until ``End``."""
 
     goal: JobGoal
     states: list[ProcessState]
     frozen: bool = False
-    """Some process of the seat is stopped; verbs on it would hang."""
+    """True if a process of the seat is stopped; driver calls about it would hang."""
     replaying: bool = False
-    """After a crash: the goal is decided anew once all states are known."""
+    """After a crash: ``replay_goal`` chooses the goal once all states are known."""
     hangs: int = 0
-    """How often a call about this seat hung, also in halves before this one."""
+    """Calls about this seat that hung, in this half and earlier ones."""
     moving: bool = False
-    """An activation goes to other GPUs than those the seat was parked on."""
+    """True if an activation goes to other GPUs than those the seat was parked on."""
     reason: str = ""
-    turned: bool = False
+    rolled_back: bool = False
     _intent: JobGoal = field(init=False)
     _checked: bool = False
     _headroom: bool = False
@@ -92,28 +92,28 @@ class Procedure:
     _tries: Counter[Step] = field(default_factory=Counter)
     _spent: set[int] = field(default_factory=set)
     _quarantined: bool = False
-    _left: bool = False
+    _abandoned: bool = False
 
     def __post_init__(self) -> None:
         self._intent = self.goal
 
     def next(self) -> Step | End:
-        """The next step, or the end. Asking twice without an answer in between gives the same."""
+        """The next step, or the end. Idempotent until ``done`` or ``failed`` is called."""
         if self._quarantined:
             return End("quarantined", self.reason)
         if self._killed is not None:
             return End("lost" if self._killed else "gone", self.reason)
         if self.goal is not JobGoal.DEAD and ProcessState.UNKNOWN in self.states:
-            return self._awake(Step(Verb.STATE, self.states.index(ProcessState.UNKNOWN)))
+            return self._thawed(Step(Verb.STATE, self.states.index(ProcessState.UNKNOWN)))
         self._decide()
-        if self._left:
+        if self._abandoned:
             return End("active", self.reason)
         if self.goal is JobGoal.DEAD:
             return self._towards_dead()
         return self._towards_parked() if self.goal is JobGoal.PARKED else self._towards_active()
 
     def done(self, step: Step, seen: ProcessState | None = None, killed: int = 0) -> None:
-        """The step succeeded. ``seen``: what STATE read; ``killed``: how many processes KILL found alive."""
+        """The step succeeded. ``seen``: the state that STATE read; ``killed``: processes that KILL killed."""
         after = {
             Verb.STATE: seen,
             Verb.LOCK: ProcessState.LOCKED,
@@ -144,12 +144,12 @@ class Procedure:
                 self._killed = killed
 
     def failed(self, step: Step, trouble: StepTrouble, text: str = "") -> None:
-        """The step failed; the rule of the table is applied and ``next`` follows it."""
+        """The step failed: apply the rule of the table."""
         what = f"{step.verb}: {text or trouble}"
         if self.goal is JobGoal.DEAD:
             self._failed_dying(step, trouble, what)
             return
-        self._doubt(step, trouble)
+        self._invalidate(step, trouble)
         if trouble is StepTrouble.GONE:
             self.reason = self.reason or what
             return
@@ -162,10 +162,10 @@ class Procedure:
             self._apply(Remedy.QUARANTINE, f"{what}; {UNREACHABLE}")
             return
         if step.verb is Verb.RESTORE and trouble in _TERMINAL and step.member is not None:
-            self._spent.add(step.member)  # nothing helps it any more, and no call about it is of use
+            self._spent.add(step.member)  # it is lost; no further call about it
         rule = RULES.get((step.verb, trouble), Rule(Remedy.CONDEMN))
         remedy = rule.remedy
-        if remedy is Remedy.TURN_BACK and self.turned:
+        if remedy is Remedy.ROLL_BACK and self.rolled_back:
             remedy = rule.then
         elif remedy is Remedy.RETRY:
             self._tries[step] += 1
@@ -173,39 +173,42 @@ class Procedure:
         self._apply(remedy, what)
 
     def _decide(self) -> None:
-        """What the states alone say: a dead member condemns the seat; a replay chooses its goal."""
+        """Decide what follows from the states alone: a dead member condemns the seat; a replay gets its goal."""
         if self.goal is JobGoal.DEAD:
             return
         if ProcessState.GONE in self.states and self._untouched():
-            self._left, self.reason = True, "a GPU process of the seat ended before anything was done; look again"
+            self._abandoned, self.reason = (
+                True,
+                "a GPU process of the seat ended before anything was done; look again",
+            )
         elif ProcessState.FAILED in self.states:
-            self._apply(Remedy.CONDEMN, "a process is beyond use (driver says FAILED)")
+            self._apply(Remedy.CONDEMN, "a process is unusable (the driver reports FAILED)")
         elif ProcessState.GONE in self.states or not self.states:
             self._apply(Remedy.CONDEMN, "a GPU process of the seat is gone")
         elif self.replaying:
             intent, self.replaying = self.goal, False
             self.goal = replay_goal(intent, self.states)
             if self.goal is not intent:
-                self.turned = True
+                self.rolled_back = True
                 self.reason = self.reason or "interrupted by a restart of the checkpointer, and undone"
         elif self.goal is JobGoal.PARKED and self._intent is JobGoal.ACTIVE and not set(self.states) - RESTORED:
-            self.goal = JobGoal.ACTIVE  # what was reported as a failed restore took place all the same
+            self.goal = JobGoal.ACTIVE  # the restore that was reported as failed succeeded
 
     def _untouched(self) -> bool:
-        """A park has not begun with anything, and something runs: engines have GPU processes that live for seconds."""
-        fresh = self.goal is JobGoal.PARKED and not (self.turned or self.replaying or self._checked)
+        """True if a park has done nothing yet and a process runs: some GPU processes of engines live for seconds."""
+        fresh = self.goal is JobGoal.PARKED and not (self.rolled_back or self.replaying or self._checked)
         return fresh and set(self.states) == {ProcessState.RUNNING, ProcessState.GONE}
 
     def _towards_parked(self) -> Step | End:
         if set(self.states) != {ProcessState.CHECKPOINTED}:
-            if not self._checked and not self.turned and ProcessState.CHECKPOINTED not in self.states:
+            if not self._checked and not self.rolled_back and ProcessState.CHECKPOINTED not in self.states:
                 return Step(Verb.CHECKS)
             if not self._headroom:
                 return Step(Verb.HEADROOM)
         if ProcessState.RUNNING in self.states:
-            return self._awake(Step(Verb.LOCK, self.states.index(ProcessState.RUNNING)))
+            return self._thawed(Step(Verb.LOCK, self.states.index(ProcessState.RUNNING)))
         if ProcessState.LOCKED in self.states:
-            return self._awake(Step(Verb.CHECKPOINT, self.states.index(ProcessState.LOCKED)))
+            return self._thawed(Step(Verb.CHECKPOINT, self.states.index(ProcessState.LOCKED)))
         if not self._proven:
             return Step(Verb.EVIDENCE)
         return End("parked", self.reason) if self._froze else Step(Verb.FREEZE)
@@ -215,14 +218,14 @@ class Procedure:
             if self.moving and not self._mapped:
                 return Step(Verb.MAP)
             restore = Step(Verb.RESTORE, self.states.index(ProcessState.CHECKPOINTED))
-            return self._awake(restore) if self._room else Step(Verb.ROOM)
+            return self._thawed(restore) if self._room else Step(Verb.ROOM)
         locked = [index for index, state in enumerate(self.states) if state is ProcessState.LOCKED]
         if locked:
-            return self._awake(Step(Verb.UNLOCK, locked[-1] if self.turned else locked[0]))
-        return End("active", self.reason) if self._verified else self._awake(Step(Verb.VERIFY))
+            return self._thawed(Step(Verb.UNLOCK, locked[-1] if self.rolled_back else locked[0]))
+        return End("active", self.reason) if self._verified else self._thawed(Step(Verb.VERIFY))
 
     def _towards_dead(self) -> Step:
-        # Killing a live process that was once restored can hang the host: lock and checkpoint it first if it lets us.
+        # Killing a running process that was once restored can hang the host: lock and checkpoint it first if possible.
         gentle = {
             ProcessState.UNKNOWN: Verb.STATE,
             ProcessState.RUNNING: Verb.LOCK,
@@ -230,17 +233,17 @@ class Procedure:
         }
         for index, state in enumerate(self.states):
             if index not in self._spent and state in gentle:
-                return self._awake(Step(gentle[state], index))
+                return self._thawed(Step(gentle[state], index))
         return Step(Verb.KILL)
 
-    def _awake(self, step: Step) -> Step:
-        """Verbs on a stopped process hang: thaw first."""
+    def _thawed(self, step: Step) -> Step:
+        """The step, or a thaw before it: driver calls about a stopped process hang."""
         return Step(Verb.THAW) if self.frozen else step
 
-    def _doubt(self, step: Step, trouble: StepTrouble) -> None:
-        """After a failure nothing is taken for granted that the step was about."""
+    def _invalidate(self, step: Step, trouble: StepTrouble) -> None:
+        """Forget what the failed step made uncertain."""
         self._room = self._proven = self._verified = False
-        self.frozen = self.frozen or step.verb is Verb.FREEZE  # some may have been stopped all the same
+        self.frozen = self.frozen or step.verb is Verb.FREEZE  # some processes may have been stopped
         if step.member is not None:
             self.states[step.member] = ProcessState.GONE if trouble is StepTrouble.GONE else ProcessState.UNKNOWN
         elif step.verb in (Verb.VERIFY, Verb.EVIDENCE):
@@ -252,7 +255,7 @@ class Procedure:
             if trouble is StepTrouble.REFUSED or self._tries[step] > MAX_RETRIES:
                 self._apply(Remedy.QUARANTINE, what)
         elif step.verb is Verb.THAW:
-            self.frozen = False  # SIGKILL works on stopped processes; only the gentle part is given up
+            self.frozen = False  # SIGKILL works on stopped processes; skip lock and checkpoint
             self._spent.update(range(len(self.states)))
         elif step.member is not None:
             self._spent.add(step.member)
@@ -260,8 +263,8 @@ class Procedure:
     def _apply(self, remedy: Remedy, what: str) -> None:
         self.reason = f"{self.reason}; {what}" if self.reason else what
         match remedy:
-            case Remedy.TURN_BACK:
-                self.turned, self.replaying, self._headroom = True, False, False
+            case Remedy.ROLL_BACK:
+                self.rolled_back, self.replaying, self._headroom = True, False, False
                 self.goal = JobGoal.ACTIVE if self.goal is JobGoal.PARKED else JobGoal.PARKED
             case Remedy.CONDEMN:
                 self.goal = JobGoal.DEAD

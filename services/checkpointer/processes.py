@@ -1,7 +1,7 @@
-"""Processes of this machine as /proc tells: who is who, who belongs to whom, who is stopped; and signals to them.
+"""Processes from /proc: identity, descendants, process groups, stopped or not; and signals to them.
 
-A pid alone names nobody, since numbers are used again: everything here goes by (pid, start time), and a signal is sent
-through a pidfd after that pair was checked, so it can never hit a stranger.
+A pid alone does not identify a process, because pids are reused: a process is its (pid, start time). A signal is sent
+through a pidfd after that pair was checked, so it never reaches another process.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from kybernate.cgroups import PROC, pids
 
 
 class ProcessIdentity(BaseModel):
-    """One process for certain: its pid and its start time in clock ticks since boot."""
+    """One process: its pid and its start time in clock ticks since boot."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -25,24 +25,24 @@ class ProcessIdentity(BaseModel):
 
 
 def identify(pid: int, proc: Path = PROC) -> ProcessIdentity | None:
-    """Who has this pid now; None when nobody has, or only a zombie."""
+    """The process that has this pid now; None if there is none or it is a zombie."""
     fields = _stat(pid, proc)
     return None if fields is None else ProcessIdentity(pid=pid, start=int(fields[19]))
 
 
 def alive(process: ProcessIdentity, proc: Path = PROC) -> bool:
-    """Whether this very process still exists and is no zombie."""
+    """True if this process (not another with its pid) exists and is no zombie."""
     return identify(process.pid, proc) == process
 
 
 def stopped(process: ProcessIdentity, proc: Path = PROC) -> bool:
-    """Whether it is stopped by a signal or a debugger. Freezers of control groups: ``freezer.Freezer.stopped``."""
+    """True if a signal or a debugger stopped it. For frozen control groups see ``freezer.Freezer.stopped``."""
     fields = _stat(process.pid, proc)
     return fields is not None and fields[0] in ("T", "t") and int(fields[19]) == process.start
 
 
 def tree(root: ProcessIdentity, proc: Path = PROC) -> list[ProcessIdentity]:
-    """The process and all its descendants, parents first; empty when it is gone."""
+    """The process and all its descendants, parents first; empty if it is gone."""
     found: list[ProcessIdentity] = []
     todo = [root] if alive(root, proc) else []
     while todo:
@@ -55,7 +55,7 @@ def tree(root: ProcessIdentity, proc: Path = PROC) -> list[ProcessIdentity]:
 
 
 def group(leader: int, among: Iterable[int] | None = None, proc: Path = PROC) -> list[ProcessIdentity]:
-    """Processes of the group that ``leader`` founded, also those whose parents are gone; of all, or ``among`` these."""
+    """Members of the process group of ``leader``, parents alive or not; of all pids, or ``among`` these."""
     found = []
     for pid in pids(proc) if among is None else among:
         fields = _stat(pid, proc)
@@ -65,7 +65,7 @@ def group(leader: int, among: Iterable[int] | None = None, proc: Path = PROC) ->
 
 
 def thread_names(pid: int, proc: Path = PROC) -> frozenset[str]:
-    """Names of its threads; empty when it is gone."""
+    """Names of its threads; empty if it is gone."""
     names = set()
     with contextlib.suppress(OSError):
         for thread in (proc / str(pid) / "task").iterdir():
@@ -75,7 +75,7 @@ def thread_names(pid: int, proc: Path = PROC) -> frozenset[str]:
 
 
 def send(process: ProcessIdentity, signum: signal.Signals) -> bool:
-    """Send a signal; False when the process is gone. Raises PermissionError."""
+    """Send a signal; False if the process is gone. Raises PermissionError."""
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -92,7 +92,7 @@ def send(process: ProcessIdentity, signum: signal.Signals) -> bool:
 
 
 def _stat(pid: int, proc: Path = PROC) -> list[str] | None:
-    """Fields of /proc/<pid>/stat after the name, from the state on; None for the gone and for zombies."""
+    """Fields of /proc/<pid>/stat from the state on; None if the process is gone or a zombie."""
     try:
         text = (proc / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

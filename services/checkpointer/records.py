@@ -15,7 +15,7 @@ HalfName = Literal["park", "activate", "kill"]
 
 
 class Record(BaseModel):
-    """One line of a job's file. Which fields are set depends on ``kind``."""
+    """One line of a job's file; ``kind`` determines which fields are set."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -25,32 +25,32 @@ class Record(BaseModel):
     switch: SwitchJob | None = None
     kill: KillJob | None = None
     epoch: int | None = None
-    """retarget: the epoch of the second half from now on."""
+    """retarget: the new epoch of the second half."""
     activate: SeatTarget | None = None
-    """retarget: the new second half; none drops it."""
+    """retarget: the new second half; None drops it."""
     half: HalfName | None = None
     seat: str | None = None
     unit: SeatProcesses | None = None
-    """half: what is about to be touched."""
+    """half: the processes that it is about to touch."""
     step: str | None = None
     pid: int | None = None
     detail: str | None = None
-    """step: how it is done, where that is not obvious; of ``hung``: which call."""
+    """step: the means, for steps that have several; of ``hung``: the verb of the call."""
     progress: SeatProgress | None = None
     """end: how the half ended for this seat."""
     failed: bool | None = None
-    """end: the backend failed, which a refusal beforehand is not; None where nothing was begun."""
+    """end: True if the backend failed (a refusal is no failure); None if the half was not begun."""
     status: JobStatus | None = None
     """done: how the job ended."""
 
     def line(self) -> bytes:
-        """As it stands in the file."""
+        """The line in the file."""
         return self.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
 @dataclass
 class JobFile:
-    """One job as its records tell it."""
+    """One job, derived from its records."""
 
     records: list[Record]
     path: Path = field(default_factory=Path)
@@ -69,7 +69,7 @@ class JobFile:
 
     @property
     def op(self) -> str:
-        """Its name; a kill is named after its seat and epoch."""
+        """Name of the job; a kill is named after its seat and epoch."""
         if self.switch is not None:
             return self.switch.op
         assert self.kill is not None
@@ -77,19 +77,19 @@ class JobFile:
 
     @property
     def group(self) -> str:
-        """Whose helper works for it."""
+        """Key of the helper that makes its driver calls."""
         return self.switch.group if self.switch is not None else self.op
 
     @property
     def epoch(self) -> int:
-        """The highest epoch that it carries."""
+        """The highest epoch of its records."""
         first = self.switch or self.kill
         assert first is not None
         return max([first.epoch, *(record.epoch for record in self.records if record.epoch is not None)])
 
     @property
     def activate(self) -> SeatTarget | None:
-        """The second half as it stands now."""
+        """The target of the second half after all retargets."""
         for record in reversed(self.records):
             if record.kind == "retarget":
                 return record.activate
@@ -110,27 +110,27 @@ class JobFile:
 
     @property
     def status(self) -> JobStatus | None:
-        """How it ended; None while it has not."""
+        """The final status; None before the end."""
         return self.records[-1].status
 
     @property
     def done(self) -> bool:
-        """Whether it ended."""
+        """True if it ended."""
         return self.status is not None
 
     def begun(self, half: HalfName, seat: str) -> SeatProcesses | None:
-        """What a half was about to touch when it was journaled; None when it was not."""
+        """The processes that a half was journaled with; None if it was not begun."""
         for record in reversed(self.records):
             if record.kind == "half" and record.half == half and record.seat == seat:
                 return record.unit
         return None
 
     def stepped(self, half: HalfName, seat: str, step: str) -> bool:
-        """Whether a step was journaled in this half."""
+        """True if a step was journaled in this half."""
         return any(r.kind == "step" and (r.half, r.seat, r.step) == (half, seat, step) for r in self.records)
 
     def ended(self, half: HalfName, seat: str) -> SeatProgress | None:
-        """How a half ended for a seat, if it did."""
+        """How a half ended for a seat; None before the end."""
         for record in reversed(self.records):
             if record.kind == "end" and record.half == half and record.seat == seat:
                 return record.progress
@@ -143,7 +143,7 @@ def kill_op(job: KillJob) -> str:
 
 
 def read_records(path: Path, text: str) -> JobFile:
-    """A job from its file; a torn last line is ignored. Raises ValueError when the first line is no job."""
+    """Parse a job's file; a torn last line is ignored. Raises ValueError if the first line is no job."""
     lines = text[: text.rfind("\n") + 1].splitlines()
     job = JobFile([Record.model_validate_json(line) for line in lines], path)
     if not job.records or (job.switch is None and job.kill is None):
@@ -152,23 +152,23 @@ def read_records(path: Path, text: str) -> JobFile:
 
 
 REMEMBERED_SECONDS = 24 * 3600.0
-"""Hangs older than this count no more."""
+"""Hangs older than this are ignored."""
 QUARANTINE_SECONDS = 600.0
-"""So long at least a seat that hung too often is left alone, whatever the driver says about it."""
+"""Time for which no driver call is made about a seat that hung too often."""
 DEMOTE_AFTER = 2
-"""Failures in a row after which a person is told to take another backend (research/checkpoint.md §7)."""
+"""Failures in a row after which the reason advises another backend (research/checkpoint.md §7)."""
 HUNG = "hung"
-"""The step that stands in the journal for a call that hung."""
+"""Name of the journaled step for a call that hung."""
 
 
-def hung_of_late(job: JobFile, now: float) -> bool:
-    """Whether a hang stands in this job that still counts. ``now``: Unix seconds."""
+def hung_recently(job: JobFile, now: float) -> bool:
+    """True if a call of this job hung within REMEMBERED_SECONDS. ``now``: Unix seconds."""
     return any(r.kind == "step" and r.step == HUNG and now - r.at < REMEMBERED_SECONDS for r in job.records)
 
 
 @dataclass
-class _Past:
-    """One container's."""
+class _ContainerPast:
+    """Hangs and failures of one container."""
 
     container_id: str
     hung_at: list[float] = field(default_factory=list)
@@ -176,35 +176,35 @@ class _Past:
 
 
 class History:
-    """All seats' pasts."""
+    """Hangs and failures in a row by seat; they survive a restart with the journal, and a new container resets them."""
 
     def __init__(self) -> None:
-        self._pasts: dict[str, _Past] = {}
+        self._pasts: dict[str, _ContainerPast] = {}
 
-    def hear(self, job: JobFile, record: Record) -> None:
-        """A record was written or read; in the order of the journal."""
+    def add(self, job: JobFile, record: Record) -> None:
+        """Count a record; called for each one, in the order of the journal."""
         container_id = next((t.container_id for t in job.targets if t.seat == record.seat), None)
         if record.seat is None or container_id is None:
             return
         past = self._pasts.get(record.seat)
         if past is None or past.container_id != container_id:
-            past = self._pasts[record.seat] = _Past(container_id)
+            past = self._pasts[record.seat] = _ContainerPast(container_id)
         if record.kind == "step" and record.step == HUNG:
             past.hung_at.append(record.at)
         elif record.kind == "end" and record.failed is not None:
             past.failures = past.failures + 1 if record.failed else 0
 
     def hangs(self, seat: str, container_id: str, now: float) -> int:
-        """How often driver calls about this container hung of late. ``now``: Unix seconds."""
+        """Driver calls about this container that hung within REMEMBERED_SECONDS. ``now``: Unix seconds."""
         past = self._past(seat, container_id)
         return sum(now - at < REMEMBERED_SECONDS for at in past.hung_at)
 
     def failures(self, seat: str, container_id: str) -> int:
-        """How many halves of this container failed in a row."""
+        """Number of halves of this container that failed in a row."""
         return self._past(seat, container_id).failures
 
     def left_alone(self, seat: str, container_id: str, now: float) -> str | None:
-        """Why nobody should ask the driver about this container now; None when it may be asked."""
+        """The reason to make no driver call about this container now; None if calls are allowed."""
         past = self._past(seat, container_id)
         count = self.hangs(seat, container_id, now)
         if count <= MAX_HANGS or now - past.hung_at[-1] > QUARANTINE_SECONDS:
@@ -215,6 +215,6 @@ class History:
             "see the kernel log, or delete its pod"
         )
 
-    def _past(self, seat: str, container_id: str) -> _Past:
+    def _past(self, seat: str, container_id: str) -> _ContainerPast:
         past = self._pasts.get(seat)
-        return past if past is not None and past.container_id == container_id else _Past(container_id)
+        return past if past is not None and past.container_id == container_id else _ContainerPast(container_id)

@@ -13,24 +13,24 @@ from services.checkpointer.backends.refusals import Allowance, comma_list
 
 
 class CheckpointerSettings(NodeSettings):
-    """What the checkpointer of one node needs to know."""
+    """Settings of the checkpointer of one node."""
 
     driver: Literal["fake", "cuda"] = "fake"
-    """Which GPU driver its helpers speak to: the fake one at KYB_FAKE_DRIVER, or the CUDA driver of this machine."""
+    """GPU driver that its helpers call: the fake one at KYB_FAKE_DRIVER, or the CUDA driver of this machine."""
     cuda_binding: Binding = "auto"
-    """How they call the CUDA driver: cuda-bindings, ctypes, or cuda-bindings if it is usable, else ctypes."""
+    """How they call the CUDA driver: cuda-bindings, ctypes, or auto (cuda-bindings if usable, else ctypes)."""
     lock_seconds: float = Field(10.0, gt=0)
-    """Model seconds that submitted GPU work may take to finish before a park is given up."""
+    """Model seconds that submitted GPU work may take to finish before a park is rolled back."""
     transfer_base_seconds: float = Field(30.0, gt=0)
-    """Model seconds that a checkpoint or restore may take, plus those per GiB."""
+    """Fixed part of the deadline of a checkpoint or restore, in model seconds."""
     transfer_seconds_per_gib: float = Field(3.0, gt=0)
-    """Model seconds per GiB that a checkpoint or restore may take."""
+    """Part of that deadline per GiB of VRAM, in model seconds."""
     room_margin_bytes: int = Field(512 * 2**20, ge=256 * 2**20, le=2**30)
-    """Free memory wanted on a GPU beyond a seat's footprint before a restore beside other processes; 256 MiB to 1 GiB.
-    On made-up GPUs none is wanted."""
+    """Free VRAM required beyond a seat's footprint before a restore beside other processes; 256 MiB to 1 GiB.
+    Not applied to fake GPUs."""
     park_allow: str = ""
-    """What is parked through the driver in spite of its hazards, by commas: several-gpus, several-processes, nccl,
-    managed-memory. One pod allows the same by this variable in its own environment. See docs/checkpointer.md."""
+    """Refusals that are lifted for this node, comma-separated: several-gpus, several-processes, nccl, managed-memory.
+    The same variable in an engine's environment lifts them for its pod. See docs/checkpointer.md."""
 
     @field_validator("park_allow")
     @classmethod

@@ -1,4 +1,4 @@
-"""The checkpointer at work: takes jobs from the node bus, runs one at a time per GPU, answers what became of them."""
+"""Takes jobs from the node bus, runs one at a time per GPU, and reports their progress."""
 
 import asyncio
 import contextlib
@@ -40,54 +40,54 @@ from services.checkpointer.records import JobFile, Record, kill_op
 J = TypeVar("J", bound=Message)
 
 GRACE_SECONDS = 1.0
-"""So long a stopping checkpointer lets jobs go on; what is left then is replayed by the next one."""
+"""Time that jobs get at shutdown; the next checkpointer replays the rest."""
 
 REPEATED_JOBS = 64
-"""So many of the last jobs are reported again after an outage; a report just before it may have been lost."""
+"""Number of recent jobs that are reported again after a bus outage; their last reports may have been lost."""
 
 log = get_logger()
 
 
 class Reporter:
-    """Publishes whole statuses in order."""
+    """Publishes job statuses in order. A job never waits for the bus: reports made during an outage follow it."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         self._bus, self._node = bus, node
         self._last: OrderedDict[str, JobProgress] = OrderedDict()
         self._unsent: deque[JobProgress] = deque()
-        self._news = asyncio.Event()
+        self._queued = asyncio.Event()
         bus.on_change(self._bus_changed)
 
-    def tell(self, status: JobStatus, cause: str) -> None:
-        """Report the status of a job as soon as the bus allows."""
-        report = JobProgress(cause=cause, node=self._node, status=status)
-        self._last[status.op] = report
+    def report(self, status: JobStatus, cause: str) -> None:
+        """Queue the status of a job for publication."""
+        progress = JobProgress(cause=cause, node=self._node, status=status)
+        self._last[status.op] = progress
         self._last.move_to_end(status.op)
         while len(self._last) > REPEATED_JOBS:
             self._last.popitem(last=False)
         if self._bus.connected:
-            self._unsent.append(report)
-            self._news.set()
+            self._unsent.append(progress)
+            self._queued.set()
 
     async def run(self) -> None:
-        """Send for ever."""
+        """Publish queued reports until cancelled."""
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._queued.wait()
+            self._queued.clear()
             while self._unsent:
-                report = self._unsent.popleft()
-                with contextlib.suppress(BusError):  # the last of each job is said again when the bus is back
-                    await self._bus.publish(report)
+                progress = self._unsent.popleft()
+                with contextlib.suppress(BusError):  # the last report of each job is sent again after the outage
+                    await self._bus.publish(progress)
 
     def _bus_changed(self, connected: bool) -> None:
         self._unsent.clear()
         if connected:
             self._unsent.extend(self._last.values())
-            self._news.set()
+            self._queued.set()
 
 
 class CheckpointWorker:
-    """Owns the jobs. Handlers answer within milliseconds; jobs run in tasks of their own that no bus can cancel."""
+    """Owns the jobs. Handlers reply within milliseconds; jobs run in separate tasks that no bus handler cancels."""
 
     def __init__(
         self, node: str, bus: Bus, journal: Journal, pool: HelperPool, backends: Mapping[str, Backend]
@@ -97,13 +97,13 @@ class CheckpointWorker:
         self.running: dict[str, JobRun] = {}
         """Jobs under way by op."""
         self.replaying: set[str] = set()
-        """Those among them that a crash interrupted."""
+        """Ops of running jobs that a crash interrupted."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
         self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def serve(self) -> None:
-        """Replay what a crash interrupted, and serve until cancelled. Raises what made a job fail unexpectedly."""
+        """Replay interrupted jobs and serve until cancelled. Raises the unexpected error of a job."""
         for file in list(self._journal.jobs.values()):
             if not file.done:
                 log.warning("job.replayed", op=file.op, epoch=file.epoch, records=len(file.records))
@@ -123,10 +123,10 @@ class CheckpointWorker:
                     await stack.enter_async_context(self._bus.serve(kind.pattern(node=self._node), handler))
                 await self._crashed
         finally:
-            await self._wind_up()
+            await self._shut_down()
 
     async def switch(self, job: SwitchJob) -> JobReply:
-        """Journal a switch and begin it; the same op again is answered with its status."""
+        """Journal a switch and begin it; a repeated op gets its status."""
         known = self._journal.jobs.get(job.op)
         if known is not None:
             return self._taken(self._status(known))
@@ -150,7 +150,7 @@ class CheckpointWorker:
         return self._taken(run.status)
 
     async def release(self, job: ReleaseJob) -> JobReply:
-        """Thaw a seat whose pod is deleted, and forget it; after the job that it is part of, if there is one."""
+        """Thaw a seat whose pod is deleted and drop its record, after the job that has the seat, if any."""
         refusal = self._refusal((job.target,), job.target.gpus, job.epoch, wait=True)
         if refusal is not None:
             return refusal
@@ -159,7 +159,7 @@ class CheckpointWorker:
         return self._taken()
 
     async def kill(self, job: KillJob) -> JobReply:
-        """Journal a kill and begin it, after the job that its seat is part of, if there is one."""
+        """Journal a kill and begin it after the job that has the seat, if any."""
         known = self._journal.jobs.get(kill_op(job))
         if known is not None:
             return self._taken(self._status(known))
@@ -167,10 +167,10 @@ class CheckpointWorker:
         return self._refusal(file.targets, file.gpus, job.epoch, wait=True) or await self._take(file)
 
     async def ask(self, job: AskJobs) -> JobReply:
-        """Statuses of operations, and what the processes of seats do now, by evidence.
+        """Statuses of jobs, and the present states of seats by evidence.
 
-        An epoch fences: on the GPUs of the asked seats and those that it names nothing older is taken after this
-        answer, so that a manager that has just started need not fear jobs of the one before it.
+        The epoch fences the GPUs that the request names: older jobs are refused from now on, so that jobs of the
+        previous manager cannot arrive late.
         """
         gpus = tuple(sorted({gpu for target in job.targets for gpu in target.gpus} | {*job.gpus}))
         if gpus and job.epoch > self._journal.seen_epoch(gpus):
@@ -178,7 +178,7 @@ class CheckpointWorker:
         known = [self._journal.jobs[op] for op in job.ops if op in self._journal.jobs]
         files = known if job.ops else [run.file for run in self.running.values() if run.file.switch is not None]
         statuses = tuple(self._status(file) for file in files)
-        seats = tuple([await self._look(target) for target in job.targets])
+        seats = tuple([await self._seat_progress(target) for target in job.targets])
         return self._taken(*statuses).model_copy(update={"seats": seats})
 
     # --- taking and running jobs ---------------------------------------------------------------------------------
@@ -192,10 +192,10 @@ class CheckpointWorker:
         wait: bool = False,
         besides: str = "",
     ) -> JobReply | None:
-        """Why a job cannot be taken; None when it can.
+        """The refusal of a job; None if it can be taken.
 
-        Epochs fence GPUs: what is older than anything seen on one of its GPUs is refused. ``wait``: it may be taken
-        while others are under way. ``besides``: the op that it belongs to.
+        Epochs fence GPUs: a job older than the newest on one of its GPUs is refused. ``wait``: take it although other
+        jobs are under way; it waits for them. ``besides``: op of the job that it changes.
         """
         seen = self._journal.seen_epoch(gpus)
         if epoch < seen:
@@ -232,19 +232,19 @@ class CheckpointWorker:
     def _run_of(self, file: JobFile) -> JobRun:
         first = file.switch or file.kill
         cause = first.cause if first is not None else file.op
-        return JobRun(file, self._journal, self._backends, lambda status: self.reporter.tell(status, cause))
+        return JobRun(file, self._journal, self._backends, lambda status: self.reporter.report(status, cause))
 
     async def _run(self, run: JobRun) -> None:
         op = run.file.op
         if run.file.kill is not None:
             await self._until_free(run.gpus, run.seats, op)
         status = await run.run()
-        # Not before: whoever hears "done" may send the next job at once and must not find this one under way.
+        # Report "done" only now: the manager may send the next job at once, which this one must not refuse as busy.
         self.running.pop(op, None)
         self.replaying.discard(op)
         self._ended.set()
         first = run.file.switch or run.file.kill
-        self.reporter.tell(status, first.cause if first is not None else op)
+        self.reporter.report(status, first.cause if first is not None else op)
         log.info("job.done", op=op, epoch=run.file.epoch)
         if run.file.kill is not None:
             await self._pool.close(run.file.group)
@@ -262,10 +262,7 @@ class CheckpointWorker:
         log.info("seat.released", seat=target.seat)
 
     async def _until_free(self, gpus: frozenset[str], seats: frozenset[str], besides: str) -> None:
-        """Wait until no other job works on these GPUs, or with these seats on others.
-
-        Of several that wait, each finds the others under way or not: the first one taken goes first.
-        """
+        """Wait until no earlier job uses these GPUs, or these seats elsewhere. Waiting jobs run in order of arrival."""
         while any(
             self._earlier(op, besides) and (run.gpus & gpus or run.unfinished & seats)
             for op, run in self.running.items()
@@ -274,14 +271,14 @@ class CheckpointWorker:
             await self._ended.wait()
 
     def _earlier(self, op: str, besides: str) -> bool:
-        """Whether ``op`` was taken before ``besides``."""
+        """True if ``op`` was taken before ``besides``."""
         order = list(self.running)
         return besides not in order or order.index(op) < order.index(besides)
 
     # --- answers ------------------------------------------------------------------------------------------------
 
-    async def _look(self, target: SeatTarget) -> SeatProgress:
-        ending = await self._state(target)
+    async def _seat_progress(self, target: SeatTarget) -> SeatProgress:
+        ending = await self._seat_state(target)
         return SeatProgress(
             seat=target.seat,
             pod_uid=target.pod_uid,
@@ -293,9 +290,9 @@ class CheckpointWorker:
             gpus=ending.gpus,
         )
 
-    async def _state(self, target: SeatTarget) -> Ending:
+    async def _seat_state(self, target: SeatTarget) -> Ending:
         for op, run in self.running.items():
-            if run.under_way and target.seat in run.seats:  # asking the driver now would wait for the transfer
+            if run.under_way and target.seat in run.seats:  # a driver call would block until the transfer ends
                 known = self._journal.parked.get(target.seat)
                 return Ending("started", f"{op} is under way", gpus=known.memory_on if known is not None else ())
         backend = self._backends.get(target.backend)
@@ -326,7 +323,7 @@ class CheckpointWorker:
     # --- tasks --------------------------------------------------------------------------------------------------
 
     async def _guarded(self, work: Awaitable[bool | None]) -> bool | None:
-        """A journal that cannot be written ends the process: nothing may be done that is not on disk."""
+        """Await a journal write. If it fails the process ends: no step may run that is not on disk."""
         try:
             return await work
         except OSError as error:
@@ -334,7 +331,7 @@ class CheckpointWorker:
             raise
 
     async def _warm(self) -> None:
-        """Have helpers ready for the groups that were used before."""
+        """Start helpers for the groups of the journaled jobs."""
         for key in dict.fromkeys([file.group for file in self._journal.jobs.values() if file.switch] + ["ask"]):
             with contextlib.suppress(HelperDiedError):
                 await self._pool.warm(key)
@@ -354,8 +351,8 @@ class CheckpointWorker:
         if not self._crashed.done():
             self._crashed.set_exception(error)
 
-    async def _wind_up(self) -> None:
-        """Let jobs come to an end for a moment; the journal keeps the rest for the next start."""
+    async def _shut_down(self) -> None:
+        """Give jobs GRACE_SECONDS to end, then cancel them; the next start replays them from the journal."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=GRACE_SECONDS)
         for task in self._tasks:
@@ -365,7 +362,7 @@ class CheckpointWorker:
 
 
 def _typed(kind: type[J], handler: Callable[[J], Awaitable[BaseModel]]) -> Callable[[Message], Awaitable[BaseModel]]:
-    """A handler of one kind as the bus wants it."""
+    """Adapt a handler of one message type to the signature of the bus."""
 
     async def handle(message: Message) -> BaseModel:
         assert isinstance(message, kind)

@@ -147,7 +147,7 @@ async def test_nobody_asks_about_a_frozen_process_that_nobody_remembers() -> Non
         it.driver.cuda = {it.child.pid}
         living = lambda: [it.root, it.child]  # noqa: E731
         await it.host.freezer.freeze(None, living)
-        with pytest.raises(DriverUnreadableError, match="frozen and nobody remembers"):
+        with pytest.raises(DriverUnreadableError, match="frozen and its GPU processes are not on record"):
             await it.find()
         assert not [call for call in it.driver.asked if call[1]]
         await it.host.freezer.thaw(None, living)

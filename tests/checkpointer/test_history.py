@@ -26,10 +26,10 @@ def ended(failed: bool | None) -> Record:
 
 def test_hangs_are_counted_for_a_day_and_two_of_them_keep_everybody_away_for_a_while() -> None:
     past = History()
-    past.hear(job(), hung(1000.0))
+    past.add(job(), hung(1000.0))
     assert past.hangs("s00", "process://1", 1001.0) == 1
     assert past.left_alone("s00", "process://1", 1001.0) is None
-    past.hear(job(), hung(2000.0))
+    past.add(job(), hung(2000.0))
     assert "hung 2 times" in (past.left_alone("s00", "process://1", 2001.0) or "")
     assert past.left_alone("s00", "process://1", 2001.0 + QUARANTINE_SECONDS) is None, "then the driver is asked again"
     assert past.hangs("s00", "process://1", 1001.0 + REMEMBERED_SECONDS) == 1
@@ -37,17 +37,17 @@ def test_hangs_are_counted_for_a_day_and_two_of_them_keep_everybody_away_for_a_w
 
 def test_a_new_container_begins_anew() -> None:
     past = History()
-    past.hear(job(), hung(1000.0))
-    past.hear(job(), ended(True))
+    past.add(job(), hung(1000.0))
+    past.add(job(), ended(True))
     assert (past.hangs("s00", "process://2", 1001.0), past.failures("s00", "process://2")) == (0, 0)
-    past.hear(job(NEXT), ended(True))
+    past.add(job(NEXT), ended(True))
     assert past.hangs("s00", "process://1", 1001.0) == 0
 
 
 def test_failures_count_in_a_row_and_refusals_do_not_count() -> None:
     past = History()
     for failed, count in ((True, 1), (None, 1), (True, 2), (False, 0), (True, 1)):
-        past.hear(job(), ended(failed))
+        past.add(job(), ended(failed))
         assert past.failures("s00", "process://1") == count
 
 

@@ -283,7 +283,7 @@ def test_every_trouble_of_every_step_has_a_row() -> None:
 ENDS = {
     Remedy.REREAD: {"parked", "active"},
     Remedy.RETRY: {"parked", "active"},
-    Remedy.TURN_BACK: {"parked", "active"},
+    Remedy.ROLL_BACK: {"parked", "active"},
     Remedy.CONDEMN: {"lost"},
     Remedy.QUARANTINE: {"quarantined"},
 }

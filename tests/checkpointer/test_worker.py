@@ -440,7 +440,7 @@ async def test_a_driver_that_cannot_be_asked_leaves_a_parked_seat_frozen() -> No
         op = await it.begin(activate=engine.target)
         end = (await it.done(op)).activate
         assert end is not None
-        assert (end.outcome, "cannot be asked" in end.reason) == ("quarantined", True)
+        assert (end.outcome, "cannot be called" in end.reason) == ("quarantined", True)
         assert here.frozen(engine)
         it.pool.call = call  # type: ignore[method-assign]
         assert await it.outcome(engine) == "parked"

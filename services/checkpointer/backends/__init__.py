@@ -1,4 +1,4 @@
-"""Ways of parking by the name that a pod asks for (annotation ``kyb.ai/backend``)."""
+"""Backends by name; a pod selects one with the annotation ``kyb.ai/backend``."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,8 +13,8 @@ from services.checkpointer.helper_pool import HelperPool
 
 
 def open_backends(pool: HelperPool, timeouts: Timeouts, host: Host, margin_bytes: int = 0) -> Mapping[str, Backend]:
-    """Backends by name. ``cuda`` is the checkpoint API of whichever driver this node's helpers speak to; ``fake`` the
-    same with everything allowed that only hardware would punish. They share the host, and so all reservations."""
+    """Backends by name. ``cuda`` uses the checkpoint API of the driver that the helpers call; ``fake`` does the same
+    with every allowance granted. They share ``host`` and thereby all reservations."""
     calls = DriverCalls(pool, timeouts)
     evidence = Evidence(calls, host.freezer, margin_bytes)
     anything = replace(host, allowed=frozenset(Allowance))

@@ -1,7 +1,7 @@
 """Parking through the CUDA checkpoint API.
 
-Which driver answers is the helper's matter (the fake daemon or libcuda behind the same verbs); everything else is the
-same. The steps are in ``half``, what is looked for in ``discovery``, what is proven in ``evidence``.
+The helper decides which driver answers (libcuda, or the fake daemon behind the same verbs). ``job_half`` runs the
+steps, ``evidence`` finds the processes and proves the results.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from services.checkpointer.failures import JobGoal, ProcessState
 
 @dataclass
 class DriverBackend:
-    """Parks and activates by the checkpoint API of whichever driver the helper speaks to."""
+    """Parks and activates with the checkpoint API of the driver that the helper calls."""
 
     calls: DriverCalls
     host: Host
@@ -32,7 +32,7 @@ class DriverBackend:
     )
 
     async def probe(self) -> str | None:
-        """None when the driver answers and can checkpoint, else why not."""
+        """None if the driver answers and can checkpoint, else the reason."""
         try:
             driver = await self.calls.describe("ask", anew=True)
             await self.calls.memory("ask")
@@ -41,11 +41,11 @@ class DriverBackend:
         return None if driver.checkpoint else f"driver {driver.version} has no checkpoint API; install 570 or newer"
 
     async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
-        """Processes of the container that the driver knows, with their bytes. One retry after a hang."""
+        """The container's processes that use CUDA, with their bytes."""
         return await Discovery(self.calls, self.host).find(target, group, epoch)
 
     def container(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
-        """The container's processes only; asks no driver."""
+        """The container without its GPU processes; makes no driver call."""
         try:
             found = self.host.container(target)
         except (UnknownContainerError, HiddenProcessesError):
@@ -54,8 +54,8 @@ class DriverBackend:
         return SeatProcesses(target=target, group=group, epoch=epoch, root=root, members=())
 
     async def prepare(self, seat: SeatProcesses) -> SeatProcesses:
-        """Read what is in use before the park, so that the fall can be proven. Unknown stays empty, as does that of a
-        seat that is parked already: nothing will fall."""
+        """Read the memory in use before the park, so that its release can be proven. The baseline stays empty if the
+        driver does not answer, and for a seat that is parked already: its park releases nothing."""
         if seat.parked_on and any(self.host.freezer.stopped(member.who) for member in seat.members):
             return seat
         try:
@@ -64,26 +64,26 @@ class DriverBackend:
             return seat
 
     async def park(self, seat: SeatProcesses, note: Note) -> Ending:
-        """Check, make sure of host memory, lock all, checkpoint each, prove, freeze."""
+        """Check, reserve host memory, lock all, checkpoint each, prove, freeze."""
         return await self._half(seat, note).run(JobGoal.PARKED)
 
     async def activate(self, seat: SeatProcesses, note: Note) -> Ending:
-        """Make sure of room, thaw, restore all, unlock all, verify."""
+        """Reserve GPUs and wait for room, thaw, restore all, unlock all, verify."""
         return await self._half(seat, note).run(JobGoal.ACTIVE)
 
     async def replay(self, seat: SeatProcesses, intent: JobGoal, note: Note) -> Ending:
-        """After a crash: decide from the states where to go, and go there."""
+        """After a crash: choose the goal from the states of the processes, and run to it."""
         return await self._half(seat, note).run(intent, replaying=True)
 
     async def kill(self, seat: SeatProcesses, note: Note) -> Ending:
-        """Lock and checkpoint what lets us, kill the container's processes, prove that the memory is free."""
+        """Lock and checkpoint where possible, kill the container's processes, prove that the memory is free."""
         ending = await self._half(seat, note).run(JobGoal.DEAD)
         if ending.outcome == "lost":  # killed as asked: no process is left
             ending.outcome = "gone"
         return ending
 
     async def state(self, seat: SeatProcesses) -> Ending:
-        """What the processes do now; asks the driver only about those that are not frozen."""
+        """States of the processes now; the driver is called only for those that are not frozen."""
         try:
             states, _ = await Discovery(self.calls, self.host).observe(seat, "ask")
             for index, member in enumerate(seat.members):
@@ -91,7 +91,7 @@ class DriverBackend:
                     states[index] = await self.calls.state("ask", member, quick=True)
             uses = [use for use in await self.calls.processes("ask") if use.holds]
         except StepFailedError as error:
-            return Ending("quarantined", f"the driver does not say what the seat does: {error.text}")
+            return Ending("quarantined", f"the driver does not report the seat's state: {error.text}")
         seen, listed = set(states), {use.pid for use in uses}
         pids = {member.who.pid for member in seat.members}
         ending = Ending("lost", "its processes are " + ", ".join(sorted(seen)), vram_bytes=seat.vram_bytes)
@@ -109,8 +109,8 @@ class DriverBackend:
         return ending
 
     async def thaw(self, seat: SeatProcesses) -> None:
-        """Every process of the seat may run on; waits for nothing."""
-        with contextlib.suppress(StepFailedError):  # its processes cannot be seen from here, so nobody froze them
+        """Thaw all processes of the seat; does not wait for the effect."""
+        with contextlib.suppress(StepFailedError):  # processes that are not visible were not frozen from here
             self.host.freezer.release(self.host.cgroup(seat), lambda: self.host.living(seat))
 
     def _half(self, seat: SeatProcesses, note: Note) -> JobHalf:

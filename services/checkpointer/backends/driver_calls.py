@@ -1,4 +1,4 @@
-"""Calls of the checkpoint API through a helper: deadlines, result codes, and who a process is before each verb."""
+"""Driver calls through a helper: deadlines, result codes as errors, the identity of a process checked before each."""
 
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -14,10 +14,10 @@ from services.checkpointer.processes import ProcessIdentity, alive
 SUCCESS, OUT_OF_MEMORY, NOT_INITIALIZED, OPERATING_SYSTEM, NOT_READY, NOT_SUPPORTED = 0, 2, 3, 304, 600, 801
 """CUresult numbers (research/checkpoint.md §1.3)."""
 UNREACHABLE = -1
-"""The helper's own: the driver could not be asked."""
+"""The helper's own code: it could not call the driver."""
 
 DESCRIBED_SECONDS = 30.0
-"""So old may be what the driver said about itself; the health probe asks more often."""
+"""Maximum age of the cached driver description; the health probe refreshes it more often."""
 
 _TROUBLES = {
     NOT_READY: StepTrouble.NOT_READY,
@@ -33,46 +33,46 @@ _HINTS = {
     ("checkpoint", OUT_OF_MEMORY): "host memory, or MIG, which the driver reports so",
     ("restore", NOT_SUPPORTED): "is the GPU's device node in the container?",
 }
-"""What a result code meant where it was met (research/checkpoint.md §3)."""
+"""Likely cause of a result code, by verb (research/checkpoint.md §3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long each call may take, in model seconds; ``wall`` turns them into wall seconds with a floor."""
+    """Deadlines of driver calls, after which they count as hung. Fields in model seconds, results in wall seconds."""
 
     lock_seconds: float = 10.0
-    """How long submitted work may take to finish; given to the driver."""
+    """Time for submitted GPU work to finish; passed to the driver."""
     base_seconds: float = 30.0
     seconds_per_gib: float = 3.0
-    """Slowest published bulk rate is about 1.1 GB/s, fixed cost up to 15 s per process."""
+    """The slowest published rate is about 1.1 GB/s, the fixed cost up to 15 s per process."""
     settle_seconds: float = 5.0
-    """How long memory may take to show as free, or room to appear."""
+    """Time for memory to show as free after a call."""
     slack_seconds: float = 5.0
-    """Beyond the driver's own time-out."""
+    """Added to the driver's own time-out; also the deadline of calls that only read."""
     floor_wall_seconds: float = 2.0
-    """No deadline is shorter: a busy machine is not a hang."""
+    """Minimum of every deadline, so that a busy machine does not look like a hang."""
     settle_floor_wall_seconds: float = 2.0
-    """Nor is the wait for memory."""
+    """Minimum of ``settle``."""
     speed: float = 1.0
 
     def wall(self, model_seconds: float) -> float:
-        """Wall seconds of a deadline."""
+        """Convert a deadline to wall seconds, with the floor."""
         return max(model_seconds / self.speed, self.floor_wall_seconds)
 
     def transfer(self, vram_bytes: int) -> float:
-        """Wall seconds within which a checkpoint, a restore, or a state read during one must end."""
+        """Deadline of a checkpoint, a restore, or a state read during one."""
         return self.wall(self.base_seconds + self.seconds_per_gib * vram_bytes / 2**30)
 
     def settle(self) -> float:
-        """Wall seconds that memory may take to show as free, and a control group to freeze."""
+        """Time for memory to show as free, and for a control group to freeze."""
         return max(self.settle_seconds / self.speed, self.settle_floor_wall_seconds)
 
     def lock_timeout(self) -> float:
-        """Wall seconds that the driver may wait for submitted work."""
+        """The driver's own time-out for submitted work."""
         return max(self.lock_seconds / self.speed, self.floor_wall_seconds / 2)
 
     def lock(self) -> float:
-        """Wall seconds after which a lock is called hung; always above the driver's own time-out."""
+        """Deadline of a lock; always above the driver's own time-out."""
         return self.lock_timeout() + self.wall(self.slack_seconds)
 
 
@@ -82,18 +82,18 @@ class Use(NamedTuple):
     pid: int
     gpu: str
     size: int | None
-    """Bytes; None where the driver does not tell."""
+    """Bytes; None if the driver does not report them."""
     seat: str
-    """Whose process the driver thinks it is; empty where it does not know (real drivers never do)."""
+    """Seat of the process; only the fake driver reports it, otherwise empty."""
 
     @property
     def holds(self) -> bool:
-        """Whether it may hold memory. NVML also lists processes with none, which are no evidence of anything."""
+        """True if it may hold memory. NVML also lists processes with 0 bytes, which prove nothing."""
         return self.size is None or self.size > 0
 
 
 class StepFailedError(Exception):
-    """A step did not succeed; ``trouble`` is its kind, ``text`` what to tell a person."""
+    """A step failed; ``trouble`` is the kind, ``text`` the reason for the operator."""
 
     def __init__(self, trouble: StepTrouble, text: str) -> None:
         super().__init__(text)
@@ -102,15 +102,15 @@ class StepFailedError(Exception):
 
 @dataclass
 class DriverCalls:
-    """The driver as the backend sees it. ``key`` says whose helper does the call. All raise StepFailedError."""
+    """Typed driver calls. ``key`` selects the helper that makes the call. All raise StepFailedError."""
 
     pool: HelperPool
     timeouts: Timeouts
     _driver: DriverInfo | None = None
-    _told_at: float = 0.0
+    _described_at: float = 0.0
 
     async def state(self, key: str, member: Member, *, quick: bool = False) -> ProcessState:
-        """What the process does; waits while a checkpoint or restore of it is under way, unless ``quick``."""
+        """State of a process. Blocks during a checkpoint or restore of it; ``quick`` sets a short deadline instead."""
         if not alive(member.who):
             return ProcessState.GONE
         deadline = self.timeouts.wall(self.timeouts.slack_seconds) if quick else self.timeouts.transfer(member.total)
@@ -127,7 +127,7 @@ class DriverCalls:
     async def move(
         self, key: str, verb: Verb, member: Member, epoch: int, gpu_map: dict[str, str] | None = None
     ) -> None:
-        """lock, checkpoint, restore or unlock one process; its identity is checked right before.
+        """Lock, checkpoint, restore or unlock one process, after a check that its pid was not reused.
 
         ``gpu_map``: for a restore to other GPUs, old → new for every GPU of the machine.
         """
@@ -150,20 +150,20 @@ class DriverCalls:
         self._check(reply, str(verb), member.who)
 
     async def describe(self, key: str, *, anew: bool = False) -> DriverInfo:
-        """Version and abilities of the driver: what was said within the last seconds, unless ``anew``.
+        """Version and capabilities of the driver, cached for DESCRIBED_SECONDS unless ``anew``.
 
-        It takes several calls of NVML for each GPU, and a GPU that a seat runs on does not change its mode.
+        Reading takes several NVML calls per GPU, and a GPU in use does not change its MIG mode.
         """
-        if self._driver is None or anew or time.monotonic() - self._told_at > DESCRIBED_SECONDS:
+        if self._driver is None or anew or time.monotonic() - self._described_at > DESCRIBED_SECONDS:
             reply = await self._call(key, "describe", self._short())
             self._check(reply, "describe", None)
-            self._driver, self._told_at = driver_from(reply), time.monotonic()
+            self._driver, self._described_at = driver_from(reply), time.monotonic()
         return self._driver
 
     async def knows(self, key: str, process: ProcessIdentity, *, surely: bool = False) -> bool:
-        """Whether this process uses CUDA (the restore thread tells it from a mere coordinator).
+        """True if this process uses CUDA: only then it has a restore thread.
 
-        ``surely``: it does, by the driver's own list, so that any answer but yes is a failure.
+        ``surely``: the driver's process list has it, so every other result raises.
         """
         reply = await self._call(key, "restore_tid", self._short(), pid=process.pid)
         if reply["code"] == UNREACHABLE or (surely and reply["code"] != NOT_INITIALIZED and alive(process)):
@@ -171,11 +171,11 @@ class DriverCalls:
         return bool(reply["code"] == SUCCESS) and alive(process)
 
     async def processes(self, key: str, gpus: Iterable[str] | None = None) -> list[Use]:
-        """Everything that uses these GPUs, or any; the parked do not appear."""
+        """Processes that use these GPUs, or any GPU; parked processes are not listed."""
         return _uses(await self._read("processes", key, gpus))
 
     async def memory(self, key: str, gpus: Iterable[str] | None = None) -> dict[str, tuple[int, int]]:
-        """(bytes in use, bytes in all) by GPU, of these or all."""
+        """(bytes in use, total bytes) by GPU, for these GPUs or all."""
         return _sizes(await self._read("memory", key, gpus))
 
     async def usage(self, key: str, gpus: Iterable[str] | None = None) -> tuple[list[Use], dict[str, tuple[int, int]]]:
@@ -213,7 +213,7 @@ class DriverCalls:
 def unaccounted(
     uses: Iterable[Use], memory: Mapping[str, tuple[int, int]], ours: Collection[int] = ()
 ) -> dict[str, int]:
-    """Bytes in use by GPU that no listed process accounts for, but for those of ``ours`` (pids)."""
+    """Bytes in use by GPU that belong to ``ours`` (pids) or to no listed process."""
     left = {gpu: used for gpu, (used, _) in memory.items()}
     for use in uses:
         if use.pid not in ours and use.gpu in left:

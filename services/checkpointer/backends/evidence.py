@@ -21,21 +21,21 @@ from services.checkpointer.freezer import Freezer
 from services.checkpointer.processes import ProcessIdentity, alive
 
 FREED_SHARE = 0.9
-"""Park evidence: memory in use must have fallen by this share of the footprint (research/checkpoint.md §7)."""
+"""Park evidence: memory in use must fall by this share of the footprint (research/checkpoint.md §7)."""
 POLL_SECONDS = 0.01
 UNKNOWN_FOOTPRINT_IDLE_SHARE = 0.05
-"""A seat whose footprint nobody knows is only restored on GPUs that are as good as empty."""
+"""A seat of unknown footprint is restored only on GPUs with at most this share of their memory in use."""
 
 
 @dataclass(frozen=True)
 class Discovery:
-    """Finds units and looks at them."""
+    """Finds the GPU processes of a seat and their states."""
 
     calls: DriverCalls
     host: Host
 
     async def find(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
-        """The seat's GPU processes. Asks the driver again once. Raises NoProcessError, NoMemberError or
+        """The GPU processes of a seat; a failed driver call is repeated once. Raises NoProcessError, NoMemberError or
         DriverUnreadableError."""
         try:
             container = self.host.container(target)
@@ -53,9 +53,10 @@ class Discovery:
             raise DriverUnreadableError(error.text) from error
 
     async def observe(self, seat: SeatProcesses, key: str) -> tuple[list[ProcessState], bool]:
-        """States without asking about stopped processes (that hangs), and whether anything is stopped.
+        """(state of each member, True if any process of the seat is stopped).
 
-        We freeze only after a checkpoint: what is stopped and holds no memory is CHECKPOINTED.
+        A driver call about a stopped process hangs, so its state is inferred: processes are frozen only after a
+        checkpoint, hence a stopped one that holds no memory is CHECKPOINTED. All others are UNKNOWN or GONE.
         """
         frozen = any(self.host.freezer.stopped(process) for process in self.host.living(seat))
         uses = await self.calls.processes(key, seat.reach) if frozen else []
@@ -70,7 +71,7 @@ class Discovery:
 
     async def _find(self, target: SeatTarget, group: str, epoch: int, container: SeatContainer) -> SeatProcesses:
         uses = await self.calls.processes(group)
-        # The container's pid may have come back as somebody else's, whom the driver knows by another seat.
+        # A pid of the container may have been reused by a process that the driver lists under another seat.
         strangers = {use.pid for use in uses if use.seat not in ("", target.seat, f"process/{use.pid}")}
         found = self.host.containers.processes(target, container.root)
         listed = [use.pid for use in uses if use.pid not in {process.pid for process in found}]
@@ -81,24 +82,26 @@ class Discovery:
             if process.pid not in strangers and await self._uses_gpu(process, group, uses)
         ]
         if not members and any(self.host.freezer.stopped(process) for process in found):
-            text = f"container {target.container_id} is frozen and nobody remembers its GPU processes; delete its pod"
+            text = f"container {target.container_id} is frozen and its GPU processes are not on record; delete its pod"
             raise DriverUnreadableError(text)
         if not members:
             raise NoMemberError(f"no process of container {target.container_id} uses a GPU")
-        target = _where_seen(target, members, uses)
+        target = _with_observed_gpus(target, members, uses)
         seat = SeatProcesses(target=target, group=group, epoch=epoch, root=container.root, members=tuple(members))
         return seat if seat.vram_bytes else await self._estimated(seat, uses)
 
     async def _uses_gpu(self, process: ProcessIdentity, group: str, uses: list[Use]) -> bool:
-        """By the driver's word; of a stopped process only by its threads, since a question about it may hang."""
+        """True if the driver reports it; a stopped process is judged by its threads, as a driver call may hang."""
         if self.host.freezer.stopped(process):
             return self.host.inspection.uses_cuda(process)
         surely = any(use.pid == process.pid and use.holds for use in uses)
         return await self.calls.knows(group, process, surely=surely)
 
     async def _estimated(self, seat: SeatProcesses, uses: list[Use]) -> SeatProcesses:
-        """Where NVML does not say how much a process has, or names no processes at all (virtual machines, other pid
-        namespaces): what nobody else accounts for."""
+        """The seat with estimated sizes: all memory in use on its GPUs that no other process accounts for.
+
+        For NVML that reports no memory by process, or lists no processes (virtual machines, other pid namespaces).
+        """
         ours = {member.who.pid for member in seat.members}
         if any(use.pid in ours and use.size is not None for use in uses):
             return seat
@@ -110,29 +113,29 @@ class Discovery:
 
 @dataclass
 class Evidence:
-    """Proofs about units. Every one raises StepFailedError saying what speaks against it."""
+    """Proofs about the processes of a seat. Each raises StepFailedError with the reason why it does not hold."""
 
     calls: DriverCalls
     freezer: Freezer
     margin_bytes: int = 0
-    """Free memory wanted beyond the footprint before a restore beside other processes."""
+    """Free VRAM required beyond the footprint before a restore beside other processes."""
 
     async def baseline(self, seat: SeatProcesses) -> dict[str, int]:
-        """Before a park: what must fall. Never less than the seat's own memory, whoever came or went meanwhile."""
+        """Bytes in use by GPU before a park, without other seats' processes; at least the seat's own footprint."""
         now = _not_others(seat, *await self.calls.usage(seat.group, seat.at))
         return {gpu: max(size, now.get(gpu, 0)) for gpu, size in seat.footprint.items()}
 
     async def verify(self, seat: SeatProcesses) -> None:
-        """Every process runs."""
+        """Every process is RUNNING."""
         for member in seat.members:
             state = await self.calls.state(seat.group, member)
             if state is not ProcessState.RUNNING:
                 raise StepFailedError(StepTrouble.REFUSED, f"pid {member.who.pid} is {state} and not RUNNING")
 
     async def prove(self, seat: SeatProcesses) -> None:
-        """All checkpointed, none listed, memory fell. Waits a little: real drivers show it late.
+        """Park evidence: all CHECKPOINTED, none listed, memory fell. Waits up to ``settle``: drivers report it late.
 
-        A stopped process is not asked (that hangs); we stop only what is checkpointed, and the list speaks for it.
+        No state call is made for a stopped process (it hangs): only checkpointed ones are stopped.
         """
         for member in seat.members:
             if self.freezer.stopped(member.who):
@@ -147,7 +150,7 @@ class Evidence:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _missing_evidence(self, seat: SeatProcesses) -> str:
-        """What still speaks against the memory being free; empty when nothing does."""
+        """The condition of the park evidence that does not hold yet; empty if all hold."""
         uses, memory = await self.calls.usage(seat.group, seat.reach)
         listed = {use.pid for use in uses if use.holds}
         still = sorted(listed & {member.who.pid for member in seat.members})
@@ -162,8 +165,8 @@ class Evidence:
                 return f"memory in use on {gpu} fell by {fell} of {size} bytes"
         return ""
 
-    async def make_sure_of_room(self, seat: SeatProcesses, states: list[ProcessState]) -> None:
-        """Free memory on each GPU for all that is still checkpointed: a restore without room destroys the process."""
+    async def wait_for_room(self, seat: SeatProcesses, states: list[ProcessState]) -> None:
+        """Wait until each GPU has room for all that is checkpointed: a restore without room destroys the process."""
         need = room_needed(seat, states)
         deadline = time.monotonic() + self.calls.timeouts.settle()
         while missing := await self._missing_room(seat, need):
@@ -172,8 +175,8 @@ class Evidence:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _missing_room(self, seat: SeatProcesses, need: dict[str, int]) -> str:
-        """The margin is for what other processes take meanwhile. Without others it would only keep a seat that fills
-        its GPU from ever coming back."""
+        """The GPU that lacks room; empty if none does. The margin covers what other processes on the GPU may allocate
+        meanwhile; it does not apply without them, or a seat that fills its GPU could never be restored."""
         ours = {member.who.pid for member in seat.members}
         if self.margin_bytes:
             uses, memory = await self.calls.usage(seat.group, need)
@@ -184,20 +187,20 @@ class Evidence:
             used, total = memory.get(gpu, (0, 0))
             wanted = size + (self.margin_bytes if gpu in shared else 0)
             if size == 0 and used > total * UNKNOWN_FOOTPRINT_IDLE_SHARE:
-                return f"{gpu} has {used} bytes in use, and nobody knows how much the seat needs"
+                return f"{gpu} has {used} bytes in use, and the seat's footprint is unknown"
             if total - used < wanted:
                 return f"{gpu} has {total - used} bytes free and the seat needs {wanted}"
         return ""
 
 
 def _not_others(seat: SeatProcesses, uses: list[Use], memory: dict[str, tuple[int, int]]) -> dict[str, int]:
-    """Bytes in use on each GPU of the seat, without those of processes outside it."""
+    """Bytes in use on each GPU of the seat, without those of other processes."""
     left = unaccounted(uses, memory, {member.who.pid for member in seat.members})
     return {gpu: left.get(gpu, 0) for gpu in seat.footprint}
 
 
 def room_needed(seat: SeatProcesses, states: list[ProcessState]) -> dict[str, int]:
-    """Bytes by GPU that the restore of all that is checkpointed will take, where it will be restored."""
+    """Bytes by destination GPU that the restore of all checkpointed members takes."""
     need: dict[str, int] = {}
     for member, state in zip(seat.members, states, strict=True):
         if state is ProcessState.CHECKPOINTED:
@@ -210,10 +213,10 @@ def room_needed(seat: SeatProcesses, states: list[ProcessState]) -> dict[str, in
     return need
 
 
-def _where_seen(target: SeatTarget, members: list[Member], uses: list[Use]) -> SeatTarget:
-    """Who asks may be wrong about where a seat is: the GPUs that its processes hold memory on, if they are all others.
+def _with_observed_gpus(target: SeatTarget, members: list[Member], uses: list[Use]) -> SeatTarget:
+    """The target with the GPUs that its processes hold memory on, if none of those is named in the target.
 
-    Otherwise what was parked there would be taken for a copy of the GPUs that were named, and restored without room.
+    The manager's record of a seat's GPUs may be wrong; a seat parked under wrong GPUs would be restored without room.
     """
     pids = {member.who.pid for member in members}
     gpus = tuple(dict.fromkeys(use.gpu for use in uses if use.pid in pids and use.holds))

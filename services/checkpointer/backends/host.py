@@ -18,21 +18,21 @@ from services.checkpointer.freezer import Freezer
 from services.checkpointer.processes import ProcessIdentity, alive, thread_names
 
 ALLOW_VARIABLE = "KYB_PARK_ALLOW"
-"""In an engine's environment: allowances of its pod, by commas."""
+"""In an engine's environment: allowances of its pod, comma-separated."""
 
 
 class NoDeviceError(Exception):
-    """A GPU cannot be reached from a container."""
+    """A container lacks the device node of a GPU."""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """Looks at processes; ``proc`` is another folder in tests only."""
+    """Reads /proc before a park or a move; what cannot be read counts as absent. Tests pass another ``proc``."""
 
     proc: Path = PROC
 
     def process(self, who: ProcessIdentity, *, nccl: bool = True) -> ProcessFacts:
-        """Environment of one process, and with ``nccl`` its libraries and threads, which are long lists."""
+        """Facts about one process; its libraries and threads, which are slow to read, only with ``nccl``."""
         return ProcessFacts(
             pid=who.pid,
             nccl_library=nccl and "/libnccl" in self._text(who, "maps"),
@@ -41,27 +41,27 @@ class Inspection:
         )
 
     def environment(self, who: ProcessIdentity) -> dict[str, str]:
-        """As it was when the process started."""
+        """The environment with which the process started."""
         pairs = [entry.partition("=") for entry in self._text(who, "environ").split("\0") if "=" in entry]
         return {name: value for name, _, value in pairs}
 
     def allowances(self, who: ProcessIdentity) -> frozenset[str]:
-        """What its pod allows (KYB_PARK_ALLOW)."""
+        """Allowances of its pod (KYB_PARK_ALLOW)."""
         return comma_list(self.environment(who).get(ALLOW_VARIABLE, ""))
 
     def name(self, pid: int) -> str:
-        """What a process is called; empty when it is gone."""
+        """Name of a process; empty if it is gone."""
         try:
             return (self.proc / str(pid) / "comm").read_text().strip()
         except OSError:
             return ""
 
     def uses_cuda(self, who: ProcessIdentity) -> bool:
-        """Whether it has the thread that the driver makes in CUDA processes. Needs no answer of the process."""
+        """True if it has the thread that the driver creates in CUDA processes; works on stopped processes too."""
         return any(_is_cuda_thread(name) for name in thread_names(who.pid, self.proc))
 
     def check_device(self, who: ProcessIdentity, gpu: str) -> None:
-        """Whether a GPU's device node is in the process' /dev. Raises NoDeviceError saying what is missing."""
+        """Raise NoDeviceError unless the GPU's device node is in the /dev of the process."""
         minor = self._minor(gpu)
         if minor is None:
             raise NoDeviceError(f"{self.proc}/driver/nvidia/gpus does not know {gpu}; is the driver loaded?")
@@ -79,7 +79,7 @@ class Inspection:
             raise NoDeviceError(f"/dev/nvidia{minor} of {gpu} is not in the container; {remedy}")
 
     def _minor(self, gpu: str) -> int | None:
-        """N of /dev/nvidiaN, as the kernel driver tells."""
+        """N of /dev/nvidiaN, from the kernel driver's /proc files; None if unknown."""
         for file in (self.proc / "driver" / "nvidia" / "gpus").glob("*/information"):
             lines = dict(line.partition(":")[::2] for line in file.read_text().splitlines())
             if lines.get("GPU UUID", "").strip().lower() == gpu.lower():
@@ -96,7 +96,7 @@ class Inspection:
 
 @dataclass
 class Host:
-    """One machine. Everything that halves of different seats share is here."""
+    """The machine that all halves share: containers, freezer, reservations."""
 
     containers: Containers
     freezer: Freezer
@@ -104,16 +104,16 @@ class Host:
     reservations: GpuReservations = field(default_factory=GpuReservations)
     inspection: Inspection = field(default_factory=Inspection)
     allowed: frozenset[str] = frozenset()
-    """Allowances of the node (refusals.Allowance)."""
+    """Allowances of the node (``Allowance``)."""
     device_nodes: bool = True
-    """Whether GPUs have device nodes; the fake machine's have none."""
+    """False on a fake machine, whose GPUs have no device nodes."""
 
     def container(self, target: SeatTarget) -> SeatContainer | None:
-        """The seat's container; None without a process. Raises UnknownContainerError or HiddenProcessesError."""
+        """The seat's container; None if it has no process. Raises UnknownContainerError or HiddenProcessesError."""
         return self.containers.find(target)
 
     def cgroup(self, seat: SeatProcesses) -> Cgroup | None:
-        """The control group of the seat's container alone; None when it has none or is gone. Raises StepFailedError."""
+        """The control group of the seat's container; None if it has none or is gone. Raises StepFailedError."""
         if seat.target.container_id.startswith("process://"):
             return None
         try:
@@ -123,9 +123,9 @@ class Host:
         return None if container is None else container.cgroup
 
     def living(self, seat: SeatProcesses, *, strays: bool = False) -> list[ProcessIdentity]:
-        """Every process of the seat that exists: those of its container, and members that left it.
+        """All living processes of the seat: those of its container, and members that left it.
 
-        ``strays``: with a look through all of /proc; see ``Containers.processes``. Raises StepFailedError.
+        ``strays``: search all of /proc; see ``Containers.processes``. Raises StepFailedError.
         """
         try:
             found = self.containers.processes(seat.target, seat.root, strays=strays)
@@ -135,11 +135,10 @@ class Host:
 
 
 def open_host(fake_driver: Path | None, freeze_seconds: float, allowed: frozenset[str] = frozenset()) -> Host:
-    """This machine; with ``fake_driver``, the socket of the daemon, its GPUs are made up.
+    """This machine, or with ``fake_driver`` (the daemon's socket) the fake one. Raises ExtraMissingError.
 
-    Copies in host memory exist by name only then, so no control group limits them; there are no device nodes; and
-    seats of several GPUs and processes are parked, since a made-up GPU punishes nobody who has not asked for it.
-    Raises ExtraMissingError.
+    On the fake machine copies take no host memory, so no memory limit applies; GPUs have no device nodes; and seats of
+    several GPUs and processes are allowed, because the fake driver fails only where a test injects a fault.
     """
     containers = Containers()
     freezer = Freezer(containers.cgroups, freeze_seconds)

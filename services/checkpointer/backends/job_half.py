@@ -1,4 +1,4 @@
-"""One half for one seat: the procedure's steps as calls of a helper, signals, reads of /proc, reservations."""
+"""One half for one seat: executes the procedure's steps by driver calls, signals, reads of /proc and reservations."""
 
 import asyncio
 import signal
@@ -18,13 +18,13 @@ from services.checkpointer.processes import ProcessIdentity, alive, send
 
 POLL_SECONDS = 0.01
 HUNG = "hung"
-"""Journaled when a call hung, with the verb as its detail."""
+"""Step that is journaled for a call that hung; its detail is the verb."""
 
 _LABELS = {Verb.EVIDENCE: "verify", Verb.VERIFY: "verify"}
 _REFUSALS = frozenset({Verb.CHECKS, Verb.HEADROOM, Verb.MAP, Verb.ROOM})
-"""What goes wrong here is the seat's or the machine's matter and speaks against no backend."""
+"""A failure of these steps is a refusal by seat or machine and does not count as a failure of the backend."""
 _UNACCOUNTED_SHARE, _UNACCOUNTED_BYTES = 0.1, 64 * 2**20
-"""After a kill so much may be in use that no process accounts for: a share of the footprint, and some bytes."""
+"""Growth of unaccounted memory that is tolerated after a kill: a share of the footprint plus some bytes."""
 
 
 @dataclass
@@ -41,13 +41,13 @@ class JobHalf:
     _unmovable: MoveRefusal | None = None
 
     async def run(self, goal: JobGoal, *, replaying: bool = False) -> Ending:
-        """To its end; raises nothing but what the journal raises."""
+        """Run to the end. Raises only what the journal raises."""
         seat, ending = self.seat, Ending("started", vram_bytes=self.seat.vram_bytes)
         try:
             states, frozen = await Discovery(self.calls, self.host).observe(seat, seat.group)
         except StepFailedError:
             stopped = [self.host.freezer.stopped(member.who) for member in seat.members]
-            # What was parked and is still stopped is checkpointed: thawing it only to ask would leave it unprotected.
+            # A parked member that is still stopped is CHECKPOINTED; a thaw just to read its state would unprotect it.
             remembered = bool(seat.parked_on) and not replaying
             states = [ProcessState.CHECKPOINTED if one and remembered else ProcessState.UNKNOWN for one in stopped]
             frozen = any(stopped)
@@ -62,7 +62,7 @@ class JobHalf:
             self.host.reservations.release(seat.owner)
         ending.outcome, ending.reason = step.outcome, step.reason
         ending.host_bytes = seat.vram_bytes if step.outcome == "parked" else 0
-        ending.gpus = self._where(ending)
+        ending.gpus = self._gpus_of(ending)
         ending.move_refused = self._unmovable.whose if self._unmovable is not None else ""
         ending.failed = ending.outcome != goal and bool(self._failed - _REFUSALS)
         return ending
@@ -85,17 +85,17 @@ class JobHalf:
         else:
             procedure.done(step, seen, killed)
         if procedure.goal is not JobGoal.PARKED:
-            self.host.headroom.release(self.seat.owner)  # no copy is made any more; others may wait for that memory
+            self.host.headroom.release(self.seat.owner)  # no copy follows; other parks may wait for that memory
         ending.last_call_at = time.time()
         label = _LABELS.get(step.verb, str(step.verb))
         ending.seconds[label] = ending.seconds.get(label, 0.0) + time.monotonic() - began
 
     async def _do(self, step: Step, states: list[ProcessState], *, dying: bool) -> tuple[ProcessState | None, int]:
-        """One step. Returns what STATE read and how many KILL found alive. Raises StepFailedError."""
+        """Execute one step. Returns (state that STATE read, processes that KILL killed). Raises StepFailedError."""
         if step.member is not None and step.verb is Verb.STATE:
             return await self.calls.state(self.seat.group, self.seat.members[step.member], quick=dying), 0
         if step.member is not None:
-            if dying and step.verb is Verb.CHECKPOINT:  # without memory for the copy the kernel kills, maybe others
+            if dying and step.verb is Verb.CHECKPOINT:  # a copy without memory makes the kernel kill, maybe other pods
                 await self._reserve_memory(states, only=step.member)
             await self._move(step.verb, step.member, states)
             return None, 0
@@ -133,7 +133,7 @@ class JobHalf:
             self.host.headroom.copied(seat.owner, member.total)
 
     async def _check(self) -> None:
-        """What speaks against a park, before anything is touched."""
+        """Apply the park rules before anything is changed."""
         seat, inspection = self.seat, self.host.inspection
         driver = await self.calls.describe(seat.group)
         uses = await self.calls.processes(seat.group, seat.at)
@@ -147,7 +147,7 @@ class JobHalf:
             raise StepFailedError(StepTrouble.REFUSED, why)
 
     async def _reserve_memory(self, states: list[ProcessState], *, only: int | None = None) -> None:
-        """Host memory for all that is not copied yet, or for one process that is about to be killed."""
+        """Reserve host memory for all members not yet checkpointed, or for ``only`` one that is about to be killed."""
         seat = self.seat
         todo = [
             member.total
@@ -155,24 +155,24 @@ class JobHalf:
             if states[index] is not ProcessState.CHECKPOINTED and only in (None, index)
         ]
         size = sum(todo) or (seat.target.vram_bytes if len(todo) == len(seat.members) else 0)
-        seconds = self.calls.timeouts.transfer(size) if only is None else 0.0  # a kill waits for nobody
+        seconds = self.calls.timeouts.transfer(size) if only is None else 0.0  # a kill does not wait for memory
         try:
             await self.host.headroom.reserve(seat.owner, self.host.cgroup(seat), size, seconds)
         except (NoHeadroomError, UnreadableMemoryError) as error:
             raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
 
     async def _reserve_gpus(self, states: list[ProcessState]) -> None:
-        """The GPUs for this seat alone, and only then a look at what is free there."""
+        """Reserve the GPUs for this seat, then wait for free memory on them."""
         seat = self.seat
         try:
             seconds = self.calls.timeouts.transfer(seat.vram_bytes)
             await self.host.reservations.take(seat.owner, room_needed(seat, states), seconds)
         except ReservedError as error:
             raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
-        await self.evidence.make_sure_of_room(seat, states)
+        await self.evidence.wait_for_room(seat, states)
 
     async def _make_map(self) -> None:
-        """The driver's map for a restore to other GPUs; everything that speaks against it is found before the thaw."""
+        """Build the driver's map for a restore to other GPUs; every refusal of a move happens here, before the thaw."""
         seat = self.seat
         driver = await self.calls.describe(seat.group)
         count = len(seat.members)
@@ -184,20 +184,20 @@ class JobHalf:
             self._gpu_map = None if why else permutation(await self.calls.memory(seat.group), seat.moves)
         except NoDeviceError as error:
             why = MoveRefusal(str(error))
-        except ValueError as error:  # it may come back, and is no fault of the seat
+        except ValueError as error:  # the GPU may answer again later, so the seat is not marked unmovable
             raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
         if why is not None:
             self._unmovable = why
             raise StepFailedError(StepTrouble.REFUSED, why.reason)
 
-    def _where(self, ending: Ending) -> tuple[str, ...]:
-        """Where its memory is at the end of this half, as far as that is certain."""
+    def _gpus_of(self, ending: Ending) -> tuple[str, ...]:
+        """GPUs that hold its memory at the end of this half; empty if uncertain."""
         if ending.outcome == "active":
             return self.seat.moved().memory_on if self.seat.moves else self.seat.memory_on
         return self.seat.memory_on if ending.outcome == "parked" else ()
 
     async def _kill(self) -> int:
-        """SIGKILL to all, children first, until none exists, the driver lists none and their memory is free."""
+        """SIGKILL all, children first, until none exists or is listed and their memory is free. Returns the number."""
         deadline = time.monotonic() + self.calls.timeouts.wall(self.calls.timeouts.base_seconds)
         before = await self._unaccounted_or_unknown()
         killed: set[ProcessIdentity] = set()
@@ -208,7 +208,7 @@ class JobHalf:
             except PermissionError as error:
                 raise StepFailedError(StepTrouble.REFUSED, f"SIGKILL refused: {error.strerror}") from error
             if any(self.host.freezer.stopped(process) for process in living):
-                # A frozen control group of version 1 holds even SIGKILL back; nothing runs on after it.
+                # A frozen control group of version 1 delays even SIGKILL; after it no process resumes.
                 self.host.freezer.release(self.host.cgroup(self.seat), list)
             if time.monotonic() > deadline:
                 who = sorted(process.pid for process in living)
@@ -229,14 +229,14 @@ class JobHalf:
         return unaccounted(*await self.calls.usage(seat.group, seat.reach))
 
     async def _unaccounted_or_unknown(self) -> dict[str, int]:
-        """A driver that cannot be asked keeps nobody from being killed."""
+        """The same, or empty if the driver does not answer: the kill goes on without it."""
         try:
             return await self._unaccounted()
         except StepFailedError:
             return {}
 
     async def _still_held(self, ours: set[int], before: dict[str, int]) -> str:
-        """What the killed still hold; empty when nothing."""
+        """The reason why GPU memory of the killed processes is not free yet; empty if it is."""
         if still := ours & {use.pid for use in await self.calls.processes(self.seat.group) if use.holds}:
             return f"pids {sorted(still)} ended but still hold GPU memory; see the kernel log, restart the machine"
         allowed = _UNACCOUNTED_BYTES + int(_UNACCOUNTED_SHARE * self.seat.vram_bytes)

@@ -1,4 +1,4 @@
-"""What a way of parking must offer, whatever it drives: the CUDA driver, an engine's sleep mode, CRIU, a restart."""
+"""The interface of a backend, and the records that it shares with jobs and journal."""
 
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -12,7 +12,7 @@ from services.checkpointer.processes import ProcessIdentity
 
 
 class Member(BaseModel):
-    """One process of a seat that uses GPUs, and how many bytes it has on each (by UUID)."""
+    """One process of a seat that uses GPUs, with its bytes on each GPU (by UUID)."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -26,46 +26,46 @@ class Member(BaseModel):
 
 
 class SeatProcesses(BaseModel):
-    """What moves as one: all GPU processes of one seat's container. Journaled, so that a replay finds them again."""
+    """All GPU processes of one seat's container, parked and activated together. Journaled for replay after a crash."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     target: SeatTarget
     group: str
-    """Whose helper does the calls."""
+    """Key of the helper that makes the driver calls."""
     epoch: int
     root: ProcessIdentity | None
     """The container's first process; None when it is gone."""
     members: tuple[Member, ...]
     baseline: dict[str, int] = {}
-    """Before a park: memory in use on each GPU that no other process accounts for; what must fall."""
+    """Bytes by GPU before the park that no other process accounts for; the park must free them."""
     parked_on: tuple[str, ...] = ()
-    """GPUs that its memory was on when it was parked; empty: those of the target."""
+    """GPUs that held its memory when it was parked; empty: those of the target."""
     hangs: int = 0
-    """How often driver calls about this container hung before."""
+    """Number of driver calls about this container that hung before."""
 
     @property
     def at(self) -> tuple[str, ...]:
-        """GPUs that ``members`` speak of."""
+        """GPUs that the sizes of ``members`` refer to."""
         return self.parked_on or self.target.gpus
 
     @property
     def reach(self) -> tuple[str, ...] | None:
-        """GPUs where its memory may be; None: all that answer, since where it is to move may be beyond asking."""
+        """GPUs that may hold its memory. None during a move: all GPUs that answer, as the destination may not."""
         return None if self.moves else self.at
 
     @property
     def moves(self) -> dict[str, str]:
-        """Old → new GPU, if it is to be restored elsewhere."""
+        """Old → new GPU, if it is to be restored on other GPUs."""
         return moves(self.at, self.target.gpus)
 
     @property
     def owner(self) -> str:
-        """Its name in reservations; no seat is in two halves at a time."""
+        """Owner of its reservations: a seat is in one half at a time."""
         return self.target.seat
 
     def moved(self) -> "SeatProcesses":
-        """The same after it was restored to the target's GPUs."""
+        """The same processes after their restore to the target's GPUs."""
         where = self.moves
         members = tuple(
             member.model_copy(update={"gpu_bytes": {where.get(gpu, gpu): n for gpu, n in member.gpu_bytes.items()}})
@@ -75,7 +75,7 @@ class SeatProcesses(BaseModel):
 
     @property
     def footprint(self) -> dict[str, int]:
-        """Bytes by GPU over all members."""
+        """Bytes by GPU, summed over all members."""
         total = dict.fromkeys(self.at, 0)
         for member in self.members:
             for gpu, size in member.gpu_bytes.items():
@@ -84,7 +84,7 @@ class SeatProcesses(BaseModel):
 
     @property
     def memory_on(self) -> tuple[str, ...]:
-        """GPUs that its memory is on, or was on when it was parked: those of its group where nobody saw any."""
+        """GPUs that hold its memory, or held it when it was parked; ``at`` if no sizes are known."""
         return tuple(gpu for gpu, size in self.footprint.items() if size) or self.at
 
     @property
@@ -107,7 +107,7 @@ class DriverUnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can and needs."""
+    """What a backend can do and what it requires."""
 
     frees_all_vram: bool
     needs_host_ram: bool
@@ -118,7 +118,7 @@ class Capabilities:
 
 @dataclass(slots=True)
 class Ending:
-    """How a half ended for one seat; ``seconds`` are wall seconds by step."""
+    """Result of a half for one seat; ``seconds`` are wall seconds by step."""
 
     outcome: Outcome
     reason: str = ""
@@ -127,28 +127,28 @@ class Ending:
     host_bytes: int = 0
     last_call_at: float | None = None
     gpus: tuple[str, ...] = ()
-    """GPUs that its memory is on, or was on when it was parked; empty where that is not known."""
+    """GPUs that hold its memory, or held it when it was parked; empty if unknown."""
     move_refused: Literal["", "seat", "node"] = ""
-    """It should have moved to other GPUs, and this seat, or any of this node, cannot."""
+    """Why a requested move to other GPUs was refused: this ``seat`` cannot move, or no seat of this ``node`` can."""
     failed: bool = False
-    """It did not go as asked, and not because it was refused beforehand or found no room."""
+    """True if the backend failed; refusals before the first step and missing room do not count."""
 
 
 class Note(Protocol):
     """Journals a step before it is done, and hangs."""
 
     async def __call__(self, step: str, pid: int | None, detail: str = "") -> None:
-        """``step``: its name; ``pid``: the process that it is about; ``detail``: how, where that is not obvious."""
+        """``pid``: the process, None for the whole seat; ``detail``: the means, for steps that have several."""
         ...
 
 
 class Backend(Protocol):
-    """One way of parking. No call raises for what the driver or the process did: that is an Ending."""
+    """A way of parking: the CUDA driver, an engine's sleep mode … A failure of driver or process is an ``Ending``."""
 
     capabilities: Capabilities
 
     async def probe(self) -> str | None:
-        """None when it can work on this node, else why not."""
+        """None if it works on this node, else the reason."""
         ...
 
     async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
@@ -156,11 +156,11 @@ class Backend(Protocol):
         ...
 
     def container(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
-        """The target's container without its GPU processes: enough to kill it when nobody knows them."""
+        """The target's container without its GPU processes: enough to kill it if they are unknown."""
         ...
 
     async def prepare(self, seat: SeatProcesses) -> SeatProcesses:
-        """Look at what must be known before a park. Changes nothing."""
+        """Read the baseline before a park. Changes nothing."""
         ...
 
     async def park(self, seat: SeatProcesses, note: Note) -> Ending:
@@ -172,15 +172,15 @@ class Backend(Protocol):
         ...
 
     async def replay(self, seat: SeatProcesses, intent: JobGoal, note: Note) -> Ending:
-        """After a crash: bring an interrupted half to an end."""
+        """Finish or undo a half that a crash interrupted."""
         ...
 
     async def state(self, seat: SeatProcesses) -> Ending:
-        """What its processes do now, by evidence. Changes nothing."""
+        """The present state of its processes, by evidence. Changes nothing."""
         ...
 
     async def thaw(self, seat: SeatProcesses) -> None:
-        """Let its processes run on so that they can end."""
+        """Let its frozen processes run, so that they can terminate."""
         ...
 
     async def kill(self, seat: SeatProcesses, note: Note) -> Ending:

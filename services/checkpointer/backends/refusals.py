@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 
 class Allowance(StrEnum):
-    """What a person may allow in spite of the rules, after trying it on that stack."""
+    """Refusals that an operator may lift for a node or a pod, after a trial on that stack."""
 
     SEVERAL_GPUS = "several-gpus"
     SEVERAL_PROCESSES = "several-processes"
@@ -27,33 +27,33 @@ def comma_list(text: str) -> frozenset[str]:
 MANAGED_MEMORY_SWITCHES = ("GGML_CUDA_ENABLE_UNIFIED_MEMORY", "TF_FORCE_UNIFIED_MEMORY")
 """Environment variables that make llama.cpp, and TensorFlow and JAX, allocate managed memory."""
 NCCL_THREADS = ("pt_nccl_", "NCCL ")
-"""Names of threads that live with a communicator: PyTorch's watchdog, and NCCL's own (NCCL_SET_THREAD_NAME=1)."""
+"""Prefixes of threads of a live communicator: PyTorch's watchdog, and NCCL's threads (NCCL_SET_THREAD_NAME=1)."""
 NCCL_ABORTS_FROM_DRIVER = 590
-"""A process group of one GPU aborts on 595 and survives on 580 (H7); between them nobody has measured."""
+"""A process group of one GPU aborts on 595 and survives on 580 (H7); versions between are not measured."""
 MPS_SERVER = "nvidia-cuda-mps"
 OFF = ("", "0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True)
 class DriverInfo:
-    """What a helper says about the driver it speaks to."""
+    """Version and capabilities of the driver, from a helper's ``describe``."""
 
     version: str = ""
-    """``580.95.05``; empty if nobody told."""
+    """``580.95.05``; empty if unknown."""
     checkpoint: bool = True
     gpu_map: bool = False
     mig: Mapping[str, bool] | None = None
 
     @property
     def major(self) -> int:
-        """580; 0 if nobody told."""
+        """580; 0 if unknown."""
         first = self.version.partition(".")[0]
         return int(first) if first.isdigit() else 0
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """What can be seen of one GPU process from outside."""
+    """One GPU process as /proc shows it."""
 
     pid: int
     nccl_library: bool = False
@@ -62,12 +62,12 @@ class ProcessFacts:
 
     @property
     def communicates(self) -> bool:
-        """Whether it lives with an NCCL communicator for certain."""
+        """True if a thread proves a live NCCL communicator."""
         return any(name.startswith(NCCL_THREADS) for name in self.threads)
 
 
 def driver_from(reply: Mapping[str, Any]) -> DriverInfo:
-    """From a helper's answer to ``describe``."""
+    """Parse a helper's reply to ``describe``."""
     can = reply.get("capabilities") or {}
     return DriverInfo(
         version=str(reply.get("driver") or ""),
@@ -84,7 +84,7 @@ def park_refusal(
     neighbours: Collection[str],
     allowed: Collection[str],
 ) -> str | None:
-    """Why a seat on these GPUs is not parked; None when nothing speaks against it.
+    """The reason why a seat on these GPUs is not parked; None if it can be.
 
     ``neighbours``: names of all processes that use these GPUs. ``allowed``: allowances of the node and of the pod.
     """
@@ -104,14 +104,14 @@ def park_refusal(
 
 
 def nccl_matters(gpus: Sequence[str], processes: int, driver: DriverInfo) -> bool:
-    """Whether an NCCL communicator would speak against a park at all."""
+    """True if an NCCL communicator in the seat would be a reason to refuse the park."""
     return len(gpus) > 1 or processes > 1 or driver.major >= NCCL_ABORTS_FROM_DRIVER
 
 
 def _together(
     gpus: Sequence[str], driver: DriverInfo, processes: Sequence[ProcessFacts], allowed: Collection[str]
 ) -> str | None:
-    """What speaks against GPUs or processes that work with each other."""
+    """The reason against parking GPUs or processes that communicate with each other; None if there is none."""
     several = len(gpus) > 1 or len(processes) > 1
     pids = [process.pid for process in processes]
     ranks = [process.pid for process in processes if process.communicates or (several and process.nccl_library)]
@@ -147,23 +147,23 @@ NEEDS_DRIVER = "restoring to another GPU needs driver 580 or newer"
 
 @dataclass(frozen=True, slots=True)
 class MoveRefusal:
-    """Why a seat cannot move, and for whom else that holds."""
+    """Why a seat cannot move to other GPUs, and whether that holds for this seat or for the whole node."""
 
     reason: str
     whose: Literal["seat", "node"] = "seat"
 
 
 def moves(parked_on: Sequence[str], target: Sequence[str]) -> dict[str, str]:
-    """Old → new GPU, in the groups' order; empty where the seat stays on its GPUs."""
+    """Old → new GPU UUID, in the groups' order; empty if the seat stays on its GPUs."""
     if set(parked_on) == set(target):
         return {}
     return {old: new for old, new in zip(parked_on, target, strict=False) if old != new}
 
 
 def permutation(everyone: Iterable[str], wanted: Mapping[str, str]) -> dict[str, str] | None:
-    """The driver's map over all GPUs: the old and the new one change places. None when nothing moves.
+    """The map for the driver's restore: every GPU of the machine once on each side, the moved ones swapped.
 
-    Raises ValueError naming a GPU that is not among them.
+    None if nothing moves: then the driver gets no map. Raises ValueError for a GPU in ``wanted`` that does not answer.
     """
     if not wanted:
         return None
@@ -177,7 +177,11 @@ def permutation(everyone: Iterable[str], wanted: Mapping[str, str]) -> dict[str,
 def move_refusal(
     parked_on: Sequence[str], target: Sequence[str], processes: int, *, driver_can: bool, driver: str
 ) -> MoveRefusal | None:
-    """Why a seat cannot move from these GPUs to those; None when it can as far as this tells."""
+    """The reason why a seat cannot move from ``parked_on`` to ``target``; None if no rule forbids it.
+
+    Only one process on one GPU moves: after a move NCCL looks up the old PCI address (H12), and a seat of which only a
+    part has moved could not be parked again.
+    """
     if not driver_can:
         return MoveRefusal(f"{NEEDS_DRIVER}, this is {driver or 'older'}", "node")
     if len(parked_on) != 1 or len(target) != 1:

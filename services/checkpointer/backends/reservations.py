@@ -16,21 +16,21 @@ from typing import Protocol
 from kybernate.cgroups import PROC, Cgroup, Cgroups, HiddenLimitsError
 
 FACTOR = 1.1
-"""Memory wanted per byte of VRAM: the copy, page tables and buffers (research/checkpoint.md §5.5: 1.05 was seen)."""
+"""Host memory per byte of VRAM: the copy, page tables and buffers (research/checkpoint.md §5.5: 1.05 measured)."""
 HOST = "the host"
 POLL_SECONDS = 0.05
 
 
 class NoHeadroomError(Exception):
-    """The copy would not fit; the text says where and what to do."""
+    """The copy would not fit; the text names the limit and the remedy."""
 
 
 class UnreadableMemoryError(Exception):
-    """Nobody says how much memory is free."""
+    """The free memory of the host or below a limit cannot be read."""
 
 
 class HostMemory(Protocol):
-    """How much memory new copies may take."""
+    """Free memory for new copies."""
 
     async def free_bytes(self) -> int:
         """Free bytes. Raises OSError."""
@@ -39,7 +39,7 @@ class HostMemory(Protocol):
 
 @dataclass(frozen=True)
 class KernelMemory:
-    """MemAvailable: free memory and what the kernel can drop."""
+    """MemAvailable of /proc/meminfo: free memory and what the kernel can reclaim."""
 
     proc: Path = PROC
 
@@ -54,18 +54,18 @@ class KernelMemory:
 
 @dataclass
 class Headroom:
-    """Memory for copies, and what is reserved of it. Sizes are VRAM bytes; FACTOR is applied here."""
+    """Host memory for copies, and its reservations. Sizes are VRAM bytes; FACTOR is applied here."""
 
     host: HostMemory
     cgroups: Cgroups | None
-    """Whose limits count; None where copies exist by name only."""
+    """For the memory limits of containers; None on a fake machine, whose copies take no memory."""
     _taken: dict[str, dict[str, int]] = field(default_factory=dict)
-    """What each owner will still take, by place."""
+    """Bytes that each owner has reserved and not yet taken, by place (the host, or one memory limit)."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def reserve(self, owner: str, cgroup: Cgroup | None, vram_bytes: int, seconds: float) -> None:
-        """Room for a copy of this size. Where only other parks stand in the way, waits for them, ``seconds`` (wall)
-        at most. Raises NoHeadroomError or UnreadableMemoryError."""
+        """Reserve memory for a copy of ``vram_bytes``. If only other reservations are in the way, wait up to
+        ``seconds`` (wall) for their release. Raises NoHeadroomError or UnreadableMemoryError."""
         self.release(owner)
         need = round(vram_bytes * FACTOR)
         deadline = time.monotonic() + seconds
@@ -83,14 +83,14 @@ class Headroom:
             await self._wait(deadline)
 
     def copied(self, owner: str, vram_bytes: int) -> None:
-        """So much of it has been copied, and shows as used from now on."""
+        """Reduce the reservation: this much is copied, so the kernel counts it as used."""
         taken = self._taken.get(owner, {})
         for where in taken:
             taken[where] = max(0, taken[where] - round(vram_bytes * FACTOR))
         self._changed.set()
 
     def release(self, owner: str) -> None:
-        """It takes no more."""
+        """Drop the owner's reservation."""
         self._taken.pop(owner, None)
         self._changed.set()
 
@@ -98,7 +98,7 @@ class Headroom:
         return sum(taken.get(where, 0) for taken in self._taken.values())
 
     async def _places(self, cgroup: Cgroup | None) -> dict[str, int]:
-        """Free bytes by place."""
+        """Free bytes by place: the host, and each memory limit above the container."""
         try:
             places = {HOST: await self.host.free_bytes()}
         except OSError as error:
@@ -131,18 +131,21 @@ def _gib(count: int) -> str:
 
 
 class ReservedError(Exception):
-    """Somebody else kept the GPUs for too long."""
+    """Another owner holds the GPUs and did not release them in time."""
 
 
 @dataclass
 class GpuReservations:
-    """GPUs and their owners. Owners are named by whoever restores (seat and job)."""
+    """GPUs reserved for restores: each as a whole, for one owner (a seat's name), all GPUs of a seat at once.
+
+    A reservation lasts from the check of free VRAM until the seat runs.
+    """
 
     _owners: dict[str, str] = field(default_factory=dict)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def take(self, owner: str, gpus: Iterable[str], seconds: float) -> None:
-        """All of these GPUs for ``owner``; it may have some already. Raises ReservedError after ``seconds`` (wall)."""
+        """Reserve all of these GPUs; ``owner`` may hold some already. Raises ReservedError after ``seconds`` (wall)."""
         wanted = frozenset(gpus)
         try:
             async with asyncio.timeout(seconds):
@@ -154,12 +157,12 @@ class GpuReservations:
         self._owners.update(dict.fromkeys(wanted, owner))
 
     def release(self, owner: str) -> None:
-        """Give back whatever ``owner`` has."""
+        """Release all GPUs of ``owner``."""
         self._owners = {gpu: holder for gpu, holder in self._owners.items() if holder != owner}
         self._freed.set()
 
     def holds(self, owner: str, gpus: Iterable[str]) -> bool:
-        """Whether all of these GPUs are reserved for ``owner``."""
+        """True if all of these GPUs are reserved for ``owner``."""
         return all(self._owners.get(gpu) == owner for gpu in gpus)
 
     def _others(self, owner: str, gpus: frozenset[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The process that calls the driver, which the checkpointer may kill at any moment.
+"""The helper process, which makes the driver calls and which the checkpointer may kill at any moment.
 
-Standard library only, besides the binding to the driver: it is started again after each hang.
+Imports little besides the driver binding, since it is started again after each hang.
 """

@@ -1,4 +1,4 @@
-"""``python -m services.checkpointer.helper``: which driver answers, and serve."""
+"""``python -m services.checkpointer.helper``: open the driver and serve."""
 
 import argparse
 import importlib
@@ -27,7 +27,7 @@ def main() -> None:
         module, _, name = arguments.factory.partition(":")
         driver = getattr(importlib.import_module(module), name)(arguments.socket)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not get between the answers
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not mix with the replies
     serve(driver, sys.stdin.readline, answers)
 
 

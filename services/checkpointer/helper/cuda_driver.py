@@ -1,7 +1,7 @@
 """The real driver: the checkpoint API of libcuda, and NVML. One ``cuInit``, never a context.
 
-A context would take VRAM and make this process one of those that use the GPU. ``epoch`` is not the driver's business:
-commands of the past are turned away by the journal.
+A context would take VRAM and list this process among the users of the GPU. ``epoch`` is ignored: the journal refuses
+stale jobs.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from kybernate.gpus.nvml_reader import NvmlReader, NvmlUnreadableError
 from services.checkpointer.helper.serving import Reply, unreachable
 
 _LASTING = {Result.STUB_LIBRARY, Result.SYSTEM_DRIVER_MISMATCH, Result.COMPAT_NOT_SUPPORTED_ON_DEVICE}
-"""Results of cuInit that come from the library itself, which this process cannot exchange: asked once only."""
+"""Results of cuInit that depend on the loaded library, which this process cannot replace: cuInit is not repeated."""
 
 _REMEDIES: dict[int, str] = {
     Result.NO_DEVICE: "no GPU is visible; give this container NVIDIA_VISIBLE_DEVICES=all, see nvidia-smi",
@@ -35,7 +35,7 @@ _REMEDIES: dict[int, str] = {
 
 
 class CudaDriver:
-    """What the checkpoint API and NVML answer. Opened and initialized at the first call."""
+    """The checkpoint API and NVML, opened and initialized at the first call."""
 
     def __init__(self, binding: Binding = "auto") -> None:
         self._binding = binding
@@ -45,7 +45,7 @@ class CudaDriver:
         self._cuda_version = 0
 
     def call(self, verb: str, arguments: dict[str, Any]) -> Reply:
-        """One call. While the driver is not ready, every verb says why; ``describe`` tells what it can as well."""
+        """One call. While the driver is not ready every verb returns the reason; ``describe`` also what is known."""
         try:
             api, trouble = self._ready()
             if verb == "describe":
@@ -58,7 +58,7 @@ class CudaDriver:
             return {**reply, **self._machine()} if verb == "describe" else reply
 
     def _ready(self) -> tuple[CheckpointApi, Reply | None]:
-        """The driver, and the answer to every verb while it cannot be used. Raises CudaUnavailableError."""
+        """The driver, and the reply to every verb while it cannot be used. Raises CudaUnavailableError."""
         if self._api is None:
             self._api = open_cuda(self._binding)
         if self._init_code is None or (self._init_code != 0 and self._init_code not in _LASTING):
@@ -66,7 +66,7 @@ class CudaDriver:
             self._init_code = self._api.init()
         if self._init_code != 0:
             remedy = _REMEDIES.get(self._init_code, "see nvidia-smi and the kernel log")
-            # Not as the answer to the call: 304 of a restore says that a process is lost, 3 of a state that it is gone.
+            # Not the code itself: 304 of a restore would mean a lost process, 3 of a state one that is gone.
             code = self._init_code
             return self._api, unreachable(f"cuInit answered {result_name(code)} ({code}): {remedy}")
         if not support(self._cuda_version).checkpoint:
@@ -106,7 +106,7 @@ class CudaDriver:
         return read
 
     def _restore(self, api: CheckpointApi, pid: int, moves: dict[str, str] | None) -> Reply:
-        """Never asks an older driver to move: it would not look at the map and restore where there is no room."""
+        """Restore. A map is refused for drivers before 580, which ignore it and would restore without room."""
         try:
             pairs = gpu_pairs(moves) if moves else None
         except ValueError as error:
@@ -126,7 +126,7 @@ class CudaDriver:
         }
 
     def _machine(self) -> Reply:
-        """What NVML tells of the machine; ``nvml`` is why it does not."""
+        """Driver release and GPU modes from NVML; ``nvml`` is the reason if it does not answer."""
         try:
             gpus = self._nvml.gpus()
             return {

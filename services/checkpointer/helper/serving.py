@@ -1,12 +1,12 @@
-"""The helper's conversation with the checkpointer: one JSON line per call, answered in order.
+"""The protocol between helper and checkpointer: one JSON line per call, answered in order.
 
 Reads ``{"id": n, "verb": ..., ...}`` from stdin and answers ``{"id": n, "code": c, "name": ..., ...}`` on stdout. A
-driver call may hang for ever: the checkpointer then kills this process, which a thread of its own could not offer. It
-ends by itself when stdin closes, even in the middle of a call.
+driver call may hang for ever; the checkpointer then kills this process, which it could not do to a thread. The helper
+exits when stdin closes, even during a call.
 
 Verbs: ``init``, ``describe``; with ``pid``: ``state``, ``restore_tid``, ``lock`` (``timeout_ms``), ``checkpoint``,
 ``restore`` (``gpu_map``), ``unlock``; ``processes``, ``memory`` and ``usage``, which is both, for ``gpus`` or all.
-``code`` is a CUresult; -1 means that the driver could not be asked at all, and ``text`` says why.
+``code`` is a CUresult; -1 means that the driver could not be called, and ``text`` is the reason.
 """
 
 import json
@@ -22,20 +22,20 @@ UNREACHABLE = -1
 
 
 class HelperDriver(Protocol):
-    """What a driver offers to the helper; every call blocks and answers with at least ``code``."""
+    """A driver as the helper calls it; every call blocks and returns at least ``code``."""
 
     def call(self, verb: str, arguments: dict[str, Any]) -> Reply:
-        """Do it. Raises OSError when the driver cannot be reached."""
+        """Make one call. Raises OSError if the driver cannot be reached."""
         ...
 
 
 def unreachable(text: str) -> Reply:
-    """The answer when the driver could not be asked."""
+    """The reply if the driver could not be called."""
     return {"code": UNREACHABLE, "name": "UNREACHABLE", "text": text}
 
 
 def answer(driver: HelperDriver, request: dict[str, Any]) -> Reply:
-    """The reply to one request line; a driver that cannot be reached is an answer too."""
+    """The reply to one request; OSError becomes an ``unreachable`` reply."""
     number, verb = request.pop("id"), request.pop("verb")
     try:
         reply = driver.call(verb, request)
@@ -45,7 +45,7 @@ def answer(driver: HelperDriver, request: dict[str, Any]) -> Reply:
 
 
 def serve(driver: HelperDriver, read_line: Callable[[], str], answers: TextIO) -> None:
-    """Answer until stdin closes. Reading has a thread of its own so that a closed stdin ends a hanging call."""
+    """Answer until stdin closes. A separate thread reads, so that a closed stdin ends even a hung call."""
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
