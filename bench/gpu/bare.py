@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from kybernate.cuda import CheckpointApi, open_cuda, result_name, state_name
-from kybernate.cuda.uuids import uuid_bytes
+from kybernate.cuda.codes import uuid_bytes
 
 
 def main() -> None:

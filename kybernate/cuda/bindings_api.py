@@ -22,7 +22,7 @@ _WANTED = "install cuda-bindings>=13.0.2,<14, or set KYB_CUDA_BINDING=ctypes"
 
 
 class BindingsApi:
-    """See CheckpointApi. cuda-bindings releases the GIL during a call."""
+    """Implements CheckpointApi. cuda-bindings releases the GIL during a call."""
 
     def __init__(self) -> None:
         """Import the package. Raises CudaUnavailableError when it is absent, too old, or finds no libcuda."""
@@ -80,14 +80,14 @@ class BindingsApi:
 
     def _pair(self, old: bytes, new: bytes) -> Any:
         pair = self._driver.CUcheckpointGpuPair()
-        # A CUuuid has no setter; it can only look at bytes elsewhere, and assigning it copies them.
+        # A CUuuid has no setter; it can only refer to other bytes, and assigning it copies them.
         for name, raw in (("oldUuid", old), ("newUuid", new)):
             buffer = ctypes.create_string_buffer(raw, 16)
             setattr(pair, name, self._driver.CUuuid(ctypes.addressof(buffer)))
         return pair
 
     def _call(self, name: str, *arguments: object) -> tuple[int, int]:
-        """(result, value or -1). cuda-bindings has an exception for a number that is newer than itself."""
+        """(result, value or -1). cuda-bindings raises ValueError for a number that it does not know yet."""
         function: Callable[..., tuple[Any, ...]] = getattr(self._driver, name)
         try:
             code, *values = function(*arguments)

@@ -1,10 +1,24 @@
-"""Numbers of the driver's header ``cuda.h``: results of calls and states of processes. Pure."""
+"""Constants of the CUDA driver's interface: result codes, process states, capabilities by version, UUIDs. Pure."""
 
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import NamedTuple
+
+CHECKPOINT_CUDA = 12080
+"""Driver 570: the checkpoint API."""
+GPU_MAP_CUDA = 13000
+"""Driver 580: restore to other GPUs."""
+LAUNCH_JOB_CUDA = 13010
+"""Driver 590: several processes as one job."""
+CUSTOM_STORAGE_CUDA = 13040
+"""CUDA 13.4: the caller moves the bytes; states CHECKPOINTING and RESTORING."""
+
+_PREFIX = "GPU-"
+_BYTES = 16
 
 
-class Result(IntEnum):
-    """``CUresult``, as far as initialization and checkpointing are known to answer."""
+class CudaResult(IntEnum):
+    """``CUresult``: the codes that initialization and checkpoint calls are known to return."""
 
     SUCCESS = 0
     INVALID_VALUE = 1
@@ -24,44 +38,98 @@ class Result(IntEnum):
     """No such process, or no access to it; also every restore after one that ran out of memory."""
     INVALID_HANDLE = 400
     ILLEGAL_STATE = 401
-    """Not in the state that the call needs; nothing was changed."""
+    """The process is not in the state that the call requires; nothing changed."""
     NOT_FOUND = 500
     NOT_READY = 600
-    """The lock timed out; the process goes on running."""
+    """The lock timed out; the process keeps running."""
     LAUNCH_FAILED = 719
     NOT_PERMITTED = 800
     NOT_SUPPORTED = 801
     SYSTEM_NOT_READY = 802
-    """A daemon that the system needs (NVSwitch: the fabric manager) is not up yet."""
+    """A required daemon (NVSwitch: the fabric manager) is not running yet."""
     SYSTEM_DRIVER_MISMATCH = 803
     """Library and kernel module are of different versions."""
     COMPAT_NOT_SUPPORTED_ON_DEVICE = 804
     UNKNOWN = 999
 
 
-class State(IntEnum):
+class CudaState(IntEnum):
     """``CUprocessState``: RUNNING → lock → LOCKED → checkpoint → CHECKPOINTED → restore → LOCKED → unlock → RUNNING."""
 
     RUNNING = 0
     LOCKED = 1
     CHECKPOINTED = 2
     FAILED = 3
-    """Cannot be corrected; only killing the process frees what it holds."""
+    """Not recoverable; only a kill of the process frees its memory."""
     CHECKPOINTING = 4
     """Since CUDA 13.4: the caller is moving the bytes (custom storage)."""
     RESTORING = 5
     """Since CUDA 13.4: the caller is moving the bytes (custom storage)."""
 
 
-_RESULTS = {int(code): code.name for code in Result}
-_STATES = {int(state): state.name for state in State}
+_RESULTS = {int(code): code.name for code in CudaResult}
+_STATES = {int(state): state.name for state in CudaState}
 
 
 def result_name(code: int) -> str:
-    """SUCCESS, OUT_OF_MEMORY …; a number that is not in the table is ``RESULT_<number>``."""
+    """SUCCESS, OUT_OF_MEMORY …; an unknown number is ``RESULT_<number>``."""
     return _RESULTS.get(code, f"RESULT_{code}")
 
 
 def state_name(number: int) -> str:
-    """RUNNING, LOCKED …; a number that is not in the table is ``STATE_<number>``."""
+    """RUNNING, LOCKED …; an unknown number is ``STATE_<number>``."""
     return _STATES.get(number, f"STATE_{number}")
+
+
+class Support(NamedTuple):
+    """Capabilities of a driver version."""
+
+    checkpoint: bool
+    gpu_map: bool
+    launch_job: bool
+    custom_storage: bool
+
+
+def support(cuda_version: int) -> Support:
+    """Capabilities of a driver that reports ``cuda_version`` (13000 is 13.0), its bugs not considered."""
+    return Support(
+        checkpoint=cuda_version >= CHECKPOINT_CUDA,
+        gpu_map=cuda_version >= GPU_MAP_CUDA,
+        launch_job=cuda_version >= LAUNCH_JOB_CUDA,
+        custom_storage=cuda_version >= CUSTOM_STORAGE_CUDA,
+    )
+
+
+def cuda_text(cuda_version: int) -> str:
+    """13020 → ``13.2``."""
+    return f"{cuda_version // 1000}.{cuda_version % 1000 // 10}"
+
+
+def why_no_checkpoint(cuda_version: int, driver: str = "") -> str | None:
+    """The reason why there is no checkpoint API; None if there is. ``driver``: 550.54.15, if known."""
+    if support(cuda_version).checkpoint:
+        return None
+    who = f"driver {driver.partition('.')[0]}" if driver else f"the driver (CUDA {cuda_text(cuda_version)})"
+    return f"{who} has no checkpoint API; needs 570 or newer (580 recommended)"
+
+
+def uuid_bytes(uuid: str) -> bytes:
+    """``GPU-01234567-89ab-…`` → 16 bytes. Raises ValueError, also for MIG instances, which cannot be checkpointed."""
+    try:
+        raw = bytes.fromhex(uuid.removeprefix(_PREFIX).replace("-", ""))
+    except ValueError:
+        raw = b""
+    if len(raw) != _BYTES or not uuid.startswith(_PREFIX):
+        raise ValueError(f"{uuid!r} is not the UUID of a whole GPU; it has the form GPU- and 32 hexadecimal digits")
+    return raw
+
+
+def gpu_pairs(moves: Mapping[str, str]) -> list[tuple[bytes, bytes]] | None:
+    """Old → new UUID as pairs; None if nothing moves: then the driver is called without a map.
+
+    Raises ValueError unless it is a permutation: a partial map is refused by drivers (research/checkpoint.md, H14).
+    """
+    if sorted(moves) != sorted(moves.values()):
+        raise ValueError("a GPU map must name every GPU once as old and once as new")
+    pairs = [(uuid_bytes(old), uuid_bytes(new)) for old, new in moves.items()]
+    return None if all(old == new for old, new in pairs) else pairs

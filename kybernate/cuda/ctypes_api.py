@@ -1,6 +1,6 @@
-"""The checkpoint API through ctypes on ``libcuda.so.1``: no package needed, and next to nothing to import.
+"""The checkpoint API through ctypes on ``libcuda.so.1``: needs no package and is light to import.
 
-The structs are the driver's ABI since CUDA 12.8 (GPU pairs since 13.0): 64 bytes each, what is reserved must be zero.
+The structs are the driver's ABI since CUDA 12.8 (GPU pairs since 13.0): 64 bytes each, reserved fields zero.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ class RestoreArgs(ctypes.Structure):
 
 
 class CtypesApi:
-    """See CheckpointApi. ctypes lets other threads run during a call."""
+    """Implements CheckpointApi. ctypes releases the GIL during a call."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         """Load the library. Raises CudaUnavailableError naming what is missing."""

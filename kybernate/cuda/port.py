@@ -1,4 +1,4 @@
-"""What is asked of the CUDA driver, and how a binding to it is chosen."""
+"""The interface to the CUDA driver's checkpoint API, and the choice of a binding."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -9,20 +9,20 @@ GpuPairs = Sequence[tuple[bytes, bytes]]
 
 
 class CudaUnavailableError(Exception):
-    """The driver cannot be called at all; the text says what is missing and what to do."""
+    """The driver cannot be called; the text says what is missing and what to do."""
 
 
 class CheckpointApi(Protocol):
-    """The checkpoint API of one process' driver library. Calls block, and may do so for ever.
+    """The checkpoint API of the driver library in this process. Calls block, possibly for ever.
 
-    Results are ``CUresult`` numbers and never exceptions. CudaUnavailableError means that there is no such function.
+    Failures are ``CUresult`` numbers, not exceptions. CudaUnavailableError means that the library lacks the function.
     """
 
     binding: str
-    """Which binding this is, for people."""
+    """Name of the binding, for messages."""
 
     def init(self) -> int:
-        """``cuInit(0)``: seconds on a large machine. Makes no context."""
+        """``cuInit(0)``: takes seconds on a large machine. Creates no context."""
         ...
 
     def driver_version(self) -> tuple[int, int]:
@@ -34,7 +34,7 @@ class CheckpointApi(Protocol):
         ...
 
     def restore_tid(self, pid: int) -> tuple[int, int]:
-        """(result, thread id or -1). Tells processes that use CUDA from all others."""
+        """(result, thread id or -1). Succeeds only for processes that use CUDA."""
         ...
 
     def lock(self, pid: int, timeout_ms: int = 0) -> int:
@@ -42,7 +42,7 @@ class CheckpointApi(Protocol):
         ...
 
     def checkpoint(self, pid: int) -> int:
-        """LOCKED → CHECKPOINTED: memory moves to the host, GPUs are let go."""
+        """LOCKED → CHECKPOINTED: memory moves to the host, the GPUs are released."""
         ...
 
     def restore(self, pid: int, pairs: GpuPairs | None = None) -> int:
@@ -55,7 +55,7 @@ class CheckpointApi(Protocol):
 
 
 def open_cuda(binding: Binding = "auto") -> CheckpointApi:
-    """The driver library of this machine; nothing is initialized. ``auto``: cuda-bindings if usable, else ctypes.
+    """The driver library of this machine, not initialized. ``auto``: cuda-bindings if usable, else ctypes.
 
     Raises CudaUnavailableError.
     """

@@ -1,6 +1,6 @@
-"""What works on this machine and what to do about the rest: read facts, judge them, say one line each."""
+"""``kyb doctor``: reads facts about this machine, checks them, and reports one finding with a remedy each."""
 
-from kybernate.doctor.finding import Finding, Level, exit_code
 from kybernate.doctor.gpu import DoctorError, examine_gpu
+from kybernate.doctor.model import Finding, Severity, exit_code
 
-__all__ = ["DoctorError", "Finding", "Level", "examine_gpu", "exit_code"]
+__all__ = ["DoctorError", "Finding", "Severity", "examine_gpu", "exit_code"]

@@ -1,13 +1,11 @@
-"""Judgement of what the driver says: versions, GPUs, MIG, persistence. Pure; sources: research/checkpoint.md §1, §3."""
+"""Checks of the driver's facts: version, GPUs, MIG, persistence, access. Pure; see research/checkpoint.md §1, §3."""
 
 from collections.abc import Iterator
 
-from kybernate.cuda import result_name, support, why_no_checkpoint
-from kybernate.cuda.support import cuda_text
-from kybernate.doctor.facts import DriverFacts, HostFacts
-from kybernate.doctor.finding import Finding, fail, ok, warn
+from kybernate.cuda import CudaResult, result_name, support, why_no_checkpoint
+from kybernate.cuda.codes import cuda_text
+from kybernate.doctor.model import DriverFacts, Finding, HostFacts, fail, ok, warn
 
-OPERATING_SYSTEM = 304
 _INSTALL = "install the NVIDIA driver (580 recommended), runtimeClass nvidia in a container; without a GPU: kyb up"
 _REMEDIES = {
     100: "make the GPUs visible here: NVIDIA_VISIBLE_DEVICES=all, runtimeClass nvidia; see nvidia-smi",
@@ -30,9 +28,7 @@ def check_driver(facts: DriverFacts, host: HostFacts) -> Iterator[Finding]:
 
 def _libcuda(facts: DriverFacts) -> Iterator[Finding]:
     if facts.hung:
-        yield fail(
-            "driver", f"{facts.hung}; what comes after is not known", "see the kernel log for XID; reboot the node"
-        )
+        yield fail("driver", f"{facts.hung}; what follows is not known", "see the kernel log for XID; reboot the node")
     if facts.trouble:
         nothing = facts.nvml_trouble and not facts.gpus
         where = "no NVIDIA driver on this machine" if nothing else "libcuda cannot be called"
@@ -101,16 +97,18 @@ def _mig(facts: DriverFacts) -> Iterator[Finding]:
 def _persistence(facts: DriverFacts) -> Finding:
     off = [str(gpu.index) for gpu in facts.gpus if gpu.persistence is False]
     if off:
-        text = f"off on GPU {', '.join(off)}: the driver unloads when nobody uses them (the checkpointer keeps it up)"
+        text = (
+            f"off on GPU {', '.join(off)}: the driver unloads when no process uses them (the checkpointer keeps it up)"
+        )
         return warn("persistence", text, "nvidia-smi -pm 1, or run nvidia-persistenced")
     if all(gpu.persistence is None for gpu in facts.gpus):
-        return ok("persistence", "the driver does not say; the checkpointer stands in for it")
+        return ok("persistence", "not reported; the checkpointer's helper keeps the driver loaded")
     return ok("persistence", "on")
 
 
 def _access(facts: DriverFacts) -> Iterator[Finding]:
-    """Whether the driver lets this process at others, tried with a question that changes nothing."""
-    refused = sorted(pid for pid, code in facts.answers.items() if code == OPERATING_SYSTEM)
+    """Access of the driver to other processes, tried with a call that changes nothing."""
+    refused = sorted(pid for pid, code in facts.answers.items() if code == CudaResult.OPERATING_SYSTEM)
     good = [pid for pid, code in facts.answers.items() if code == 0]
     if refused:
         text = f"the driver cannot reach processes {', '.join(map(str, refused))} (OPERATING_SYSTEM)"
@@ -118,7 +116,7 @@ def _access(facts: DriverFacts) -> Iterator[Finding]:
     elif good:
         yield ok("access", f"the driver reaches every process that uses CUDA ({len(good)})")
     elif not facts.trouble and facts.init_code == 0:
-        yield ok("access", "no process uses a GPU, so none was tried")
+        yield ok("access", "no process uses a GPU, so access was not tried")
 
 
 def _gib(count: int) -> str:

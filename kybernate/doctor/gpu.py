@@ -1,25 +1,32 @@
-"""``kyb doctor gpu``: can processes be parked here, and what is in the way."""
+"""``kyb doctor gpu``: can processes be parked here, and if not, why. Reads the driver in a child process."""
 
-from collections.abc import Mapping
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import IO, Any
 
 from kybernate.cuda import Binding
-from kybernate.doctor.driver import read_driver
 from kybernate.doctor.driver_checks import check_driver
-from kybernate.doctor.finding import Finding
 from kybernate.doctor.host import read_host
 from kybernate.doctor.host_checks import check_host
+from kybernate.doctor.model import DriverFacts, Finding, GpuFacts, UseFacts
 from kybernate.extras import ExtraMissingError, dev_part
 
 
 class DoctorError(Exception):
-    """The doctor was asked wrongly; the text says what to do."""
+    """Wrong usage of the doctor; the text says what to do."""
 
 
 def examine_gpu(
     environment: Mapping[str, str], *, binding: Binding = "auto", seconds: float = 60.0, root: Path = Path("/")
 ) -> list[Finding]:
-    """All findings. ``seconds`` (wall) bounds what the driver may take. Raises DoctorError."""
+    """All findings. ``seconds`` (wall) is the deadline of the driver. Raises DoctorError."""
     kind = environment.get("KYB_GPUS", "nvml")
     if kind not in ("nvml", "fake"):
         raise DoctorError(f"KYB_GPUS={kind!r}: known are nvml and fake")
@@ -37,3 +44,53 @@ def examine_gpu(
             raise DoctorError(f"KYB_FAKE_DRIVER={socket}: {error}") from error
     host = read_host(sorted({use.pid for use in driver.uses}), root)
     return [*check_driver(driver, host), *check_host(driver, host)]
+
+
+_PROBE = (sys.executable, "-m", "kybernate.doctor.driver_probe", "--binding")
+_KILL_SECONDS = 5.0
+
+
+def read_driver(environment: Mapping[str, str], binding: Binding, seconds: float) -> DriverFacts:
+    """The facts from libcuda and NVML within ``seconds`` (wall); a call that hangs or crashes is a fact as well."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        probe = subprocess.Popen(
+            (*_PROBE, binding), stdout=output, stderr=errors, env=dict(environment), start_new_session=True
+        )
+        try:
+            code: int | None = probe.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+            probe.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # inside the driver it may survive SIGKILL
+                probe.wait(_KILL_SECONDS)
+        except BaseException:
+            probe.kill()
+            raise
+        ended = f"did not end within {seconds:g} s" if code is None else _exit_text(code, errors)
+        output.seek(0)
+        lines = [line for line in output.read().decode().splitlines(keepends=True) if line.endswith("\n")]
+    return replace(gather(lines, ended), fake="KYB_FAKE_DRIVER" in environment)
+
+
+def gather(lines: Iterable[str], ended: str) -> DriverFacts:
+    """Facts from the output of the child; ``ended``: how it failed, or empty. Pure."""
+    facts: dict[str, Any] = {"answers": {}}
+    step = "starting"
+    for line in lines:
+        entry = json.loads(line)
+        step = entry.pop("begin", step)
+        facts["answers"] |= {int(pid): code for pid, code in entry.pop("answers", {}).items()}
+        facts |= entry
+    gpus = tuple(GpuFacts(index=index, **gpu) for index, gpu in enumerate(facts.pop("gpus", ())))
+    uses = tuple(UseFacts(**use) for use in facts.pop("uses", ()))
+    return DriverFacts(**facts, gpus=gpus, uses=uses, hung=f"{step} {ended}" if ended else "")
+
+
+def _exit_text(code: int, errors: IO[bytes]) -> str:
+    if code == 0:
+        return ""
+    if code < 0:
+        return f"crashed ({signal.Signals(-code).name})"
+    errors.seek(0)
+    lines = errors.read().decode(errors="replace").strip().splitlines()
+    return f"failed: {lines[-1] if lines else f'exit code {code}'}"

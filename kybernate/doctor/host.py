@@ -1,4 +1,4 @@
-"""This process and this machine, from /proc, /sys and /dev. Reads only; ``root`` is another tree in tests."""
+"""Reads the facts about this process and machine from /proc, /sys and /dev; tests pass another ``root``."""
 
 import os
 from collections.abc import Iterable
@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from kybernate.cgroups import Cgroups, HiddenLimitsError
-from kybernate.doctor.facts import HostFacts, TargetFacts
+from kybernate.doctor.model import HostFacts, TargetFacts
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
-"""The kernel's constant PROC_PID_INIT_INO: the machine's own pid namespace, whatever container looks."""
+"""The kernel's constant PROC_PID_INIT_INO: the machine's own pid namespace, as seen from any container."""
 
 
 def read_host(pids: Iterable[int], root: Path = Path("/")) -> HostFacts:
-    """Everything that the checks need; ``pids``: the processes that use a GPU."""
+    """The facts for the checks; ``pids``: the processes that use a GPU."""
     status = _fields(root / "proc/self/status")
     cgroups = Cgroups(root / "sys/fs/cgroup", root / "proc")
     freezer = find_freezer(cgroups, pids)
@@ -65,7 +65,7 @@ def find_freezer(cgroups: Cgroups, pids: Iterable[int]) -> Path | None:
 
 
 def read_nodes(root: Path) -> dict[str, str]:
-    """/dev/nvidia* and whether each can be opened."""
+    """Each /dev/nvidia* → "" if it can be opened, else the reason."""
     nodes = {}
     for node in sorted((root / "dev").glob("nvidia*")):
         if not node.is_dir():
@@ -74,12 +74,12 @@ def read_nodes(root: Path) -> dict[str, str]:
 
 
 def _uid(status: dict[str, str]) -> int:
-    """The effective one."""
+    """The effective user id."""
     return int(status["Uid"].split()[1]) if "Uid" in status else os.geteuid()
 
 
 def _fields(file: Path) -> dict[str, str]:
-    """Lines of ``Name: value``; empty where there is no such file."""
+    """Lines of ``Name: value``; empty if the file does not exist."""
     return {name: value.strip() for name, _, value in (line.partition(":") for line in _text(file).splitlines())}
 
 

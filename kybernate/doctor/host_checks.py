@@ -1,20 +1,19 @@
-"""Judgement of the machine: rights, pid namespace, control groups, device nodes, memory. Pure."""
+"""Checks of the machine's facts: rights, pid namespace, control groups, device nodes, memory. Pure."""
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from kybernate.doctor.facts import DriverFacts, HostFacts, TargetFacts
-from kybernate.doctor.finding import Finding, fail, ok, warn
+from kybernate.doctor.model import DriverFacts, Finding, HostFacts, TargetFacts, fail, ok, warn
 
 SYS_PTRACE = 19
 """Number of CAP_SYS_PTRACE (linux/capability.h)."""
 HEADROOM = 1.1
-"""Host memory that a park wants per byte of VRAM (research/checkpoint.md §7)."""
+"""Host memory that a park needs per byte of VRAM (research/checkpoint.md §7)."""
 
 
 def check_host(driver: DriverFacts, host: HostFacts) -> Iterator[Finding]:
-    """Everything that does not ask the driver; the fakes need neither device nodes nor rights."""
+    """All checks that need no driver call; the fake driver needs no device nodes."""
     yield _machine(host)
     if not driver.fake:
         yield from _nodes(driver, host)
@@ -29,7 +28,7 @@ def check_host(driver: DriverFacts, host: HostFacts) -> Iterator[Finding]:
 
 def _machine(host: HostFacts) -> Finding:
     if host.gvisor:
-        text = "the kernel is gVisor's, which may not let the driver at other processes"
+        text = "the kernel is gVisor's, which may deny the driver access to other processes"
         return warn("machine", text, "run the checkpointer outside of gVisor; see the line access")
     if host.machine != "x86_64":
         text = f"{host.machine}: NVIDIA documents checkpoints for x86_64 only"
@@ -53,9 +52,9 @@ def _nodes(driver: DriverFacts, host: HostFacts) -> Iterator[Finding]:
 
 
 def _ptrace(host: HostFacts) -> Finding:
-    """What the driver wants is taken to be ptrace access: inferred, NVIDIA documents nothing (research §1.4)."""
+    """The driver is assumed to need ptrace access: inferred, NVIDIA documents nothing (research §1.4)."""
     if host.ptrace_scope == 3:
-        text = "kernel.yama.ptrace_scope is 3: nobody may attach to a process"
+        text = "kernel.yama.ptrace_scope is 3: no process may attach to another"
         return warn("ptrace", text, "sysctl kernel.yama.ptrace_scope=1 takes a reboot to come back from 3")
     if host.capabilities >> SYS_PTRACE & 1:
         return ok("ptrace", "CAP_SYS_PTRACE: processes of every user")
@@ -83,7 +82,7 @@ def _pids(driver: DriverFacts, host: HostFacts) -> Finding:
 
 def _freezer(host: HostFacts) -> Finding:
     if not host.freezer:
-        text = f"cgroup {host.cgroup}, no freezer in sight: parked processes are stopped by SIGSTOP"
+        text = f"cgroup {host.cgroup}, no freezer found: parked processes are stopped by SIGSTOP"
         return warn("cgroup", text, "mount the host's /sys/fs/cgroup")
     if not host.freezer_writable:
         text = f"cgroup {host.cgroup}; {host.freezer} is read-only: parked processes are stopped by SIGSTOP"
@@ -92,7 +91,7 @@ def _freezer(host: HostFacts) -> Finding:
 
 
 def _limits(driver: DriverFacts, host: HostFacts) -> Iterator[Finding]:
-    """The copy of the VRAM is memory of the process itself: its container's limit has to hold it as well."""
+    """The copy of the VRAM is memory of the process, so it counts against the limit of its container."""
     vram: dict[int, int] = defaultdict(int)
     for use in driver.uses:
         vram[use.pid] += use.bytes
@@ -103,15 +102,15 @@ def _limits(driver: DriverFacts, host: HostFacts) -> Iterator[Finding]:
     for cgroup, targets in sorted(by_cgroup.items()):
         yield _limit(cgroup, targets, sum(vram[target.pid] for target in targets))
     if any(not use.exact for use in driver.uses):
-        text = "the driver does not tell memory by process: the lines above count all that is used on its GPUs"
-        yield warn("memory", text, "judge these limits yourself: 1.1 x VRAM beside what the engine takes")
+        text = "the driver does not report memory by process: the lines above count all that is used on its GPUs"
+        yield warn("memory", text, "check these limits yourself: 1.1 x VRAM in addition to the engine's own memory")
 
 
 def _limit(cgroup: str, targets: list[TargetFacts], vram: int) -> Finding:
     who = ", ".join(f"{target.name} ({target.pid})" for target in targets)
     need = math.ceil(vram * HEADROOM)
     if not cgroup:
-        text = f"{who}: {_gib(vram)} of VRAM, the memory limit cannot be seen from here"
+        text = f"{who}: {_gib(vram)} of VRAM, the memory limit is not visible here"
         return warn("memory", text, "mount the host's /sys/fs/cgroup")
     limit, free = targets[0].limit_bytes, targets[0].free_bytes
     if limit is None or free is None:

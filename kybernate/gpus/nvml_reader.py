@@ -1,29 +1,22 @@
-"""NVML for programs without an event loop: the checkpointer's helper, and ``kyb doctor``. Blocks; light to import.
+"""NVML readings, blocking and light to import: for the checkpointer's helper, ``kyb doctor``, and ``NvmlGpus``.
 
-Services read GPUs through kybernate.gpus. Nothing here needs a CUDA context or makes one.
+The library is the module ``pynvml`` of nvidia-ml-py; docs/nvml.md lists its traps. No reading needs or creates a CUDA
+context.
 """
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+from kybernate.gpus.nvml_hardware import mig_profile, numa_node_of, pci_address, read_links, text
+from kybernate.gpus.port import GpuError
+from kybernate.machine import Gpu, GpuProcess, Link, Mig
 
 T = TypeVar("T")
 
-
-class NvmlUnreadableError(Exception):
-    """NVML does not answer; the text says what failed and what to do."""
-
-
-class GpuReading(NamedTuple):
-    """One physical GPU, as far as parking is concerned."""
-
-    uuid: str
-    minor: int
-    """N of /dev/nvidiaN."""
-    name: str
-    total_bytes: int
-    persistence: bool | None
-    """None where the driver does not say."""
-    mig: bool
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+"""Where sysfs has the NUMA nodes of PCI devices."""
 
 
 class ProcessReading(NamedTuple):
@@ -33,123 +26,211 @@ class ProcessReading(NamedTuple):
     gpu: str
     bytes: int
     exact: bool
-    """False where the driver does not tell (NVML_VALUE_NOT_AVAILABLE): ``bytes`` is all that is used on the GPU."""
+    """False if the driver does not report it (NVML_VALUE_NOT_AVAILABLE): ``bytes`` is all memory in use on the GPU."""
 
 
 class NvmlReader:
-    """Opens NVML at the first call, and again after an error. All calls raise NvmlUnreadableError."""
+    """Opens NVML at the first call. All calls raise GpuError.
 
-    def __init__(self) -> None:
+    A GPU that fails (lost, in reset) is left out of the results; it is an error only if all fail. ``reopen``: open
+    NVML again after an error.
+    """
+
+    def __init__(self, pci_devices: Path = PCI_DEVICES, *, reopen: bool = False) -> None:
         self._nvml: Any = None
+        self._pci_devices = pci_devices
+        self._reopen = reopen
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All GPUs, in index order."""
+        return self.call(lambda _: tuple(self._each(self._gpu)))
+
+    def instances(self) -> tuple[Gpu, ...]:
+        """The MIG instances of the GPUs in MIG mode."""
+        return self.call(lambda _: self._flat(self._instances))
+
+    def links(self) -> tuple[Link, ...]:
+        """The connection of every pair of GPUs, each pair once."""
+        return self.call(lambda nvml: read_links(nvml, self._each(lambda _, handle: handle)))
+
+    def used_bytes(self) -> dict[str, int]:
+        """Memory in use by UUID, without the driver's own reserve; MIG instances too."""
+        return self.call(lambda _: dict(self._flat(self._used_of)))
+
+    def processes(self) -> tuple[GpuProcess, ...]:
+        """Processes with a compute context, by GPU or MIG instance."""
+        return self.call(lambda _: self._flat(self._processes_of))
 
     def driver_version(self) -> str:
         """The driver's release, as 580.95.05."""
-        return self._read(lambda: _text(self._nvml.nvmlSystemGetDriverVersion()))
+        return self.call(lambda nvml: text(nvml.nvmlSystemGetDriverVersion()))
 
     def count(self) -> int:
-        """How many GPUs there are, also those that do not answer."""
-        return self._read(lambda: int(self._nvml.nvmlDeviceGetCount()))
+        """Number of GPUs, also of those that do not answer."""
+        return self.call(lambda nvml: int(nvml.nvmlDeviceGetCount()))
 
-    def gpus(self) -> list[GpuReading]:
-        """All GPUs that answer, in index order."""
-        return self._read(lambda: self._each(None, self._gpu))
+    def persistence(self) -> dict[str, bool | None]:
+        """Persistence mode by GPU; None if the driver does not report it."""
+        return self.call(lambda _: dict(self._each(self._persistence)))
 
     def memory(self, gpus: Iterable[str] | None = None) -> dict[str, tuple[int, int]]:
-        """(bytes in use, bytes that can be used at all) by UUID; without the driver's own reserve in either.
+        """(bytes in use, usable bytes) by UUID, without the driver's own reserve in either; the difference is free.
 
-        So their difference is what can be allocated. ``gpus``: just these, and each has to answer; otherwise GPUs that
-        do not answer are left out.
+        ``gpus``: only these, and each must answer.
         """
-        return self._read(lambda: dict(self._each(gpus, lambda uuid, handle: (uuid, self._memory(handle)))))
+        return self.call(lambda _: dict(self._chosen(gpus, lambda uuid, handle: (uuid, self._memory(handle)))))
 
-    def processes(self, gpus: Iterable[str] | None = None) -> list[ProcessReading]:
-        """Processes with a compute context; ``gpus`` as in ``memory``."""
-        return self._read(lambda: [entry for found in self._each(gpus, self._processes) for entry in found])
+    def gpu_processes(self, gpus: Iterable[str] | None = None) -> list[ProcessReading]:
+        """Processes with a compute context on physical GPUs; ``gpus`` as in ``memory``."""
+        return self.call(lambda _: [entry for found in self._chosen(gpus, self._readings) for entry in found])
 
     def close(self) -> None:
         """Shut NVML down; a later call opens it again."""
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
-            try:
+            with contextlib.suppress(nvml.NVMLError):  # the driver is already gone
                 nvml.nvmlShutdown()
-            except nvml.NVMLError:
-                return  # it was gone already
 
-    def _read(self, read: Callable[[], T]) -> T:
+    def call(self, read: Callable[[Any], T]) -> T:
+        """``read`` with the opened library. Raises GpuError."""
         if self._nvml is None:
             self._nvml = _opened()
         error_type: type[Exception] = self._nvml.NVMLError
         try:
-            return read()
+            return read(self._nvml)
         except error_type as error:
-            self.close()
-            raise NvmlUnreadableError(f"NVML failed: {error}; look for XID events in the kernel log") from error
+            if self._reopen:
+                self.close()
+            raise GpuError(f"NVML failed: {error}; look for XID events in the kernel log") from error
 
-    def _each(self, gpus: Iterable[str] | None, read: Callable[[str, Any], T]) -> list[T]:
-        """``read`` of the GPUs named, or of all that answer. One broken GPU says nothing about the others."""
-        nvml = self._nvml
-        if gpus is not None:
-            return [read(uuid, nvml.nvmlDeviceGetHandleByUUID(uuid)) for uuid in gpus]
-        found, errors = [], []
+    def _each(self, read: Callable[[int, Any], T]) -> list[T]:
+        """``read`` of each GPU by index and handle, without those that fail unless all do."""
+        nvml, found, failed = self._nvml, [], None
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                found.append(read(_text(nvml.nvmlDeviceGetUUID(handle)), handle))
+                found.append(read(index, nvml.nvmlDeviceGetHandleByIndex(index)))
             except nvml.NVMLError as error:
-                errors.append(error)
-        if errors and not found:
-            raise errors[0]
+                failed = error
+        if failed is not None and not found:
+            raise failed
         return found
 
-    def _gpu(self, uuid: str, handle: Any) -> GpuReading:
+    def _flat(self, read: Callable[[int, Any], Iterator[T]]) -> tuple[T, ...]:
+        return tuple(one for part in self._each(lambda index, handle: tuple(read(index, handle))) for one in part)
+
+    def _chosen(self, gpus: Iterable[str] | None, read: Callable[[str, Any], T]) -> list[T]:
+        """``read`` of the GPUs named, each of which must answer, or of all that answer."""
         nvml = self._nvml
-        persistence = self._optional(lambda: int(nvml.nvmlDeviceGetPersistenceMode(handle)))
-        mig = self._optional(lambda: int(nvml.nvmlDeviceGetMigMode(handle)[0]))
-        return GpuReading(
-            uuid=uuid,
-            minor=int(nvml.nvmlDeviceGetMinorNumber(handle)),
-            name=_text(nvml.nvmlDeviceGetName(handle)),
-            total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-            persistence=None if persistence is None else persistence == nvml.NVML_FEATURE_ENABLED,
-            mig=mig == nvml.NVML_DEVICE_MIG_ENABLE,
+        if gpus is None:
+            return self._each(lambda _, handle: read(text(nvml.nvmlDeviceGetUUID(handle)), handle))
+        return [read(uuid, nvml.nvmlDeviceGetHandleByUUID(uuid)) for uuid in gpus]
+
+    def _gpu(self, index: int, handle: Any) -> Gpu:
+        nvml = self._nvml
+        address = pci_address(nvml.nvmlDeviceGetPciInfo_v3(handle).busId)
+        return Gpu(
+            index=index,
+            uuid=text(nvml.nvmlDeviceGetUUID(handle)),
+            minor=nvml.nvmlDeviceGetMinorNumber(handle),
+            pci_bus_id=address,
+            name=text(nvml.nvmlDeviceGetName(handle)),
+            memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).total,
+            numa_node=numa_node_of(nvml, handle, self._pci_devices / address),
+            mig_enabled=self._in_mig_mode(handle),
         )
 
-    def _optional(self, read: Callable[[], int]) -> int | None:
-        """None where this kind of GPU or driver has no such thing."""
+    def _optional(self, read: Callable[[], Any]) -> Any:
+        """None if this kind of GPU or driver lacks the function."""
         try:
             return read()
-        except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_FunctionNotFound):
-            return None
+        except self._nvml.NVMLError as error:
+            if error.value in (self._nvml.NVML_ERROR_NOT_SUPPORTED, self._nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+                return None
+            raise
+
+    def _in_mig_mode(self, handle: Any) -> bool:
+        """True if only its instances can be used; a mode that is pending until a reset does not count."""
+        modes = self._optional(lambda: self._nvml.nvmlDeviceGetMigMode(handle))
+        return modes is not None and bool(modes[0] == self._nvml.NVML_DEVICE_MIG_ENABLE)
+
+    def _persistence(self, _: int, handle: Any) -> tuple[str, bool | None]:
+        mode = self._optional(lambda: self._nvml.nvmlDeviceGetPersistenceMode(handle))
+        on = None if mode is None else bool(mode == self._nvml.NVML_FEATURE_ENABLED)
+        return text(self._nvml.nvmlDeviceGetUUID(handle)), on
+
+    def _instance_handles(self, handle: Any) -> Iterator[Any]:
+        """The handles of a GPU's MIG instances; their numbers have gaps."""
+        nvml = self._nvml
+        if not self._in_mig_mode(handle):
+            return
+        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            try:
+                yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            except nvml.NVMLError as error:
+                if error.value not in (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT):
+                    raise
+
+    def _instances(self, index: int, handle: Any) -> Iterator[Gpu]:
+        nvml = self._nvml
+        parent = self._gpu(index, handle)
+        for instance in self._instance_handles(handle):
+            mig = Mig(
+                parent=parent.uuid,
+                profile=mig_profile(nvml.nvmlDeviceGetAttributes_v2(instance), parent.memory_bytes),
+                gpu_instance=nvml.nvmlDeviceGetGpuInstanceId(instance),
+                compute_instance=nvml.nvmlDeviceGetComputeInstanceId(instance),
+            )
+            yield Gpu(
+                index=index,
+                uuid=text(nvml.nvmlDeviceGetUUID(instance)),
+                minor=parent.minor,
+                pci_bus_id=parent.pci_bus_id,
+                name=text(nvml.nvmlDeviceGetName(instance)),
+                memory_bytes=nvml.nvmlDeviceGetMemoryInfo(instance).total,
+                numa_node=parent.numa_node,
+                mig=mig,
+            )
+
+    def _used_of(self, _: int, handle: Any) -> Iterator[tuple[str, int]]:
+        for one in (handle, *self._instance_handles(handle)):
+            yield text(self._nvml.nvmlDeviceGetUUID(one)), self._memory(one)[0]
 
     def _memory(self, handle: Any) -> tuple[int, int]:
         # Version 1 of this struct counts the driver's own reserve (hundreds of MiB) as used; version 2 does not.
         known = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
         return int(known.used), int(known.used + known.free)
 
-    def _processes(self, uuid: str, handle: Any) -> list[ProcessReading]:
+    def _processes_of(self, _: int, handle: Any) -> Iterator[GpuProcess]:
+        # In MIG mode the GPU itself would list the same processes once more, with their instances' numbers.
+        for one in tuple(self._instance_handles(handle)) or (handle,):
+            for found in self._readings(text(self._nvml.nvmlDeviceGetUUID(one)), one):
+                yield GpuProcess(found.pid, found.gpu, found.bytes)
+
+    def _readings(self, uuid: str, handle: Any) -> list[ProcessReading]:
         found = []
-        for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-            size = process.usedGpuMemory  # None is how pynvml says NVML_VALUE_NOT_AVAILABLE
+        for process in self._nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle):
+            size = process.usedGpuMemory  # pynvml returns None for NVML_VALUE_NOT_AVAILABLE (vGPU, WSL)
             exact = size is not None
             found.append(ProcessReading(int(process.pid), uuid, int(size if exact else self._memory(handle)[0]), exact))
         return found
 
 
-def _opened() -> Any:
-    """pynvml, initialized. Raises NvmlUnreadableError."""
+def load_pynvml() -> Any:
+    """The module of nvidia-ml-py. Raises GpuError if it is not installed."""
     try:
         import pynvml
     except ImportError as error:
-        raise NvmlUnreadableError(f"no NVML: {error}; pip install nvidia-ml-py") from error
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise NvmlUnreadableError(
-            f"no NVML on this machine: {error}; install the NVIDIA driver, or give this container runtimeClass nvidia "
-            "and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-        ) from error
+        raise GpuError(f"no NVML: {error}; pip install nvidia-ml-py, or use KYB_GPUS=fake") from error
     return pynvml
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _opened() -> Any:
+    nvml = load_pynvml()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise GpuError(
+            f"no NVML on this machine: {error}; install the NVIDIA driver, give this container runtimeClass nvidia and "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility, or use KYB_GPUS=fake"
+        ) from error
+    return nvml

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.cuda import Result, State
+from kybernate.cuda import CudaResult, CudaState
 from tests.cuda.recorder import Recorder, needs_no_driver
 
 PRELUDE = """
@@ -60,7 +60,7 @@ def test_a_map_is_an_array_of_pairs_of_uuids(recorder: Recorder, binding: str) -
 def test_every_result_comes_back_as_its_number_even_one_that_is_newer_than_the_binding(
     recorder: Recorder, binding: str
 ) -> None:
-    codes = [*(int(code) for code in Result), 12345]
+    codes = [*(int(code) for code in CudaResult), 12345]
     output = recorder.python(
         PRELUDE
         + """
@@ -100,7 +100,7 @@ for state in json.loads(sys.argv[2]):
 print(json.dumps(found))
 """,
         binding,
-        json.dumps([*(int(state) for state in State), 9]),
+        json.dumps([*(int(state) for state in CudaState), 9]),
     )
     assert said(output) == [[0, state] for state in (0, 1, 2, 3, 4, 5, 9)]
 

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.cuda import Result, State, gpu_pairs, result_name, state_name, support, why_no_checkpoint
+from kybernate.cuda import CudaResult, CudaState, gpu_pairs, result_name, state_name, support, why_no_checkpoint
 
 uuids = st.uuids().map(lambda uuid: f"GPU-{uuid}")
 
 
 def test_names_are_those_of_the_driver_header() -> None:
     driver = pytest.importorskip("cuda.bindings.driver")
-    for code in Result:
+    for code in CudaResult:
         assert driver.CUresult(int(code)).name in (f"CUDA_{code.name}", f"CUDA_ERROR_{code.name}")
-    assert {f"CU_PROCESS_STATE_{state.name}": int(state) for state in State} == {
+    assert {f"CU_PROCESS_STATE_{state.name}": int(state) for state in CudaState} == {
         state.name: int(state) for state in driver.CUprocessState
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kybernate.doctor.driver import gather
+from kybernate.doctor.gpu import gather
 from tests.cuda.recorder import Recorder, needs_no_driver
 from tests.cuda.stub_node import stub_node
 

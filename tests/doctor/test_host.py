@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kybernate.cgroups import Cgroups
-from kybernate.doctor.facts import TargetFacts
 from kybernate.doctor.host import find_freezer, read_host, read_nodes, read_target
+from kybernate.doctor.model import TargetFacts
 
 STATUS = "Name:\t{name}\nUid:\t1000\t{uid}\t1000\t1000\nCapEff:\t0000000000080000\n"
 

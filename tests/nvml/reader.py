@@ -10,8 +10,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from kybernate.gpus import GpuError, NvmlGpus, load_pynvml
-from kybernate.gpus.nvml_links import read_ports
+from kybernate.gpus import GpuError
+from kybernate.gpus.nvml import NvmlGpus
+from kybernate.gpus.nvml_hardware import read_ports
+from kybernate.gpus.nvml_reader import load_pynvml
 
 
 def plain(found):
@@ -28,7 +30,7 @@ def cliques(nvml):
 
 
 async def main() -> None:
-    gpus = NvmlGpus(load_pynvml, pci_devices=Path(sys.argv[1]))
+    gpus = NvmlGpus(Path(sys.argv[1]))
     while line := await asyncio.to_thread(sys.stdin.readline):
         method, *arguments = json.loads(line)
         try:

@@ -4,7 +4,7 @@ import asyncio
 import ctypes
 from types import SimpleNamespace
 
-from kybernate.gpus.nvml_events import EventThread
+from kybernate.gpus.nvml import EventThread
 from kybernate.machine import GpuEvent
 
 NO_INSTANCE = 0xFFFFFFFF

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kybernate.gpus.nvml_links import Ports, bonded
-from kybernate.gpus.nvml_names import mig_profile, pci_address, text
+from kybernate.gpus.nvml_hardware import NvLinkPorts, bonded, mig_profile, pci_address, text
 
 A, B = "0000:11:00.0", "0000:21:00.0"
 MIB = 1 << 20
@@ -42,7 +41,7 @@ def test_mig_profiles_have_nvidias_names(gpu_mib, slices, compute, mib, profile)
 
 
 def ports(address, *peers, switch_links=0, clique=None):
-    return Ports(address, peers, switch_links, clique)
+    return NvLinkPorts(address, peers, switch_links, clique)
 
 
 CLIQUE, OTHER = (bytes(16), 0), (bytes(16), 1)

@@ -190,7 +190,7 @@ async def test_where_no_gpu_reports_events_the_wait_says_so(tmp_path):
     async with machine(tmp_path, "single-24gb") as m:
         (gpu,) = await m.fake.list()
         await m.inject("nvml", gpu=gpu.uuid, function="nvmlDeviceRegisterEvents", code=3)
-        with pytest.raises(GpuError, match="no GPU here can be listened to"):
+        with pytest.raises(GpuError, match="no GPU here reports events"):
             await m.nvml.events(0)
         assert len(await m.nvml.list()) == 1
         await m.inject("clear")

@@ -9,8 +9,8 @@ from typing import Any
 from kybernate.cuda import (
     Binding,
     CheckpointApi,
+    CudaResult,
     CudaUnavailableError,
-    Result,
     gpu_pairs,
     open_cuda,
     result_name,
@@ -18,19 +18,20 @@ from kybernate.cuda import (
     support,
     why_no_checkpoint,
 )
-from kybernate.gpus.nvml_reader import NvmlReader, NvmlUnreadableError
+from kybernate.gpus.nvml_reader import NvmlReader
+from kybernate.gpus.port import GpuError
 from services.checkpointer.helper.serving import Reply, unreachable
 
-_LASTING = {Result.STUB_LIBRARY, Result.SYSTEM_DRIVER_MISMATCH, Result.COMPAT_NOT_SUPPORTED_ON_DEVICE}
+_LASTING = {CudaResult.STUB_LIBRARY, CudaResult.SYSTEM_DRIVER_MISMATCH, CudaResult.COMPAT_NOT_SUPPORTED_ON_DEVICE}
 """Results of cuInit that depend on the loaded library, which this process cannot replace: cuInit is not repeated."""
 
 _REMEDIES: dict[int, str] = {
-    Result.NO_DEVICE: "no GPU is visible; give this container NVIDIA_VISIBLE_DEVICES=all, see nvidia-smi",
-    Result.STUB_LIBRARY: "this is the toolkit's link-time libcuda; take it out of LD_LIBRARY_PATH",
-    Result.SYSTEM_NOT_READY: "on NVSwitch machines the fabric manager must run",
-    Result.SYSTEM_DRIVER_MISMATCH: "the library is of another version than the kernel module; restart this pod",
-    Result.COMPAT_NOT_SUPPORTED_ON_DEVICE: "take the CUDA compatibility library out of LD_LIBRARY_PATH",
-    Result.UNKNOWN: "is the kernel module loaded? see nvidia-smi and the kernel log",
+    CudaResult.NO_DEVICE: "no GPU is visible; give this container NVIDIA_VISIBLE_DEVICES=all, see nvidia-smi",
+    CudaResult.STUB_LIBRARY: "this is the toolkit's link-time libcuda; take it out of LD_LIBRARY_PATH",
+    CudaResult.SYSTEM_NOT_READY: "on NVSwitch machines the fabric manager must run",
+    CudaResult.SYSTEM_DRIVER_MISMATCH: "the library is of another version than the kernel module; restart this pod",
+    CudaResult.COMPAT_NOT_SUPPORTED_ON_DEVICE: "take the CUDA compatibility library out of LD_LIBRARY_PATH",
+    CudaResult.UNKNOWN: "is the kernel module loaded? see nvidia-smi and the kernel log",
 }
 
 
@@ -39,7 +40,7 @@ class CudaDriver:
 
     def __init__(self, binding: Binding = "auto") -> None:
         self._binding = binding
-        self._nvml = NvmlReader()
+        self._nvml = NvmlReader(reopen=True)
         self._api: CheckpointApi | None = None
         self._init_code: int | None = None
         self._cuda_version = 0
@@ -53,7 +54,7 @@ class CudaDriver:
             if trouble is not None:
                 return trouble
             return self._do(api, verb, arguments)
-        except (CudaUnavailableError, NvmlUnreadableError) as error:
+        except (CudaUnavailableError, GpuError) as error:
             reply = unreachable(str(error))
             return {**reply, **self._machine()} if verb == "describe" else reply
 
@@ -95,12 +96,12 @@ class CudaDriver:
                 return _reply(api.unlock(pid))
             case "memory" | "processes" | "usage":
                 return _reply(0, **self._usage(verb, arguments.get("gpus")))
-        return _reply(Result.INVALID_VALUE, text=f"no verb {verb!r}")
+        return _reply(CudaResult.INVALID_VALUE, text=f"no verb {verb!r}")
 
     def _usage(self, verb: str, gpus: list[str] | None) -> Reply:
         read: Reply = {}
         if verb != "memory":
-            read["processes"] = [use._asdict() for use in self._nvml.processes(gpus)]
+            read["processes"] = [use._asdict() for use in self._nvml.gpu_processes(gpus)]
         if verb != "processes":
             read["memory"] = self._nvml.memory(gpus)
         return read
@@ -110,10 +111,10 @@ class CudaDriver:
         try:
             pairs = gpu_pairs(moves) if moves else None
         except ValueError as error:
-            return _reply(Result.INVALID_VALUE, text=f"{error}; nothing was done")
+            return _reply(CudaResult.INVALID_VALUE, text=f"{error}; nothing was done")
         if pairs is not None and not support(self._cuda_version).gpu_map:
             text = "this driver cannot restore to other GPUs; needs 580 or newer; nothing was done"
-            return _reply(Result.NOT_SUPPORTED, text=text)
+            return _reply(CudaResult.NOT_SUPPORTED, text=text)
         return _reply(api.restore(pid, pairs))
 
     def _describe(self, api: CheckpointApi, trouble: Reply | None) -> Reply:
@@ -128,19 +129,18 @@ class CudaDriver:
     def _machine(self) -> Reply:
         """Driver release and GPU modes from NVML; ``nvml`` is the reason if it does not answer."""
         try:
-            gpus = self._nvml.gpus()
             return {
                 "driver": self._nvml.driver_version(),
-                "persistence": {gpu.uuid: gpu.persistence for gpu in gpus},
-                "mig": {gpu.uuid: gpu.mig for gpu in gpus},
+                "persistence": self._nvml.persistence(),
+                "mig": {gpu.uuid: gpu.mig_enabled for gpu in self._nvml.gpus()},
             }
-        except NvmlUnreadableError as error:
+        except GpuError as error:
             return {"driver": "", "persistence": {}, "mig": {}, "nvml": str(error)}
 
     def _driver_version(self) -> str:
         try:
             return self._nvml.driver_version()
-        except NvmlUnreadableError:
+        except GpuError:
             return ""
 
 

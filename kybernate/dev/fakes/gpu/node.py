@@ -10,8 +10,8 @@ from typing import Any
 
 from kybernate.dev.fakes.gpu.client import DriverError, FakeDriverClient
 from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
-from kybernate.doctor.facts import DriverFacts, GpuFacts, UseFacts
-from kybernate.gpus.protocol import GpuError
+from kybernate.doctor.model import DriverFacts, GpuFacts, UseFacts
+from kybernate.gpus.port import GpuError
 from kybernate.machine import Gpu, GpuEvent, GpuProcess, Link, Mig, PcieLevel
 
 

@@ -1,14 +1,19 @@
-"""How GPUs reach each other, from NVML: NVLink, NVSwitch, PCIe, peer to peer."""
+"""Hardware properties from NVML: names, PCI addresses, NUMA nodes, MIG profiles, and the links between GPUs."""
 
 import ctypes
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from kybernate.gpus.nvml_names import pci_address, text
 from kybernate.machine import Link, PcieLevel
 
+_NODE_SCOPE = 0
+"""NVML_AFFINITY_SCOPE_NODE."""
+_WORDS = 4
+"""Number of 64-bit words of the NUMA node mask that are requested."""
 _P2P_READ = 0
 """The wheel's NVML_P2P_CAPS_INDEX_READ is the tuple (0,) by a stray comma."""
 _LEVELS = {
@@ -22,8 +27,54 @@ _LEVELS = {
 """NVML_TOPOLOGY_*; INTERNAL (0) is two GPUs on one board."""
 
 
+def text(value: str | bytes) -> str:
+    """Decode a text: some releases of nvidia-ml-py return bytes, some str."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def pci_address(bus_id: str | bytes) -> str:
+    """NVML's ``00000000:3B:00.0`` as sysfs names it: ``0000:3b:00.0``."""
+    domain, _, rest = text(bus_id).partition(":")
+    return f"{int(domain, 16):04x}:{rest.lower()}"
+
+
+def mig_profile(attributes: Any, gpu_memory_bytes: int) -> str:
+    """The profile's name from nvmlDeviceGetAttributes: ``3g.40gb``, or ``1c.3g.40gb`` for a part of an instance.
+
+    The memory in the name is the share of the whole GPU's nominal memory in eighths, as NVIDIA names profiles; what an
+    instance really has is a little less. The attributes do not contain the extensions of a name (``+me``).
+    """
+    gib = 1 << 30
+    eighths = math.ceil((attributes.memorySizeMB << 20) * 8 / gpu_memory_bytes)
+    memory = math.floor(eighths * math.ceil(gpu_memory_bytes / gib) / 8 + 0.5)
+    slices, compute = attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount
+    part = f"{compute}c." if compute != slices else ""
+    return f"{part}{slices}g.{memory}gb"
+
+
+def numa_node_of(nvml: Any, handle: Any, device: Path) -> int | None:
+    """The nearest NUMA node, from sysfs, else from NVML's memory affinity; None if unknown.
+
+    nvmlDeviceGetNumaNodeId means another node: the one that the GPU's own memory forms on coherent machines.
+    """
+    try:
+        node = int((device / "numa_node").read_text())
+    except (OSError, ValueError):
+        return _affine_node(nvml, handle)
+    return node if node >= 0 else None  # -1: the firmware does not report it
+
+
+def _affine_node(nvml: Any, handle: Any) -> int | None:
+    try:
+        words = nvml.nvmlDeviceGetMemoryAffinity(handle, _WORDS, _NODE_SCOPE)
+    except nvml.NVMLError:
+        return None
+    mask = sum(int(word) << (64 * number) for number, word in enumerate(words))
+    return (mask & -mask).bit_length() - 1 if mask else None
+
+
 @dataclass(frozen=True, slots=True)
-class Ports:
+class NvLinkPorts:
     """The NVLink side of one GPU."""
 
     address: str
@@ -33,14 +84,14 @@ class Ports:
     switch_links: int
     """Active links that go to NVSwitches."""
     clique: tuple[bytes, int] | None
-    """Cluster and clique of the fabric; None where the driver knows of none (A100, or the fabric is not up yet)."""
+    """Cluster and clique of the fabric; None if the driver reports none (A100, or the fabric is not up yet)."""
 
 
-def bonded(a: Ports, b: Ports) -> tuple[int, bool]:
-    """How many NVLinks two GPUs have between them, and whether they go through NVSwitches. Pure.
+def bonded(a: NvLinkPorts, b: NvLinkPorts) -> tuple[int, bool]:
+    """(number of NVLinks between two GPUs, True if they go through NVSwitches). Pure.
 
-    At the far end of a link to a switch stands the switch, not a GPU. So: GPUs that have links to switches only, and
-    that the driver does not put into different cliques, reach each other with all the links that both have.
+    The far end of a link to a switch is the switch, not a GPU. So two GPUs that have links to switches only reach each
+    other with all the links that both have, unless the driver puts them into different cliques.
     """
     direct = min(a.peers.count(b.address), b.peers.count(a.address))
     if direct or a.peers or b.peers or not (a.switch_links and b.switch_links):
@@ -56,7 +107,7 @@ def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[Link, ...]:
     for handle in handles:
         try:
             readings.append((handle, text(nvml.nvmlDeviceGetUUID(handle)), read_ports(nvml, handle)))
-        except nvml.NVMLError:  # lost: no pairs with it
+        except nvml.NVMLError:  # a lost GPU has no links
             continue
     found = []
     for (one, a, ports), (other, b, others) in itertools.combinations(readings, 2):
@@ -65,7 +116,7 @@ def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[Link, ...]:
     return tuple(found)
 
 
-def read_ports(nvml: Any, handle: Any) -> Ports:
+def read_ports(nvml: Any, handle: Any) -> NvLinkPorts:
     """The NVLink side of a GPU. Raises NVMLError when it does not answer."""
     peers, switch_links = [], 0
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
@@ -76,7 +127,7 @@ def read_ports(nvml: Any, handle: Any) -> Ports:
         else:
             peers.append(pci_address(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
     address = pci_address(nvml.nvmlDeviceGetPciInfo_v3(handle).busId)
-    return Ports(address, tuple(peers), switch_links, _clique(nvml, handle) if switch_links else None)
+    return NvLinkPorts(address, tuple(peers), switch_links, _clique(nvml, handle) if switch_links else None)
 
 
 def _active(nvml: Any, handle: Any, link: int) -> bool:
@@ -84,7 +135,7 @@ def _active(nvml: Any, handle: Any, link: int) -> bool:
         return bool(nvml.nvmlDeviceGetNvLinkState(handle, link) == nvml.NVML_FEATURE_ENABLED)
     except nvml.NVMLError as error:
         if error.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT):
-            return False  # no NVLink, or fewer links than the library's most
+            return False  # no NVLink, or fewer links than the library's maximum
         raise
 
 
@@ -111,7 +162,7 @@ def _clique(nvml: Any, handle: Any) -> tuple[bytes, int] | None:
 def _level(nvml: Any, a: Any, b: Any) -> PcieLevel:
     try:
         return _LEVELS.get(nvml.nvmlDeviceGetTopologyCommonAncestor(a, b), PcieLevel.SYS)
-    except nvml.NVMLError:  # virtual machines do not say; the farthest is the safe guess
+    except nvml.NVMLError:  # some virtual machines do not report it; assume the farthest
         return PcieLevel.SYS
 
 

@@ -1,0 +1,62 @@
+"""The interface through which services read a machine's GPUs, and the choice of its implementation."""
+
+from pathlib import Path
+from typing import Literal, Protocol
+
+from kybernate.machine import Gpu, GpuEvent, GpuProcess, Link
+
+
+class GpuError(Exception):
+    """The GPUs cannot be read; the text says what failed and what to do."""
+
+
+class Gpus(Protocol):
+    """Readings of all GPUs. Each call may raise GpuError; a GPU that cannot be read is left out of the results."""
+
+    async def list(self) -> tuple[Gpu, ...]:
+        """All GPUs that answer, in index order."""
+        ...
+
+    async def instances(self) -> tuple[Gpu, ...]:
+        """The MIG instances of the GPUs in MIG mode, in the order of GPUs and of the driver."""
+        ...
+
+    async def links(self) -> tuple[Link, ...]:
+        """The connection of every pair of GPUs, each pair once."""
+        ...
+
+    async def used_bytes(self) -> dict[str, int]:
+        """Memory in use by UUID, without the driver's own reserve, MIG instances included."""
+        ...
+
+    async def processes(self) -> tuple[GpuProcess, ...]:
+        """Processes with a compute context on a GPU or MIG instance."""
+        ...
+
+    async def events(self, timeout_seconds: float) -> tuple[GpuEvent, ...]:
+        """XID events since the previous call; waits for the first up to ``timeout_seconds`` (wall time).
+
+        The first call subscribes. One caller at a time. A cancelled call loses no event.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close the library or the connection."""
+        ...
+
+
+def open_gpus(kind: Literal["nvml", "fake"], socket: Path | None = None) -> Gpus:
+    """GPUs of this machine (``nvml``) or of the fake driver at ``socket`` (extra ``dev``). Raises GpuError."""
+    if kind == "nvml":
+        from kybernate.gpus.nvml import NvmlGpus
+
+        return NvmlGpus()
+    if socket is None:
+        raise GpuError("fake GPUs need the socket of the fake driver; set KYB_FAKE_DRIVER")
+    from kybernate.extras import ExtraMissingError, dev_part
+
+    try:
+        found: Gpus = dev_part("gpus", "KYB_GPUS=fake")(socket)
+    except ExtraMissingError as error:
+        raise GpuError(str(error)) from error
+    return found
