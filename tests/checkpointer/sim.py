@@ -1,4 +1,4 @@
-"""A pure model of a driver and its processes, strict about order, to run procedures against."""
+"""A pure model of a driver and its processes, strict about the order of verbs; procedures run against it."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ NEEDS = {
 
 @dataclass
 class Fault:
-    """The ``nth`` use of a verb on a member fails; ``lands``: the driver does it all the same."""
+    """The ``nth`` use of a verb on a member fails; ``lands``: the verb takes effect nevertheless."""
 
     verb: Verb
     trouble: StepTrouble
@@ -27,7 +27,7 @@ class Fault:
 
 @dataclass
 class Sim:
-    """The truth about one seat, whoever asks."""
+    """The true state of one seat, behind the driver."""
 
     states: list[ProcessState]
     frozen: bool = False
@@ -36,7 +36,7 @@ class Sim:
     done: list[Step] = field(default_factory=list)
     killed: bool = False
     dying: bool = False
-    """A checkpoint before a kill needs no room: what becomes of it does not matter."""
+    """A checkpoint before a kill needs no room: its result is discarded."""
 
     def do(self, step: Step) -> ProcessState | None:
         """Raises TroubleError; asserts what no procedure may ever do."""
@@ -93,7 +93,7 @@ class Sim:
         return wanted in (done[len(done) - done[::-1].index(last) :] if last in done else done)
 
     def observed(self) -> list[ProcessState]:
-        """What a checkpointer sees at its start: a stopped process is not asked."""
+        """The states that a checkpointer knows at its start: no call is made about a stopped process."""
         return [
             ProcessState.CHECKPOINTED if self.frozen and s is ProcessState.CHECKPOINTED else ProcessState.UNKNOWN
             for s in self.states
@@ -113,7 +113,7 @@ class TroubleError(Exception):
 
 
 def run(procedure: Procedure, sim: Sim, *, steps: int | None = None, limit: int = 200) -> End | None:
-    """To the end, or until ``steps`` were done (None: it was cut short)."""
+    """Run to the end, or for ``steps`` steps (then the result is None)."""
     for count in range(limit):
         step = procedure.next()
         assert step == procedure.next(), "asking twice must not matter"

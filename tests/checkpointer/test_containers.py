@@ -1,4 +1,4 @@
-"""Whose processes are touched: those in the control group of the seat's container in its pod, on both versions."""
+"""The processes of a seat are those in the control group of its container in its pod, on both cgroup versions."""
 
 import asyncio
 import os
@@ -29,9 +29,9 @@ VERSIONS = pytest.mark.parametrize("version", [1, 2])
         f"/system.slice/containerd.service/kubepods-pod{POD.replace('-', '_')}.slice:cri-containerd:{CONTAINER}",
     ],
 )
-def test_a_container_is_known_by_its_id_in_its_pod(path: str) -> None:
+def test_a_container_path_contains_the_container_id_below_the_pod_uid(path: str) -> None:
     assert container_path(path, CONTAINER, POD) == path
-    assert container_path(f"{path}/workers/1", CONTAINER, POD) == path, "control groups of its own are part of it"
+    assert container_path(f"{path}/workers/1", CONTAINER, POD) == path, "control groups below it are part of it"
     assert container_path(path, CONTAINER, POD.replace("0a1b", "0a1c")) is None, "another pod"
     assert container_path(path, "4e" * 32, POD) is None, "another container of the pod"
 
@@ -47,11 +47,11 @@ def test_a_container_is_known_by_its_id_in_its_pod(path: str) -> None:
         "/",
     ],
 )
-def test_monitors_strangers_and_lookalikes_are_not_in_the_container(path: str) -> None:
+def test_monitors_other_pods_and_similar_names_are_not_the_container(path: str) -> None:
     assert container_path(path, CONTAINER, POD) is None
 
 
-def test_a_hybrid_machine_has_both_versions() -> None:
+def test_a_process_on_a_hybrid_machine_has_paths_of_both_versions() -> None:
     place = membership("12:cpu,cpuacct:/a:b\n3:name=systemd:/s\n0::/u\n")
     assert place.unified == "/u"
     assert place.controllers == {"cpu": "/a:b", "cpuacct": "/a:b", "name=systemd": "/s"}
@@ -80,7 +80,7 @@ def test_only_processes_of_the_container_are_found_the_oldest_first(tmp_path: Pa
 
 
 @VERSIONS
-def test_a_control_group_that_is_not_shown_is_found_by_its_processes(tmp_path: Path, version: int) -> None:
+def test_a_control_group_that_is_not_mounted_is_found_by_its_processes(tmp_path: Path, version: int) -> None:
     m = machine(tmp_path, version)
     m.process(50, SCOPE)
     containers = Containers(m.proc, tmp_path / "nothing")
@@ -105,12 +105,12 @@ def test_a_seat_whose_container_never_started_has_no_process(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("container_id", ["process://x", "rkt://abc", "containerd://"])
-def test_an_id_that_says_nothing_is_an_error_and_not_a_gone_container(container_id: str, tmp_path: Path) -> None:
+def test_an_unknown_container_id_is_an_error_and_not_a_gone_container(container_id: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownContainerError, match="containerd://"):
         machine(tmp_path, 2).containers.find(target(container_id))
 
 
-async def test_a_process_is_its_tree_and_its_group_and_never_a_stranger() -> None:
+async def test_a_process_container_is_its_tree_and_its_group_and_no_reused_pid() -> None:
     script = "sleep 60 & (sleep 60 &) ; echo $$; wait"
     shell = await asyncio.create_subprocess_exec(
         "sh", "-c", script, stdout=asyncio.subprocess.PIPE, start_new_session=True
@@ -148,7 +148,7 @@ async def test_a_container_is_frozen_and_thawed_by_its_control_group(tmp_path: P
     async with m.kernel(SCOPE):
         assert not freezer.stopped(who)
         await freezer.freeze(found.cgroup, lambda: [who])
-        assert freezer.stopped(who), "nobody may ask the driver about it"
+        assert freezer.stopped(who), "no driver call may be made about it"
         await freezer.thaw(found.cgroup, list)
         assert not freezer.stopped(who)
         await freezer.freeze(found.cgroup, lambda: [who])
@@ -171,7 +171,7 @@ def test_a_process_below_a_frozen_control_group_counts_as_stopped(tmp_path: Path
     assert freezer.stopped(who)
 
 
-async def test_a_freezer_that_does_nothing_is_undone_and_said(tmp_path: Path) -> None:
+async def test_a_freeze_without_effect_is_undone_and_reported(tmp_path: Path) -> None:
     m = machine(tmp_path, 2)
     m.process(50, SCOPE)
     found = m.containers.find(target())
@@ -185,7 +185,7 @@ async def test_a_freezer_that_does_nothing_is_undone_and_said(tmp_path: Path) ->
         await freezer.thaw(found.cgroup, list)
 
 
-async def test_without_a_control_group_of_its_own_a_seat_is_stopped_by_signal() -> None:
+async def test_a_seat_without_a_control_group_is_stopped_by_signal() -> None:
     process = await asyncio.create_subprocess_exec("sleep", "60")
     who = identify(process.pid)
     assert who is not None
@@ -203,15 +203,15 @@ async def test_without_a_control_group_of_its_own_a_seat_is_stopped_by_signal() 
 
 
 @VERSIONS
-async def test_seen_from_a_control_group_namespace_a_container_has_its_freezer_and_its_limit(
+async def test_a_container_has_its_freezer_and_limit_also_from_within_a_control_group_namespace(
     tmp_path: Path, version: int
 ) -> None:
-    """A checkpointer that is not privileged reads paths that begin with ``/..`` and lack the levels that it shares."""
+    """An unprivileged checkpointer reads paths that begin with ``/..`` and lack the levels in between."""
     m = machine(tmp_path, version)
     m.process(50, SCOPE)
     m.memory(SCOPE, limit=60, used=20)
-    told = (m.proc / "50" / "cgroup").read_text()
-    (m.proc / "50" / "cgroup").write_text(told.replace(SCOPE, f"/../../{SCOPE.removeprefix('/kubepods.slice/')}"))
+    lines = (m.proc / "50" / "cgroup").read_text()
+    (m.proc / "50" / "cgroup").write_text(lines.replace(SCOPE, f"/../../{SCOPE.removeprefix('/kubepods.slice/')}"))
     containers = m.containers
     found = containers.find(target())
     assert found is not None
@@ -224,11 +224,11 @@ async def test_seen_from_a_control_group_namespace_a_container_has_its_freezer_a
     assert freezer.means(found.cgroup) == f"cgroup v{version}"
     async with m.kernel(SCOPE):
         await freezer.freeze(found.cgroup, list)
-        assert freezer.stopped(found.root), "nobody may ask the driver about it"
+        assert freezer.stopped(found.root), "no driver call may be made about it"
 
 
-async def test_a_fork_between_the_list_and_the_stop_does_not_slip_through() -> None:
-    """The list is made, the parent forks, the parent is stopped: all on the list are stopped, and one runs."""
+async def test_a_process_forked_between_the_list_and_the_stop_is_stopped_too() -> None:
+    """The parent forks after it was listed and before it is stopped: only the listed processes are stopped."""
     processes = [await asyncio.create_subprocess_exec("sleep", "60") for _ in range(2)]
     parent, child = (who for process in processes if (who := identify(process.pid)) is not None)
     lists = iter([[parent], [parent]])
@@ -236,7 +236,7 @@ async def test_a_fork_between_the_list_and_the_stop_does_not_slip_through() -> N
     def living() -> list[ProcessIdentity]:
         found = next(lists, None)
         while found and "sent" in asked and not stopped(parent):
-            pass  # the list is old when it is looked at
+            pass  # the list is outdated when it is used
         asked.append("sent")
         return found or [parent, child]
 
@@ -252,7 +252,7 @@ async def test_a_fork_between_the_list_and_the_stop_does_not_slip_through() -> N
             await process.wait()
 
 
-async def test_a_process_that_may_not_be_continued_ends_no_checkpointer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_sigcont_does_not_end_the_checkpointer(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(process: ProcessIdentity, signum: signal.Signals) -> bool:
         raise PermissionError(1, "Operation not permitted")
 

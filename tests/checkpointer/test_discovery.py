@@ -1,4 +1,4 @@
-"""Which processes are members and what counts as evidence, with a driver that tells what real ones tell."""
+"""Which processes are members and what counts as evidence, with a driver that reports what real ones report."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ PATIENCE = Timeouts(settle_seconds=0.05, settle_floor_wall_seconds=0.05)
 
 @dataclass
 class Driver:
-    """Stands where the helper pool stands."""
+    """Replaces the helper pool."""
 
     cuda: set[int] = field(default_factory=set)
     uses: list[dict[str, Any]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Driver:
         return {**ok, "tid": pid} if pid in self.cuda else {"code": self.tid_code, "name": "NO"}
 
     def uses_gpu(self, pid: int, size: int | None) -> None:
-        """``size``: None where the driver does not tell; the helper then gives all that is used on the GPU."""
+        """``size``: None if the driver does not report it; the helper then returns all memory in use on the GPU."""
         exact = size is not None
         self.uses.append({"pid": pid, "gpu": GPU, "bytes": size if exact else self.used, "exact": exact})
 
@@ -113,7 +113,9 @@ async def test_a_process_without_memory_in_the_drivers_list_is_no_evidence_again
 
 
 @pytest.mark.parametrize("listed", [True, False])
-async def test_where_the_driver_tells_no_sizes_a_seat_has_what_nobody_else_accounts_for(listed: bool) -> None:
+async def test_without_sizes_from_the_driver_a_seat_gets_all_memory_that_no_other_process_accounts_for(
+    listed: bool,
+) -> None:
     async with stand() as it:
         it.driver.cuda, it.driver.used = {it.child.pid}, 700
         it.driver.uses_gpu(1, 300)
@@ -130,7 +132,7 @@ async def test_where_the_driver_tells_no_sizes_a_seat_has_what_nobody_else_accou
         await it.evidence.prove(baseline)
 
 
-async def test_a_seat_without_gpu_process_is_not_one_that_the_driver_refuses_to_tell_about() -> None:
+async def test_a_seat_without_gpu_processes_differs_from_one_that_the_driver_cannot_report() -> None:
     async with stand() as it:
         with pytest.raises(NoMemberError):
             await it.find()
@@ -142,7 +144,7 @@ async def test_a_seat_without_gpu_process_is_not_one_that_the_driver_refuses_to_
             await it.find()
 
 
-async def test_nobody_asks_about_a_frozen_process_that_nobody_remembers() -> None:
+async def test_no_driver_call_is_made_about_a_frozen_process_without_a_record() -> None:
     async with stand() as it:
         it.driver.cuda = {it.child.pid}
         living = lambda: [it.root, it.child]  # noqa: E731
@@ -154,8 +156,8 @@ async def test_nobody_asks_about_a_frozen_process_that_nobody_remembers() -> Non
         assert len((await it.find()).members) == 1
 
 
-async def test_a_process_that_ends_while_it_is_looked_at_does_not_make_the_seat_lost() -> None:
-    """At a manager's start that would kill a healthy engine."""
+async def test_a_process_that_ends_during_the_state_request_does_not_make_the_seat_lost() -> None:
+    """Otherwise the start of a manager would kill a healthy engine."""
     async with stand() as it:
         it.driver.cuda = {it.child.pid}
         unit = await it.find()

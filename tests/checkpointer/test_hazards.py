@@ -1,4 +1,4 @@
-"""H1 to H16 (research/checkpoint.md §3): what real drivers do to those who park carelessly, and what we do about it.
+"""H1 to H16 (research/checkpoint.md §3): what real drivers do, and how the checkpointer avoids or contains it.
 
 Each against the fake driver or the stub ``libcuda.so.1`` in front of it, with real processes. What only hardware can
 show has the same number in ``tests/gpu/test_hazards.py``.
@@ -60,7 +60,7 @@ async def kill(it: Checkpointer, engine: Engine) -> SeatProgress:
 
 
 async def runs_on(here: Node, it: Checkpointer, engine: Engine) -> None:
-    """The seat runs as if nothing had happened."""
+    """The seat runs as before."""
     assert await here.state(engine) == "RUNNING"
     assert await it.outcome(engine) == "active"
 
@@ -78,7 +78,7 @@ async def test_h1_a_restore_that_runs_out_of_memory_is_never_repeated_and_its_me
         assert set((await here.used()).values()) == {0}
 
 
-async def test_h1_a_restore_without_room_is_not_tried() -> None:
+async def test_h1_a_restore_without_room_is_not_attempted() -> None:
     async with stand(settle_floor_wall_seconds=0.3) as (here, it):
         engine = await here.engine("s00")
         await park(it, engine)
@@ -89,7 +89,7 @@ async def test_h1_a_restore_without_room_is_not_tried() -> None:
         assert here.frozen(engine)
 
 
-async def test_h1_room_beside_others_needs_a_margin_and_a_whole_gpu_needs_none() -> None:
+async def test_h1_a_restore_beside_other_processes_needs_a_margin_and_a_restore_on_a_free_gpu_none() -> None:
     async with node() as here, checkpointer(here, margin_bytes=GIB, settle_floor_wall_seconds=0.3) as it:
         whole = await here.engine("s00", gib=80)
         assert (await park(it, whole)).outcome == "parked"
@@ -127,7 +127,7 @@ async def test_h2_memory_that_stays_held_after_a_kill_is_quarantine() -> None:
 
 
 @pytest.mark.parametrize("kind", STUBS)
-async def test_h3_a_process_that_a_lock_kills_is_a_cold_start(kind: Kind) -> None:
+async def test_h3_a_process_that_a_lock_kills_leads_to_a_cold_start(kind: Kind) -> None:
     async with stand(kind) as (here, it):
         engine = await here.engine("s00", processes=2)
         await here.inject("segfault-on-lock")
@@ -138,7 +138,7 @@ async def test_h3_a_process_that_a_lock_kills_is_a_cold_start(kind: Kind) -> Non
 
 
 async def test_h4_a_parked_process_is_frozen_because_a_synchronize_would_crash_it() -> None:
-    """Between thaw and restore it runs unprotected: nothing may be waiting for it then, which is the router's part."""
+    """Between thaw and restore it runs unprotected; the router must send it no request then."""
     async with stand() as (here, it):
         engine = await here.engine("s00")
         await park(it, engine)
@@ -149,14 +149,14 @@ async def test_h4_a_parked_process_is_frozen_because_a_synchronize_would_crash_i
         engine.process.stdin.write(b"synchronize\n")
         assert await asyncio.wait_for(engine.process.stdout.readline(), 30) == b"synchronized\n"
         await park(it, engine)
-        os.kill(engine.pid, signal.SIGCONT)  # somebody thaws it
+        os.kill(engine.pid, signal.SIGCONT)  # a foreign process thaws it
         engine.process.stdin.write(b"synchronize\n")
         assert await asyncio.wait_for(engine.process.wait(), 30) == -signal.SIGSEGV
         assert await it.outcome(engine) == "gone"
 
 
-async def test_h5_the_driver_is_never_asked_about_a_stopped_process() -> None:
-    """Somebody else stops a seat: looking at it harms nobody, a park thaws it first."""
+async def test_h5_no_driver_call_is_made_about_a_stopped_process() -> None:
+    """A foreign process stops a seat: reading its state does no harm, and a park thaws it first."""
     async with stand() as (here, it):
         engine = await here.engine("s00")
         os.kill(engine.pid, signal.SIGSTOP)
@@ -168,7 +168,7 @@ async def test_h5_the_driver_is_never_asked_about_a_stopped_process() -> None:
         assert "hung" not in steps(it)
 
 
-async def test_h6_a_copy_that_does_not_fit_into_host_memory_is_not_begun() -> None:
+async def test_h6_a_park_without_host_memory_for_the_copy_is_not_begun() -> None:
     async with stand(machine=("--host-memory", "43GiB")) as (here, it):
         engine = await here.engine("s00", gib=40)
         end = await park(it, engine)
@@ -179,7 +179,7 @@ async def test_h6_a_copy_that_does_not_fit_into_host_memory_is_not_begun() -> No
         assert (await here.violations())["count"] == 0
 
 
-async def test_h6_two_parks_at_once_do_not_count_on_the_same_memory() -> None:
+async def test_h6_two_simultaneous_parks_do_not_use_the_same_free_memory() -> None:
     """Room for one of two copies: one seat is parked, the other stays."""
     async with stand(machine=("--host-memory", "70GiB")) as (here, it):
         one, two = await here.engine("s00", gib=40), await here.engine("t00", gpus=(1,), gib=40)
@@ -226,7 +226,7 @@ async def test_h9_several_processes_are_not_parked_unless_allowed_since_they_may
 
 
 @pytest.mark.parametrize("mark", ["ipc", "managed"])
-async def test_h9_and_h10_what_only_the_driver_knows_is_rolled_back_with_its_answer(mark: str) -> None:
+async def test_h9_and_h10_a_hazard_that_only_the_driver_detects_is_rolled_back_with_its_result(mark: str) -> None:
     async with stand() as (here, it):
         engine = await here.engine("s00", marks={mark: True})
         end = await park(it, engine)
@@ -235,7 +235,7 @@ async def test_h9_and_h10_what_only_the_driver_knows_is_rolled_back_with_its_ans
         await runs_on(here, it, engine)
 
 
-async def test_h10_an_engine_that_was_told_to_use_managed_memory_is_not_parked() -> None:
+async def test_h10_an_engine_configured_for_managed_memory_is_not_parked() -> None:
     async with stand() as (here, it):
         engine = await here.engine("s00", environment={"GGML_CUDA_ENABLE_UNIFIED_MEMORY": "1"})
         end = await park(it, engine)
@@ -274,7 +274,7 @@ async def test_h13_a_gpu_without_device_node_in_the_container_leaves_the_seat_pa
 
 
 @pytest.mark.parametrize("kind", STUBS)
-async def test_h14_a_seat_moves_with_a_map_of_all_gpus_and_is_found_where_it_went(kind: Kind) -> None:
+async def test_h14_a_seat_moves_with_a_map_of_all_gpus_and_is_reported_on_its_new_gpu(kind: Kind) -> None:
     async with stand(kind) as (here, it):
         engine = await here.engine("s00", visible=(0, 1))
         await park(it, engine)
@@ -301,7 +301,7 @@ async def test_h14_an_old_driver_moves_nothing() -> None:
             assert (await activate(it, engine)).outcome == "active", "at home without a map"
 
 
-async def test_h15_a_driver_that_does_not_tell_states_is_quarantine_with_a_hint() -> None:
+async def test_h15_a_driver_that_reports_no_states_leads_to_quarantine_with_a_hint() -> None:
     async with stand() as (here, it):
         engine = await here.engine("s00")
         await here.inject("fail", verb="get_state", code=304, times=99)
@@ -310,7 +310,7 @@ async def test_h15_a_driver_that_does_not_tell_states_is_quarantine_with_a_hint(
         assert steps(it) == []
 
 
-async def test_h16_a_restore_that_hangs_ends_at_its_deadline_and_nobody_else_waits() -> None:
+async def test_h16_a_restore_that_hangs_ends_at_its_deadline_and_delays_no_other_group() -> None:
     async with stand(base_seconds=10.0, seconds_per_gib=0.0) as (here, it):
         engine, other = await here.engine("s00"), await here.engine("t00", gpus=(1,))
         await park(it, engine)
@@ -326,16 +326,16 @@ async def test_h16_a_restore_that_hangs_ends_at_its_deadline_and_nobody_else_wai
 
 @pytest.mark.parametrize("memory", ["43GiB", "44GiB"])
 async def test_h6_a_kill_copies_nothing_that_does_not_fit_into_host_memory(memory: str) -> None:
-    """The kernel would look for a victim then, and might find somebody else."""
+    """Without memory for the copy the kernel kills a process, possibly of another pod."""
     async with stand(machine=("--host-memory", memory)) as (here, it):
         engine = await here.engine("s00", gib=40)
         call, called = it.pool.call, []
 
-        async def heard(key: str, verb: str, **arguments: Any) -> dict[str, Any]:
+        async def recorded(key: str, verb: str, **arguments: Any) -> dict[str, Any]:
             called.append(verb)
             return await call(key, verb, **arguments)
 
-        it.pool.call = heard  # type: ignore[method-assign]
+        it.pool.call = recorded  # type: ignore[method-assign]
         assert (await kill(it, engine)).outcome == "gone"
         assert steps(it)[-1] == "kill"
         assert ("checkpoint" in called) == (memory == "44GiB"), called

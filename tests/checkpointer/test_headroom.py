@@ -1,4 +1,4 @@
-"""Room for the copy: the host's memory and every limit above the container, counted once."""
+"""Host memory for the copy: the host and every limit above the container, reserved once."""
 
 import asyncio
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ VERSIONS = pytest.mark.parametrize("version", [1, 2])
 
 @dataclass
 class Host:
-    """So much is free."""
+    """Host memory with this much free."""
 
     free: int
 
@@ -80,7 +80,7 @@ async def test_h6_the_hosts_memory_counts_too(tmp_path: Path) -> None:
         await Headroom(KernelMemory(tmp_path / "nowhere"), None).reserve("s00", None, 40 * GIB, 1.0)
 
 
-async def test_h6_what_another_park_will_still_take_is_not_free() -> None:
+async def test_h6_memory_reserved_by_another_park_is_not_free() -> None:
     host = Host(100 * GIB)
     headroom = Headroom(host, None)
     await headroom.reserve("a", None, 50 * GIB, 1.0)
@@ -90,7 +90,7 @@ async def test_h6_what_another_park_will_still_take_is_not_free() -> None:
     await headroom.reserve("b", None, 50 * GIB, 0.0)
 
 
-async def test_h6_a_park_waits_for_another_that_is_copying_and_then_looks_again() -> None:
+async def test_h6_a_park_waits_for_another_that_is_copying() -> None:
     host = Host(100 * GIB)
     headroom = Headroom(host, None)
     await headroom.reserve("a", None, 50 * GIB, 1.0)
@@ -127,7 +127,7 @@ def test_h13_the_destinations_device_node_must_be_in_the_container(tmp_path: Pat
     look.check_device(who, "GPU-b")
 
 
-def test_what_proc_tells_about_a_process(tmp_path: Path) -> None:
+def test_facts_about_a_process_from_proc(tmp_path: Path) -> None:
     m = machine(tmp_path, 2)
     m.process(50, SCOPE)
     one, who, look = m.proc / "50", ProcessIdentity(pid=50, start=100), Inspection(m.proc)
@@ -145,7 +145,7 @@ def test_what_proc_tells_about_a_process(tmp_path: Path) -> None:
 
 
 @VERSIONS
-async def test_h6_a_limit_that_is_not_shown_is_unknown_and_not_none(tmp_path: Path, version: int) -> None:
+async def test_h6_a_limit_that_is_not_mounted_is_unknown_and_not_absent(tmp_path: Path, version: int) -> None:
     m = machine(tmp_path, version)
     m.process(50, SCOPE)
     containers = Containers(m.proc, tmp_path / "nothing")
@@ -156,7 +156,7 @@ async def test_h6_a_limit_that_is_not_shown_is_unknown_and_not_none(tmp_path: Pa
         await headroom.reserve("s00", found.cgroup, 40 * GIB, 1.0)
 
 
-async def test_h6_a_copy_above_memory_high_would_crawl(tmp_path: Path) -> None:
+async def test_h6_memory_high_is_a_limit_for_the_copy(tmp_path: Path) -> None:
     m = machine(tmp_path, 2)
     mine = cgroup(m)
     m.memory(SCOPE, limit=100 * GIB, used=20 * GIB)

@@ -1,4 +1,4 @@
-"""What a seat's past means: hangs over operations, failures in a row, and what ends with the container."""
+"""History of a seat's container: hangs over several jobs, failures in a row, reset by a new container."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ def ended(failed: bool | None) -> Record:
     return Record(kind="end", half="park", seat="s00", progress=progress, failed=failed)
 
 
-def test_hangs_are_counted_for_a_day_and_two_of_them_keep_everybody_away_for_a_while() -> None:
+def test_hangs_are_counted_for_a_day_and_two_of_them_stop_driver_calls_for_ten_minutes() -> None:
     past = History()
     past.add(job(), hung(1000.0))
     assert past.hangs("s00", "process://1", 1001.0) == 1
@@ -35,7 +35,7 @@ def test_hangs_are_counted_for_a_day_and_two_of_them_keep_everybody_away_for_a_w
     assert past.hangs("s00", "process://1", 1001.0 + REMEMBERED_SECONDS) == 1
 
 
-def test_a_new_container_begins_anew() -> None:
+def test_a_new_container_has_no_history() -> None:
     past = History()
     past.add(job(), hung(1000.0))
     past.add(job(), ended(True))
@@ -81,7 +81,7 @@ async def test_the_second_hang_of_a_seat_is_quarantine_in_a_later_job_and_after_
             assert await it.outcome(engine) == "gone"
 
 
-async def test_two_failures_in_a_row_tell_a_person_what_to_do() -> None:
+async def test_two_failures_in_a_row_add_advice_to_the_reason() -> None:
     async with node("ctypes") as here, checkpointer(here, floor_wall_seconds=1.0) as it:
         engine = await here.engine("s00")
         for advice in (False, True):
@@ -95,8 +95,8 @@ async def test_two_failures_in_a_row_tell_a_person_what_to_do() -> None:
         assert "in a row" not in end.reason
 
 
-async def test_a_hung_call_ends_at_its_deadline_whatever_it_is() -> None:
-    """Each verb hangs once, on a container of its own; every half ends and no seat is stuck."""
+async def test_a_hung_call_of_any_verb_ends_at_its_deadline() -> None:
+    """Each verb hangs once, each on a new container; every half ends and no seat is stuck."""
     async with node("ctypes") as here, checkpointer(here, floor_wall_seconds=0.8, base_seconds=5.0) as it:
         for verb in ("lock", "checkpoint", "restore", "unlock"):
             engine = await here.engine(f"s-{verb}", gib=1)

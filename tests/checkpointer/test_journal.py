@@ -1,4 +1,4 @@
-"""What survives: jobs, epochs, helpers that must not."""
+"""What survives a restart of the checkpointer: jobs and epochs, but no helper."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ def opened(folder: Path) -> Journal:
     return journal
 
 
-async def test_old_jobs_go_and_their_epochs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_jobs_are_removed_and_their_epochs_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "KEPT_JOBS", 3)
     journal = opened(tmp_path)
     for epoch in range(1, 8):
@@ -55,7 +55,7 @@ async def test_old_jobs_go_and_their_epochs_stay(tmp_path: Path, monkeypatch: py
     assert opened(tmp_path).seen_epoch(("GPU-b",)) == 0
 
 
-async def test_a_job_in_which_a_call_hung_stays_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_in_which_a_call_hung_is_kept_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "KEPT_JOBS", 1)
     journal, now = opened(tmp_path), time.time()
     for epoch, hung_at in ((1, now - 2 * REMEMBERED_SECONDS), (2, now - 60), (3, None), (4, None)):
@@ -119,12 +119,12 @@ async def test_helpers_of_a_killed_checkpointer_are_ended_first(tmp_path: Path) 
     who = identify(left.pid)
     assert who is not None
     (tmp_path / f"{who.pid}-{who.start}").touch()
-    (tmp_path / f"{who.pid}-1").touch()  # the same number, once somebody else's
+    (tmp_path / f"{who.pid}-1").touch()  # the same pid with another start time: another process
     async with HelperPool((sys.executable, "-c", ECHO), tmp_path):
         assert await left.wait() == -signal.SIGKILL
 
 
-async def test_a_signal_never_hits_a_stranger_with_the_same_pid() -> None:
+async def test_a_signal_is_never_sent_to_another_process_with_the_same_pid() -> None:
     process = await asyncio.create_subprocess_exec("sleep", "60")
     who = identify(process.pid)
     assert who is not None
@@ -137,10 +137,10 @@ async def test_a_signal_never_hits_a_stranger_with_the_same_pid() -> None:
     assert not send(who, signal.SIGKILL)
 
 
-async def test_a_record_that_a_full_disk_cuts_off_is_an_error_and_nothing_is_glued_to_it(
+async def test_a_record_cut_off_by_a_full_disk_is_an_error_and_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel writes what fits and says how much; the rest must not be taken for written."""
+    """The kernel writes what fits and returns the count; the rest must not count as written."""
     journal = opened(tmp_path)
     one = job(1)
     await journal.begin(one)
@@ -154,7 +154,7 @@ async def test_a_record_that_a_full_disk_cuts_off_is_an_error_and_nothing_is_glu
     assert [record.step for record in opened(tmp_path).jobs["op-1"].records] == [None, "checkpoint"]
 
 
-async def test_what_is_put_off_is_in_the_file_at_once_and_on_disk_with_the_next_record(
+async def test_a_put_off_record_is_written_at_once_and_fsynced_with_the_next_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = opened(tmp_path)

@@ -10,7 +10,7 @@ from tests.checkpointer.world import GIB, NODE, checkpointer, node
 from tests.until import until
 
 
-async def test_a_seat_parked_on_one_gpu_comes_back_on_another_and_everybody_is_told_where() -> None:
+async def test_a_seat_parked_on_one_gpu_is_restored_on_another_and_reported_there() -> None:
     async with node() as here, checkpointer(here) as it:
         engine = await here.engine("s00")
         first, second = here.gpus
@@ -29,7 +29,7 @@ async def test_a_seat_parked_on_one_gpu_comes_back_on_another_and_everybody_is_t
         assert (await here.violations())["count"] == 0
 
 
-async def test_a_move_that_the_driver_refuses_is_reported_as_that_and_the_seat_comes_back_where_it_was() -> None:
+async def test_a_move_that_the_driver_refuses_is_reported_and_the_seat_returns_to_its_old_gpu() -> None:
     async with node() as here, checkpointer(here) as it:
         engine = await here.engine("s00")
         there = engine.target.model_copy(update={"gpus": (here.gpus[1],)})
@@ -56,7 +56,7 @@ async def test_a_seat_in_an_unfinished_half_is_in_no_other_job_also_on_other_gpu
         assert (await it.done(op)).park[0].outcome == "parked"
 
 
-async def test_a_question_fences_the_gpus_that_it_names_too() -> None:
+async def test_ask_jobs_fences_the_gpus_that_it_names() -> None:
     async with node() as here, checkpointer(here) as it:
         engine = await here.engine("s00")
         there = engine.target.model_copy(update={"gpus": (here.gpus[1],)})
@@ -65,7 +65,7 @@ async def test_a_question_fences_the_gpus_that_it_names_too() -> None:
         assert (await it.do(park=(engine.target,), epoch=69)).done
 
 
-async def test_a_seat_named_for_a_second_half_is_in_no_other_job_while_that_is_on_its_way_to_the_disk() -> None:
+async def test_a_seat_of_a_second_half_is_in_no_other_job_while_the_retarget_is_being_written() -> None:
     async with node() as here, checkpointer(here) as it:
         comes = await here.engine("s01")
         await it.do(park=(comes.target,))
@@ -91,8 +91,8 @@ async def test_a_seat_named_for_a_second_half_is_in_no_other_job_while_that_is_o
         assert (status.activate.seat, status.activate.outcome) == ("s01", "active")
 
 
-async def test_a_seat_that_was_parked_by_who_took_it_to_be_elsewhere_moves_only_where_there_is_room() -> None:
-    """Where its memory is seen counts, not where the manager thinks it is."""
+async def test_a_seat_parked_under_wrong_gpus_is_restored_only_where_there_is_room() -> None:
+    """The observed GPUs of its memory count, not those in the manager's job."""
     async with node() as here, checkpointer(here, settle_floor_wall_seconds=0.3) as it:
         first, second = here.gpus
         engine = await here.engine("s00", gpus=(1,))
@@ -111,7 +111,7 @@ async def test_a_seat_that_was_parked_by_who_took_it_to_be_elsewhere_moves_only_
         assert (await here.violations())["count"] == 0
 
 
-async def test_a_stopped_seat_that_holds_its_new_gpu_is_not_taken_for_parked_on_the_old_one() -> None:
+async def test_a_stopped_seat_with_memory_on_its_new_gpu_does_not_count_as_parked_on_the_old_one() -> None:
     async with node() as here:
         engine = await here.engine("s00")
         there = engine.target.model_copy(update={"gpus": (here.gpus[1],)})
@@ -121,7 +121,7 @@ async def test_a_stopped_seat_that_holds_its_new_gpu_is_not_taken_for_parked_on_
             op = await it.begin(activate=there, group="G1")
             await until(lambda: "unlock" in [record.step for record in it.journal.jobs[op].records], what="restored")
         os.kill(engine.pid, signal.SIGSTOP)
-        await until(lambda: here.frozen(engine), what="somebody has stopped it")
+        await until(lambda: here.frozen(engine), what="it is stopped")
         async with checkpointer(here) as it:
             status = await it.done(op)
             assert status.activate is not None

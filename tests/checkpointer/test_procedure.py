@@ -38,7 +38,7 @@ def activate(*faults: Fault, members: int = 3, room: bool = True) -> tuple[End, 
     return end, sim
 
 
-def test_a_park_looks_first_then_locks_all_then_checkpoints_each_then_proves_then_freezes() -> None:
+def test_a_park_checks_then_locks_all_then_checkpoints_each_then_proves_then_freezes() -> None:
     end, sim = park(members=2)
     assert end == End("parked")
     assert verbs(sim) == [
@@ -53,7 +53,7 @@ def test_a_park_looks_first_then_locks_all_then_checkpoints_each_then_proves_the
     ]
 
 
-def test_an_activation_makes_sure_of_room_thaws_restores_all_then_unlocks_all() -> None:
+def test_an_activation_waits_for_room_thaws_restores_all_then_unlocks_all() -> None:
     end, sim = activate(members=2)
     assert end == End("active")
     assert verbs(sim) == [
@@ -76,7 +76,7 @@ def test_a_lock_that_fails_unlocks_those_before_it_in_reverse(trouble: StepTroub
     assert sim.states == [R, R, R]
 
 
-def test_a_lock_that_hangs_but_took_place_is_unlocked() -> None:
+def test_a_lock_that_hung_and_took_effect_is_unlocked() -> None:
     end, sim = park(Fault(V.LOCK, T.HUNG, member=1, lands=True))
     assert (end.outcome, sim.states) == ("active", [R, R, R])
 
@@ -85,7 +85,7 @@ def test_a_lock_that_hangs_but_took_place_is_unlocked() -> None:
 @pytest.mark.parametrize("verb", [V.CHECKS, V.HEADROOM])
 def test_a_refusal_before_a_park_leaves_the_seat_running_and_untouched(verb: Verb, trouble: StepTrouble) -> None:
     if (verb, trouble) == (V.HEADROOM, T.HUNG):
-        return  # it asks no driver
+        return  # it makes no driver call
     end, sim = park(Fault(verb, trouble))
     assert (end.outcome, sim.states) == ("active", [R, R, R])
     assert str(verb) in end.reason
@@ -107,14 +107,14 @@ def test_a_move_that_cannot_be_leaves_the_seat_parked_and_frozen(trouble: StepTr
     assert not {V.THAW, V.RESTORE, V.ROOM} & {one for one, _ in verbs(sim)}
 
 
-def test_a_move_is_looked_at_before_the_room() -> None:
+def test_the_map_of_a_move_is_built_before_the_room_is_reserved() -> None:
     sim = Sim([C], frozen=True)
     end = run(sim.procedure(JobGoal.ACTIVE, moving=True), sim)
     assert end == End("active")
     assert [verb for verb, _ in verbs(sim)] == [V.MAP, V.ROOM, V.THAW, V.RESTORE, V.UNLOCK, V.VERIFY]
 
 
-def test_a_restore_that_was_reported_as_failed_and_took_place_is_no_failure() -> None:
+def test_a_restore_that_was_reported_as_failed_and_took_effect_is_no_failure() -> None:
     end, sim = activate(Fault(V.RESTORE, T.REFUSED, member=0, lands=True), members=1)
     assert (end.outcome, sim.states) == ("active", [R])
     assert V.CHECKPOINT not in [verb for verb, _ in verbs(sim)]
@@ -176,12 +176,12 @@ def test_a_checkpoint_that_hangs_twice_is_quarantine() -> None:
     assert end.outcome == "quarantined"
 
 
-def test_memory_that_does_not_fall_goes_back_to_the_seat() -> None:
+def test_a_park_whose_memory_does_not_fall_is_rolled_back() -> None:
     end, sim = park(Fault(V.EVIDENCE, T.REFUSED))
     assert (end.outcome, sim.states) == ("active", [R, R, R])
 
 
-def test_no_room_for_a_rollback_means_a_stranger_and_quarantine() -> None:
+def test_no_room_for_a_rollback_means_a_foreign_process_and_quarantine() -> None:
     end, sim = park(Fault(V.EVIDENCE, T.REFUSED), Fault(V.ROOM, T.REFUSED, times=9))
     assert end.outcome == "quarantined"
     assert V.RESTORE not in [verb for verb, _ in verbs(sim)]
@@ -231,7 +231,7 @@ def test_an_unlock_is_retried_three_times_and_then_the_seat_is_killed() -> None:
     assert end.outcome == "lost"
 
 
-def test_what_cannot_be_killed_is_quarantined() -> None:
+def test_a_seat_that_cannot_be_killed_is_quarantined() -> None:
     end, _ = activate(Fault(V.RESTORE, T.OUT_OF_MEMORY, member=0, becomes=F), Fault(V.KILL, T.REFUSED))
     assert end.outcome == "quarantined"
 
@@ -243,7 +243,7 @@ def test_a_kill_locks_and_checkpoints_what_runs_first() -> None:
     assert verbs(sim) == [(V.LOCK, 0), (V.CHECKPOINT, 0), (V.KILL, None)]
 
 
-def test_a_kill_first_finds_out_what_runs_and_leaves_the_parked_frozen() -> None:
+def test_a_kill_first_reads_the_states_and_leaves_parked_processes_frozen() -> None:
     sim = Sim([R, C])
     assert run(sim.procedure(JobGoal.DEAD), sim) == End("lost")
     assert verbs(sim) == [(V.LOCK, 0), (V.CHECKPOINT, 0), (V.KILL, None)]
@@ -252,7 +252,7 @@ def test_a_kill_first_finds_out_what_runs_and_leaves_the_parked_frozen() -> None
     assert verbs(sim) == [(V.KILL, None)]
 
 
-def test_a_kill_of_what_refuses_goes_on() -> None:
+def test_a_kill_goes_on_after_a_refused_lock_or_checkpoint() -> None:
     sim = Sim([R, R], faults=[Fault(V.LOCK, T.HUNG, member=0), Fault(V.CHECKPOINT, T.REFUSED, member=1)])
     end = run(Procedure(JobGoal.DEAD, list(sim.states)), sim)
     assert end is not None
@@ -272,7 +272,7 @@ def test_a_helper_that_always_dies_is_quarantine() -> None:
 
 
 def test_every_trouble_of_every_step_has_a_row() -> None:
-    """But for a process that is gone, which is a cold start whatever was done, and for the kill, which has nothing to
+    """Except for a process that is gone, which always means a cold start, and for the kill, which has nothing to
     fall back to."""
     wanted = {
         (verb, trouble) for verb in Verb for trouble in StepTrouble if trouble is not T.GONE and verb is not V.KILL
@@ -381,8 +381,8 @@ def test_every_prefix_replays_to_an_end_and_replaying_twice_gives_the_same(goal:
 
 
 @given(data=st.data())
-def test_whatever_goes_wrong_there_is_an_end(data: st.DataObject) -> None:
-    """Steps fail at random, with or without effect, the states change behind our back: it ends, and soon."""
+def test_every_sequence_of_failures_comes_to_an_end(data: st.DataObject) -> None:
+    """Steps fail at random, with or without effect, and states change in between: the half ends after few steps."""
     goal = data.draw(st.sampled_from([JobGoal.PARKED, JobGoal.ACTIVE, JobGoal.DEAD]))
     states = data.draw(st.lists(st.sampled_from([R, L, C, F, G, ProcessState.UNKNOWN]), min_size=1, max_size=3))
     procedure = Procedure(goal, states, frozen=data.draw(st.booleans()), replaying=data.draw(st.booleans()))
@@ -400,8 +400,8 @@ def test_whatever_goes_wrong_there_is_an_end(data: st.DataObject) -> None:
     raise AssertionError("no end")
 
 
-def test_a_gpu_process_that_ends_before_a_park_touched_anything_costs_nobody_his_life() -> None:
-    """A short-lived one of an engine: what is left runs on, and the next look finds who is there."""
+def test_a_gpu_process_that_ends_before_the_first_step_of_a_park_condemns_no_seat() -> None:
+    """A short-lived process of an engine: the others keep running, and the next discovery finds the present ones."""
     sim = Sim([R, G])
     end = run(sim.procedure(JobGoal.PARKED), sim)
     assert end is not None
@@ -414,7 +414,7 @@ def test_a_gpu_process_that_ends_before_a_park_touched_anything_costs_nobody_his
     sim = Sim([R, G])
     end = run(sim.procedure(JobGoal.PARKED, replaying=True), sim)
     assert end is not None
-    assert end.outcome == "lost", "of a park that was under way nobody knows what ended it"
+    assert end.outcome == "lost", "during a park the cause of its end is unknown"
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_a_gpu_process_that_ends_before_a_park_touched_anything_costs_nobody_his
         [Fault(V.VERIFY, T.REFUSED, times=9)],
     ],
 )
-def test_a_restored_seat_that_is_given_up_is_locked_and_checkpointed_before_the_kill(faults: list[Fault]) -> None:
+def test_a_condemned_seat_is_locked_and_checkpointed_before_the_kill(faults: list[Fault]) -> None:
     end, sim = activate(*faults, members=1)
     assert end.outcome == "lost"
     assert verbs(sim)[-2:] == [(V.CHECKPOINT, 0), (V.KILL, None)]

@@ -31,7 +31,7 @@ from services.checkpointer.__main__ import main
 node_lock.alone.__wrapped__.__kwdefaults__["patience_seconds"] = 0.1
 main()
 """
-"""A checkpointer that gives its predecessor no time to end."""
+"""A checkpointer that does not wait for its predecessor."""
 
 
 @asynccontextmanager
@@ -69,7 +69,7 @@ async def process(here: Node, server: NatsServer, *program: str) -> AsyncIterato
 
 
 async def ask(bus: Bus, job: Job) -> JobReply:
-    """Ask as the manager does: again until there is an answer."""
+    """Request as the manager does: repeat until there is a reply."""
     async with asyncio.timeout(ASK_SECONDS):
         while True:
             try:
@@ -98,7 +98,7 @@ def journaled(here: Node, epoch: int) -> str:
 
 
 def helpers(here: Node) -> list[ProcessIdentity]:
-    """Helpers that were noted and not taken off the list."""
+    """Helpers whose notes still exist."""
     notes = [path.name.partition("-") for path in (here.folder / "state" / "helpers").iterdir()]
     return [ProcessIdentity(pid=int(pid), start=int(start)) for pid, _, start in notes]
 
@@ -119,7 +119,7 @@ STEPS = [
 
 
 async def replayed(it: Checkpointer, engines: tuple[Engine, ...]) -> tuple[str, ...]:
-    """Outcomes of the interrupted job, and what the seats' processes then do, after a start of the checkpointer."""
+    """Outcomes of the interrupted job and the states of the seats, after a start of the checkpointer."""
     await until(lambda: it.journal.jobs["op-2"].done, what="replayed")
     status = it.journal.jobs["op-2"].status
     assert status is not None
@@ -224,7 +224,7 @@ async def test_sigterm_in_the_middle_of_a_transfer_ends_it_at_once_and_the_next_
             assert (await status_of(bus, "op-1")).park[0].outcome in ("parked", "active")
 
 
-async def test_a_second_checkpointer_of_the_node_says_who_is_there() -> None:
+async def test_a_second_checkpointer_of_the_node_names_the_first() -> None:
     async with stack() as (here, server, bus), process(here, server) as first:
         await ask(bus, AskJobs(cause="test", node=NODE, epoch=0))
         async with process(here, server, "-c", IMPATIENT) as second:
@@ -251,7 +251,7 @@ async def test_it_waits_for_a_bus_that_is_not_there_yet_and_replays_meanwhile() 
             assert await one.wait() == 0
 
 
-async def test_without_a_driver_socket_it_says_what_is_missing() -> None:
+async def test_without_a_driver_socket_the_error_names_the_setting() -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
     one = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "services.checkpointer", env=env, stderr=asyncio.subprocess.PIPE

@@ -1,4 +1,4 @@
-"""What is not parked, moved or restored, and why: pure rules, one sentence each."""
+"""The rules about seats that are not parked or moved, one test each."""
 
 import pytest
 from hypothesis import given
@@ -40,7 +40,7 @@ def test_one_process_on_one_gpu_is_parked() -> None:
     assert why(driver=DriverInfo(version="fake")) is None
 
 
-def test_a_driver_without_the_api_is_told_by_its_version() -> None:
+def test_a_driver_without_the_api_is_refused_with_its_version() -> None:
     assert "570 or newer" in (why(driver=DriverInfo(version="550.54", checkpoint=False)) or "")
 
 
@@ -84,11 +84,11 @@ def test_h9_several_processes_and_several_gpus_each_need_their_allowance() -> No
     assert why(*two, gpus=(A, B), allowed=tuple(Allowance)) is None
 
 
-def test_what_a_helper_says_about_its_driver() -> None:
-    told = driver_from(
+def test_driver_info_is_parsed_from_the_helpers_reply() -> None:
+    info = driver_from(
         {"driver": "580.95.05", "capabilities": {"checkpoint": True, "gpu_map": True}, "mig": {A: False}}
     )
-    assert (told.major, told.checkpoint, told.gpu_map) == (580, True, True)
+    assert (info.major, info.checkpoint, info.gpu_map) == (580, True, True)
     assert driver_from({"driver": "fake", "capabilities": {"checkpoint": True}}).major == 0
     assert not driver_from({}).checkpoint
 

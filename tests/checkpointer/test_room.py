@@ -32,19 +32,19 @@ PATIENCE = Timeouts(base_seconds=2.0, seconds_per_gib=0.0, settle_seconds=0.02, 
 
 
 class Stopping(Freezer):
-    """Freezes by word only: the processes are borrowed."""
+    """Freezes nothing: the processes belong to other programs."""
 
     def stopped(self, process: ProcessIdentity) -> bool:
         return False
 
     async def freeze(self, *_: object) -> None:
-        """Said and not done."""
+        """Record the freeze without doing it."""
 
     thaw = freeze  # type: ignore[assignment]
 
 
 class Roomy:
-    """Host memory without end."""
+    """Unlimited host memory."""
 
     async def free_bytes(self) -> int:
         return 1 << 60
@@ -52,7 +52,7 @@ class Roomy:
 
 @dataclass
 class Model:
-    """A driver. ``call`` stands where the helper pool stands; every answer waits for its turn."""
+    """A driver in place of the helper pool; every reply waits for the schedule."""
 
     chance: random.Random
     reservations: GpuReservations = field(default_factory=GpuReservations)
@@ -97,7 +97,9 @@ class Model:
             assert self.evidence[seat][gpu] >= size, f"{seat} restores {size} and saw {self.evidence[seat][gpu]} free"
         if self.chance.random() < 0.1:
             return 1
-        assert all(self.used(gpu) + size <= TOTAL for gpu, size in wanted.items()), "no room, and nobody came meanwhile"
+        assert all(self.used(gpu) + size <= TOTAL for gpu, size in wanted.items()), (
+            "no room, and no other process arrived meanwhile"
+        )
         self.restores += 1
         self.held[pid], self.parked[pid] = wanted, {}
         self.states[pid] = "LOCKED"
@@ -116,7 +118,7 @@ class Model:
         return GPUS
 
     def stranger(self) -> None:
-        """Comes or goes on a GPU; on one that somebody is about to restore on, it only goes (the manager's promise)."""
+        """Takes or frees memory of a GPU; on a GPU reserved for a restore it only frees, as the manager ensures."""
         gpu = self.chance.choice(GPUS)
         reserved = any(self.reservations.holds(seat, (gpu,)) for seat in self.evidence)
         room = TOTAL - self.used(gpu)

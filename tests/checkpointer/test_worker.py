@@ -46,8 +46,8 @@ async def test_a_switch_parks_one_seat_and_activates_the_other() -> None:
         assert await here.state(first) == "RUNNING"
         assert [await it.outcome(engine) for engine in (first, second)] == ["active", "parked"]
         assert (await here.violations())["count"] == 0
-        told = [(s.park[0].outcome, s.activate and s.activate.outcome) for s in it.reports if s.op == status.op]
-        assert told == [
+        reported = [(s.park[0].outcome, s.activate and s.activate.outcome) for s in it.reports if s.op == status.op]
+        assert reported == [
             ("started", "pending"),
             ("parked", "pending"),
             ("parked", "started"),
@@ -56,7 +56,7 @@ async def test_a_switch_parks_one_seat_and_activates_the_other() -> None:
         ]
 
 
-async def test_a_seat_of_several_processes_and_gpus_moves_as_one() -> None:
+async def test_a_seat_of_several_processes_and_gpus_is_parked_and_activated_as_one() -> None:
     async with node() as here, checkpointer(here) as it:
         engine = await here.engine("2x.s00", gpus=(0, 1), gib=80, processes=3)
         status = await it.do(park=(engine.target,))
@@ -102,7 +102,7 @@ async def test_a_stale_epoch_is_refused_also_after_a_restart() -> None:
             assert status.done
 
 
-async def test_a_question_with_an_epoch_fences_off_jobs_of_an_earlier_manager() -> None:
+async def test_ask_jobs_with_an_epoch_fences_off_jobs_of_an_earlier_manager() -> None:
     async with node() as here:
         engine = await here.engine("s00")
         async with checkpointer(here) as it:
@@ -164,7 +164,7 @@ async def test_the_second_half_can_be_changed_until_it_begins() -> None:
         assert await it.outcome(old) == "parked"
         reply = await it.ask(RetargetJob(cause="test", node=NODE, epoch=it.epoch, op=op, activate=old.target))
         assert (reply.accepted, reply.code) == (False, "too-late")
-        reply = await it.ask(RetargetJob(cause="test", node=NODE, epoch=it.epoch, op="nobody", activate=old.target))
+        reply = await it.ask(RetargetJob(cause="test", node=NODE, epoch=it.epoch, op="unknown", activate=old.target))
         assert reply.code == "unknown-op"
         op = await it.begin(park=(a.target,), activate=old.target)
         assert (await it.ask(RetargetJob(cause="test", node=NODE, epoch=it.epoch, op=op, activate=None))).accepted
@@ -239,7 +239,7 @@ async def test_nothing_is_restored_without_room() -> None:
         assert status.activate is not None
         assert status.activate.outcome == "parked"
         assert "free" in status.activate.reason
-        assert "killed" not in status.activate.reason, "a frozen process is not asked"
+        assert "killed" not in status.activate.reason, "no call is made about a frozen process"
         assert here.frozen(engine)
         assert await it.outcome(engine) == "parked"
         assert "restore" not in "".join((await here.violations())["by_kind"])
@@ -316,7 +316,7 @@ async def test_engines_that_die_are_gone_whenever_it_happens() -> None:
         assert set((await here.used()).values()) == {0}
 
 
-async def test_seats_are_parked_at_the_same_time_and_all_must_be_out_before_the_next_comes_in() -> None:
+async def test_seats_are_parked_at_the_same_time_and_all_before_the_incoming_seat_is_activated() -> None:
     async with node() as here, checkpointer(here, floor_wall_seconds=1.0) as it:
         big = await here.engine("2x.s00", gpus=(0, 1), gib=100)
         await it.do(park=(big.target,), group="G2")
@@ -372,8 +372,8 @@ async def test_refusals_say_what_to_do() -> None:
             await it.bus.request(job, JobReply, timeout=1)
 
 
-async def test_what_a_killed_checkpointer_left_is_cleared_away(tmp_path: Path) -> None:
-    """A torn line, an unreadable file: said and set aside, never fatal."""
+async def test_files_damaged_by_a_kill_are_set_aside(tmp_path: Path) -> None:
+    """A torn line, an unreadable file: logged and set aside, never fatal."""
     async with node() as here:
         engine = await here.engine("s00")
         async with checkpointer(here) as it:
@@ -392,7 +392,7 @@ async def test_what_a_killed_checkpointer_left_is_cleared_away(tmp_path: Path) -
         assert len(list((state / "journal").glob("*.unreadable-*"))) == 1
 
 
-async def test_a_release_of_a_container_that_is_gone_forgets_nothing_of_its_successor() -> None:
+async def test_a_release_of_a_gone_container_keeps_the_record_of_its_successor() -> None:
     async with node() as here, checkpointer(here) as it:
         before, engine = await here.engine("s00", gib=1), await here.engine("s00")
         await before.end()
@@ -407,8 +407,8 @@ async def test_a_release_of_a_container_that_is_gone_forgets_nothing_of_its_succ
         assert (status.activate.outcome, status.activate.vram_bytes) == ("active", 40 * GIB)
 
 
-async def test_a_seat_that_is_parked_is_parked_again_whatever_else_is_in_use() -> None:
-    """What the driver keeps to itself, or somebody it does not list, need not fall a second time."""
+async def test_a_parked_seat_can_be_parked_again_while_other_memory_is_in_use() -> None:
+    """Memory of the driver itself or of an unlisted process need not fall a second time."""
     async with node() as here, checkpointer(here, settle_floor_wall_seconds=0.3) as it:
         engine = await here.engine("s00", gib=10)
         assert (await it.do(park=(engine.target,))).park[0].outcome == "parked"
@@ -427,7 +427,7 @@ async def test_a_seat_that_is_parked_is_parked_again_whatever_else_is_in_use() -
         assert "thaw" not in steps(it, op)
 
 
-async def test_a_driver_that_cannot_be_asked_leaves_a_parked_seat_frozen() -> None:
+async def test_a_driver_that_does_not_answer_leaves_a_parked_seat_frozen() -> None:
     async with node() as here, checkpointer(here, settle_floor_wall_seconds=0.3) as it:
         engine = await here.engine("s00")
         await it.do(park=(engine.target,))

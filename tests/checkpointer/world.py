@@ -82,7 +82,7 @@ for line in sys.stdin:
 """An engine that links the stub. A line on its stdin makes it synchronize."""
 
 Kind = Literal["fake", "ctypes", "bindings"]
-"""Which driver the node's helpers and engines speak to: the fake one's socket, or libcuda through either binding."""
+"""The driver of the node's helpers and engines: the fake one's socket, or libcuda through either binding."""
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Node:
     kind: Kind = "fake"
     stubs: Path | None = None
     cuda_version: str = "13000"
-    """What the stub says: 13000 is driver 580, 12080 is 570."""
+    """CUDA version of the stub: 13000 is driver 580, 12080 is 570."""
     server: MemoryServer = field(default_factory=MemoryServer)
     engines: list[Engine] = field(default_factory=list)
 
@@ -299,7 +299,7 @@ class Checkpointer:
         """The status of an op when it is done."""
         status: JobStatus = await until(
             lambda: next((one for one in reversed(self.reports) if one.op == op and one.done), None),
-            what=f"{op} done; heard {[(r.op, r.done) for r in self.reports]}",
+            what=f"{op} done; received {[(r.op, r.done) for r in self.reports]}",
         )
         return status
 
@@ -365,7 +365,7 @@ async def checkpointer(
 
 
 def environment(node: Node, nats_url: str) -> dict[str, str]:
-    """What a checkpointer process of its own needs."""
+    """The environment of a separate checkpointer process."""
     driver = {"KYB_DRIVER": "cuda", "KYB_CUDA_BINDING": node.kind, "LD_LIBRARY_PATH": str(node.stubs)}
     return {
         **plain_environment(),

@@ -22,7 +22,7 @@ static FILE *file(const char *name, const char *mode)
 }
 
 /* The word after the name, and a number after that. */
-static int told(const char *name, char *word, int *value)
+static int lookup(const char *name, char *word, int *value)
 {
     char line[256], key[128];
     int found = 0;
@@ -52,7 +52,7 @@ static int answer(const char *name, int pid, const void *arguments, size_t size,
     FILE *calls = file("calls", "a");
     fprintf(calls, "%s %d\n", line, getpid()); /* one write: several processes may use this folder */
     fclose(calls);
-    told(name, word, &number);
+    lookup(name, word, &number);
     if (value)
         *value = number;
     if (strcmp(word, "crash") == 0)
@@ -130,7 +130,7 @@ EXPORT int cuGetProcAddress_v2(const char *name, void **function, int version, u
     (void)version, (void)flags;
     dladdr((void *)cuGetProcAddress_v2, &self);
     void *library = dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-    *function = told(name, word, &number) && strcmp(word, "absent") == 0 ? NULL : dlsym(library, name);
+    *function = lookup(name, word, &number) && strcmp(word, "absent") == 0 ? NULL : dlsym(library, name);
     if (status)
         *status = *function ? 0 : 1;
     return *function || status ? 0 : 500;

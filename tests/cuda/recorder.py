@@ -1,4 +1,4 @@
-"""The recording libcuda of ``recorder.c``: compiled, told what to answer, read."""
+"""The recording libcuda of ``recorder.c``: compiled, given its results, read back."""
 
 import ctypes.util
 import os
@@ -21,7 +21,7 @@ DEADLINE_SECONDS = 50
 
 @dataclass
 class Recorder:
-    """One folder with the library, what it shall answer, and what it was asked."""
+    """One folder with the library, the results that it returns, and the calls that it recorded."""
 
     folder: Path
 

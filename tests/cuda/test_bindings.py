@@ -24,7 +24,7 @@ def recorder(tmp_path: Path) -> Recorder:
     return Recorder.build(tmp_path / "lib")
 
 
-def said(output: str) -> list[object]:
+def parsed(output: str) -> list[object]:
     """The JSON that the program printed last; the library prints as well."""
     found: list[object] = json.loads(output.splitlines()[-1])
     return found
@@ -79,7 +79,7 @@ print(json.dumps(found))
         binding,
         json.dumps(codes),
     )
-    for code, found in zip(codes, said(output), strict=True):
+    for code, found in zip(codes, parsed(output), strict=True):
         value = 3 if code == 0 else -1
         assert found == [code] * 5 + [code, value, code, value]
 
@@ -102,7 +102,7 @@ print(json.dumps(found))
         binding,
         json.dumps([*(int(state) for state in CudaState), 9]),
     )
-    assert said(output) == [[0, state] for state in (0, 1, 2, 3, 4, 5, 9)]
+    assert parsed(output) == [[0, state] for state in (0, 1, 2, 3, 4, 5, 9)]
 
 
 @both
@@ -117,7 +117,7 @@ folder, codes = Path(os.environ["RECORDER_FOLDER"]), []
 (folder / "calls").touch()
 thread = threading.Thread(target=lambda: codes.append(cuda.lock(7)))
 thread.start()
-while "Lock" not in (folder / "calls").read_text():  # nobody comes this far if the call keeps the GIL
+while "Lock" not in (folder / "calls").read_text():  # never reached if the call keeps the GIL
     time.sleep(0.001)
 (folder / "go").touch()
 thread.join()
@@ -125,7 +125,7 @@ print(json.dumps(codes))
 """,
         binding,
     )
-    assert said(output) == [0]
+    assert parsed(output) == [0]
 
 
 @both
@@ -143,7 +143,7 @@ except CudaUnavailableError as error:
 """,
         binding,
     )
-    code, version, text = said(output)
+    code, version, text = parsed(output)
     assert (code, version) == (0, 12040)
     assert "cuCheckpointProcessLock" in str(text)
     assert "570 or newer" in str(text)
@@ -163,7 +163,7 @@ def test_without_a_library_it_says_what_to_install(tmp_path: Path, binding: str)
         """,
         binding,
     )
-    assert "NVIDIA driver" in str(said(output)[0])
+    assert "NVIDIA driver" in str(parsed(output)[0])
 
 
 CHOICE = """
@@ -180,13 +180,13 @@ print(json.dumps(found))
 
 
 def test_auto_takes_cuda_bindings_where_they_are_usable(recorder: Recorder) -> None:
-    auto, bindings = said(recorder.python(CHOICE.format(before="")))
+    auto, bindings = parsed(recorder.python(CHOICE.format(before="")))
     assert str(auto).startswith("cuda-bindings 13.")
     assert auto == bindings
 
 
 def test_auto_takes_ctypes_where_cuda_bindings_are_not_installed(recorder: Recorder) -> None:
-    auto, bindings = said(recorder.python(CHOICE.format(before='sys.modules["cuda.bindings"] = None')))
+    auto, bindings = parsed(recorder.python(CHOICE.format(before='sys.modules["cuda.bindings"] = None')))
     assert auto == "ctypes on libcuda.so.1"
     assert str(bindings).startswith("no cuda-bindings: ")
     assert "KYB_CUDA_BINDING=ctypes" in str(bindings)
@@ -194,7 +194,7 @@ def test_auto_takes_ctypes_where_cuda_bindings_are_not_installed(recorder: Recor
 
 def test_auto_takes_ctypes_where_cuda_bindings_are_13_0_1_which_cannot_restore(recorder: Recorder) -> None:
     before = "from cuda.bindings import driver\ndel driver.cuCheckpointProcessRestore"
-    auto, bindings = said(recorder.python(CHOICE.format(before=before)))
+    auto, bindings = parsed(recorder.python(CHOICE.format(before=before)))
     assert auto == "ctypes on libcuda.so.1"
     assert "lacks cuCheckpointProcessRestore; install cuda-bindings>=13.0.2,<14" in str(bindings)
 
@@ -203,4 +203,4 @@ def test_importing_the_package_loads_no_binding(recorder: Recorder) -> None:
     output = recorder.python(
         "import json, sys; import kybernate.cuda; print(json.dumps([m in sys.modules for m in ('ctypes', 'cuda')]))"
     )
-    assert said(output) == [False, False]
+    assert parsed(output) == [False, False]

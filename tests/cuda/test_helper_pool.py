@@ -68,7 +68,7 @@ async def test_a_helper_that_survives_its_simulated_kill_is_left_behind_and_says
     async with pool_of(tmp_path, kill) as pool:
         stuck = await hang(pool, "G0", kill)
         assert pool.stuck == {"G0": f"helper {stuck.who.pid} was killed but does not end: it hangs inside the driver"}
-        assert stuck.note.read_text() == "G0", "who comes after us will find it"
+        assert stuck.note.read_text() == "G0", "the next checkpointer finds it"
         assert (await pool.call("G0", "state", deadline=DEADLINE))["code"] == 0
         assert helper_of(pool, "G0").who != stuck.who
         assert (await pool.call("G1", "state", deadline=DEADLINE))["code"] == 0

@@ -94,7 +94,7 @@ def test_the_open_module_of_595_is_the_one_that_hangs_hosts() -> None:
     assert "hung hosts" not in the("version", driver, replace(HOST, open_module=False)).finding
 
 
-def test_a_machine_without_a_driver_is_told_so_first() -> None:
+def test_a_missing_driver_is_the_first_finding() -> None:
     driver = DriverFacts(trouble="no library; install it", nvml_trouble="no NVML; install it")
     first, second, *_ = findings(driver, HostFacts(machine="x86_64"))
     assert (first.check, first.level) == ("libcuda", Severity.FAIL)

@@ -41,7 +41,7 @@ async def checks(environment: Mapping[str, str], *arguments: str) -> tuple[int, 
 
 
 @needs_no_driver
-async def test_a_laptop_without_a_gpu_is_told_so_in_one_line_each() -> None:
+async def test_a_laptop_without_a_gpu_gets_one_line_per_finding() -> None:
     code, out, err = await doctor(plain())
     assert code == 1
     assert not err
@@ -116,7 +116,7 @@ async def test_wrong_use_is_exit_code_2() -> None:
     assert (await doctor(plain(), "--binding", "nonsense"))[0] == 2
 
 
-def test_what_was_said_before_a_hang_counts() -> None:
+def test_facts_written_before_a_hang_count() -> None:
     lines = [
         '{"begin": "NVML"}\n',
         '{"release": "580.95.05", "gpu_count": 0}\n',

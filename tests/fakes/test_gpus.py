@@ -1,4 +1,4 @@
-"""GPUs as the fake driver tells, and what is said where there are none. NVML beside it: tests/nvml."""
+"""FakeGpus, and the errors without a driver. For NVML see tests/nvml."""
 
 from pathlib import Path
 

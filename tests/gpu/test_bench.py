@@ -27,8 +27,8 @@ def bench(out: Path, *options: str) -> tuple[int, str, dict[str, Any]]:
 
 @pytest.mark.timeout(300)
 def test_every_case_runs_on_the_stub_and_the_page_says_that_nothing_was_measured(tmp_path: Path) -> None:
-    code, said, result = bench(tmp_path, "--stub", *SMALL)
-    assert code == 0, said
+    code, output, result = bench(tmp_path, "--stub", *SMALL)
+    assert code == 0, output
     rows = {(row["case"], row.get("processes"), row.get("gib")): row for row in result["cases"]}
     one, tree, large = (rows["size", n, gib] for n, gib in ((1, 0.0625), (2, 0.0625), (1, 4000.0)))
     assert one["ok"]
@@ -46,11 +46,11 @@ def test_every_case_runs_on_the_stub_and_the_page_says_that_nothing_was_measured
 
 
 @pytest.mark.timeout(300)
-def test_hazards_are_met_and_told(tmp_path: Path) -> None:
-    code, said, result = bench(
+def test_hazards_are_run_and_reported(tmp_path: Path) -> None:
+    code, output, result = bench(
         tmp_path, "--stub", "--only", "", "--small", "0.0625", "--hazards", "h1,h2,h4,h5,h10,h14,h15"
     )
-    assert code == 0, said
+    assert code == 0, output
     found = {one["hazard"]: one for one in result["hazards"]}
     assert found["h1"]["driver"] == "restore OUT_OF_MEMORY, again with room OPERATING_SYSTEM, unlock ILLEGAL_STATE"
     assert found["h2"]["reason"].startswith("lock, checkpoint, kill in ")
@@ -62,16 +62,16 @@ def test_hazards_are_met_and_told(tmp_path: Path) -> None:
 def test_where_there_is_no_gpu_it_says_so_and_measures_nothing(tmp_path: Path) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has an NVIDIA driver")
-    code, said, result = bench(tmp_path, "--sizes", "1")
+    code, output, result = bench(tmp_path, "--sizes", "1")
     assert (code, result) == (3, {})
-    assert "no usable NVIDIA GPU" in said
-    assert "--stub" in said
+    assert "no usable NVIDIA GPU" in output
+    assert "--stub" in output
 
 
 def test_an_unknown_case_is_named(tmp_path: Path) -> None:
-    code, said, _ = bench(tmp_path, "--only", "sises")
+    code, output, _ = bench(tmp_path, "--only", "sises")
     assert code == 2
-    assert "no case is called sises" in said
+    assert "no case is called sises" in output
 
 
 def test_a_case_that_fails_stands_in_the_page_and_in_the_exit_code() -> None:

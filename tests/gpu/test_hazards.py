@@ -1,6 +1,6 @@
 """Hazards of research/checkpoint.md §3 on a real GPU: does the product keep its promise about each?
 
-Every test loses a target process of its own and touches nothing else. Without a GPU each is skipped, and says so. Run
+Every test loses its own target process and touches nothing else. Without a GPU each is skipped, and says so. Run
 them last on a node: ``python -m pytest tests/gpu/test_hazards.py``.
 """
 

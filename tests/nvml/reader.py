@@ -1,4 +1,4 @@
-"""NvmlGpus in a process of its own, since LD_LIBRARY_PATH counts at a process' start: the real wheel on the stub.
+"""NvmlGpus in a child process, since LD_LIBRARY_PATH is read at a process' start: the real wheel on the stub.
 
 ``python reader.py FOLDER``: FOLDER stands for /sys/bus/pci/devices. Each line on stdin is ``[method, arguments…]``,
 each line on stdout ``{"ok": …}`` or ``{"error": text}``.

@@ -1,4 +1,4 @@
-"""A fake machine that is read twice: through NVML's stub library in a process of its own, and from the daemon."""
+"""A fake machine that is read twice: through NVML's stub library in a child process, and from the daemon."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ READER = Path(__file__).with_name("reader.py")
 
 
 class Reader:
-    """NvmlGpus in its process, with the same methods."""
+    """NvmlGpus in the child process, with the same methods."""
 
     def __init__(self, started: asyncio.subprocess.Process) -> None:
         self.process = started
@@ -96,7 +96,7 @@ async def reader(socket: Path, sysfs: Path) -> AsyncIterator[Reader]:
 
 
 def write_sysfs(folder: Path, gpus: Iterable[dict[str, Any]]) -> Path:
-    """What the kernel says of PCI devices."""
+    """The NUMA nodes of PCI devices, as in sysfs."""
     folder.mkdir()
     for one in gpus:
         device = folder / one["pci_bus_id"]

@@ -1,4 +1,4 @@
-"""The thread that hears XID events outlives whatever a library does."""
+"""The thread that waits for XID events survives unexpected errors of the library."""
 
 import asyncio
 import ctypes
@@ -12,7 +12,7 @@ HANDLE = ctypes.c_void_p(1)
 
 
 class OddNvml:
-    """One GPU; the first wait fails as no NVML call should, the second tells of XID 79, the others wait."""
+    """One GPU; the first wait fails as no NVML call should, the second returns XID 79, the others time out."""
 
     NVMLError = OSError
     NVML_ERROR_TIMEOUT = 10
@@ -40,7 +40,7 @@ class OddNvml:
         )
 
 
-async def test_an_error_that_is_not_nvmls_own_does_not_end_the_listening() -> None:
+async def test_an_error_that_is_not_nvmls_own_does_not_end_the_thread() -> None:
     thread = await asyncio.to_thread(EventThread, OddNvml(), asyncio.get_running_loop())
     try:
         async with asyncio.timeout(30):

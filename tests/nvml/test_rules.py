@@ -1,4 +1,4 @@
-"""What is made of NVML's answers: addresses, profiles' names, links through switches. No library at all."""
+"""Pure functions on NVML's values: addresses, profile names, links through switches."""
 
 from types import SimpleNamespace
 

@@ -14,7 +14,7 @@ DEADLINE = 30.0
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-async def test_nvml_and_the_daemon_tell_the_same_of_every_preset(preset, tmp_path):
+async def test_nvml_and_the_daemon_report_the_same_for_every_preset(preset, tmp_path):
     expected = hardware(preset)
     async with machine(tmp_path, preset) as m:
         for gpus in (m.nvml, m.fake):
@@ -26,7 +26,7 @@ async def test_nvml_and_the_daemon_tell_the_same_of_every_preset(preset, tmp_pat
         assert await m.nvml.ends() == 0
 
 
-async def test_numa_nodes_come_from_nvml_where_sysfs_has_none_and_minus_one_is_none(tmp_path):
+async def test_numa_nodes_come_from_nvml_if_sysfs_has_none_and_minus_one_means_unknown(tmp_path):
     async with machine(tmp_path, "default", in_sysfs=False) as m:
         assert [gpu.numa_node for gpu in await m.nvml.list()] == [0, 0, 1, 1]
         unknown = tmp_path / "unknown"
@@ -88,15 +88,15 @@ async def test_xid_events_arrive_in_order_and_once(tmp_path):
         for gpu, xid in sent:
             await m.inject("xid", xid=xid, **({"gpu": gpu} if gpu else {}))
         for gpus in (m.nvml, m.fake):
-            heard: list[GpuEvent] = []
+            received: list[GpuEvent] = []
             async with asyncio.timeout(DEADLINE):
-                while len(heard) < len(sent):
-                    heard += await gpus.events(DEADLINE)
-            assert heard == [GpuEvent(gpu, xid) for gpu, xid in sent]
+                while len(received) < len(sent):
+                    received += await gpus.events(DEADLINE)
+            assert received == [GpuEvent(gpu, xid) for gpu, xid in sent]
             assert await gpus.events(0) == ()
 
 
-async def test_who_waits_for_an_event_gets_it_when_it_comes(tmp_path):
+async def test_a_waiting_call_returns_with_the_event(tmp_path):
     async with machine(tmp_path, "default") as m:
         (gpu, *_) = await m.fake.list()
         await m.nvml.events(0)
@@ -139,7 +139,7 @@ async def test_a_lost_gpu_is_missing_and_the_others_are_there(tmp_path):
         assert await m.nvml.list() == await m.fake.list() == gpus
 
 
-async def test_the_other_gpus_are_heard_while_one_is_lost_and_it_too_when_it_is_back(tmp_path):
+async def test_events_of_other_gpus_arrive_while_one_is_lost_and_its_own_after_it_is_back(tmp_path):
     async with machine(tmp_path, "default") as m:
         lost, other, *_ = await m.fake.list()
         await m.nvml.events(0)
@@ -147,11 +147,11 @@ async def test_the_other_gpus_are_heard_while_one_is_lost_and_it_too_when_it_is_
         assert await m.nvml.events(DEADLINE) == (GpuEvent(lost.uuid, 79),)
         for gpu in (other, lost):
 
-            async def heard(gpu=gpu):
+            async def received(gpu=gpu):
                 await m.inject("xid", gpu=gpu.uuid, xid=63)
                 return GpuEvent(gpu.uuid, 63) in await m.nvml.events(1)
 
-            await until(heard, what="the event of the GPU arrives", timeout=DEADLINE)
+            await until(received, what="the event of the GPU arrives", timeout=DEADLINE)
             await m.inject("found", gpu=lost.uuid)
 
 
@@ -165,7 +165,7 @@ async def test_only_when_no_gpu_can_be_read_is_it_an_error(tmp_path):
         assert len(await m.nvml.list()) == 4
 
 
-async def test_what_a_gpu_does_not_tell_is_guessed_safely(tmp_path):
+async def test_values_that_a_gpu_does_not_report_get_safe_defaults(tmp_path):
     async with machine(tmp_path, "8xA100-nvswitch") as m:
         first, second, *_ = await m.fake.list()
         for function in ("nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetP2PStatus", "nvmlDeviceGetMigMode"):
@@ -186,7 +186,7 @@ async def test_gpus_of_a_fabric_that_the_driver_knows_have_one_clique(tmp_path):
         assert await m.nvml.ask("cliques") == [None] * 8
 
 
-async def test_where_no_gpu_reports_events_the_wait_says_so(tmp_path):
+async def test_without_gpus_that_report_events_the_wait_is_an_error(tmp_path):
     async with machine(tmp_path, "single-24gb") as m:
         (gpu,) = await m.fake.list()
         await m.inject("nvml", gpu=gpu.uuid, function="nvmlDeviceRegisterEvents", code=3)
@@ -195,14 +195,14 @@ async def test_where_no_gpu_reports_events_the_wait_says_so(tmp_path):
         assert len(await m.nvml.list()) == 1
         await m.inject("clear")
 
-        async def heard():
+        async def received():
             await m.inject("xid", gpu=gpu.uuid, xid=63)
             try:
                 return GpuEvent(gpu.uuid, 63) in await m.nvml.events(1)
             except GpuError:
                 return False
 
-        await until(heard, what="the event of the GPU arrives", timeout=DEADLINE)
+        await until(received, what="the event of the GPU arrives", timeout=DEADLINE)
 
 
 async def test_without_a_driver_the_error_says_so(tmp_path):
