@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.gpu.child import Child, child
-from bench.gpu.harness import GROUP, Checkpointer, JobHalf, checkpointer, seat_of
+from bench.gpu.harness import GROUP, Checkpointer, HalfTimes, checkpointer, seat_of
 from bench.gpu.room import do
 from bench.gpu.stub import stub_driver
 from kybernate.logs import configure
@@ -69,9 +69,9 @@ async def _bare(bare: Child, pid: int, cycles: int) -> dict[str, float]:
     return {f"bare_{half}_p50_ms": _quantile(values, 0.5) * 1e3 for half, values in spent.items()}
 
 
-async def _cycles(ours: Checkpointer, seat: SeatTarget, cycles: int) -> dict[str, list[JobHalf]]:
+async def _cycles(ours: Checkpointer, seat: SeatTarget, cycles: int) -> dict[str, list[HalfTimes]]:
     """Whole jobs, from their arrival to the last journal record."""
-    halves: dict[str, list[JobHalf]] = {"park": [], "activate": []}
+    halves: dict[str, list[HalfTimes]] = {"park": [], "activate": []}
     for number in range(cycles + WARM):
         park, activate = await ours.park(seat), await ours.activate(seat)
         ends = (park.outcome, activate.outcome)
@@ -82,7 +82,7 @@ async def _cycles(ours: Checkpointer, seat: SeatTarget, cycles: int) -> dict[str
     return halves
 
 
-def _figures(of: dict[str, list[JobHalf]], bare: dict[str, float]) -> dict[str, float]:
+def _figures(of: dict[str, list[HalfTimes]], bare: dict[str, float]) -> dict[str, float]:
     figures = {}
     for name, halves in of.items():
         wall = [half.wall for half in halves]
@@ -112,7 +112,7 @@ async def _in_memory(seat: SeatTarget, cycles: int) -> dict[str, float]:
     return {f"{name}_in_memory_p50_ms": _quantile([h.wall for h in found], 0.5) * 1e3 for name, found in halves.items()}
 
 
-def _steps(name: str, halves: Sequence[JobHalf]) -> dict[str, float]:
+def _steps(name: str, halves: Sequence[HalfTimes]) -> dict[str, float]:
     """Medians of the steps that are not the driver's verbs."""
     steps = set(halves[-1].seconds) - {"lock", "checkpoint", "restore", "unlock"}
     return {f"{name}_{step}_p50_ms": _quantile([h.seconds.get(step, 0.0) for h in halves], 0.5) * 1e3 for step in steps}

@@ -177,10 +177,10 @@ async def _limits(room: Room) -> dict[str, Any]:
         async with child(
             "bench.gpu.target", "--role", "limits", "--load", room.load, env={"CUDA_VISIBLE_DEVICES": room.gpu}
         ) as measuring:
-            said = await measuring.answer(180)
+            reply = await measuring.answer(180)
     except (ChildError, TimeoutError) as error:
         return {"limits": {}, "limits_error": str(error)}
-    return {"limits": said["limits"]}
+    return {"limits": reply["limits"]}
 
 
 def _write(result: dict[str, Any], folder: Path, line: str) -> None:
@@ -206,8 +206,8 @@ async def _gpu_name(uuid: str) -> str:
 
 def _commit() -> str:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        return said.stdout.strip()
+        found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        return found.stdout.strip()
     return "unknown"
 
 

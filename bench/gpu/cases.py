@@ -1,4 +1,4 @@
-"""What is measured: sizes (and trees), a kill while parked, a lock under load, the identity map, a call while parked.
+"""The measured cases: sizes (and trees), a kill while parked, a lock under load, the identity map, a call while parked.
 
 Each case gives a dict for the report. ``ok`` says whether everything came back as it was.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.gpu import machine
 from bench.gpu.child import Child, ChildError
-from bench.gpu.harness import JobHalf
+from bench.gpu.harness import HalfTimes
 from bench.gpu.room import CaseError, Room, Target, do
 
 LOCK_MS = 60_000
@@ -35,7 +35,7 @@ async def size(room: Room, gib: float, *, processes: int = 1, cycles: int = 3) -
 
 async def _turn(room: Room, target: Target, bare: Child, members: list[int], *, fill: bool) -> dict[str, Any]:
     """One bare cycle and one of the product's."""
-    alone = await _bare_cycle(bare, members, target.timeouts)
+    alone = await _bare_cycle(bare, members, target.seconds)
     intact_alone = await target.intact()
     active, resident = await room.used(), machine.resident(target.pids)
     park = await room.checkpointer.park(target.seat)
@@ -53,8 +53,8 @@ async def _turn(room: Room, target: Target, bare: Child, members: list[int], *, 
     intact = await target.intact()
     return {
         "bare": alone,
-        "park": _told(park),
-        "activate": _told(activate),
+        "park": _half_row(park),
+        "activate": _half_row(activate),
         "vram_bytes": park.vram_bytes or active - parked,
         "used_active": active,
         "used_parked": parked,
@@ -74,9 +74,9 @@ async def _bare_cycle(bare: Child, members: list[int], seconds: float) -> dict[s
     return spent
 
 
-def _told(half: JobHalf) -> dict[str, Any]:
-    told = {"wall": half.wall, "cpu": half.cpu, "driver": half.driver, "journal": half.journal}
-    return {**told, "seconds": half.seconds, "records": half.records}
+def _half_row(half: HalfTimes) -> dict[str, Any]:
+    row = {"wall": half.wall, "cpu": half.cpu, "driver": half.driver, "journal": half.journal}
+    return {**row, "seconds": half.seconds, "records": half.records}
 
 
 def _summary(turns: list[dict[str, Any]], before: int) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _summary(turns: list[dict[str, Any]], before: int) -> dict[str, Any]:
 
 
 async def kill_while_parked(room: Room, gib: float) -> dict[str, Any]:
-    """SIGKILL to a parked seat: it must be gone at once, its memory stays free, and the checkpointer must notice."""
+    """SIGKILL to a parked seat: it must end at once, its memory stay free, and the checkpointer report it as gone."""
     before = await room.used()
     async with room.target(gib) as target:
         park = await room.checkpointer.park(target.seat)
@@ -131,14 +131,14 @@ async def kill_while_parked(room: Room, gib: float) -> dict[str, Any]:
 
 
 async def lock_under_load(room: Room, gib: float) -> dict[str, Any]:
-    """A lock that times out leaves the seat running; one with timeouts succeeds when the work has ended."""
+    """A lock that times out leaves the seat running; one with a longer time-out succeeds when the work has ended."""
     async with room.target(gib) as target, room.impatient() as impatient:
         if room.make_busy is not None:
             await room.make_busy(target.child.pid)
         elif target.ready["kind"] == "libcuda":
             return {"case": "lock-under-load", "skipped": "GPU work needs PyTorch in the Python that runs the bench"}
         else:
-            await target.child.ask("busy", target.timeouts, seconds=room.busy_seconds)
+            await target.child.ask("busy", target.seconds, seconds=room.busy_seconds)
         refused = await impatient.park(target.seat)
         park = await room.checkpointer.park(target.seat)
         activate = await room.checkpointer.activate(target.seat)
@@ -161,12 +161,12 @@ async def identity_map(room: Room, gib: float) -> dict[str, Any]:
     async with room.target(gib) as target, room.bare() as bare:
         pid = target.child.pid
         for verb in ("lock", "checkpoint"):
-            await do(bare, verb, pid, target.timeouts)
+            await do(bare, verb, pid, target.seconds)
         pairs = [[uuid, uuid] for uuid in room.everyone]
-        restore = await do(bare, "restore", pid, target.timeouts, expect=None, pairs=pairs)
+        restore = await do(bare, "restore", pid, target.seconds, expect=None, pairs=pairs)
         if restore["code"] != 0:
-            await do(bare, "restore", pid, target.timeouts)
-        await do(bare, "unlock", pid, target.timeouts)
+            await do(bare, "restore", pid, target.seconds)
+        await do(bare, "unlock", pid, target.seconds)
         intact = await target.intact()
     return {
         "case": "identity-map",
@@ -182,15 +182,15 @@ async def call_while_parked(room: Room, gib: float) -> dict[str, Any]:
     async with room.target(gib) as target, room.bare() as bare:
         pid = target.child.pid
         for verb in ("lock", "checkpoint"):
-            await do(bare, verb, pid, target.timeouts)
+            await do(bare, verb, pid, target.seconds)
         target.child.send("work")
         try:
             early = await target.child.answer(room.hang_seconds / 4)
         except TimeoutError:
             early = None
         for verb in ("restore", "unlock"):
-            await do(bare, verb, pid, target.timeouts)
-        late = early or await target.child.answer(target.timeouts)
+            await do(bare, verb, pid, target.seconds)
+        late = early or await target.child.answer(target.seconds)
         intact = await target.intact()
     equal = late["work"] == target.ready["work"]
     return {

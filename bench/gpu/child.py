@@ -1,4 +1,4 @@
-"""Child processes of the bench that speak JSON lines; everything they are asked has a deadline."""
+"""Child processes of the bench with JSON lines as protocol; every request has a deadline."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ LINE_BYTES = 1 << 24
 
 
 class ChildError(Exception):
-    """A child ended, said that something failed, or did not answer in time; the text ends with its last words."""
+    """A child ended, reported a failure, or did not reply in time; the text ends with its last output."""
 
 
 class Child:
@@ -31,31 +31,31 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """True until it ended."""
         return self._process.returncode is None
 
     def send(self, op: str, **arguments: Any) -> None:
-        """Ask without waiting. Raises ChildError when it is gone."""
+        """Send a request without waiting for the reply. Raises ChildError if it ended."""
         assert self._process.stdin is not None
         if not self.running:
             raise ChildError(self._gone())
         self._process.stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
 
     async def answer(self, seconds: float) -> dict[str, Any]:
-        """What it says next. Raises ChildError; TimeoutError when it says nothing for so long."""
+        """The next reply. Raises ChildError, or TimeoutError after the deadline."""
         assert self._process.stdout is not None
         async with asyncio.timeout(seconds):
             line = await self._process.stdout.readline()
         if not line:
             await self._process.wait()
             raise ChildError(self._gone())
-        said: dict[str, Any] = json.loads(line)
-        if "failed" in said:
-            raise ChildError(f"{self._name}: {said['failed']}")
-        return said
+        reply: dict[str, Any] = json.loads(line)
+        if "failed" in reply:
+            raise ChildError(f"{self._name}: {reply['failed']}")
+        return reply
 
     async def ask(self, op: str, seconds: float, **arguments: Any) -> dict[str, Any]:
-        """Ask and wait for the answer."""
+        """Send a request and wait for the reply."""
         self.send(op, **arguments)
         return await self.answer(seconds)
 
@@ -71,7 +71,7 @@ class Child:
         await self._process.wait()
 
     async def end(self, seconds: float) -> None:
-        """Let it end by itself, which is the gentle way for a process that was restored once; then SIGKILL."""
+        """Let it exit, which is safer for a process that was restored once; after a deadline SIGKILL."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -88,14 +88,14 @@ class Child:
     def _gone(self) -> str:
         self._errors.seek(0)
         last = self._errors.read()[-800:].decode(errors="replace").strip()
-        return f"{self._name} (pid {self.pid}) ended with code {self._process.returncode}: {last or 'it said nothing'}"
+        return f"{self._name} (pid {self.pid}) ended with code {self._process.returncode}: {last or 'no output'}"
 
 
 @asynccontextmanager
 async def child(
     module: str, *arguments: object, env: Mapping[str, str] | None = None, end_seconds: float = 30.0
 ) -> AsyncIterator[Child]:
-    """``python -m module`` in a session of its own; ended with the block. ``env`` is added to this environment."""
+    """``python -m module`` in a new session; ended with the block. ``env`` is added to this environment."""
     with tempfile.TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, *map(str, arguments)),

@@ -22,13 +22,13 @@ from services.checkpointer.records import JobFile, Record
 NODE = "bench"
 GROUP = "g"
 ALLOWED = frozenset({Allowance.SEVERAL_PROCESSES})
-"""Trees of processes are parked here: the bench knows that its own share nothing."""
+"""The bench parks trees of processes, which share no GPU memory."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class JobHalf:
-    """How one half of a job went. ``driver`` is what of it was spent in the driver's own verbs."""
+class HalfTimes:
+    """Result and times of one half of a job."""
 
     outcome: str
     reason: str
@@ -42,9 +42,9 @@ class JobHalf:
     records: int
     """Lines that were journaled."""
     fsyncs: int = 0
-    """How often the job waited until the disk had it."""
+    """Number of waits for fsync."""
     journal: float = 0.0
-    """Wall seconds in which something was being put on disk."""
+    """Wall seconds spent in fsync."""
 
     @property
     def driver(self) -> float:
@@ -106,32 +106,32 @@ class Checkpointer:
     folder: Path
     _epoch: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
-    async def park(self, target: SeatTarget) -> JobHalf:
+    async def park(self, target: SeatTarget) -> HalfTimes:
         """Take a seat out of VRAM."""
         epoch = next(self._epoch)
         job = SwitchJob(cause="bench", node=NODE, epoch=epoch, op=f"park-{epoch}", group=GROUP, park=(target,))
         return await self._run(Record(kind="switch", switch=job))
 
-    async def activate(self, target: SeatTarget) -> JobHalf:
+    async def activate(self, target: SeatTarget) -> HalfTimes:
         """Bring it back."""
         epoch = next(self._epoch)
         job = SwitchJob(cause="bench", node=NODE, epoch=epoch, op=f"activate-{epoch}", group=GROUP, activate=target)
         return await self._run(Record(kind="switch", switch=job))
 
-    async def kill(self, target: SeatTarget) -> JobHalf:
+    async def kill(self, target: SeatTarget) -> HalfTimes:
         """End its processes and prove that their memory is free."""
         return await self._run(
             Record(kind="kill", kill=KillJob(cause="b", node=NODE, epoch=next(self._epoch), target=target))
         )
 
-    async def _run(self, record: Record) -> JobHalf:
+    async def _run(self, record: Record) -> HalfTimes:
         file = JobFile([record])
         cpu, journal, fsyncs, began = self.cpu(), self.journal.spent, self.journal.fsyncs, time.perf_counter()
         await self.journal.begin(file)
         status = await JobRun(file, self.journal, {"cuda": self.backend, "fake": self.backend}, lambda _: None).run()
         wall = time.perf_counter() - began
         progress: SeatProgress = status.park[0] if status.park else status.activate or _none()
-        return JobHalf(
+        return HalfTimes(
             outcome=progress.outcome,
             reason=progress.reason,
             wall=wall,

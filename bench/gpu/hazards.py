@@ -1,7 +1,7 @@
-"""Hazards of research/checkpoint.md §3 on hardware. Each has a target of its own, and may lose it.
+"""Hazards of research/checkpoint.md §3 on hardware. Each has its own target process, and may lose it.
 
-``promise`` is what the product says it does about the hazard, and ``kept`` whether it did; ``driver`` is what this
-driver does to whoever meets the hazard unprotected, for the record: it is never right or wrong.
+``promise`` is the behaviour that the product guarantees, ``kept`` whether it held. ``driver`` records what this driver
+does to an unprotected process; it is neither right nor wrong.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ async def h1(room: Room, gib: float) -> Finding:
 
 
 async def _restore_without_room(room: Room, target: Target, bare: Child) -> str:
-    pid, seconds = target.child.pid, target.timeouts
+    pid, seconds = target.child.pid, target.seconds
     for verb in ("lock", "checkpoint"):
         await do(bare, verb, pid, seconds)
     async with room.filled():
@@ -83,14 +83,14 @@ async def h4(room: Room, gib: float) -> Finding:
         outcomes = [park.outcome, (await room.checkpointer.activate(target.seat)).outcome]
         thawed = await _synchronized(target)
     driver = await _unprotected(_synchronize_while_parked, room, gib)
-    told = f"{driver}; when it was thawed for its restore, with the call waiting (nobody protects it then): {thawed}"
-    return {"kept": park.outcome == "parked" and still, "outcomes": outcomes, "driver": told}
+    seen = f"{driver}; when it was thawed for its restore, with the call waiting (unprotected): {thawed}"
+    return {"kept": park.outcome == "parked" and still, "outcomes": outcomes, "driver": seen}
 
 
 async def _synchronized(target: Target) -> str:
-    """What became of a synchronize that waited for the thaw; there the router must see to it that none does."""
+    """Result of a synchronize that waited for the thaw; in production the router sends no request then."""
     try:
-        await target.child.answer(target.timeouts)
+        await target.child.answer(target.seconds)
         return "it came back whole" if all((await target.intact()).values()) else "it came back damaged"
     except (ChildError, TimeoutError) as error:
         return str(error)[:200] or "it did not return"
@@ -98,7 +98,7 @@ async def _synchronized(target: Target) -> str:
 
 async def _synchronize_while_parked(room: Room, target: Target, bare: Child) -> str:
     for verb in ("lock", "checkpoint"):
-        await do(bare, verb, target.child.pid, target.timeouts)
+        await do(bare, verb, target.child.pid, target.seconds)
     target.child.send("synchronize")
     try:
         await target.child.answer(room.hang_seconds)
@@ -140,7 +140,7 @@ async def _lock_while_stopped(room: Room, target: Target, bare: Child) -> str:
         answer = await bare.answer(room.hang_seconds)
     except TimeoutError:
         target.child.signal(signal.SIGCONT)
-        late = await bare.answer(target.timeouts)
+        late = await bare.answer(target.seconds)
         return f"the lock hangs beyond its own time-out; after SIGCONT {late['name']}"
     target.child.signal(signal.SIGCONT)
     return f"the lock answered {answer['name']} while stopped"
@@ -185,30 +185,30 @@ async def h14(room: Room, gib: float) -> Finding:
     async with room.target(gib) as target, room.bare() as bare:
         pid = target.child.pid
         for verb in ("lock", "checkpoint"):
-            await do(bare, verb, pid, target.timeouts)
-        wrong = await do(bare, "restore", pid, target.timeouts, expect=None, pairs=[[stranger, stranger]])
-        state = await do(bare, "state", pid, target.timeouts, expect=None)
+            await do(bare, verb, pid, target.seconds)
+        wrong = await do(bare, "restore", pid, target.seconds, expect=None, pairs=[[stranger, stranger]])
+        state = await do(bare, "state", pid, target.seconds, expect=None)
         if wrong["code"] != 0:
-            await do(bare, "restore", pid, target.timeouts)
-        await do(bare, "unlock", pid, target.timeouts)
+            await do(bare, "restore", pid, target.seconds)
+        await do(bare, "unlock", pid, target.seconds)
         intact = await target.intact()
-    told = f"the wrong map answered {wrong['name']}, the process was {state['value']} after it"
-    return {"kept": all(intact.values()), "driver": told}
+    seen = f"the wrong map answered {wrong['name']}, the process was {state['value']} after it"
+    return {"kept": all(intact.values()), "driver": seen}
 
 
 async def h15(room: Room, gib: float) -> Finding:
-    """Some drivers do not answer about another process at all: seen at the first question, not in the middle."""
+    """Some drivers do not answer about another process at all: detected by the first call, not during a park."""
     async with room.target(gib) as target, room.bare() as bare:
         state = await do(bare, "state", target.child.pid, 60, expect=None)
     return {"kept": state["code"] == 0 and state["value"] == "RUNNING", "driver": f"state: {state['name']}"}
 
 
 async def _survives(room: Room, gib: float, op: str, *, may_be_lost: bool) -> Finding:
-    """Whatever the target does first: its park is refused with a reason, or it comes back whole, and never half."""
+    """After any operation ``op`` of the target its park is refused with a reason, or the target comes back intact."""
     before = await room.used()
     async with room.target(gib) as target:
         try:
-            said = await target.child.ask(op, target.timeouts)
+            answer = await target.child.ask(op, target.seconds)
         except ChildError as error:
             return {"skipped": f"this machine cannot do it: {str(error)[:200]}"}
         park = await room.checkpointer.park(target.seat)
@@ -222,11 +222,11 @@ async def _survives(room: Room, gib: float, op: str, *, may_be_lost: bool) -> Fi
     refused = outcomes == ["active"] and bool(reason)
     whole = outcomes == ["parked", "active"]
     kept = (may_be_lost and freed) if lost else ((refused or whole) and all(intact.values()))
-    return {"kept": kept, "outcomes": outcomes, "reason": reason, "said": said}
+    return {"kept": kept, "outcomes": outcomes, "reason": reason, "answer": answer}
 
 
 async def _unprotected(meet: Callable[[Room, Target, Child], Awaitable[str]], room: Room, gib: float) -> str:
-    """What the driver does to a target that nobody protects. The target is lost."""
+    """What the driver does to an unprotected target. The target is lost."""
     try:
         async with room.bare() as bare, room.target(gib) as target:
             try:
@@ -242,7 +242,7 @@ HAZARDS: dict[str, Callable[[Room, float], Awaitable[Finding]]] = {
 }  # fmt: skip
 ELSEWHERE = {
     "h8": "NCCL between processes needs two GPUs; this bench has one",
-    "h11": "MIG needs a GPU in MIG mode; the product refuses it by NVML's word (tests/checkpointer)",
+    "h11": "MIG needs a GPU in MIG mode; the product refuses it by the mode that NVML reports (tests/checkpointer)",
     "h12": "a move to another GPU needs two of one kind",
     "h13": "device nodes that a container lacks need a container runtime",
     "h16": "an engine's sleep mode and a checkpoint together need that engine",
@@ -251,9 +251,9 @@ ELSEWHERE = {
 
 
 async def meet(room: Room, name: str, gib: float) -> Finding:
-    """One hazard. What goes wrong on the way is part of the finding."""
-    told: Finding = {"hazard": name, "promise": (HAZARDS[name].__doc__ or "").strip()}
+    """Run one hazard; an error on the way is part of the finding."""
+    finding: Finding = {"hazard": name, "promise": (HAZARDS[name].__doc__ or "").strip()}
     try:
-        return told | await HAZARDS[name](room, gib)
+        return finding | await HAZARDS[name](room, gib)
     except (CaseError, ChildError, TimeoutError) as error:
-        return told | {"kept": False, "reason": f"{type(error).__name__}: {error}"}
+        return finding | {"kept": False, "reason": f"{type(error).__name__}: {error}"}

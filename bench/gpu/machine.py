@@ -1,4 +1,4 @@
-"""What the bench must know of the machine: room for copies, memory of processes, and the facts for the report."""
+"""Facts about the machine: host memory for copies, memory of processes, and the facts for the report."""
 
 import contextlib
 import os
@@ -8,42 +8,30 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kybernate.cgroups import Cgroups
+
 GIB = 2**30
 MARGIN = 1.1
-"""A parked process needs so much of its VRAM as host memory (research: the copy, and a little)."""
+"""Host memory per byte of parked VRAM (research/checkpoint.md §7: the copy and buffers)."""
 SPARE_BYTES = 2 * GIB
-"""Left to everybody else."""
+"""Host memory left to other processes."""
 
 
 def host_room() -> int:
-    """Bytes that copies may take: what the machine has available, or less if this process' cgroup allows less."""
+    """Bytes that copies may take: MemAvailable, or less if a memory limit of this process leaves less."""
     room = next(
         int(line.split()[1]) * 1024
         for line in Path("/proc/meminfo").read_text().splitlines()
         if line.startswith("MemAvailable:")
     )
-    return min([room, *_cgroup_rooms()])
-
-
-def _cgroup_rooms() -> Iterable[int]:
-    """Limit less use, for this process' memory cgroup and all above it (v2 and v1)."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, limit, used = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            base, limit, used = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        folder = base / path.lstrip("/")
-        while folder == base or base in folder.parents:
-            with contextlib.suppress(OSError, ValueError):  # not at this level; no limit ("max")
-                yield int((folder / limit).read_text()) - int((folder / used).read_text())
-            folder = folder.parent
+    cgroups = Cgroups()
+    cgroup = cgroups.of_process("self")
+    limits = [] if cgroup is None or cgroup.folder is None else cgroups.memory_rooms(cgroup)
+    return min([room, *(limit.free for limit in limits)])
 
 
 def no_room(gib: float, processes: int, free_bytes: int) -> str | None:
-    """Why a case of this size is left out; None when it fits into GPU and host."""
+    """The reason why a case of this size is left out; None if it fits into GPU and host."""
     need = int(gib * processes * GIB)
     if need > free_bytes * 0.95:
         return f"{gib * processes:g} GiB do not fit: {free_bytes / GIB:.1f} GiB of VRAM are free"
@@ -54,7 +42,7 @@ def no_room(gib: float, processes: int, free_bytes: int) -> str | None:
 
 
 def resident(pids: Iterable[int]) -> int:
-    """Bytes of host memory that these processes have together."""
+    """Resident bytes of these processes together."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):  # it had a child that has ended
@@ -65,7 +53,7 @@ def resident(pids: Iterable[int]) -> int:
 
 
 def facts() -> dict[str, Any]:
-    """What a reader of the figures must know."""
+    """Driver, GPU and host properties that the report states."""
     return {
         "kernel": platform.release(),
         "python": platform.python_version(),

@@ -82,8 +82,8 @@ def _limits(result: dict[str, Any]) -> list[str]:
     limits = result["limits"]
     if not limits:
         return [f"Plain copies were not measured: {result.get('limits_error') or 'left out'}", ""]
-    told = ", ".join(f"{name.replace('_', ' ')} {value:.1f} GB/s" for name, value in sorted(limits.items()))
-    return [f"Plain copies on the same machine, same run: {told}.", ""]
+    text = ", ".join(f"{name.replace('_', ' ')} {value:.1f} GB/s" for name, value in sorted(limits.items()))
+    return [f"Plain copies on the same machine, same run: {text}.", ""]
 
 
 def _others(result: dict[str, Any]) -> list[str]:
@@ -95,8 +95,8 @@ def _others(result: dict[str, Any]) -> list[str]:
             lines.append(f"* {row['case']}: left out: {row['skipped']}")
             continue
         rest = {key: value for key, value in row.items() if key not in ("case", "ok") and value not in (None, "")}
-        told = ", ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in rest.items())
-        lines.append(f"* {row['case']}: {'as expected' if row['ok'] else '**not as expected**'} ({told})")
+        text = ", ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in rest.items())
+        lines.append(f"* {row['case']}: {'as expected' if row['ok'] else '**not as expected**'} ({text})")
     return [*lines, ""] if lines else []
 
 
@@ -118,7 +118,7 @@ def _hazards(result: dict[str, Any]) -> list[str]:
             if text
         )
         rows.append([one["hazard"].upper(), one.get("promise", ""), kept, seen, one.get("driver", "")])
-    head = ("hazard", "what the product promises", "kept", "seen", "what this driver does to whoever is not protected")
+    head = ("hazard", "what the product promises", "kept", "seen", "what this driver does to an unprotected process")
     return [*_table(head, rows), ""]
 
 

@@ -18,12 +18,12 @@ from services.checkpointer.settings import cuda_helper_command
 
 
 class CaseError(Exception):
-    """A case could not be measured; the text says at which step and why."""
+    """A case could not be measured; the text names the step and the reason."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """Where cases happen."""
+    """The environment of the cases: GPU, checkpointer, helper processes."""
 
     folder: Path
     checkpointer: Checkpointer
@@ -33,51 +33,51 @@ class Room:
     """UUIDs of all GPUs that the kernel driver shows; a map must name each."""
     total_bytes: int
     described: dict[str, Any]
-    """What the helper says of driver and bindings."""
+    """The helper's description of driver and bindings."""
     binding: str = "auto"
     load: str = "auto"
     hang_seconds: float = 8.0
-    """After this time without an answer a call counts as hung, where a hang is expected."""
+    """Deadline after which a call counts as hung in cases that expect a hang."""
     busy_seconds: float = 8.0
     fill_step_gib: float = 0.25
     speed: float = 1.0
     make_busy: Callable[[int], Awaitable[None]] | None = None
-    """The stub's way to have work submitted; None: the target does it."""
+    """Submits work on the stub; None: the target does it."""
     _numbers: list[int] = field(default_factory=lambda: [0])
 
-    def timeouts(self, gib: float) -> float:
-        """Seconds for anything that moves so much, or starts a process that does."""
+    def seconds(self, gib: float) -> float:
+        """Deadline in seconds of a step that moves ``gib``, or starts a process that does."""
         return 90.0 + 6.0 * gib
 
     @asynccontextmanager
     async def target(self, gib: float, *, processes: int = 1) -> AsyncIterator["Target"]:
-        """A process (tree) that holds so much in each, ready."""
+        """A ready process, or tree of them, that holds ``gib`` in each."""
         options = ("--gib", gib, "--processes", processes, "--load", self.load)
         async with child("bench.gpu.target", *options, env={"CUDA_VISIBLE_DEVICES": self.gpu}) as started:
-            ready = await started.answer(self.timeouts(gib * processes))
+            ready = await started.answer(self.seconds(gib * processes))
             root = identify(started.pid)
             pids = [one.pid for one in tree(root)] if root is not None else []
             name = f"bench.{self._next()}"
             seat = harness.seat_of(started.pid, [self.gpu], ready["bytes"], name=name)
-            yield Target(started, ready, tuple(pids), seat, self.timeouts(gib * processes))
+            yield Target(started, ready, tuple(pids), seat, self.seconds(gib * processes))
 
     @asynccontextmanager
     async def bare(self) -> AsyncIterator[Child]:
         """A process that makes driver calls and nothing else."""
         async with child("bench.gpu.bare", self.binding, end_seconds=1.0) as started:
-            said = await started.answer(120)
-            if said["code"] != 0:
-                raise CaseError(f"cuInit answered {said['name']} ({said['code']})")
+            reply = await started.answer(120)
+            if reply["code"] != 0:
+                raise CaseError(f"cuInit answered {reply['name']} ({reply['code']})")
             yield started
 
     @asynccontextmanager
     async def filled(self, gib: float | None = None) -> AsyncIterator[float]:
-        """Another process has taken all that is free (or so much); how many GiB that is."""
+        """Another process holds all free memory (or ``gib``) meanwhile; yields the GiB."""
         free = (self.total_bytes - await self.used()) / machine.GIB
         wanted = free if gib is None else gib
         options = ("--role", "fill", "--gib", wanted, "--step", self.fill_step_gib, "--load", self.load)
         async with child("bench.gpu.target", *options, env={"CUDA_VISIBLE_DEVICES": self.gpu}) as started:
-            yield float((await started.answer(self.timeouts(free)))["gib"])
+            yield float((await started.answer(self.seconds(free)))["gib"])
 
     @asynccontextmanager
     async def impatient(self) -> AsyncIterator[Checkpointer]:
@@ -88,7 +88,7 @@ class Room:
                 yield other
 
     async def used(self) -> int:
-        """Bytes in use on the GPU, as the helper's NVML says. Raises CaseError."""
+        """Bytes in use on the GPU, from the helper's NVML. Raises CaseError."""
         try:
             reply = await self.checkpointer.pool.call("ask", "memory", deadline=60)
         except (HelperDiedError, HelperHungError) as error:
@@ -98,7 +98,7 @@ class Room:
         return int(reply["memory"][self.gpu][0])
 
     async def settled(self, below: int, seconds: float = 20.0) -> bool:
-        """Whether the memory in use falls to ``below`` within this time."""
+        """True once the memory in use falls to ``below``; False after the deadline."""
         import asyncio
 
         with contextlib.suppress(TimeoutError):
@@ -119,20 +119,21 @@ class Target:
 
     child: Child
     ready: dict[str, Any]
-    """Its first answer: bytes, checksum, work, graph."""
+    """Its first reply: bytes, checksum, work, graph."""
     pids: tuple[int, ...]
     seat: SeatTarget
-    timeouts: float
+    seconds: float
+    """Deadline of its calls and answers."""
 
     async def intact(self) -> dict[str, bool]:
-        """Compare with the first answer: checksums, results, and what the CUDA graph gives."""
-        again = await self.child.ask("verify", self.timeouts)
+        """Compare with the first reply: checksums, results, and the output of the CUDA graph."""
+        again = await self.child.ask("verify", self.seconds)
         same = {key: again[key] == self.ready[key] for key in ("checksum", "work", "graph")}
         return same if self.has_graph else {key: value for key, value in same.items() if key != "graph"}
 
     @property
     def has_graph(self) -> bool:
-        """Whether it has a CUDA graph (PyTorch only)."""
+        """True if it has a CUDA graph (PyTorch only)."""
         graph = self.ready["graph"]
         return graph is not None and graph != [None] * len(self.pids)
 
@@ -140,7 +141,7 @@ class Target:
 async def do(
     bare: Child, op: str, pid: int, seconds: float, *, expect: int | None = 0, **arguments: Any
 ) -> dict[str, Any]:
-    """One driver call. Raises CaseError when it answers otherwise than expected (None: any) or not in time."""
+    """One driver call. Raises CaseError for another code than expected (None: any), or after the deadline."""
     try:
         answer = await bare.ask(op, seconds, pid=pid, **arguments)
     except TimeoutError:

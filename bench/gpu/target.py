@@ -35,7 +35,7 @@ def main() -> None:
             _fill(options, module)
         else:
             _hold(options, module)
-    except Exception as error:  # told to the harness, which decides what it means
+    except Exception as error:  # reported to the harness, which decides what it means
         _say({"failed": f"{type(error).__name__}: {error}"[:600]})
         sys.exit(1)
 
@@ -133,10 +133,10 @@ def _read(other: "subprocess.Popen[str]") -> dict[str, Any]:
     line = other.stdout.readline()
     if not line:
         raise RuntimeError(f"child {other.pid} ended with code {other.wait()}")
-    said: dict[str, Any] = json.loads(line)
-    if "failed" in said:
-        raise RuntimeError(said["failed"])
-    return said
+    reply: dict[str, Any] = json.loads(line)
+    if "failed" in reply:
+        raise RuntimeError(reply["failed"])
+    return reply
 
 
 def _open_and_drop_nvml() -> dict[str, Any]:
