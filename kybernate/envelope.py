@@ -4,6 +4,7 @@ CloudEvents binary mode over NATS: attributes are headers ``ce-*``, the body is 
 Unknown fields in a body are ignored, so that a newer sender can talk to an older receiver.
 """
 
+import hashlib
 import json
 import re
 import time
@@ -14,9 +15,23 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kybernate.slugs import slug
-
+_SLUG = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _TOKEN = re.compile(r"\{(\w+)\}")
+
+
+def slug(name: str) -> str:
+    """Turn any name into a token of ``[a-z0-9-]``, for NATS subjects and bucket keys.
+
+    A name that already is one stays as it is; any other gets its odd characters replaced by ``-`` and six hex
+    digits of its SHA-256 appended, so that two names never share a token. Raises ValueError for an empty name.
+    """
+    if not name:
+        raise ValueError("an empty name cannot become a subject token")
+    if _SLUG.fullmatch(name):
+        return name
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    digest = hashlib.sha256(name.encode()).hexdigest()[:6]
+    return f"{plain}-{digest}" if plain else digest
 
 
 class MessageError(Exception):

@@ -1,15 +1,26 @@
-"""``/healthz``, ``/readyz`` and ``/metrics`` of a service, and whatever else it wants to show on that port.
+"""How a service reports its state: ``/healthz``, ``/readyz``, ``/metrics``, and presence on the bus.
 
-Live as long as the event loop turns; ready when every named condition holds. Liveness never depends on NATS.
+A service is live while its event loop runs, and ready when every named condition holds. Liveness never depends on NATS.
 """
 
+import asyncio
+import contextlib
 import ssl
-from collections.abc import Awaitable, Callable
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Literal, NoReturn
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from kybernate.bus.port import Bus, BusError
+from kybernate.messages import Presence
+
+PRESENCE_SECONDS = 2.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -19,9 +30,9 @@ class Health:
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     conditions: dict[str, Callable[[], str | None]] = field(default_factory=dict)
-    """By name: returns None when it holds, else the reason why not."""
+    """By name: returns None if the condition holds, else the reason."""
     notes: dict[str, Callable[[], str | None]] = field(default_factory=dict)
-    """By name: what a person should know although the service is ready; None: nothing."""
+    """By name: a remark for the operator although the service is ready; None: none."""
 
     def routes(self) -> list[web.RouteDef]:
         """The three routes, for any aiohttp application."""
@@ -41,9 +52,9 @@ class Health:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         unmet = self.unmet()
-        said = {"status": "not ready" if unmet else "ok", "unmet": unmet}
+        body = {"status": "not ready" if unmet else "ok", "unmet": unmet}
         notes = {name: text for name, note in self.notes.items() if (text := note()) is not None}
-        return web.json_response(said | ({"notes": notes} if notes else {}), status=503 if unmet else 200)
+        return web.json_response(body | ({"notes": notes} if notes else {}), status=503 if unmet else 200)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -57,7 +68,7 @@ class HttpServer:
     host: str
     port: int
     tls: ssl.SSLContext | None = None
-    """With it, only HTTPS is spoken."""
+    """If set, the server speaks HTTPS only."""
     runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> "HttpServer":
@@ -74,6 +85,53 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Base URL of the server."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
+
+
+class BusMetrics(Collector):
+    """``kybernate_bus_troubles_total`` by bus and kind, read at scrape time. One bus under two names counts once."""
+
+    def __init__(self, **buses: Bus) -> None:
+        self._buses = {id(bus): (name, bus) for name, bus in reversed(buses.items())}
+
+    def collect(self) -> Iterable[Metric]:
+        """The counts of now."""
+        counter = CounterMetricFamily(
+            "kybernate_bus_troubles",
+            "Messages dropped by a slow reader, requests ignored as forged, reads of a bucket that were incomplete",
+            labels=["bus", "kind"],
+        )
+        for name, bus in self._buses.values():
+            for kind, count in bus.troubles.items():
+                counter.add_metric([name, kind], count)
+        yield counter
+
+
+async def be_present(
+    bus: Bus,
+    component: Literal["gpu-manager", "plugin", "checkpointer"],
+    *,
+    instance: str,
+    node: str,
+    url: str | None = None,
+) -> NoReturn:
+    """Publish the presence of this process, a new incarnation, every ``PRESENCE_SECONDS`` until cancelled.
+
+    The router publishes its own presence (``services.router.roster_sync``).
+    """
+    incarnation = uuid.uuid4().hex
+    while True:
+        presence = Presence(
+            cause="presence",
+            component=component,
+            instance=instance,
+            incarnation=incarnation,
+            node=node,
+            url=url,
+            at=time.time(),
+        )
+        with contextlib.suppress(BusError):
+            await bus.publish(presence)
+        await asyncio.sleep(PRESENCE_SECONDS)

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 import aiohttp
 
-from kybernate.authority import trusting
 from kybernate.logs import OnceLogger
+from kybernate.tls import trusting
 
 TIMEOUT_SECONDS = 5.0
 """Of a request, and of a page of a list; of a watch until it is open."""

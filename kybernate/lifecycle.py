@@ -1,18 +1,25 @@
-"""How a process runs and ends: named jobs in one TaskGroup, cancellation as the only stop signal.
+"""How a process runs and ends: named jobs in one TaskGroup, cancellation as the only stop signal, one process per node.
 
-A job runs until it is cancelled. One that returns is a bug and, like one that raises, ends the process with code 1,
-so that whoever supervises it restarts it from a known state. SIGTERM and SIGINT cancel all jobs and end with code 0.
+A job runs until it is cancelled. One that returns is a bug and, like one that raises, ends the process with code 1, so
+that its supervisor restarts it from a known state. SIGTERM and SIGINT cancel all jobs and end with code 0.
 """
 
 import asyncio
 import contextlib
+import fcntl
 import gc
+import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 from kybernate.logs import get_logger
+
+PREDECESSOR_SECONDS = 5.0
+"""How long to wait for a predecessor that is still ending."""
 
 
 class JobReturnedError(Exception):
@@ -38,7 +45,7 @@ async def run(**jobs: Coroutine[Any, Any, object]) -> None:
 
 
 async def together(**jobs: Coroutine[Any, Any, object]) -> None:
-    """Run named jobs until one fails; signals are somebody else's. Raises what the failing job raised."""
+    """Run named jobs until one fails; signals are handled elsewhere. Raises what the failing job raised."""
     async with asyncio.TaskGroup() as group:
         for name, job in jobs.items():
             group.create_task(_forever(name, job), name=name)
@@ -46,7 +53,7 @@ async def together(**jobs: Coroutine[Any, Any, object]) -> None:
 
 def main(serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Body of a console script: run ``serve`` and turn an unexpected end into a logged exit code 1."""
-    # What was imported stays; without it the collector's pauses, which show in the tail of every switch, are short.
+    # Imported objects live forever; without them the collector's pauses are short, which otherwise delay switches.
     gc.collect()
     gc.freeze()
     try:
@@ -55,6 +62,38 @@ def main(serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
         for error in _each(group):
             get_logger().error("process.failed", error=repr(error), exc_info=error)
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def alone(run_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SECONDS) -> Iterator[None]:
+    """Be the only process of this kind on the node: hold ``<run_dir>/<name>.lock``, which is lost with the process.
+
+    Ends the process with code 1 when another one holds it.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path = run_dir / f"{name}.lock"
+    file = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        holder = os.read(file, 32).decode().strip()
+        deadline = time.monotonic() + patience_seconds
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    text = f"kyb-{name}: process {holder} holds {path}; one per node: stop it, or set KYB_RUN_DIR\n"
+                    sys.stderr.write(text)
+                    raise SystemExit(1) from None
+                time.sleep(0.05)
+        if holder:
+            get_logger().warning("lock.left_behind", file=str(path), by_pid=holder)
+        os.ftruncate(file, 0)
+        os.pwrite(file, str(os.getpid()).encode(), 0)
+        yield
+        os.ftruncate(file, 0)
+    finally:
+        os.close(file)
 
 
 def _each(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
@@ -72,7 +111,7 @@ async def _forever(name: str, job: Coroutine[Any, Any, object]) -> None:
 
 
 async def _first(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
-    """Until asked to stop, or until a job is done (the TaskGroup then cancels the rest by itself)."""
+    """Wait for the stop, or for a job that is done (the TaskGroup then cancels the others)."""
     waiter = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([waiter, *tasks], return_when=asyncio.FIRST_COMPLETED)

@@ -1,14 +1,16 @@
-"""The roster: the state of every seat, in the bucket ``kyb_seats``. Only the seat's manager writes its row.
+"""Rows of the buckets: the roster (``kyb_seats``) and the GPUs of the nodes (``kyb_inventory``).
 
-Readers that missed events read it. Keys are ``<node>.<seat>`` as slugs; values are the JSON of SeatRecord.
+Only the seat's manager writes a row of the roster, only the node's device plugin a row of the inventory; readers that
+missed events read them. Keys are ``<node>.<seat>`` and ``<node>.<gpu UUID>`` as slugs; values are JSON of the records.
 """
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kybernate.envelope import slug
 from kybernate.seat import SeatState
-from kybernate.slugs import slug
 
 BUCKET = "kyb_seats"
+INVENTORY_BUCKET = "kyb_inventory"
 
 
 class SeatRecord(BaseModel):
@@ -69,3 +71,31 @@ class SeatRecord(BaseModel):
 def seat_key(node: str, seat: str) -> str:
     """Key of a seat in the roster."""
     return f"{slug(node)}.{slug(seat)}"
+
+
+class GpuRecord(BaseModel):
+    """One GPU of a node."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    node: str
+    gpu: str
+    """UUID; for a missing GPU the name that the configuration uses."""
+    index: int
+    """Host index; -1 where unknown."""
+    name: str = ""
+    memory_bytes: int = 0
+    numa_node: int | None = None
+    groups: tuple[str, ...] = ()
+    """Groups that contain it."""
+    healthy: bool = True
+    """False: no seat of these groups is allocated; pods that have one keep running."""
+    reason: str = ""
+    """Why it is not healthy."""
+    since: float = Field(default=0.0)
+    """Unix seconds of the last health change that the plugin knows."""
+
+    @property
+    def key(self) -> str:
+        """Key in the bucket."""
+        return f"{slug(self.node)}.{slug(self.gpu)}"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kybernate.messages as language
-from kybernate.envelope import Message, MessageError, decode
+from kybernate.envelope import Message, MessageError, decode, slug
 from kybernate.messages import (
     EVENT_OF_STATE,
     ActivateSeat,
@@ -20,7 +20,6 @@ from kybernate.messages import (
 )
 from kybernate.roster import seat_key
 from kybernate.seat import SeatState
-from kybernate.slugs import slug
 
 NAMES = st.text(min_size=1, max_size=40)
 CONCRETE = sorted(Message.registry.values(), key=lambda kind: kind.__name__)

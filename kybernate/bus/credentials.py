@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kybernate.authority import trusting
 from kybernate.bus.port import BusError
+from kybernate.tls import trusting
 
 NAMES = {"nkey_file": "NKEY_FILE", "ca_file": "CA_FILE", "cert_file": "CERT_FILE", "key_file": "KEY_FILE"}
 

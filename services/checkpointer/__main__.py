@@ -9,11 +9,9 @@ from aiohttp import web
 
 from kybernate import lifecycle, logs
 from kybernate.bus import open_bus
-from kybernate.bus.metrics import BusMetrics
 from kybernate.extras import ExtraMissingError
-from kybernate.health import Health, HttpServer
-from kybernate.node_lock import alone
-from kybernate.presence import be_present
+from kybernate.health import BusMetrics, Health, HttpServer, be_present
+from kybernate.lifecycle import alone
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.backends.host import Host, open_host

@@ -21,8 +21,8 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from kybernate import files
+from kybernate.envelope import slug
 from kybernate.logs import get_logger
-from kybernate.slugs import slug
 from services.checkpointer.backends.port import SeatProcesses
 from services.checkpointer.records import History, JobFile, Record, hung_recently, read_records
 

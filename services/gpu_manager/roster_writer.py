@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from kybernate.bus.port import Bucket, Bus, BusError
+from kybernate.envelope import slug
 from kybernate.logs import get_logger
 from kybernate.roster import BUCKET, seat_key
 from kybernate.seat import SeatState
-from kybernate.slugs import slug
 from services.gpu_manager import showing
 from services.gpu_manager.inputs import DrainAnnounced, Now
 

@@ -14,13 +14,12 @@ from aiohttp import web
 
 from kybernate import kube, lifecycle, logs
 from kybernate.bus import open_bus
-from kybernate.bus.metrics import BusMetrics
 from kybernate.bus.port import Bus
 from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.gpus import GpuError, Gpus, open_gpus
-from kybernate.health import Health, HttpServer
+from kybernate.health import BusMetrics, Health, HttpServer
+from kybernate.lifecycle import PREDECESSOR_SECONDS, alone
 from kybernate.node_config import label_decides, load_by_label
-from kybernate.node_lock import PREDECESSOR_SECONDS, alone
 from services.plugin.coexistence import Neighbours
 from services.plugin.gpu_watch import first_reading
 from services.plugin.registration import remove_stale

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kybernate import known_gpus
-from kybernate.config_watch import changes
+from kybernate.files import changes
 from kybernate.gpus import GpuError, Gpus
 from kybernate.known_gpus import KnownGpus
 from kybernate.logs import OnceLogger, get_logger

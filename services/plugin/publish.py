@@ -11,11 +11,10 @@ from itertools import islice
 from typing import NoReturn
 
 from kybernate.bus.port import Bus, BusError
-from kybernate.envelope import Message
-from kybernate.inventory import BUCKET, GpuRecord
+from kybernate.envelope import Message, slug
 from kybernate.logs import get_logger
 from kybernate.machine import Gpu
-from kybernate.slugs import slug
+from kybernate.roster import INVENTORY_BUCKET, GpuRecord
 from kybernate.topology import IncompleteGroup
 from services.plugin.servicer import NodeSeats
 
@@ -105,7 +104,7 @@ class InventoryWriter:
             await asyncio.sleep(INVENTORY_BATCH_SECONDS)
             self._dirty.clear()
             try:
-                bucket = await self._bus.bucket(BUCKET)
+                bucket = await self._bus.bucket(INVENTORY_BUCKET)
                 rows = {record.key: record for record in self._records(self._node.probation.reasons)}
                 for key, record in rows.items():
                     await bucket.put(key, record.model_dump_json().encode())

@@ -22,11 +22,11 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 
+from kybernate.envelope import slug
 from kybernate.health import Health
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
-from kybernate.slugs import slug
 from services.plugin.servicer import OPTIONS, NodeSeats, SeatPlugin
 
 PREFIX = "kyb-"

@@ -13,14 +13,13 @@ from typing import NoReturn
 from kybernate import wishes
 from kybernate.bus.port import Bus
 from kybernate.config import ConfigError, NodeConfig
-from kybernate.config_watch import changes
+from kybernate.files import changes
 from kybernate.gpus import Gpus
-from kybernate.health import Health
+from kybernate.health import Health, be_present
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import GpuHealthChanged, SeatAllocated
 from kybernate.node_config import load_now
 from kybernate.pod_resources import PodResources, PodResourcesError, devices
-from kybernate.presence import be_present
 from kybernate.seat import SeatState
 from kybernate.topology import SEAT_ID, IncompleteGroup
 from services.plugin import allocations, cdi, offers

@@ -8,10 +8,10 @@ from typing import NoReturn
 from aiohttp import web
 
 from kybernate.api_keys import ApiKey, Scope, find, load
-from kybernate.certificate import Certificate
 from kybernate.config_errors import ConfigError
-from kybernate.config_watch import changes
+from kybernate.files import changes
 from kybernate.logs import get_logger
+from kybernate.tls import Certificate
 from services.router.api import RouterError
 from services.router.settings import RouterSettings
 

@@ -10,14 +10,13 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from kybernate.bus.metrics import BusMetrics
 from kybernate.bus.port import Bus
-from kybernate.certificate import Certificate
 from kybernate.clock import Clock
-from kybernate.health import Health, HttpServer
+from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.logs import get_logger
 from kybernate.messages import Presence, SeatActivated
 from kybernate.seat import COMING
+from kybernate.tls import Certificate
 from services.router.api import RouterError
 from services.router.auth import ApiKeyGuard, open_auth
 from services.router.calls import Calls

@@ -6,10 +6,10 @@ from aiohttp import web
 from prometheus_client import Counter
 
 from kybernate import lifecycle, logs
-from kybernate.certificate import Certificate
 from kybernate.config_errors import ConfigError
 from kybernate.health import Health, HttpServer
 from kybernate.logs import get_logger
+from kybernate.tls import Certificate
 from services.webhook.core.mutation import MutationOptions, ReviewError, outcome, respond
 from services.webhook.settings import WebhookSettings
 

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry
 
 from kybernate.bus.memory import MemoryBus, MemoryServer
-from kybernate.bus.metrics import BusMetrics
+from kybernate.health import BusMetrics
 
 
 async def test_tolerated_failures_are_a_metric_and_one_bus_under_two_names_counts_once() -> None:

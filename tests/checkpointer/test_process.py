@@ -26,9 +26,9 @@ from tests.until import until
 
 ASK_SECONDS = 30.0
 IMPATIENT = """
-from kybernate import node_lock
+from kybernate import lifecycle
 from services.checkpointer.__main__ import main
-node_lock.alone.__wrapped__.__kwdefaults__["patience_seconds"] = 0.1
+lifecycle.alone.__wrapped__.__kwdefaults__["patience_seconds"] = 0.1
 main()
 """
 """A checkpointer that does not wait for its predecessor."""

@@ -17,9 +17,9 @@ from kybernate.dev.fakes.kubelet.container import BackOff
 from kybernate.dev.fakes.kubelet.device_manager import Topology
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet, Options
 from kybernate.dev.fakes.kubelet.plugins import Call
+from kybernate.envelope import slug
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
-from kybernate.slugs import slug
 from tests.kubelet.stand import ScriptedPlugin, register, serving
 from tests.until import until
 

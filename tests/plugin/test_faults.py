@@ -9,9 +9,9 @@ from kybernate.bus.nats import NatsBus
 from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import init
 from kybernate.config.model import IGNORED_XIDS
-from kybernate.inventory import BUCKET, GpuRecord
 from kybernate.machine import GpuEvent
 from kybernate.messages import GpuHealthChanged
+from kybernate.roster import INVENTORY_BUCKET, GpuRecord
 from services.plugin.faults import GONE, HealthChange, Probation
 from tests.kubelet.stand import pod, running_kubelet, short_folder, state, until_capacity, until_running
 from tests.plugin.processes import PATIENCE, all_logged, driver, logged, plugin
@@ -115,7 +115,7 @@ async def test_xid_79_takes_exactly_the_seats_of_its_groups_and_gives_them_back_
                     assert isinstance(fault, GpuHealthChanged)
                     assert (fault.gpu, fault.healthy, fault.xid, fault.groups) == (uuids[3], False, 79, ("G23",))
                     assert len(fault.seats) == 2
-                    bucket = await bus.bucket(BUCKET)
+                    bucket = await bus.bucket(INVENTORY_BUCKET)
 
                     async def sick() -> dict[int, str]:
                         rows = [GpuRecord.model_validate_json(entry.value or b"") for entry in await bucket.entries()]

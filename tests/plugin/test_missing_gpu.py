@@ -11,10 +11,10 @@ import pytest
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import init
-from kybernate.inventory import BUCKET, GpuRecord
 from kybernate.known_gpus import FILE
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
+from kybernate.roster import INVENTORY_BUCKET, GpuRecord
 from services.plugin import allocations
 from tests.kubelet.stand import pod, running_kubelet, short_folder, until_capacity
 from tests.plugin.processes import PATIENCE, all_logged, driver, logged, plugin, readyz
@@ -52,7 +52,7 @@ async def test_a_listed_group_is_offered_once_its_gpu_is_there_and_the_others_at
 
                     await until(is_ready, what="the plugin is ready")
                     assert text in (await readyz(serving["url"]))[1]["notes"]["gpus"]
-                    bucket = await bus.bucket(BUCKET)
+                    bucket = await bus.bucket(INVENTORY_BUCKET)
 
                     async def rows() -> dict[int, GpuRecord]:
                         entries = [GpuRecord.model_validate_json(e.value or b"") for e in await bucket.entries()]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kybernate.config import NodeConfig
-from kybernate.config_watch import changes, fingerprint
+from kybernate.files import changes, fingerprint
 from kybernate.topology import AllocatedSeat, Group, build_groups, with_orphaned_seats
 from services.plugin import allocations
 from services.plugin.allocations import FORGET_AFTER, Allocations

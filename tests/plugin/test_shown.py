@@ -7,8 +7,8 @@ from rich.console import Console
 
 from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.cli.show import event_line, seat_tree
-from kybernate.inventory import BUCKET, GpuRecord
 from kybernate.messages import GpuHealthChanged, SeatEvent
+from kybernate.roster import INVENTORY_BUCKET, GpuRecord
 from services.router.core.reports import Loads, overview
 from services.router.operator_api import as_sse
 from services.router.roster_sync import GpuInventory
@@ -52,7 +52,7 @@ async def test_the_router_follows_the_inventory() -> None:
         inventory = GpuInventory(bus)
         watching = asyncio.create_task(inventory.watch())
         try:
-            bucket = await writer.bucket(BUCKET)
+            bucket = await writer.bucket(INVENTORY_BUCKET)
             await bucket.put("n1.unreadable", b"{")
             for row in (SICK, WELL):
                 await bucket.put(row.key, row.model_dump_json().encode())

@@ -11,8 +11,8 @@ import structlog
 from aiohttp import web
 
 from kybernate.api_keys import ApiKey, ConfigError, dump, find, load, make
-from kybernate.certificate import Certificate
 from kybernate.messages import AuditRecord, ParkSeat
+from kybernate.tls import Certificate
 from services.router.auth import ApiKeyGuard, open_auth
 from services.router.service import build
 from services.router.settings import RouterSettings

@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kybernate.inventory import GpuRecord
 from kybernate.messages import TrafficSignal
-from kybernate.roster import SeatRecord
+from kybernate.roster import GpuRecord, SeatRecord
 from kybernate.seat import SeatState
 from services.router.core.upstreams import RoutedCall, UpstreamTable
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.node_lock import alone
+from kybernate.lifecycle import alone
 
-HOLD = "import sys; from pathlib import Path; from kybernate.node_lock import alone\n" + (
+HOLD = "import sys; from pathlib import Path; from kybernate.lifecycle import alone\n" + (
     "with alone(Path(sys.argv[1]), 'x', patience_seconds=0.1): print('held', flush=True); sys.stdin.read()"
 )
 

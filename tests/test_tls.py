@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.authority import trusting
+from kybernate.tls import trusting
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 

@@ -1,4 +1,4 @@
-"""The certificate of a server, kept fresh."""
+"""TLS: the certificate of a server, reloaded when it changes, and the authorities that a client trusts."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kybernate.config_errors import ConfigError
-from kybernate.config_watch import changes
+from kybernate.files import changes
 from kybernate.logs import get_logger
 
 
@@ -50,6 +50,18 @@ class Certificate:
         with _in_memory(self._cert) as cert, _in_memory(self._key or self._cert) as key:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
             self.context.load_cert_chain(cert, key)
+
+
+def trusting(ca_file: Path | str | None) -> ssl.SSLContext:
+    """Return a client's context that trusts the authorities in ``ca_file`` (PEM); None: those of the machine.
+
+    Python 3.13 refuses authorities without a key usage extension (RFC 5280, ``VERIFY_X509_STRICT``); many clusters'
+    own authority has none, and Go, so kubectl and kubelet, takes them. Signatures, names and times are checked. Raises
+    OSError or ssl.SSLError.
+    """
+    context = ssl.create_default_context(cafile=ca_file)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
 
 
 @contextlib.contextmanager
