@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import init
+from kybernate.dev.nats_server import NatsServer
 from kybernate.envelope import Message
 from kybernate.logs import configure
 from kybernate.messages import ActivateSeat, CommandReply, SeatActivated, TrafficSignal

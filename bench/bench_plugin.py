@@ -21,12 +21,12 @@ from typing import Any
 import grpc.aio
 
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import init
 from kybernate.config import load
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.gpu.node import FakeGpus
 from kybernate.dev.fakes.gpu.presets import PRESETS
+from kybernate.dev.nats_server import NatsServer
 from kybernate.machine import Gpu, Link
 from kybernate.messages import SeatAllocated
 from kybernate.pb import deviceplugin_pb2 as pb

@@ -19,8 +19,8 @@ from pathlib import Path
 import aiohttp
 
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import init
+from kybernate.dev.nats_server import NatsServer
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
 

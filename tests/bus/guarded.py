@@ -13,9 +13,9 @@ from kybernate.bus.keys import write
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.nats_link import Link, dial, forbidden
 from kybernate.bus.rights import ROLES, Place, Role
-from kybernate.bus.server import NatsServer
 from kybernate.bus.server_config import AUTH_FILES
 from kybernate.bus.setup import init
+from kybernate.dev.nats_server import NatsServer
 
 
 @dataclass

@@ -8,8 +8,8 @@ import pytest
 
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.port import BusError, Entry
-from kybernate.bus.server import NatsServer, free_port
 from kybernate.bus.setup import init, streams
+from kybernate.dev.nats_server import NatsServer, free_port
 from tests.bus.worlds import within
 from tests.until import until
 

@@ -16,8 +16,8 @@ from kybernate.bus.credentials import new_seed, public_key
 from kybernate.bus.keys import write
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.rights import Place, Role
-from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import init
+from kybernate.dev.nats_server import NatsServer
 from kybernate.messages import SeatActivated
 from kybernate.seat import SeatState
 from kybernate.settings import NodeSettings, Settings

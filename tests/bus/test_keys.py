@@ -11,8 +11,8 @@ import pytest
 from kybernate.bus.credentials import public_key
 from kybernate.bus.keys import KeysError, complete, write
 from kybernate.bus.rights import ROLES, Place, Role
-from kybernate.bus.server import find_server
 from kybernate.cli import main
+from kybernate.dev.nats_server import find_server
 from tests.bus.api_server import ApiServer, api_server
 from tests.bus.guarded import certificates
 

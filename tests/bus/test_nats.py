@@ -13,8 +13,8 @@ from nats.aio.msg import Msg
 from kybernate.bus import nats_bucket, open_bus
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
-from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import init, streams
+from kybernate.dev.nats_server import NatsServer
 from kybernate.messages import ActivateSeat, AskJobs, CommandReply, JobReply, SeatActivated, SeatEvent, TrafficSignal
 from kybernate.seat import SeatState
 from tests.bus.worlds import within

@@ -9,7 +9,7 @@ import pytest
 from kybernate.bus import BusDownError, open_bus
 from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.server import NatsServer
+from kybernate.dev.nats_server import NatsServer
 from kybernate.messages import SeatActivated, SeatEvent
 from kybernate.seat import SeatState
 from tests.bus.worlds import within

@@ -10,7 +10,7 @@ from pathlib import Path
 import nats
 import pytest
 
-from kybernate.bus.server import NatsServer, NoServerError, find_server, free_port, server_argv
+from kybernate.dev.nats_server import NatsServer, NoServerError, find_server, free_port, server_argv
 from tests.bus.worlds import within
 from tests.until import until
 
@@ -55,7 +55,7 @@ async def test_it_does_not_outlive_its_parent(tmp_path: Path) -> None:
     code = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
-        "from kybernate.bus.server import NatsServer\n"
+        "from kybernate.dev.nats_server import NatsServer\n"
         "async def main():\n"
         "    async with NatsServer(Path(sys.argv[1])) as server:\n"
         "        print(server.pid, flush=True)\n"

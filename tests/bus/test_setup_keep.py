@@ -5,8 +5,8 @@ import contextlib
 import shutil
 from pathlib import Path
 
-from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import keep, streams
+from kybernate.dev.nats_server import NatsServer
 from tests.until import until
 
 

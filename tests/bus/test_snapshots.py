@@ -14,8 +14,8 @@ from kybernate.bus import nats_bucket
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.nats_bucket import NatsBucket
 from kybernate.bus.port import Bucket, NoAnswerError
-from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import init
+from kybernate.dev.nats_server import NatsServer
 from tests.bus.worlds import within
 
 KEYS = ["n1.s0", "n1.s1", "n1.s2"]

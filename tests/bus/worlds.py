@@ -12,8 +12,8 @@ import nats
 from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.port import Bus
-from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import init
+from kybernate.dev.nats_server import NatsServer
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ import pytest
 
 from kybernate.bus import BusError, open_bus
 from kybernate.bus.port import Bus
-from kybernate.bus.server import NatsServer
+from kybernate.dev.nats_server import NatsServer
 from kybernate.messages import AskJobs, Job, JobReply, JobStatus, SeatTarget, SwitchJob
 from services.checkpointer.processes import ProcessIdentity, alive
 from tests.checkpointer.world import NODE, Checkpointer, Engine, Kind, Node, checkpointer, environment, node

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from kybernate.api_keys import find, load
 from kybernate.bus.rights import Place
-from kybernate.bus.server import NatsServer
+from kybernate.dev.nats_server import NatsServer
 from tests.bus.guarded import Guarded, guarded
 
 if TYPE_CHECKING:

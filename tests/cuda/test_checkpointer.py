@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kybernate.bus.server import NatsServer
+from kybernate.dev.nats_server import NatsServer
 from services.checkpointer.settings import CheckpointerSettings, helper_command
 from tests.cuda.recorder import Recorder, needs_no_driver
 from tests.cuda.stub_node import stub_node

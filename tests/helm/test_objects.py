@@ -12,8 +12,8 @@ import yaml
 
 from kybernate.bus.keys import write
 from kybernate.bus.rights import Place
-from kybernate.bus.server import find_server
 from kybernate.config import load
+from kybernate.dev.nats_server import find_server
 from tests.helm.chart import CHART, NAMESPACE, ROOT, SETS, render
 
 MADE_LATER = ("kybernate-bus-keys", "kybernate-node-keys", "kybernate-webhook-tls", "kube-root-ca.crt")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from kybernate.bus.server import free_port
+from kybernate.dev.nats_server import free_port
 from kybernate.health import Health, HttpServer
 
 SCRIPT = Path(__file__).parents[2] / "scripts/http_ok.py"

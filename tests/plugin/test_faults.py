@@ -6,9 +6,9 @@ import json
 import pytest
 
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import init
 from kybernate.config.model import IGNORED_XIDS
+from kybernate.dev.nats_server import NatsServer
 from kybernate.machine import GpuEvent
 from kybernate.messages import GpuHealthChanged
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord

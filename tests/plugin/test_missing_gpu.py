@@ -9,8 +9,8 @@ import grpc.aio
 import pytest
 
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.server import NatsServer
 from kybernate.bus.setup import init
+from kybernate.dev.nats_server import NatsServer
 from kybernate.known_gpus import FILE
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc

@@ -7,8 +7,8 @@ import grpc.aio
 
 from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.server import NatsServer, free_port
 from kybernate.bus.setup import init
+from kybernate.dev.nats_server import NatsServer, free_port
 from kybernate.messages import SeatAllocated
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc

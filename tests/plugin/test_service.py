@@ -5,7 +5,7 @@ import json
 import signal
 
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.server import NatsServer
+from kybernate.dev.nats_server import NatsServer
 from kybernate.messages import Presence, SeatAllocated
 from tests.kubelet.stand import pod, running_kubelet, short_folder, until_capacity
 from tests.plugin.processes import environment, logged, process, readyz

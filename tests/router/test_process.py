@@ -13,8 +13,8 @@ from pathlib import Path
 import aiohttp
 
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.server import NatsServer, free_port
 from kybernate.bus.setup import init
+from kybernate.dev.nats_server import NatsServer, free_port
 from kybernate.messages import SeatActivated
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 
-from kybernate.bus.server import free_port
 from kybernate.dev.fakes.engine.answers import expected_text
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.stubs.build import build_stubs
+from kybernate.dev.nats_server import free_port
 from tests.fakes.daemons import driver, process
 from tests.until import until
 

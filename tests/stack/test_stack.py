@@ -13,8 +13,8 @@ from typing import Any
 import nats
 import pytest
 
-from kybernate.bus.server import free_port
 from kybernate.cli.router import find_stack
+from kybernate.dev.nats_server import free_port
 from kybernate.dev.stack import Stack, StackError, StackOptions
 from kybernate.dev.stack.guard import left_over
 from kybernate.dev.stack.ports import Ports

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.bus.server import free_port
+from kybernate.dev.nats_server import free_port
 from kybernate.dev.stack.guard import left_over
 
 KYB = (sys.executable, "-c", "from kybernate.cli import main; main()")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kybernate.bus.server import server_argv
+from kybernate.dev.nats_server import server_argv
 from kybernate.dev.stack.guard import MARK
 from kybernate.dev.stack.options import GPU_NAME, NODE, StackOptions
 from kybernate.dev.stack.ports import HOST, Ports

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import socket
 
-from kybernate.bus.server import free_port
+from kybernate.dev.nats_server import free_port
 
 HOST = "127.0.0.1"
 USUAL_PORT = 8780
