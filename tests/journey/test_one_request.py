@@ -1,46 +1,61 @@
-"""The story that the README tells, as the messages tell it: one request, five files, one cause."""
+"""The README's example: one request for a parked model, followed through every message by its cause."""
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import nats
 from nats.aio.msg import Msg
 
 from tests.journey.conftest import Up
-from tests.journey.seats import complete, held, parked
+from tests.journey.seats import calm, complete, until_seats
+
+BUSY_TOKENS = 2000
+"""Four seconds of computing at the speed of this stack."""
 
 
-async def followed(up: Up, cause: str) -> list[tuple[str, str]]:
-    """What was said for one request to a parked model: kind and last word of each subject, in order."""
-    found = await held(up.url, "G0")
-    heard: list[tuple[str, dict[str, object]]] = []
+@asynccontextmanager
+async def busy(up: Up, model: str) -> AsyncIterator[None]:
+    """The model is active and computes a long answer; at the end the answer is complete."""
+    long = asyncio.create_task(complete(up.url, model, tokens=BUSY_TOKENS))
+    await until_seats(
+        up.url,
+        lambda now: now[model]["state"] == "active" and now[model]["in_flight"] > 0,
+        what=f"{model} is active and computes an answer",
+    )
+    yield
+    assert (await long)[0] == 200
 
-    async def hear(msg: Msg) -> None:
+
+async def followed(up: Up, model: str, cause: str) -> list[tuple[str, str]]:
+    """Kind and last word of the subject of every message with this cause, in order, for one request to the model."""
+    received: list[tuple[str, dict[str, object]]] = []
+
+    async def receive(msg: Msg) -> None:
         if msg.subject.startswith("kyb.v1."):
-            heard.append((msg.subject, json.loads(msg.data)))
+            received.append((msg.subject, json.loads(msg.data)))
 
     connection = await nats.connect(up.nats_url)
     try:
-        await connection.subscribe("kyb.v1.>", cb=hear)
+        await connection.subscribe("kyb.v1.>", cb=receive)
         await connection.flush()
-        status, _, _ = await complete(up.url, parked(found, "G0"), **{"x-request-id": cause})
+        status, _, _ = await complete(up.url, model, **{"x-request-id": cause})
         await asyncio.sleep(0)
         await connection.flush()
     finally:
         await connection.close()
     assert status == 200
-    return [(subject.split(".")[2], subject.split(".")[-1]) for subject, body in heard if body["cause"] == cause]
+    return [(subject.split(".")[2], subject.split(".")[-1]) for subject, body in received if body["cause"] == cause]
 
 
 async def test_one_request_can_be_followed_by_its_cause_through_every_message(up: Up) -> None:
-    mine: list[tuple[str, str]] = []
-    for attempt in range(5):
-        mine = await followed(up, f"journey-{attempt}")
-        if ("evt", "closed") in mine:
-            break  # else the holder was parked as idle just before, and nobody had to leave
+    holder, model, *_ = sorted(name for name, seat in (await calm(up.url)).items() if seat["group"] == "G0")
+    async with busy(up, holder):
+        mine = await followed(up, model, "journey")
     story = [
         ("cmd", "activate"),  # services/router: the request is held and asks for its seat
-        ("evt", "closed"),  # services/gpu_manager: the policy decided who yields; it drains
+        ("evt", "closed"),  # services/gpu_manager: the policy decided which seat leaves; it drains
         ("evt", "evicted"),  # drained
         ("job", "switch"),  # one job of two halves
         ("rpt", "progress"),  # services/checkpointer: journaled, begun
@@ -50,4 +65,4 @@ async def test_one_request_can_be_followed_by_its_cause_through_every_message(up
     ]
     positions = [mine.index(step) for step in story]
     assert positions == sorted(positions), mine
-    assert [step for step in mine if step[0] == "sig"], "the level that kept the request waiting has the same cause"
+    assert [step for step in mine if step[0] == "sig"], "the traffic signal of the held request has the same cause"
