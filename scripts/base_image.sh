@@ -16,8 +16,8 @@ if ! command -v mmdebstrap >/dev/null; then
     echo "base_image: mmdebstrap is missing; install it, or $remedy" >&2
     exit 1
   fi
-  apt-get update -qq
-  apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 mmdebstrap >/dev/null
+  sh "$(dirname "$0")/retry.sh" apt-get update -qq
+  sh "$(dirname "$0")/retry.sh" apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 mmdebstrap >/dev/null
 fi
 
 work=$(mktemp -d)

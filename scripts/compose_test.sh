@@ -17,7 +17,7 @@ export KYB_PORT
 url=http://127.0.0.1:$KYB_PORT
 
 step "Docker Compose"
-plugin=$(sh scripts/compose_plugin.sh)
+plugin=$(sh scripts/retry.sh sh scripts/compose_plugin.sh)
 compose() { $plugin --progress quiet --project-name "$project" "$@"; }
 $plugin version
 
@@ -42,7 +42,7 @@ trap finish EXIT
 trap 'exit 130' INT TERM
 
 step "images $KYB_IMAGE and $KYB_DEV_IMAGE"
-IMAGE=$KYB_IMAGE sh scripts/image.sh kybernate kybernate-dev
+IMAGE=$KYB_IMAGE sh scripts/retry.sh sh scripts/image.sh kybernate kybernate-dev
 docker image ls --format '{{.Repository}}:{{.Tag}} {{.Size}}' "${KYB_IMAGE%%:*}"
 step "the production image has neither fakes nor simulator"
 docker run --rm --network none "$KYB_IMAGE" python -c '

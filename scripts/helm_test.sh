@@ -27,7 +27,7 @@ tool() {
   fi
   go_is_usable || no_go "$1" "$2"
   say "go install $2"
-  GOBIN=$tools GOFLAGS=-trimpath go install "$2" || { say "go install $2 failed; put $1 on PATH"; exit 1; }
+  GOBIN=$tools GOFLAGS=-trimpath sh scripts/retry.sh go install "$2" || { say "go install $2 failed; put $1 on PATH"; exit 1; }
 }
 
 tool helm "helm.sh/helm/v3/cmd/helm@$HELM"
@@ -35,7 +35,8 @@ tool kubeconform "github.com/yannh/kubeconform/cmd/kubeconform@$KUBECONFORM"
 if [ ! -d "$tools/schemas" ]; then
   go_is_usable || no_go "the module k8s.io/kubernetes, with Kubernetes' OpenAPI document," "k8s.io/kubernetes@$KUBERNETES"
   say "go mod download k8s.io/kubernetes@$KUBERNETES"
-  module=$(cd "$tools" && go mod download -json "k8s.io/kubernetes@$KUBERNETES" | sed -n 's/^\t"Dir": "\(.*\)",*$/\1/p')
+  retry=$PWD/scripts/retry.sh
+  module=$(cd "$tools" && sh "$retry" go mod download -json "k8s.io/kubernetes@$KUBERNETES" | sed -n 's/^\t"Dir": "\(.*\)",*$/\1/p')
   [ -f "$module/api/openapi-spec/swagger.json" ] || { say "k8s.io/kubernetes@$KUBERNETES could not be had"; exit 1; }
   .venv/bin/python scripts/kube_schemas.py "$module/api/openapi-spec/swagger.json" "$tools/schemas.new"
   mv "$tools/schemas.new" "$tools/schemas"

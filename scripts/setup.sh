@@ -16,7 +16,7 @@ if [ -z "$python" ]; then
 fi
 if ! "$python" -c 'import ensurepip' 2>/dev/null; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    apt-get update -qq && apt-get install -y -qq python3-venv
+    sh scripts/retry.sh apt-get update -qq && sh scripts/retry.sh apt-get install -y -qq python3-venv
   else
     echo "setup: this Python cannot make virtual environments; run: sudo apt-get install python3-venv" >&2
     exit 1
@@ -24,6 +24,6 @@ if ! "$python" -c 'import ensurepip' 2>/dev/null; then
 fi
 echo "setup: installing into .venv"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+sh scripts/retry.sh .venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 printf '%s' "$want" > "$stamp"

@@ -21,10 +21,10 @@ if [ -n "$missing" ]; then
     exit 1
   fi
   echo "with_docker: installing Debian's docker.io"
-  apt-get update -qq
+  sh "$(dirname "$0")/retry.sh" apt-get update -qq
   apt-cache show docker-cli >/dev/null 2>&1 || missing="docker.io iptables"  # before trixie docker.io holds the client
   # shellcheck disable=SC2086  # a list
-  apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 $missing >/dev/null
+  sh "$(dirname "$0")/retry.sh" apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 $missing >/dev/null
   if reachable; then exec "$@"; fi
 fi
 
