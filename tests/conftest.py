@@ -1,4 +1,4 @@
-"""Options of the whole test run, and what its coverage counts. Read where every run begins."""
+"""Options, time-outs and Hypothesis profiles of the whole test run, and what its coverage counts."""
 
 import contextlib
 import os
@@ -7,10 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.until import TIME_FACTOR
 
 # gRPC's handlers for fork crash children that have Python code to run before exec (NatsServer's) when its threads are
 # busy. No test forks without exec. Read when grpc is imported, and this file comes before all tests.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+# HYPOTHESIS_PROFILE=nightly searches longer than a commit can wait for (make test-nightly).
+settings.register_profile("fast", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("nightly", settings.get_profile("fast"), max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 HERE = Path(__file__).parent
 CHILDREN_NOT_COUNTED = {"checkpointer", "conformance", "demo", "gpu", "sabotage", "stubs", "stack/test_upgrade.py"}
@@ -22,6 +30,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "not_counted: coverage pauses; the same few lines a million times, four times slower when counted"
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """KYB_TEST_TIME_FACTOR multiplies the time-out of every test, as ``until`` does with its own."""
+    if TIME_FACTOR == 1:
+        return
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        seconds = float(marker.args[0] if marker is not None else config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(seconds * TIME_FACTOR), append=False)
 
 
 @pytest.hookimpl(wrapper=True)

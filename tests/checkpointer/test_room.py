@@ -166,7 +166,7 @@ def units(model: Model, borrowed: list[ProcessIdentity]) -> list[tuple[SeatProce
     return found
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_no_restore_without_reservation_and_evidence_of_room(borrowed: list[ProcessIdentity], seed: int) -> None:
     async def story() -> None:

@@ -112,4 +112,4 @@ class AnySequence(RuleBasedStateMachine):
 
 
 TestAnySequence = pytest.mark.not_counted(AnySequence.TestCase)
-TestAnySequence.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAnySequence.settings = settings(stateful_step_count=40)

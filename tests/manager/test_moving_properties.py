@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -377,6 +377,4 @@ class AnyMove(RuleBasedStateMachine):
 
 
 TestAnyMove = AnyMove.TestCase
-TestAnyMove.settings = settings(
-    max_examples=50, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestAnyMove.settings = settings(stateful_step_count=50)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kybernate.messages import ActivateSeat, JobReply, PinSeat, SeatEvent, SeatProgress
@@ -176,7 +176,7 @@ SECONDS = st.sampled_from([0, 0, 1, 3, 8])
 
 
 @pytest.mark.not_counted
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5)
 @given(
     shapes=st.permutations(TREE),
     seats=st.sampled_from([1, 2]),
@@ -367,9 +367,7 @@ class AnyOrderOnSharedGpus(AnyOrder):
 
 
 TestAnyOrderOnSharedGpus = pytest.mark.not_counted(AnyOrderOnSharedGpus.TestCase)
-TestAnyOrderOnSharedGpus.settings = settings(
-    max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestAnyOrderOnSharedGpus.settings = settings(stateful_step_count=60)
 
 
 class AnyOrderInATree(AnyOrder):
@@ -381,9 +379,7 @@ class AnyOrderInATree(AnyOrder):
 
 
 TestAnyOrderInATree = pytest.mark.not_counted(AnyOrderInATree.TestCase)
-TestAnyOrderInATree.settings = settings(
-    max_examples=60, stateful_step_count=80, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestAnyOrderInATree.settings = settings(stateful_step_count=80)
 
 
 def test_who_can_leave_does_not_leave_again_and_again_for_one_who_cannot() -> None:

@@ -1,7 +1,7 @@
 """Whatever happens in whatever order: the invariants hold, and every switch ends."""
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -163,6 +163,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = pytest.mark.not_counted(AnyOrder.TestCase)
-TestAnyOrder.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestAnyOrder.settings = settings(stateful_step_count=60)

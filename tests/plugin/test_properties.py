@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate.config import ConfigError, NodeConfig
@@ -169,7 +169,6 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(machines(), configs(), st.lists(configs(), min_size=1, max_size=3), steps, st.integers())
 def test_any_life_of_a_node(
     machine: tuple[tuple[Gpu, ...], tuple[Link, ...]],

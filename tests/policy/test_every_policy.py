@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from kybernate.policy import POLICIES, GroupView, KybBalanced, KybSlo, Policy, Stay, Switch
 from kybernate.seat import SeatState as S
@@ -18,7 +18,6 @@ every = pytest.mark.parametrize("name", VARIANTS)
 
 
 @given(shown=views())
-@settings(max_examples=150, deadline=None)
 def test_any_view_gets_a_decision_that_can_be_carried_out(shown: GroupView) -> None:
     for name, policy in VARIANTS.items():
         decision = policy.decide(shown)

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from kybernate.lab.simulate.engine import run
 from kybernate.lab.simulate.scenarios import regime
@@ -33,7 +33,6 @@ def test_the_example_is_short_and_complete() -> None:
 
 
 @given(shown=views())
-@settings(max_examples=100, deadline=None)
 def test_the_example_keeps_what_every_policy_keeps(shown: GroupView) -> None:
     policy = OWN()
     decision = policy.decide(shown)

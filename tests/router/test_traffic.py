@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate.messages import EVENT_OF_STATE, CommandReply, DrainAck, SeatAllocated, SeatEvent, SeatPinned
@@ -344,7 +344,6 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(actions, max_size=60))
 def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
     traffic = Traffic(Limits(hold_seconds=20.0, queue_limit=5), RouterIdentity("r", "i1"))

@@ -6,7 +6,7 @@ from itertools import pairwise
 from zlib import crc32
 
 import pytest
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from kybernate.lab.simulate.engine import Options, SimulationError, run
@@ -112,7 +112,7 @@ POLICY: st.SearchStrategy[Policy] = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(derandomize=True)
 @given(scenarios(), POLICY, OPTIONS)
 def test_whatever_is_decided_each_request_is_served_once_and_slots_are_never_exceeded(
     scenario: Scenario, policy: Policy, options: Options

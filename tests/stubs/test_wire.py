@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.stubs.test_build import SOURCES
@@ -59,14 +59,12 @@ def wire(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Wire:
     return Wire(library)
 
 
-@settings(max_examples=300, deadline=None)
 @given(value=st.dictionaries(NAMES, VALUES, max_size=5))
 def test_whatever_python_writes_is_read_the_same(wire: Wire, value: dict[str, Any]):
     text = ctypes.create_string_buffer(json.dumps(value).encode())
     assert wire.read(ctypes.addressof(text), value) == value
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=60), key=st.sampled_from(["a", "code", ""]))
 def test_what_is_no_json_is_read_as_nothing_and_never_beyond_its_end(wire: Wire, data: bytes, key: str):
     text = ctypes.create_string_buffer(b"{" + data)

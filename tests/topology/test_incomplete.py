@@ -1,7 +1,7 @@
 """Services form groups although a GPU is missing; a person who checks a file hears of it as an error."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate.config import ConfigError
@@ -65,14 +65,12 @@ def test_a_missing_mig_instance_is_a_missing_gpu() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_with_everything_there_it_is_the_same_plan(data: st.DataObject) -> None:
     chosen, machine, found = data.draw(fitting())
     assert plan(chosen, *machine, lenient=True) == found
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
 def test_whatever_is_missing_the_complete_groups_stay_as_they_are(data: st.DataObject) -> None:
     chosen, machine, whole = data.draw(fitting())
     lost = data.draw(st.sets(st.sampled_from([gpu.uuid for gpu in machine[0]]), max_size=3))
@@ -90,7 +88,6 @@ def test_whatever_is_missing_the_complete_groups_stay_as_they_are(data: st.DataO
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_nothing_is_raised_but_config_errors(data: st.DataObject) -> None:
     machine = data.draw(machines())
     chosen = data.draw(wild(machine))

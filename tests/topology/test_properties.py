@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate.config import ConfigError, GpuTopology, GroupSpec, NodeConfig
@@ -115,7 +115,6 @@ def ids(topology: Topology) -> dict[str, frozenset[str]]:
 
 
 @given(st.data())
-@settings(max_examples=80, deadline=None)
 def test_nothing_is_raised_but_config_errors_with_a_remedy(data: st.DataObject) -> None:
     machine = data.draw(machines())
     config = data.draw(wild(machine))
@@ -129,7 +128,6 @@ def test_nothing_is_raised_but_config_errors_with_a_remedy(data: st.DataObject) 
 
 
 @given(fitting())
-@settings(max_examples=80, deadline=None)
 def test_groups_are_disjoint_or_nested_and_know_with_whom_they_share(
     case: Case,
 ) -> None:
@@ -144,7 +142,6 @@ def test_groups_are_disjoint_or_nested_and_know_with_whom_they_share(
 
 
 @given(fitting())
-@settings(max_examples=80, deadline=None)
 def test_ids_and_names_are_unique_and_short_and_every_group_fits_its_profile(
     case: Case,
 ) -> None:
@@ -165,7 +162,6 @@ def test_ids_and_names_are_unique_and_short_and_every_group_fits_its_profile(
 
 
 @given(fitting())
-@settings(max_examples=60, deadline=None)
 def test_every_profile_has_groups_or_a_warning_that_names_it(case: Case) -> None:
     config, _, found = case
     sold = {group.profile.name for group in found.groups}
@@ -175,7 +171,6 @@ def test_every_profile_has_groups_or_a_warning_that_names_it(case: Case) -> None
 
 
 @given(fitting(), st.data())
-@settings(max_examples=80, deadline=None)
 def test_renumbered_gpus_keep_their_keys_and_ids(case: Case, data: st.DataObject) -> None:
     config, (gpus, links, instances), found = case
     numbers = data.draw(st.permutations(range(len(gpus))))
@@ -187,7 +182,6 @@ def test_renumbered_gpus_keep_their_keys_and_ids(case: Case, data: st.DataObject
 
 
 @given(fitting(), st.data())
-@settings(max_examples=80, deadline=None)
 def test_another_profile_changes_no_id_of_a_listed_group(case: Case, data: st.DataObject) -> None:
     config, machine, found = case
     have = {profile.group_size for profile in config.profiles if profile.mig_profile is None}

@@ -48,7 +48,6 @@ def without_insides(near: Near) -> Near:
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=28), st.integers(1, 7), st.integers(2, 4))
-@settings(max_examples=80, deadline=None)
 def test_no_cut_of_single_gpus_is_better(values: list[int], atoms: int, size: int) -> None:
     near = without_insides(symmetric(values, atoms))
     cut = best_cut([1] * atoms, near, size)
@@ -60,7 +59,6 @@ def test_no_cut_of_single_gpus_is_better(values: list[int], atoms: int, size: in
     st.lists(st.integers(1, 3), min_size=1, max_size=6),
     st.integers(2, 6),
 )
-@settings(max_examples=80, deadline=None)
 def test_no_cut_of_atoms_is_better(values: list[int], weights: list[int], size: int) -> None:
     weights = [min(weight, size - 1) for weight in weights]  # larger ones are no atoms of this size
     near = symmetric(values, len(weights))
@@ -70,7 +68,7 @@ def test_no_cut_of_atoms_is_better(values: list[int], weights: list[int], size: 
 
 @pytest.mark.not_counted
 @given(st.lists(st.integers(0, 9), min_size=20, max_size=400), st.integers(17, 24), st.integers(2, 8))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_irregular_machines_of_many_gpus_get_disjoint_groups_too(values: list[int], atoms: int, size: int) -> None:
     near = without_insides(symmetric(values, atoms))
     cut = best_cut([1] * atoms, near, size)
