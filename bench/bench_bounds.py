@@ -16,21 +16,21 @@ from rich.console import Console
 from rich.table import Table
 
 from kybernate.lab.baselines import POLICIES
-from kybernate.lab.simulate.bounds import certificate
+from kybernate.lab.bounds.certificate import certificate
 from kybernate.lab.simulate.engine import run as play
 from kybernate.lab.simulate.model import Scenario
 from kybernate.lab.simulate.scenarios import reference
 from kybernate.lab.studies import mdp, mdp_slo
-from kybernate.lab.studies.mdp_rules import LongestFirst
+from kybernate.lab.studies.mdp import LongestFirst
 from kybernate.policy import Policy
 
 CASES = {
-    "0.06/s": (mdp.Case(mdp.zipf(0.06)), 6.87),
-    "0.12/s": (mdp.Case(mdp.zipf(0.12)), 10.46),
-    "0.30/s": (mdp.Case(mdp.zipf(0.30)), 17.05),
-    "0.12/s, moves 10 s": (mdp.Case(mdp.zipf(0.12), park=10.0, restore=10.0), 31.05),
-    "0.12/s, decodes 30 s": (mdp.Case(mdp.zipf(0.12), service=30.0), 83.0),
-    "the same, limit 16": (mdp.Case(mdp.zipf(0.12), service=30.0, limit=16), float("nan")),
+    "0.06/s": (mdp.WaitCase(mdp.zipf(0.06)), 6.87),
+    "0.12/s": (mdp.WaitCase(mdp.zipf(0.12)), 10.46),
+    "0.30/s": (mdp.WaitCase(mdp.zipf(0.30)), 17.05),
+    "0.12/s, moves 10 s": (mdp.WaitCase(mdp.zipf(0.12), park=10.0, restore=10.0), 31.05),
+    "0.12/s, decodes 30 s": (mdp.WaitCase(mdp.zipf(0.12), service=30.0), 83.0),
+    "the same, limit 16": (mdp.WaitCase(mdp.zipf(0.12), service=30.0, limit=16), float("nan")),
 }
 """The research's cases with its optima; it cut queues at 11."""
 
@@ -43,8 +43,8 @@ RULES: dict[str, Policy] = {
     **{name: POLICIES[name]() for name in ("kyb-balanced", "kyb-bounded", "kyb-slo", "exhaustive", "cmu-setup")},
 }
 SLO_CASES = {
-    "3 seats, moves 10 s, SLO 20 s": mdp_slo.Case(mdp.zipf(0.12), step=5.0, slo_steps=4),
-    "4 seats, moves 10 s, SLO 20 s": mdp_slo.Case(mdp.zipf(0.12, 4), step=5.0, slo_steps=4),
+    "3 seats, moves 10 s, SLO 20 s": mdp_slo.SloCase(mdp.zipf(0.12), step=5.0, slo_steps=4),
+    "4 seats, moves 10 s, SLO 20 s": mdp_slo.SloCase(mdp.zipf(0.12, 4), step=5.0, slo_steps=4),
 }
 SLO_POLICIES = ("kyb-slo", "kyb-balanced", "exhaustive")
 SLO_HOURS, SLO_BUDGET = 8, 30.0

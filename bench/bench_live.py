@@ -21,8 +21,8 @@ from kybernate.dev.fakes.engine.answers import expected_text
 from kybernate.dev.fakes.engine.engine import EngineOptions
 from kybernate.dev.stack import LAPTOP, Stack, StackOptions
 from kybernate.lab.simulate.engine import run as simulate
-from kybernate.lab.simulate.engine_world import Options
 from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, SimSeat
+from kybernate.lab.simulate.world import Options
 from kybernate.lab.traces import Arrival
 from kybernate.policy.estimators import SERVICE_WEIGHT, Ewma
 

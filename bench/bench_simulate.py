@@ -18,8 +18,8 @@ from kybernate.lab.baselines import POLICIES
 from kybernate.lab.simulate.engine import Options
 from kybernate.lab.simulate.engine import run as simulate
 from kybernate.lab.simulate.generate import SERVEGEN_RATE, SERVEGEN_TENANTS, poisson, tenant, together, zipf
-from kybernate.lab.simulate.importing import Node, node_seats, sized_seats
 from kybernate.lab.simulate.model import Scenario, SimGroup
+from kybernate.lab.simulate.node import Node, node_seats, sized_seats
 from kybernate.lab.simulate.scenarios import DAY, HOUR, numbered, services
 
 NODES = (1, 5)

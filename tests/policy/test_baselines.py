@@ -3,7 +3,7 @@
 import pytest
 
 from kybernate.lab.baselines import POLICIES, RandomSeat
-from kybernate.lab.simulate.gang import as_one
+from kybernate.lab.simulate.views import as_one
 from kybernate.policy import Policy, Stay, Switch
 from kybernate.policy.rules import IdleTimeout
 from tests.policy.views import active, queue, seat, view

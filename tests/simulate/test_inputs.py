@@ -6,39 +6,43 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from kybernate.lab.simulate import costs
 from kybernate.lab.simulate.generate import (
     SERVEGEN_TENANTS,
     SERVICE_MEAN,
-    diurnal,
     draw_service,
     mmpp,
-    pareto_gaps,
     poisson,
     service_seconds,
     tenant,
     zipf,
 )
-from kybernate.lab.simulate.importing import Node, from_arrivals, on_node
-from kybernate.lab.simulate.scenarios import reference, regime, side_by_side
+from kybernate.lab.simulate.node import (
+    GB,
+    HARDWARE,
+    Node,
+    fitted_cost,
+    from_arrivals,
+    measured_costs,
+    on_node,
+    parse_cost,
+)
+from kybernate.lab.simulate.scenarios import reference, regime
 from kybernate.lab.traces import Arrival
-
-GB = costs.GB
 
 
 def test_hardware_and_given_costs():
-    assert costs.HARDWARE["stock"].park_seconds(40 * GB) == pytest.approx(1 + 10)
-    assert costs.HARDWARE["stock"].activate_seconds(42 * GB) == pytest.approx(1 + 6)
-    assert costs.HARDWARE["fast"].park_seconds(36 * GB) == pytest.approx(3.5)
-    assert costs.parse("2/5").activate_seconds(40 * GB) == pytest.approx(9)
-    seconds = costs.parse("2.5s/3s")
+    assert HARDWARE["stock"].park_seconds(40 * GB) == pytest.approx(1 + 10)
+    assert HARDWARE["stock"].activate_seconds(42 * GB) == pytest.approx(1 + 6)
+    assert HARDWARE["fast"].park_seconds(36 * GB) == pytest.approx(3.5)
+    assert parse_cost("2/5").activate_seconds(40 * GB) == pytest.approx(9)
+    seconds = parse_cost("2.5s/3s")
     assert (seconds.park_seconds(80 * GB), seconds.activate_seconds(1)) == (2.5, 3.0)
 
 
 @pytest.mark.parametrize("text", ["quick", "4", "4/0", "-1/3", "1s/2", "a/b", "1/2/3"])
 def test_a_cost_that_is_none_says_how_to_write_one(text: str):
     with pytest.raises(ValueError, match="neither a name"):
-        costs.parse(text)
+        parse_cost(text)
 
 
 def test_costs_are_learned_from_a_ledger():
@@ -47,15 +51,15 @@ def test_costs_are_learned_from_a_ledger():
         {"seat": "b", "vram_bytes": 40 * GB, "park_seconds": 11.0, "activate_seconds": 9.0},
         {"seat": "c", "vram_bytes": 0, "park_seconds": 2.0, "activate_seconds": 2.0},
     ]
-    fitted = costs.fitted(costs.measured(rows))
+    fitted = fitted_cost(measured_costs(rows))
     assert fitted.fixed_seconds == pytest.approx(1.0)
     assert fitted.park_seconds(30 * GB) == pytest.approx(8.5, rel=0.05)
     with pytest.raises(ValueError, match="park and activate one first"):
-        costs.fitted(costs.measured(rows[2:]))
+        fitted_cost(measured_costs(rows[2:]))
 
 
-@pytest.mark.parametrize("make", [poisson, mmpp, diurnal], ids=lambda make: make.__name__)
-def test_a_process_has_the_rate_that_was_asked_for(make):
+@pytest.mark.parametrize("make", [poisson, mmpp], ids=lambda make: make.__name__)
+def test_a_process_has_the_given_rate(make):
     times = list(make(0.5, 86_400.0, Random(1)))
     assert len(times) == pytest.approx(43_200, rel=0.08)
     assert times == sorted(times)
@@ -65,13 +69,12 @@ def test_a_process_has_the_rate_that_was_asked_for(make):
 
 def test_processes_differ_in_how_bursty_they_are():
     variation = {}
-    for make in (poisson, mmpp, pareto_gaps):
+    for make in (poisson, mmpp):
         times = list(make(0.5, 86_400.0, Random(2)))
         gaps = [later - earlier for earlier, later in pairwise(times)]
         variation[make.__name__] = pstdev(gaps) / fmean(gaps)
     assert variation["poisson"] == pytest.approx(1.0, abs=0.1)
     assert variation["mmpp"] > 2
-    assert variation["pareto_gaps"] > 1.5
 
 
 def test_a_tenant_is_away_for_long_and_bursty_when_it_is_there():
@@ -132,7 +135,7 @@ ROWS = [
 
 def test_a_trace_on_a_node():
     node = Node(
-        groups=2, cost=costs.parse("10/10"), vram_bytes={"big": 60 * GB, "": 20 * GB}, pinned=frozenset({"small"}),
+        groups=2, cost=parse_cost("10/10"), vram_bytes={"big": 60 * GB, "": 20 * GB}, pinned=frozenset({"small"}),
         measured={"mid": (0.5, 0.7)}, tiers={"": ("standard", 1.0, 20.0, 0.0), "big": ("gold", 2.0, 12.0, 5.0)},
     )  # fmt: skip
     made = from_arrivals(ROWS, node, speed_up=2.0, duration=40.0)
@@ -156,14 +159,3 @@ def test_a_scenario_can_be_played_on_another_node():
     assert [group.name for group in made.groups] == ["G0", "G1", "G2"]
     assert {seat.group for seat in made.seats} == {"G0", "G1", "G2"}
     assert made.at == reference("bursty").at
-
-
-def test_two_scenarios_share_a_node():
-    one, other = reference("poisson", 0), reference("poisson", 1)
-    made = side_by_side([one, other], 3.0)
-    assert len(made.at) == len(one.at) + len(other.at)
-    assert list(made.at) == sorted(made.at)
-    assert [seat.group for seat in made.seats] == ["G0"] * 4 + ["G1"] * 4
-    theirs = [at for at, seat in zip(made.at, made.seat, strict=True) if seat >= 4]
-    assert theirs == list(other.at)
-    assert made.move_seconds == 3.0

@@ -12,9 +12,9 @@ from kybernate.cli import main
 from kybernate.lab.cli.plan import plan
 from kybernate.lab.cli.simulate import simulate
 from kybernate.lab.cli.tune import tune
-from kybernate.lab.simulate.importing import Node, node_seats
-from kybernate.lab.simulate.plan import Goal, regrouped
-from kybernate.lab.simulate.plan import plan as planned
+from kybernate.lab.plan import Goal, regrouped
+from kybernate.lab.plan import plan as planned
+from kybernate.lab.simulate.node import Node, node_seats
 from tests.simulate.cases import scenario, seat
 
 OWN = {"traces", "slo", "slots", "policy"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kybernate.cli import main
+from kybernate.lab.plan import Goal, Layout, dedicated, fewest, plan, regrouped, saved
 from kybernate.lab.simulate.engine import Options
-from kybernate.lab.simulate.plan import Goal, Layout, dedicated, fewest, plan, regrouped, saved
 from tests.simulate.cases import scenario, seat
 
 LAYOUT = Layout("seats", 1, 1, 1, False, 0, 0, 0, 0, 0, 0, 0, 0)

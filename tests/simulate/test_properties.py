@@ -10,8 +10,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from kybernate.lab.simulate.engine import Options, SimulationError, run
-from kybernate.lab.simulate.engine_check import check
-from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, SimSeat
+from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, SimSeat, check
 from kybernate.policy import POLICIES, Decision, GroupView, Park, Policy, Stay, Switch
 from kybernate.seat import SeatState
 from tests.simulate.cases import Impatient, together

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from kybernate.cli import main
-from kybernate.lab.simulate.statistics import METRICS
-from kybernate.lab.studies.reference import Plan, play, table
-from kybernate.lab.studies.reference_published import CLAIRVOYANT, PUBLISHED
+from kybernate.lab.simulate.measures import METRICS
+from kybernate.lab.studies.reference import CLAIRVOYANT, PUBLISHED, Plan, play, table
 
 KEYS = {"scenario", "policy", *METRICS, *(f"{metric}_ci" for metric in METRICS)}
 

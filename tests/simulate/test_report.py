@@ -3,8 +3,8 @@
 import pytest
 
 from kybernate.lab.simulate.engine import Options, run
+from kybernate.lab.simulate.measures import measures, needed, percentile
 from kybernate.lab.simulate.model import SimGroup
-from kybernate.lab.simulate.report import measures, needed, percentile
 from tests.simulate.cases import Exhaustive, Impatient, scenario, seat
 
 

@@ -4,11 +4,20 @@ from random import Random
 
 import pytest
 
-from kybernate.lab.simulate.costs import HARDWARE
 from kybernate.lab.simulate.engine import run
-from kybernate.lab.simulate.report import measures, percentile
+from kybernate.lab.simulate.measures import (
+    Pool,
+    Sample,
+    blocks,
+    draws,
+    interval,
+    intervals,
+    measures,
+    percentile,
+    sampled,
+)
+from kybernate.lab.simulate.node import HARDWARE
 from kybernate.lab.simulate.scenarios import hour_of
-from kybernate.lab.simulate.statistics import Pool, Sample, blocks, draws, interval, intervals, sampled
 from kybernate.policy import POLICIES
 
 

@@ -10,10 +10,10 @@ import pytest
 from kybernate.cli import main
 from kybernate.config import load
 from kybernate.lab.cli.tune import profile
-from kybernate.lab.simulate.costs import HARDWARE
+from kybernate.lab.simulate.measures import Figures, Sample
+from kybernate.lab.simulate.node import HARDWARE
 from kybernate.lab.simulate.scenarios import hour_of
-from kybernate.lab.simulate.statistics import Figures, Sample
-from kybernate.lab.simulate.tune import (
+from kybernate.lab.tune import (
     MODES,
     Candidate,
     Gain,

@@ -11,8 +11,8 @@ from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, read_scena
 from kybernate.lab.cli.simulate_reference import writable, write
 
 if TYPE_CHECKING:
+    from kybernate.lab.plan import Goal, Layout
     from kybernate.lab.simulate.model import Scenario
-    from kybernate.lab.simulate.plan import Goal, Layout
 
 
 def plan(
@@ -44,10 +44,10 @@ def plan(
     """How many groups of GPUs does this trace need at this SLO, shared by seats or one per model? Exit code 1: more
     than --groups-max.
     """
+    from kybernate.lab.plan import Goal, saved
+    from kybernate.lab.plan import plan as planned
     from kybernate.lab.simulate.engine import SimulationError
-    from kybernate.lab.simulate.plan import Goal, saved
-    from kybernate.lab.simulate.plan import plan as planned
-    from kybernate.lab.simulate.report import needed
+    from kybernate.lab.simulate.measures import needed
 
     seconds, share = wanted(slo)
     writable(json_file)
@@ -106,8 +106,8 @@ def _show(scenario: "Scenario", goal: "Goal", seconds: float, found: "list[Layou
     from rich.table import Table
 
     from kybernate.cli.show import open_console
-    from kybernate.lab.simulate.plan import saved
-    from kybernate.lab.simulate.report import needed
+    from kybernate.lab.plan import saved
+    from kybernate.lab.simulate.measures import needed
 
     console = open_console()
 

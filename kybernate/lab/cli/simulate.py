@@ -101,7 +101,7 @@ def _report(
     """Run, print, write. Raises CliError."""
     from kybernate.lab.baselines import POLICIES
     from kybernate.lab.simulate.engine import SimulationError, run
-    from kybernate.lab.simulate.report import measures, needed
+    from kybernate.lab.simulate.measures import measures, needed
 
     played = read_scenario(inputs)
     if bound is not None and (why := incomparable(played, options)):

@@ -11,9 +11,8 @@ from kybernate.cli.output import CliError
 from kybernate.config_errors import suggest
 
 if TYPE_CHECKING:
-    from kybernate.lab.simulate.costs import Cost
-    from kybernate.lab.simulate.importing import Node
     from kybernate.lab.simulate.model import Scenario
+    from kybernate.lab.simulate.node import Cost, Node
 
 _GB = 1_000_000_000
 
@@ -48,7 +47,7 @@ class Inputs:
 
 def read_scenario(inputs: Inputs) -> "Scenario":
     """The scenario that these options describe."""
-    from kybernate.lab.simulate.importing import from_arrivals, on_node
+    from kybernate.lab.simulate.node import from_arrivals, on_node
     from kybernate.lab.simulate.scenarios import reference
     from kybernate.lab.traces import TraceError, load
 
@@ -103,7 +102,7 @@ def _known(inputs: Inputs, made: "Scenario") -> None:
 
 
 def _node(inputs: Inputs) -> "Node":
-    from kybernate.lab.simulate.importing import Node
+    from kybernate.lab.simulate.node import Node
 
     vram = {name: int(_number(value, "--vram") * _GB) for name, value in map(_split, inputs.vram)}
     cost, known = _costs(inputs)
@@ -125,19 +124,19 @@ def _node(inputs: Inputs) -> "Node":
 
 def _costs(inputs: Inputs) -> "tuple[Cost, dict[str, tuple[float, float]]]":
     """The cost of sizes, and what is known of single seats, by the seat's name or its pod's."""
-    from kybernate.lab.simulate.costs import fitted, measured, parse
+    from kybernate.lab.simulate.node import fitted_cost, measured_costs, parse_cost
 
     try:
         if inputs.measured is None:
-            return parse(inputs.cost), {}
+            return parse_cost(inputs.cost), {}
         seats = _ledger(inputs.measured)
         known = {
             str(name): (float(seat["park_seconds"]), float(seat["activate_seconds"]))
             for seat in seats
-            if measured([seat])
+            if measured_costs([seat])
             for name in {seat.get("seat"), (seat.get("annotations") or {}).get(MODEL)} - {None}
         }
-        return fitted(measured(seats)), known
+        return fitted_cost(measured_costs(seats)), known
     except ValueError as error:
         raise CliError(str(error), 2) from None
 

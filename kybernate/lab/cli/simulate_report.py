@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from kybernate.cli.output import CliError
 
 if TYPE_CHECKING:
-    from kybernate.lab.simulate.bounds import Certificate
+    from kybernate.lab.bounds.certificate import Certificate
     from kybernate.lab.simulate.engine import Options
+    from kybernate.lab.simulate.measures import Measures, Needed
     from kybernate.lab.simulate.model import Scenario
-    from kybernate.lab.simulate.report import Measures, Needed
 
 
 def show(played: "Scenario", need: "Needed", found: "Sequence[Measures]", certificate: "Certificate | None") -> None:
@@ -115,7 +115,7 @@ def certified(played: "Scenario", seconds: float) -> "Certificate":
     """What no scheduler could have undercut. Raises CliError without the extra ``lab``, and when there is too much
     to bound.
     """
-    from kybernate.lab.simulate.bounds import certificate
+    from kybernate.lab.bounds.certificate import certificate
 
     try:
         return certificate(played, seconds_budget=seconds)

@@ -12,8 +12,8 @@ from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, read_scena
 from kybernate.lab.cli.simulate_reference import writable, write
 
 if TYPE_CHECKING:
-    from kybernate.lab.simulate.statistics import Figures
-    from kybernate.lab.simulate.tune import Tuned
+    from kybernate.lab.simulate.measures import Figures
+    from kybernate.lab.tune import Tuned
 
 _SHOWN = 5
 
@@ -49,8 +49,8 @@ def tune(
 ) -> None:
     """Would other constants of the policy have been better on the last days of a trace? Changes nothing."""
     from kybernate.lab.simulate.engine import SimulationError
-    from kybernate.lab.simulate.tune import MODES, last_days
-    from kybernate.lab.simulate.tune import tune as tuned
+    from kybernate.lab.tune import MODES, last_days
+    from kybernate.lab.tune import tune as tuned
 
     writable(json_file, out)
     modes = chosen_policies(policy)

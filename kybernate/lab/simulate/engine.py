@@ -7,10 +7,9 @@ sees what the GPU manager shows it (``engine_look.py``), learned from what has h
 import heapq
 from collections.abc import Sequence
 
-from kybernate.lab.simulate.engine_seat import Seat
-from kybernate.lab.simulate.engine_switch import Switching
-from kybernate.lab.simulate.engine_world import FINISHED, SWITCHED, WAKE, Group, Options, SimulationError, World
 from kybernate.lab.simulate.model import Outcome, Scenario
+from kybernate.lab.simulate.switches import Switching
+from kybernate.lab.simulate.world import FINISHED, SWITCHED, WAKE, Group, Options, Seat, SimulationError, World
 from kybernate.policy import Policy
 
 __all__ = ["Options", "SimulationError", "run"]

@@ -75,25 +75,6 @@ def mmpp(rate: float, duration: float, random: Random, *, on: float = 60.0, off:
         at, bursting = until, not bursting
 
 
-def pareto_gaps(rate: float, duration: float, random: Random, *, alpha: float = 1.5) -> Iterator[float]:
-    """Gaps with a heavy tail (Pareto with exponent ``alpha`` above 1), mean 1 / ``rate``."""
-    least = (alpha - 1.0) / alpha / rate
-    at = random.random() * least * random.paretovariate(alpha)
-    while at < duration:
-        yield at
-        at += least * random.paretovariate(alpha)
-
-
-def diurnal(
-    rate: float, duration: float, random: Random, *, swing: float = 0.8, period: float = 86_400.0, peak: float = 0.5
-) -> Iterator[float]:
-    """Poisson whose rate swings like a cosine by ``swing`` around ``rate``; highest at ``peak`` of the period."""
-    for at in poisson(rate * (1.0 + swing), duration, random):
-        here = 1.0 + swing * math.cos(2.0 * math.pi * (at / period - peak))
-        if random.random() * (1.0 + swing) < here:
-            yield at
-
-
 class Tenant(NamedTuple):
     """How one client of a hosted service sends, in windows of ten minutes."""
 

@@ -1,10 +1,13 @@
-"""What is simulated and what came of it: plain data, the contract between generators, engine, bounds and reports.
+"""A scenario and its outcome as plain data: the contract between generators, engine, bounds and reports; and the check
+that a scenario can be played. Pure.
 
-Times are model seconds from the beginning of the scenario, durations model seconds. Nothing here needs more than the
-standard library.
+Times are model seconds from the beginning of the scenario, durations model seconds.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +102,113 @@ class Outcome:
     """Sum over groups of time spent parking and restoring."""
     counters: dict[str, int] = field(default_factory=dict)
     """decisions, moves, park_failures, restore_failures, no_room …"""
+
+
+def check(scenario: Scenario) -> None:
+    """Raise ValueError, with what is wrong, for a scenario that cannot be played."""
+    name, count = scenario.name, len(scenario.at)
+    if not count == len(scenario.seat) == len(scenario.service):
+        raise ValueError(f"scenario {name}: at, seat and service differ in length")
+    if any(later < earlier for earlier, later in pairwise(scenario.at)):
+        raise ValueError(f"scenario {name}: arrival times fall; sort the requests by time")
+    _check_numbers(scenario)
+    if scenario.seat and not 0 <= min(scenario.seat) <= max(scenario.seat) < len(scenario.seats):
+        raise ValueError(f"scenario {name}: a request names a seat that is not there")
+    if scenario.cap < 1 or any(group.slots < 1 for group in scenario.groups):
+        raise ValueError(f"scenario {name}: cap and slots must be at least 1")
+    _check_names(scenario)
+    _check_pins(scenario)
+    _check_memory(scenario)
+
+
+def _check_numbers(scenario: Scenario) -> None:
+    """What is not a number, or below 0, would be played as nonsense: waits below 0, a run without end."""
+    times = {
+        "arrival time": scenario.at,
+        "service time": scenario.service,
+        "park time": [seat.park_seconds for seat in scenario.seats],
+        "activate time": [seat.activate_seconds for seat in scenario.seats],
+    }
+    for what, values in times.items():
+        wrong = next((value for value in values if not 0 <= value < inf), None)
+        if wrong is not None:
+            raise ValueError(f"scenario {scenario.name}: {what} {wrong!r}; give seconds from 0")
+
+
+def _check_names(scenario: Scenario) -> None:
+    """Groups and seats are called by their names; a gang has at most one seat on each group."""
+    name, groups = scenario.name, {group.name for group in scenario.groups}
+    for what, names in (("seats", scenario.seats), ("groups", scenario.groups)):
+        twice = [one for one, count in Counter(each.name for each in names).items() if count > 1]
+        if twice:
+            raise ValueError(f"scenario {name}: two {what} are called {twice[0]}; give each a name of its own")
+    for seat in scenario.seats:
+        if seat.group not in groups:
+            raise ValueError(f"scenario {name}: seat {seat.name} belongs to group {seat.group}, which is not there")
+    placed = Counter((seat.gang, seat.group) for seat in scenario.seats if seat.gang)
+    for (gang, group), count in placed.items():
+        if count > 1:
+            raise ValueError(
+                f"scenario {name}: {count} seats of gang {gang} are on group {group}; a gang has one seat per group"
+            )
+
+
+def _check_pins(scenario: Scenario) -> None:
+    """Pinned seats must fit, and leave a slot where anything else is asked for. Seats that may move count together,
+    but where a gang has a place, since that cannot move.
+    """
+    asked = _asked(scenario)
+    fixed = {seat.group for seat in scenario.seats if seat.gang}
+    parts: list[tuple[SimGroup, ...]]
+    parts = [(group,) for group in scenario.groups if scenario.move_seconds is None or group.name in fixed]
+    if scenario.move_seconds is not None:
+        parts.append(scenario.groups)
+    for groups in parts:
+        names, slots = {group.name for group in groups}, sum(group.slots for group in groups)
+        here = [seat for seat in scenario.seats if seat.group in names]
+        pinned = sum(_pinned(scenario, seat) for seat in here)
+        others = any(not _pinned(scenario, seat) and seat.name in asked for seat in here)
+        if pinned > slots or (others and pinned == slots):
+            raise ValueError(
+                f"scenario {scenario.name}: {pinned} pinned seats take all {slots} slots of {', '.join(sorted(names))} "
+                f"and others would wait for ever; pin fewer or give it more slots"
+            )
+
+
+def _check_memory(scenario: Scenario) -> None:
+    """Each seat must fit beside those that never leave its group."""
+    asked = _asked(scenario)
+    for group in scenario.groups:
+        if not group.memory_bytes:
+            continue
+        here = [seat for seat in scenario.seats if seat.group == group.name]
+        if max((seat.vram_bytes for seat in here), default=0) > group.memory_bytes:
+            raise ValueError(
+                f"scenario {scenario.name}: a seat of group {group.name} needs more memory than the group has"
+            )
+        _check_beside_pinned(scenario, group, here, asked)
+
+
+def _check_beside_pinned(scenario: Scenario, group: SimGroup, here: list[SimSeat], asked: set[str]) -> None:
+    if group.slots == 1 or (scenario.move_seconds is not None and not any(seat.gang for seat in here)):
+        return
+    taken = sum(seat.vram_bytes for seat in here if _pinned(scenario, seat))
+    most = max((s.vram_bytes for s in here if s.name in asked and not _pinned(scenario, s)), default=0)
+    left = group.memory_bytes - taken
+    if most > left:
+        raise ValueError(
+            f"scenario {scenario.name}: the pinned seats of group {group.name} leave {left} bytes and a seat needs "
+            f"{most}; pin fewer or give the group more memory"
+        )
+
+
+def _asked(scenario: Scenario) -> set[str]:
+    """Names of seats that somebody asks for, themselves or their gang."""
+    asked = {scenario.seats[index] for index in set(scenario.seat)}
+    gangs = {seat.gang for seat in asked} - {""}
+    return {seat.name for seat in scenario.seats if seat in asked or seat.gang in gangs}
+
+
+def _pinned(scenario: Scenario, seat: SimSeat) -> bool:
+    """It is, or one of its gang."""
+    return seat.pinned or any(other.pinned for other in scenario.seats if seat.gang and other.gang == seat.gang)

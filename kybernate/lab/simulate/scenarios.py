@@ -8,13 +8,12 @@ S4 ``servegen``  10 seats, 0.32 requests/s: hours of the derived trace if its fi
 A window is one hour; the same window has the same requests for every policy.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
 
-from kybernate.lab.simulate.costs import HARDWARE, Cost
 from kybernate.lab.simulate.generate import (
     SERVEGEN_RATE,
     SERVEGEN_TENANTS,
@@ -26,8 +25,8 @@ from kybernate.lab.simulate.generate import (
     together,
     zipf,
 )
-from kybernate.lab.simulate.importing import Node, by_requests, from_arrivals, sized_seats
 from kybernate.lab.simulate.model import Scenario, SimGroup
+from kybernate.lab.simulate.node import HARDWARE, Cost, Node, by_requests, from_arrivals, sized_seats
 from kybernate.lab.traces import load
 
 HOUR = 3600.0
@@ -66,36 +65,6 @@ def regime(arrivals: str, load_: float, switch_seconds: float, window: int = 0, 
     half = switch_seconds / 2
     seats = tuple(replace(seat, park_seconds=half, activate_seconds=half) for seat in made.seats)
     return replace(made, name=f"{arrivals} load {load_:g} switch {switch_seconds:g} s, window {window}", seats=seats)
-
-
-def side_by_side(scenarios: Sequence[Scenario], move_seconds: float | None = None) -> Scenario:
-    """Several scenarios of one group each as groups of one node; with ``move_seconds`` their seats may move.
-
-    For pooling: the same requests with and without.
-    """
-    first = scenarios[0]
-    rows = sorted(
-        (at, place, seat, service)
-        for place, one in enumerate(scenarios)
-        for at, seat, service in zip(one.at, one.seat, one.service, strict=True)
-    )
-    offsets = [sum(len(one.seats) for one in scenarios[:place]) for place in range(len(scenarios))]
-    return replace(
-        first,
-        name=" | ".join(one.name for one in scenarios),
-        seats=tuple(
-            replace(seat, name=f"g{place}.{seat.name}", group=f"G{place}")
-            for place, one in enumerate(scenarios)
-            for seat in one.seats
-        ),
-        groups=tuple(replace(one.groups[0], name=f"G{place}") for place, one in enumerate(scenarios)),
-        at=tuple(row[0] for row in rows),
-        seat=tuple(offsets[row[1]] + row[2] for row in rows),
-        service=tuple(row[3] for row in rows),
-        duration=max(one.duration for one in scenarios),
-        move_seconds=move_seconds,
-        source=" | ".join(one.source for one in scenarios),
-    )
 
 
 def hour_of(kind: str, rate: float, window: int, cost: Cost, *, duration: float = HOUR) -> Scenario:

@@ -1,34 +1,139 @@
 """A small switching problem solved exactly: the mean wait of the best causal policy that can exist.
 
-The model: one slot; seats with Poisson arrivals; a visit serves everybody who waits for the seat at once (continuous
+The model: one slot; seats with Poisson arrivals; a visit serves all requests that wait for the seat at once (continuous
 batching), service times are exponential; parking and restoring take Erlang-2 times; parking needs an empty seat, so
-admission is closed and what is in flight ends first. Queues are cut at ``Case.limit`` waiting requests per seat (who
-comes then is turned away); choose it well above the mean number that wait. Solved by relative value iteration; the
-gain is known between two bounds (Odoni), and the iteration ends when they are ``tolerance`` apart. By Little's law
-the mean wait is the mean number of waiting requests over the arrival rate.
+admission is closed and the requests in flight end first. Queues are cut at ``WaitCase.limit`` waiting requests per seat
+(further arrivals are rejected); choose it well above the mean number of waiting requests. Solved by relative value
+iteration; the gain is known between two bounds (Odoni), and the iteration ends when they are ``tolerance`` apart. By
+Little's law the mean wait is the mean number of waiting requests over the arrival rate.
 
-A live policy is evaluated on the same model by asking it once in every state (``evaluate``). The model has no memory
-of time, so ages and dwell times in the views are expectations given the state; ``mdp_view`` says which. Policies that
-count seconds are better judged by the simulator on ``played``: the same arrivals and costs, event by event.
+A live policy is evaluated on the same model by one decision per state (``evaluate``). The model has no memory of time,
+so ages and dwell times in the views are expectations given the state (``Stationary``). Policies that count seconds are
+better judged by the simulator on ``played``: the same arrivals and costs, event by event.
 """
 
+import math
 import random
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
+from kybernate.lab.compiled import Floats, Ints, compiled
 from kybernate.lab.simulate.model import Scenario, SimGroup, SimSeat
-from kybernate.lab.studies import mdp_view
-from kybernate.lab.studies.mdp_kernel import Floats, Ints, sweep
-from kybernate.policy.view import Policy
+from kybernate.policy.view import Decision, GroupView, Park, Policy, SeatView, Stay, Switch
+from kybernate.seat import SeatState
+
+
+@compiled
+def sweep(
+    rates: Floats,  # per seat: arrivals per second
+    ends: Floats,  # per seat: ends per second and request in flight
+    parks: Floats,  # per seat: stages of parking per second
+    restores: Floats,
+    digits: Ints,  # [x, seat]: waiting
+    strides: Ints,
+    limit: int,  # most that wait per seat
+    uniform: float,  # steps per second, at least the fastest state's
+    choose: bool,  # take the best action and write it down; else obey
+    go: Ints,  # [x]: -1 leave the slot empty, j restore it
+    leave: Ints,  # [i, n, x]: 1 close admission (park when nothing is in flight)
+    empty: Floats,
+    active: Floats,
+    drain: Floats,
+    park: Floats,
+    restore: Floats,
+    empty_next: Floats,
+    active_next: Floats,
+    drain_next: Floats,
+    park_next: Floats,
+    restore_next: Floats,
+) -> tuple[float, float]:
+    """Fill ``*_next``; returns the lowest and highest growth of a value, per step."""
+    seats = rates.shape[0]
+    most = active.shape[1] - 1
+    low, high = np.inf, -np.inf
+    for x in range(digits.shape[0]):
+        cost = 0.0
+        arrivals = 0.0
+        for j in range(seats):
+            cost += digits[x, j]
+            arrivals += rates[j]
+        cost /= uniform
+        for i in range(seats):
+            for stage in range(2):
+                # parking: nobody is served
+                value = cost + (1.0 - (arrivals + parks[i]) / uniform) * park[i, stage, x]
+                after = park[i, 1, x] if stage == 0 else empty[x]
+                value += parks[i] / uniform * after
+                for j in range(seats):
+                    to = x + strides[j] if digits[x, j] < limit else x
+                    value += rates[j] / uniform * park[i, stage, to]
+                park_next[i, stage, x] = value
+                low, high = min(low, value - park[i, stage, x]), max(high, value - park[i, stage, x])
+                # restoring: ends with everybody who waits for the seat in flight
+                value = cost + (1.0 - (arrivals + restores[i]) / uniform) * restore[i, stage, x]
+                served = x - digits[x, i] * strides[i]
+                after = restore[i, 1, x] if stage == 0 else active[i, digits[x, i], served]
+                value += restores[i] / uniform * after
+                for j in range(seats):
+                    to = x + strides[j] if digits[x, j] < limit else x
+                    value += rates[j] / uniform * restore[i, stage, to]
+                restore_next[i, stage, x] = value
+                low, high = min(low, value - restore[i, stage, x]), max(high, value - restore[i, stage, x])
+            for n in range(1, most + 1):
+                ending = n * ends[i]
+                value = cost + (1.0 - (arrivals + ending) / uniform) * drain[i, n, x]
+                value += ending / uniform * (drain[i, n - 1, x] if n > 1 else park[i, 0, x])
+                for j in range(seats):
+                    to = x + strides[j] if digits[x, j] < limit else x
+                    value += rates[j] / uniform * drain[i, n, to]
+                drain_next[i, n, x] = value
+                low, high = min(low, value - drain[i, n, x]), max(high, value - drain[i, n, x])
+            if digits[x, i] > 0:
+                continue
+            for n in range(most + 1):
+                ending = n * ends[i]
+                value = cost + (1.0 - (arrivals + ending) / uniform) * active[i, n, x]
+                if n > 0:
+                    value += ending / uniform * active[i, n - 1, x]
+                for j in range(seats):
+                    if j == i:
+                        value += rates[j] / uniform * active[i, min(n + 1, most), x]
+                    else:
+                        to = x + strides[j] if digits[x, j] < limit else x
+                        value += rates[j] / uniform * active[i, n, to]
+                gone = drain_next[i, n, x] if n > 0 else park_next[i, 0, x]
+                if choose:
+                    leave[i, n, x] = 1 if gone < value else 0
+                if leave[i, n, x] == 1:
+                    value = gone
+                active_next[i, n, x] = value
+                low, high = min(low, value - active[i, n, x]), max(high, value - active[i, n, x])
+        value = cost + (1.0 - arrivals / uniform) * empty[x]
+        for j in range(seats):
+            to = x + strides[j] if digits[x, j] < limit else x
+            value += rates[j] / uniform * empty[to]
+        if choose:
+            go[x] = -1
+            for j in range(seats):
+                if restore_next[j, 0, x] < value:
+                    value = restore_next[j, 0, x]
+                    go[x] = j
+        elif go[x] >= 0:
+            value = restore_next[go[x], 0, x]
+        empty_next[x] = value
+        low, high = min(low, value - empty[x]), max(high, value - empty[x])
+    return low, high
+
 
 _CHECK_EVERY = 20
 _MOST_STEPS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class WaitCase:
     """One problem. Seconds and requests per second."""
 
     rates: tuple[float, ...]
@@ -64,10 +169,10 @@ def zipf(total: float, seats: int = 3) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Solution:
+class WaitSolution:
     """What came of it: a mean wait and what is done in every state."""
 
-    case: Case
+    case: WaitCase
     mean_wait: float
     """Seconds from arrival to admission; the middle of the two bounds."""
     error: float
@@ -94,7 +199,7 @@ class Solution:
 class States:
     """Numbers of the states of a case."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: WaitCase) -> None:
         radix = case.limit + 1
         self.case = case
         self.count = radix**case.seats
@@ -106,7 +211,7 @@ class States:
         return int(np.dot(np.asarray(waiting, dtype=np.int64), self.strides))
 
 
-def solve(case: Case, tolerance: float = 1e-3) -> Solution:
+def solve(case: WaitCase, tolerance: float = 1e-3) -> WaitSolution:
     """The best that any causal policy can do. ``tolerance`` is relative."""
     states = States(case)
     go = np.full(states.count, -1, dtype=np.int64)
@@ -115,11 +220,11 @@ def solve(case: Case, tolerance: float = 1e-3) -> Solution:
 
 
 def evaluate(
-    case: Case, policy: Policy, tolerance: float = 1e-3, absence: float | None = None, slo_seconds: float = 20.0
-) -> Solution:
-    """The mean wait of a policy that is asked once per state. ``absence``: see ``mdp_view.Stationary``."""
+    case: WaitCase, policy: Policy, tolerance: float = 1e-3, absence: float | None = None, slo_seconds: float = 20.0
+) -> WaitSolution:
+    """The mean wait of a policy that is asked once per state. ``absence``: see ``Stationary``."""
     states = States(case)
-    view = mdp_view.Stationary(case, 2 * (case.park + case.restore) if absence is None else absence, slo_seconds)
+    view = Stationary(case, 2 * (case.park + case.restore) if absence is None else absence, slo_seconds)
     go = np.full(states.count, -1, dtype=np.int64)
     leave = np.zeros((case.seats, case.in_flight + 1, states.count), dtype=np.int64)
     for code, digits in enumerate(states.digits):
@@ -132,13 +237,13 @@ def evaluate(
     return _iterate(states, go, leave, choose=False, tolerance=tolerance)
 
 
-def ratio(case: Case, policy: Policy, optimum: Solution | None = None, tolerance: float = 1e-3) -> float:
+def ratio(case: WaitCase, policy: Policy, optimum: WaitSolution | None = None, tolerance: float = 1e-3) -> float:
     """Mean wait of the policy over the best possible; views assume the optimum's absences."""
     best = optimum or solve(case, tolerance)
     return evaluate(case, policy, tolerance, absence=2 * best.mean_wait).mean_wait / best.mean_wait
 
 
-def played(case: Case, requests: int, seed: int) -> Scenario:
+def played(case: WaitCase, requests: int, seed: int) -> Scenario:
     """Arrivals of a case for the simulator, without a limit of queues; with ``jitter`` 0.71 its costs vary as here."""
     chance = random.Random(seed)
     at, seat, service, now = list[float](), list[int](), list[float](), 0.0
@@ -147,13 +252,11 @@ def played(case: Case, requests: int, seed: int) -> Scenario:
         at.append(now)
         seat.append(chance.choices(range(case.seats), case.rates)[0])
         service.append(chance.expovariate(1 / case.service))
-    seats = tuple(SimSeat(mdp_view.name(i), mdp_view.GROUP, case.park, case.restore) for i in range(case.seats))
-    return Scenario(
-        "mdp", seats, (SimGroup(mdp_view.GROUP),), tuple(at), tuple(seat), tuple(service), now, cap=requests
-    )
+    seats = tuple(SimSeat(seat_name(i), GROUP, case.park, case.restore) for i in range(case.seats))
+    return Scenario("mdp", seats, (SimGroup(GROUP),), tuple(at), tuple(seat), tuple(service), now, cap=requests)
 
 
-def _iterate(states: States, go: Ints, leave: Ints, *, choose: bool, tolerance: float) -> Solution:
+def _iterate(states: States, go: Ints, leave: Ints, *, choose: bool, tolerance: float) -> WaitSolution:
     case = states.case
     rates = np.asarray(case.rates)
     ends, parks, restores = (np.full(case.seats, rate) for rate in (1 / case.service, 2 / case.park, 2 / case.restore))
@@ -174,7 +277,7 @@ def _iterate(states: States, go: Ints, leave: Ints, *, choose: bool, tolerance: 
             base = float(values[0][0])
             for part in values:
                 part -= base
-    return Solution(case, (low + high) / 2 / case.arrivals, (high - low) / 2 / case.arrivals, go, leave)
+    return WaitSolution(case, (low + high) / 2 / case.arrivals, (high - low) / 2 / case.arrivals, go, leave)
 
 
 def _values(states: States) -> tuple[Floats, Floats, Floats, Floats, Floats]:
@@ -183,3 +286,117 @@ def _values(states: States) -> tuple[Floats, Floats, Floats, Floats, Floats]:
     stages = (seats, 2, codes)
     empty, active, drain = (np.zeros(shape) for shape in shapes)
     return empty, active, drain, np.zeros(stages), np.zeros(stages)
+
+
+GROUP = "G0"
+
+
+def seat_name(seat: int) -> str:
+    """Of a seat of the model."""
+    return f"s{seat}"
+
+
+class Stationary:
+    """Asks a policy what it does in a state."""
+
+    def __init__(self, case: WaitCase, absence: float, slo_seconds: float = 20.0) -> None:
+        self._case = case
+        self._slo = slo_seconds
+        most = case.limit
+        self._ages = [[k / (rate + 1 / absence) for k in range(most, 0, -1)] for rate in case.rates]
+        """Oldest first, of the longest queue; shorter ones are their ends."""
+
+    def restores(self, policy: Policy, waiting: tuple[int, ...]) -> int:
+        """Whom the policy restores while nobody holds the slot; -1: nobody."""
+        decision = policy.decide(self._view(waiting, None, 0))
+        return int(decision.activate[1:]) if isinstance(decision, Switch) else -1
+
+    def leaves(self, policy: Policy, seat: int, in_flight: int, waiting: tuple[int, ...]) -> bool:
+        """Whether the active seat closes admission (parks, when nothing is in flight)."""
+        decision = policy.decide(self._view(waiting, seat, in_flight))
+        return isinstance(decision, Park) or (isinstance(decision, Switch) and decision.evict == seat_name(seat))
+
+    def _view(self, waiting: tuple[int, ...], active: int | None, in_flight: int) -> GroupView:
+        seats = tuple(
+            self._seat(seat, count, in_flight if seat == active else None) for seat, count in enumerate(waiting)
+        )
+        return GroupView(GROUP, 1, seats, now=1e6)
+
+    def _seat(self, seat: int, waiting: int, in_flight: int | None) -> SeatView:
+        case = self._case
+        ages = tuple((age, 1) for age in self._ages[seat][case.limit - waiting :])
+        running = in_flight is not None
+        unused = 1 / case.arrivals if waiting == 0 and not in_flight else 0.0
+        return SeatView(
+            seat_name(seat),
+            SeatState.ACTIVE if running else SeatState.PARKED,
+            GROUP,
+            waiting=waiting,
+            ages=ages,
+            oldest_wait_seconds=ages[0][0] if ages else 0.0,
+            in_flight=in_flight or 0,
+            active_seconds=case.service * (1 + math.log(max(in_flight or 0, 1))) + unused if running else 0.0,
+            idle_seconds=unused,
+            park_seconds=case.park,
+            activate_seconds=case.restore,
+            slo_seconds=self._slo,
+            service_seconds=case.service,
+            rate_fast=case.rates[seat],
+            rate_slow=case.rates[seat],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LongestFirst:
+    """The longest queue goes next; ``gate`` says when a busy seat closes admission."""
+
+    gate: Literal["never", "longer", "first"] = "never"
+    """``never``: exhaustive; ``longer``: a queue is longer than what is in flight; ``first``: anybody waits."""
+    idle: Literal["keep", "park", "newsvendor"] = "newsvendor"
+    """What an idle seat does while nobody waits; newsvendor: park it if it is unlikely to be the next one wanted."""
+    ties: Literal["colder", "hotter"] = "colder"
+    """Which of equally long queues; the colder seat's visit is shorter."""
+
+    def decide(self, view: GroupView) -> Decision:
+        """One rule, no time in it."""
+        holder = next(iter(view.holders()), None)
+        others = [seat for seat in view.seats if seat.waiting and seat.state is SeatState.PARKED]
+        sign = 1 if self.ties == "hotter" else -1
+        winner = max(others, key=lambda seat: (seat.waiting, sign * seat.rate_slow), default=None)
+        if holder is None:
+            return Switch(winner.seat, None, "longest queue") if winner else Stay(None, "nobody waits")
+        if winner is None:
+            return self._alone(view, holder)
+        if holder.in_flight == 0 or self._closes(holder, winner):
+            return Switch(winner.seat, holder.seat, "longest queue")
+        return Stay(None, "still serving")
+
+    def _closes(self, holder: SeatView, winner: SeatView) -> bool:
+        return self.gate == "first" or (self.gate == "longer" and winner.waiting > holder.in_flight)
+
+    def _alone(self, view: GroupView, holder: SeatView) -> Decision:
+        share = holder.rate_slow / sum(seat.rate_slow for seat in view.seats)
+        unlikely = share < holder.park_seconds / (holder.park_seconds + holder.activate_seconds)
+        if holder.in_flight == 0 and (self.idle == "park" or (self.idle == "newsvendor" and unlikely)):
+            return Park(holder.seat, "idle")
+        return Stay(None, "nobody waits")
+
+
+@dataclass(frozen=True, slots=True)
+class Optimal:
+    """The best causal policy of a case; queues beyond its limit count as the limit."""
+
+    solution: WaitSolution
+
+    def decide(self, view: GroupView) -> Decision:
+        """What the solution does in this state."""
+        case = self.solution.case
+        seats = [next(seat for seat in view.seats if seat.seat == seat_name(i)) for i in range(case.seats)]
+        waiting = tuple(0 if seat.state is SeatState.ACTIVE else min(seat.waiting, case.limit) for seat in seats)
+        active = next((i for i, seat in enumerate(seats) if seat.state is SeatState.ACTIVE), None)
+        if active is None:
+            restored = self.solution.restores(waiting)
+            return Stay(None, "optimal") if restored is None else Switch(seat_name(restored), None, "optimal")
+        if self.solution.leaves(active, min(seats[active].in_flight, case.in_flight), waiting):
+            return Park(seat_name(active), "optimal")
+        return Stay(None, "optimal")

@@ -1,6 +1,6 @@
-"""The formats: how each is recognised and what one row of it means. Pure; no files here.
+"""Arrivals and the formats of traces: how each format is recognised and what one row of it means. Pure; no files here.
 
-A row that tells of no work (a failed request without tokens) is None and is left out.
+A row without work (a failed request without tokens) is None and is left out.
 
 * ``azure-llm``: TIMESTAMP, ContextTokens, GeneratedTokens (AzurePublicDataset, 2023 and 2024); one model per file.
 * ``mooncake-csv``: timestamp_ms, input_length, output_length; ``mooncake-jsonl``: timestamp, input_length,
@@ -10,16 +10,54 @@ A row that tells of no work (a failed request without tokens) is None and is lef
 * ``gentd26``: ``lora_request_trace.csv`` of Alibaba GenTD26. Image generation: the model identity and the arrivals
   count; four characters of prompt are taken as a token, a second of execution as ``GENTD26_TOKENS_PER_SECOND``.
 * ``access-log``: one JSON object per line with ``time`` (ISO or unix seconds), ``model``, ``prompt_tokens`` and
-  ``output_tokens``, whatever else is in it; lines may come in the order in which answers ended.
-* ``servegen-windows`` has no arrivals but statistics of them; ``windows.py`` draws from it.
+  ``output_tokens`` among other keys; lines may be in the order in which answers ended.
+* ``servegen-windows`` holds no arrivals but statistics of them; ``windows.py`` draws from it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from kybernate.lab.traces.arrival import Arrival
+
+class TraceError(Exception):
+    """A trace cannot be read; the text says file, line (0: none), what is wrong and what to do."""
+
+    def __init__(self, path: str, line: int, what: str, remedy: str) -> None:
+        super().__init__(f"{path}:{line}: {what}; {remedy}" if line else f"{path}: {what}; {remedy}")
+
+
+class Arrival(NamedTuple):
+    """One request."""
+
+    at_seconds: float
+    """Since the start of the trace (or of the part of it that was asked for)."""
+    model: str
+    prompt_tokens: int
+    """At least 1."""
+    output_tokens: int
+    """At least 1."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Arrivals in order of time. Each iteration reads the file anew; errors come up while iterating."""
+
+    name: str
+    format: str
+    """Name of the recognised format, e.g. ``azure-llm``."""
+    read: Callable[[], Iterator[Arrival]]
+
+    def __iter__(self) -> Iterator[Arrival]:
+        return self.read()
+
+    def weights(self) -> dict[str, int]:
+        """Output tokens by model, heaviest first: what each model asks of its GPU. Reads the whole trace."""
+        totals: dict[str, int] = {}
+        for arrival in self:
+            totals[arrival.model] = totals.get(arrival.model, 0) + arrival.output_tokens
+        return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
+
 
 GENTD26_TOKENS_PER_SECOND = 20.0
 """An LLM answer that takes as long as the image did, at the speed of one stream of a mid-size model."""

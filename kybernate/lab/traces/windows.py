@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kybernate.lab.traces.arrival import Arrival
+from kybernate.lab.traces.formats import Arrival
 
 WINDOW_SECONDS = 600.0
 COLUMNS = frozenset({"model", "client", "window_start_s", "rate_rps", "pattern", "shape"})

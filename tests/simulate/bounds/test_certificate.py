@@ -5,11 +5,11 @@ import itertools
 
 import pytest
 
-from kybernate.lab.simulate import bounds
-from kybernate.lab.simulate.bounds import Certificate, certificate
+from kybernate.lab.baselines import POLICIES
+from kybernate.lab.bounds import certificate as bounds
+from kybernate.lab.bounds.certificate import Certificate, certificate
 from kybernate.lab.simulate.engine import run
 from kybernate.lab.simulate.model import Scenario, SimGroup
-from kybernate.policy import POLICIES
 from tests.simulate.bounds.tiny import exact, random_scenario
 
 

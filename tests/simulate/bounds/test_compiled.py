@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from kybernate.lab.simulate import compiled as module
-from kybernate.lab.simulate.compiled import compiled
+from kybernate.lab import compiled as module
+from kybernate.lab.compiled import compiled
 
 
 def test_what_cannot_be_kept_is_compiled_all_the_same() -> None:

@@ -6,21 +6,21 @@ import pytest
 
 from kybernate.lab.simulate.engine import Options, run
 from kybernate.lab.studies import mdp
-from kybernate.lab.studies.mdp_rules import LongestFirst, Optimal
+from kybernate.lab.studies.mdp import LongestFirst, Optimal
 from kybernate.policy import KybBalanced
 
 # Queues are cut shorter than in bench/bench_bounds.py, which is why the tolerance is a few percent.
 CASES = {
-    "0.06/s": (mdp.Case(mdp.zipf(0.06), limit=6), 6.87),
-    "0.12/s": (mdp.Case(mdp.zipf(0.12), limit=6), 10.46),
-    "0.30/s": (mdp.Case(mdp.zipf(0.30), limit=9), 17.05),
-    "moves of 10 s": (mdp.Case(mdp.zipf(0.12), park=10.0, restore=10.0, limit=8), 31.05),
-    "decodes of 30 s": (mdp.Case(mdp.zipf(0.12), service=30.0, limit=11), 83.0),
+    "0.06/s": (mdp.WaitCase(mdp.zipf(0.06), limit=6), 6.87),
+    "0.12/s": (mdp.WaitCase(mdp.zipf(0.12), limit=6), 10.46),
+    "0.30/s": (mdp.WaitCase(mdp.zipf(0.30), limit=9), 17.05),
+    "moves of 10 s": (mdp.WaitCase(mdp.zipf(0.12), park=10.0, restore=10.0, limit=8), 31.05),
+    "decodes of 30 s": (mdp.WaitCase(mdp.zipf(0.12), service=30.0, limit=11), 83.0),
 }
 
 
 @functools.cache
-def optimum(name: str) -> mdp.Solution:
+def optimum(name: str) -> mdp.WaitSolution:
     return mdp.solve(CASES[name][0], tolerance=3e-3)
 
 

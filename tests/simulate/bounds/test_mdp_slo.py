@@ -8,21 +8,20 @@ import pytest
 
 from kybernate.lab.studies import mdp_slo
 from kybernate.lab.studies.mdp import zipf
-from kybernate.lab.studies.mdp_slo_steps import Patterns
-from kybernate.lab.studies.mdp_slo_view import Steps
+from kybernate.lab.studies.mdp_slo import Patterns, Steps
 from kybernate.policy import POLICIES, KybSlo
 
-SMALL = mdp_slo.Case(zipf(0.12), step=5.0, slo_steps=3, in_flight=6)
+SMALL = mdp_slo.SloCase(zipf(0.12), step=5.0, slo_steps=3, in_flight=6)
 """Steps as coarse as this make it cheap: 4,096 states of the queues."""
 
 
 @functools.cache
-def optimum() -> mdp_slo.Solution:
+def optimum() -> mdp_slo.SloSolution:
     return mdp_slo.solve(SMALL)
 
 
 @functools.cache
-def reached(policy: str) -> mdp_slo.Solution:
+def reached(policy: str) -> mdp_slo.SloSolution:
     return mdp_slo.evaluate(SMALL, POLICIES[policy]())
 
 
@@ -64,7 +63,7 @@ def test_the_model_played_step_by_step_agrees(policy: str) -> None:
     assert _played(solution, steps=25_000) == pytest.approx(solution.attained, abs=0.02)
 
 
-def _played(solution: mdp_slo.Solution, steps: int) -> float:
+def _played(solution: mdp_slo.SloSolution, steps: int) -> float:
     """The model's text in plain code: share within the SLO. Everybody who has missed it counts as one request."""
     case, chance = solution.case, random.Random(5)
     seats = range(len(case.rates))
@@ -122,7 +121,7 @@ def test_steps_for_the_simulator_keep_to_the_grid() -> None:
 )
 def test_a_case_that_makes_no_sense_is_refused(wrong: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        mdp_slo.Case(**({"rates": (0.1, 0.1)} | wrong))  # type: ignore[arg-type]
+        mdp_slo.SloCase(**({"rates": (0.1, 0.1)} | wrong))  # type: ignore[arg-type]
 
 
 def test_closing_for_a_policy_is_what_it_says() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kybernate.lab.traces import windows
-from kybernate.lab.traces.arrival import Arrival, Trace, TraceError
-from kybernate.lab.traces.formats import FORMATS, Format, recognise
+from kybernate.lab.traces.formats import FORMATS, Arrival, Format, Trace, TraceError, recognise
 
 _REORDER = 512
 """Rows may come this many places late (logs are written at the end of a request)."""

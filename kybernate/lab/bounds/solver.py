@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kybernate.lab.simulate.bounds_beam import Beam, Effort
-from kybernate.lab.simulate.bounds_dual import Relaxation
-from kybernate.lab.simulate.bounds_grid import Problem
-from kybernate.lab.simulate.bounds_replay import Planned, cost, replay
-from kybernate.lab.simulate.lagrangian import Floats
+from kybernate.lab.bounds.beam import Beam, Effort
+from kybernate.lab.bounds.lagrangian import Relaxation
+from kybernate.lab.bounds.problems import Planned, Problem, cost, replay
+from kybernate.lab.compiled import Floats
 from kybernate.lab.simulate.model import Scenario
 
 CELLS = (0.4, 0.2, 0.1)

@@ -1,7 +1,12 @@
-"""Plays a planned schedule with the rules of the real thing, request by request, and says what it costs.
+"""A scenario cut into problems that are bounded separately, and the exact cost of a schedule that a search has planned.
 
-Independent of the search that made the plan: slots, drains, moves, the cap and the order of requests are checked here
-again, in plain Python; a plan that cannot be kept to the second is kept as early as the rules allow.
+Groups that seats cannot leave are separate problems; groups between which seats move are one. What is left out makes
+the best schedule only better, so a lower bound stays one: pins, gangs, memory of groups and of the host, the cost of
+moving, failures, slower decoding of large batches. Outcomes with frozen requests must not be compared with the bounds.
+
+``replay`` is independent of the search that made the plan: slots, drains, moves, the cap and the order of requests are
+checked here again, request by request in plain Python; a plan that cannot be kept to the second is kept as early as the
+rules allow.
 """
 
 import heapq
@@ -9,6 +14,37 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kybernate.lab.simulate.model import Scenario, Visit
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Seats that compete for the same slots."""
+
+    seats: tuple[int, ...]
+    """Indices into the scenario's seats; those without requests are left out."""
+    requests: tuple[tuple[int, ...], ...]
+    """Of each of these seats: indices into the scenario's requests, in order of time."""
+    groups: tuple[int, ...]
+    slots: int
+    move_seconds: float | None
+
+
+def split(scenario: Scenario) -> list[Problem]:
+    """The problems of a scenario; requests of one never matter to another."""
+    requests: list[list[int]] = [[] for _ in scenario.seats]
+    for request, seat in enumerate(scenario.seat):
+        requests[seat].append(request)
+    soft = scenario.move_seconds is not None
+    parts = [tuple(range(len(scenario.groups)))] if soft else [(group,) for group in range(len(scenario.groups))]
+    problems = []
+    for groups in parts:
+        names = {scenario.groups[group].name for group in groups}
+        seats = [i for i, seat in enumerate(scenario.seats) if seat.group in names and requests[i]]
+        slots = sum(scenario.groups[group].slots for group in groups)
+        if seats:
+            wanted = tuple(tuple(requests[i]) for i in seats)
+            problems.append(Problem(tuple(seats), wanted, groups, slots, scenario.move_seconds if soft else None))
+    return problems
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""The price of the slot: what one seat would do if time on the slot had a price, solved exactly and compiled.
+"""The Lagrangian relaxation of a problem: each seat alone, with a price on slot time, solved exactly and compiled.
 
-Relax "at most K seats at a time" with a price per second and grid cell. Then every seat is alone: it chooses its
-visits so that the waiting of its requests and the price of the time it holds the slot are least. Whatever the prices
-(none below zero), the sum over seats minus K times the sum of prices is at most what any schedule can reach: a lower
-bound (weak duality).
+Relax "at most K seats at a time" with a price per second and grid cell. Then every seat is independent: it chooses its
+visits so that the waiting of its requests plus the price of the time it holds the slot is least. For any prices (none
+negative), the sum over seats minus K times the sum of prices is at most the cost of any schedule: a lower bound (weak
+duality).
 
 Rounding keeps it one. A real visit that begins at b is mapped to the cell of b, so its cells are
 
@@ -14,21 +14,24 @@ both of which the real visit's end fulfils after rounding down; a later visit be
 was gone, also after rounding down; and since the cell begins no later than b, a request waits at least as long as
 begin * cell + restore - arrival, in real seconds. So every real schedule has an image here that costs no more.
 
-Tables of a seat, k being the first request that was not served yet:
+Tables of a seat, k being the first request that is not served yet:
 
-    parked[k, t]   least cost from cell t on, parked; one row per k, a request that is older than ``patience`` is
-                   bounded from below instead: it waits at least until t, the younger ones go on without it
-    open[k, g]     the same while running, all before k admitted, gone at cell g if admission closes now; close, or
-                   admit k when it comes (that costs no waiting)
+    parked[k, t]   least cost from cell t on, parked; one row per k. A request older than ``patience`` is bounded from
+                   below instead: it waits at least until t, and the younger ones are counted without it
+    opened[k, g]   the same while active, all before k admitted, gone at cell g if admission closes now; either close,
+                   or admit k at its arrival (which costs no waiting)
+
+The compiled functions take arrays as single parameters, named as the fields of ``SeatGrid``: as named tuples of arrays
+they gave the same results two to five times slower: numba counts references to each array of a tuple in each call.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
-from numpy.typing import NDArray
 
-from kybernate.lab.simulate.compiled import compiled
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from kybernate.lab.bounds.problems import Problem
+from kybernate.lab.compiled import Floats, Ints, Table, compiled
+from kybernate.lab.simulate.model import Scenario
 
 MISSES = 1
 """Objective: requests that wait longer than their seat's SLO. 0: seconds of waiting."""
@@ -36,7 +39,7 @@ MISSES = 1
 
 @compiled
 def served_cost(k: int, upto: int, t: int, opens: Floats, late: Ints, sums: Floats, objective: int) -> float:
-    """What serving the waiting requests from k to before ``upto`` with a visit that begins in cell t costs."""
+    """Cost of serving the waiting requests from k to before ``upto`` with a visit that begins in cell t."""
     if objective == MISSES:
         return float(max(0, min(late[t], upto) - k))
     return float((upto - k) * opens[t] - (sums[upto] - sums[k]))
@@ -72,7 +75,7 @@ def parked_cost(
 
 @compiled
 def open_cost(k: int, gone: int, count: int, row_at: Ints, row_low: Ints, opened: Floats, paid: Floats) -> float:
-    """``open[k, gone]``."""
+    """``opened[k, gone]`` for any k and gone."""
     if k == count:
         return float(paid[min(gone, paid.shape[0] - 1)])
     return float(opened[row_at[k] + max(gone, row_low[k]) - row_low[k]])
@@ -101,7 +104,7 @@ def solve_seat(
     objective: int,
     cap: int,
 ) -> float:
-    """Fill the tables of one seat for these prices; its least cost."""
+    """Fill the tables of one seat for these prices; return its least cost."""
     count, end = at.shape[0], pending.shape[0] - 1
     for k in range(count - 1, -1, -1):
         base, low = row_at[k], row_low[k]
@@ -111,7 +114,7 @@ def solve_seat(
                 holder = r
         for t in range(low, row_high[k] + 1):
             waits = pending[t]
-            if waits <= k:  # it is active before the request comes
+            if waits <= k:  # active before the request arrives
                 gone = max(until[k], t + reach[k])
                 parked[base + t - low] = open_cost(k + 1, gone, count, open_at, open_low, opened, paid) - paid[t]
                 continue
@@ -121,8 +124,8 @@ def solve_seat(
             cost = open_cost(waits, t + longest, count, open_at, open_low, opened, paid)
             cost += served_cost(k, waits, t, opens, late, sums, objective)
             if waits - k > cap:
-                # Some may be left behind: before one that would keep the seat longer than all before it does, since
-                # others are served without holding the slot longer.
+                # Some may be left for the next visit: the first of these would keep the seat longer than all before
+                # it, since any other one is served without holding the slot longer.
                 longer = holder
                 j = greater[longer]
                 while j < waits:
@@ -174,7 +177,7 @@ def _left_behind(
     objective: int,
     end: int,
 ) -> tuple[int, int]:
-    """Which of more requests than fit a visit takes: (first one that it leaves behind, gone)."""
+    """Which of more requests than fit a visit serves: (the first one left for the next visit, cell of its end)."""
     count = reach.shape[0]
     best = open_cost(waits, gone, count, open_at, open_low, opened, paid)
     best += served_cost(k, waits, begin, opens, late, sums, objective)
@@ -218,7 +221,7 @@ def trace_seat(
     objective: int,
     cap: int,
 ) -> int:
-    """The visits behind ``solve_seat``'s cost; gives their number."""
+    """Find the visits behind ``solve_seat``'s cost, add them to ``usage``; return their number."""
     count, end = reach.shape[0], pending.shape[0] - 1
     k, t, visits = 0, 0, 0
     while t < end:
@@ -274,9 +277,9 @@ def rest_rows(
     parked: Floats,
     objective: int,
     step: int,
-    table: NDArray[np.float32],  # [k, coarse cell]: filled
+    table: Table,  # [k, coarse cell]: filled
 ) -> None:
-    """``parked`` in every ``step``-th cell, for all k, as a dense table."""
+    """Fill ``table`` with ``parked`` in every ``step``-th cell, for all k."""
     end = opens.shape[0] - 1
     for k in range(count):
         for column in range(table.shape[1]):
@@ -284,3 +287,159 @@ def rest_rows(
             table[k, column] = parked_cost(
                 k, t, count, end, first_row, row_at, row_low, parked, opens, late, sums, objective
             )
+
+
+@dataclass(frozen=True, slots=True)
+class SeatGrid:
+    """One seat's requests and tables on a grid of cells, the arguments of the compiled functions.
+
+    Tables with rows of different lengths lie in one array: the row of k begins at ``*_at[k]`` and covers the cells from
+    ``*_low[k]`` to ``*_high[k]``.
+    """
+
+    at: Floats
+    """[request]: arrival, seconds."""
+    service: Floats
+    sums: Floats
+    """Cumulated arrival times; ``sums[0]`` is 0."""
+    park: float
+    restore: float
+    slo: float
+    reach: Ints
+    """[request]: cells from the beginning of a visit to its earliest end, if it serves this request."""
+    greater: Ints
+    """[request]: the next request with a longer reach; the number of requests if there is none."""
+    until: Ints
+    """[request]: the earliest cell in which a visit that serves this request can end."""
+    opens: Floats
+    """[cell]: when a visit that begins in this cell is active, seconds."""
+    pending: Ints
+    """[cell]: requests that have arrived when such a visit becomes active."""
+    late: Ints
+    """[cell]: requests that such a visit would serve later than their SLO."""
+    first_row: Ints
+    """[cell]: the first k whose row reaches this cell."""
+    row_at: Ints
+    row_low: Ints
+    row_high: Ints
+    open_at: Ints
+    open_low: Ints
+    open_high: Ints
+    parked: Floats
+    opened: Floats
+
+
+def seat_grid(
+    scenario: Scenario,
+    seat: int,
+    requests: tuple[int, ...],
+    *,
+    cell: float,
+    cells: int,
+    patience: float,
+    reactive: bool,
+) -> SeatGrid:
+    """Return the tables for a grid of ``cells`` cells of ``cell`` seconds, not filled yet.
+
+    ``patience``: requests older than this many seconds are bounded more coarsely. ``reactive``: a restore begins only
+    when a request waits for the seat.
+    """
+    spec = scenario.seats[seat]
+    at = np.array([scenario.at[request] for request in requests])
+    service = np.array([scenario.service[request] for request in requests])
+    away = spec.activate_seconds + spec.park_seconds
+    reach = np.floor((service + away) / cell).astype(np.int64)
+    until = np.floor((at + service + spec.park_seconds) / cell).astype(np.int64)
+    opens: Floats = np.arange(cells + 1, dtype=np.float64) * cell + spec.activate_seconds
+    earliest = at if reactive else at - spec.activate_seconds
+    row_low = np.clip(np.floor(earliest / cell), 0, cells).astype(np.int64)
+    row_high = np.clip(np.floor((at + patience) / cell), row_low, cells).astype(np.int64)
+    row_high = np.maximum.accumulate(row_high)
+    row_at = np.concatenate([[0], np.cumsum(row_high - row_low + 1)]).astype(np.int64)
+    before = np.concatenate([[0.0], at[:-1]])
+    open_low = np.maximum(0, np.floor(before / cell) - 2).astype(np.int64)
+    open_high = (np.floor(at / cell) + int(reach.max()) + 3).astype(np.int64)
+    open_at = np.concatenate([[0], np.cumsum(open_high - open_low + 1)]).astype(np.int64)
+    return SeatGrid(
+        at=at,
+        service=service,
+        park=spec.park_seconds,
+        restore=spec.activate_seconds,
+        slo=spec.slo_seconds,
+        reach=reach,
+        greater=_next_greater(reach),
+        until=until,
+        sums=np.concatenate([[0.0], np.cumsum(at)]),
+        pending=np.searchsorted(at, opens, side="left").astype(np.int64),
+        late=np.searchsorted(at, opens - spec.slo_seconds, side="left").astype(np.int64),
+        opens=opens,
+        first_row=np.searchsorted(row_high, np.arange(cells + 1), side="left").astype(np.int64),
+        row_at=row_at,
+        row_low=row_low,
+        row_high=row_high,
+        open_at=open_at,
+        open_low=open_low,
+        open_high=open_high,
+        parked=np.zeros(int(row_at[-1])),
+        opened=np.zeros(int(open_at[-1])),
+    )
+
+
+def _next_greater(values: Ints) -> Ints:
+    """For each value: the next place with a higher one (the length when there is none)."""
+    result = np.full(len(values), len(values), dtype=np.int64)
+    open_places: list[int] = []
+    for place, value in enumerate(values):
+        while open_places and values[open_places[-1]] < value:
+            result[open_places.pop()] = place
+        open_places.append(place)
+    return result
+
+
+class Relaxation:
+    """A problem with prices instead of slots."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        problem: Problem,
+        *,
+        cell: float,
+        horizon: float,
+        patience: float,
+        objective: str = "wait",
+        reactive: bool = False,
+    ) -> None:
+        self.cell = cell
+        self.cells = max(2, int(np.ceil(horizon / cell)))
+        self.slots = problem.slots
+        self.reactive = reactive
+        self.objective = MISSES if objective == "slo" else 0
+        self.cap = scenario.cap
+        self.seats: list[SeatGrid] = [
+            seat_grid(
+                scenario, seat, requests, cell=cell, cells=self.cells, patience=patience, reactive=reactive
+            )
+            for seat, requests in zip(problem.seats, problem.requests, strict=True)
+        ]  # fmt: skip
+        self.costs = [0.0] * len(self.seats)
+        self.visits = [0] * len(self.seats)
+
+    def paid(self, prices: Floats) -> Floats:
+        """Return the price of all cells before each cell."""
+        return np.concatenate([[0.0], np.cumsum(prices)])
+
+    def value(self, prices: Floats) -> tuple[float, Floats]:
+        """Return the lower bound for these prices per cell (none negative), and how many seats then hold each cell."""
+        paid = self.paid(prices)
+        usage = np.zeros(self.cells)
+        for index, s in enumerate(self.seats):
+            self.costs[index] = solve_seat(
+                s.at, s.reach, s.greater, s.until, s.sums, s.pending, s.late, s.opens, paid, s.first_row, s.row_at,
+                s.row_low, s.row_high, s.open_at, s.open_low, s.open_high, s.parked, s.opened, self.objective, self.cap,
+            )  # fmt: skip
+            self.visits[index] = trace_seat(
+                s.reach, s.greater, s.until, s.sums, s.pending, s.late, s.opens, paid, s.first_row, s.row_at, s.row_low,
+                s.row_high, s.open_at, s.open_low, s.parked, s.opened, usage, self.objective, self.cap,
+            )  # fmt: skip
+        return sum(self.costs) - self.slots * float(paid[-1]), usage

@@ -11,8 +11,8 @@ from typing import Any
 
 from kybernate.lab.baselines import POLICIES
 from kybernate.lab.simulate.engine import Options, run
+from kybernate.lab.simulate.measures import Measures, measures
 from kybernate.lab.simulate.model import Scenario, SimGroup
-from kybernate.lab.simulate.report import Measures, measures
 from kybernate.policy import Policy
 
 

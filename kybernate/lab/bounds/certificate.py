@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kybernate.lab.simulate.bounds_replay import Schedule, cost, replay
+from kybernate.lab.bounds.problems import Schedule, cost, replay
 from kybernate.lab.simulate.model import Outcome, Scenario
 
 _TOLERANCE = 1e-6
@@ -119,8 +119,8 @@ def certificate(
 
     Raises ModuleNotFoundError without numpy and numba, ValueError for a scenario without requests or one too large.
     """
-    from kybernate.lab.simulate.bounds_grid import split
-    from kybernate.lab.simulate.bounds_solve import Solver
+    from kybernate.lab.bounds.problems import split
+    from kybernate.lab.bounds.solver import Solver
 
     began = time.perf_counter()
     count = len(scenario.at)

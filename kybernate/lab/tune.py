@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from kybernate.lab.baselines import POLICIES
 from kybernate.lab.simulate.engine import Options, run
+from kybernate.lab.simulate.measures import Figures, Pool, Sample, blocks, draws
 from kybernate.lab.simulate.model import Scenario
-from kybernate.lab.simulate.statistics import Figures, Pool, Sample, blocks, draws
 from kybernate.policy import Policy
 
 MODES = ("kyb-balanced", "kyb-bounded", "kyb-slo")

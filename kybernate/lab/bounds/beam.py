@@ -1,28 +1,30 @@
-"""A schedule by somebody who knows the future: beam search, compiled. What it finds is feasible, not always the best.
+"""A schedule found with knowledge of the future: beam search, compiled. It is feasible, not always the best.
 
-A node is a set of visits that are planned already: per slot when it is free again, per seat the first request that is
-not served yet and when it can come back. It is ranked by its cost plus the least that the rest can cost according to
-the prices of the dual problem (``lagrangian``), which is what makes a narrow beam good. The slot that is free first
-gets the next visit; a visit may close before any later request of its seat, or stay for it. Nodes lie in buckets of
-time and only the best of a bucket go on.
+A node is a set of planned visits: per slot when it is free again, per seat the first request that is not served yet and
+when the seat can be restored again. It is ranked by its cost plus the least that the rest can cost according to the
+prices of the dual problem (``lagrangian``), which is what makes a narrow beam good. The slot that is free first gets
+the next visit; a visit may close before any later request of its seat, or stay for it. Nodes lie in buckets of time,
+and only the best of a bucket are expanded.
+
+``search`` is one long function with one parameter per array on purpose: split into functions of named tuples it found
+the same schedules two to four times slower (numba counts references to each array of a tuple in each call).
 """
 
+from dataclasses import dataclass
+
 import numpy as np
-from numpy.typing import NDArray
 
-from kybernate.lab.simulate.compiled import compiled
-from kybernate.lab.simulate.lagrangian import MISSES
+from kybernate.lab.bounds.lagrangian import MISSES, Relaxation, rest_rows
+from kybernate.lab.bounds.problems import Planned, Problem
+from kybernate.lab.compiled import Counts, Floats, Ints, Table, compiled
+from kybernate.lab.simulate.model import Scenario
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Floats2 = NDArray[np.float64]
-Counts = NDArray[np.int32]
-Table = NDArray[np.float32]
+_COARSE_SECONDS = 0.5
 
 
 @compiled
 def sort_by(rank: Floats, ids: Ints, count: int) -> None:
-    """The first ``count`` ids in order of their rank, in place (Shell sort: short, and compiled in no time)."""
+    """Sort the first ``count`` ids by rank, in place (Shell sort: short, and quick to compile)."""
     gap = count // 2
     while gap > 0:
         for place in range(gap, count):
@@ -37,7 +39,7 @@ def sort_by(rank: Floats, ids: Ints, count: int) -> None:
 
 @compiled
 def best_distinct(rank: Floats, following: Counts, ids: Ints, count: int, width: int, limit: float) -> int:
-    """Move the best nodes to the front of ``ids``, each with requests served that no better one has; gives how many."""
+    """Move the best nodes to the front of ``ids``, each with a state that no better one has; return how many."""
     sort_by(rank, ids, count)
     taken = 0
     for place in range(count):
@@ -67,15 +69,15 @@ def least_to_come(
     upto: int,
     ends: float,
     slot: int,
-    free: Floats2,
-    back: Floats2,
+    free: Floats,
+    back: Floats,
     following: Counts,
     rest: Table,
     rest_row: Ints,
     paid: Floats,
     coarse: float,
 ) -> tuple[float, float]:
-    """What the rest costs at least after one more visit of a node, and when a slot is free then."""
+    """Return the least cost of the rest after one more visit of a node, and when a slot is then free."""
     last = paid.shape[0] - 1
     soonest, rank = ends, 0.0
     for other in range(free.shape[1]):
@@ -114,13 +116,13 @@ def search(
     buckets: int,
     closings: int,  # most ways to end one visit
     linger: float,  # longest idle wait for a next request, seconds
-    best: float,  # cost of a known schedule; what is not better is dropped
+    best: float,  # cost of a known schedule; nodes that are not better are dropped
     plan_seat: Ints,  # out: visits of the best schedule, last one first
     plan_slot: Ints,
     plan_begin: Floats,
     plan_upto: Ints,
 ) -> tuple[float, int]:
-    """Cost of the best schedule and its number of visits; (``best``, 0) when none is better."""
+    """Return the cost of the best schedule and its number of visits; (``best``, 0) when none is better."""
     seats, slots = counts.shape[0], slot_group.shape[0]
     room = 2 * width
     pool = buckets * room // 4 + 8 * room
@@ -131,7 +133,7 @@ def search(
     spare, spares = np.arange(pool), pool
     held, worst = np.zeros(buckets, dtype=np.int64), np.full(buckets, np.inf)
     lists = np.zeros((buckets, room), dtype=np.int64)
-    # Expanded nodes: how they came about.
+    # Expanded nodes: their parents and visits (seat, slot, begin, upto), from which the schedule is read back.
     kept, capacity = 0, (buckets + 50) * width
     kept_parent, kept_visit = np.zeros(capacity, dtype=np.int64), np.zeros((capacity, 4))
     last_parent, last_visit = -1, np.zeros(4)
@@ -257,3 +259,70 @@ def search(
         if node < 0:
             break
     return best, visits
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """The width of a search and its choices."""
+
+    width: int = 200
+    bucket: float = 4.0
+    """Seconds."""
+    closings: int = 60
+    """Most ways to end one visit."""
+    linger: float = 40.0
+    """Longest idle wait for a next request, seconds."""
+
+
+class Beam:
+    """Searches schedules of one problem, guided by prices."""
+
+    def __init__(self, scenario: Scenario, problem: Problem, relaxation: Relaxation, prices: Floats) -> None:
+        self.problem = problem
+        self.objective = relaxation.objective
+        seats = relaxation.seats
+        relaxation.value(prices)
+        step = max(1, round(_COARSE_SECONDS / relaxation.cell))
+        self.coarse = step * relaxation.cell
+        columns = relaxation.cells // step + 1
+        self.counts: Ints = np.array([len(seat.at) for seat in seats], dtype=np.int64)
+        self.rest_row: Ints = np.concatenate([[0], np.cumsum(self.counts + 1)[:-1]]).astype(np.int64)
+        self.rest = np.zeros((int((self.counts + 1).sum()), columns), dtype=np.float32)
+        for seat, row, count in zip(seats, self.rest_row, self.counts, strict=True):
+            rest_rows(
+                int(count), seat.sums, seat.late, seat.opens, seat.first_row, seat.row_at, seat.row_low, seat.parked,
+                self.objective, step, self.rest[row : row + count],
+            )  # fmt: skip
+        self.paid: Floats = relaxation.paid(prices)[::step][:columns].copy()
+        self.at = np.concatenate([seat.at for seat in seats])
+        self.service = np.concatenate([seat.service for seat in seats])
+        self.sums = np.concatenate([seat.sums for seat in seats])
+        self.first: Ints = np.concatenate([[0], np.cumsum(self.counts)[:-1]]).astype(np.int64)
+        self.park, self.restore, self.slo = (
+            np.array([getattr(seat, name) for seat in seats]) for name in ("park", "restore", "slo")
+        )
+        places = {scenario.groups[group].name: group for group in problem.groups}
+        self.home: Ints = np.array([places[scenario.seats[i].group] for i in problem.seats], dtype=np.int64)
+        self.slot_group: Ints = np.array(
+            [group for group in problem.groups for _ in range(scenario.groups[group].slots)], dtype=np.int64
+        )
+
+    def search(self, effort: Effort, horizon: float, best: float, *, reactive: bool) -> tuple[float, list[Planned]]:
+        """Return the cost of the best schedule found and its visits; no visits when none costs less than ``best``."""
+        total = int(self.counts.sum())
+        plan_seat, plan_slot, plan_upto = (np.zeros(total + 1, dtype=np.int64) for _ in range(3))
+        plan_begin = np.zeros(total + 1)
+        cost, visits = search(
+            self.at, self.service, self.sums, self.first, self.counts, self.park, self.restore, self.slo,
+            self.home, self.slot_group, self.problem.move_seconds or 0.0, self.rest, self.rest_row, self.paid,
+            self.coarse, self.objective, reactive, effort.width, effort.bucket, int(horizon / effort.bucket) + 2,
+            effort.closings, effort.linger, best, plan_seat, plan_slot, plan_begin, plan_upto,
+        )  # fmt: skip
+        plan = [
+            Planned(
+                self.problem.seats[plan_seat[v]], int(self.slot_group[plan_slot[v]]), float(plan_begin[v]),
+                int(plan_upto[v]),
+            )
+            for v in range(visits - 1, -1, -1)
+        ]  # fmt: skip
+        return cost, plan
