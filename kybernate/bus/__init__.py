@@ -1,8 +1,6 @@
 """The bus: ``open_bus`` for the services, the protocol in ``port``. Nothing outside this package imports nats-py."""
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractAsyncContextManager
 from urllib.parse import urlsplit
 
 from kybernate.bus.credentials import NO_CREDENTIALS, Credentials, CredentialsError
@@ -16,9 +14,6 @@ from kybernate.bus.port import (
     NotSetUpError,
     WrongRevisionError,
 )
-
-if TYPE_CHECKING:
-    from kybernate.bus.memory import MemoryServer
 
 __all__ = [
     "Bucket",
@@ -36,37 +31,19 @@ __all__ = [
 
 _NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 
-_servers: "dict[str, MemoryServer]" = {}
-"""Servers of ``memory://<name>``, as long as a bus is connected to them."""
-
 
 def open_bus(
     url: str, *, source: str, name: str, credentials: Credentials = NO_CREDENTIALS
 ) -> AbstractAsyncContextManager[Bus]:
     """A bus that connects in the background, until the context ends.
 
-    ``nats://host:port`` (also tls, ws, wss; several separated by commas) is NATS. ``memory://name`` stays in this
-    process: all buses of one name are connected. ``source`` is the CloudEvents source of sent messages, e.g.
-    ``kyb/router/router-0``; the server's monitoring shows ``name``. Raises ValueError for other schemes.
+    ``nats://host:port`` (also tls, ws, wss; several separated by commas) is NATS. ``source`` is the CloudEvents source
+    of sent messages, e.g. ``kyb/router/router-0``; the server's monitoring shows ``name``. Raises ValueError for other
+    schemes.
     """
     scheme = urlsplit(url).scheme
-    if scheme == "memory":
-        return _open_memory(url)
     if scheme not in _NATS_SCHEMES:
-        raise ValueError(f"bus URL {url!r}: scheme {scheme!r} is none of {', '.join((*_NATS_SCHEMES, 'memory'))}")
+        raise ValueError(f"bus URL {url!r}: scheme {scheme!r} is none of {', '.join(_NATS_SCHEMES)}")
     from kybernate.bus.nats import NatsBus  # here, because ``import kybernate.bus`` must stay light
 
     return NatsBus.connect(url, source=source, name=name, credentials=credentials)
-
-
-@asynccontextmanager
-async def _open_memory(url: str) -> AsyncIterator[Bus]:
-    from kybernate.bus.memory import MemoryBus, MemoryServer
-
-    server = _servers.setdefault(url, MemoryServer())
-    try:
-        async with MemoryBus.connect(server) as bus:
-            yield bus
-    finally:
-        if not server.buses:
-            _servers.pop(url, None)

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from kybernate.bus.memory import MemoryBus, MemoryServer
+from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.health import BusMetrics
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kybernate.bus import BusDownError, open_bus
-from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.bus.nats import NatsBus
+from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.dev.nats_server import NatsServer
 from kybernate.messages import SeatActivated, SeatEvent
 from kybernate.seat import SeatState
@@ -19,26 +19,6 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "subscribe.py"
 
 def activated(model: str = "") -> SeatActivated:
     return SeatActivated(cause="test", node="n1", seat="s1", state=SeatState.ACTIVE, model=model)
-
-
-async def test_the_same_name_in_memory_is_the_same_bus() -> None:
-    async with (
-        open_bus("memory://a", source="x", name="x") as one,
-        open_bus("memory://a", source="y", name="y") as other,
-        open_bus("memory://b", source="z", name="z") as stranger,
-        other.subscribe(SeatEvent.pattern()) as got,
-        stranger.subscribe(SeatEvent.pattern()) as nothing,
-    ):
-        await one.publish(activated())
-        assert isinstance(await within(anext(got)), SeatActivated)
-    assert [message async for message in nothing] == []
-
-
-async def test_a_name_in_memory_is_forgotten_with_its_last_client() -> None:
-    async with open_bus("memory://a", source="x", name="x") as bus:
-        await (await bus.bucket("kyb_seats")).put("k", b"1")
-    async with open_bus("memory://a", source="x", name="x") as bus:
-        assert await (await bus.bucket("kyb_seats")).entries() == []
 
 
 def test_an_unknown_scheme_is_named() -> None:

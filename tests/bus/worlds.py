@@ -9,10 +9,10 @@ from typing import Protocol, TypeVar
 
 import nats
 
-from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.port import Bus
 from kybernate.bus.setup import init
+from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.dev.nats_server import NatsServer
 
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.stubs.build import build_stubs
+from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.messages import (
     AskJobs,
     Job,

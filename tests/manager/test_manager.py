@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from pydantic import BaseModel
 
-from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.clock import Clock
+from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.envelope import Message
 from kybernate.messages import AskJobs, JobReply, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState as S

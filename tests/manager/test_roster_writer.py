@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.bus.port import Bucket
+from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import SeatState
 from services.gpu_manager.inputs import Stranger, StrangersSeen

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import grpc.aio
 
-from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.setup import init
+from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.dev.nats_server import NatsServer, free_port
 from kybernate.messages import SeatAllocated
 from kybernate.pb import deviceplugin_pb2 as pb

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.config import NodeConfig, load
+from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.gpus import Gpu, GpuError, GpuEvent
 from kybernate.health import Health
 from kybernate.known_gpus import KnownGpus

@@ -5,8 +5,8 @@ import io
 
 from rich.console import Console
 
-from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.cli.show import event_line, seat_tree
+from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.messages import GpuHealthChanged, SeatEvent
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord
 from services.router.core.reports import Loads, overview

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from kybernate import wishes
-from kybernate.bus.memory import MemoryBus, MemoryServer
 from kybernate.clock import Clock
+from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.policy import KybBalanced
 from kybernate.wishes import Wish

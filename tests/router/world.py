@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from kybernate.bus.memory import MemoryBus, MemoryServer
+from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.envelope import Message
 from kybernate.health import HttpServer
 from kybernate.messages import (
