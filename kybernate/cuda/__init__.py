@@ -13,7 +13,7 @@ from kybernate.cuda.codes import (
     support,
     why_no_checkpoint,
 )
-from kybernate.cuda.port import Binding, CheckpointApi, CudaUnavailableError, GpuPairs, open_cuda
+from kybernate.cuda.port import Binding, CheckpointApi, CudaUnavailableError, GpuPairs
 
 __all__ = [
     "Binding",
@@ -30,3 +30,21 @@ __all__ = [
     "support",
     "why_no_checkpoint",
 ]
+
+
+def open_cuda(binding: Binding = "auto") -> CheckpointApi:
+    """The driver library of this machine, not initialized. ``auto``: cuda-bindings if usable, else ctypes.
+
+    Raises CudaUnavailableError.
+    """
+    if binding != "ctypes":
+        from kybernate.cuda.bindings_api import BindingsApi
+
+        try:
+            return BindingsApi()
+        except CudaUnavailableError:
+            if binding == "bindings":
+                raise
+    from kybernate.cuda.ctypes_api import CtypesApi
+
+    return CtypesApi()

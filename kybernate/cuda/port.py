@@ -1,4 +1,4 @@
-"""The interface to the CUDA driver's checkpoint API, and the choice of a binding."""
+"""The interface to the CUDA driver's checkpoint API, which both bindings implement."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -52,30 +52,3 @@ class CheckpointApi(Protocol):
     def unlock(self, pid: int) -> int:
         """LOCKED → RUNNING."""
         ...
-
-
-def open_cuda(binding: Binding = "auto") -> CheckpointApi:
-    """The driver library of this machine, not initialized. ``auto``: cuda-bindings if usable, else ctypes.
-
-    Raises CudaUnavailableError.
-    """
-    if binding == "ctypes":
-        return _open_ctypes()
-    try:
-        return _open_bindings()
-    except CudaUnavailableError:
-        if binding == "bindings":
-            raise
-    return _open_ctypes()
-
-
-def _open_ctypes() -> CheckpointApi:
-    from kybernate.cuda.ctypes_api import CtypesApi
-
-    return CtypesApi()
-
-
-def _open_bindings() -> CheckpointApi:
-    from kybernate.cuda.bindings_api import BindingsApi
-
-    return BindingsApi()

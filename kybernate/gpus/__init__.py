@@ -4,7 +4,10 @@ The only package that calls NVML; nvidia-ml-py is imported only when NVML is ask
 library. The types (Gpu, Link, …) are those of ``kybernate.machine``. Light to import.
 """
 
-from kybernate.gpus.port import GpuError, Gpus, open_gpus
+from pathlib import Path
+from typing import Literal
+
+from kybernate.gpus.port import GpuError, Gpus
 from kybernate.machine import Gpu, GpuEvent, GpuProcess, Link, Mig, PcieLevel, distance
 
 __all__ = [
@@ -19,3 +22,20 @@ __all__ = [
     "distance",
     "open_gpus",
 ]
+
+
+def open_gpus(kind: Literal["nvml", "fake"], socket: Path | None = None) -> Gpus:
+    """GPUs of this machine (``nvml``) or of the fake driver at ``socket`` (extra ``dev``). Raises GpuError."""
+    if kind == "nvml":
+        from kybernate.gpus.nvml import NvmlGpus
+
+        return NvmlGpus()
+    if socket is None:
+        raise GpuError("fake GPUs need the socket of the fake driver; set KYB_FAKE_DRIVER")
+    from kybernate.extras import ExtraMissingError, dev_part
+
+    try:
+        found: Gpus = dev_part("gpus", "KYB_GPUS=fake")(socket)
+    except ExtraMissingError as error:
+        raise GpuError(str(error)) from error
+    return found

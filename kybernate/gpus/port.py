@@ -1,7 +1,6 @@
-"""The interface through which services read a machine's GPUs, and the choice of its implementation."""
+"""The interface through which services read a machine's GPUs."""
 
-from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from kybernate.machine import Gpu, GpuEvent, GpuProcess, Link
 
@@ -43,20 +42,3 @@ class Gpus(Protocol):
     async def close(self) -> None:
         """Close the library or the connection."""
         ...
-
-
-def open_gpus(kind: Literal["nvml", "fake"], socket: Path | None = None) -> Gpus:
-    """GPUs of this machine (``nvml``) or of the fake driver at ``socket`` (extra ``dev``). Raises GpuError."""
-    if kind == "nvml":
-        from kybernate.gpus.nvml import NvmlGpus
-
-        return NvmlGpus()
-    if socket is None:
-        raise GpuError("fake GPUs need the socket of the fake driver; set KYB_FAKE_DRIVER")
-    from kybernate.extras import ExtraMissingError, dev_part
-
-    try:
-        found: Gpus = dev_part("gpus", "KYB_GPUS=fake")(socket)
-    except ExtraMissingError as error:
-        raise GpuError(str(error)) from error
-    return found

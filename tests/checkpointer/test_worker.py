@@ -267,7 +267,8 @@ async def test_a_released_seat_is_thawed_so_that_it_can_end() -> None:
         assert reply.accepted
         assert await asyncio.wait_for(engine.process.wait(), 10) == -signal.SIGTERM
         assert await it.outcome(engine) == "gone"
-        assert not list((here.folder / "state" / "parked").iterdir())
+        parked = here.folder / "state" / "parked"
+        await until(lambda: not list(parked.iterdir()), what="the release removes the record of the parked processes")
 
 
 async def test_a_release_in_the_middle_of_a_park_waits_for_its_end() -> None:
