@@ -13,7 +13,7 @@ from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.backends.host import open_host
 from services.checkpointer.backends.port import Backend, SeatProcesses
-from services.checkpointer.backends.refusals import Allowance
+from services.checkpointer.core.refusals import Allowance
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.job_run import JobRun
 from services.checkpointer.journal import Journal

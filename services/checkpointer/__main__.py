@@ -15,7 +15,7 @@ from kybernate.lifecycle import alone
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.backends.host import Host, open_host
-from services.checkpointer.backends.refusals import comma_list
+from services.checkpointer.core.refusals import comma_list
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
 from services.checkpointer.settings import CheckpointerSettings, helper_command

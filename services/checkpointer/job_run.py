@@ -20,7 +20,7 @@ from services.checkpointer.backends.port import (
     Note,
     SeatProcesses,
 )
-from services.checkpointer.failures import JobGoal
+from services.checkpointer.core.failures import JobGoal
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import DEMOTE_AFTER, HalfName, JobFile, Record
 

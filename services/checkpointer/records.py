@@ -1,4 +1,4 @@
-"""The journal's records: those of one job, and what all of them say about a seat's container. Pure."""
+"""The records of the journal: those of one job, and the hangs and failures of a seat's container derived from all."""
 
 import time
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kybernate.messages import JobStatus, KillJob, SeatProgress, SeatTarget, SwitchJob
 from services.checkpointer.backends.port import SeatProcesses
-from services.checkpointer.failures import MAX_HANGS
+from services.checkpointer.core.failures import MAX_HANGS
 
 HalfName = Literal["park", "activate", "kill"]
 

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from kybernate.cuda import Binding
 from kybernate.extras import dev_part_path
 from kybernate.settings import NodeSettings
-from services.checkpointer.backends.refusals import Allowance, comma_list
+from services.checkpointer.core.refusals import Allowance, comma_list
 
 
 class CheckpointerSettings(NodeSettings):

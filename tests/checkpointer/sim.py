@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from services.checkpointer.failures import JobGoal, ProcessState, StepTrouble, Verb
-from services.checkpointer.procedure import End, Procedure, Step
+from services.checkpointer.core.failures import JobGoal, ProcessState, StepTrouble, Verb
+from services.checkpointer.core.procedure import End, Procedure, Step
 
 NEEDS = {
     Verb.LOCK: (ProcessState.RUNNING, ProcessState.LOCKED),

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.checkpointer.failures import RULES, JobGoal, ProcessState, Remedy, StepTrouble, Verb
-from services.checkpointer.procedure import End, Procedure, Step, replay_goal
+from services.checkpointer.core.failures import RULES, JobGoal, ProcessState, Remedy, StepTrouble, Verb
+from services.checkpointer.core.procedure import End, Procedure, Step, replay_goal
 from tests.checkpointer.sim import Fault, Sim, run
 
 V, T = Verb, StepTrouble

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.checkpointer.backends.refusals import (
+from services.checkpointer.core.refusals import (
     Allowance,
     DriverInfo,
     ProcessFacts,

@@ -8,7 +8,7 @@ from services.checkpointer.backends.driver_calls import DriverCalls, Timeouts
 from services.checkpointer.backends.evidence import Evidence
 from services.checkpointer.backends.host import Host
 from services.checkpointer.backends.port import Backend
-from services.checkpointer.backends.refusals import Allowance
+from services.checkpointer.core.refusals import Allowance
 from services.checkpointer.helper_pool import HelperPool
 
 

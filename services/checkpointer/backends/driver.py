@@ -15,7 +15,7 @@ from services.checkpointer.backends.host import Host
 from services.checkpointer.backends.job_half import JobHalf
 from services.checkpointer.backends.port import Capabilities, Ending, Note, SeatProcesses
 from services.checkpointer.containers import UnknownContainerError
-from services.checkpointer.failures import JobGoal, ProcessState
+from services.checkpointer.core.failures import JobGoal, ProcessState
 
 
 @dataclass

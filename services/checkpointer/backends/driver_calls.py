@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from services.checkpointer.backends.port import Member
-from services.checkpointer.backends.refusals import DriverInfo, driver_from
-from services.checkpointer.failures import ProcessState, StepTrouble, Verb
+from services.checkpointer.core.failures import ProcessState, StepTrouble, Verb
+from services.checkpointer.core.refusals import DriverInfo, driver_from
 from services.checkpointer.helper_pool import HelperDiedError, HelperHungError, HelperPool
 from services.checkpointer.processes import ProcessIdentity, alive
 

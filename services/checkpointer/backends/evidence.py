@@ -16,7 +16,7 @@ from services.checkpointer.backends.port import (
     SeatProcesses,
 )
 from services.checkpointer.containers import SeatContainer, UnknownContainerError
-from services.checkpointer.failures import ProcessState, StepTrouble
+from services.checkpointer.core.failures import ProcessState, StepTrouble
 from services.checkpointer.freezer import Freezer
 from services.checkpointer.processes import ProcessIdentity, alive
 

@@ -10,10 +10,10 @@ from kybernate.extras import dev_part
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.driver_calls import StepFailedError
 from services.checkpointer.backends.port import SeatProcesses
-from services.checkpointer.backends.refusals import Allowance, ProcessFacts, comma_list
 from services.checkpointer.backends.reservations import GpuReservations, Headroom, KernelMemory
 from services.checkpointer.containers import Containers, SeatContainer, UnknownContainerError
-from services.checkpointer.failures import StepTrouble
+from services.checkpointer.core.failures import StepTrouble
+from services.checkpointer.core.refusals import Allowance, ProcessFacts, comma_list
 from services.checkpointer.freezer import Freezer
 from services.checkpointer.processes import ProcessIdentity, alive, thread_names
 

@@ -9,11 +9,11 @@ from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedE
 from services.checkpointer.backends.evidence import Discovery, Evidence, room_needed
 from services.checkpointer.backends.host import Host, NoDeviceError
 from services.checkpointer.backends.port import Ending, Note, SeatProcesses
-from services.checkpointer.backends.refusals import MoveRefusal, move_refusal, nccl_matters, park_refusal, permutation
 from services.checkpointer.backends.reservations import NoHeadroomError, ReservedError, UnreadableMemoryError
-from services.checkpointer.failures import READS, JobGoal, ProcessState, StepTrouble, Verb
+from services.checkpointer.core.failures import READS, JobGoal, ProcessState, StepTrouble, Verb
+from services.checkpointer.core.procedure import Procedure, Step
+from services.checkpointer.core.refusals import MoveRefusal, move_refusal, nccl_matters, park_refusal, permutation
 from services.checkpointer.freezer import FreezeError
-from services.checkpointer.procedure import Procedure, Step
 from services.checkpointer.processes import ProcessIdentity, alive, send
 
 POLL_SECONDS = 0.01

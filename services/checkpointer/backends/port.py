@@ -6,8 +6,8 @@ from typing import Literal, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from kybernate.messages import Outcome, SeatTarget
-from services.checkpointer.backends.refusals import moves
-from services.checkpointer.failures import JobGoal
+from services.checkpointer.core.failures import JobGoal
+from services.checkpointer.core.refusals import moves
 from services.checkpointer.processes import ProcessIdentity
 
 

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from kybernate.messages import Outcome
-from services.checkpointer.failures import (
+from services.checkpointer.core.failures import (
     MAX_HANGS,
     MAX_HELPER_DEATHS,
     MAX_RETRIES,
