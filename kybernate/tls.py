@@ -13,7 +13,7 @@ from kybernate.files import changes
 from kybernate.logs import get_logger
 
 
-class Certificate:
+class ServerCertificate:
     """TLS of a port; later connections use a renewed certificate.
 
     Named in texts as ``KYB_TLS_CERT_FILE`` and ``KYB_TLS_KEY_FILE``. Raises ConfigError when it cannot be used.

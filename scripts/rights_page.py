@@ -7,7 +7,7 @@ from kybernate.bus.rights import MEANING, READERS, STREAM_READERS, WRITERS, Plac
 
 PATH = "docs/security.md"
 BEGIN = "<!-- Made from kybernate/bus/rights.py by scripts/generate.py. -->"
-END = "<!-- End of what is made. -->"
+END = "<!-- End of the generated table. -->"
 
 
 def embedded(page: str) -> str:

@@ -20,7 +20,7 @@ from nats.aio.subscription import Subscription
 from nats.js.client import JetStreamContext
 
 from kybernate.bus.credentials import NO_CREDENTIALS, Credentials, CredentialsError
-from kybernate.bus.nats_link import CONNECT_SECONDS, Link, LinkErrors, dial, failures
+from kybernate.bus.nats_link import CONNECT_SECONDS, LinkErrors, NatsLink, dial, failures
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError, NotSetUpError
 from kybernate.logs import get_logger
 
@@ -37,10 +37,10 @@ class _Route:
     def __init__(self, subject: str, receive: Callable[[Msg], Awaitable[None]]) -> None:
         self.subject = subject
         self.receive = receive
-        self.link: Link | None = None
+        self.link: NatsLink | None = None
         self.subscription: Subscription | None = None
 
-    async def attach(self, link: Link) -> None:
+    async def attach(self, link: NatsLink) -> None:
         self.link = link  # first, so that a route that attaches itself is not attached a second time
         self.subscription = await link.client.subscribe(self.subject, cb=self.receive)
 
@@ -63,7 +63,7 @@ class NatsConnection:
         """The server without credentials, for texts."""
         self.errors = LinkErrors(self.place, credentials)
         self._name, self._credentials = name, credentials
-        self._link: Link | None = None
+        self._link: NatsLink | None = None
         self._routes: list[_Route] = []
         self._callbacks: list[Callable[[bool], None]] = []
         self._up = asyncio.Event()
@@ -88,7 +88,7 @@ class NatsConnection:
         return self._link is not None and self._link.alive
 
     @property
-    def link(self) -> Link:
+    def link(self) -> NatsLink:
         """The current connection. Raises BusDownError without one."""
         if self._link is None or not self.connected:
             raise BusDownError(f"not connected to NATS at {self.place}: {self.errors.last or 'no answer yet'}")
@@ -169,7 +169,7 @@ class NatsConnection:
         # wait_for of Python 3.11 loses a cancellation that arrives together with the result it waits for: so the flag
         # is checked as well.
         while not self.errors.final.is_set() and not self._leaving:
-            link: Link | None = None
+            link: NatsLink | None = None
             try:
                 link = await dial(self.url, self._name, self._credentials, self.errors.report)
                 if self._leaving:
@@ -190,7 +190,7 @@ class NatsConnection:
             await asyncio.sleep(0.0 if self._leaving else wait * random.uniform(0.5, 1.0))
             wait = min(wait * 2, LAST_RETRY_SECONDS)
 
-    async def _adopt(self, link: Link) -> None:
+    async def _adopt(self, link: NatsLink) -> None:
         """Make all subscriptions on a new link, then report that it is connected."""
         while missing := [route for route in self._routes if route.link is not link]:
             for route in missing:

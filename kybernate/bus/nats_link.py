@@ -24,7 +24,7 @@ MOST_FORBIDDEN = 100
 """Number of refused subjects that are logged, each once."""
 
 
-class Link:
+class NatsLink:
     """One connection to the server, until its loss."""
 
     def __init__(self, client: Client) -> None:
@@ -68,7 +68,7 @@ class Link:
             back.set_result(None)
 
     def lose(self) -> None:
-        """Mark the connection as lost, for good; the next one is another Link."""
+        """Mark the connection as lost, for good; the next one is another NatsLink."""
         if self.lost.is_set():
             return
         self.lost.set()
@@ -97,7 +97,7 @@ class _TlsClient(Client):
         await super()._process_info(info, initial_connection)
 
 
-async def dial(url: str, name: str, credentials: Credentials, report: Callable[[Exception], None]) -> Link:
+async def dial(url: str, name: str, credentials: Credentials, report: Callable[[Exception], None]) -> NatsLink:
     """Connect once, with the present content of the credentials' files.
 
     A server that refuses a key sends the reason and closes the connection, and the reset may arrive before the reason.
@@ -128,12 +128,12 @@ async def _dial(
     credentials: Credentials,
     connecting: Callable[[Exception], None],
     report: Callable[[Exception], None],
-) -> Link:
+) -> NatsLink:
     """Connect once. ``connecting`` gets the errors until the connection is made, ``report`` the later ones."""
     identity = await asyncio.to_thread(credentials.read)
     wants_tls = (identity.tls and not url.startswith("ws")) or url.startswith("tls:")  # wss is TLS from its first byte
     client = _TlsClient() if wants_tls else Client()
-    link = Link(client)
+    link = NatsLink(client)
 
     async def on_error(error: Exception) -> None:
         sink(error)

@@ -176,7 +176,7 @@ def _rights(role: Role, place: Place) -> Rights:
     publish += _inboxes(as_roles, place)
     publish += _jetstream(role)
     subscribe += [f"$KV.{bucket}.>" for bucket in BUCKETS if role in BUCKET_SUBSCRIBERS]
-    publish.append(f"{inbox(role)}.>")  # to itself: for Link.round_trip
+    publish.append(f"{inbox(role)}.>")  # to itself: for NatsLink.round_trip
     return Rights(_minimal(publish), _minimal(subscribe))
 
 

@@ -13,7 +13,7 @@ from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 from nats.js.client import JetStreamContext
 
 from kybernate.bus.credentials import NO_CREDENTIALS, Credentials, CredentialsError
-from kybernate.bus.nats_link import Link, PlaintextError, dial, forbidden, refused
+from kybernate.bus.nats_link import NatsLink, PlaintextError, dial, forbidden, refused
 from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, BusDownError, BusError, NoAnswerError
 from kybernate.bus.rights import ROLES, Place, Role, rights
 
@@ -183,7 +183,7 @@ async def connection(
     timeout: float = 5.0,
     *,
     report: Callable[[Exception], None] = lambda _: None,
-) -> AsyncIterator[Link]:
+) -> AsyncIterator[NatsLink]:
     """One connection, without reconnection. Raises BusDownError, CredentialsError, BusError when it is refused.
 
     ``report`` gets errors that belong to no call.

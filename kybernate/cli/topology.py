@@ -1,5 +1,6 @@
 """``kyb topology``: how a machine's GPUs are connected, the groups that they form, and why."""
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -18,9 +19,13 @@ if TYPE_CHECKING:
     Machine = tuple[tuple[Gpu, ...], tuple[Link, ...], tuple[Gpu, ...]]
     """GPUs, links of every pair, MIG instances."""
 
+DEV_INSTALLED = importlib.util.find_spec("kybernate.dev") is not None
+
 
 def topology(
-    preset: Annotated[str | None, typer.Option(metavar="NAME", help="A fake machine, e.g. 8xL40S (extra dev).")] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", hidden=not DEV_INSTALLED, help="A fake machine, such as 8xL40S.")
+    ] = None,
     stack: Annotated[bool, typer.Option("--stack", help="The GPUs of the stack that runs here.")] = False,
     config: Annotated[
         Path | None,

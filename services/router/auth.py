@@ -11,7 +11,7 @@ from kybernate.api_keys import ApiKey, Scope, find, load
 from kybernate.config_errors import ConfigError
 from kybernate.files import changes
 from kybernate.logs import get_logger
-from kybernate.tls import Certificate
+from kybernate.tls import ServerCertificate
 from services.router.api import RouterError
 from services.router.settings import RouterSettings
 
@@ -95,9 +95,9 @@ def _token(request: web.Request) -> tuple[str, str]:
     return "", HEADER
 
 
-def open_auth(settings: RouterSettings) -> tuple[ApiKeyGuard, Certificate | None]:
+def open_auth(settings: RouterSettings) -> tuple[ApiKeyGuard, ServerCertificate | None]:
     """Load the API keys and the certificate that the settings name. Raises ConfigError."""
     cert, key = settings.tls_cert_file, settings.tls_key_file
     if cert is None and key is not None:
         raise ConfigError(f"KYB_TLS_KEY_FILE={key}: KYB_TLS_CERT_FILE is not set; set both, or none")
-    return ApiKeyGuard(settings.api_keys_file), Certificate(cert, key) if cert is not None else None
+    return ApiKeyGuard(settings.api_keys_file), ServerCertificate(cert, key) if cert is not None else None

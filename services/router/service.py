@@ -16,7 +16,7 @@ from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.logs import get_logger
 from kybernate.messages import Presence, SeatActivated
 from kybernate.seat import COMING
-from kybernate.tls import Certificate
+from kybernate.tls import ServerCertificate
 from services.router.api import RouterError
 from services.router.auth import ApiKeyGuard, open_auth
 from services.router.calls import Calls
@@ -49,7 +49,7 @@ class RunningRouter:
     levels: LevelPublisher
     inventory: GpuInventory
     guard: ApiKeyGuard
-    certificate: Certificate | None
+    certificate: ServerCertificate | None
 
     def jobs(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return the jobs that run until the router ends, by name."""

@@ -9,7 +9,7 @@ from kybernate import lifecycle, logs
 from kybernate.config_errors import ConfigError
 from kybernate.health import Health, HttpServer
 from kybernate.logs import get_logger
-from kybernate.tls import Certificate
+from kybernate.tls import ServerCertificate
 from services.webhook.core.mutation import MutationOptions, ReviewError, outcome, respond
 from services.webhook.settings import WebhookSettings
 
@@ -46,7 +46,7 @@ async def serve(settings: WebhookSettings) -> None:
         memory=settings.probe_memory,
         prefixes=settings.prefixes,
     )
-    health, certificate = Health(), Certificate(settings.tls_cert_file, settings.tls_key_file)
+    health, certificate = Health(), ServerCertificate(settings.tls_cert_file, settings.tls_key_file)
     async with HttpServer(
         application(options, health), settings.host, settings.port, tls=certificate.context
     ) as server:
@@ -62,7 +62,7 @@ def main() -> None:
     settings = WebhookSettings.from_env_or_exit("kyb-webhook")
     logs.configure("webhook", form=settings.log_format, level=settings.log_level)
     try:
-        Certificate(settings.tls_cert_file, settings.tls_key_file)
+        ServerCertificate(settings.tls_cert_file, settings.tls_key_file)
     except ConfigError as error:
         sys.stderr.write(f"kyb-webhook: {error}; kyb webhook certs makes them\n")
         raise SystemExit(1) from None

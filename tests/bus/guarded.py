@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 from kybernate.bus.credentials import Credentials
 from kybernate.bus.keys import write
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.nats_link import Link, dial, forbidden
+from kybernate.bus.nats_link import NatsLink, dial, forbidden
 from kybernate.bus.rights import ROLES, Place, Role
 from kybernate.bus.server_config import AUTH_FILES
 from kybernate.bus.setup import init
@@ -22,7 +22,7 @@ from kybernate.dev.nats_server import NatsServer
 class Raw:
     """A client with one role's key and none of our code between it and the server."""
 
-    link: Link
+    link: NatsLink
     refusals: list[str] = field(default_factory=list)
 
     async def refused(self, verb: str, subject: str) -> bool:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from kybernate.api_keys import ApiKey, ConfigError, dump, find, load, make
 from kybernate.messages import AuditRecord, ParkSeat
-from kybernate.tls import Certificate
+from kybernate.tls import ServerCertificate
 from services.router.auth import ApiKeyGuard, open_auth
 from services.router.service import build
 from services.router.settings import RouterSettings
@@ -238,5 +238,5 @@ async def test_the_port_uses_tls_and_applies_a_renewed_certificate(tmp_path: Pat
 def test_a_certificate_without_its_key_is_an_error(tmp_path: Path) -> None:
     certificates(tmp_path)
     with pytest.raises(ConfigError, match=r"KYB_TLS_CERT_FILE=.*fits KYB_TLS_KEY_FILE"):
-        Certificate(tmp_path / "server.crt", tmp_path / "client.key")
+        ServerCertificate(tmp_path / "server.crt", tmp_path / "client.key")
     assert ApiKey(name="a", sha256="0" * 64, scopes=("infer",)).may("infer")
