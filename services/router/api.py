@@ -130,10 +130,11 @@ class CallerResponse:
         """True once a byte of the engine's response was sent."""
 
     async def whole(self, status: int, headers: CIMultiDict[str], body: bytes) -> web.StreamResponse:
-        """Return a complete response; after a keep-alive comment, send it as an event."""
-        if self._stream is not None:
-            return await self._late(body)
-        return web.Response(status=status, headers=headers, body=body)
+        """Return a complete response; if a keep-alive comment has made it a stream, send the body as one event."""
+        if self._stream is None:
+            return web.Response(status=status, headers=headers, body=body)
+        await self._write(b"data: " + b" ".join(body.split(b"\n")) + b"\n\n")
+        return await self.end()
 
     async def begin(self, status: int, headers: Any, *, sse: bool) -> None:
         """Send the status line and headers of a streamed response, unless it has begun already."""
@@ -176,12 +177,6 @@ class CallerResponse:
             # Half an event or half a body is sent: only an aborted connection shows that it is incomplete.
             self._request.transport.abort()
         return self._stream
-
-    async def _late(self, body: bytes) -> web.StreamResponse:
-        """Send a complete body as one event, because a keep-alive comment has made the response a stream."""
-        data = b" ".join(body.split(b"\n"))
-        await self._write(b"data: " + data + b"\n\n")
-        return await self.end()
 
     async def _write(self, data: bytes) -> None:
         assert self._stream is not None

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 
@@ -82,9 +83,9 @@ class Calls:
             to = await self._outcome(ticket, response, stream)
             if isinstance(to, Reject):
                 raise RouterError.of(to)
-            extra, times = _Headers(self, ticket, to, arrived_at), CallTimes()
+            headers, times = partial(self._headers, ticket, to, arrived_at), CallTimes()
             try:
-                reply = await forward(request, body, to, ticket, self.pools, response, extra, times)
+                reply = await forward(request, body, to, ticket, self.pools, response, headers, times)
             except SeatCutError:
                 ticket.renew()  # nothing was sent to the caller: it can wait for its model again
                 self.metrics.cuts.labels("before_first_byte").inc()
@@ -102,7 +103,10 @@ class Calls:
                     raise _breaks(to, error) from error
                 self.dispatcher.feed(CallReturned(ticket.request, suspect=not again))
             else:
-                self._measure(to, times, arrived_at)
+                if to.held_seconds > 0:
+                    self.metrics.hold_seconds.observe(to.held_seconds)
+                if times.first_byte_at is not None:
+                    self.metrics.first_byte_seconds.observe(times.first_byte_at - arrived_at)
                 return reply
 
     async def _outcome(self, ticket: CallTicket, response: CallerResponse, stream: bool) -> Forward | Reject:
@@ -114,13 +118,21 @@ class Calls:
                 return outcome
             await response.keep_alive()
 
-    def _measure(self, to: Forward, times: CallTimes, arrived_at: float) -> None:
-        if to.held_seconds > 0:
-            self.metrics.hold_seconds.observe(to.held_seconds)
-        if times.first_byte_at is not None:
-            self.metrics.first_byte_seconds.observe(times.first_byte_at - arrived_at)
+    def _headers(self, ticket: CallTicket, to: Forward, arrived_at: float, times: CallTimes) -> Mapping[str, str]:
+        """Return the ``x-kyb-*`` headers of a response that begins now."""
+        headers = {
+            "X-Kyb-Seat": to.seat,
+            "X-Kyb-Held-Seconds": f"{self.clock.to_model(to.held_seconds):.3f}",
+            "X-Kyb-Cause": ticket.cause,
+        }
+        overhead, release = self._control(ticket, to, times, arrived_at)
+        if overhead is not None:
+            headers["X-Kyb-Overhead-Seconds"] = f"{overhead:.6f}"
+        if release is not None:
+            headers["X-Kyb-Release-Seconds"] = f"{release:.6f}"
+        return headers
 
-    def control(
+    def _control(
         self, ticket: CallTicket, to: Forward, times: CallTimes, arrived_at: float
     ) -> tuple[float | None, float | None]:
         """Return (overhead, release) of a hold that an activation ended, in wall seconds; None where not applicable.
@@ -145,30 +157,6 @@ class Calls:
         overhead = sum(parts.values())
         self.metrics.control_seconds.observe(overhead)
         return overhead, release
-
-
-@dataclass(frozen=True, slots=True)
-class _Headers:
-    """The ``x-kyb-*`` headers of a response, computed when it begins."""
-
-    calls: Calls
-    ticket: CallTicket
-    to: Forward
-    arrived_at: float
-
-    def __call__(self, times: CallTimes) -> Mapping[str, str]:
-        calls, to = self.calls, self.to
-        headers = {
-            "X-Kyb-Seat": to.seat,
-            "X-Kyb-Held-Seconds": f"{calls.clock.to_model(to.held_seconds):.3f}",
-            "X-Kyb-Cause": self.ticket.cause,
-        }
-        overhead, release = calls.control(self.ticket, to, times, self.arrived_at)
-        if overhead is not None:
-            headers["X-Kyb-Overhead-Seconds"] = f"{overhead:.6f}"
-        if release is not None:
-            headers["X-Kyb-Release-Seconds"] = f"{release:.6f}"
-        return headers
 
 
 def _breaks(to: Forward, error: UpstreamRefusedError) -> RouterError:

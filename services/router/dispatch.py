@@ -31,7 +31,7 @@ class SeatCutError(Exception):
 class CallTicket:
     """Connects a call's handler to the dispatcher. ``with ticket:`` raises SeatCutError if the seat is cut."""
 
-    __slots__ = ("_cancelling", "_future", "_outcome", "_task", "accepted_at", "cause", "cut_code", "request")
+    __slots__ = ("_cancelling", "_future", "_task", "accepted_at", "cause", "cut_code", "decided", "request")
 
     def __init__(self, request: int, cause: str) -> None:
         self.request = request
@@ -39,31 +39,27 @@ class CallTicket:
         self.accepted_at: float | None = None
         """Unix seconds at which the manager accepted the activation that this call requested."""
         self.cut_code: str | None = None
-        self._outcome: step.Forward | step.Reject | None = None
+        self.decided: step.Forward | step.Reject | None = None
+        """The decision that ``outcome`` has not returned yet."""
         self._future: asyncio.Future[None] | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
 
-    @property
-    def decided(self) -> step.Forward | step.Reject | None:
-        """The decision that was not taken with ``outcome`` yet, if there is one."""
-        return self._outcome
-
     def decide(self, outcome: step.Forward | step.Reject) -> None:
         """Set the decision, which wakes the task that waits in ``outcome``."""
-        self._outcome = outcome
+        self.decided = outcome
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
     async def outcome(self, timeout: float | None = None) -> step.Forward | step.Reject | None:
         """Wait for the next decision; None if there is none within ``timeout`` wall seconds."""
-        if self._outcome is None:
+        if self.decided is None:
             self._future = asyncio.get_running_loop().create_future()
             if timeout is None:
                 await self._future
             else:
                 await asyncio.wait([self._future], timeout=timeout)
-        outcome, self._outcome, self._future = self._outcome, None, None
+        outcome, self.decided, self._future = self.decided, None, None
         return outcome
 
     def cut(self, code: str) -> None:
@@ -194,9 +190,9 @@ class Dispatcher:
         except BusError as error:
             get_logger().info("activation.unanswered", seat=effect.command.seat, error=str(error))
         ticket = self._tickets.get(effect.request)
-        if reply is not None and reply.accepted and ticket is not None and ticket.accepted_at is None:
-            ticket.accepted_at = time.time()
-        if reply is not None and not reply.accepted:
+        if reply is not None and reply.accepted and ticket is not None:
+            ticket.accepted_at = ticket.accepted_at or time.time()
+        elif reply is not None and not reply.accepted:
             get_logger().info("activation.refused", seat=effect.command.seat, code=reply.code, reason=reply.reason)
         self.feed(step.ActivationAnswered(effect.key, reply))
 

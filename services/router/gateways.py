@@ -19,6 +19,7 @@ from services.router.core.step import Reject
 from services.router.dispatch import Dispatcher
 from services.router.settings import RouterSettings
 
+SIGNAL_TYPES = ("application/cloudevents+json", "application/cloudevents-batch+json", "application/json")
 SIGNAL_LIMIT = 1000
 """Signals in one call."""
 MOST_REQUESTS = 1_000_000_000
@@ -56,18 +57,15 @@ class GatewayApi:
         model = model_of(request.query, "name the model: GET /v1/hold?model=…&timeout=30s")
         timeout = _duration(request.query.get("timeout"))
         ticket = self._dispatcher.arrive(model, cause_of(request), kind="permit", hold_seconds=timeout)
-        granted = False
         try:
             outcome = await ticket.outcome()
             if isinstance(outcome, Reject):
                 raise RouterError.of(outcome)
-            assert outcome is not None  # None only with a timeout
-            granted = True
-        finally:
-            if granted:
-                self._dispatcher.forget(ticket)
-            else:
-                self._dispatcher.end(ticket)
+        except BaseException:
+            self._dispatcher.end(ticket)
+            raise
+        self._dispatcher.forget(ticket)
+        assert outcome is not None  # None only with a timeout
         return web.json_response(
             {
                 "model": model,
@@ -96,11 +94,7 @@ class GatewayApi:
 
     async def signals(self, request: web.Request) -> web.StreamResponse:
         """Publish another gateway's traffic levels: CloudEvents JSON, one or an array."""
-        if request.content_type not in (
-            "application/cloudevents+json",
-            "application/cloudevents-batch+json",
-            "application/json",
-        ):
+        if request.content_type not in SIGNAL_TYPES:
             text = f"content type {request.content_type}: send application/cloudevents+json or application/json"
             raise RouterError(415, "unsupported_content_type", text)
         parsed: Any = json_of(await body_of(request))
@@ -136,6 +130,9 @@ class GatewayApi:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
             raise RouterError(400, "invalid_signal", f"data.{place}: {first['msg']}") from error
+        oldest = data.oldest_wait_seconds
+        if oldest is None and data.oldest_wait_ms is not None:
+            oldest = data.oldest_wait_ms / 1000
         self._seq = max(self._seq + 1, time.time_ns() // 1_000_000)
         return TrafficSignal(
             cause=given if printable(given := str(item.get("id") or "")) else source,
@@ -147,7 +144,7 @@ class GatewayApi:
             in_flight=data.in_flight or data.inflight,
             arrivals=data.arrivals,
             window_seconds=data.window_seconds or (data.window_ms or 1000.0) / 1000,
-            oldest_wait_seconds=_seconds(data.oldest_wait_seconds, data.oldest_wait_ms),
+            oldest_wait_seconds=oldest,
             seq=self._seq,
             ttl_seconds=data.ttl_seconds or self._settings.signal_ttl_seconds,
         )
@@ -163,10 +160,6 @@ class GatewayApi:
         if data.seat is not None and data.seat not in seats:
             raise RouterError(404, "seat_not_found", f"seat {data.seat!r} does not run {data.model}; it has {seats}")
         return data.seat or (seats[0] if len(seats) == 1 else None)
-
-
-def _seconds(seconds: float | None, milliseconds: float | None) -> float | None:
-    return seconds if seconds is not None or milliseconds is None else milliseconds / 1000
 
 
 def _duration(text: str | None) -> float | None:

@@ -11,7 +11,6 @@ from typing import Any
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
-from services.router.core.reports import RouterLevel
 from services.router.core.traffic import Traffic
 
 Key = tuple[str, str | None]
@@ -60,22 +59,15 @@ class LevelPublisher:
             except TimeoutError:
                 continue
 
-    def _counters(self, level: RouterLevel) -> dict[str, Any]:
-        """Return the counters since this router started; none for calls without a seat."""
-        if level.seat is None:
-            return {}
-        return {
-            "incarnation": self._incarnation,
-            "arrived": level.arrivals,
-            "served": level.served,
-            "served_seconds": self._clock.to_model(level.served_seconds),
-        }
-
     async def _publish(self, key: Key) -> None:
         now = time.monotonic()
         model, seat_key = key
         level = self._traffic.level(model, seat_key, now)
         before, at = self._published.get(key, (0, now - REPEAT_SECONDS))
+        counters: dict[str, Any] = {}
+        if level.seat is not None:
+            counters = {"incarnation": self._incarnation, "arrived": level.arrivals, "served": level.served}
+            counters["served_seconds"] = self._clock.to_model(level.served_seconds)
         self._seq += 1
         signal = TrafficSignal(
             cause=level.cause,
@@ -89,7 +81,7 @@ class LevelPublisher:
             window_seconds=max(1e-3, self._clock.to_model(now - at)),
             oldest_wait_seconds=None if level.oldest_wait is None else self._clock.to_model(level.oldest_wait),
             age_histogram=tuple((self._clock.to_model(age), count) for age, count in level.ages),
-            **self._counters(level),
+            **counters,
             seq=self._seq,
             ttl_seconds=TTL_SECONDS,
         )

@@ -115,9 +115,6 @@ class ConnectionPools:
         task.add_done_callback(self._closing.discard)
 
 
-# --- one call --------------------------------------------------------------------------------------------------------
-
-
 class UpstreamRefusedError(Exception):
     """The engine sent nothing: no connection, or it closed before the first byte of a response.
 

@@ -6,6 +6,7 @@ It does the same after every loss of the bus.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import NoReturn
@@ -58,11 +59,8 @@ class RosterSync:
         while True:
             at = time.monotonic()
             if self._bus.connected:
-                try:
+                with contextlib.suppress(BusError):
                     await self._publish_presence()
-                except BusError:
-                    pass
-                else:
                     self._dispatcher.feed(PresenceConfirmed(at))
             await asyncio.sleep(max(0.0, at + PRESENCE_SECONDS - time.monotonic()))
 
@@ -70,11 +68,9 @@ class RosterSync:
         """Read the whole roster after each connection to the bus, and once a minute to compare."""
         await self._listening.wait()
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COMPARE_SECONDS):
                     await self._wanted.wait()
-            except TimeoutError:
-                pass
             self._wanted.clear()
             if not self._bus.connected:
                 continue  # the next connection sets ``_wanted``

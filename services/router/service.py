@@ -4,7 +4,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -16,9 +15,8 @@ from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.logs import get_logger
 from kybernate.messages import Presence, SeatActivated
 from kybernate.seat import COMING
-from kybernate.tls import ServerCertificate
 from services.router.api import RouterError
-from services.router.auth import ApiKeyGuard, open_auth
+from services.router.auth import open_auth
 from services.router.calls import Calls
 from services.router.core.admission import Limits
 from services.router.core.managers import RouterIdentity
@@ -36,20 +34,42 @@ from services.router.settings import RouterSettings
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@dataclass
 class RunningRouter:
-    """A router that listens; ``jobs`` connect it to the cluster."""
+    """The parts of one router; ``jobs`` connect it to the cluster. Raises ConfigError."""
 
-    url: str
-    traffic: Traffic
-    dispatcher: Dispatcher
-    pools: ConnectionPools
-    events: EventLog
-    sync: RosterSync
-    levels: LevelPublisher
-    inventory: GpuInventory
-    guard: ApiKeyGuard
-    certificate: ServerCertificate | None
+    def __init__(self, settings: RouterSettings, bus: Bus, http: aiohttp.ClientSession) -> None:
+        self._settings, self._bus, self.url = settings, bus, ""
+        self.guard, self.certificate = open_auth(settings)
+        clock = Clock(settings.speed)
+        self._identity = RouterIdentity(settings.instance, uuid.uuid4().hex[:12])
+        limits = Limits(
+            hold_seconds=clock.to_wall(settings.hold_seconds),
+            queue_limit=settings.queue_limit,
+            held_bytes=settings.held_bytes,
+            permit_seconds=settings.permit_seconds,
+            speed=settings.speed,
+        )
+        self.traffic = traffic = Traffic(limits, self._identity)
+        self.pools = ConnectionPools()
+        self.dispatcher = Dispatcher(traffic, bus, http, self.pools.disconnect)
+        self.levels = LevelPublisher(bus, traffic, clock, settings.instance, self._identity.incarnation)
+        self.dispatcher.on_level = self.levels.touch
+        self.inventory, self.events, loads = GpuInventory(bus), EventLog(bus), Loads()
+        health = self._health()
+        self._metrics = Metrics(
+            health.registry,
+            held=lambda: [(model.name, len(model.held)) for model in traffic.models.values()],
+            in_flight=lambda: sum(len(upstream.in_flight) for upstream in traffic.upstreams.values()),
+            connected=lambda: bus.connected,
+        )
+        self.sync = RosterSync(bus, self.dispatcher, self._presence)
+        self.sync.on_event = self._on_event
+        self.sync.on_signal = lambda signal: loads.add(signal, time.monotonic())
+        self.sync.on_loss = self._metrics.disconnects.inc
+        calls = Calls(settings, clock, self.dispatcher, self.pools, self._metrics)
+        gateways = GatewayApi(settings, clock, bus, self.dispatcher)
+        operator = OperatorApi(bus, traffic, loads, self.inventory, http)
+        self.app = self._application(health, calls, gateways, operator)
 
     def jobs(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return the jobs that run until the router ends, by name."""
@@ -65,125 +85,72 @@ class RunningRouter:
             **({"certificate": self.certificate.watch()} if self.certificate is not None else {}),
         }
 
-
-@asynccontextmanager
-async def open_router(settings: RouterSettings, bus: Bus) -> AsyncIterator[RunningRouter]:
-    """Listen on the settings' address and connect the parts; close everything at the end. Raises ConfigError."""
-    guard, certificate = open_auth(settings)
-    clock = Clock(settings.speed)
-    identity = RouterIdentity(settings.instance, uuid.uuid4().hex[:12])
-    limits = Limits(
-        hold_seconds=clock.to_wall(settings.hold_seconds),
-        queue_limit=settings.queue_limit,
-        held_bytes=settings.held_bytes,
-        permit_seconds=settings.permit_seconds,
-        speed=settings.speed,
-    )
-    traffic, pools, http = Traffic(limits, identity), ConnectionPools(), aiohttp.ClientSession()
-    dispatcher = Dispatcher(traffic, bus, http, pools.disconnect)
-    levels = LevelPublisher(bus, traffic, clock, settings.instance, identity.incarnation)
-    dispatcher.on_level = levels.touch
-    url = [settings.advertise_url]
-
-    def presence() -> Presence:
+    def _presence(self) -> Presence:
         return Presence(
             cause="presence",
             component="router",
-            instance=identity.instance,
-            incarnation=identity.incarnation,
-            node=settings.node,
-            url=url[0],
+            instance=self._identity.instance,
+            incarnation=self._identity.incarnation,
+            node=self._settings.node,
+            url=self._settings.advertise_url or self.url,
         )
 
-    sync, inventory = RosterSync(bus, dispatcher, presence), GpuInventory(bus)
-    health = _health(bus, traffic)
-    metrics = _metrics(health, bus, traffic)
-    loads, events = Loads(), EventLog(bus)
+    def _health(self) -> Health:
+        health, bus, trust = Health(), self._bus, self.traffic.trust
+        # Once it knows seats it is ready without NATS: all routers lose NATS together, and a Service needs a ready one.
+        away = "not connected to NATS; see KYB_NATS_URL"
+        health.conditions["bus"] = lambda: None if bus.connected or trust.ever_synced else away
+        health.notes["bus"] = lambda: None if bus.connected else away
+        health.conditions["roster"] = lambda: None if trust.ever_synced else "the roster was not read yet"
+        health.registry.register(BusMetrics(cluster=bus))
+        return health
 
-    def on_event(event: Event) -> None:
-        events.add(event)
+    def _application(
+        self, health: Health, calls: Calls, gateways: GatewayApi, operator: OperatorApi
+    ) -> web.Application:
+        """Return the application. Health and metrics need no key."""
+        app, needs = web.Application(client_max_size=self._settings.body_bytes, middlewares=[_errors]), self.guard.needs
+        app.on_shutdown.append(self._stop)
+        app.add_routes(
+            [
+                *health.routes(),
+                web.get("/v1/models", needs("infer", "view")(operator.models)),
+                web.get("/v1/models/{model:.+}", needs("infer", "view")(operator.model)),
+                web.get("/v1/hold", needs("infer")(gateways.hold)),
+                web.post("/v1/wake", needs("infer")(gateways.wake)),
+                web.post("/v1/signals", needs("signals")(gateways.signals)),
+                web.get("/v1/events", needs("view")(self.events.handle)),
+                web.get("/v1/seats", needs("view")(operator.seats)),
+                web.get("/v1/why", needs("view")(operator.why)),
+                web.post("/v1/seats/{seat:.+}/{verb:" + "|".join(VERBS) + "}", needs("admin")(operator.command)),
+                web.post("/v1/{path:.+}", needs("infer")(calls.handle)),
+            ]
+        )
+        return app
+
+    def _on_event(self, event: Event) -> None:
+        self.events.add(event)
         if isinstance(event, SeatActivated) and event.previous in COMING:
-            metrics.switches.inc()
+            self._metrics.switches.inc()
 
-    async def stop(_: web.Application) -> None:
-        dispatcher.stop()
-        events.stop()
-
-    sync.on_event = on_event
-    sync.on_signal = lambda signal: loads.add(signal, time.monotonic())
-    sync.on_loss = metrics.disconnects.inc
-    app = build(
-        calls=Calls(settings, clock, dispatcher, pools, metrics),
-        gateways=GatewayApi(settings, clock, bus, dispatcher),
-        operator=OperatorApi(bus, traffic, loads, inventory, http),
-        events=events,
-        health=health,
-        guard=guard,
-        body_bytes=settings.body_bytes,
-    )
-    app.on_shutdown.append(stop)
-    tls = certificate.context if certificate is not None else None
-    try:
-        async with HttpServer(app, settings.host, settings.port, tls=tls) as server:
-            url[0] = url[0] or server.url
-            yield RunningRouter(
-                server.url, traffic, dispatcher, pools, events, sync, levels, inventory, guard, certificate
-            )
-    finally:
-        await dispatcher.close()
-        await pools.close()
-        await http.close()
+    async def _stop(self, _: web.Application) -> None:
+        self.dispatcher.stop()
+        self.events.stop()
 
 
-def _health(bus: Bus, traffic: Traffic) -> Health:
-    health = Health()
-    # Once it knows seats it is ready without NATS: all routers lose NATS together, and a Service needs a ready one.
-    away = "not connected to NATS; see KYB_NATS_URL"
-    health.conditions["bus"] = lambda: None if bus.connected or traffic.trust.ever_synced else away
-    health.notes["bus"] = lambda: None if bus.connected else away
-    health.conditions["roster"] = lambda: None if traffic.trust.ever_synced else "the roster was not read yet"
-    health.registry.register(BusMetrics(cluster=bus))
-    return health
-
-
-def _metrics(health: Health, bus: Bus, traffic: Traffic) -> Metrics:
-    return Metrics(
-        health.registry,
-        held=lambda: [(model.name, len(model.held)) for model in traffic.models.values()],
-        in_flight=lambda: sum(len(upstream.in_flight) for upstream in traffic.upstreams.values()),
-        connected=lambda: bus.connected,
-    )
-
-
-def build(
-    *,
-    calls: Calls,
-    gateways: GatewayApi,
-    operator: OperatorApi,
-    events: EventLog,
-    health: Health,
-    guard: ApiKeyGuard,
-    body_bytes: int,
-) -> web.Application:
-    """Return the application; ``body_bytes`` is the largest body it reads. Health and metrics need no key."""
-    needs = guard.needs
-    app = web.Application(client_max_size=body_bytes, middlewares=[_errors])
-    app.add_routes(
-        [
-            *health.routes(),
-            web.get("/v1/models", needs("infer", "view")(operator.models)),
-            web.get("/v1/models/{model:.+}", needs("infer", "view")(operator.model)),
-            web.get("/v1/hold", needs("infer")(gateways.hold)),
-            web.post("/v1/wake", needs("infer")(gateways.wake)),
-            web.post("/v1/signals", needs("signals")(gateways.signals)),
-            web.get("/v1/events", needs("view")(events.handle)),
-            web.get("/v1/seats", needs("view")(operator.seats)),
-            web.get("/v1/why", needs("view")(operator.why)),
-            web.post("/v1/seats/{seat:.+}/{verb:" + "|".join(VERBS) + "}", needs("admin")(operator.command)),
-            web.post("/v1/{path:.+}", needs("infer")(calls.handle)),
-        ]
-    )
-    return app
+@asynccontextmanager
+async def open_router(settings: RouterSettings, bus: Bus) -> AsyncIterator[RunningRouter]:
+    """Listen on the settings' address; close everything at the end. Raises ConfigError."""
+    async with aiohttp.ClientSession() as http:
+        router = RunningRouter(settings, bus, http)
+        tls = router.certificate.context if router.certificate is not None else None
+        try:
+            async with HttpServer(router.app, settings.host, settings.port, tls=tls) as server:
+                router.url = server.url
+                yield router
+        finally:
+            await router.dispatcher.close()
+            await router.pools.close()
 
 
 @web.middleware

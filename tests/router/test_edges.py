@@ -32,7 +32,7 @@ async def test_a_request_id_that_is_not_printable_is_replaced():
         await w.seat("s0", "llama")
         assert b" 200 " in await raw(w, "/v1/completions", b"X-Request-Id: caf\xe9")
         await until(
-            lambda: (heard := w.manager.of(TrafficSignal)) and heard[-1].in_flight == 0,
+            lambda: (levels := w.manager.of(TrafficSignal)) and levels[-1].in_flight == 0,
             what="the last traffic signal has nothing in flight",
             saw=lambda: w.manager.of(TrafficSignal),
         )

@@ -102,9 +102,6 @@ class Load:
     waiting: int = 0
     in_flight: int = 0
 
-    def __add__(self, other: "Load") -> "Load":
-        return Load(self.waiting + other.waiting, self.in_flight + other.in_flight)
-
 
 class Loads:
     """The sum of all levels that have not expired. Times are wall seconds of CLOCK_MONOTONIC, taken at receipt."""
@@ -122,13 +119,14 @@ class Loads:
 
     def of(self, model: str, seat: str | None, now: float) -> Load:
         """Return the load of a seat of this model; seat None: of the model, including levels without a seat."""
-        total = Load()
-        for (_, of, at, _), (_, until, load) in self._levels.items():
-            if now < until and of == model and seat in (None, at):
-                total += load
         if len(self._levels) > 10_000:
             self._levels = {key: level for key, level in self._levels.items() if now < level[1]}
-        return total
+        loads = [
+            load
+            for (_, of, at, _), (_, until, load) in self._levels.items()
+            if now < until and of == model and seat in (None, at)
+        ]
+        return Load(sum(load.waiting for load in loads), sum(load.in_flight for load in loads))
 
 
 # --- the cluster ------------------------------------------------------------------------------------------------------

@@ -26,8 +26,6 @@ EVICTED = frozenset({_S.PARKING, _S.PARKED, _S.LOST})
 """Calls in flight cannot finish."""
 FREEZING = frozenset({_S.PARKING, _S.PARKED})
 """Calls in flight may be frozen with the seat instead of being cut, if its manager grants a stall budget."""
-FINAL_STATES = frozenset({_S.FREE, _S.RELEASING})
-"""The seat serves no calls any more."""
 
 
 class Rank(IntEnum):
@@ -147,25 +145,23 @@ class Upstream:
         return _RANK_OF_STATE[state]
 
     def apply_record(self, record: SeatRecord, *, complete: bool = False) -> bool:
-        """Apply a row of the roster; return whether state, epoch, endpoint or model changed.
+        """Apply a row of the roster; return whether its state, epoch, endpoint or model changed, or it was unseen.
 
         ``complete``: the row belongs to a complete reading of the roster, where only a lower epoch is out of date.
         """
         mine = self.record
         if record.epoch < mine.epoch or ((record.epoch, record.seq) < (mine.epoch, mine.seq) and not complete):
             return False
-        self.unseen = False
         if record.epoch > mine.epoch:
             self.cause = f"roster:{record.key}:{record.epoch}"
         return self._replace(record)
 
     def apply_event(self, event: SeatEvent) -> bool:
-        """Apply an event; return whether state, epoch, endpoint or model changed."""
+        """Apply an event; return whether the seat's state, epoch, endpoint or model changed, or it was unseen."""
         if isinstance(event, SeatActivated) and (self.activation is None or event.epoch >= self.activation.epoch):
             self.activation = event
         if (event.epoch, event.seq) < (self.record.epoch, self.record.seq):
             return False
-        self.unseen = False
         self.cause = event.cause
         return self._replace(_updated(self.record, event))
 
@@ -175,12 +171,13 @@ class Upstream:
         if changed:
             self.suspect_until = 0.0
             self.activation_request.refusal = None
-        return changed
+        unseen, self.unseen = self.unseen, False
+        return changed or unseen
 
 
 def _upstream_of(event: SeatEvent) -> Upstream | None:
     """Return a seat of which only this event is known; None if the event names no model or the seat is unusable."""
-    if not event.model or event.state in FINAL_STATES:
+    if not event.model or _RANK_OF_STATE[event.state] is Rank.UNUSABLE:
         return None
     record = _updated(SeatRecord(node=event.node, seat=event.seat, state=event.state, reported_at=event.at), event)
     activation = event if isinstance(event, SeatActivated) else None
@@ -245,7 +242,7 @@ class Model:
 
 
 class Change(NamedTuple):
-    """A seat whose state, epoch, endpoint or model changed."""
+    """A seat whose state, epoch, endpoint or model changed, or whose row appeared again."""
 
     upstream: Upstream
     before: SeatRecord | None
@@ -293,18 +290,16 @@ class UpstreamTable:
         if upstream is None:
             upstream = _upstream_of(event)
             return None if upstream is None else self._change(upstream, None)
-        before, unseen = upstream.record, upstream.unseen
-        changed = upstream.apply_event(event) or unseen != upstream.unseen
-        return self._change(upstream, before) if changed else None
+        before = upstream.record
+        return self._change(upstream, before) if upstream.apply_event(event) else None
 
     def apply_record(self, record: SeatRecord, *, complete: bool = False) -> Change | None:
         """Apply a row of the roster; None if nothing changed. ``complete``: as in Upstream.apply_record."""
         upstream = self.upstreams.get(record.key)
         if upstream is None:
             return self._change(Upstream(record, f"roster:{record.key}:{record.epoch}"), None)
-        before, unseen = upstream.record, upstream.unseen
-        changed = upstream.apply_record(record, complete=complete) or unseen != upstream.unseen
-        return self._change(upstream, before) if changed else None
+        before = upstream.record
+        return self._change(upstream, before) if upstream.apply_record(record, complete=complete) else None
 
     def drop(self, upstream: Upstream) -> Change:
         """Remove a seat that does not exist any more."""
