@@ -41,7 +41,7 @@ def _libcuda(facts: DriverFacts) -> Iterator[Finding]:
         took = "" if facts.init_code is None else f"; cuInit took {facts.init_seconds:.2f} s"
         yield ok("libcuda", f"CUDA {cuda_text(facts.cuda_version)} through {facts.binding}{took}")
     elif facts.fake:
-        yield ok("libcuda", f"not asked: {facts.binding}")
+        yield ok("libcuda", f"not called: {facts.binding}")
 
 
 def _version(facts: DriverFacts, host: HostFacts) -> Iterator[Finding]:

@@ -34,7 +34,7 @@ class DriverBackend:
     async def probe(self) -> str | None:
         """None if the driver answers and can checkpoint, else the reason."""
         try:
-            driver = await self.calls.describe("ask", anew=True)
+            driver = await self.calls.describe("ask", fresh=True)
             await self.calls.memory("ask")
         except StepFailedError as error:
             return error.text
@@ -78,7 +78,7 @@ class DriverBackend:
     async def kill(self, seat: SeatProcesses, note: Note) -> Ending:
         """Lock and checkpoint where possible, kill the container's processes, prove that the memory is free."""
         ending = await self._half(seat, note).run(JobGoal.DEAD)
-        if ending.outcome == "lost":  # killed as asked: no process is left
+        if ending.outcome == "lost":  # the kill succeeded: no process is left
             ending.outcome = "gone"
         return ending
 

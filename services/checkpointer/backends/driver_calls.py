@@ -149,12 +149,12 @@ class DriverCalls:
             raise StepFailedError(StepTrouble.GONE, f"pid {member.who.pid} ended during {verb}")
         self._check(reply, str(verb), member.who)
 
-    async def describe(self, key: str, *, anew: bool = False) -> DriverInfo:
-        """Version and capabilities of the driver, cached for DESCRIBED_SECONDS unless ``anew``.
+    async def describe(self, key: str, *, fresh: bool = False) -> DriverInfo:
+        """Version and capabilities of the driver, cached for DESCRIBED_SECONDS unless ``fresh``.
 
         Reading takes several NVML calls per GPU, and a GPU in use does not change its MIG mode.
         """
-        if self._driver is None or anew or time.monotonic() - self._described_at > DESCRIBED_SECONDS:
+        if self._driver is None or fresh or time.monotonic() - self._described_at > DESCRIBED_SECONDS:
             reply = await self._call(key, "describe", self._short())
             self._check(reply, "describe", None)
             self._driver, self._described_at = driver_from(reply), time.monotonic()

@@ -1,4 +1,4 @@
-"""What is read of a seat's GPU processes: which they are, their states, and the proofs that a park or restore needs."""
+"""Discovery of a seat's GPU processes and their states, and the proofs that a park or restore needs."""
 
 import asyncio
 import time

@@ -75,7 +75,7 @@ class Inspection:
                 f"{node} cannot be looked at: {error.strerror}; the checkpointer needs SYS_PTRACE"
             ) from error
         if not there:
-            remedy = "write rebalance: true in its profile, and make the pod anew to give it the device node"
+            remedy = "write rebalance: true in its profile, and recreate the pod to give it the device node"
             raise NoDeviceError(f"/dev/nvidia{minor} of {gpu} is not in the container; {remedy}")
 
     def _minor(self, gpu: str) -> int | None:

@@ -102,7 +102,7 @@ class NoMemberError(Exception):
 
 
 class DriverUnreadableError(Exception):
-    """The driver could not be asked; nothing is known."""
+    """The driver did not answer, so the seat's processes are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
