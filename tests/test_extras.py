@@ -2,6 +2,8 @@
 
 import importlib
 import importlib.util
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -100,3 +102,24 @@ def test_only_a_missing_library_of_an_extra_hides_its_commands(monkeypatch, miss
     else:
         with pytest.raises(ModuleNotFoundError):
             commands()
+
+
+def test_every_production_module_can_be_imported_without_dev_and_lab():
+    script = """
+import importlib, importlib.abc, sys
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(("kybernate.dev", "kybernate.lab")):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Blocked())
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+"""
+    files = [path.relative_to(ROOT) for part in ("kybernate", "services") for path in (ROOT / part).rglob("*.py")]
+    production = [path for path in files if path.parts[:2] not in (("kybernate", "dev"), ("kybernate", "lab"))]
+    importable = [path for path in production if path.name != "__main__.py" and path.parts[1] not in ("cli", "pb")]
+    modules = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in importable]
+    done = subprocess.run((sys.executable, "-c", script, *sorted(modules)), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
