@@ -33,7 +33,8 @@ WATCH_SECONDS = (300, 600)
 """A watch asks the server to end it after a random time in this range, so that the watches of many nodes spread over
 the API servers. client-go does the same."""
 SILENCE_SECONDS = 120.0
-"""A watch without a byte for so long is stalled. The API server sends a bookmark about once a minute."""
+"""A watch without a byte for so long is opened again. The API server sends a bookmark about once a minute, but none
+while no object of the kind changes in the whole cluster (seen with 1.36.3)."""
 STEADY_SECONDS = 5.0
 """A watch that was open for so long ends the series of failures."""
 PAUSE_SECONDS = (0.2, 5.0)
@@ -70,7 +71,7 @@ class RelistError(KubeError):
 
 
 class StalledError(KubeError):
-    """The watch is open and delivers nothing, not even the bookmarks that the server sends about once a minute."""
+    """The watch is open and delivers nothing: the connection is dead, or nothing has changed in the whole cluster."""
 
 
 def in_cluster(env: Mapping[str, str] | None = None) -> str | None:
@@ -355,8 +356,6 @@ class Mirror:
         self._version: str | None = None
         self._live = asyncio.Event()
         self._opened_at = 0.0
-        self._silences = 0
-        """Watches in a row that stalled without having delivered anything."""
         self._error = f"LIST {path}: no answer yet"
         self._log = OnceLogger("kube.watch_failed")
 
@@ -403,15 +402,10 @@ class Mirror:
             await asyncio.sleep(max(pause, retry_seconds))
 
     def _failed(self, error: KubeError, failures: int) -> None:
-        """Decide whether the next watch goes on from the last resource version, and log what is not routine.
-
-        A second silent watch in a row means that the resource version is ahead of the server's: its data were restored
-        from a backup.
-        """
-        self._silences = self._silences + 1 if isinstance(error, StalledError) else 0
-        if isinstance(error, RelistError | MissingError) or self._silences >= 2:
-            self._version, self._silences = None, 0
-        if failures or not isinstance(error, RelistError):
+        """Decide whether the next watch goes on from the last resource version, and log what is not routine."""
+        if isinstance(error, RelistError | MissingError):
+            self._version = None
+        if failures or not isinstance(error, RelistError | StalledError):
             self._log.log(path=self._path, reason=self._error)
 
     async def _next_path(self) -> None:
@@ -443,7 +437,7 @@ class Mirror:
         self._on_change()
 
     def _apply(self, event: WatchEvent) -> None:
-        self._version, self._silences = event.version or self._version, 0
+        self._version = event.version or self._version
         uid = _uid(event.object)
         if event.kind in ("ADDED", "MODIFIED") and uid and self._keep(event.object):
             self.objects[uid] = event.object
