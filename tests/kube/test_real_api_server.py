@@ -20,8 +20,8 @@ import pytest
 import yaml
 
 from kybernate import kube as client
-from kybernate.authority import trusting
 from kybernate.kube import Kube, KubeError, Mirror, Object
+from kybernate.tls import trusting
 from tests.kube.test_mirror import HERE, PODS, names
 from tests.until import until
 
