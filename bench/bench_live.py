@@ -13,12 +13,12 @@ from typing import Any
 
 from kybernate.config import load
 from kybernate.dev.demo import workload
+from kybernate.dev.demo.client import Verdict
 from kybernate.dev.demo.replay import Player, client_session
 from kybernate.dev.demo.report import percentile
-from kybernate.dev.demo.verdict import Verdict
 from kybernate.dev.demo.watch import Switch, Watch
-from kybernate.dev.fakes.engine.answers import expected_text
 from kybernate.dev.fakes.engine.engine import EngineOptions
+from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.stack import LAPTOP, Stack, StackOptions
 from kybernate.lab.simulate.engine import run as simulate
 from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, SimSeat

@@ -20,8 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kybernate.config import NodeConfig
-from kybernate.dev.fakes.gpu.presets import PRESETS, Preset
-from kybernate.dev.fakes.gpu.spec import build
+from kybernate.dev.fakes.gpu.spec import PRESETS, Preset, build
 from kybernate.topology import Group, plan
 from services.plugin.placement import GroupLoad, GroupRelations, Strategy, best
 

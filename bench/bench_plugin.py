@@ -25,7 +25,7 @@ from kybernate.bus.setup import init
 from kybernate.config import load
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.gpu.node import FakeGpus
-from kybernate.dev.fakes.gpu.presets import PRESETS
+from kybernate.dev.fakes.gpu.spec import PRESETS
 from kybernate.dev.nats_server import NatsServer
 from kybernate.machine import Gpu, Link
 from kybernate.messages import SeatAllocated

@@ -13,10 +13,10 @@ import aiohttp
 import grpc.aio
 
 from bench.node import GPUS, SEATS, Doorkeeper, Node, short_folder
-from kybernate.dev.fakes.kubelet.container import BackOff
 from kybernate.dev.fakes.kubelet.device_manager import Topology
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet, Options
 from kybernate.dev.fakes.kubelet.plugins import Call
+from kybernate.dev.fakes.kubelet.process import BackOff
 from kybernate.envelope import slug
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc

@@ -17,7 +17,7 @@ from kybernate.dev.demo.chaos import (
     NatsOutage,
     plan,
 )
-from kybernate.dev.demo.verdict import Outages
+from kybernate.dev.demo.client import Outages
 from kybernate.dev.demo.watch import Watch
 from kybernate.seat import SeatState as S
 from tests.demo.router_fake import event

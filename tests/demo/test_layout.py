@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.config import load
-from kybernate.dev.demo.layout import MOST_MODELS, LayoutError, config_yaml, plan, pods_yaml
+from kybernate.dev.demo.workload import MOST_MODELS, LayoutError, config_yaml, plan, pods_yaml
 from kybernate.dev.stack.options import StackOptions, check
 
 

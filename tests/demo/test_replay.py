@@ -4,9 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kybernate.dev.demo.client import MOST_PROMPT_WORDS, question
+from kybernate.dev.demo.client import MOST_PROMPT_WORDS, Verdict, question
 from kybernate.dev.demo.replay import Player, again_and_again, client_session
-from kybernate.dev.demo.verdict import Verdict
 from kybernate.lab.traces import Arrival
 from tests.demo.router_fake import FakeRouter, right_text
 

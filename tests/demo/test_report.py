@@ -1,9 +1,9 @@
 import pytest
 from rich.console import Console
 
+from kybernate.dev.demo.client import Verdict
 from kybernate.dev.demo.replay import Sample, Tally
 from kybernate.dev.demo.report import build, passed, percentile, phases, show
-from kybernate.dev.demo.verdict import Verdict
 from kybernate.dev.demo.watch import Switch
 
 STABLE = {

@@ -1,6 +1,6 @@
 import pytest
 
-from kybernate.dev.demo.verdict import Outages, Verdict, of_broken, of_status, of_stream_error, of_text
+from kybernate.dev.demo.client import Outages, Verdict, of_broken, of_status, of_stream_error, of_text
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from kybernate.dev.fakes.gpu.codes import Code
 from kybernate.dev.fakes.gpu.machine import Machine
-from kybernate.dev.fakes.gpu.process import Answer, Call, Caller, Effect, Kill, Target, Tell
+from kybernate.dev.fakes.gpu.process import Answer, Call, Caller, Code, Effect, Kill, Target, Tell
 from kybernate.dev.fakes.gpu.spec import GIB, MachineSpec, build_gpus
 
 

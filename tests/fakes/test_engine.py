@@ -15,9 +15,16 @@ import aiohttp
 import openai
 import pytest
 
-from kybernate.dev.fakes.engine.answers import chat_prompt, expected_embedding, expected_text, prompt_tokens
-from kybernate.dev.fakes.engine.protocol import ApiError, read_generation, read_json
-from kybernate.dev.fakes.engine.vram import split
+from kybernate.dev.fakes.engine.memory import split
+from kybernate.dev.fakes.engine.protocol import (
+    ApiError,
+    chat_prompt,
+    expected_embedding,
+    expected_text,
+    prompt_tokens,
+    read_generation,
+    read_json,
+)
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from tests.fakes.daemons import driver, engine
 from tests.until import until

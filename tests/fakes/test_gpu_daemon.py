@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kybernate.dev.fakes.gpu import proc
+from kybernate.dev.fakes.gpu import server
 from kybernate.dev.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
 from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
 from tests.fakes.daemons import Child, child, driver, process
@@ -235,6 +235,6 @@ def test_a_control_group_is_found_from_a_namespace_of_ones_own(tmp_path):
     """A driver in a container of version 2 reads paths that begin where its own control group is."""
     folder = tmp_path / "kubepods" / "burstable" / "pod1" / "engine"
     folder.mkdir(parents=True)
-    assert proc.place(str(tmp_path), "/../../pod1/engine") == str(folder)
-    assert proc.place(str(tmp_path), "/kubepods/burstable/pod1/engine") == str(folder)
-    assert proc.place(str(tmp_path), "/../nowhere") == f"{tmp_path}/../nowhere"
+    assert server.cgroup_folder(str(tmp_path), "/../../pod1/engine") == str(folder)
+    assert server.cgroup_folder(str(tmp_path), "/kubepods/burstable/pod1/engine") == str(folder)
+    assert server.cgroup_folder(str(tmp_path), "/../nowhere") == f"{tmp_path}/../nowhere"

@@ -5,9 +5,8 @@ import signal
 
 import pytest
 
-from kybernate.dev.fakes.gpu import proc
-from kybernate.dev.fakes.gpu.codes import Code
-from kybernate.dev.fakes.gpu.process import Target
+from kybernate.dev.fakes.gpu import server
+from kybernate.dev.fakes.gpu.process import Code, Target
 from tests.fakes.machines import Stand
 
 S, ILLEGAL = Code.SUCCESS, Code.ILLEGAL_STATE
@@ -154,11 +153,11 @@ def test_a_stopped_process_is_seen_and_one_that_only_sleeps_is_not_taken_for_fro
         signal.pause()
         os._exit(0)
     try:
-        assert not proc.is_frozen(pid)
+        assert not server.is_frozen(pid)
         os.kill(pid, signal.SIGSTOP)
         os.waitpid(pid, os.WUNTRACED)
-        assert proc.target(pid).stopped
+        assert server.read_target(pid).stopped
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    assert not proc.is_frozen(pid)
+    assert not server.is_frozen(pid)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kybernate.dev.fakes.gpu.codes import Code
-from kybernate.dev.fakes.gpu.process import Target
+from kybernate.dev.fakes.gpu.process import Code, Target
 from kybernate.dev.fakes.gpu.spec import GIB, MOVE_SECONDS, build_gpus, parse_links
 from tests.fakes.machines import Stand
 

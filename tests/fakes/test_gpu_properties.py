@@ -5,8 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kybernate.dev.fakes.gpu.codes import Code
-from kybernate.dev.fakes.gpu.process import Target
+from kybernate.dev.fakes.gpu.process import Code, Target
 from kybernate.dev.fakes.gpu.spec import GIB
 from tests.fakes.machines import Stand
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kybernate.dev.fakes.gpu.codes import Code
+from kybernate.dev.fakes.gpu.process import Code
 from kybernate.dev.fakes.gpu.spec import GIB
 from tests.fakes.machines import Stand
 

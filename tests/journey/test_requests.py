@@ -6,7 +6,7 @@ import subprocess
 
 import openai
 
-from kybernate.dev.fakes.engine.answers import expected_text
+from kybernate.dev.fakes.engine.protocol import expected_text
 from tests.journey.conftest import Up
 from tests.journey.seats import active, calm, complete, held, parked
 

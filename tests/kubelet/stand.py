@@ -13,10 +13,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kybernate.dev.fakes.kubelet.container import BackOff
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet, Options
 from kybernate.dev.fakes.kubelet.manifest import PodSpec, parse
 from kybernate.dev.fakes.kubelet.pod import Pod
+from kybernate.dev.fakes.kubelet.process import BackOff
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from tests.until import until

@@ -1,6 +1,12 @@
 import pytest
 
-from kybernate.dev.fakes.kubelet.affinity import Policy, Request, best, hints, split
+from kybernate.dev.fakes.kubelet.allocations import (
+    AffinityPolicy,
+    AffinityRequest,
+    best_affinity,
+    hints,
+    split_by_affinity,
+)
 from kybernate.dev.fakes.kubelet.device_manager import Topology
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.kubelet.stand import (
@@ -17,8 +23,8 @@ MACHINE = (0, 1)
 NODES = {"a": (0,), "b": (0,), "c": (1,), "d": (1,)}
 
 
-def request(count: int = 1, free: str = "abcd", reusable: str = "", devices: object = None) -> Request:
-    return Request(devices or NODES, frozenset(free), frozenset(reusable), count)  # type: ignore[arg-type]
+def request(count: int = 1, free: str = "abcd", reusable: str = "", devices: object = None) -> AffinityRequest:
+    return AffinityRequest(devices or NODES, frozenset(free), frozenset(reusable), count)  # type: ignore[arg-type]
 
 
 def test_one_device_fits_on_either_node_and_a_single_node_is_preferred() -> None:
@@ -38,7 +44,10 @@ def test_a_node_that_the_machine_does_not_have_is_dropped() -> None:
 
 
 def test_no_node_said_no_preference() -> None:
-    assert best("single-numa-node", [request(devices={"a": (), "b": ()})], MACHINE) == (frozenset(MACHINE), True)
+    assert best_affinity("single-numa-node", [request(devices={"a": (), "b": ()})], MACHINE) == (
+        frozenset(MACHINE),
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,18 +65,21 @@ def test_no_node_said_no_preference() -> None:
         ("restricted", 2, "a", (frozenset({0, 1}), False)),
     ],
 )
-def test_policies(policy: Policy, count: int, free: str, expected: tuple[frozenset[int] | None, bool]) -> None:
-    assert best(policy, [request(count, free)], MACHINE) == expected
+def test_policies(policy: AffinityPolicy, count: int, free: str, expected: tuple[frozenset[int] | None, bool]) -> None:
+    assert best_affinity(policy, [request(count, free)], MACHINE) == expected
 
 
 def test_two_resources_meet_on_a_common_node() -> None:
-    assert best("single-numa-node", [request(free="abcd"), request(free="cd")], MACHINE) == (frozenset({1}), True)
+    assert best_affinity("single-numa-node", [request(free="abcd"), request(free="cd")], MACHINE) == (
+        frozenset({1}),
+        True,
+    )
 
 
 def test_devices_are_split_by_affinity_and_one_of_several_nodes_counts_once() -> None:
     devices = {"a": (0,), "b": (0, 1), "c": (1,), "d": ()}
-    assert split(devices, "abcd", frozenset({0})) == ({"a", "b"}, {"c"}, {"d"})
-    assert split(devices, "abcd", None) == (set(), set(), set("abcd"))
+    assert split_by_affinity(devices, "abcd", frozenset({0})) == ({"a", "b"}, {"c"}, {"d"})
+    assert split_by_affinity(devices, "abcd", None) == (set(), set(), set("abcd"))
 
 
 def device(name: str, *nodes: int) -> pb.Device:

@@ -12,10 +12,10 @@ import aiohttp
 import grpc.aio
 import pytest
 
-from kybernate.dev.fakes.kubelet.container import BackOff
 from kybernate.dev.fakes.kubelet.http import application
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.dev.fakes.kubelet.pod import Pod
+from kybernate.dev.fakes.kubelet.process import BackOff
 from kybernate.health import HttpServer
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import podresources_pb2 as resources_pb

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 
 from kybernate.cli.show import why_lines
-from kybernate.dev.fakes.engine.answers import expected_text
+from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.stack import Stack, StackOptions
 from kybernate.lab.simulate.replay import replay

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 
-from kybernate.dev.fakes.engine.answers import expected_text
+from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.stubs.build import build_stubs
 from kybernate.dev.nats_server import free_port

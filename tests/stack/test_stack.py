@@ -17,7 +17,7 @@ from kybernate.cli.router import find_stack
 from kybernate.dev.nats_server import free_port
 from kybernate.dev.stack import Stack, StackError, StackOptions
 from kybernate.dev.stack.guard import left_over
-from kybernate.dev.stack.ports import Ports
+from kybernate.dev.stack.layout import Ports
 from kybernate.dev.stack.stack import unready
 from tests.until import until
 
@@ -226,7 +226,7 @@ async def test_its_port_is_its_own_while_its_router_is_away_and_free_when_it_has
 
 def test_two_stacks_that_begin_at_once_do_not_both_take_the_usual_port(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = free_port()
-    monkeypatch.setattr("kybernate.dev.stack.ports.USUAL_PORT", usual)
+    monkeypatch.setattr("kybernate.dev.stack.layout.USUAL_PORT", usual)
     first, second = Ports(), Ports()
     assert first.router(None) == usual != second.router(None)
     first.release()

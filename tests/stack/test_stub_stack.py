@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from kybernate.config_errors import ConfigError
-from kybernate.dev.fakes.engine.answers import expected_text
+from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.stubs import build
 from kybernate.dev.stack import LAPTOP, Stack, StackError, StackOptions

@@ -1,21 +1,27 @@
 """Breaking the stack on purpose while it serves: SIGKILL for each service again and again, the bus taken away.
 
 The plan follows from its seed. Most kills wait for a seat to enter a chosen state of a switch, so that they fall into
-the middle of it; whether they did is decided afterwards by the times in the events. The supervisor starts what was
-killed; nobody else repairs anything.
+the middle of it; whether they did is decided afterwards by the times in the events. The supervisor restarts killed
+processes; nothing else repairs anything.
 """
 
 import asyncio
 import contextlib
 import random
+import shutil
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
-from kybernate.dev.demo.verdict import Outages
+import aiohttp
+
+from kybernate.dev.demo.client import Outages
 from kybernate.dev.demo.watch import Watch
+from kybernate.dev.stack import Stack
+from kybernate.dev.stack.stack import unready
 from kybernate.seat import SeatState
 
 SERVICES = ("plugin", "gpu_manager", "checkpointer", "router")
@@ -219,3 +225,59 @@ async def _until(holds: Callable[[], Awaitable[bool]], *, every: float) -> None:
         if await holds():
             return
         await asyncio.sleep(every)
+
+
+class StackTarget:
+    """A stack as something to break."""
+
+    def __init__(self, stack: Stack, session: aiohttp.ClientSession) -> None:
+        self._stack = stack
+        self._session = session
+        self._starts: dict[str, int] = {}
+
+    async def kill(self, service: str) -> None:
+        """SIGKILL; a service that is just being restarted is killed as soon as it is there."""
+        while True:
+            starts = self._stack.starts[service]
+            if self._stack.kill(service) is not None:
+                self._starts[service] = starts
+                return
+            await asyncio.sleep(0.02)
+
+    async def back(self, service: str) -> bool:
+        """Started again since the kill, and the router answers."""
+        stack = self._stack
+        again = stack.starts[service] > self._starts.get(service, 0) and service in stack.pids
+        return again and await answers(self._session, stack.url)
+
+    async def pause_nats(self) -> None:
+        """End the nats-server."""
+        await self._stack.pause_nats()
+
+    async def resume_nats(self) -> None:
+        """Start it where it was."""
+        await self._stack.resume_nats()
+
+
+async def answers(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether the router is there at all."""
+    try:
+        async with asyncio.timeout(2), session.get(f"{url}/healthz") as response:
+            return response.status == 200
+    except (aiohttp.ClientError, ConnectionError, TimeoutError):
+        return False
+
+
+async def seats_in_order(session: aiohttp.ClientSession, url: str, models: int) -> bool:
+    """Whether every model has been started and is active or parked."""
+    try:
+        async with asyncio.timeout(2), session.get(f"{url}/v1/seats") as response:
+            body = await response.json()
+    except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError):
+        return False
+    return isinstance(body.get("seats"), list) and unready(body["seats"], models) is None
+
+
+def keep_logs(stack: Stack, folder: Path) -> None:
+    """Copy the logs of all processes there."""
+    shutil.copytree(stack.folder / "logs", folder, dirs_exist_ok=True)

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from kybernate.config_errors import ConfigError
 from kybernate.dev.demo import report, scenario
-from kybernate.dev.demo.layout import LayoutError
+from kybernate.dev.demo.client import Verdict
 from kybernate.dev.demo.session import DEFAULT_SPEED, Demo, DemoError, Live, play
-from kybernate.dev.demo.verdict import Verdict
-from kybernate.dev.fakes.engine.answers import expected_text
+from kybernate.dev.demo.workload import LayoutError
+from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.stack import StackError
 from kybernate.lab.traces import TraceError
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from kybernate.dev.demo.client import Attempt, Expect, Question, ask, question
-from kybernate.dev.demo.verdict import Outages, Ruling, Verdict
+from kybernate.dev.demo.client import Attempt, Expect, Outages, Question, Ruling, Verdict, ask, question
 from kybernate.lab.traces import Arrival
 
 LEAST_TIMEOUT_SECONDS = 60.0

@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kybernate.dev.demo.client import Verdict
 from kybernate.dev.demo.replay import Sample, Tally
-from kybernate.dev.demo.verdict import Verdict
 from kybernate.dev.demo.watch import Switch
 
 PHASES = ("drain", "park", "activate", "verify", "release")

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from kybernate.dev.demo import layout, report, workload
+from kybernate.dev.demo import report, workload
 from kybernate.dev.demo.client import Expect
 from kybernate.dev.demo.session import DEFAULT_SPEED, HOLD_MODEL_SECONDS, Demo, DemoError, Live, on_stack
 from kybernate.dev.stack import StackOptions
@@ -108,9 +108,9 @@ async def _run(
 
 
 def _options(demo: Demo, folder: Path, speed: float, rebalance: bool) -> StackOptions:
-    seats = layout.Layout((HOT, COLD), len(HOT))
+    seats = workload.Layout((HOT, COLD), len(HOT))
     config, pods = folder / "config.yaml", folder / "pods.yaml"
-    config.write_text(layout.config_yaml(seats, rebalance=rebalance, policy=POLICY))
-    pods.write_text(layout.pods_yaml(seats, demo.driver))
+    config.write_text(workload.config_yaml(seats, rebalance=rebalance, policy=POLICY))
+    pods.write_text(workload.pods_yaml(seats, demo.driver))
     settings = {"router": {"KYB_HOLD_SECONDS": str(HOLD_MODEL_SECONDS)}}
     return StackOptions(driver=demo.driver, config=config, pods=pods, port=0, gpus=2, speed=speed, settings=settings)

@@ -15,10 +15,9 @@ from typing import Literal
 import aiohttp
 
 from kybernate.cli.router import find_stack
-from kybernate.dev.demo import layout, report, workload
-from kybernate.dev.demo.chaos import Chaos, plan
+from kybernate.dev.demo import report, workload
+from kybernate.dev.demo.chaos import Chaos, StackTarget, keep_logs, plan, seats_in_order
 from kybernate.dev.demo.client import Expect
-from kybernate.dev.demo.private_stack import StackTarget, keep_logs, seats_in_order
 from kybernate.dev.demo.replay import Player, Tally, again_and_again, client_session
 from kybernate.dev.demo.watch import Watch
 from kybernate.dev.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
@@ -195,10 +194,10 @@ def _stack_options(demo: Demo, folder: Path, speed: float) -> StackOptions:
     weights: dict[str, float] = {}
     for arrival in arrivals(demo)():
         weights[arrival.model] = weights.get(arrival.model, 0.0) + arrival.output_tokens
-    seats = layout.plan(weights, GPUS)
+    seats = workload.plan(weights, GPUS)
     config, pods = folder / "config.yaml", folder / "pods.yaml"
-    config.write_text(layout.config_yaml(seats))
-    pods.write_text(layout.pods_yaml(seats, demo.driver))
+    config.write_text(workload.config_yaml(seats))
+    pods.write_text(workload.pods_yaml(seats, demo.driver))
     return StackOptions(driver=demo.driver, config=config, pods=pods, port=0, gpus=GPUS, speed=speed, settings=settings)
 
 

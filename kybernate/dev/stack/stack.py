@@ -21,9 +21,8 @@ from kybernate.bus.port import BusError
 from kybernate.cli.router import stack_file
 from kybernate.dev.fakes.stubs.build import StubError, build_stubs
 from kybernate.dev.stack import guard
-from kybernate.dev.stack.layout import Layout, commands, lay_out
+from kybernate.dev.stack.layout import Layout, Ports, commands, lay_out
 from kybernate.dev.stack.options import Plan, StackOptions, check
-from kybernate.dev.stack.ports import Ports
 from kybernate.dev.stack.process import LineSink, Process
 from kybernate.dev.stack.stack_file import StackFile
 

@@ -18,7 +18,7 @@ from kybernate.clock import Clock
 from kybernate.dev.fakes.engine.app import build_app
 from kybernate.dev.fakes.engine.engine import Engine, EngineOptions
 from kybernate.dev.fakes.engine.libcuda import CudaError
-from kybernate.dev.fakes.engine.vram import Vram
+from kybernate.dev.fakes.engine.memory import Vram
 from kybernate.dev.fakes.gpu.client import DriverError
 from kybernate.sizes import parse_bytes
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from kybernate.clock import Clock
 from kybernate.dev.fakes.engine.libcuda import CudaError
+from kybernate.dev.fakes.engine.memory import Vram
 from kybernate.dev.fakes.engine.protocol import ApiError, Generation
-from kybernate.dev.fakes.engine.vram import Vram
 from kybernate.dev.fakes.gpu.client import DriverError
 
 

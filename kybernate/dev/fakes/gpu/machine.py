@@ -7,15 +7,11 @@ continued, state queries wait for a running checkpoint or restore, a parked proc
 
 import math
 
-from kybernate.dev.fakes.gpu.codes import Code
-from kybernate.dev.fakes.gpu.own_calls import OwnCalls
-from kybernate.dev.fakes.gpu.process import Call, Caller, Effect, Process, RefusedError, Target
-from kybernate.dev.fakes.gpu.readings import Readings
+from kybernate.dev.fakes.gpu.calls import OwnCalls, Verbs
+from kybernate.dev.fakes.gpu.process import Call, Caller, Code, Effect, Process, RefusedError, Target
+from kybernate.dev.fakes.gpu.readings import Readings, Xids
 from kybernate.dev.fakes.gpu.spec import MachineSpec
-from kybernate.dev.fakes.gpu.verbs import Verbs
-from kybernate.dev.fakes.gpu.violations import Violations
-from kybernate.dev.fakes.gpu.world import Result, World
-from kybernate.dev.fakes.gpu.xids import Xids
+from kybernate.dev.fakes.gpu.world import Result, Violations, World
 
 
 class Machine:

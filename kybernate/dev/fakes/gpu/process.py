@@ -1,12 +1,42 @@
-"""One process that uses the fake GPUs, and what the core tells its shell. Pure data."""
+"""Result codes and process states of the driver, one process that uses the fake GPUs, and calls. Pure."""
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
 from signal import SIGKILL
 from typing import Any
 
-from kybernate.dev.fakes.gpu.codes import Code, State
+
+class Code(IntEnum):
+    """Numbers of ``CUresult``."""
+
+    SUCCESS = 0
+    INVALID_VALUE = 1
+    OUT_OF_MEMORY = 2
+    NOT_INITIALIZED = 3
+    """The process does not use CUDA, or is a zombie."""
+    OPERATING_SYSTEM = 304
+    """No such process; also every restore after one that ran out of memory."""
+    ILLEGAL_STATE = 401
+    """Not in the state that the call needs; nothing was changed."""
+    NOT_READY = 600
+    """The lock timed out; the process goes on running."""
+    NOT_SUPPORTED = 801
+    """CUDA IPC, managed memory, a GPU whose device node the process does not have."""
+    UNKNOWN = 999
+    """A restore that failed on a live NCCL communicator."""
+
+
+class State(StrEnum):
+    """``CUprocessState``: RUNNING → lock → LOCKED → checkpoint → CHECKPOINTED → restore → LOCKED → unlock → RUNNING."""
+
+    RUNNING = "RUNNING"
+    LOCKED = "LOCKED"
+    CHECKPOINTED = "CHECKPOINTED"
+    FAILED = "FAILED"
+    """For good: a restore ran out of memory. Only killing the process frees what it still holds."""
+
 
 RESIDUE_SHARE = 0.1
 """A process that holds at most this share of its own peak counts as asleep: engine sleep leaves a residue."""
@@ -133,3 +163,38 @@ class Process:
     def asleep(self) -> bool:
         """Whether it holds nothing, or no more than a residue."""
         return self.used_bytes <= self.peak_bytes * RESIDUE_SHARE
+
+
+def integer(arguments: dict[str, Any], name: str, default: int | None = None) -> int:
+    """An argument that is a number of at least 0."""
+    value = arguments.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise RefusedError(Code.INVALID_VALUE, f"{name}={value!r}; give a whole number of at least 0")
+    return value
+
+
+def text(arguments: dict[str, Any], name: str, default: str | None = None) -> str:
+    """An argument that is a text and not empty."""
+    value = arguments.get(name) or default
+    if not isinstance(value, str):
+        raise RefusedError(Code.INVALID_VALUE, f"{name}={value!r}; give a text")
+    return value
+
+
+def texts(arguments: dict[str, Any], name: str) -> list[str]:
+    """An argument that is a list of texts."""
+    value = arguments.get(name)
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise RefusedError(Code.INVALID_VALUE, f"{name}={value!r}; give a list of texts")
+    return value
+
+
+def gpu_permutation(arguments: dict[str, Any], gpus: Iterable[str]) -> dict[str, str]:
+    """The ``gpu_map`` of a restore. As on real drivers it must name every GPU of the machine once on each side."""
+    everyone = sorted(gpus)
+    moves = arguments.get("gpu_map")
+    if moves is None:
+        return dict(zip(everyone, everyone, strict=True))
+    if not isinstance(moves, dict) or sorted(moves) != everyone or sorted(map(str, moves.values())) != everyone:
+        raise RefusedError(Code.INVALID_VALUE, f"gpu_map must be a permutation of all GPUs: {', '.join(everyone)}")
+    return moves

@@ -1,10 +1,14 @@
-"""The daemon: the machine behind a unix socket. JSON lines, callers known by SO_PEERCRED, deaths by pidfd."""
+"""The daemon: the machine behind a unix socket. JSON lines; callers by SO_PEERCRED, deaths by pidfd."""
 
 import asyncio
 import contextlib
+import functools
+import glob
 import json
 import os
+import re
 import socket
+import struct
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -12,11 +16,104 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kybernate.dev.fakes.gpu import proc
-from kybernate.dev.fakes.gpu.codes import Code
 from kybernate.dev.fakes.gpu.machine import Machine
-from kybernate.dev.fakes.gpu.process import Answer, Call, Caller, Effect, Kill, Target, Tell
+from kybernate.dev.fakes.gpu.process import Answer, Call, Caller, Code, Effect, Kill, Target, Tell
 from kybernate.logs import get_logger
+
+_CGROUPS = "/sys/fs/cgroup"
+_UNIFIED = (_CGROUPS, f"{_CGROUPS}/unified")
+"""Where v2 is mounted, alone or beside v1."""
+_MAX_DEPTH = 8
+"""No container lies deeper."""
+_FREEZER_FUNCTIONS = frozenset({"do_freezer_trap", "get_signal"})
+"""The trap of v2 and the function that compilers put it into; a process that is stopped there is told by its state."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcStat:
+    """Parts of /proc/<pid>/stat."""
+
+    state: str
+    start: int
+    """Start time in clock ticks after boot: with the pid it names a process for good."""
+
+
+def read_stat(pid: int) -> ProcStat | None:
+    """None: there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            content = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = content[content.rindex(b")") + 2 :].split()  # the name before may hold blanks and brackets
+    return ProcStat(fields[0].decode(), int(fields[19]))
+
+
+def read_target(pid: int) -> Target:
+    """What a checkpoint call has to know about its target."""
+    stat = read_stat(pid)
+    if stat is None:
+        return Target(exists=False)
+    stopped = stat.state in "Tt" or (stat.state in "SD" and is_frozen(pid))
+    return Target(zombie=stat.state in "ZX", stopped=stopped)
+
+
+def is_frozen(pid: int) -> bool:
+    """Whether the cgroup freezer holds it, for then /proc shows it asleep (v2: S, v1: D) and not as stopped.
+
+    Asked are the cgroup's own files (v2: ``frozen 1`` in cgroup.events, v1: freezer.state) where this mount namespace
+    shows them, else (v2 only) the kernel function that its main thread waits in, where the kernel tells that.
+    """
+    return _is_frozen_cgroup(pid) or _read(f"/proc/{pid}/wchan").strip() in _FREEZER_FUNCTIONS
+
+
+def _is_frozen_cgroup(pid: int) -> bool:
+    for line in _read(f"/proc/{pid}/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" and any(
+            "frozen 1" in _read(f"{cgroup_folder(root, path)}/cgroup.events") for root in _UNIFIED
+        ):
+            return True
+        freezer = f"{cgroup_folder(f'{_CGROUPS}/freezer', path)}/freezer.state"
+        if "freezer" in controllers.split(",") and _read(freezer).strip() == "FROZEN":
+            return True
+    return False
+
+
+@functools.lru_cache(maxsize=1024)
+def cgroup_folder(root: str, path: str) -> str:
+    """The folder of a control group. From a control group namespace of one's own, as containers of version 2 have, a
+    path begins with ``/..`` and does not name the levels in between: the rest is looked for below ``root``."""
+    rest = re.sub(r"^(/\.\.)+", "", path).lstrip("/")
+    if not path.startswith("/..") or not rest:
+        return root + path
+    patterns = (f"{root}/{'*/' * depth}{glob.escape(rest)}" for depth in range(_MAX_DEPTH))
+    return next((found for pattern in patterns for found in glob.iglob(pattern)), root + path)
+
+
+def _read(path: str) -> str:
+    """The file's text; empty when it is not there, or not for us."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def peer_pid(connection: socket.socket) -> int:
+    """The process at the other end as the kernel knows it; 0 if it lives in a pid namespace that we cannot see."""
+    size = struct.calcsize("3i")
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(pid)
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None: it has ended."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
 
 _POLL_SECONDS = 0.005
 """How often a stopped process with waiting calls is looked at; there is no event for SIGCONT."""
@@ -68,7 +165,7 @@ class Daemon:
             return
         call = Call((connection, number), name, message)
         pid = message.get("pid")
-        target = proc.target(pid) if isinstance(pid, int) and name != "inject" else Target()
+        target = read_target(pid) if isinstance(pid, int) and name != "inject" else Target()
         if name == "attach" and not self._track(connection):
             return
         caller = tracked.caller if (tracked := self._tracked.get(connection.pid)) else Caller(connection.pid, 0)
@@ -88,12 +185,12 @@ class Daemon:
         """Watch the caller's life; False: it has ended already."""
         pid = connection.pid
         tracked = self._tracked.get(pid)
-        stat = proc.read_stat(pid)
+        stat = read_stat(pid)
         if tracked is not None and stat is not None and tracked.caller.start != stat.start:
             self._forget(tracked)  # the pid came back before its former owner's last connection was seen closed
             tracked = None
         if tracked is None:
-            pidfd = None if stat is None else proc.open_pidfd(pid)
+            pidfd = None if stat is None else open_pidfd(pid)
             if stat is None or pidfd is None:
                 connection.close()
                 return False
@@ -164,7 +261,7 @@ class Daemon:
     def _tick(self) -> None:
         effects: list[Effect] = []
         for pid in self._machine.watched():
-            effects += self._machine.observe(pid, stopped=proc.target(pid).stopped, now=time.monotonic())
+            effects += self._machine.observe(pid, stopped=read_target(pid).stopped, now=time.monotonic())
         self._do([*effects, *self._machine.tick(time.monotonic())])
 
 
@@ -179,7 +276,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self.pid = proc.peer_pid(transport.get_extra_info("socket"))
+        self.pid = peer_pid(transport.get_extra_info("socket"))
         self._daemon.connected(self)
         if self.pid == 0:
             text = "the caller's pid namespace is not visible here; let daemon and callers share one (pid: host)"

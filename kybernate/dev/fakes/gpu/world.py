@@ -1,13 +1,145 @@
-"""What the parts of the fake machine share: GPUs, processes, time, effects, violations. Pure."""
+"""State that all parts of the fake machine share: GPUs, processes, time, effects, faults, violations. Pure."""
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
-from kybernate.dev.fakes.gpu.codes import Code, State
-from kybernate.dev.fakes.gpu.faults import Faults
-from kybernate.dev.fakes.gpu.process import Answer, Call, Effect, Process, RefusedError, Tell
+from kybernate.dev.fakes.gpu.process import Answer, Call, Code, Effect, Process, RefusedError, State, Tell
 from kybernate.dev.fakes.gpu.spec import MachineSpec
-from kybernate.dev.fakes.gpu.violations import Kind, Violation, Violations
+
+
+class Kind(StrEnum):
+    """Kinds of violations."""
+
+    SLOTS = "slots"
+    """More seats with memory on a GPU than it has slots."""
+    REQUEST_NOT_RUNNING = "request-not-running"
+    """A request was begun by a process that is locked, parked or lost."""
+    REQUEST_WITHOUT_MEMORY = "request-without-memory"
+    """A request was begun by a process that has no memory on any GPU, or only what sleep leaves behind."""
+    CHECKPOINT_WITH_REQUEST = "checkpoint-with-request"
+    """A checkpoint began while this request was being computed; one violation for each request."""
+    RESTORE_WITHOUT_ROOM = "restore-without-room"
+    """A restore met too little free memory; the process is lost."""
+    CHECKPOINT_WITHOUT_HOST_MEMORY = "checkpoint-without-host-memory"
+    """The copy did not fit into the host's memory; the kernel killed the process."""
+    KILLED_AFTER_RESTORE = "killed-after-restore"
+    """A process that was once restored ended with memory on a GPU, where that was declared to wedge the GPU."""
+    STALE_EPOCH = "stale-epoch"
+    """A verb came with an epoch below the highest that one of the process' GPUs has seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One violation."""
+
+    kind: Kind
+    text: str
+    at: float
+    """Seconds of CLOCK_MONOTONIC."""
+    pid: int
+    seat: str
+    gpu: str | None = None
+
+
+class Violations:
+    """The count, and the last 50 with details."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.by_kind: Counter[str] = Counter()
+        self.recent: deque[Violation] = deque(maxlen=50)
+
+    def add(self, violation: Violation) -> None:
+        """Count one."""
+        self.count += 1
+        self.by_kind[violation.kind.value] += 1
+        self.recent.append(violation)
+
+    def report(self) -> dict[str, Any]:
+        """As ``stats`` tells it."""
+        return {"count": self.count, "by_kind": dict(self.by_kind), "recent": [asdict(one) for one in self.recent]}
+
+
+ONCE = frozenset(
+    {
+        "hang",
+        "oom",
+        "busy",
+        "fail",
+        "lose",
+        "segfault-on-lock",
+        "die-mid-checkpoint",
+        "die-mid-restore",
+        "wedge-on-kill",
+    }
+)
+"""Faults that wait for their moment; ``slow`` stands until cleared, XIDs and lost GPUs happen at once."""
+
+_AMOUNTS = {"slow": "factor", "busy": "seconds", "fail": "code", "lose": "code"}
+"""The argument that says how much, or what."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """An armed fault; pid and seat None: any process."""
+
+    name: str
+    pid: int | None
+    seat: str | None
+    verb: str | None
+    times: int
+    amount: float
+
+    def meets(self, process: Process) -> bool:
+        """Whether it is meant for this process."""
+        return self.pid in (None, process.pid) and self.seat in (None, process.seat)
+
+
+class Faults:
+    """All armed faults."""
+
+    def __init__(self) -> None:
+        self.armed: list[Fault] = []
+
+    def inject(self, arguments: dict[str, Any]) -> None:
+        """Arm one. Raises RefusedError naming what is wrong."""
+        name = arguments.get("fault")
+        if name not in ONCE | {"slow"}:
+            known = ", ".join(sorted(ONCE | {"slow", "xid", "lost", "found", "nvml", "clear"}))
+            raise RefusedError(Code.INVALID_VALUE, f"fault {name!r}; known are {known}")
+        if name == "hang" and not isinstance(arguments.get("verb"), str):
+            raise RefusedError(Code.INVALID_VALUE, "a hang needs verb, e.g. checkpoint")
+        amount = arguments.get(_AMOUNTS.get(name, ""), 0)
+        if not isinstance(amount, int | float) or (name == "slow" and amount <= 0):
+            raise RefusedError(Code.INVALID_VALUE, "slow needs a factor above 0, busy needs model seconds")
+        if name in ("fail", "lose") and (amount not in set(Code) - {0} or arguments.get("verb") is None):
+            codes = ", ".join(f"{code.value} {code.name}" for code in Code if code)
+            raise RefusedError(Code.INVALID_VALUE, f"{name} needs verb and code, one of {codes}")
+        pid, seat = arguments.get("pid"), arguments.get("seat")
+        times = int(arguments.get("times", 1))
+        self.armed.append(Fault(name, pid, seat, arguments.get("verb"), times, float(amount)))
+
+    def take(self, name: str, process: Process, verb: str | None = None) -> float | None:
+        """The amount of the first fault that meets this process, which is thereby used up once; None without one."""
+        for fault in self.armed:
+            if fault.name == name and fault.verb == verb and fault.meets(process):
+                fault.times -= 1
+                if fault.times <= 0:
+                    self.armed.remove(fault)
+                return fault.amount
+        return None
+
+    def slowness(self, process: Process) -> float:
+        """By how much its transfers take longer."""
+        factor = 1.0
+        for fault in self.armed:
+            if fault.name == "slow" and fault.meets(process):
+                factor *= fault.amount
+        return factor
+
 
 Result = dict[str, Any]
 
@@ -103,3 +235,21 @@ class World:
                 if punish:
                     why = f"{len(seats)} seats have memory on {gpu}: {', '.join(sorted(seats))}"
                     self.violated(Kind.SLOTS, there[-1], f"{why}; slots: {self.spec.slots}", gpu)
+
+
+class Peers:
+    """Who shares a communicator with whom, as the processes said when they attached or by ``mark``."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def others(self, process: Process) -> list[Process]:
+        """The other ranks of its communicator."""
+        named = process.communicator
+        everyone = self._world.processes.values()
+        return [one for one in everyone if one is not process and named is not None and one.communicator == named]
+
+    def hold_up(self, process: Process) -> bool:
+        """Whether its lock hangs: another rank stands still, so its submitted work never ends (cuda-checkpoint #30)."""
+        still = (State.LOCKED, State.CHECKPOINTED)
+        return process.state is State.RUNNING and any(one.state in still for one in self.others(process))

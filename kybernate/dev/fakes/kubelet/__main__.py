@@ -9,10 +9,10 @@ from pathlib import Path
 
 from kybernate import lifecycle, logs
 from kybernate.dev.fakes.kubelet import manifest
-from kybernate.dev.fakes.kubelet.container import BackOff
 from kybernate.dev.fakes.kubelet.device_manager import Topology
 from kybernate.dev.fakes.kubelet.http import application
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet, Options, write_address
+from kybernate.dev.fakes.kubelet.process import BackOff
 from kybernate.health import HttpServer
 
 

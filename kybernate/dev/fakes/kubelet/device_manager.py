@@ -1,7 +1,7 @@
-"""What kubelet's device manager knows and decides: devices by resource, who has which, what the plugin answered.
+"""Kubelet's device manager: devices by resource, allocations, and the answers of device plugins.
 
 Follows the device manager of Kubernetes 1.36, oddities included, since plugins must live with them: a stopped endpoint
-keeps its capacity for a grace period; what was given survives a restart of kubelet in its checkpoint, but plugins and
+keeps its capacity for a grace period; allocations survive a restart of kubelet in its checkpoint, but plugins and
 their options are unknown until they register again.
 """
 
@@ -9,31 +9,94 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from kybernate.dev.fakes.kubelet import affinity, checkpoint
-from kybernate.dev.fakes.kubelet.allocations import Allocation, RunOptions, merged
-from kybernate.dev.fakes.kubelet.endpoint import (
-    HEALTHY,
-    AdmissionError,
-    Endpoint,
-    GateError,
-    Plugin,
-    PluginCallError,
-    TopologyAffinityError,
+from kybernate.dev.fakes.kubelet import checkpoint
+from kybernate.dev.fakes.kubelet.allocations import (
+    AffinityPolicy,
+    AffinityRequest,
+    Allocation,
+    RunOptions,
+    best_affinity,
+    merged,
+    split_by_affinity,
 )
 from kybernate.dev.fakes.kubelet.manifest import ContainerSpec, PodSpec
 from kybernate.logs import get_logger
 from kybernate.pb import deviceplugin_pb2 as pb
+
+HEALTHY = "Healthy"
+
+
+class AdmissionError(Exception):
+    """A pod cannot have its devices. Kubelet fails it for good with this text."""
+
+    reason = "UnexpectedAdmissionError"
+
+    @property
+    def message(self) -> str:
+        """As it stands in the pod's status."""
+        return f"Pod was rejected: Allocate failed due to {self}, which is unexpected"
+
+
+class TopologyAffinityError(AdmissionError):
+    """No NUMA nodes satisfy the topology policy."""
+
+    reason = "TopologyAffinityError"
+
+    @property
+    def message(self) -> str:
+        """As it stands in the pod's status."""
+        return f"Pod was rejected: {self}"
+
+
+class GateError(Exception):
+    """A container may not start now. Kubelet says why and asks again."""
+
+
+class PluginCallError(Exception):
+    """A plugin answered a call with an error; the text is what grpc-go would print."""
+
+
+class Plugin(Protocol):
+    """A registered plugin, as the device manager calls it. All raise PluginCallError."""
+
+    async def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+        """GetPreferredAllocation for one container."""
+        ...
+
+    async def allocate(self, device_ids: list[str]) -> pb.AllocateResponse:
+        """Allocate for one container."""
+        ...
+
+    async def pre_start(self, device_ids: list[str]) -> None:
+        """PreStartContainer, with kubelet's 30 s limit."""
+        ...
+
+
+@dataclass
+class Endpoint:
+    """What kubelet knows about one resource."""
+
+    plugin: Plugin | None = None
+    options: pb.DevicePluginOptions | None = None
+    """None after a restart of kubelet: then containers start without PreStartContainer, as with the real one."""
+    stopped_at: float | None = None
+    devices: dict[str, pb.Device] = field(default_factory=dict)
+    healthy: set[str] = field(default_factory=set)
+
+    def nodes(self) -> dict[str, tuple[int, ...]]:
+        """NUMA nodes by device."""
+        return {name: tuple(node.ID for node in device.topology.nodes) for name, device in self.devices.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
     """The machine's NUMA nodes and kubelet's ``--topology-manager-policy``."""
 
-    policy: affinity.Policy = "none"
+    policy: AffinityPolicy = "none"
     nodes: tuple[int, ...] = (0, 1)
 
 
@@ -198,8 +261,8 @@ class DeviceManager:
             endpoint = self.endpoints.get(resource, Endpoint())
             free = frozenset(had.get(resource) or endpoint.healthy - self._in_use(resource))
             reusable = frozenset() if resource in had else frozenset(self._reusable[pod_uid].get(resource, ()))
-            requests.append(affinity.Request(endpoint.nodes(), free, reusable, count))
-        nodes, admitted = affinity.best(self._topology.policy, requests, self._topology.nodes)
+            requests.append(AffinityRequest(endpoint.nodes(), free, reusable, count))
+        nodes, admitted = best_affinity(self._topology.policy, requests, self._topology.nodes)
         if not admitted:
             raise TopologyAffinityError("Resources cannot be allocated with Topology locality")
         return nodes
@@ -251,7 +314,7 @@ class DeviceManager:
                 f"requested number of devices unavailable for {wanted.resource}. "
                 f"Requested: {needed}, Available: {len(available)}"
             )
-        aligned, elsewhere, nowhere = affinity.split(endpoint.nodes(), available, wanted.nodes)
+        aligned, elsewhere, nowhere = split_by_affinity(endpoint.nodes(), available, wanted.nodes)
         if needed < len(aligned):
             wished = await self._preferred(endpoint, wanted, aligned, chosen)
             stages = [wished & aligned, aligned]

@@ -6,25 +6,49 @@ import os
 import random
 import signal
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kybernate import files
 from kybernate.annotations import PORT
 from kybernate.dev.fakes.kubelet import checkpoint
-from kybernate.dev.fakes.kubelet.container import rfc3339
-from kybernate.dev.fakes.kubelet.device_manager import DeviceManager
-from kybernate.dev.fakes.kubelet.endpoint import AdmissionError
-from kybernate.dev.fakes.kubelet.manifest import PodSpec
-from kybernate.dev.fakes.kubelet.options import Options as Options
+from kybernate.dev.fakes.kubelet.device_manager import AdmissionError, DeviceManager, Topology
+from kybernate.dev.fakes.kubelet.manifest import PodSpec, lacking
 from kybernate.dev.fakes.kubelet.plugins import Call, PluginServer
 from kybernate.dev.fakes.kubelet.pod import Pod, Surroundings
 from kybernate.dev.fakes.kubelet.pod_resources import PodResourcesServer
-from kybernate.dev.fakes.kubelet.process import free_address, host_address
-from kybernate.dev.fakes.kubelet.scheduling import lacking
+from kybernate.dev.fakes.kubelet.process import BackOff, free_address, host_address, rfc3339
 from kybernate.logs import get_logger
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How this kubelet differs from one in a cluster. Wall seconds."""
+
+    folder: Path
+    """The device plugin folder."""
+    run_dir: Path
+    """Seat folders (made by the plugin), and logs of pods under ``pods/``."""
+    node: str = "node-0"
+    node_address: str = "127.0.0.1"
+    """The node's own address: hostIP of all pods, podIP of those with ``hostNetwork: true``."""
+    speed: float = 1.0
+    inject: Mapping[str, str] = field(default_factory=dict)
+    """Put into every container, as a runtime's hook does; a pod's own variables come after it."""
+    grace_seconds: float = 300.0
+    """How long the capacity of a stopped plugin stays."""
+    backoff: BackOff = field(default_factory=BackOff)
+    readmit_seconds: float = 1.0
+    """After a restart: how long plugins have to come back before pods that do not run are admitted again.
+
+    Real kubelets give none, so that such pods often fail; 0 does the same.
+    """
+    topology: Topology = field(default_factory=Topology)
+    seed: int | None = None
+
 
 SCHEDULE_SECONDS = 0.5
 SHUTDOWN_GRACE_SECONDS = 1.0

@@ -13,8 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kybernate.dev.fakes.kubelet.device_manager import DeviceManager
-from kybernate.dev.fakes.kubelet.endpoint import PluginCallError
+from kybernate.dev.fakes.kubelet.device_manager import DeviceManager, PluginCallError
 from kybernate.logs import get_logger
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kybernate.dev.fakes.kubelet.allocations import RunOptions
-from kybernate.dev.fakes.kubelet.container import BackOff, Container, rfc3339
-from kybernate.dev.fakes.kubelet.device_manager import DeviceManager
-from kybernate.dev.fakes.kubelet.endpoint import GateError
+from kybernate.dev.fakes.kubelet.device_manager import DeviceManager, GateError
 from kybernate.dev.fakes.kubelet.manifest import ContainerSpec, PodSpec, expand
-from kybernate.dev.fakes.kubelet.process import Process, StartError, base_environment
+from kybernate.dev.fakes.kubelet.process import BackOff, Container, Process, StartError, base_environment, rfc3339
 from kybernate.logs import get_logger
 
 GATE_PAUSE_SECONDS = 0.05
