@@ -11,14 +11,14 @@ RETRY_SECONDS = 2.0
 
 
 def label_decides(path: Path, name: str) -> bool:
-    """Whether the node's label must be read: nothing is named and there are several. Raises ConfigError."""
+    """True if the node's label must be read: no name is set and there are several. Raises ConfigError."""
     return not name and in_cluster() is not None and len(names(path)) > 1
 
 
 async def load_now(path: Path, name: str, node: str, kube: Kube | None) -> NodeConfig:
-    """The node's configuration as it is now, when it may have changed. Raises ConfigError.
+    """Read the node's configuration again after a change. Raises ConfigError.
 
-    While the API server does not answer, what the label says cannot be known: then nothing has changed.
+    Waits while the label is needed and the API server does not answer.
     """
     if kube is None or not await asyncio.to_thread(label_decides, path, name):
         return await asyncio.to_thread(load, path, name)
@@ -28,7 +28,7 @@ async def load_now(path: Path, name: str, node: str, kube: Kube | None) -> NodeC
 async def load_by_label(path: Path, node: str, kube: Kube, *, retry_seconds: float = RETRY_SECONDS) -> NodeConfig:
     """The configuration that the node's label names; without the label ``default``. Raises ConfigError.
 
-    Waits for an API server that does not answer, saying so once: a guess would give this node another's groups.
+    Waits while the API server does not answer: a guess could give this node the groups of another one.
     """
     waiting = OnceLogger("config.waiting_for_label")
     while True:

@@ -11,18 +11,19 @@ from typing import NoReturn
 import aiohttp
 from aiohttp import web
 
-from kybernate import known_gpus, lifecycle, logs
+from kybernate import lifecycle, logs
 from kybernate.bus import Bus, open_bus
 from kybernate.clock import Clock
 from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.files import changes
 from kybernate.gpus import GpuError, Gpus, open_gpus
 from kybernate.health import BusMetrics, Health, HttpServer, be_present
-from kybernate.known_gpus import KnownGpus
 from kybernate.kube import Kube, in_cluster
 from kybernate.lifecycle import alone
 from kybernate.logs import get_logger
-from kybernate.node_config import label_decides, load_by_label, load_now
+from kybernate.node import known_gpus
+from kybernate.node.config import label_decides, load_by_label, load_now
+from kybernate.node.known_gpus import KnownGpus
 from kybernate.topology import Group, Topology, plan
 from services.gpu_manager.board import Board
 from services.gpu_manager.engines import Engines

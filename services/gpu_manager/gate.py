@@ -1,7 +1,7 @@
 """The start gate, seen from the manager: waiting calls in, tickets and reasons out, as files in seat folders.
 
 The plugin's side is ``services/plugin/gate.py``; ``docs/start-gate.md`` has the protocol. Beside it, the wishes for
-groups that the plugin grants at the next fitting pod (``kybernate.wishes``).
+groups that the plugin grants at the next fitting pod (``kybernate.node.wishes``).
 """
 
 import contextlib
@@ -9,8 +9,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from kybernate import files, wishes
+from kybernate import files
 from kybernate.logs import get_logger
+from kybernate.node import wishes
 from services.gpu_manager.inputs import StartCall, Ticket
 
 

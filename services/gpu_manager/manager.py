@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from kybernate.annotations import PREFER_GROUP
 from kybernate.bus.port import Bus, BusDownError, BusError
 from kybernate.clock import Clock
-from kybernate.known_gpus import boot_id
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import (
     Command,
@@ -31,8 +30,9 @@ from kybernate.messages import (
     SwitchJob,
     TrafficSignal,
 )
+from kybernate.node.known_gpus import boot_id
+from kybernate.node.wishes import Wish
 from kybernate.seat import SeatState
-from kybernate.wishes import Wish
 from services.gpu_manager import due, showing
 from services.gpu_manager.board import Board, Effect
 from services.gpu_manager.engines import Engines

@@ -6,7 +6,7 @@ them. Its ledger has every owned seat with its GPUs.
 
 from dataclasses import replace
 
-from kybernate.known_gpus import KnownGpus
+from kybernate.node.known_gpus import KnownGpus
 from kybernate.topology import AllocatedSeat, Group, group_key, size_of, with_orphaned_seats
 from services.gpu_manager.ledger import Ledger
 

@@ -14,8 +14,8 @@ import aiohttp
 
 from kybernate.annotations import PREFER_GROUP
 from kybernate.kube import ACCOUNT, Kube, KubeError, Mirror, in_cluster
+from kybernate.node.pod_resources import PodResources, PodResourcesError
 from kybernate.pb import podresources_pb2 as pb
-from kybernate.pod_resources import PodResources, PodResourcesError
 from kybernate.topology import SEAT_ID, Group
 from services.gpu_manager.seat_pod import Owners, PendingPod, SeatPod
 

@@ -19,7 +19,7 @@ from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.gpus import GpuError, Gpus, open_gpus
 from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.lifecycle import PREDECESSOR_SECONDS, alone
-from kybernate.node_config import label_decides, load_by_label
+from kybernate.node.config import label_decides, load_by_label
 from services.plugin.coexistence import Neighbours
 from services.plugin.gpu_watch import first_reading
 from services.plugin.registration import remove_stale

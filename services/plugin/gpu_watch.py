@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from kybernate import known_gpus
 from kybernate.files import changes
 from kybernate.gpus import GpuError, Gpus
-from kybernate.known_gpus import KnownGpus
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.machine import Gpu, GpuEvent
+from kybernate.node import known_gpus
+from kybernate.node.known_gpus import KnownGpus
 from services.plugin.devices import device_paths
 from services.plugin.faults import NewGpus
 from services.plugin.servicer import NodeSeats

@@ -30,8 +30,8 @@ from enum import StrEnum
 from itertools import combinations
 
 from kybernate.machine import Link, distance
+from kybernate.node.wishes import Wish
 from kybernate.topology import Group
-from kybernate.wishes import Wish
 
 UNKNOWN = 99
 """Distance of a pair of GPUs without a known link: farther than any known one."""

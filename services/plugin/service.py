@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from kybernate import wishes
 from kybernate.bus.port import Bus
 from kybernate.config import ConfigError, NodeConfig
 from kybernate.files import changes
@@ -18,8 +17,9 @@ from kybernate.gpus import Gpus
 from kybernate.health import Health, be_present
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import GpuHealthChanged, SeatAllocated
-from kybernate.node_config import load_now
-from kybernate.pod_resources import PodResources, PodResourcesError, devices
+from kybernate.node import wishes
+from kybernate.node.config import load_now
+from kybernate.node.pod_resources import PodResources, PodResourcesError, devices
 from kybernate.seat import SeatState
 from kybernate.topology import SEAT_ID, IncompleteGroup
 from services.plugin import allocations, cdi, offers

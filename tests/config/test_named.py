@@ -9,7 +9,7 @@ from kybernate.config import ConfigError, HealthConfig, load, load_all, names
 from kybernate.dev.fakes.gpu.spec import hardware
 from kybernate.health import HttpServer
 from kybernate.kube import Kube
-from kybernate.node_config import load_by_label
+from kybernate.node.config import load_by_label
 from kybernate.topology import plan
 
 PLAIN = "profiles:\n  - {name: one, resource: kyb.ai/one, groupSize: 1, seatsPerGroup: 4}\n"

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kybernate.gpus import GpuError
-from kybernate.known_gpus import KnownGpus
 from kybernate.machine import GpuProcess
 from kybernate.messages import TrafficSignal
+from kybernate.node.known_gpus import KnownGpus
 from kybernate.seat import SeatState as S
 from services.gpu_manager import showing
 from services.gpu_manager.foreign import LOOKS, Watch

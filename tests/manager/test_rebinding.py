@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.known_gpus import KnownGpus
 from kybernate.messages import (
     JobProgress,
     JobReply,
@@ -17,6 +16,7 @@ from kybernate.messages import (
     SeatProgress,
     SwitchJob,
 )
+from kybernate.node.known_gpus import KnownGpus
 from kybernate.policy import Decision, GroupView, KybBalanced, Stay
 from kybernate.seat import SeatState as S
 from services.gpu_manager import looking, showing

@@ -5,8 +5,8 @@ import json
 import signal
 from pathlib import Path
 
-from kybernate import known_gpus
 from kybernate.dev.fakes.gpu.node import FakeGpus
+from kybernate.node import known_gpus
 from tests.kubelet.stand import short_folder
 from tests.plugin.processes import PATIENCE, all_logged, driver, environment, logged, process
 from tests.plugin.stand import config

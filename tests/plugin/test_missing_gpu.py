@@ -11,7 +11,7 @@ import pytest
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.setup import init
 from kybernate.dev.nats_server import NatsServer
-from kybernate.known_gpus import FILE
+from kybernate.node.known_gpus import FILE
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord

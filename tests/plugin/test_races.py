@@ -13,8 +13,8 @@ from kybernate.config import NodeConfig, load
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.gpus import Gpu, GpuError, GpuEvent
 from kybernate.health import Health
-from kybernate.known_gpus import KnownGpus
 from kybernate.machine import GpuProcess, Link
+from kybernate.node.known_gpus import KnownGpus
 from services.plugin import gpu_watch, offers
 from services.plugin.coexistence import Neighbours
 from services.plugin.gpu_watch import GpuReading

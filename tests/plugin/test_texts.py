@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from kybernate.config import NodeConfig
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.machine import Gpu, Mig
-from kybernate.pod_resources import PodResources
+from kybernate.node.pod_resources import PodResources
 from kybernate.policy import KybBalanced
 from kybernate.topology import build_groups
 from services.gpu_manager import showing

@@ -4,12 +4,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kybernate import wishes
 from kybernate.clock import Clock
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
+from kybernate.node import wishes
+from kybernate.node.wishes import Wish
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.policy import KybBalanced
-from kybernate.wishes import Wish
 from services.gpu_manager.board import Board
 from services.gpu_manager.gate import Gate
 from services.gpu_manager.ledger import LedgerFile

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kybernate import known_gpus
-from kybernate.known_gpus import FILE, KnownGpus, learn, load, merge
 from kybernate.machine import PcieLevel
+from kybernate.node import known_gpus
+from kybernate.node.known_gpus import FILE, KnownGpus, learn, load, merge
 from tests.topology.machines import gpu, link, part
 
 FOUR = tuple(gpu(number) for number in range(4))

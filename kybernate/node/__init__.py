@@ -1,0 +1,1 @@
+"""What the services of one GPU node share: remembered GPUs, wishes, seat owners, the choice of the configuration."""
