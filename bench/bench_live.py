@@ -22,7 +22,7 @@ from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.stack import LAPTOP, Stack, StackOptions
 from kybernate.lab.simulate.engine import run as simulate
 from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, SimSeat
-from kybernate.lab.simulate.world import Options
+from kybernate.lab.simulate.world import RunOptions
 from kybernate.lab.traces import Arrival
 from kybernate.policy.estimators import SERVICE_WEIGHT, Ewma
 
@@ -126,7 +126,7 @@ def _simulated(played: Played, seed: int, stretch: float) -> Outcome:
         cap=EngineOptions("").max_running,
     )
     policy = load(LAPTOP / "config.yaml").policy.build()
-    return simulate(scenario, policy, Options(seed=seed))
+    return simulate(scenario, policy, RunOptions(seed=seed))
 
 
 def _seat(group: str, seat: dict[str, Any], switches: Sequence[Switch]) -> SimSeat:

@@ -1,4 +1,4 @@
-"""What a decision costs: 64 seats of one group, 1,000 requests waiting, every age told one by one."""
+"""What a decision costs: 64 seats of one group, 1,000 requests waiting, every age given one by one."""
 
 import random
 import time

@@ -1,8 +1,8 @@
 """How fast the simulator is: days of trace, and nodes of 64 seats at 2 requests/s for an hour.
 
 ``python -m bench.bench_simulate --nodes 1,10,100,1000`` measures more nodes than ``python -m bench simulate`` does;
-each number of nodes is a process of its own, so that its memory is its own. Nodes are independent and are played one
-after the other; of each request the wait is kept.
+each number of nodes is a separate process, so that its memory is measured alone. Nodes are independent and are played
+one after the other; of each request the wait is kept.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from kybernate.lab.baselines import POLICIES
-from kybernate.lab.simulate.engine import Options
+from kybernate.lab.simulate.engine import RunOptions
 from kybernate.lab.simulate.engine import run as simulate
 from kybernate.lab.simulate.generate import SERVEGEN_RATE, SERVEGEN_TENANTS, poisson, tenant, together, zipf
 from kybernate.lab.simulate.model import Scenario, SimGroup
@@ -34,7 +34,7 @@ async def run() -> dict[str, float]:
     for requests in (FEW, MANY):
         scenario = day(requests)
         began = time.process_time()
-        outcome = simulate(scenario, POLICIES[POLICY](), Options(name=POLICY))
+        outcome = simulate(scenario, POLICIES[POLICY](), RunOptions(name=POLICY))
         took = time.process_time() - began
         figures[f"day_of_{requests}_requests_cpu_s"] = took
         figures[f"day_of_{requests}_requests_decisions_per_cpu_s"] = outcome.counters["decisions"] / took
@@ -66,7 +66,7 @@ def node(seed: int) -> Scenario:
 
 
 def fleet(nodes: int) -> dict[str, float]:
-    """Time and memory for so many nodes, in a process of its own."""
+    """Time and memory for so many nodes, in a separate process."""
     command = [sys.executable, "-m", "bench.bench_simulate", "--child", str(nodes)]
     return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
@@ -75,7 +75,7 @@ def _child(nodes: int) -> dict[str, float]:
     began_cpu, began, kept = time.process_time(), time.perf_counter(), array("d")
     decisions = 0
     for seed in range(nodes):
-        outcome = simulate(node(seed), POLICIES[POLICY](), Options(name=POLICY))
+        outcome = simulate(node(seed), POLICIES[POLICY](), RunOptions(name=POLICY))
         kept.extend(outcome.wait)
         decisions += outcome.counters["decisions"]
     cpu, wall = time.process_time() - began_cpu, time.perf_counter() - began

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 from kybernate.lab.baselines import POLICIES
-from kybernate.lab.simulate.engine import Options, run
+from kybernate.lab.simulate.engine import RunOptions, run
 from kybernate.lab.simulate.measures import Measures, measures
 from kybernate.lab.simulate.model import Scenario, SimGroup
 from kybernate.policy import Policy
@@ -34,11 +34,11 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PlannedLayout:
     """One way to place the seats, and what it gives."""
 
     name: str
-    """``seats`` share groups; ``dedicated``: each model has a group of its own."""
+    """``seats`` share groups; ``dedicated``: one group per model."""
     groups: int
     slots: int
     gpus: int
@@ -60,18 +60,18 @@ class Layout:
         return asdict(self)
 
 
-def plan(scenario: Scenario, goal: Goal, options: Options | None = None) -> list[Layout]:
+def plan(scenario: Scenario, goal: Goal, options: RunOptions | None = None) -> list[PlannedLayout]:
     """For each number of slots the fewest groups that are enough (or the most that were tried, if they are not), then
     one group per model. Raises SimulationError, ValueError.
     """
-    found = [_fewest(scenario, goal, slots, options or Options()) for slots in goal.slots]
-    return [*found, dedicated(scenario, goal, options or Options())]
+    found = [_fewest(scenario, goal, slots, options or RunOptions()) for slots in goal.slots]
+    return [*found, dedicated(scenario, goal, options or RunOptions())]
 
 
-def _fewest(scenario: Scenario, goal: Goal, slots: int, options: Options) -> Layout:
+def _fewest(scenario: Scenario, goal: Goal, slots: int, options: RunOptions) -> PlannedLayout:
     policy = POLICIES[goal.policy]()
 
-    def tried(groups: int) -> Layout:
+    def tried(groups: int) -> PlannedLayout:
         played = regrouped(scenario, groups, slots, goal.move_seconds)
         return _layout("seats", played, goal, _played(played, policy, options))
 
@@ -81,9 +81,9 @@ def _fewest(scenario: Scenario, goal: Goal, slots: int, options: Options) -> Lay
     return fewest(tried, min(goal.groups_max, len(scenario.seats)), least)
 
 
-def fewest(tried: Callable[[int], Layout], most: int, least: int = 1) -> Layout:
+def fewest(tried: Callable[[int], PlannedLayout], most: int, least: int = 1) -> PlannedLayout:
     """The layout with fewest groups that is enough; that with ``most`` when none is. Each number is tried once."""
-    known: dict[int, Layout] = {}
+    known: dict[int, PlannedLayout] = {}
     low, high = least, least
     while True:  # upwards by doubling, since few groups are the usual answer
         known[high] = tried(high)
@@ -99,31 +99,31 @@ def fewest(tried: Callable[[int], Layout], most: int, least: int = 1) -> Layout:
     return known[high]
 
 
-def dedicated(scenario: Scenario, goal: Goal, options: Options) -> Layout:
-    """Each model on a group of its own: it is activated once and stays."""
+def dedicated(scenario: Scenario, goal: Goal, options: RunOptions) -> PlannedLayout:
+    """One group per model: each is activated once and stays."""
     played = regrouped(scenario, len(scenario.seats), 1, None)
     return _layout("dedicated", played, goal, _played(played, POLICIES["exhaustive"](), options))
 
 
-def _played(scenario: Scenario, policy: Policy, options: Options) -> Measures:
+def _played(scenario: Scenario, policy: Policy, options: RunOptions) -> Measures:
     return measures(run(scenario, policy, options), scenario)
 
 
-def _layout(name: str, scenario: Scenario, goal: Goal, told: Measures) -> Layout:
+def _layout(name: str, scenario: Scenario, goal: Goal, measured: Measures) -> PlannedLayout:
     groups = len(scenario.groups)
     gpus = groups * goal.gpus_per_group
     hours = scenario.duration / 3600
-    return Layout(
+    return PlannedLayout(
         name=name,
         groups=groups,
         slots=scenario.groups[0].slots,
         gpus=gpus,
-        enough=told.slo_attainment >= goal.share,
-        wait_mean_s=told.wait_mean_s,
-        wait_p99_s=told.wait_p99_s,
-        slo_attainment=told.slo_attainment,
-        switches_per_hour=told.switches_per_hour,
-        moves_per_hour=told.moves_per_hour,
+        enough=measured.slo_attainment >= goal.share,
+        wait_mean_s=measured.wait_mean_s,
+        wait_p99_s=measured.wait_p99_s,
+        slo_attainment=measured.slo_attainment,
+        switches_per_hour=measured.switches_per_hour,
+        moves_per_hour=measured.moves_per_hour,
         gpu_hours=gpus * hours,
         cost=gpus * hours * goal.price,
         cost_of_month=gpus * 730 * goal.price,
@@ -166,7 +166,7 @@ def gangs(scenario: Scenario) -> list[list[int]]:
     return list(found.values())
 
 
-def saved(found: list[Layout]) -> float:
+def saved(found: list[PlannedLayout]) -> float:
     """Share of the dedicated GPUs that the cheapest layout that is enough does without; 0 when none is enough."""
     most = next(one.gpus for one in found if one.name == "dedicated")
     least = min((one.gpus for one in found if one.name != "dedicated" and one.enough), default=inf)

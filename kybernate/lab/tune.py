@@ -1,10 +1,10 @@
 """Choosing constants of the KYB policies from the last days of a trace. Pure but for worker processes.
 
 A small fixed grid is played on all days, and each candidate is compared with the default on the same pieces of time.
-The best of many is better than the default by luck alone, so what is asked is how often luck would make *any* candidate
-stand out as much: pieces are drawn anew, the same for all, and the largest of all deviations, each in units of its own
-spread, is what the best must exceed (White's reality check, studentized as by Romano and Wolf). All days choose and
-judge: holding some out was tried and saw too little (``docs/tune.md``). The grid bounds what can come of it.
+The best of many is better than the default by luck alone, so the question is how often luck would make *any* candidate
+stand out as much: pieces are drawn anew, the same for all, and the largest of all deviations, each divided by the
+candidate's spread, is what the best must exceed (White's reality check, studentized as by Romano and Wolf). All days
+choose and judge: holding some out was tried and detected too little (``docs/tune.md``). The grid bounds the results.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,8 +16,8 @@ from multiprocessing import get_context
 from typing import Any, cast
 
 from kybernate.lab.baselines import POLICIES
-from kybernate.lab.simulate.engine import Options, run
-from kybernate.lab.simulate.measures import Figures, Pool, Sample, blocks, draws
+from kybernate.lab.simulate.engine import RunOptions, run
+from kybernate.lab.simulate.measures import Figures, Pool, WindowSample, blocks, draws
 from kybernate.lab.simulate.model import Scenario
 from kybernate.policy import Policy
 
@@ -59,7 +59,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedCandidate:
     """What a candidate gave over all days. J is ``Figures.objective``: less is better."""
 
     by_day: tuple[float, ...]
@@ -127,7 +127,7 @@ def candidates(modes: Iterable[str] = MODES) -> tuple[Candidate, ...]:
 
 def last_days(scenario: Scenario, seconds: float, count: int) -> tuple[Scenario, int]:
     """The last ``count`` days of so many seconds, or as many as there are, and their number; what is left over at the
-    beginning is not used. They are one scenario, since whoever waits at midnight waits on.
+    beginning is not used. They are one scenario, since requests that wait at midnight wait on.
     """
     whole = min(count, int(scenario.duration / seconds + _NEARLY))
     start = max(0.0, scenario.duration - whole * seconds)
@@ -159,7 +159,7 @@ def tune(scenario: Scenario, days: int, modes: Sequence[str] = MODES, *, jobs: i
     return Tuned(grid[0], chosen, ranking, played[0].figures, after, recommended, why, asked)
 
 
-def ranked(grid: Sequence[Candidate], played: Sequence[Played]) -> tuple[Gain, ...]:
+def ranked(grid: Sequence[Candidate], played: Sequence[PlayedCandidate]) -> tuple[Gain, ...]:
     """All but the first, which is the default, those with the most that is left without luck first."""
     default, rows, spreads = played[0], [], []
     for one in played[1:]:
@@ -179,7 +179,7 @@ def ranked(grid: Sequence[Candidate], played: Sequence[Played]) -> tuple[Gain, .
     return tuple(sorted(found, key=lambda one: -one.surely))
 
 
-def _better_days(default: Played, one: Played) -> int:
+def _better_days(default: PlayedCandidate, one: PlayedCandidate) -> int:
     return sum(after < before for before, after in zip(default.by_day, one.by_day, strict=True))
 
 
@@ -198,27 +198,27 @@ def verdict(ranking: Sequence[Gain], objective: float, days: int) -> tuple[bool,
     return True, f"{gain} is no accident (at least {first.surely:.2f}), on {first.days} of {days} days"
 
 
-def play(candidate: Candidate, scenario: Scenario, days: int, seed: int) -> Played:
+def play(candidate: Candidate, scenario: Scenario, days: int, seed: int) -> PlayedCandidate:
     """All days under one candidate, each cut into pieces."""
-    outcome = run(scenario, candidate.build(), Options(name=str(candidate)))
+    outcome = run(scenario, candidate.build(), RunOptions(name=str(candidate)))
     day = scenario.duration / days
     each = max(1, min(_BLOCKS, int(day / _SHORTEST_BLOCK)))
     pieces = blocks(outcome, scenario, day / each * (1 + 1e-9))
     return over_days([pieces[place : place + each] for place in range(0, len(pieces), each)], seed)
 
 
-def over_days(days: Sequence[Sequence[Sample]], seed: int, repeats: int = _REPEATS) -> Played:
+def over_days(days: Sequence[Sequence[WindowSample]], seed: int, repeats: int = _REPEATS) -> PlayedCandidate:
     """Figures of the pieces of each day, and of draws of pieces that are the same for every candidate."""
     pool = Pool([piece for day in days for piece in day])
     weights = draws(sum(map(len, days)), seed, repeats=repeats)
-    return Played(
+    return PlayedCandidate(
         tuple(Pool(day).figures().objective for day in days),
         pool.figures(),
         tuple(pool.figures(each).objective for each in weights),
     )
 
 
-def _played(grid: Sequence[Candidate], scenario: Scenario, days: int, jobs: int, seed: int) -> list[Played]:
+def _played(grid: Sequence[Candidate], scenario: Scenario, days: int, jobs: int, seed: int) -> list[PlayedCandidate]:
     if jobs <= 1:
         return [play(one, scenario, days, seed) for one in grid]
     with ProcessPoolExecutor(jobs, get_context("spawn"), _Worker.begin, (scenario, days, seed)) as pool:
@@ -236,6 +236,6 @@ class _Worker:
         cls.given = scenario, days, seed
 
     @classmethod
-    def play(cls, candidate: Candidate) -> Played:
+    def play(cls, candidate: Candidate) -> PlayedCandidate:
         """All of them under one candidate."""
         return play(candidate, *cls.given)

@@ -86,7 +86,7 @@ def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("options", "text"),
     [
         ((), "give either traces or --scenario"),
         (("--scenario", "poisson", "TRACE"), "give either traces or --scenario"),
@@ -113,11 +113,11 @@ def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.Capture
     ],
 )
 def test_a_mistake_exits_with_2_and_a_remedy(
-    words: tuple[str, ...], text: str, trace: Path, capsys: pytest.CaptureFixture[str]
+    options: tuple[str, ...], text: str, trace: Path, capsys: pytest.CaptureFixture[str]
 ):
     header = trace.with_name("header.csv")
     header.write_text("arrival_s,model,prompt_tokens,output_tokens\n")
-    code, _, err = kyb(capsys, *({"TRACE": str(trace), "HEADER": str(header)}.get(word, word) for word in words))
+    code, _, err = kyb(capsys, *({"TRACE": str(trace), "HEADER": str(header)}.get(each, each) for each in options))
     assert code == 2
     assert text in err
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from kybernate.lab.simulate import engine
-from kybernate.lab.simulate.engine import Options, SimulationError, run
+from kybernate.lab.simulate.engine import RunOptions, SimulationError, run
 from kybernate.lab.simulate.model import Scenario, SimGroup
 from kybernate.policy import POLICIES, Decision, GroupView, KybBalanced, Stay, Switch
 from kybernate.seat import SeatState
@@ -57,7 +57,7 @@ class PrefersB:
 def test_late_binding_takes_the_answer_of_after_the_park(late: bool, second: int):
     # c is served till 4; a is chosen at 4; b arrives during c's park (4..6).
     requests = [(0.0, 2, 1.0), (1.0, 0, 1.0), (5.0, 1, 1.0)]
-    outcome = run(scenario(requests, [seat("a"), seat("b"), seat("c")]), PrefersB(), Options(late_binding=late))
+    outcome = run(scenario(requests, [seat("a"), seat("b"), seat("c")]), PrefersB(), RunOptions(late_binding=late))
     assert [visit.seat for visit in outcome.visits][:2] == [2, second]
     assert outcome.visits[1].begun == pytest.approx(6.0)
 
@@ -124,13 +124,13 @@ def test_a_seat_without_budget_is_drained_whatever_the_policy_says():
 
 def test_many_in_flight_slow_each_other_down():
     requests = [(0.0, 0, 4.0), (0.0, 0, 8.0)]
-    outcome = run(scenario(requests, [seat("a")]), Exhaustive(), Options(slowdown=((1, 1.0), (2, 2.0))))
+    outcome = run(scenario(requests, [seat("a")]), Exhaustive(), RunOptions(slowdown=((1, 1.0), (2, 2.0))))
     assert outcome.finished == pytest.approx((3 + 8.0, 3 + 8.0 + 4.0))
 
 
 def test_a_park_that_fails_leaves_the_victim_serving_and_is_tried_again():
     requests = [(0.0, 0, 1.0), (2.0, 1, 1.0)]
-    options = Options(park_failure=0.5, seed=3)
+    options = RunOptions(park_failure=0.5, seed=3)
     outcome = run(scenario(requests, [seat("a"), seat("b")]), Exhaustive(), options)
     failures = outcome.counters["park_failures"]
     assert outcome.counters["parks"] == 1
@@ -143,7 +143,7 @@ def test_a_seat_whose_place_is_not_made_goes_to_another_group_that_is_free():
     made = scenario(
         requests, [seat("a"), seat("b"), seat("c", "B")], [SimGroup("A"), SimGroup("B")], move_seconds=3.0
     )  # fmt: skip
-    outcome = run(made, KybBalanced(), Options(park_failure=0.7, seed=10))
+    outcome = run(made, KybBalanced(), RunOptions(park_failure=0.7, seed=10))
     assert outcome.counters["moves"] == 1
     assert outcome.wait[2] < 20.0  # parks in its home group fail for more than a minute
 
@@ -156,7 +156,7 @@ def test_guesses_are_counted_for_a_policy_that_activates_ahead():
     seen: list[float | None] = []
     run(made, Exhaustive(lambda view: seen.append(view.hit_share)))
     assert set(seen) == {None}
-    run(made, Exhaustive(lambda view: seen.append(view.hit_share)), Options(measure_hits=True))
+    run(made, Exhaustive(lambda view: seen.append(view.hit_share)), RunOptions(measure_hits=True))
     assert 0.5 < (seen[-1] or 0.0) < 1.0
     without, ahead = (run(made, KybBalanced(prefetch=prefetch)) for prefetch in (False, True))
     assert without.wait[80::4] == pytest.approx([3.0] * 20), "parked behind the others' requests, then asked for"
@@ -165,7 +165,7 @@ def test_guesses_are_counted_for_a_policy_that_activates_ahead():
 
 
 def test_an_activation_that_fails_is_a_cold_start_in_place():
-    options = Options(restore_failure=1.0, cold_start_seconds=40.0)
+    options = RunOptions(restore_failure=1.0, cold_start_seconds=40.0)
     outcome = run(scenario([(0.0, 0, 1.0)], [seat("a")]), Exhaustive(), options)
     assert outcome.wait == pytest.approx((43.0,))
     assert outcome.visits[0].failed
@@ -175,7 +175,7 @@ def test_an_activation_that_fails_is_a_cold_start_in_place():
 def test_without_host_memory_for_all_the_one_parked_longest_is_started_from_disk():
     seats = [seat(name, host_bytes=10) for name in "abc"]
     requests = [(0.0, 0, 1.0), (20.0, 1, 1.0), (40.0, 2, 1.0)]
-    outcome = run(scenario(requests, seats, host_bytes=20), Exhaustive(), Options(cold_start_seconds=50.0))
+    outcome = run(scenario(requests, seats, host_bytes=20), Exhaustive(), RunOptions(cold_start_seconds=50.0))
     assert outcome.wait == pytest.approx((3.0, 5.0, 52.0))
     assert outcome.counters["cold_starts"] == 1
 

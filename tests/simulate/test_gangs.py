@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.lab.simulate.engine import Options, run
+from kybernate.lab.simulate.engine import RunOptions, run
 from kybernate.lab.simulate.model import SimGroup
 from kybernate.policy import POLICIES, Decision, GroupView, Park, Stay, Switch
 from tests.simulate.cases import Exhaustive, Impatient, scenario, seat, together
@@ -79,7 +79,7 @@ def test_a_gang_that_one_of_its_groups_would_not_take_next_does_not_keep_the_oth
 def test_a_member_whose_park_fails_follows_the_others_out():
     requests = [(10.0 * turn, (0, 2, 1, 3)[turn % 4], 1.0) for turn in range(24)]
     made = scenario(requests, pair(), AB)
-    outcome = run(made, POLICIES["kyb-balanced"](), Options(park_failure=0.5, seed=1))
+    outcome = run(made, POLICIES["kyb-balanced"](), RunOptions(park_failure=0.5, seed=1))
     assert outcome.counters["park_failures"] > 3
     assert all(outcome.finished)
     together(made, outcome)
@@ -108,7 +108,7 @@ def test_gangs_whose_groups_form_a_ring_do_not_wait_for_each_other():
     for slots in (1, 2):
         made = scenario(requests, seats, [SimGroup(name, slots) for name in names])
         for name, policy in POLICIES.items():
-            outcome = run(made, policy(), Options(park_failure=0.2))
+            outcome = run(made, policy(), RunOptions(park_failure=0.2))
             assert all(outcome.finished), name
             together(made, outcome)
 

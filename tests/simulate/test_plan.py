@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kybernate.cli import main
-from kybernate.lab.plan import Goal, Layout, dedicated, fewest, plan, regrouped, saved
-from kybernate.lab.simulate.engine import Options
+from kybernate.lab.plan import Goal, PlannedLayout, dedicated, fewest, plan, regrouped, saved
+from kybernate.lab.simulate.engine import RunOptions
 from tests.simulate.cases import scenario, seat
 
-LAYOUT = Layout("seats", 1, 1, 1, False, 0, 0, 0, 0, 0, 0, 0, 0)
+LAYOUT = PlannedLayout("seats", 1, 1, 1, False, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("least", range(1, 14))
@@ -19,7 +19,7 @@ LAYOUT = Layout("seats", 1, 1, 1, False, 0, 0, 0, 0, 0, 0, 0, 0)
 def test_the_search_finds_the_fewest_and_tries_few(least: int, most: int):
     tried: list[int] = []
 
-    def layout(groups: int) -> Layout:
+    def layout(groups: int) -> PlannedLayout:
         tried.append(groups)
         return replace(LAYOUT, groups=groups, enough=groups >= least)
 
@@ -45,7 +45,7 @@ def test_what_is_planned_is_enough_one_less_is_not_and_dedicated_needs_one_group
     assert (alone.groups, alone.gpus, alone.slo_attainment) == (4, 8, 1.0)
     assert alone.cost == pytest.approx(8 * 100 / 3600 * 2.0)
     assert saved([seats, alone]) == pytest.approx(1 - seats.groups / 4)
-    assert dedicated(busy(), goal, Options()).switches_per_hour * 119 / 3600 == pytest.approx(4, rel=0.2)
+    assert dedicated(busy(), goal, RunOptions()).switches_per_hour * 119 / 3600 == pytest.approx(4, rel=0.2)
 
 
 def test_heavy_seats_are_spread_first():

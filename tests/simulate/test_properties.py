@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from kybernate.lab.simulate.engine import Options, SimulationError, run
+from kybernate.lab.simulate.engine import RunOptions, SimulationError, run
 from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, SimSeat, check
 from kybernate.policy import POLICIES, Decision, GroupView, Park, Policy, Stay, Switch
 from kybernate.seat import SeatState
@@ -95,7 +95,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 
 
 OPTIONS = st.builds(
-    Options,
+    RunOptions,
     seed=st.integers(0, 3),
     late_binding=st.booleans(),
     jitter=st.sampled_from([0.0, 0.3]),
@@ -114,7 +114,7 @@ POLICY: st.SearchStrategy[Policy] = st.one_of(
 @settings(derandomize=True)
 @given(scenarios(), POLICY, OPTIONS)
 def test_whatever_is_decided_each_request_is_served_once_and_slots_are_never_exceeded(
-    scenario: Scenario, policy: Policy, options: Options
+    scenario: Scenario, policy: Policy, options: RunOptions
 ):
     try:
         outcome = run(scenario, policy, options)
@@ -129,7 +129,7 @@ def test_whatever_is_decided_each_request_is_served_once_and_slots_are_never_exc
     assert run(scenario, policy, options) == outcome
 
 
-def each_request_ends_once(scenario: Scenario, outcome: Outcome, options: Options) -> None:
+def each_request_ends_once(scenario: Scenario, outcome: Outcome, options: RunOptions) -> None:
     assert len(outcome.wait) == len(outcome.finished) == len(scenario.at)
     for at, service, wait, stall, end in zip(
         scenario.at, scenario.service, outcome.wait, outcome.stall, outcome.finished, strict=True

@@ -8,13 +8,13 @@ import pytest
 
 from kybernate.cli import main
 from kybernate.lab.simulate.measures import METRICS
-from kybernate.lab.studies.reference import CLAIRVOYANT, PUBLISHED, Plan, play, table
+from kybernate.lab.studies.reference import CLAIRVOYANT, PUBLISHED, ReferencePlan, play, table
 
 KEYS = {"scenario", "policy", *METRICS, *(f"{metric}_ci" for metric in METRICS)}
 
 
 def test_rows_have_the_promised_keys_and_intervals_hold_the_figures():
-    plan = Plan(windows=3, labels=("S1", "S4"), policies=("exhaustive", "fifo-switch"))
+    plan = ReferencePlan(windows=3, labels=("S1", "S4"), policies=("exhaustive", "fifo-switch"))
     report = table(play(plan))
     assert [(row["scenario"], row["policy"]) for row in report["rows"]] == [
         ("S1 poisson", "exhaustive"), ("S1 poisson", "fifo-switch"),
@@ -32,13 +32,15 @@ def test_rows_have_the_promised_keys_and_intervals_hold_the_figures():
 
 
 def test_more_processes_give_the_same():
-    plan = Plan(windows=2, labels=("S1",), policies=("exhaustive",))
+    plan = ReferencePlan(windows=2, labels=("S1",), policies=("exhaustive",))
     assert play(replace(plan, jobs=2)) == play(plan)
 
 
 def test_the_clairvoyant_is_never_beaten_on_what_it_minimises():
     pytest.importorskip("numba")
-    plan = Plan(windows=3, clairvoyant=1, bound_seconds=1.0, labels=("S1",), policies=("exhaustive", "kyb-balanced"))
+    plan = ReferencePlan(
+        windows=3, clairvoyant=1, bound_seconds=1.0, labels=("S1",), policies=("exhaustive", "kyb-balanced")
+    )
     report = table(play(plan))
     rows = {row["policy"]: row for row in report["rows"]}
     assert set(CLAIRVOYANT) <= rows.keys()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kybernate.lab.simulate.engine import Options, run
+from kybernate.lab.simulate.engine import RunOptions, run
 from kybernate.lab.simulate.measures import measures, needed, percentile
 from kybernate.lab.simulate.model import SimGroup
 from tests.simulate.cases import Exhaustive, Impatient, scenario, seat
@@ -12,7 +12,7 @@ def test_measures_of_a_run_that_can_be_checked_by_hand():
     seats = [seat("a", tier="gold", slo_seconds=5.0), seat("b", tier="bronze", slo_seconds=100.0)]
     played = scenario([(0.0, 0, 10.0), (5.0, 1, 1.0), (6.0, 0, 1.0), (7.0, 0, 1.0)], seats)
     # a 3..13 admits 6 and 7 at once; parked 15; b active 18, done 19.
-    found = measures(run(played, Exhaustive(), Options(name="x")), played)
+    found = measures(run(played, Exhaustive(), RunOptions(name="x")), played)
     assert (found.scenario, found.policy, found.requests) == ("case", "x", 4)
     assert found.wait_mean_s == pytest.approx((3 + 13 + 0 + 0) / 4)
     assert (found.wait_p50_s, found.wait_p99_s, found.wait_max_s) == pytest.approx((0.0, 13.0, 13.0))

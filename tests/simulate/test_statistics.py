@@ -7,7 +7,7 @@ import pytest
 from kybernate.lab.simulate.engine import run
 from kybernate.lab.simulate.measures import (
     Pool,
-    Sample,
+    WindowSample,
     blocks,
     draws,
     interval,
@@ -21,10 +21,11 @@ from kybernate.lab.simulate.scenarios import hour_of
 from kybernate.policy import POLICIES
 
 
-def samples(count: int, seed: int) -> list[Sample]:
+def samples(count: int, seed: int) -> list[WindowSample]:
     chance = Random(seed)
     return [
-        Sample(tuple(chance.expovariate(0.1) for _ in range(chance.randint(50, 150))), 40, 7, 1.0) for _ in range(count)
+        WindowSample(tuple(chance.expovariate(0.1) for _ in range(chance.randint(50, 150))), 40, 7, 1.0)
+        for _ in range(count)
     ]
 
 
@@ -59,5 +60,5 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
 
 
 def test_nothing_at_all():
-    assert Pool([Sample((), 0, 0, 1.0)]).figures().slo_attainment == 1.0
+    assert Pool([WindowSample((), 0, 0, 1.0)]).figures().slo_attainment == 1.0
     assert interval([3.0]) == (3.0, 3.0)

@@ -10,7 +10,7 @@ import pytest
 from kybernate.cli import main
 from kybernate.config import load
 from kybernate.lab.cli.tune import profile
-from kybernate.lab.simulate.measures import Figures, Sample
+from kybernate.lab.simulate.measures import Figures, WindowSample
 from kybernate.lab.simulate.node import HARDWARE
 from kybernate.lab.simulate.scenarios import hour_of
 from kybernate.lab.tune import (
@@ -71,14 +71,14 @@ def drawn(chance: Random, gain: float, candidates: int = 8, days: int = 5) -> bo
     """Whether tuning would recommend anything. Days of 8 pieces for made-up candidates: a shared mean for each piece,
     noise of each candidate's own, and a last one that is better by ``gain``.
     """
-    made: list[list[list[Sample]]] = [[[] for _ in range(days)] for _ in range(candidates)]
+    made: list[list[list[WindowSample]]] = [[[] for _ in range(days)] for _ in range(candidates)]
     for day in range(days):
         for _ in range(8):
             load = chance.lognormvariate(2.5, 0.6)
             for one in range(candidates):
                 mean = load * chance.lognormvariate(-0.02, 0.2) * (1.0 - gain * (one == candidates - 1))
                 waits = tuple(chance.expovariate(1 / mean) for _ in range(20))
-                made[one][day].append(Sample(waits, sum(wait <= 20 for wait in waits), 9, 0.5))
+                made[one][day].append(WindowSample(waits, sum(wait <= 20 for wait in waits), 9, 0.5))
     played = [over_days(own, 0, repeats=200) for own in made]
     grid = [Candidate(f"made-up {one}") for one in range(candidates)]
     return verdict(ranked(grid, played), played[0].figures.objective, days)[0]

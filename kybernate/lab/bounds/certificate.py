@@ -1,7 +1,7 @@
-"""How good any scheduler could have been on a scenario: a certificate of two numbers that enclose the best.
+"""The certificate of a scenario: two numbers that enclose the result of the best possible schedule.
 
-From below by the dual of "one seat per slot" (``lagrangian``), from above by a schedule that keeps all rules
-(``beam``, played again by ``bounds_replay``). ``docs/bounds.md`` says what the certificate says and what it does not.
+From below by the dual of "one seat per slot" (``lagrangian``), from above by a schedule that keeps all rules (``beam``,
+replayed by ``problems``). ``docs/bounds.md`` says what a certificate proves and what it does not.
 numpy and numba are needed (``pip install 'kybernate[lab]'``); they are imported by the first call.
 """
 
@@ -32,7 +32,7 @@ class SeatShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
+class BoundCertificate:
     """Bounds of one scenario. With objective ``wait``: mean wait in seconds; with ``slo``: share of requests that wait
     longer than their SLO.
     """
@@ -41,13 +41,13 @@ class Certificate:
     objective: str
     requests: int
     lower_bound: float
-    """No schedule is better, whoever made it, knowing the future or not."""
+    """No schedule is better, with or without knowledge of the future."""
     best_feasible: float
     """The best schedule found that knows the future."""
     bracket: float
     """How far apart the two are: best_feasible / lower_bound - 1; infinite when only the bound is 0."""
     reactive_lower_bound: float
-    """No schedule is better that restores a seat only when somebody waits for it."""
+    """No schedule is better that restores a seat only when a request waits for it."""
     reactive: float
     """The best of these that was found."""
     reactive_bracket: float
@@ -55,7 +55,7 @@ class Certificate:
     cell: float
     """Grid of the bound, seconds; the bound holds for times that are on no grid."""
     seconds: float
-    """What it took."""
+    """Wall time of the computation."""
     seats: tuple[SeatShare, ...]
     schedule: Schedule
     """The one behind ``best_feasible``."""
@@ -94,7 +94,7 @@ class Certificate:
 
     @property
     def text(self) -> str:
-        """The certificate in words, a table of seats below."""
+        """The certificate as text, with a table of seats below."""
         unit = "s mean wait" if self.objective == "wait" else "of the requests later than their SLO"
         shown = "{:.2f} {}" if self.objective == "wait" else "{:.2%} {}"
         lines = [
@@ -114,7 +114,7 @@ class Certificate:
 
 def certificate(
     scenario: Scenario, *, seconds_budget: float = 300.0, objective: Literal["wait", "slo"] = "wait"
-) -> Certificate:
+) -> BoundCertificate:
     """Bound a scenario from both sides in about ``seconds_budget`` seconds on one core (less when nothing improves).
 
     Raises ModuleNotFoundError without numpy and numba, ValueError for a scenario without requests or one too large.
@@ -145,7 +145,7 @@ def certificate(
         max(0.0, sum(one.reactive_lower for one in solved) / count),
         measured(scenario, reactive.wait, objective),
     )
-    return Certificate(
+    return BoundCertificate(
         scenario=scenario.name,
         objective=objective,
         requests=count,

@@ -64,7 +64,7 @@ class Solver:
         return Solved(lower, tuple(self.plans[False]), max(lower, reactive_lower), tuple(self.plans[True]), reached)
 
     def _react(self, prices: Floats, cell: float) -> float:
-        """The same for schedules that restore only a seat for which somebody waits."""
+        """The same for schedules that restore a seat only when a request waits for it."""
         relaxation = self._relax(cell, reactive=True)
         bound, prices = self._ascend(relaxation, prices, 120, keep=0.0)
         self._search(relaxation, prices, Effort(), rough=False)

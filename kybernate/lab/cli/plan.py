@@ -11,7 +11,7 @@ from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, read_scena
 from kybernate.lab.cli.simulate_reference import writable, write
 
 if TYPE_CHECKING:
-    from kybernate.lab.plan import Goal, Layout
+    from kybernate.lab.plan import Goal, PlannedLayout
     from kybernate.lab.simulate.model import Scenario
 
 
@@ -28,7 +28,7 @@ def plan(
     price: Annotated[float, typer.Option(min=0, help="Of one GPU for an hour, any currency.")] = 0.0,
     move_seconds: given.MoveSeconds = 3.0,
     fixed: Annotated[bool, typer.Option("--fixed", help="Seats never leave their group.")] = False,
-    policy: Annotated[str, typer.Option(help="A name.")] = "kyb-balanced",
+    policy: Annotated[str, typer.Option(help="The name of a policy.")] = "kyb-balanced",
     only: given.Only = None,
     seats: given.Seats = 64,
     gang: given.Gang = None,
@@ -102,7 +102,7 @@ def _counts(text: str) -> tuple[int, ...]:
     return found
 
 
-def _show(scenario: "Scenario", goal: "Goal", seconds: float, found: "list[Layout]") -> None:
+def _show(scenario: "Scenario", goal: "Goal", seconds: float, found: "list[PlannedLayout]") -> None:
     from rich.table import Table
 
     from kybernate.cli.show import open_console

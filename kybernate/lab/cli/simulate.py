@@ -1,4 +1,4 @@
-"""``kyb simulate``: plays traces or ready scenarios against policies and says what users would have waited."""
+"""``kyb simulate``: plays traces or ready scenarios against policies and reports the waits of their requests."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from kybernate.lab.cli.simulate_reference import writable
 from kybernate.lab.cli.simulate_report import certified, incomparable, show, write_json
 
 if TYPE_CHECKING:
-    from kybernate.lab.simulate.engine import Options
+    from kybernate.lab.simulate.engine import RunOptions
     from kybernate.lab.simulate.model import Outcome, Scenario
 
 
@@ -25,9 +25,7 @@ def simulate(
         str | None, typer.Option(help="Instead of traces: poisson, bursty, servegen or gentd26 (the last with TRACE).")
     ] = None,
     window: Annotated[int, typer.Option(min=0, help="Which hour of the scenario.")] = 0,
-    policy: Annotated[
-        str, typer.Option(help="Names, comma between; all: every one there is.")
-    ] = "kyb-balanced,exhaustive",
+    policy: Annotated[str, typer.Option(help="Comma-separated policy names, or `all`.")] = "kyb-balanced,exhaustive",
     only: given.Only = None,
     groups: given.Groups = 1,
     slots: given.Slots = 1,
@@ -55,7 +53,7 @@ def simulate(
         str, typer.Option(metavar="N:X,…", help="With N in flight each takes X times longer, e.g. 1:1,32:1.8.")
     ] = "",
     bound: Annotated[
-        bool, typer.Option("--bound", help="What the best possible scheduler could have done (minutes).")
+        bool, typer.Option("--bound", help="Bounds on what any scheduler could have reached (takes minutes).")
     ] = False,
     bound_seconds: Annotated[float, typer.Option(min=1, help="Time for --bound.")] = 300.0,
     json_file: given.JsonFile = None,
@@ -65,7 +63,7 @@ def simulate(
     ] = False,
     windows: Annotated[int, typer.Option(min=2, help="--reference: hours per scenario.")] = 24,
     clairvoyant: Annotated[
-        int, typer.Option(min=0, help="--reference: hours per scenario for which the best possible is looked for, too.")
+        int, typer.Option(min=0, help="--reference: hours per scenario with a search for the best possible schedule.")
     ] = 0,
     jobs: given.Jobs = 1,
     trace: Annotated[
@@ -73,7 +71,7 @@ def simulate(
     ] = None,
 ) -> None:
     """Play a trace against policies: what would users have waited? Nothing real is touched."""
-    from kybernate.lab.simulate.engine import Options
+    from kybernate.lab.simulate.engine import RunOptions
 
     if reference:
         play_reference(
@@ -88,7 +86,7 @@ def simulate(
         stall_budget=stall_budget, move_seconds=move_seconds, host_memory=host_memory, cap=cap, start=start,
         duration=duration, speed_up=speed_up, seed=seed,
     )  # fmt: skip
-    options = Options(
+    options = RunOptions(
         seed=seed, jitter=jitter, park_failure=park_failure, restore_failure=restore_failure,
         cold_start_seconds=cold_start, slowdown=slowdown_points(slowdown),
     )  # fmt: skip
@@ -96,7 +94,12 @@ def simulate(
 
 
 def _report(
-    inputs: Inputs, names: list[str], options: "Options", bound: float | None, json_file: Path | None, plot: Path | None
+    inputs: Inputs,
+    names: list[str],
+    options: "RunOptions",
+    bound: float | None,
+    json_file: Path | None,
+    plot: Path | None,
 ) -> None:
     """Run, print, write. Raises CliError."""
     from kybernate.lab.baselines import POLICIES

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kybernate.cli.output import CliError
 
 if TYPE_CHECKING:
-    from kybernate.lab.studies.reference import Plan
+    from kybernate.lab.studies.reference import ReferencePlan
 
 _COLUMNS = (
     "scenario",
@@ -31,13 +31,13 @@ def reference(
 ) -> None:
     """Play the table, print it, write it. A trace of GenTD26 is S3's, any other S4's. Raises CliError."""
     from kybernate.lab.simulate.engine import SimulationError
-    from kybernate.lab.studies.reference import Plan, play, table
+    from kybernate.lab.studies.reference import ReferencePlan, play, table
     from kybernate.lab.traces import TraceError
 
     writable(json_file)
     try:
         servegen, gentd26 = _sorted(traces)
-        plan = Plan(
+        plan = ReferencePlan(
             windows=windows, clairvoyant=clairvoyant, bound_seconds=bound_seconds, servegen=servegen, gentd26=gentd26,
             jobs=jobs,
         )  # fmt: skip
@@ -92,7 +92,7 @@ def _progress(text: str) -> None:
         print(f"\r{text} ", end="", file=sys.stderr, flush=True)
 
 
-def _show(report: dict[str, Any], plan: "Plan") -> None:
+def _show(report: dict[str, Any], plan: "ReferencePlan") -> None:
     from rich.table import Table
 
     from kybernate.cli.show import open_console

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 from kybernate.cli.output import CliError
 
 if TYPE_CHECKING:
-    from kybernate.lab.bounds.certificate import Certificate
-    from kybernate.lab.simulate.engine import Options
+    from kybernate.lab.bounds.certificate import BoundCertificate
+    from kybernate.lab.simulate.engine import RunOptions
     from kybernate.lab.simulate.measures import Measures, Needed
     from kybernate.lab.simulate.model import Scenario
 
 
-def show(played: "Scenario", need: "Needed", found: "Sequence[Measures]", certificate: "Certificate | None") -> None:
+def show(
+    played: "Scenario", need: "Needed", found: "Sequence[Measures]", certificate: "BoundCertificate | None"
+) -> None:
     """Print the report. Its first line says how many slots the trace needs at all."""
     from rich.table import Table
     from rich.text import Text
@@ -86,7 +88,7 @@ def _cells(one: "Measures") -> list[str]:
 
 
 def write_json(
-    path: Path, played: "Scenario", need: "Needed", found: "Sequence[Measures]", certificate: "Certificate | None"
+    path: Path, played: "Scenario", need: "Needed", found: "Sequence[Measures]", certificate: "BoundCertificate | None"
 ) -> None:
     """The same as data; ``-`` is stdout. Raises CliError when the file cannot be written."""
     report = {
@@ -111,7 +113,7 @@ def write_json(
         raise CliError(f"{path}: cannot be written ({error.strerror})") from None
 
 
-def certified(played: "Scenario", seconds: float) -> "Certificate":
+def certified(played: "Scenario", seconds: float) -> "BoundCertificate":
     """What no scheduler could have undercut. Raises CliError without the extra ``lab``, and when there is too much
     to bound.
     """
@@ -125,7 +127,7 @@ def certified(played: "Scenario", seconds: float) -> "Certificate":
         raise CliError(str(error), 2) from None
 
 
-def incomparable(played: "Scenario", options: "Options") -> str:
+def incomparable(played: "Scenario", options: "RunOptions") -> str:
     """Why runs with these options may be better than any schedule at the scenario's own costs; empty: they are not."""
     if options.jitter:
         return "with --jitter some switches are quicker than the bound assumes; leave it out"
@@ -137,7 +139,7 @@ def incomparable(played: "Scenario", options: "Options") -> str:
     return ""
 
 
-def _bounds(certificate: "Certificate | None", found: "Sequence[Measures]") -> dict[str, Any] | None:
+def _bounds(certificate: "BoundCertificate | None", found: "Sequence[Measures]") -> dict[str, Any] | None:
     """The certificate's figures, without its schedules, and how far each policy is from it."""
     if certificate is None:
         return None

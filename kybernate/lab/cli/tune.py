@@ -26,7 +26,7 @@ def tune(
         Path | None, typer.Option(metavar="FILE", help="Write the policy: section (YAML), if it is recommended.")
     ] = None,
     policy: Annotated[
-        str, typer.Option(help="Modes to choose from, comma between; the first is what is compared with.")
+        str, typer.Option(help="Comma-separated modes to choose from; the first is the one to compare with.")
     ] = "kyb-balanced,kyb-bounded,kyb-slo",
     only: given.Only = None,
     groups: given.Groups = 1,

@@ -1,7 +1,8 @@
-"""The simulator: plays a scenario against a policy, event by event. Pure; the live policy code, nothing invented.
+"""The simulator: plays a scenario against a policy, event by event. Pure.
 
-What is modelled stands in ``docs/simulate.md``. Times are model seconds from the beginning of the scenario. The policy
-sees what the GPU manager shows it (``engine_look.py``), learned from what has happened so far, never the future.
+The policies are the live code; parking, activating and switching are a model (``docs/simulate.md``). Times are model
+seconds from the beginning of the scenario. The policy gets the same views as in the GPU manager (``views.py``), learned
+from what has happened so far, never the future.
 """
 
 import heapq
@@ -9,10 +10,19 @@ from collections.abc import Sequence
 
 from kybernate.lab.simulate.model import Outcome, Scenario
 from kybernate.lab.simulate.switches import Switching
-from kybernate.lab.simulate.world import FINISHED, SWITCHED, WAKE, Group, Options, Seat, SimulationError, World
+from kybernate.lab.simulate.world import (
+    FINISHED,
+    SWITCHED,
+    WAKE,
+    RunOptions,
+    RunState,
+    SimulatedGroup,
+    SimulatedSeat,
+    SimulationError,
+)
 from kybernate.policy import Policy
 
-__all__ = ["Options", "SimulationError", "run"]
+__all__ = ["RunOptions", "SimulationError", "run"]
 
 _PATIENCE = 7200.0
 """A policy that leaves requests waiting although nothing else will happen (all have arrived, none is served, no switch
@@ -24,11 +34,11 @@ _SWITCHED_FOR_NOTHING = 2_000
 """Parks and activations since a request last came or ended: more is a policy that will never let one end."""
 
 
-def run(scenario: Scenario, policy: Policy, options: Options | None = None) -> Outcome:
+def run(scenario: Scenario, policy: Policy, options: RunOptions | None = None) -> Outcome:
     """Play the scenario; the same arguments give the same outcome. Raises SimulationError for a policy that gets
     stuck and ValueError for a scenario that makes no sense.
     """
-    world = World(scenario, options or Options())
+    world = RunState(scenario, options or RunOptions())
     _Run(world, policy).play()
     return world.outcome(world.options.name or type(policy).__name__)
 
@@ -36,7 +46,7 @@ def run(scenario: Scenario, policy: Policy, options: Options | None = None) -> O
 class _Run:
     """One run: takes events in order of time and asks the policy where something changed that may matter."""
 
-    def __init__(self, world: World, policy: Policy) -> None:
+    def __init__(self, world: RunState, policy: Policy) -> None:
         self.world = world
         self.policy = policy
         self.switching = Switching(world)
@@ -99,7 +109,7 @@ class _Run:
             world.now = time
             self._ask((world.groups[who],))
 
-    def _finishes(self, seat: Seat) -> None:
+    def _finishes(self, seat: SimulatedSeat) -> None:
         """Requests of a seat end; others of its queue may be admitted; its group may want something else now."""
         seat.finishes(self.world.now)
         for one in seat.together:
@@ -110,8 +120,8 @@ class _Run:
             elif operation.victim is one and operation.phase == "draining":
                 self.switching.drained(one.group)
 
-    def _ask(self, groups: Sequence[Group]) -> None:
-        """Ask the policy about these groups, one after the other, and begin what it says."""
+    def _ask(self, groups: Sequence[SimulatedGroup]) -> None:
+        """Decide about these groups, one after the other, and begin what is decided."""
         world = self.world
         if world.now > self.asked_at:
             self.asked_at, self.asked = world.now, 0

@@ -75,7 +75,7 @@ def mmpp(rate: float, duration: float, random: Random, *, on: float = 60.0, off:
         at, bursting = until, not bursting
 
 
-class Tenant(NamedTuple):
+class ServeGenTenant(NamedTuple):
     """How one client of a hosted service sends, in windows of ten minutes."""
 
     source: str
@@ -93,17 +93,17 @@ class Tenant(NamedTuple):
     """Of the Gamma distribution of its gaps within a window."""
 
 
-SERVEGEN_TENANTS: tuple[Tenant, ...] = (
-    Tenant("m-large/49", 0.275, 0.74, 0.84, 1.68, 0.0, 0.368),
-    Tenant("m-small/40", 0.148, 0.20, 0.38, 1.82, 0.9, 1.044),
-    Tenant("m-mid/46", 0.143, 0.40, 0.68, 1.33, 0.44, 0.233),
-    Tenant("m-large/136", 0.099, 0.36, 0.94, 1.42, 0.82, 1.006),
-    Tenant("deepseek-r1/53", 0.099, 0.59, 0.97, 0.78, 0.60, 0.624),
-    Tenant("m-small/2", 0.075, 0.74, 0.98, 0.86, 0.65, 0.842),
-    Tenant("deepseek-r1/63", 0.053, 0.33, 0.97, 0.47, 0.63, 1.642),
-    Tenant("m-large/4", 0.044, 0.68, 0.98, 0.81, 0.25, 0.659),
-    Tenant("mm-image/20", 0.032, 0.08, 0.58, 1.66, 0.75, 1.071),
-    Tenant("m-mid/64", 0.031, 0.72, 0.96, 0.64, 0.35, 1.111),
+SERVEGEN_TENANTS: tuple[ServeGenTenant, ...] = (
+    ServeGenTenant("m-large/49", 0.275, 0.74, 0.84, 1.68, 0.0, 0.368),
+    ServeGenTenant("m-small/40", 0.148, 0.20, 0.38, 1.82, 0.9, 1.044),
+    ServeGenTenant("m-mid/46", 0.143, 0.40, 0.68, 1.33, 0.44, 0.233),
+    ServeGenTenant("m-large/136", 0.099, 0.36, 0.94, 1.42, 0.82, 1.006),
+    ServeGenTenant("deepseek-r1/53", 0.099, 0.59, 0.97, 0.78, 0.60, 0.624),
+    ServeGenTenant("m-small/2", 0.075, 0.74, 0.98, 0.86, 0.65, 0.842),
+    ServeGenTenant("deepseek-r1/63", 0.053, 0.33, 0.97, 0.47, 0.63, 1.642),
+    ServeGenTenant("m-large/4", 0.044, 0.68, 0.98, 0.81, 0.25, 0.659),
+    ServeGenTenant("mm-image/20", 0.032, 0.08, 0.58, 1.66, 0.75, 1.071),
+    ServeGenTenant("m-mid/64", 0.031, 0.72, 0.96, 0.64, 0.35, 1.111),
 )
 """Ten intermittent clients of Alibaba ServeGen (github.com/alibaba/ServeGen, Apache-2.0; Xiang et al., "ServeGen:
 Workload Characterization and Generation of Large Language Model Serving in Production"). ``shape`` is the median of
@@ -113,7 +113,7 @@ of these clients' windows, scaled to 0.317 requests per second in total."""
 SERVEGEN_RATE = 0.317
 
 
-def tenant(one: Tenant, rate: float, duration: float, random: Random) -> Iterator[float]:
+def tenant(one: ServeGenTenant, rate: float, duration: float, random: Random) -> Iterator[float]:
     """Arrivals of a client like this: present or not, louder or quieter per window, bursty within.
 
     ``rate`` is its mean over a long time; a single day may be far from it, as with the real ones.

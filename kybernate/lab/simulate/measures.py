@@ -106,7 +106,7 @@ def _by(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """How many seats have something to do at the same time if nothing had to be switched."""
+    """How many seats have requests at the same time if nothing had to be switched."""
 
     expected_active: float
     """E[active], mean over the scenario's duration."""
@@ -127,7 +127,7 @@ class Needed:
 
 
 def needed(scenario: Scenario) -> Needed:
-    """Count, at every moment, the seats with at least one request in flight if each had GPUs of its own."""
+    """Count, at every moment, the seats with at least one request in flight if each had separate GPUs."""
     changes: list[tuple[float, int]] = []
     ends = [float("-inf")] * len(scenario.seats)
     for at, seat, service in zip(scenario.at, scenario.seat, scenario.service, strict=True):
@@ -174,8 +174,8 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """What one window gave under one policy. Waits in model seconds."""
+class WindowSample:
+    """The result of one window under one policy. Waits in model seconds."""
 
     waits: tuple[float, ...]
     met: int
@@ -202,25 +202,25 @@ class Figures:
         return self.wait_mean_s + 0.1 * self.wait_p99_s + 50.0 * (1.0 - self.slo_attainment)
 
 
-def sampled(outcome: Outcome, scenario: Scenario) -> Sample:
-    """What a run gave."""
+def sampled(outcome: Outcome, scenario: Scenario) -> WindowSample:
+    """The sample of a run."""
     slos = [seat.slo_seconds for seat in scenario.seats]
     met = sum(
         wait + stall <= slos[seat] for wait, stall, seat in zip(outcome.wait, outcome.stall, scenario.seat, strict=True)
     )
     hours = max(outcome.ended, scenario.duration) / 3600
-    return Sample(outcome.wait, met, outcome.counters.get("switches", len(outcome.visits)), hours)
+    return WindowSample(outcome.wait, met, outcome.counters.get("switches", len(outcome.visits)), hours)
 
 
-def planned(waits: Sequence[float], visits: Sequence[Visit], scenario: Scenario) -> Sample:
-    """What a schedule comes to that was found by search."""
+def planned(waits: Sequence[float], visits: Sequence[Visit], scenario: Scenario) -> WindowSample:
+    """The sample of a schedule found by search."""
     slos = [seat.slo_seconds + 1e-6 for seat in scenario.seats]
     met = sum(wait <= slos[seat] for wait, seat in zip(waits, scenario.seat, strict=True))
     ended = max((visit.gone for visit in visits), default=0.0)
-    return Sample(tuple(waits), met, len(visits), max(ended, scenario.duration) / 3600)
+    return WindowSample(tuple(waits), met, len(visits), max(ended, scenario.duration) / 3600)
 
 
-def blocks(outcome: Outcome, scenario: Scenario, seconds: float) -> list[Sample]:
+def blocks(outcome: Outcome, scenario: Scenario, seconds: float) -> list[WindowSample]:
     """One run cut by time of arrival into windows of so many seconds; switches are spread evenly over them."""
     count = max(1, ceil(scenario.duration / seconds))
     waits: list[list[float]] = [[] for _ in range(count)]
@@ -232,7 +232,7 @@ def blocks(outcome: Outcome, scenario: Scenario, seconds: float) -> list[Sample]
         met[place] += wait + stall <= slos[seat]
     hours = scenario.duration / count / 3600
     switches = outcome.counters.get("switches", len(outcome.visits)) / count
-    return [Sample(tuple(own), good, round(switches), hours) for own, good in zip(waits, met, strict=True)]
+    return [WindowSample(tuple(own), good, round(switches), hours) for own, good in zip(waits, met, strict=True)]
 
 
 def draws(windows: int, seed: int, *, size: int | None = None, repeats: int = REPEATS) -> list[list[int]]:
@@ -250,7 +250,7 @@ def draws(windows: int, seed: int, *, size: int | None = None, repeats: int = RE
 class Pool:
     """Windows of one policy, sorted once; figures for any weights of the windows."""
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
+    def __init__(self, samples: Sequence[WindowSample]) -> None:
         self.sums = [(len(one.waits), sum(one.waits), one.met, one.switches, one.hours) for one in samples]
         self.down = sorted(((wait, place) for place, one in enumerate(samples) for wait in one.waits), reverse=True)
 

@@ -64,7 +64,7 @@ class Scenario:
     host_bytes: int = 0
     """Host memory for parked seats, over the node; 0: no limit."""
     source: str = ""
-    """Where the arrivals come from, in words."""
+    """Where the arrivals come from, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it. Columns follow the scenario's requests."""
+    """The result of a run. Columns follow the scenario's requests."""
 
     scenario: str
     policy: str
@@ -122,7 +122,7 @@ def check(scenario: Scenario) -> None:
 
 
 def _check_numbers(scenario: Scenario) -> None:
-    """What is not a number, or below 0, would be played as nonsense: waits below 0, a run without end."""
+    """Times that are no number or below 0 would give waits below 0 or a run without end."""
     times = {
         "arrival time": scenario.at,
         "service time": scenario.service,
@@ -141,7 +141,7 @@ def _check_names(scenario: Scenario) -> None:
     for what, names in (("seats", scenario.seats), ("groups", scenario.groups)):
         twice = [one for one, count in Counter(each.name for each in names).items() if count > 1]
         if twice:
-            raise ValueError(f"scenario {name}: two {what} are called {twice[0]}; give each a name of its own")
+            raise ValueError(f"scenario {name}: two {what} are called {twice[0]}; give each a unique name")
     for seat in scenario.seats:
         if seat.group not in groups:
             raise ValueError(f"scenario {name}: seat {seat.name} belongs to group {seat.group}, which is not there")
@@ -203,12 +203,12 @@ def _check_beside_pinned(scenario: Scenario, group: SimGroup, here: list[SimSeat
 
 
 def _asked(scenario: Scenario) -> set[str]:
-    """Names of seats that somebody asks for, themselves or their gang."""
+    """Names of the seats with requests, or with a gang member that has requests."""
     asked = {scenario.seats[index] for index in set(scenario.seat)}
     gangs = {seat.gang for seat in asked} - {""}
     return {seat.name for seat in scenario.seats if seat in asked or seat.gang in gangs}
 
 
 def _pinned(scenario: Scenario, seat: SimSeat) -> bool:
-    """It is, or one of its gang."""
+    """Whether the seat or one of its gang is pinned."""
     return seat.pinned or any(other.pinned for other in scenario.seats if seat.gang and other.gang == seat.gang)

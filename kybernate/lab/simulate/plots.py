@@ -118,7 +118,7 @@ def _waits(axis: Any, scenario: Scenario, outcomes: Sequence[Outcome]) -> None:
 
 
 def _legend(figure: Any, scenario: Scenario, colours: Any) -> None:
-    """Which colour is which seat, for as many as can be told apart."""
+    """The colours of the seats, for as many as are distinguishable."""
     from matplotlib.patches import Patch
 
     patches = [Patch(facecolor=colours(index), label=seat.name) for index, seat in enumerate(scenario.seats[:20])]

@@ -4,7 +4,7 @@
 
 A recording (``KYB_RECORD_VIEWS=FILE`` in the manager) has one JSON object per line: first which policy with which
 settings decided and how seats are written down, then each look, as a view and the decision about it. A manager that
-begins again writes a new first line. Everything here but ``main`` is pure.
+restarts writes a new first line. Everything here but ``main`` is pure.
 """
 
 import json
@@ -35,7 +35,7 @@ class Result:
     same: int = 0
     policies: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
-    """The first ones, in words."""
+    """The first ones, as text."""
 
     @property
     def share(self) -> float:

@@ -15,7 +15,15 @@ from dataclasses import replace
 
 from kybernate.lab.simulate.model import Visit
 from kybernate.lab.simulate.views import look
-from kybernate.lab.simulate.world import SWITCHED, WAKE, Group, Operation, Seat, SimulationError, World
+from kybernate.lab.simulate.world import (
+    SWITCHED,
+    WAKE,
+    RunState,
+    SimulatedGroup,
+    SimulatedSeat,
+    SimulatedSwitch,
+    SimulationError,
+)
 from kybernate.policy import Decision, Park, Policy, Stay, Switch
 from kybernate.policy.turns import FADE_SECONDS, free_slots
 from kybernate.seat import SeatState
@@ -24,24 +32,26 @@ S = SeatState
 
 
 class Switching:
-    """All switches under way. Methods that end one give the groups that should be asked next."""
+    """All switches under way. Methods that end one return the groups to decide about next."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: RunState) -> None:
         self.world = world
         self.by_name = {seat.spec.name: seat for seat in world.seats}
         self.gangs = Gangs(world, self)
 
-    def decision(self, group: Group, policy: Policy) -> Decision:
-        """What the policy says about a group."""
+    def decision(self, group: SimulatedGroup, policy: Policy) -> Decision:
+        """Return the policy's decision about a group."""
         return self.gangs.decision(group, policy) if self.world.gangs else policy.decide(look(self.world, group))
 
-    def carry_out(self, group: Group, decision: Decision, policy: Policy) -> tuple[Group, ...]:
-        """Begin what the policy wants; gives groups that lost something by it and should be asked."""
+    def carry_out(self, group: SimulatedGroup, decision: Decision, policy: Policy) -> tuple[SimulatedGroup, ...]:
+        """Begin the decided switch; return the groups that lost a switch by it and need a new decision."""
         group.wake += 1
-        if isinstance(decision, Switch) and (winner := self.named(decision.activate)).gang and winner.state is S.PARKED:
-            self.gangs.claim(group, winner, decision, policy)
-            return ()
-        if isinstance(decision, Switch) and decision.evict is None and _no_memory(group, winner):
+        if isinstance(decision, Switch):
+            incoming = self.named(decision.activate)
+            if incoming.gang and incoming.state is S.PARKED:
+                self.gangs.claim(group, incoming, decision, policy)
+                return ()
+        if isinstance(decision, Switch) and decision.evict is None and _no_memory(group, incoming):
             self.world.counters["no_room"] += 1
             decision = policy.decide(replace(look(self.world, group), slots=0))
         match decision:
@@ -56,32 +66,32 @@ class Switching:
                 self.evict(group, self.named(name), None)
         return ()
 
-    def named(self, name: str) -> Seat:
+    def named(self, name: str) -> SimulatedSeat:
         """The seat of this name. Raises SimulationError."""
         seat = self.by_name.get(name)
         if seat is None:
             raise SimulationError(f"at {self.world.now:.3f} s the policy names seat {name!r}, which is not there")
         return seat
 
-    def _grant(self, group: Group, winner: Seat) -> tuple[Group, ...]:
+    def _grant(self, group: SimulatedGroup, incoming: SimulatedSeat) -> tuple[SimulatedGroup, ...]:
         if (
-            winner.state is not S.PARKED
-            or not group.has_room(winner, None)
-            or (winner.group is not group and not self.world.soft)
+            incoming.state is not S.PARKED
+            or not group.has_room(incoming, None)
+            or (incoming.group is not group and not self.world.soft)
         ):
             self.world.counters["refused"] += 1
             return ()
-        asked = self._forestall(group, winner)
-        self.activate(group, winner)
+        asked = self._forestall(group, incoming)
+        self.activate(group, incoming)
         return asked
 
-    def _forestall(self, group: Group, winner: Seat) -> tuple[Group, ...]:
-        """Another group may be making room for it: a drain is called off, after a park that group chooses anew."""
-        other, winner.claim = winner.claim, None
+    def _forestall(self, group: SimulatedGroup, incoming: SimulatedSeat) -> tuple[SimulatedGroup, ...]:
+        """End another group's switch for this seat: a drain is cancelled; after a park that group decides anew."""
+        other, incoming.claim = incoming.claim, None
         operation = other.operation if other is not None else None
-        if other is None or other is group or operation is None or operation.winner is not winner:
+        if other is None or other is group or operation is None or operation.incoming is not incoming:
             return ()
-        operation.winner = None
+        operation.incoming = None
         if operation.phase != "draining" or operation.victim is None or operation.victim.gang:
             return ()
         self.world.counters["called_off"] += 1
@@ -90,31 +100,33 @@ class Switching:
         operation.victim.admit(self.world.now)
         return (other,)
 
-    def evict(self, group: Group, victim: Seat, winner: Seat | None, *, freeze: bool = False) -> None:
-        """Close a holder's admission, and its gang's, and park it as soon as nothing is in flight, or at once if that
-        is frozen.
-        """
-        unfit = winner is not None and winner.group is not group and not self.world.soft
+    def evict(
+        self, group: SimulatedGroup, victim: SimulatedSeat, incoming: SimulatedSeat | None, *, freeze: bool = False
+    ) -> None:
+        """Close the admission of a holder and its gang; park it when nothing is in flight, or at once if frozen."""
+        unfit = incoming is not None and incoming.group is not group and not self.world.soft
         if victim.state is not S.ACTIVE or victim.group is not group or unfit or not may_close(victim):
             self.world.counters["refused"] += 1
             return
-        if winner is not None and (winner.state is not S.PARKED or not group.has_room(winner, victim)):
-            winner = None  # one more has to yield before it fits
-        if winner is not None:
-            winner.claim = group
+        if incoming is not None and (incoming.state is not S.PARKED or not group.has_room(incoming, victim)):
+            incoming = None  # one more has to yield before it fits
+        if incoming is not None:
+            incoming.claim = group
         frozen = freeze and any(one.in_flight for one in victim.together)
         frozen = frozen and all(one.spec.stall_budget_seconds > 0 for one in victim.together)
         for one in victim.together:
             one.state, one.closed_at = S.DRAINING, self.world.now
-            one.group.operation = Operation(one, winner if one is victim else one.group.claimed, "draining", frozen)
+            one.group.operation = SimulatedSwitch(
+                one, incoming if one is victim else one.group.claimed, "draining", frozen
+            )
             if frozen and one.in_flight:
                 one.freeze(self.world.now)
         self.world.counters["freezes"] += frozen
         for one in victim.together:
             self.drained(one.group)
 
-    def drained(self, group: Group) -> None:
-        """Something of the victim ended. When nothing of it or its gang runs any more, it is parked."""
+    def drained(self, group: SimulatedGroup) -> None:
+        """Park the victim once nothing of it or its gang is in flight."""
         operation = group.operation
         assert operation is not None
         assert operation.victim is not None
@@ -125,24 +137,26 @@ class Switching:
         operation.phase = "parking"
         self._park(group, victim)
 
-    def _park(self, group: Group, victim: Seat, pause: float = 0.0) -> None:
+    def _park(self, group: SimulatedGroup, victim: SimulatedSeat, pause: float = 0.0) -> None:
         victim.parks += 1
         mean, failure = victim.spec.park_seconds, self.world.options.park_failure
         victim.took, victim.failing = self.world.drawn(victim, "park", victim.parks, mean, failure)
         self._takes(group, victim.took, pause)
 
-    def due(self, group: Group, policy: Policy) -> tuple[Group, ...]:
-        """A park or an activation of this group ends now."""
+    def due(self, group: SimulatedGroup, policy: Policy) -> tuple[SimulatedGroup, ...]:
+        """End a park or an activation of this group."""
         operation = group.operation
         assert operation is not None
         if operation.phase == "parking":
             assert operation.victim is not None
             return self._parked(group, operation, operation.victim, policy)
-        assert operation.winner is not None
-        return self._activated(operation.winner)
+        assert operation.incoming is not None
+        return self._activated(operation.incoming)
 
-    def _parked(self, group: Group, operation: Operation, victim: Seat, policy: Policy) -> tuple[Group, ...]:
-        world, planned = self.world, operation.winner
+    def _parked(
+        self, group: SimulatedGroup, operation: SimulatedSwitch, victim: SimulatedSeat, policy: Policy
+    ) -> tuple[SimulatedGroup, ...]:
+        world, planned = self.world, operation.incoming
         if victim.failing and victim.gang:  # the others are on their way out already: it follows them
             self._park(group, victim, self._failed(group))
             return ()
@@ -150,9 +164,9 @@ class Switching:
             self._free(group, operation)
             self._rolled_back(group, victim)
             if group.claimed is not None:
-                return self.gangs.give_up(group.claimed)
+                return self.gangs.drop_claim(group.claimed)
             return self._others(group, planned)
-        winner = self._newest(group, operation, victim, policy)
+        incoming = self._newest(group, operation, victim, policy)
         self._free(group, operation)
         group.failures = 0
         world.counters["parks"] += 1
@@ -164,53 +178,56 @@ class Switching:
             Visit(victim.index, group.name, victim.begun, victim.active_since, victim.closed_at, world.now,
                   victim.served, victim.moved, victim.failed)
         )  # fmt: skip
-        self._keep_copy(victim, winner)
+        self._keep_copy(victim, incoming)
         if any(one.waiting or one.in_flight or one.pinned for one in victim.together):
             world.demand(victim)
-        asked = self._others(group, victim, None if planned is winner else planned)
-        if winner is None or winner.state is not S.PARKED or group.claimed is not None:
+        asked = self._others(group, victim, None if planned is incoming else planned)
+        if incoming is None or incoming.state is not S.PARKED or group.claimed is not None:
             return (group, *asked)
-        asked = (*self._forestall(group, winner), *asked)
-        self.activate(group, winner)
+        asked = (*self._forestall(group, incoming), *asked)
+        self.activate(group, incoming)
         return asked
 
-    def _newest(self, group: Group, operation: Operation, victim: Seat, policy: Policy) -> Seat | None:
-        """Who comes, decided at the end of the park, as the GPU manager does it (``late_binding.py``): another answer
-        counts if it can be carried out, else whom the group was cleared for. The victim itself is still on its way.
+    def _newest(
+        self, group: SimulatedGroup, operation: SimulatedSwitch, victim: SimulatedSeat, policy: Policy
+    ) -> SimulatedSeat | None:
+        """Return the incoming seat, decided at the end of the park, as in the GPU manager's late binding.
+
+        The newest decision counts if it can be carried out, else the planned seat. The victim is not parked yet.
         """
-        planned = operation.winner
+        planned = operation.incoming
         if not self.world.options.late_binding or group.claimed is not None:
             return planned
         self.world.counters["decisions"] += 1
         decision = self.decision(group, policy)
         if not isinstance(decision, Switch) or decision.evict is not None:
             return planned
-        winner = self.named(decision.activate)
-        if winner.gang and winner.state is S.PARKED:
-            self.gangs.claim(group, winner, decision, policy)
-            return operation.winner
-        fits = winner.state is S.PARKED and group.has_room(winner, victim)
-        return winner if fits and (winner.group is group or self.world.soft) else planned
+        incoming = self.named(decision.activate)
+        if incoming.gang and incoming.state is S.PARKED:
+            self.gangs.claim(group, incoming, decision, policy)
+            return operation.incoming
+        fits = incoming.state is S.PARKED and group.has_room(incoming, victim)
+        return incoming if fits and (incoming.group is group or self.world.soft) else planned
 
-    def _free(self, group: Group, operation: Operation) -> None:
+    def _free(self, group: SimulatedGroup, operation: SimulatedSwitch) -> None:
         group.operation = None
-        if operation.winner is not None and operation.winner.claim is group:
-            operation.winner.claim = None
+        if operation.incoming is not None and operation.incoming.claim is group:
+            operation.incoming.claim = None
 
-    def instead(self, group: Group, operation: Operation, winner: Seat) -> None:
-        """Another one gets the slot that is being cleared."""
-        if operation.winner is not None and operation.winner.claim is group:
-            operation.winner.claim = None
-        operation.winner = winner
+    def instead(self, group: SimulatedGroup, operation: SimulatedSwitch, incoming: SimulatedSeat) -> None:
+        """Give the slot that is being cleared to another seat."""
+        if operation.incoming is not None and operation.incoming.claim is group:
+            operation.incoming.claim = None
+        operation.incoming = incoming
 
-    def _failed(self, group: Group) -> float:
-        """A park failed: how long the group is left alone, longer each time."""
+    def _failed(self, group: SimulatedGroup) -> float:
+        """Count a failed park; return the group's pause, exponential in the failures."""
         self.world.counters["park_failures"] += 1
         group.failures += 1
         return min(30.0, 0.25 * 2.0 ** min(group.failures, 10))
 
-    def _rolled_back(self, group: Group, victim: Seat) -> None:
-        """The victim of a failed park serves on."""
+    def _rolled_back(self, group: SimulatedGroup, victim: SimulatedSeat) -> None:
+        """The victim of a failed park is active again."""
         world = self.world
         victim.state = S.ACTIVE
         victim.thaw(world.now)
@@ -220,70 +237,70 @@ class Switching:
         group.wake += 1
         world.schedule(pause, WAKE, group.index, group.wake)
 
-    def _others(self, group: Group, *seats: Seat | None) -> tuple[Group, ...]:
+    def _others(self, group: SimulatedGroup, *seats: SimulatedSeat | None) -> tuple[SimulatedGroup, ...]:
         """Other groups, if they may want one of these seats: it was just parked, or does not come here after all."""
         wanted = any(seat is not None and (seat.waiting or seat.in_flight) for seat in seats)
         return tuple(other for other in self.world.groups if other is not group) if self.world.soft and wanted else ()
 
-    def activate(self, group: Group, winner: Seat) -> None:
-        """Bring a parked seat to a group; it belongs there from now on."""
+    def activate(self, group: SimulatedGroup, incoming: SimulatedSeat) -> None:
+        """Activate a parked seat in a group, which becomes its home."""
         world, options = self.world, self.world.options
-        moved = winner.group is not group
-        world.demanded.pop(winner.index, None)
-        winner.group.demanded.pop(winner.index, None)
+        moved = incoming.group is not group
+        world.demanded.pop(incoming.index, None)
+        incoming.group.demanded.pop(incoming.index, None)
         if moved:
-            winner.group.seats.remove(winner)
-            group.seats.append(winner)
-            winner.group = group
+            incoming.group.seats.remove(incoming)
+            group.seats.append(incoming)
+            incoming.group = group
             world.counters["moves"] += 1
-        group.holders.append(winner)
-        group.operation = Operation(None, winner, "activating")
-        winner.state = S.ACTIVATING
-        winner.begun, winner.served, winner.moved, winner.failed = world.now, 0, moved, False
-        winner.restores += 1
+        group.holders.append(incoming)
+        group.operation = SimulatedSwitch(None, incoming, "activating")
+        incoming.state = S.ACTIVATING
+        incoming.begun, incoming.served, incoming.moved, incoming.failed = world.now, 0, moved, False
+        incoming.restores += 1
         world.counters["switches"] += 1
         extra = (world.scenario.move_seconds or 0.0) if moved else 0.0
-        winner.took = 0.0
-        if winner.cold:
-            winner.cold = False
+        incoming.took = 0.0
+        if incoming.cold:
+            incoming.cold = False
             extra = options.cold_start_seconds
         else:
-            mean, failure = winner.spec.activate_seconds, options.restore_failure
-            winner.took, winner.failed = world.drawn(winner, "activate", winner.restores, mean, failure)
-            extra += options.cold_start_seconds if winner.failed else 0.0
-            world.counters["restore_failures"] += winner.failed
+            mean, failure = incoming.spec.activate_seconds, options.restore_failure
+            incoming.took, incoming.failed = world.drawn(incoming, "activate", incoming.restores, mean, failure)
+            extra += options.cold_start_seconds if incoming.failed else 0.0
+            world.counters["restore_failures"] += incoming.failed
         world.counters["cold_starts"] += extra >= options.cold_start_seconds > 0
-        self._takes(group, winner.took + extra)
+        self._takes(group, incoming.took + extra)
 
-    def _activated(self, winner: Seat) -> tuple[Group, ...]:
-        """It serves, as soon as the whole of its gang can."""
-        operations = [one.group.operation for one in winner.together]
+    def _activated(self, incoming: SimulatedSeat) -> tuple[SimulatedGroup, ...]:
+        """The seat is active as soon as its whole gang is ready."""
+        operations = [one.group.operation for one in incoming.together]
         for operation in operations:
-            if operation is not None and operation.winner is winner:
+            if operation is not None and operation.incoming is incoming:
                 operation.phase = "ready"
         if any(operation is None or operation.phase != "ready" for operation in operations):
             return ()
-        return tuple(self._serves(one.group, one) for one in winner.together)
+        return tuple(self._serves(one.group, one) for one in incoming.together)
 
-    def _serves(self, group: Group, winner: Seat) -> Group:
+    def _serves(self, group: SimulatedGroup, incoming: SimulatedSeat) -> SimulatedGroup:
         world = self.world
         group.operation = None
-        world.host_used -= winner.host_used
-        winner.host_used = 0
-        if winner.took and not winner.failed:
-            winner.activate_cost.add(winner.took)
-        winner.state = S.ACTIVE
-        winner.active_since = winner.busy_at = world.now
-        winner.thaw(world.now)
-        winner.admit(world.now)
+        world.host_used -= incoming.host_used
+        incoming.host_used = 0
+        if incoming.took and not incoming.failed:
+            incoming.activate_cost.add(incoming.took)
+        incoming.state = S.ACTIVE
+        incoming.active_since = incoming.busy_at = world.now
+        incoming.thaw(world.now)
+        incoming.admit(world.now)
         return group
 
-    def _keep_copy(self, victim: Seat, winner: Seat | None) -> None:
-        """Its VRAM lies in host memory now; if there is no room, whoever was parked longest is given up."""
+    def _keep_copy(self, victim: SimulatedSeat, incoming: SimulatedSeat | None) -> None:
+        """Keep the victim's VRAM in host memory; without room, the copies of the longest parked seats are dropped."""
         world, limit = self.world, self.world.scenario.host_bytes
         need = victim.spec.host_bytes
         if limit:
-            kept = [s for s in world.seats if s.host_used and s is not winner and s.frozen_at is None]
+            kept = [s for s in world.seats if s.host_used and s is not incoming and s.frozen_at is None]
             for other in sorted((s for s in kept if s.state is S.PARKED), key=lambda s: (s.touched_at, s.index)):
                 if world.host_used + need <= limit:
                     break
@@ -295,27 +312,27 @@ class Switching:
         victim.host_used = need
         world.host_used += need
 
-    def _takes(self, group: Group, seconds: float, pause: float = 0.0) -> None:
+    def _takes(self, group: SimulatedGroup, seconds: float, pause: float = 0.0) -> None:
         assert group.operation is not None
         group.operation.until = self.world.now + pause + seconds
         self.world.switching_seconds += seconds
         self.world.schedule(pause + seconds, SWITCHED, group.index)
 
 
-def _no_memory(group: Group, winner: Seat) -> bool:
-    """A slot is free, but somebody has to yield all the same."""
-    return len(group.holders) < group.spec.slots and not group.has_room(winner, None)
+def _no_memory(group: SimulatedGroup, incoming: SimulatedSeat) -> bool:
+    """Whether a slot is free but a holder has to leave for its memory."""
+    return len(group.holders) < group.spec.slots and not group.has_room(incoming, None)
 
 
 class Gangs:
-    """Claims of gangs. ``switching`` carries out what they need."""
+    """Claims of gangs. ``switching`` carries out their evictions and activations."""
 
-    def __init__(self, world: World, switching: "Switching") -> None:
+    def __init__(self, world: RunState, switching: "Switching") -> None:
         self.world = world
         self.switching = switching
 
-    def decision(self, group: Group, policy: Policy) -> Decision:
-        """What the policy says about a group. A gang that cannot have all its groups now is not offered to it."""
+    def decision(self, group: SimulatedGroup, policy: Policy) -> Decision:
+        """Return the policy's decision; a gang that cannot have all its groups now is not in its view."""
         view = look(self.world, group)
         decision = policy.decide(view)
         withheld = False
@@ -323,29 +340,29 @@ class Gangs:
             name, withheld = decision.activate, True
             view = replace(view, seats=tuple(seat for seat in view.seats if seat.seat != name))
             decision = policy.decide(view)
-        if withheld and isinstance(decision, Stay):  # what the others would say changes without an event here
+        if withheld and isinstance(decision, Stay):  # the other groups' decisions change without an event here
             soon = FADE_SECONDS if decision.until is None else min(FADE_SECONDS, decision.until)
             return Stay(soon, decision.reason)
         return decision
 
-    def _withheld(self, name: str, group: Group, policy: Policy) -> bool:
+    def _withheld(self, name: str, group: SimulatedGroup, policy: Policy) -> bool:
         member = self.switching.by_name.get(name)
         if member is None or not member.gang or member.state is not S.PARKED:
             return False
         if not any(one.waiting or one.in_flight or one.pinned for one in member.gang):
-            # Ahead of its first request nobody makes room for it.
+            # Without demand no seat leaves for it.
             return not all(other.operation is None and other.has_room(one, None) for one, other in _pairs(member))
         return not all(self._votes(one, other, policy) for one, other in _pairs(member) if other is not group)
 
-    def _votes(self, member: Seat, group: Group, policy: Policy) -> bool:
+    def _votes(self, member: SimulatedSeat, group: SimulatedGroup, policy: Policy) -> bool:
         """Whether the policy would give the next free slot of this group to the gang."""
         self.world.counters["decisions"] += 1
         view = look(self.world, group)
         decision = policy.decide(replace(view, slots=view.slots - free_slots(view) + 1))
         return isinstance(decision, Switch) and decision.activate == member.spec.name
 
-    def claim(self, group: Group, member: Seat, decision: Switch, policy: Policy) -> None:
-        """A group begins to bring a gang: all its groups make room."""
+    def claim(self, group: SimulatedGroup, member: SimulatedSeat, decision: Switch, policy: Policy) -> None:
+        """Begin to activate a gang: all its groups make room."""
         if member.group is not group or any(
             one.state is not S.PARKED or other.claimed for one, other in _pairs(member)
         ):
@@ -358,13 +375,13 @@ class Gangs:
         for _, other in _pairs(member):
             self.prepare(other, policy)
 
-    def prepare(self, group: Group, policy: Policy) -> None:
-        """Bring a claimed group nearer to having room; the last one that has it activates the gang."""
+    def prepare(self, group: SimulatedGroup, policy: Policy) -> None:
+        """Make room in a claimed group; when all groups of the gang have room, activate it."""
         member, operation = group.claimed, group.operation
         if member is None:
             return
         if operation is not None:
-            if operation.phase in ("draining", "parking") and operation.winner is not member:
+            if operation.phase in ("draining", "parking") and operation.incoming is not member:
                 self.switching.instead(group, operation, member)
             return
         if group.has_room(member, None):
@@ -377,8 +394,8 @@ class Gangs:
         if victim is not None:
             self.switching.evict(group, victim, member, freeze=how == "freeze")
 
-    def _victim(self, group: Group, policy: Policy) -> tuple[Seat | None, str]:
-        """Who yields to a claim: whom the policy names, else the holder with least to do. None: nobody can yet."""
+    def _victim(self, group: SimulatedGroup, policy: Policy) -> tuple[SimulatedSeat | None, str]:
+        """The victim of a claim: the policy's choice, else the least busy holder. None: no holder can leave yet."""
         self.world.counters["decisions"] += 1
         decision = policy.decide(replace(look(self.world, group), slots=0))
         can = [seat for seat in group.holders if not seat.pinned and may_close(seat)]
@@ -388,19 +405,19 @@ class Gangs:
                 return named, decision.how
         return min(can, key=lambda seat: (seat.waiting + seat.in_flight, seat.index), default=None), "drain"
 
-    def give_up(self, member: Seat) -> tuple[Group, ...]:
-        """One who was in the way stays there: the others may have their groups back before it is tried again."""
+    def drop_claim(self, member: SimulatedSeat) -> tuple[SimulatedGroup, ...]:
+        """Drop a gang's claim after a failed park; return its groups, which decide anew."""
         for one, group in _pairs(member):
             group.claimed = None
-            if group.operation is not None and group.operation.winner is one:
-                group.operation.winner = None
+            if group.operation is not None and group.operation.incoming is one:
+                group.operation.incoming = None
         return tuple(group for _, group in _pairs(member))
 
 
-def may_close(seat: Seat) -> bool:
+def may_close(seat: SimulatedSeat) -> bool:
     """Whether a holder, with its whole gang, can begin to leave now."""
     return all(one.state is S.ACTIVE and one.group.operation is None for one in seat.together)
 
 
-def _pairs(member: Seat) -> Iterable[tuple[Seat, Group]]:
+def _pairs(member: SimulatedSeat) -> Iterable[tuple[SimulatedSeat, SimulatedGroup]]:
     return [(one, one.group) for one in member.gang]

@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from kybernate.lab.simulate.world import Group, Seat, World
+from kybernate.lab.simulate.world import RunState, SimulatedGroup, SimulatedSeat
 from kybernate.policy import GroupView, SeatView
 from kybernate.seat import SeatState
 
 
-def look(world: World, group: Group) -> GroupView:
-    """The view of a group that is in no switch, or whose victim is on its way out (late binding).
+def look(world: RunState, group: SimulatedGroup) -> GroupView:
+    """Return the view of a group that is in no switch, or whose victim is leaving (late binding).
 
-    ``elsewhere`` has the parked seats of other groups for which somebody waits: nobody else would be moved. One for
-    which another group makes room is not among them, unless that one still drains and a slot is free here.
+    ``elsewhere`` has the parked seats of other groups with demand. A seat for which another group makes room is not
+    among them, unless that group still drains and a slot is free here.
     """
-    at_hand = [seat for seat in group.seats if _may_come(seat, group)] if world.soft else group.seats
+    present = [seat for seat in group.seats if _may_come(seat, group)] if world.soft else group.seats
     if world.gangs:
-        at_hand = [seat for seat in at_hand if not seat.gang or _whole(world, seat)]
-    seats = tuple([_resting(world, seat) or seat_view(world, seat) for seat in at_hand])
+        present = [seat for seat in present if not seat.gang or _whole(world, seat)]
+    seats = tuple([_resting(world, seat) or seat_view(world, seat) for seat in present])
     if world.gangs:
-        seats = tuple([_gang_view(world, seat, own) for seat, own in zip(at_hand, seats, strict=True)])
+        seats = tuple([_gang_view(world, seat, own) for seat, own in zip(present, seats, strict=True)])
     elsewhere: tuple[SeatView, ...] = ()
     if world.soft and world.demanded:
         elsewhere = tuple(
@@ -36,8 +36,8 @@ def look(world: World, group: Group) -> GroupView:
     return GroupView(group.name, group.spec.slots, seats, elsewhere, world.now, group.hits.share)
 
 
-def _resting(world: World, seat: Seat) -> SeatView | None:
-    """The last view of a parked seat for which nobody waits, if it is fresh enough; only rates and ages change."""
+def _resting(world: RunState, seat: SimulatedSeat) -> SeatView | None:
+    """The last view of a parked seat without demand, if it is fresh enough; only rates and ages change."""
     if seat.tail != seat.head or seat.state is not SeatState.PARKED or seat.in_flight:
         return None
     last = seat.seen
@@ -47,7 +47,7 @@ def _resting(world: World, seat: Seat) -> SeatView | None:
     return last
 
 
-def seat_view(world: World, seat: Seat, *, moving: bool = False) -> SeatView:
+def seat_view(world: RunState, seat: SimulatedSeat, *, moving: bool = False) -> SeatView:
     """The view of one seat. Frozen requests of a parked seat count as waiting since they were frozen."""
     now, spec, options = world.now, seat.spec, world.options
     waiting = seat.tail - seat.head
@@ -90,13 +90,13 @@ def seat_view(world: World, seat: Seat, *, moving: bool = False) -> SeatView:
     )
 
 
-def _gang_view(world: World, seat: Seat, own: SeatView) -> SeatView:
+def _gang_view(world: RunState, seat: SimulatedSeat, own: SeatView) -> SeatView:
     """A gang as one seat, called by its member on the group that is looked at."""
     return as_one([own, *(seat_view(world, other) for other in seat.gang if other is not seat)]) if seat.gang else own
 
 
-def _whole(world: World, seat: Seat) -> bool:
-    """Whether its gang can be decided about as one: none of its groups is still busy with it, or takes a rest."""
+def _whole(world: RunState, seat: SimulatedSeat) -> bool:
+    """Whether its gang can be decided about as one: all members parked, none of its groups claimed or paused."""
     if seat.state is not SeatState.PARKED:
         return True
     return all(
@@ -105,12 +105,12 @@ def _whole(world: World, seat: Seat) -> bool:
     )
 
 
-def _may_move(world: World, seat: Seat, group: Group) -> bool:
+def _may_move(world: RunState, seat: SimulatedSeat, group: SimulatedGroup) -> bool:
     """Gangs stay at home; a pinned seat would keep the group of a gang for ever."""
     return not world.gangs or not (seat.gang or (seat.pinned and any(one.gang for one in group.seats)))
 
 
-def _ages(seat: Seat, now: float, buckets: int) -> tuple[tuple[float, int], ...]:
+def _ages(seat: SimulatedSeat, now: float, buckets: int) -> tuple[tuple[float, int], ...]:
     head, tail = seat.head, seat.tail
     count = tail - head
     if count <= buckets:
@@ -121,15 +121,15 @@ def _ages(seat: Seat, now: float, buckets: int) -> tuple[tuple[float, int], ...]
     return tuple([(now - (sums[end] - sums[begin]) / (end - begin), end - begin) for begin, end in pairwise(cuts)])
 
 
-def _may_come(seat: Seat, group: Group) -> bool:
-    """Whether no other group makes room for it; one that only drains for it is forestalled by a free slot."""
+def _may_come(seat: SimulatedSeat, group: SimulatedGroup) -> bool:
+    """Whether no other group makes room for it; a free slot here overrides another group's drain."""
     claim = seat.claim
     if claim is None or claim is group or claim.operation is None:
         return True
     return claim.operation.phase == "draining" and len(group.holders) < group.spec.slots
 
 
-def _busy(world: World, seat: Seat) -> bool:
+def _busy(world: RunState, seat: SimulatedSeat) -> bool:
     """Whether the group that a seat belongs to has no slot for it now."""
     home = seat.group
     return home.operation is not None or home.paused_until > world.now or not home.has_room(seat, None)
@@ -138,7 +138,7 @@ def _busy(world: World, seat: Seat) -> bool:
 def as_one(members: Sequence[SeatView]) -> SeatView:
     """One seat that stands for a gang: the sum of its demand, the cost of its slowest member.
 
-    Named after its first member. Whoever decides about it moves all members. Raises ValueError for no members.
+    Named after its first member. A decision about it is one about all members. Raises ValueError for no members.
     """
     if not members:
         raise ValueError("a gang needs at least one seat")

@@ -23,7 +23,7 @@ _SAME = 1e-7
 """Ends of service closer than this are one instant: sums of floats differ that much."""
 
 
-class Seat:
+class SimulatedSeat:
     """Requests wait in order of arrival, are admitted up to the cap, and are served side by side.
 
     Served work is counted in seconds of a request that is alone (``done``); with ``n`` in flight it grows
@@ -37,13 +37,13 @@ class Seat:
         "service", "spec", "state", "sums", "tail", "token", "took", "touched_at", "world",
     )  # fmt: skip
 
-    def __init__(self, world: "World", index: int, spec: SimSeat, group: "Group") -> None:
+    def __init__(self, world: "RunState", index: int, spec: SimSeat, group: "SimulatedGroup") -> None:
         self.world = world
         self.index = index
         self.spec = spec
         self.group = group
-        self.gang: tuple[Seat, ...] = ()
-        """All that run only together with it, itself among them; empty: it stands alone."""
+        self.gang: tuple[SimulatedSeat, ...] = ()
+        """The seats that run only together with it, itself among them; empty: no gang."""
         self.pinned = spec.pinned
         """It, or one of its gang."""
         self.state = SeatState.PARKED
@@ -58,7 +58,7 @@ class Seat:
         self.active_since = self.busy_at = self.begun = self.closed_at = self.touched_at = 0.0
         self.frozen_at: float | None = None
         self.cold = False
-        """Its copy in host memory was given up; it has to be started from disk."""
+        """Its copy in host memory was dropped; its next activation is a cold start."""
         self.host_used = 0
         self.served = self.parks = self.restores = 0
         self.moved = self.failed = False
@@ -66,8 +66,8 @@ class Seat:
         self.took = 0.0
         self.failing = False
         """Of the park or activation under way: known to the simulator, not to the policy."""
-        self.claim: Group | None = None
-        """The group that makes room for it."""
+        self.claim: SimulatedGroup | None = None
+        """The group whose switch is for this seat."""
         self.rates = Arrivals()
         self.seen: SeatView | None = None
         """Its last view while it rests; None: something changed since."""
@@ -81,7 +81,7 @@ class Seat:
         self._slowdown = 1.0
 
     @property
-    def together(self) -> tuple["Seat", ...]:
+    def together(self) -> tuple["SimulatedSeat", ...]:
         """Its gang, or it alone."""
         return self.gang or (self,)
 
@@ -91,7 +91,7 @@ class Seat:
         return self.tail - self.head
 
     def arrives(self, now: float) -> bool:
-        """The next request of this seat is here; whether it was admitted at once."""
+        """Add the next request of this seat; return whether it was admitted at once."""
         self.tail += 1
         self.rates.fast.add(now)
         self.rates.slow.add(now)
@@ -106,7 +106,7 @@ class Seat:
         return True
 
     def admit(self, now: float) -> None:
-        """Let in what may come in; time the next end."""
+        """Admit waiting requests up to the cap; schedule the next end of service."""
         world = self.world
         self._advance(now)
         room = min(world.scenario.cap - self.in_flight, self.tail - self.head)
@@ -121,7 +121,7 @@ class Seat:
         self._time_next(now)
 
     def finishes(self, now: float) -> None:
-        """All that end now, end; those that wait take their place if the seat still admits."""
+        """End all requests that are due now; waiting ones take their place if the seat still admits."""
         self._advance(now)
         world, ends = self.world, self._ends
         due = self._done + _SAME
@@ -138,13 +138,13 @@ class Seat:
             self._time_next(now)
 
     def freeze(self, now: float) -> None:
-        """What is in flight stands still until ``thaw``."""
+        """Freeze the requests in flight until ``thaw``."""
         self._advance(now)
         self.frozen_at = now
         self.token += 1
 
     def thaw(self, now: float) -> None:
-        """What was frozen goes on; the time in between was a stall."""
+        """Continue frozen requests; the time in between was a stall."""
         if self.frozen_at is None:
             return
         for _, request in self._ends:
@@ -167,15 +167,24 @@ class Seat:
         heapq.heappush(self.world.events, (now + left, FINISHED, self.index, self.token))
 
 
-__all__ = ["FINISHED", "SWITCHED", "WAKE", "Group", "Operation", "Options", "SimulationError", "World"]
+__all__ = [
+    "FINISHED",
+    "SWITCHED",
+    "WAKE",
+    "RunOptions",
+    "RunState",
+    "SimulatedGroup",
+    "SimulatedSwitch",
+    "SimulationError",
+]
 
 
 class SimulationError(Exception):
-    """The policy got stuck; the text says at what time, for whom and why."""
+    """The policy got stuck; the text names the time, the seat or group, and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RunOptions:
     """What a run adds to the scenario. The defaults are the research's model: nothing fails, nothing varies."""
 
     seed: int = 0
@@ -183,7 +192,7 @@ class Options:
     name: str = ""
     """Of the policy, in the outcome; empty: its class."""
     late_binding: bool = True
-    """Ask again after the park and take that answer; else the winner of the decision to evict comes."""
+    """Ask again after the park and take that answer; else the incoming of the decision to evict comes."""
     jitter: float = 0.0
     """Coefficient of variation of park and activate seconds (lognormal, mean as given)."""
     park_failure: float = 0.0
@@ -195,22 +204,22 @@ class Options:
     slowdown: tuple[tuple[float, float], ...] = ()
     """(requests in flight, how many times longer each takes than alone): straight lines between; empty: no effect."""
     assumed_service_seconds: float = 5.0
-    """What the policy is told until the first request of a seat has ended."""
+    """The service time in views until the first request of a seat has ended."""
     refresh_seconds: float = 1.0
-    """How old the rates may be that are shown of a parked seat for which nobody waits (the routers' signals are not
+    """How old the rates may be in the view of a parked seat without demand (the routers' signals are not
     newer either); 0: always as of now, slower."""
     measure_hits: bool = False
     """Show ``GroupView.hit_share`` also to a policy without a true ``prefetch`` setting; costs a little time."""
     age_buckets: int = 64
-    """Ages of waiting requests are told one by one up to so many; of more, neighbours are told by their mean."""
+    """Most ages of waiting requests in a view; if more wait, neighbours are given by their mean."""
 
 
 @dataclass(slots=True)
-class Operation:
+class SimulatedSwitch:
     """One switch of a group under way."""
 
-    victim: Seat | None
-    winner: Seat | None
+    victim: SimulatedSeat | None
+    incoming: SimulatedSeat | None
     phase: str
     """draining, parking, activating, or ready: activated, but its gang is not yet."""
     frozen: bool = False
@@ -219,32 +228,32 @@ class Operation:
 
 
 @dataclass(eq=False, slots=True)
-class Group:
+class SimulatedGroup:
     """A group of GPUs."""
 
     index: int
     spec: SimGroup
-    seats: list[Seat] = field(default_factory=list)
-    """Those that it holds or that would come back to it without moving."""
-    holders: list[Seat] = field(default_factory=list)
-    """Those that take one of its slots now."""
-    demanded: dict[int, Seat] = field(default_factory=dict)
-    """Its parked seats for which somebody waits, by index."""
-    operation: Operation | None = None
-    claimed: Seat | None = None
+    seats: list[SimulatedSeat] = field(default_factory=list)
+    """Seats that hold it, or would be activated in it without moving."""
+    holders: list[SimulatedSeat] = field(default_factory=list)
+    """Seats that take one of its slots now."""
+    demanded: dict[int, SimulatedSeat] = field(default_factory=dict)
+    """Its parked seats with demand, by index."""
+    operation: SimulatedSwitch | None = None
+    claimed: SimulatedSeat | None = None
     """The member of a gang for which it makes room, or keeps a slot until the gang's other groups have room."""
     wake: int = 0
     failures: int = 0
     paused_until: float = 0.0
     hits: Hits = field(default_factory=Hits)
-    """How well the seat of the next request is guessed; only if the run measures it."""
+    """How often the seat of the next request is predicted; only if the run measures it."""
 
     @property
     def name(self) -> str:
         """Of the group."""
         return self.spec.name
 
-    def has_room(self, winner: Seat, without: Seat | None) -> bool:
+    def has_room(self, incoming: SimulatedSeat, without: SimulatedSeat | None) -> bool:
         """Slots and memory for one more, once ``without`` has left."""
         held = [seat for seat in self.holders if seat is not without]
         if len(held) >= self.spec.slots:
@@ -252,13 +261,13 @@ class Group:
         memory = self.spec.memory_bytes
         if not memory or self.spec.slots == 1:
             return True
-        return sum(seat.spec.vram_bytes for seat in held) + winner.spec.vram_bytes <= memory
+        return sum(seat.spec.vram_bytes for seat in held) + incoming.spec.vram_bytes <= memory
 
 
-class World:
+class RunState:
     """The whole state of a run."""
 
-    def __init__(self, scenario: Scenario, options: Options) -> None:
+    def __init__(self, scenario: Scenario, options: RunOptions) -> None:
         check(scenario)
         self.scenario = scenario
         self.options = options
@@ -277,10 +286,12 @@ class World:
         )  # fmt: skip
         self.slowdown = _curve(options.slowdown) if options.slowdown else None
         self.soft = scenario.move_seconds is not None and len(scenario.groups) > 1
-        self.groups = [Group(index, spec) for index, spec in enumerate(scenario.groups)]
+        self.groups = [SimulatedGroup(index, spec) for index, spec in enumerate(scenario.groups)]
         by_name = {group.name: group for group in self.groups}
-        self.seats = [Seat(self, index, spec, by_name[spec.group]) for index, spec in enumerate(scenario.seats)]
-        self.demanded: dict[int, Seat] = {}
+        self.seats = [
+            SimulatedSeat(self, index, spec, by_name[spec.group]) for index, spec in enumerate(scenario.seats)
+        ]
+        self.demanded: dict[int, SimulatedSeat] = {}
         """The same over all groups."""
         self.gangs = _gangs(self.seats)
         self._fill(scenario)
@@ -302,27 +313,27 @@ class World:
                 self.host_used += seat.host_used
 
     def schedule(self, after: float, kind: int, who: int, token: int = 0) -> None:
-        """Something happens ``after`` seconds from now."""
+        """Add an event ``after`` seconds from now."""
         heappush(self.events, (self.now + after, kind, who, token))
 
-    def demand(self, seat: Seat) -> None:
-        """Somebody waits for this parked seat, and so for its gang, once all of that is parked."""
+    def demand(self, seat: SimulatedSeat) -> None:
+        """Mark this parked seat, and with it its gang once all of that is parked, as in demand."""
         if all(one.state is SeatState.PARKED for one in seat.gang):
             for one in seat.together:
                 self.demanded[one.index] = one.group.demanded[one.index] = one
 
-    def wanted(self, group: Group) -> bool:
-        """Whether somebody waits who could come to this group."""
+    def wanted(self, group: SimulatedGroup) -> bool:
+        """Whether a seat in demand could be activated in this group."""
         return bool(self.demanded if self.soft else group.demanded)
 
-    def asked_for(self, seat: Seat) -> list[Group]:
+    def asked_for(self, seat: SimulatedSeat) -> list[SimulatedGroup]:
         """Which groups a new request of a seat that is not served concerns, best first: free ones, then its home."""
         if not self.soft or seat.gang or seat.state is not SeatState.PARKED:
             return [one.group for one in seat.together]
         home = seat.group
         return sorted(self.groups, key=lambda group: (len(group.holders) >= group.spec.slots, group is not home))
 
-    def drawn(self, seat: Seat, what: str, count: int, mean: float, failure: float) -> tuple[float, bool]:
+    def drawn(self, seat: SimulatedSeat, what: str, count: int, mean: float, failure: float) -> tuple[float, bool]:
         """How long the count-th park or activation of a seat takes and whether it fails: the same in every run."""
         if not self.options.jitter and not failure:
             return mean, False
@@ -334,7 +345,7 @@ class World:
         return mean, fails
 
     def outcome(self, policy: str) -> Outcome:
-        """What came of it. Visits that have not ended have no end."""
+        """Return the outcome. Visits that have not ended have no end."""
         ended = max(self.finished, default=0.0)
         for group in self.groups:  # what goes on after the last request is not counted
             if group.operation is not None:
@@ -360,9 +371,9 @@ class World:
         )
 
 
-def _gangs(seats: Sequence[Seat]) -> tuple[tuple[Seat, ...], ...]:
-    """Tell each seat who is of its gang; gives the gangs of two or more."""
-    by_name: dict[str, list[Seat]] = {}
+def _gangs(seats: Sequence[SimulatedSeat]) -> tuple[tuple[SimulatedSeat, ...], ...]:
+    """Give each seat its gang; return the gangs of two or more."""
+    by_name: dict[str, list[SimulatedSeat]] = {}
     for seat in seats:
         by_name.setdefault(seat.spec.gang, []).append(seat)
     found = tuple(tuple(members) for name, members in by_name.items() if name and len(members) > 1)

@@ -1,4 +1,4 @@
-"""Who waits how long when there is much to do: the longest wait, and tiers when there is too much. Pure but ``main``.
+"""Fairness under load: the longest wait, and the waits of tiers under overload. Pure but ``main``.
 
     python -m kybernate.lab.studies.fairness [--windows N] [--trace DERIVED_SERVEGEN]
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kybernate.lab.baselines import POLICIES
-from kybernate.lab.simulate.engine import Options, run
+from kybernate.lab.simulate.engine import RunOptions, run
 from kybernate.lab.simulate.model import Outcome, Scenario
 from kybernate.lab.simulate.scenarios import reference, regime
 
@@ -63,14 +63,14 @@ def shares(played: Iterable[tuple[Scenario, Outcome]]) -> dict[str, Share]:
 def tiers(kind: str, windows: int, *, equal: bool = False) -> dict[str, Share]:
     """What each tier gets at load 1.5."""
     made = [too_much(kind, window, equal=equal) for window in range(windows)]
-    return shares((one, run(one, POLICIES[POLICY](), Options(name=POLICY))) for one in made)
+    return shares((one, run(one, POLICIES[POLICY](), RunOptions(name=POLICY))) for one in made)
 
 
 def longest(scenarios: Iterable[Scenario], policy: str = POLICY) -> tuple[float, float]:
-    """(longest wait, longest without the drain of whoever held the group last), seconds, of scenarios with one slot."""
+    """(longest wait, longest without the drain of the last holder), seconds, of scenarios with one slot."""
     most = beyond = 0.0
     for scenario in scenarios:
-        outcome = run(scenario, POLICIES[policy](), Options(name=policy))
+        outcome = run(scenario, POLICIES[policy](), RunOptions(name=policy))
         most = max((most, *outcome.wait))
         beyond = max((beyond, *undrained(scenario, outcome)))
     return most, beyond

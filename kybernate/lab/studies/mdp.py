@@ -63,7 +63,7 @@ def sweep(
         cost /= uniform
         for i in range(seats):
             for stage in range(2):
-                # parking: nobody is served
+                # parking: no request is served
                 value = cost + (1.0 - (arrivals + parks[i]) / uniform) * park[i, stage, x]
                 after = park[i, 1, x] if stage == 0 else empty[x]
                 value += parks[i] / uniform * after
@@ -72,7 +72,7 @@ def sweep(
                     value += rates[j] / uniform * park[i, stage, to]
                 park_next[i, stage, x] = value
                 low, high = min(low, value - park[i, stage, x]), max(high, value - park[i, stage, x])
-                # restoring: ends with everybody who waits for the seat in flight
+                # restoring: ends with all waiting requests of the seat in flight
                 value = cost + (1.0 - (arrivals + restores[i]) / uniform) * restore[i, stage, x]
                 served = x - digits[x, i] * strides[i]
                 after = restore[i, 1, x] if stage == 0 else active[i, digits[x, i], served]
@@ -158,7 +158,7 @@ class WaitCase:
 
     @property
     def in_flight(self) -> int:
-        """Most in flight that are told apart: all who waited and a few more."""
+        """Most requests in flight in a state: all that waited and a few more."""
         return self.limit + max(4, round(2 * max(self.rates) * self.service))
 
 
@@ -178,7 +178,7 @@ class WaitSolution:
     error: float
     """Half of their distance, seconds."""
     go: Ints
-    """By code of the queues, when nobody holds the slot: -1 wait, else the seat to restore."""
+    """By code of the queues, with the slot empty: -1 wait, else the seat to restore."""
     leave: Ints
     """[seat, in flight, code]: 1 where it closes admission (parks, when nothing is in flight)."""
 
@@ -187,7 +187,7 @@ class WaitSolution:
         return States(self.case)
 
     def restores(self, waiting: tuple[int, ...]) -> int | None:
-        """Whom it restores when the slot is empty; None: it waits."""
+        """The seat it restores when the slot is empty; None: it waits."""
         seat = int(self.go[self._states.code(waiting)])
         return None if seat < 0 else seat
 
@@ -307,7 +307,7 @@ class Stationary:
         """Oldest first, of the longest queue; shorter ones are their ends."""
 
     def restores(self, policy: Policy, waiting: tuple[int, ...]) -> int:
-        """Whom the policy restores while nobody holds the slot; -1: nobody."""
+        """The seat the policy restores while the slot is empty; -1: none."""
         decision = policy.decide(self._view(waiting, None, 0))
         return int(decision.activate[1:]) if isinstance(decision, Switch) else -1
 
@@ -351,9 +351,9 @@ class LongestFirst:
     """The longest queue goes next; ``gate`` says when a busy seat closes admission."""
 
     gate: Literal["never", "longer", "first"] = "never"
-    """``never``: exhaustive; ``longer``: a queue is longer than what is in flight; ``first``: anybody waits."""
+    """``never``: exhaustive; ``longer``: a queue is longer than what is in flight; ``first``: there is any demand."""
     idle: Literal["keep", "park", "newsvendor"] = "newsvendor"
-    """What an idle seat does while nobody waits; newsvendor: park it if it is unlikely to be the next one wanted."""
+    """What an idle seat does without demand; newsvendor: park it if it is unlikely to be the next one in demand."""
     ties: Literal["colder", "hotter"] = "colder"
     """Which of equally long queues; the colder seat's visit is shorter."""
 
@@ -362,24 +362,24 @@ class LongestFirst:
         holder = next(iter(view.holders()), None)
         others = [seat for seat in view.seats if seat.waiting and seat.state is SeatState.PARKED]
         sign = 1 if self.ties == "hotter" else -1
-        winner = max(others, key=lambda seat: (seat.waiting, sign * seat.rate_slow), default=None)
+        incoming = max(others, key=lambda seat: (seat.waiting, sign * seat.rate_slow), default=None)
         if holder is None:
-            return Switch(winner.seat, None, "longest queue") if winner else Stay(None, "nobody waits")
-        if winner is None:
+            return Switch(incoming.seat, None, "longest queue") if incoming else Stay(None, "no demand")
+        if incoming is None:
             return self._alone(view, holder)
-        if holder.in_flight == 0 or self._closes(holder, winner):
-            return Switch(winner.seat, holder.seat, "longest queue")
+        if holder.in_flight == 0 or self._closes(holder, incoming):
+            return Switch(incoming.seat, holder.seat, "longest queue")
         return Stay(None, "still serving")
 
-    def _closes(self, holder: SeatView, winner: SeatView) -> bool:
-        return self.gate == "first" or (self.gate == "longer" and winner.waiting > holder.in_flight)
+    def _closes(self, holder: SeatView, incoming: SeatView) -> bool:
+        return self.gate == "first" or (self.gate == "longer" and incoming.waiting > holder.in_flight)
 
     def _alone(self, view: GroupView, holder: SeatView) -> Decision:
         share = holder.rate_slow / sum(seat.rate_slow for seat in view.seats)
         unlikely = share < holder.park_seconds / (holder.park_seconds + holder.activate_seconds)
         if holder.in_flight == 0 and (self.idle == "park" or (self.idle == "newsvendor" and unlikely)):
             return Park(holder.seat, "idle")
-        return Stay(None, "nobody waits")
+        return Stay(None, "no demand")
 
 
 @dataclass(frozen=True, slots=True)

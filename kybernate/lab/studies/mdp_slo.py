@@ -32,8 +32,8 @@ Array = TypeVar("Array", bound=NDArray[Any])
 
 @dataclass(frozen=True)
 class Patterns:
-    """Who waits for a parked seat, as bits: bit k for a request that has waited k steps, the highest for anybody who
-    has missed the SLO. *Aged* is a pattern a step later, before that step's arrival: one bit less.
+    """Who waits for a parked seat, as bits: bit k for a request that has waited k steps, the highest for any request
+    that has missed the SLO. *Aged* is a pattern a step later, before that step's arrival: one bit less.
     """
 
     slo_steps: int
@@ -45,7 +45,7 @@ class Patterns:
 
     @property
     def lost(self) -> int:
-        """The bit of those who have missed it; also how many aged patterns there are."""
+        """The bit of requests that have missed it; also how many aged patterns there are."""
         return 1 << self.slo_steps
 
     @cached_property
@@ -57,7 +57,7 @@ class Patterns:
 
     @cached_property
     def follows(self) -> Ints:
-        """The pattern by aged pattern, when nobody came; with bit 0, when somebody did."""
+        """The pattern by aged pattern, without an arrival; with bit 0 set, after an arrival."""
         aged = np.arange(self.lost)
         return ((aged & (self.lost >> 1) - 1) << 1) | np.where(aged & self.lost >> 1 > 0, self.lost, 0)
 
@@ -94,7 +94,7 @@ class Actions:
 
     @classmethod
     def none(cls, patterns: Patterns, seats: int, in_flight: int) -> "Actions":
-        """Everybody waits."""
+        """Wait in every state."""
         shape = (in_flight + 1,) + (patterns.count,) * (seats - 1)
         go = np.full((patterns.count,) * seats, -1, dtype=np.int8)
         return cls(go, tuple(np.zeros(shape, dtype=np.bool_) for _ in range(seats)))
@@ -105,7 +105,7 @@ class Values:
     """Of every state; only differences mean anything."""
 
     empty: Floats
-    """[pattern of each seat]: nobody holds the slot."""
+    """[pattern of each seat]: the slot is empty."""
     active: tuple[Floats, ...]
     """By seat, [in flight, pattern of each other seat]."""
     parks: Floats
@@ -136,7 +136,7 @@ def improve(
     empty = old.empty
     for seat in seats:
         empty = patterns.expected(empty, seat, chances[seat])
-    parks = empty  # parking takes a step, after which nobody holds the slot: as waiting with an empty slot
+    parks = empty  # parking takes a step, after which the slot is empty: as waiting with an empty slot
     drains = _drains(patterns, chances, ends, old)
     active, entered = [], []
     for seat in seats:
@@ -183,7 +183,7 @@ def _drains(patterns: Patterns, chances: tuple[float, ...], ends: float, old: Va
 
 
 def _empty(patterns: Patterns, waits: Floats, entered: list[Floats], actions: Actions, choose: bool) -> Floats:
-    """Values of an empty slot: wait, or restore a seat, which serves everybody who waits for it."""
+    """Values of an empty slot: wait, or restore a seat, which serves all requests that wait for it."""
     seats = range(len(entered))
     best = patterns.by_pattern(waits, range(len(entered)))
     if choose:
@@ -231,7 +231,7 @@ class SloCase:
     """Seconds; what parking takes, and what restoring takes."""
     slo_steps: int = 6
     in_flight: int = 9
-    """Most in flight that are told apart."""
+    """Most requests in flight in a state."""
 
     def __post_init__(self) -> None:
         if len(self.rates) < 2 or min(self.rates) <= 0:
@@ -268,7 +268,7 @@ class SloSolution:
     actions: Actions
 
     def restores(self, waiting: tuple[int, ...]) -> int | None:
-        """Whom it restores when the slot is empty and these patterns wait (see ``Patterns``); None: it waits."""
+        """The seat it restores when the slot is empty and these patterns wait (see ``Patterns``); None: it waits."""
         seat = int(self.actions.go[waiting])
         return None if seat < 0 else seat
 
@@ -296,8 +296,8 @@ def evaluate(case: SloCase, policy: Policy, tolerance: float = 1e-4) -> SloSolut
 
 
 def played(case: SloCase, steps: int, seed: int) -> Scenario:
-    """Requests of a case for the simulator and the clairvoyants. They come a moment before their step, so that whoever
-    decides at the step has seen them.
+    """Requests of a case for the simulator and the clairvoyants. They arrive a moment before their step, so that
+    a decision at the step has seen them.
     """
     chance = random.Random(seed)
     at, seat, service, moment = list[float](), list[int](), list[float](), 1e-6
@@ -347,7 +347,7 @@ class Steps:
         self._ages = [self._waiting(pattern) for pattern in range(2 << slo_steps)]
 
     def restores(self, policy: Policy, waiting: tuple[int, ...]) -> int:
-        """Whom the policy restores while nobody holds the slot; -1: nobody."""
+        """The seat the policy restores while the slot is empty; -1: none."""
         decision = policy.decide(self._view(waiting, None, 0))
         return int(decision.activate[1:]) if isinstance(decision, Switch) else -1
 

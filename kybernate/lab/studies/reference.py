@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from kybernate.lab.baselines import POLICIES
-from kybernate.lab.simulate.engine import Options, run
+from kybernate.lab.simulate.engine import RunOptions, run
 from kybernate.lab.simulate.measures import (
     METRICS,
     Figures,
     Interval,
     Pool,
-    Sample,
+    WindowSample,
     draws,
     interval,
     intervals,
@@ -34,7 +34,7 @@ CLAIRVOYANT = ("clairvoyant-reactive", "clairvoyant", "clairvoyant-reactive-slo"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PublishedRow:
     """Waits in seconds, attainment of 20 s in percent."""
 
     mean: float
@@ -43,15 +43,15 @@ class Row:
     attainment: float
 
 
-def _column(*cells: tuple[float, float, float, float]) -> dict[str, Row]:
+def _column(*cells: tuple[float, float, float, float]) -> dict[str, PublishedRow]:
     names = (
         "fifo-switch", "exhaustive", "idle-timeout", "quantum", "longest-queue", "cmu-setup", "kyb-balanced",
         "kyb-bounded", "kyb-slo", *CLAIRVOYANT[:2],
     )  # fmt: skip
-    return {name: Row(*cell) for name, cell in zip(names, cells, strict=True)}
+    return {name: PublishedRow(*cell) for name, cell in zip(names, cells, strict=True)}
 
 
-PUBLISHED: dict[str, dict[str, Row]] = {
+PUBLISHED: dict[str, dict[str, PublishedRow]] = {
     "S1": _column(
         (15.9, 51, 74, 68.2), (12.2, 47, 77, 77.8), (29.3, 102, 141, 44.6), (20.4, 71, 89, 56.2), (12.7, 72, 154, 80.0),
         (12.5, 74, 136, 81.0), (11.4, 52, 81, 81.3), (11.6, 63, 81, 81.9), (11.9, 79, 97, 85.3), (8.8, 52, 104, 86.1),
@@ -83,7 +83,7 @@ _HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReferencePlan:
     """What is played."""
 
     windows: int = 24
@@ -102,7 +102,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class WindowJob:
     """One window of one scenario under all policies."""
 
     label: str
@@ -113,43 +113,43 @@ class Job:
     """0: the best possible is not looked for."""
 
 
-Samples = dict[str, Sample]
+Samples = dict[str, WindowSample]
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedScenario:
     """All windows of one scenario."""
 
     label: str
     source: str
-    samples: dict[str, list[Sample]]
+    samples: dict[str, list[WindowSample]]
     """By policy; clairvoyants have fewer windows."""
     bounded: tuple[int, ...]
     """These."""
 
 
-def play(plan: Plan, said: Callable[[str], None] | None = None) -> list[Played]:
-    """Play everything; ``said`` hears of progress. Raises TraceError, SimulationError, ValueError, and
+def play(plan: ReferencePlan, progress: Callable[[str], None] | None = None) -> list[PlayedScenario]:
+    """Play everything; ``progress`` gets one line per window. Raises TraceError, SimulationError, ValueError, and
     ModuleNotFoundError for clairvoyants without the extra ``lab``.
     """
     jobs = [job for label in plan.labels for job in _jobs(plan, label)]
     found: dict[str, list[tuple[str, Samples]]] = {}
     for number, (job, result) in enumerate(zip(jobs, _results(jobs, plan.jobs), strict=True), start=1):
         found.setdefault(job.label, []).append(result)
-        if said is not None:
-            said(f"{number} of {len(jobs)} windows")
+        if progress is not None:
+            progress(f"{number} of {len(jobs)} windows")
     played = []
     for label, results in found.items():
-        samples: dict[str, list[Sample]] = {}
+        samples: dict[str, list[WindowSample]] = {}
         for _, own in results:
             for policy, sample in own.items():
                 samples.setdefault(policy, []).append(sample)
         bounded = tuple(place for place, (_, own) in enumerate(results) if CLAIRVOYANT[0] in own)
-        played.append(Played(label, results[0][0], samples, bounded))
+        played.append(PlayedScenario(label, results[0][0], samples, bounded))
     return played
 
 
-def _jobs(plan: Plan, label: str) -> list[Job]:
+def _jobs(plan: ReferencePlan, label: str) -> list[WindowJob]:
     trace = {"S3": plan.gentd26, "S4": plan.servegen}.get(label)
     if label == "S3" and trace is None:
         return []
@@ -160,12 +160,12 @@ def _jobs(plan: Plan, label: str) -> list[Job]:
     few = min(plan.clairvoyant, count)
     bounded = {number * count // few for number in range(few)}  # not the first ones: a trace may begin at night
     return [
-        Job(label, window, trace, plan.policies, plan.bound_seconds if window in bounded else 0.0)
+        WindowJob(label, window, trace, plan.policies, plan.bound_seconds if window in bounded else 0.0)
         for window in range(count)
     ]
 
 
-def _results(jobs: Sequence[Job], workers: int) -> "Iterable[tuple[str, Samples]]":
+def _results(jobs: Sequence[WindowJob], workers: int) -> "Iterable[tuple[str, Samples]]":
     if workers <= 1:
         yield from map(one_window, jobs)
         return
@@ -173,10 +173,10 @@ def _results(jobs: Sequence[Job], workers: int) -> "Iterable[tuple[str, Samples]
         yield from pool.map(one_window, jobs)
 
 
-def one_window(job: Job) -> tuple[str, Samples]:
-    """Play one window under every policy; also its source in words."""
+def one_window(job: WindowJob) -> tuple[str, Samples]:
+    """Play one window under every policy; also its source as text."""
     scenario = reference(LABELS[job.label], job.window, trace=job.trace)
-    found = {name: sampled(run(scenario, POLICIES[name](), Options(name=name)), scenario) for name in job.policies}
+    found = {name: sampled(run(scenario, POLICIES[name](), RunOptions(name=name)), scenario) for name in job.policies}
     if job.bound_seconds:
         from kybernate.lab.bounds.certificate import certificate
 
@@ -188,7 +188,7 @@ def one_window(job: Job) -> tuple[str, Samples]:
     return scenario.source, found
 
 
-def table(played: Sequence[Played], seed: int = 0) -> dict[str, Any]:
+def table(played: Sequence[PlayedScenario], seed: int = 0) -> dict[str, Any]:
     """The report as data: ``rows``, ``published`` beside ours, ``paired`` against llama-swap's rule, and
     ``clairvoyant`` comparisons over the windows for which there is one. Times in model seconds, shares 0 to 1.
     """
@@ -222,7 +222,7 @@ def _row(scenario: str, policy: str, figures: Figures, sides: dict[str, Interval
 
 
 def _beside(
-    scenario: str, policy: str, published: Row, ours: Figures, sides: dict[str, Interval], four: Interval
+    scenario: str, policy: str, published: PublishedRow, ours: Figures, sides: dict[str, Interval], four: Interval
 ) -> dict[str, Any]:
     low, high = sides["wait_mean_s"]
     return {
@@ -260,7 +260,7 @@ def _paired(
     return row
 
 
-def _against(scenario: str, samples: dict[str, list[Sample]], bounded: Sequence[int]) -> list[dict[str, Any]]:
+def _against(scenario: str, samples: dict[str, list[WindowSample]], bounded: Sequence[int]) -> list[dict[str, Any]]:
     """Every policy against the clairvoyants that restore on demand, over the windows that these have."""
     if not bounded:
         return []

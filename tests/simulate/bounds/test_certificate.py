@@ -7,7 +7,7 @@ import pytest
 
 from kybernate.lab.baselines import POLICIES
 from kybernate.lab.bounds import certificate as bounds
-from kybernate.lab.bounds.certificate import Certificate, certificate
+from kybernate.lab.bounds.certificate import BoundCertificate, certificate
 from kybernate.lab.simulate.engine import run
 from kybernate.lab.simulate.model import Scenario, SimGroup
 from tests.simulate.bounds.tiny import exact, random_scenario
@@ -36,7 +36,7 @@ def test_the_bound_is_tight_when_seats_hardly_compete() -> None:
 
 
 @pytest.fixture(scope="module")
-def busy() -> tuple[Scenario, Certificate]:
+def busy() -> tuple[Scenario, BoundCertificate]:
     """Sixty requests that come faster than seats can take turns."""
     scenario = random_scenario(42, requests=60, seats=4)
     scenario = dataclasses.replace(scenario, at=tuple(6 * at for at in scenario.at), duration=240.0)
@@ -44,7 +44,7 @@ def busy() -> tuple[Scenario, Certificate]:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_no_policy_is_better_than_the_bound(name: str, busy: tuple[Scenario, Certificate]) -> None:
+def test_no_policy_is_better_than_the_bound(name: str, busy: tuple[Scenario, BoundCertificate]) -> None:
     scenario, found = busy
     outcome = run(scenario, POLICIES[name]())
     assert found.value(outcome) >= found.reactive_lower_bound
@@ -52,7 +52,7 @@ def test_no_policy_is_better_than_the_bound(name: str, busy: tuple[Scenario, Cer
     assert "at most" in found.distance(found.value(outcome))
 
 
-def test_a_policy_that_cheats_is_caught(busy: tuple[Scenario, Certificate]) -> None:
+def test_a_policy_that_cheats_is_caught(busy: tuple[Scenario, BoundCertificate]) -> None:
     scenario, found = busy
     free = tuple(dataclasses.replace(seat, park_seconds=0.0, activate_seconds=0.0) for seat in scenario.seats)
     cheating = run(dataclasses.replace(scenario, seats=free), POLICIES["longest-queue"]())
@@ -62,14 +62,14 @@ def test_a_policy_that_cheats_is_caught(busy: tuple[Scenario, Certificate]) -> N
     assert found.distance(found.value(cheating)) == refuted
 
 
-def test_what_is_left_out_is_noticed(busy: tuple[Scenario, Certificate]) -> None:
+def test_what_is_left_out_is_noticed(busy: tuple[Scenario, BoundCertificate]) -> None:
     scenario, found = busy
     outcome = run(scenario, POLICIES["longest-queue"]())
     with pytest.raises(ValueError, match="59 requests"):
         found.value(dataclasses.replace(outcome, wait=outcome.wait[1:]))
 
 
-def test_schedules_keep_the_rules(busy: tuple[Scenario, Certificate]) -> None:
+def test_schedules_keep_the_rules(busy: tuple[Scenario, BoundCertificate]) -> None:
     scenario, found = busy
     for schedule in (found.schedule, found.reactive_schedule):
         visits = sorted(schedule.visits, key=lambda visit: visit.begun)
@@ -131,7 +131,7 @@ def test_a_scenario_too_large_is_refused_before_memory_runs_out() -> None:
         certificate(scenario)
 
 
-def test_the_text_says_both_sides(busy: tuple[Scenario, Certificate]) -> None:
+def test_the_text_says_both_sides(busy: tuple[Scenario, BoundCertificate]) -> None:
     scenario, found = busy
     assert f"{found.lower_bound:.2f} s mean wait" in found.text
     assert all(seat.name in found.text for seat in scenario.seats)

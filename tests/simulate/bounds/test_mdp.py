@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from kybernate.lab.simulate.engine import Options, run
+from kybernate.lab.simulate.engine import RunOptions, run
 from kybernate.lab.studies import mdp
 from kybernate.lab.studies.mdp import LongestFirst, Optimal
 from kybernate.policy import KybBalanced
@@ -65,5 +65,5 @@ def test_the_default_policy_is_near_the_optimum(name: str) -> None:
 def test_the_simulator_and_the_exact_model_agree() -> None:
     # The optimum's rules played event by event, with real ages; parks and restores vary as Erlang-2 does.
     best = optimum("0.12/s")
-    outcome = run(mdp.played(best.case, 6000, seed=1), Optimal(best), Options(seed=1, jitter=0.5**0.5))
+    outcome = run(mdp.played(best.case, 6000, seed=1), Optimal(best), RunOptions(seed=1, jitter=0.5**0.5))
     assert sum(outcome.wait) / len(outcome.wait) == pytest.approx(best.mean_wait, rel=0.07)
