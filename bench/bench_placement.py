@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from kybernate.config import NodeConfig
+from kybernate.config.fields import PLACEMENTS
 from kybernate.dev.fakes.gpu.spec import PRESETS, Preset, build
 from kybernate.topology import Group, plan
-from services.plugin.placement import GroupLoad, GroupRelations, Strategy, best
+from services.plugin.placement import GroupLoad, GroupRelations, best
 
 NODES = 64
 SEEDS = 10
@@ -36,12 +37,12 @@ LOADS = (0.5, 1.0)
 RESAMPLES = 2_000
 
 RULES = {
-    Strategy.FIRST_FIT: ("40-60%", "high", "<1 ms"),
-    Strategy.BEST_FIT: ("70-85%", "medium", "1-5 ms"),
-    Strategy.WORST_FIT: ("30-50%", "low", "1-5 ms"),
-    Strategy.BIN_PACK: ("85-95%", "very low", "10-50 ms"),
-    Strategy.SPREAD: ("50-70%", "medium", "5-10 ms"),
-    Strategy.TOPOLOGY_AWARE: ("60-80%", "low", "10-30 ms"),
+    "first-fit": ("40-60%", "high", "<1 ms"),
+    "best-fit": ("70-85%", "medium", "1-5 ms"),
+    "worst-fit": ("30-50%", "low", "1-5 ms"),
+    "bin-pack": ("85-95%", "very low", "10-50 ms"),
+    "spread": ("50-70%", "medium", "5-10 ms"),
+    "topology-aware": ("60-80%", "low", "10-30 ms"),
 }
 """The rule of thumb of the customer's guide to GPU scheduling: utilisation, fragmentation, time to schedule."""
 
@@ -127,7 +128,7 @@ class Pool:
     """64 nodes and who has which seat."""
 
     model: Model
-    strategy: Strategy
+    strategy: str
     whole: bool
     chance: random.Random
     used: list[list[int]] = field(init=False)
@@ -195,7 +196,7 @@ class Pool:
         )
 
 
-def play(model: Model, strategy: Strategy, whole: bool, seed: int, load: float) -> dict[str, float]:
+def play(model: Model, strategy: str, whole: bool, seed: int, load: float) -> dict[str, float]:
     """One stream on one pool; means over time from the first third on."""
     pool = Pool(model, strategy, whole, random.Random(seed))
     replicas, leaving = stream(seed, load), list[tuple[float, int]]()
@@ -271,7 +272,7 @@ async def run(seeds: int = SEEDS) -> dict[str, float]:
         table = Table(title=title, caption="mean (95 % interval, bootstrapped); right: the rule of thumb")
         for name in ("strategy", *METRICS, "rule: used", "fragmented", "time"):
             table.add_column(name, justify="left" if name == "strategy" else "right")
-        for strategy in Strategy:
+        for strategy in PLACEMENTS:
             runs = [play(model, strategy, whole, seed, load) for seed in range(seeds)]
             cells = []
             for name in METRICS:

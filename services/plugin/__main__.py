@@ -14,9 +14,8 @@ from aiohttp import web
 
 from kybernate import kube, lifecycle, logs
 from kybernate.bus import open_bus
-from kybernate.bus.port import Bus
 from kybernate.config import ConfigError, NodeConfig, load
-from kybernate.gpus import GpuError, Gpus, open_gpus
+from kybernate.gpus import GpuError, open_gpus
 from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.lifecycle import PREDECESSOR_SECONDS, alone
 from kybernate.node.config import label_decides, load_by_label
@@ -29,7 +28,6 @@ from services.plugin.settings import PluginSettings
 
 async def serve(settings: PluginSettings, config: NodeConfig | None) -> None:
     """Run until SIGTERM. ``config`` None: the node's label chooses among several configurations."""
-    log = logs.get_logger()
     gpus = open_gpus(settings.gpus, settings.fake_driver)
     health = Health()
     health.conditions["gpus"] = lambda: "the GPUs have not been read yet"
@@ -56,29 +54,22 @@ async def serve(settings: PluginSettings, config: NodeConfig | None) -> None:
         if client is not None:
             stack.push_async_callback(client.close)
         neighbours = Neighbours(client, settings.node)
-        log.info("plugin.serving", url=http.url, config=str(settings.config))
-        await lifecycle.run(plugin=_plugin(settings, config, gpus, bus, health, neighbours, http.url, hangup))
 
+        async def run_plugin() -> None:
+            reading = await first_reading(gpus, settings.state_dir)
+            chosen = config
+            if chosen is None:
+                assert client is not None, "a label decides only in a cluster"
+                health.conditions["gpus"] = lambda: (
+                    "waits for the API server: the node's label chooses the configuration"
+                )
+                chosen = await load_by_label(settings.config, settings.node, client)
+            plugin = NodePlugin(settings, chosen, reading, gpus, bus, health, neighbours, hangup=hangup)
+            health.conditions.pop("gpus")
+            await plugin.run(http.url)
 
-async def _plugin(
-    settings: PluginSettings,
-    config: NodeConfig | None,
-    gpus: Gpus,
-    bus: Bus,
-    health: Health,
-    neighbours: Neighbours,
-    url: str,
-    hangup: asyncio.Event,
-) -> None:
-    """Wait until the GPUs can be read and the configuration is known, then run the plugin."""
-    reading = await first_reading(gpus, settings.state_dir)
-    if config is None:
-        assert neighbours.kube is not None, "a label decides only in a cluster"
-        health.conditions["gpus"] = lambda: "waits for the API server to read which configuration is this node's"
-        config = await load_by_label(settings.config, settings.node, neighbours.kube)
-    plugin = NodePlugin(settings, config, reading, gpus, bus, health, neighbours, hangup=hangup)
-    health.conditions.pop("gpus")
-    await plugin.run(url)
+        logs.get_logger().info("plugin.serving", url=http.url, config=str(settings.config))
+        await lifecycle.run(plugin=run_plugin())
 
 
 def _exit_unless_alone(settings: PluginSettings) -> None:

@@ -8,8 +8,7 @@ nodes of the group: the driver's libraries differ by version, and NVIDIA's spec 
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,38 +28,29 @@ _LARGEST_BYTES = 8 << 20
 _KIND_LINE = re.compile(rb"kind\"?\s*:\s*\"?nvidia\.com/gpu\b")
 
 
-@dataclass(frozen=True, slots=True)
-class GroupDevice:
-    """A group as a CDI device."""
-
-    name: str
-    nodes: tuple[str, ...]
-    """Device nodes; the same path on host and in the container."""
-
-
 def qualified(group: str) -> str:
     """Return the qualified CDI name of a group's device."""
     return f"{KIND}={group}"
 
 
-def spec(devices: Sequence[GroupDevice]) -> dict[str, Any]:
-    """Return the document. Every device needs a device node: the specification forbids empty edits."""
+def spec(devices: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the document. ``devices``: device nodes by name; at least one each, since empty edits are invalid."""
     return {
         "cdiVersion": VERSION,
         "kind": KIND,
         "devices": [
             {
-                "name": device.name,
+                "name": name,
                 "containerEdits": {
-                    "deviceNodes": [{"path": path, "hostPath": path, "permissions": "rw"} for path in device.nodes]
+                    "deviceNodes": [{"path": path, "hostPath": path, "permissions": "rw"} for path in paths]
                 },
             }
-            for device in devices
+            for name, paths in devices.items()
         ],
     }
 
 
-def write(folder: Path, devices: Sequence[GroupDevice]) -> bool:
+def write(folder: Path, devices: Mapping[str, Sequence[str]]) -> bool:
     """Replace the spec file; return whether it changed. Blocking. Raises OSError.
 
     Without devices the file is removed: the specification forbids an empty list.

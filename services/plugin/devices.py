@@ -9,8 +9,7 @@ from pathlib import Path
 
 from kybernate.machine import Gpu, Link
 from kybernate.topology import Group, peers
-from services.plugin.cdi import GroupDevice
-from services.plugin.placement import GroupLoad, GroupRelations, Strategy, best
+from services.plugin.placement import GroupLoad, GroupRelations, best
 
 CONTROL_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
@@ -111,7 +110,7 @@ class Offer:
 
     def groups_with(self, gpus: Collection[str]) -> frozenset[str]:
         """Return the names of the groups that contain one of these GPUs (UUIDs), or a MIG instance of one."""
-        return frozenset(name for name, own in self._relations.physical.items() if not own.isdisjoint(gpus))
+        return frozenset(group.name for group in self.groups if not group.physical.isdisjoint(gpus))
 
     def preferred(
         self,
@@ -134,7 +133,7 @@ class Offer:
             return tuple(must[: max(size, 0)]) if len(must) >= size else ()
         some = self._ordered[next(iter(free.values()))[0]]
         loads = self._loads(some.resource, free, allocated)
-        strategy = Strategy(some.group.profile.placement)
+        strategy = some.group.profile.placement
         chosen = list(must)
         while len(chosen) < size:
             load = best(strategy, loads.values(), wish)
@@ -171,7 +170,7 @@ class Offer:
         return {
             group.name: GroupLoad(
                 name=group.name,
-                order=relations.order[group.name],
+                order=self.seats[group.seat_ids[0]].order,
                 seats=len(group.seat_ids),
                 free=len(free[group.name]),
                 slots=group.slots,
@@ -220,10 +219,10 @@ class Offer:
             mounts.append((str(self.fake_driver.parent), str(self.fake_driver.parent)))
         return SeatAnswer(seat, envs, tuple(mounts), () if names else self.devices(group), names)
 
-    def cdi_devices(self) -> tuple[GroupDevice, ...]:
-        """Return the groups as CDI devices, for the spec file; a group without device nodes is left out."""
+    def cdi_devices(self) -> dict[str, tuple[str, ...]]:
+        """Return the device nodes of each CDI device, for the spec file; a group without device nodes is left out."""
         nodes = {cdi_name(group): self.devices(group) for group in self.groups}
-        return tuple(GroupDevice(name, paths) for name, paths in nodes.items() if paths)
+        return {name: paths for name, paths in nodes.items() if paths}
 
     def devices(self, group: Group) -> tuple[str, ...]:
         """Return the device nodes of a container on this group; none with the fakes."""

@@ -48,7 +48,8 @@ class StartGate:
         ``limit_seconds`` is the time left to the caller; it shortens the wait.
         """
         seconds = self.wait_seconds if limit_seconds is None else min(self.wait_seconds, limit_seconds)
-        call = _StartCall(self.seats_dir / seat_id, seat_id, uuid.uuid4().hex)
+        paths = (self.seats_dir / seat_id / name for name in ("call.json", "ticket.json", "status.json"))
+        call = _StartCall(seat_id, uuid.uuid4().hex, *paths)
         deadline = time.monotonic() + seconds
         self.calls[seat_id] = call.id
         try:
@@ -96,17 +97,11 @@ class StartGate:
 class _StartCall:
     """One waiting start and its files."""
 
-    folder: Path
     seat: str
     id: str
-
-    @property
-    def announcement(self) -> Path:
-        return self.folder / "call.json"
-
-    @property
-    def ticket(self) -> Path:
-        return self.folder / "ticket.json"
+    announcement: Path
+    ticket: Path
+    status: Path
 
 
 def _announce(call: _StartCall, seconds: float) -> dict[str, Any]:
@@ -120,7 +115,7 @@ def _announce(call: _StartCall, seconds: float) -> dict[str, Any]:
 
 def _take(call: _StartCall) -> dict[str, Any]:
     """Take the ticket, once, and return its content; empty when it is gone or unreadable."""
-    taken = call.folder / "ticket.taken.json"
+    taken = call.ticket.with_name("ticket.taken.json")
     try:
         call.ticket.rename(taken)
     except FileNotFoundError:
@@ -129,7 +124,7 @@ def _take(call: _StartCall) -> dict[str, Any]:
 
 
 def _refusal(call: _StartCall) -> str:
-    status = _read(call.folder / "status.json")
+    status = _read(call.status)
     if not status:
         return (
             f"seat {call.seat} waits for its turn on the GPUs, and no GPU manager has been seen on this node; "

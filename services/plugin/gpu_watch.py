@@ -1,6 +1,7 @@
 """The machine's GPUs: read once before kubelet is answered, then watched for health, new GPUs and device nodes."""
 
 import asyncio
+import contextlib
 import os
 import re
 from collections import Counter
@@ -84,7 +85,10 @@ async def learn(gpus: Gpus, state_dir: Path, before: KnownGpus | None = None) ->
 
 async def read_device_nodes(known: KnownGpus, present: Collection[str]) -> GpuReading:
     """Complete a reading with the device nodes that exist."""
-    minors = await asyncio.to_thread(_read, MIG_MINORS) if known.instances else ""
+    minors = ""
+    if known.instances:
+        with contextlib.suppress(OSError):
+            minors = await asyncio.to_thread(MIG_MINORS.read_text)
     nodes = mig_nodes(known.instances, minors)
     existing = await asyncio.to_thread(existing_paths, device_paths(known.gpus, nodes))
     return GpuReading(known, frozenset(present), existing, nodes)
@@ -107,13 +111,6 @@ def mig_nodes(instances: tuple[Gpu, ...], minors: str) -> dict[str, tuple[str, .
 def existing_paths(paths: tuple[str, ...]) -> frozenset[str]:
     """Return the paths that exist. Blocking."""
     return frozenset(path for path in paths if os.path.exists(path))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 class GpuWatch:

@@ -3,26 +3,16 @@
 import asyncio
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from kybernate.config import NodeConfig
 from kybernate.logs import get_logger
-from kybernate.topology import AllocatedSeat, Group, IncompleteGroup, peers, plan, with_orphaned_seats
+from kybernate.topology import AllocatedSeat, Group, Topology, peers, plan, with_orphaned_seats
 from services.plugin import cdi
 from services.plugin.devices import Offer, cdi_name
 from services.plugin.gpu_watch import GpuReading
 from services.plugin.settings import PluginSettings
-
-
-@dataclass(frozen=True, slots=True)
-class OfferDraft:
-    """An offer whose files are not written yet, and what to report about it."""
-
-    offer: Offer
-    warnings: tuple[str, ...]
-    incomplete: tuple[IncompleteGroup, ...] = ()
-    """Groups that are not offered because GPUs are missing."""
 
 
 def draft_offer(
@@ -33,28 +23,28 @@ def draft_offer(
     *,
     former: Iterable[Group] = (),
     nvidia: frozenset[str] = frozenset(),
-) -> OfferDraft:
-    """Return the seats of this node. ``nvidia``: devices in NVIDIA's CDI specs. Raises ConfigError."""
+) -> tuple[Offer, Topology]:
+    """Return the offer, whose CDI spec is to be written, and the planned topology. Raises ConfigError.
+
+    ``nvidia``: devices in NVIDIA's CDI specs.
+    """
     known = reading.known
     topology = plan(config, known.gpus, known.links, known.instances, lenient=True)
     groups, orphaned = with_orphaned_seats(topology.groups, allocated, known.all, former=former)
     fake = settings.gpus == "fake"
     missing = frozenset(gpu.uuid for gpu in known.gpus) - reading.present
-    return OfferDraft(
-        Offer(
-            groups=groups,
-            gpus=tuple(gpu for gpu in known.gpus if gpu.uuid in reading.present),
-            seats_dir=settings.run_dir / "seats",
-            present=reading.device_nodes,
-            fake_driver=settings.fake_driver if fake else None,
-            links=known.links,
-            mig_nodes=reading.mig_nodes,
-            cdi=None if fake else cdi_names(config.device_list_strategy, groups, nvidia, missing=missing),
-            orphaned=orphaned,
-        ),
-        topology.warnings,
-        topology.incomplete,
+    offer = Offer(
+        groups=groups,
+        gpus=tuple(gpu for gpu in known.gpus if gpu.uuid in reading.present),
+        seats_dir=settings.run_dir / "seats",
+        present=reading.device_nodes,
+        fake_driver=settings.fake_driver if fake else None,
+        links=known.links,
+        mig_nodes=reading.mig_nodes,
+        cdi=None if fake else cdi_names(config.device_list_strategy, groups, nvidia, missing=missing),
+        orphaned=orphaned,
     )
+    return offer, topology
 
 
 def cdi_names(
@@ -78,17 +68,11 @@ def cdi_names(
     return {name: (own_names[name], *own) for name, own in libraries.items()}
 
 
-async def write_cdi_spec(settings: PluginSettings, draft: OfferDraft, strategy: str, *, any_allocated: bool) -> Offer:
-    """Write the CDI spec and log the warnings; return the offer, without CDI where ``auto`` cannot write the spec.
+async def write_cdi_spec(settings: PluginSettings, offer: Offer, strategy: str, *, any_allocated: bool) -> Offer:
+    """Write the CDI spec; return the offer, without CDI where ``auto`` cannot write the spec.
 
     An unused spec stays while a seat is allocated: a restarted container names the devices of its first start.
     """
-    offer = draft.offer
-    for warning in draft.warnings:
-        get_logger().warning("topology.warning", reason=warning)
-    if offer.orphaned:
-        reason = "they are allocated, and no longer configured"
-        get_logger().info("plugin.seats_orphaned", seats=sorted(offer.orphaned), reason=reason)
     if offer.cdi is None:
         if not any_allocated and settings.gpus != "fake":
             await remove_cdi_spec(settings.cdi_dir)

@@ -26,7 +26,6 @@ topology-aware  a group with an idle slot before one without; then the closest G
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from itertools import combinations
 
 from kybernate.machine import Link, distance
@@ -35,17 +34,6 @@ from kybernate.topology import Group
 
 UNKNOWN = 99
 """Distance of a pair of GPUs without a known link: farther than any known one."""
-
-
-class Strategy(StrEnum):
-    """How a profile's seats are placed; the names that configurations use."""
-
-    FIRST_FIT = "first-fit"
-    BEST_FIT = "best-fit"
-    WORST_FIT = "worst-fit"
-    BIN_PACK = "bin-pack"
-    SPREAD = "spread"
-    TOPOLOGY_AWARE = "topology-aware"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +75,13 @@ class GroupLoad:
 
 Key = tuple[object, ...]
 
-_KEYS: dict[Strategy, Callable[[GroupLoad], Key]] = {
-    Strategy.FIRST_FIT: lambda load: (load.order,),
-    Strategy.BEST_FIT: lambda load: (load.free,),
-    Strategy.WORST_FIT: lambda load: (-load.free,),
-    Strategy.BIN_PACK: lambda load: (-load.nearby_allocated, load.free),
-    Strategy.SPREAD: lambda load: (load.per_slot, load.nearby_allocated),
-    Strategy.TOPOLOGY_AWARE: lambda load: (
+_KEYS: dict[str, Callable[[GroupLoad], Key]] = {
+    "first-fit": lambda load: (load.order,),
+    "best-fit": lambda load: (load.free,),
+    "worst-fit": lambda load: (-load.free,),
+    "bin-pack": lambda load: (-load.nearby_allocated, load.free),
+    "spread": lambda load: (load.per_slot, load.nearby_allocated),
+    "topology-aware": lambda load: (
         load.allocated >= load.slots,
         load.distance,
         load.numa_nodes,
@@ -103,17 +91,20 @@ _KEYS: dict[Strategy, Callable[[GroupLoad], Key]] = {
 }
 
 
-def rank(strategy: Strategy, loads: Iterable[GroupLoad], wish: str = "") -> list[GroupLoad]:
-    """Return the groups that can take a seat, best first; the group named ``wish`` comes before all others."""
+def rank(strategy: str, loads: Iterable[GroupLoad], wish: str = "") -> list[GroupLoad]:
+    """Return the groups that can take a seat, best first; the group named ``wish`` comes before all others.
+
+    ``strategy`` is one of ``kybernate.config.fields.PLACEMENTS``.
+    """
     return sorted((load for load in loads if load.free > 0), key=_key(strategy, wish))
 
 
-def best(strategy: Strategy, loads: Iterable[GroupLoad], wish: str = "") -> GroupLoad | None:
+def best(strategy: str, loads: Iterable[GroupLoad], wish: str = "") -> GroupLoad | None:
     """Return the first of ``rank``; None when no group can take a seat."""
     return min((load for load in loads if load.free > 0), key=_key(strategy, wish), default=None)
 
 
-def _key(strategy: Strategy, wish: str) -> Callable[[GroupLoad], Key]:
+def _key(strategy: str, wish: str) -> Callable[[GroupLoad], Key]:
     own = _KEYS[strategy]
 
     def key(load: GroupLoad) -> Key:
@@ -126,10 +117,6 @@ def _key(strategy: Strategy, wish: str) -> Callable[[GroupLoad], Key]:
 class GroupRelations:
     """How groups relate to each other and to NUMA nodes, by group name; constant while the groups are."""
 
-    order: Mapping[str, int]
-    """Position in the configuration."""
-    physical: Mapping[str, frozenset[str]]
-    """UUIDs of its GPUs, and of the parent GPUs of MIG instances."""
     overlapping: Mapping[str, tuple[str, ...]]
     """Other groups that share a GPU with it."""
     nearby: Mapping[str, tuple[str, ...]]
@@ -144,13 +131,10 @@ class GroupRelations:
         """Compute the relations of all pairs."""
         known = {frozenset((link.a, link.b)): link for link in links}
         every = tuple(groups)
-        physical = {group.name: group.physical for group in every}
         # Two MIG instances of one GPU share its faults, and do not overlap.
         members = {group.name: frozenset(gpu.uuid for gpu in group.gpus) for group in every}
         nodes = {group.name: _numa_nodes(group) for group in every}
         return cls(
-            order={group.name: number for number, group in enumerate(every)},
-            physical=physical,
             overlapping={
                 a.name: tuple(b.name for b in every if b is not a and members[a.name] & members[b.name]) for a in every
             },

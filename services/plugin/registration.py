@@ -14,10 +14,10 @@ import stat
 import struct
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -38,6 +38,9 @@ FIRST_LIST_SECONDS = 10.0
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.1, 5.0
 MAX_SOCKET_PATH = 107
 
+Identity = tuple[int, ...]
+"""Device, inode and ctime of a socket: a restarted kubelet may reuse the inode, but not the ctime."""
+
 
 class NotRegisteredError(Exception):
     """A registration failed or ended; the text is the reason."""
@@ -56,7 +59,7 @@ class Registration:
     ending it would remove the start gate of containers that restart."""
     unmet: str | None = "not yet registered with kubelet"
     """Why it is not registered; None when it is."""
-    _tried: tuple[int, ...] | None = None
+    _tried: Identity | None = None
     """Identity of kubelet's socket at the last attempt."""
 
     def why_not(self) -> str | None:
@@ -94,7 +97,10 @@ class Registration:
         reason = self.refused()
         if reason is not None:
             raise NotRegisteredError(reason)
-        identity = self._tried = await self._kubelet_socket(kubelet)
+        while (identity := _identity(kubelet)) is None:
+            self.unmet = f"{self.resource}: kubelet is not there (no {kubelet})"
+            await asyncio.sleep(WATCH_SECONDS)
+        self._tried = identity
         own = self.folder / f"{PREFIX}{slug(self.resource.rpartition('/')[2])}-{uuid.uuid4().hex[:8]}.sock"
         if len(os.fsencode(own)) > MAX_SOCKET_PATH:
             raise NotRegisteredError(f"{own} is too long for a socket; use a shorter KYB_DEVICE_PLUGIN_DIR")
@@ -104,35 +110,19 @@ class Registration:
         try:
             server.add_insecure_port(f"unix:{own}")
             await server.start()
-            await self._join(plugin, kubelet, identity, own)
+            await _while_unchanged(self._register(plugin, kubelet, own.name), kubelet, identity, own)
             self.unmet = None
             get_logger().info("plugin.registered", resource=self.resource, endpoint=own.name)
-            await self._await_end(plugin, kubelet, identity, own)
+            await _while_unchanged(plugin.ended.wait(), kubelet, identity, own)
+            raise NotRegisteredError("kubelet ended the list of seats")
         except RuntimeError as error:  # grpc.aio could not bind
             raise NotRegisteredError(f"cannot serve {own}: {error}") from error
         finally:
             await server.stop(grace=0)
             own.unlink(missing_ok=True)
 
-    async def _kubelet_socket(self, kubelet: Path) -> tuple[int, ...]:
-        while (identity := _identity(kubelet)) is None:
-            self.unmet = f"{self.resource}: kubelet is not there (no {kubelet})"
-            await asyncio.sleep(WATCH_SECONDS)
-        return identity
-
-    async def _join(self, plugin: SeatPlugin, kubelet: Path, identity: tuple[int, ...], own: Path) -> None:
-        """Complete a registration; fails early when kubelet goes away, since its time-outs are long."""
-        joining = asyncio.create_task(self._register(plugin, kubelet, own.name))
-        try:
-            while not (await asyncio.wait((joining,), timeout=WATCH_SECONDS))[0]:
-                _check_unchanged(kubelet, identity, own)
-            await joining
-        finally:
-            joining.cancel()
-            await asyncio.gather(joining, return_exceptions=True)
-
     async def _register(self, plugin: SeatPlugin, kubelet: Path, endpoint: str) -> None:
-        """Call Register, and wait until kubelet opens ListAndWatch. Raises NotRegisteredError."""
+        """Call Register, and wait until kubelet opens ListAndWatch: it counts the seats from the first list on."""
         request = pb.RegisterRequest(version="v1beta1", endpoint=endpoint, resource_name=self.resource, options=OPTIONS)
         # A local subchannel pool: after one refused connection, a shared one fails the next channel without connecting.
         options = [("grpc.use_local_subchannel_pool", 1)]
@@ -142,32 +132,26 @@ class Registration:
                 await stub.Register(request, timeout=REGISTER_SECONDS)
             except grpc.aio.AioRpcError as error:
                 raise NotRegisteredError(f"kubelet refused ({error.code().name}): {error.details()}") from error
-        await self._await_stream(plugin)
-
-    async def _await_stream(self, plugin: SeatPlugin) -> None:
-        """Wait for ListAndWatch: kubelet counts the seats only from the first list on."""
         try:
             async with asyncio.timeout(FIRST_LIST_SECONDS):
                 await plugin.streaming.wait()
         except TimeoutError:
             raise NotRegisteredError("kubelet accepted, but did not ask for the list of seats") from None
 
-    async def _await_end(self, plugin: SeatPlugin, kubelet: Path, identity: tuple[int, ...], own: Path) -> NoReturn:
-        while True:
-            try:
-                async with asyncio.timeout(WATCH_SECONDS):
-                    await plugin.ended.wait()
-                raise NotRegisteredError("kubelet ended the list of seats")
-            except TimeoutError:
-                _check_unchanged(kubelet, identity, own)
 
-
-def _check_unchanged(kubelet: Path, identity: tuple[int, ...], own: Path) -> None:
-    """Raise NotRegisteredError when kubelet's socket was replaced, or the plugin's socket is gone."""
-    if _identity(kubelet) != identity:
-        raise NotRegisteredError("kubelet restarted")
-    if _identity(own) is None:
-        raise NotRegisteredError("the plugin's socket was removed")
+async def _while_unchanged(step: Coroutine[Any, Any, object], kubelet: Path, identity: Identity, own: Path) -> None:
+    """Await a step. Raises NotRegisteredError once kubelet's socket is replaced or the plugin's socket is gone."""
+    task = asyncio.create_task(step)
+    try:
+        while not (await asyncio.wait((task,), timeout=WATCH_SECONDS))[0]:
+            if _identity(kubelet) != identity:
+                raise NotRegisteredError("kubelet restarted")
+            if _identity(own) is None:
+                raise NotRegisteredError("the plugin's socket was removed")
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class Registrations:
@@ -228,8 +212,7 @@ def _owner(path: Path) -> str | None:
         return f" (process {pid})" if pid else ""
 
 
-def _identity(path: Path) -> tuple[int, ...] | None:
-    """Return what identifies the file: a restarted kubelet may reuse the inode, but not the ctime."""
+def _identity(path: Path) -> Identity | None:
     try:
         found = path.stat()
     except OSError:

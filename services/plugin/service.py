@@ -21,7 +21,7 @@ from kybernate.node import wishes
 from kybernate.node.config import load_now
 from kybernate.node.pod_resources import PodResources, PodResourcesError, devices
 from kybernate.seat import SeatState
-from kybernate.topology import SEAT_ID, IncompleteGroup
+from kybernate.topology import SEAT_ID, IncompleteGroup, Topology
 from services.plugin import allocations, cdi, offers
 from services.plugin.coexistence import Neighbours
 from services.plugin.faults import Probation
@@ -108,21 +108,21 @@ class NodePlugin:
         with contextlib.suppress(PodResourcesError):
             known.add_listed(await self._listed())
         nvidia = await self._nvidia_devices(self.config)
-        draft = offers.draft_offer(settings, self.config, self.reading, known.seats.values(), nvidia=nvidia)
-        gate = StartGate(draft.offer.seats_dir, settings.gate_seconds)
+        offer, topology = offers.draft_offer(settings, self.config, self.reading, known.seats.values(), nvidia=nvidia)
+        gate = StartGate(offer.seats_dir, settings.gate_seconds)
         health = self.config.health
         probation = Probation(frozenset(), ignored_xids=health.ignored_xids, recovery_reads=health.recovery_reads)
-        known.seats = {seat: one for seat, one in known.seats.items() if seat in draft.offer.seats}
-        self.node = NodeSeats(draft.offer, gate, probation, self._on_allocated, known)
-        await asyncio.to_thread(gate.prepare, draft.offer.seats)
+        known.seats = {seat: one for seat, one in known.seats.items() if seat in offer.seats}
+        self.node = NodeSeats(offer, gate, probation, self._on_allocated, known)
+        await asyncio.to_thread(gate.prepare, offer.seats)
         strategy = self.config.device_list_strategy
-        offer = await offers.write_cdi_spec(settings, draft, strategy, any_allocated=bool(known.seats))
+        offer = await offers.write_cdi_spec(settings, offer, strategy, any_allocated=bool(known.seats))
         self.node.replace_offer(offer)
         with contextlib.suppress(OSError):  # before kubelet can allocate a seat of these groups; ``_save`` tries again
             await asyncio.to_thread(allocations.save, settings.state_dir, allocations.dump(known))
         self._inventory = InventoryWriter(self.bus, settings.node, self.node)
         self.gpu_watch = GpuWatch(settings, self.gpus, self.reading, self._adopt, self._health_changed)
-        self._offered(draft.incomplete)
+        self._offered(topology)
         self.health.conditions["config"] = lambda: self.refused_config
         self.health.conditions["neighbours"] = self._conflict
         self.health.notes["gpus"] = lambda: "; ".join(group.why for group in self._incomplete) or None
@@ -134,14 +134,13 @@ class NodePlugin:
             nvidia = await self._nvidia_devices(config)
             while True:
                 before, allocated = self.node.offer, dict(self.node.allocations.seats)
-                draft = offers.draft_offer(
+                offer, topology = offers.draft_offer(
                     self.settings, config, reading, allocated.values(), former=before.groups, nvidia=nvidia
                 )
-                offer = draft.offer
                 new = offer.seats.keys() - before.seats.keys()
                 await asyncio.to_thread(offers.create_folders, offer.seats_dir, new)
                 strategy = config.device_list_strategy
-                offer = await offers.write_cdi_spec(self.settings, draft, strategy, any_allocated=bool(allocated))
+                offer = await offers.write_cdi_spec(self.settings, offer, strategy, any_allocated=bool(allocated))
                 # Repeat if kubelet allocated a seat meanwhile that the new offer lacks.
                 if (
                     not (self.node.allocations.seats.keys() & before.seats.keys())
@@ -153,12 +152,16 @@ class NodePlugin:
             probation.ignored_xids, probation.recovery_reads = config.health.ignored_xids, config.health.recovery_reads
             self.config, self.reading = config, reading
             self.node.replace_offer(offer)
-            self._offered(draft.incomplete)
+            self._offered(topology)
 
-    def _offered(self, incomplete: tuple[IncompleteGroup, ...]) -> None:
-        """Update everything that depends on the offer."""
-        self._incomplete = incomplete
-        self._inventory.show(self.reading.gpus, incomplete)
+    def _offered(self, topology: Topology) -> None:
+        """Log what the offer lacks, and update everything that depends on it."""
+        for warning in topology.warnings:
+            get_logger().warning("topology.warning", reason=warning)
+        if orphaned := sorted(self.node.offer.orphaned):
+            get_logger().info("plugin.seats_orphaned", seats=orphaned, reason="allocated, but no longer configured")
+        self._incomplete = topology.incomplete
+        self._inventory.show(self.reading.gpus, topology.incomplete)
         self.gpu_watch.expect(self.node, self.reading)
         self.registrations.follow(self.node.offer.resources)
         self._unsaved.set()
@@ -242,16 +245,9 @@ class NodePlugin:
     # --- allocated seats ----------------------------------------------------------------------------------------
 
     def _on_allocated(self, seat_id: str) -> None:
-        seat = self.node.offer.seats[seat_id]
-        self.outbox.put(
-            SeatAllocated(
-                cause=uuid.uuid4().hex,
-                node=self.settings.node,
-                seat=seat.id,
-                state=SeatState.WAITING,
-                group=seat.group.name,
-            )
-        )
+        group, cause = self.node.offer.seats[seat_id].group_name, uuid.uuid4().hex
+        waiting = SeatState.WAITING
+        self.outbox.put(SeatAllocated(cause=cause, node=self.settings.node, seat=seat_id, state=waiting, group=group))
         self._allocated.set()
         self._unsaved.set()
 

@@ -41,7 +41,8 @@ class NodeSeats:
     """Called with the ID of each allocated seat after the answer is made; must not block."""
     allocations: Allocations = field(default_factory=Allocations)
     wishes: OpenWishes = field(default_factory=OpenWishes)
-    _watchers: set[asyncio.Event] = field(default_factory=set)
+    watchers: set[asyncio.Event] = field(default_factory=set)
+    """``notify`` sets them: one per open ListAndWatch."""
 
     def replace_offer(self, offer: Offer) -> None:
         """Offer other seats from now on."""
@@ -74,30 +75,17 @@ class NodeSeats:
     def missing(self, seat_id: str) -> str | None:
         """Return why a container with this seat cannot start: a GPU of its group is gone; None if it can."""
         group, reasons = self.offer.seats[seat_id].group, self.probation.reasons
-        reason = next(
-            (
-                f"GPU {gpu.index} ({gpu.uuid}) of group {group.name}: {reasons[gpu.uuid]}"
-                for gpu in group.gpus
-                if reasons.get(gpu.uuid, "").startswith(GONE)
-            ),
-            None,
-        )
-        return None if reason is None else f"seat {seat_id} cannot start: {reason}; or delete the pod"
+        for gpu in group.gpus:
+            reason = reasons.get(gpu.uuid, "")
+            if reason.startswith(GONE):
+                which = f"GPU {gpu.index} ({gpu.uuid}) of group {group.name}"
+                return f"seat {seat_id} cannot start: {which}: {reason}; or delete the pod"
+        return None
 
     def notify(self) -> None:
         """Make every open ListAndWatch send the complete list again: seats or their health changed."""
-        for watcher in self._watchers:
+        for watcher in self.watchers:
             watcher.set()
-
-    def watch(self) -> asyncio.Event:
-        """Return an event that ``notify`` sets."""
-        event = asyncio.Event()
-        self._watchers.add(event)
-        return event
-
-    def unwatch(self, event: asyncio.Event) -> None:
-        """Stop setting this event."""
-        self._watchers.discard(event)
 
 
 class SeatPlugin(rpc.DevicePluginServicer):
@@ -125,7 +113,8 @@ class SeatPlugin(rpc.DevicePluginServicer):
         context: grpc.aio.ServicerContext[pb.Empty, pb.ListAndWatchResponse],  # noqa: ARG002
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
         """Stream the complete list now and at every change; never returns."""
-        changed = self._node.watch()
+        changed = asyncio.Event()
+        self._node.watchers.add(changed)
         self.streaming.set()
         try:
             while True:
@@ -134,7 +123,7 @@ class SeatPlugin(rpc.DevicePluginServicer):
                 await changed.wait()
                 await asyncio.sleep(BATCH_SECONDS)
         finally:
-            self._node.unwatch(changed)
+            self._node.watchers.discard(changed)
             self.ended.set()
 
     async def GetPreferredAllocation(  # noqa: N802

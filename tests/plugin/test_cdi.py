@@ -53,10 +53,10 @@ def test_it_is_written_whole_and_only_when_it_changed_and_never_empty(tmp_path: 
     assert [path.name for path in folder.iterdir()] == ["kyb.ai-group.json"]
     assert json.loads((folder / cdi.FILE).read_text()) == cdi.spec(node.cdi_devices())
     assert (folder / cdi.FILE).stat().st_mode & 0o777 == 0o644
-    assert cdi.write(folder, ())
+    assert cdi.write(folder, {})
     assert list(folder.iterdir()) == []
     assert not cdi.remove(folder)
-    assert stand.offer().cdi_devices() == ()
+    assert stand.offer().cdi_devices() == {}
 
 
 def test_nvidias_own_devices_are_found_among_other_specs(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate.config import ConfigError, NodeConfig
+from kybernate.config.fields import PLACEMENTS
 from kybernate.machine import Gpu, GpuEvent, Link, PcieLevel
 from kybernate.topology import Group, plan, with_orphaned_seats
 from services.plugin.allocations import FORGET_AFTER
 from services.plugin.devices import AllocationRefusedError, Offer, SeatAnswer
 from services.plugin.faults import Probation
 from services.plugin.gate import StartGate
-from services.plugin.placement import Strategy
 from services.plugin.servicer import NodeSeats
 
 SEATS_DIR = Path("/run/kyb/seats")
@@ -56,7 +56,7 @@ def configs(draw: st.DrawFn) -> NodeConfig:
                 "groupSize": size,
                 "seatsPerGroup": seats,
                 "activeSlots": draw(st.integers(1, seats)),
-                "placement": draw(st.sampled_from([strategy.value for strategy in Strategy])),
+                "placement": draw(st.sampled_from(PLACEMENTS)),
                 "exposeDevices": draw(st.sampled_from(["group", "node"])),
             }
         )

@@ -177,7 +177,7 @@ async def test_an_unchanged_reading_makes_no_new_offer() -> None:
 async def test_auto_offers_no_cdi_when_the_spec_cannot_be_written() -> None:
     async with opened(gpus="nvml") as (plugin, folder):
         nvidia = frozenset(gpu.uuid for gpu in GPUS)
-        draft = offers.draft_offer(plugin.settings, plugin.config, plugin.reading, (), nvidia=nvidia)
+        draft, _ = offers.draft_offer(plugin.settings, plugin.config, plugin.reading, (), nvidia=nvidia)
         assert (await offers.write_cdi_spec(plugin.settings, draft, "auto", any_allocated=True)).cdi is not None
         (folder / "file").write_text("")
         settings = plugin.settings.model_copy(update={"cdi_dir": folder / "file"})
