@@ -38,7 +38,7 @@ class Storm:
 
 
 async def storm(kubelet: Kubelet, restarts: int, seed: int) -> Storm:
-    """Restart kubelet so often; somebody else gives tickets. Raises RuntimeError when something is not as before."""
+    """Restart kubelet so often while tickets are granted. Raises RuntimeError when the state differs afterwards."""
     rng = random.Random(seed)
     seen = Storm()
     for number, resource in enumerate((ONE, TWO, FOUR)):

@@ -47,9 +47,9 @@ RULES = {
 """The rule of thumb of the customer's guide to GPU scheduling: utilisation, fragmentation, time to schedule."""
 
 METRICS = {
-    "utilisation": "% GPUs that somebody has a seat on, of all GPUs of nodes that have a seat at all",
+    "utilisation": "% GPUs with an allocated seat, of all GPUs of nodes with an allocated seat",
     "nodes": "nodes that have a seat, of 64",
-    "at_once": "% replicas that found GPUs on which nobody had a seat (the others take turns)",
+    "at_once": "% replicas that were placed on GPUs without an allocated seat (the others take turns)",
     "at_once_4": "% the same, of replicas of four GPUs",
     "fragmentation": "% free GPUs that are in no free group of four",
     "worst_node": "% of a deployment of several replicas that one node takes with it, at worst",

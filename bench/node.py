@@ -26,7 +26,7 @@ ONE, TWO, FOUR = "kyb.ai/conformance-1x", "kyb.ai/conformance-2x", "kyb.ai/confo
 SEATS = {ONE: 4, TWO: 2, FOUR: 2}
 """How many seats each resource has."""
 GPUS = 8
-NO_CREDENTIALS = "nats://127.0.0.1:9"
+NO_NATS = "nats://127.0.0.1:9"
 """No bus: the plugin must do without."""
 _GROUPS = {"A": [0], "B": [1], "CD": [2, 3], "E-H": [4, 5, 6, 7]}
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
@@ -101,7 +101,7 @@ class Program:
 
 @dataclass
 class Node:
-    """The node's programs and folders. Kubelet belongs to whoever made this."""
+    """The node's programs and folders. Kubelet belongs to the caller."""
 
     kubelet_dir: Path
     """Kubelet's device plugin folder."""
@@ -125,7 +125,7 @@ class Node:
             "KYB_STATE_DIR": str(self.work / "state"),
             "KYB_CDI_DIR": str(self.work / "cdi"),
             "KYB_LOG_FORMAT": "json",
-            "KYB_NATS_URL": NO_CREDENTIALS,
+            "KYB_NATS_URL": NO_NATS,
         }
         self.plugin = Program("plugin", ("-m", "services.plugin"), env | dict(self.settings), self.work)
 
@@ -194,16 +194,16 @@ class Node:
 
 @dataclass
 class Doorkeeper:
-    """Plays the GPU manager at the start gate: everybody gets a ticket, unless told otherwise."""
+    """Plays the GPU manager at the start gate: every call gets a ticket, unless ``held``."""
 
     seats_dir: Path
     held: bool = False
-    """Nobody gets a ticket."""
+    """Grant no call."""
     given: list[str] = field(default_factory=list)
-    """Seats that got one, in order."""
+    """Seats that got a ticket, in order."""
 
     async def watch(self) -> None:
-        """Give tickets, for ever."""
+        """Grant tickets until cancelled."""
         answered: set[str] = set()
         while True:
             for folder, call in self.calls().items():
@@ -213,7 +213,7 @@ class Doorkeeper:
             await asyncio.sleep(0.02)
 
     def calls(self) -> dict[str, dict[str, Any]]:
-        """Starts that wait, by seat."""
+        """Return the waiting calls by seat."""
         found = {}
         for path in self.seats_dir.glob("*/call.json"):
             with contextlib.suppress(OSError, ValueError):
@@ -221,11 +221,11 @@ class Doorkeeper:
         return found
 
     def say(self, seat: str, text: str) -> None:
-        """What a refused start of this seat is told."""
+        """Set the text for a refused start of this seat."""
         (self.seats_dir / seat / "status.json").write_text(json.dumps({"text": text}))
 
     def reset(self) -> None:
-        """Forget what was said, and let everybody in again."""
+        """Remove the texts and grant every call again."""
         self.held = False
         for path in self.seats_dir.glob("*/status.json"):
             path.unlink()

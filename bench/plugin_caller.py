@@ -1,7 +1,7 @@
 """Asks a device plugin as kubelet does, one call after the other, in a process with nothing else to do.
 
 Reads ``{"addresses": {resource: address}, "seats": {resource: [id]}, "calls": N}`` from standard input and writes
-``{"preferred": [ms], "allocate": [ms], "floor": [ms], "given": [id]}``. A process of its own, since a thread beside a
+``{"preferred": [ms], "allocate": [ms], "floor": [ms], "given": [id]}``. A separate process, since a thread beside a
 busy event loop would measure how Python shares its interpreter.
 """
 

@@ -29,7 +29,7 @@ FOREIGN = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "lo
 
 @dataclass
 class Probe:
-    """A plugin that does as it is told, registered beside ours under a resource of its own."""
+    """A scripted plugin, registered beside ours under a separate resource."""
 
     stand: "Stand"
     plugin: ScriptedPlugin

@@ -36,7 +36,7 @@ class Container:
 
 
 def manifest(*containers: Container, image: str, policy: str = "Always", node: str = "") -> dict[str, Any]:
-    """A v1 Pod with a name of its own; with a node's name, the scheduler is passed over."""
+    """Return a v1 Pod with a unique name; with a node's name, the scheduler is bypassed."""
     spec: dict[str, Any] = {
         "restartPolicy": policy,
         "terminationGracePeriodSeconds": 1,

@@ -26,7 +26,7 @@ QUALIFIED = re.compile(r"[a-zA-Z][a-zA-Z0-9.-]*/[a-zA-Z][a-zA-Z0-9_-]*=[a-zA-Z0-
 @pytest.mark.item(23)
 @pytest.mark.needs_pods
 @pytest.mark.fake_only("looks at what kubelet asked")
-async def test_each_container_and_resource_has_an_allocate_of_its_own(node: Stand, pods: Workload) -> None:
+async def test_each_container_and_resource_has_a_separate_allocate(node: Stand, pods: Workload) -> None:
     node.fake.calls.clear()
     await running(pods, await pods.create(Container({ONE: 1}), Container({ONE: 1}, name="second")))
     asked = node.asked("Allocate")

@@ -1,4 +1,4 @@
-"""The way to a kubelet that is not ours, tried on one that plays it: a fake kubelet in a process of its own."""
+"""The suite against a kubelet in another process, played by the fake kubelet."""
 
 import asyncio
 import json

@@ -83,15 +83,13 @@ async def test_until_then_only_allocatable_is_zero() -> None:
 
 @pytest.mark.item(14, 40, 58, 59)
 @pytest.mark.needs_pods
-async def test_a_killed_plugin_comes_back_and_only_pods_admitted_in_between_are_lost(
-    node: Stand, pods: Workload
-) -> None:
+async def test_a_killed_plugin_restarts_and_only_pods_admitted_in_between_fail(node: Stand, pods: Workload) -> None:
     stays = await pods.create(Container({ONE: 1}))
     before = await running(pods, stays)
     old = {path.name for path in node.sockets()}
     await node.plugin.kill()
     await until(lambda: _none(node), what="the loss of every seat")
-    assert {path.name for path in node.sockets()} == old  # nobody was left to remove them
+    assert {path.name for path in node.sockets()} == old  # the killed plugin could not remove them
     lost = await failed(pods, await pods.create(Container({ONE: 1}), bypass=True))
     assert lost["reason"] == "UnexpectedAdmissionError"
     assert f"no healthy devices present; cannot allocate unhealthy devices {ONE}" in lost["message"]
@@ -111,9 +109,7 @@ async def _none(node: Stand) -> bool:
 
 @pytest.mark.item(15, 16)
 @pytest.mark.needs_pods
-async def test_a_lost_gpu_takes_its_seats_off_the_offer_but_no_pod_down_and_comes_back(
-    node: Stand, pods: Workload
-) -> None:
+async def test_a_lost_gpu_makes_its_seats_unhealthy_ends_no_pod_and_recovers(node: Stand, pods: Workload) -> None:
     names = [await pods.create(Container({FOUR: 1})), await pods.create(Container({ONE: 1}))]
     before = [(await running(pods, name))["containerID"] for name in names]
     await node.with_gpus(GPUS - 1)
@@ -124,10 +120,10 @@ async def test_a_lost_gpu_takes_its_seats_off_the_offer_but_no_pod_down_and_come
 
     await until(lost, what="the loss of the seats on the lost GPU")
 
-    async def told() -> bool:  # kubelet tells the API server a moment later
+    async def reported() -> bool:  # kubelet updates the API server a moment later
         return [await _health(pods, name) for name in names] == ["Unhealthy", "Healthy"]
 
-    await until(told, what="the health in the pods' status")
+    await until(reported, what="the health in the pods' status")
     assert [container(await pods.get(name))["containerID"] for name in names] == before
     await node.with_gpus(GPUS)
     await node.until_ready()
@@ -140,12 +136,12 @@ async def test_a_lost_gpu_takes_its_seats_off_the_offer_but_no_pod_down_and_come
 
 
 async def _health(pods: Workload, name: str) -> str:
-    (told,) = container(await pods.get(name)).get("allocatedResourcesStatus", [{}])
-    return str(told["resources"][0]["health"]) if told else ""
+    (status,) = container(await pods.get(name)).get("allocatedResourcesStatus", [{}])
+    return str(status["resources"][0]["health"]) if status else ""
 
 
 @pytest.mark.item(15)
-async def test_without_pods_too_a_lost_gpu_takes_only_its_own_seats_off_the_offer(node: Stand) -> None:
+async def test_without_pods_too_a_lost_gpu_makes_only_its_seats_unhealthy(node: Stand) -> None:
     await node.with_gpus(GPUS - 1)
 
     async def lost() -> bool:
@@ -176,7 +172,7 @@ async def test_our_seats_name_the_numa_nodes_of_all_their_gpus(node: Stand) -> N
 
 @pytest.mark.item(17, 49)
 @pytest.mark.fake_only("needs a machine with two NUMA nodes")
-async def test_a_device_with_several_nodes_is_told_once_for_each() -> None:
+async def test_a_device_with_several_numa_nodes_is_listed_once_for_each() -> None:
     async with own_kubelet() as stand, stand.probe() as probe:
         nodes = [pb.NUMANode(ID=0), pb.NUMANode(ID=1)]
         device = pb.Device(ID="p0", health="Healthy", topology=pb.TopologyInfo(nodes=nodes))

@@ -24,19 +24,19 @@ async def listed(node: Stand) -> dict[str, pb.PodResources]:
 
 
 def seats(pod: pb.PodResources) -> dict[str, list[str]]:
-    """Device IDs by container, as often as they are told."""
+    """Return the device IDs by container, as often as they are listed."""
     return {entry.name: [seat for device in entry.devices for seat in device.device_ids] for entry in pod.containers}
 
 
 @pytest.mark.item(46)
-async def test_all_seats_on_offer_are_told_with_their_resource(node: Stand) -> None:
+async def test_all_allocatable_seats_are_listed_with_their_resource(node: Stand) -> None:
     found = await node.allocatable()
     assert {resource: len(found[resource]) for resource in SEATS} == SEATS
 
 
 @pytest.mark.item(46, 47)
 @pytest.mark.needs_pods
-async def test_the_owner_of_a_seat_is_told_by_namespace_and_name(node: Stand, pods: Workload) -> None:
+async def test_the_owner_of_a_seat_is_listed_by_namespace_and_name(node: Stand, pods: Workload) -> None:
     load = Container({ONE: 1}, "true", name="load", init=True)
     side = Container({ONE: 1}, name="side", sidecar=True)
     name = await pods.create(side, load, Container({ONE: 1}))
@@ -49,13 +49,13 @@ async def test_the_owner_of_a_seat_is_told_by_namespace_and_name(node: Stand, po
     assert not any("uid" in field.name.lower() for field in pb.PodResources.DESCRIPTOR.fields)
     got = await node.ask_kubelet("Get", pb.GetPodResourcesRequest(pod_name=name, pod_namespace="default"))
     assert seats(got.pod_resources) == seats(pod)
-    with pytest.raises(grpc.aio.AioRpcError, match="pod nobody in namespace default not found"):
-        await node.ask_kubelet("Get", pb.GetPodResourcesRequest(pod_name="nobody", pod_namespace="default"))
+    with pytest.raises(grpc.aio.AioRpcError, match="pod unknown in namespace default not found"):
+        await node.ask_kubelet("Get", pb.GetPodResourcesRequest(pod_name="unknown", pod_namespace="default"))
 
 
 @pytest.mark.item(48, 51)
 @pytest.mark.needs_pods
-async def test_a_pod_that_is_over_is_not_listed_and_its_seat_is_the_next_ones(node: Stand, pods: Workload) -> None:
+async def test_a_finished_pod_is_not_listed_and_its_seat_goes_to_the_next_pod(node: Stand, pods: Workload) -> None:
     stays = await pods.create(Container({FOUR: 1}))
     await running(pods, stays)
     over = await pods.create(Container({FOUR: 1}, "env"), policy="Never")
@@ -80,14 +80,14 @@ async def test_a_pod_that_is_over_is_not_listed_and_its_seat_is_the_next_ones(no
 async def test_a_seat_on_two_numa_nodes_is_listed_twice_and_is_one(node: Stand, pods: Workload) -> None:
     name = await pods.create(Container({FOUR: 1}))
     await running(pods, name)
-    told = seats((await listed(node))[name])["engine"]
+    listed_ids = seats((await listed(node))[name])["engine"]
     nodes = next(iter((await node.allocatable())[FOUR].values()))
-    assert len(told) == max(1, len(nodes))
-    assert len(set(told)) == 1
+    assert len(listed_ids) == max(1, len(nodes))
+    assert len(set(listed_ids)) == 1
 
 
 @pytest.mark.item(50)
-async def test_a_burst_of_questions_is_refused_in_part(node: Stand) -> None:
+async def test_a_burst_of_calls_is_refused_in_part(node: Stand) -> None:
     async with grpc.aio.insecure_channel(f"unix:{node.pod_resources}", options=FOREIGN) as channel:
         stub = rpc.PodResourcesListerStub(channel)
 
@@ -103,7 +103,7 @@ async def test_a_burst_of_questions_is_refused_in_part(node: Stand) -> None:
 @pytest.mark.item(52)
 @pytest.mark.needs_pods
 @pytest.mark.fake_only("looks for the processes of a pod that is gone")
-async def test_a_force_deleted_pods_seat_is_given_away_while_its_process_runs(node: Stand, pods: Workload) -> None:
+async def test_a_force_deleted_pods_seat_is_allocated_again_while_its_process_runs(node: Stand, pods: Workload) -> None:
     others = [await pods.create(Container({TWO: 1})) for _ in range(SEATS[TWO])]
     for name in others:
         await running(pods, name)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.mark.item(54)
-async def test_both_apis_are_compiled_under_names_of_their_own_in_the_packages_of_the_wire() -> None:
+async def test_both_apis_are_compiled_under_separate_names_in_the_packages_of_the_wire() -> None:
     device, resources = deviceplugin_pb2.DESCRIPTOR, podresources_pb2.DESCRIPTOR
     assert device.name != resources.name
     assert (device.package, resources.package) == ("v1beta1", "v1")

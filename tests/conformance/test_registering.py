@@ -28,14 +28,14 @@ async def test_kubelet_calls_back_before_register_returns(node: Stand) -> None:
 
 
 @pytest.mark.item(1)
-async def test_a_socket_that_nobody_serves_is_refused(node: Stand, short_dial: None) -> None:
+async def test_a_socket_without_a_server_is_refused(node: Stand, short_dial: None) -> None:
     async with node.probe() as probe:
-        refusal = await probe.register("nobody.sock")
+        refusal = await probe.register("unserved.sock")
         assert refusal == "failed to dial device plugin: context deadline exceeded"
 
 
 @pytest.mark.item(1, 6)
-async def test_our_plugin_serves_each_resource_on_a_socket_of_its_own_before_it_registers(node: Stand) -> None:
+async def test_our_plugin_serves_each_resource_on_a_separate_socket_before_it_registers(node: Stand) -> None:
     own = [node.sockets(resource) for resource in RESOURCES]
     assert [len(sockets) for sockets in own] == [1, 1, 1]
     assert len({path for sockets in own for path in sockets}) == 3
@@ -59,7 +59,7 @@ async def test_a_name_that_is_no_extended_resource_is_refused(node: Stand, name:
 
 
 @pytest.mark.item(4)
-async def test_a_path_instead_of_a_name_is_looked_for_inside_the_folder(node: Stand, short_dial: None) -> None:
+async def test_a_path_instead_of_a_name_is_resolved_inside_the_folder(node: Stand, short_dial: None) -> None:
     async with node.probe() as probe:
         refusal = await probe.register(str(node.kubelet_dir / probe.endpoint))
         assert refusal is not None
@@ -68,7 +68,7 @@ async def test_a_path_instead_of_a_name_is_looked_for_inside_the_folder(node: St
 
 @pytest.mark.item(4, 5)
 @pytest.mark.fake_only("looks at what the plugin sent to kubelet")
-async def test_our_plugin_registers_a_bare_name_and_says_the_same_options_twice(node: Stand) -> None:
+async def test_our_plugin_registers_a_file_name_and_answers_with_the_options_of_register(node: Stand) -> None:
     for resource in RESOURCES:
         registered = node.asked("Register", resource)[-1]
         assert "/" not in registered.request.endpoint

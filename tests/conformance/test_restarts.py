@@ -1,4 +1,4 @@
-"""Rules 36 to 42: kubelet and plugin come and go."""
+"""Rules 36 to 42: restarts of kubelet and plugin."""
 
 import asyncio
 import base64
@@ -40,7 +40,7 @@ async def test_a_restarted_kubelet_gets_every_seat_again_and_running_pods_stay(n
 
 @pytest.mark.item(36)
 @pytest.mark.fake_only("removes the plugin's sockets")
-async def test_a_removed_socket_is_noticed_although_the_stream_goes_on(node: Stand) -> None:
+async def test_a_removed_socket_is_noticed_although_the_stream_continues(node: Stand) -> None:
     old = node.sockets()
     for path in old:
         path.unlink()
@@ -50,14 +50,14 @@ async def test_a_removed_socket_is_noticed_although_the_stream_goes_on(node: Sta
 
 @pytest.mark.item(37)
 @pytest.mark.fake_only("is there before kubelet")
-async def test_our_plugin_waited_for_kubelet_and_said_so(node: Stand) -> None:
+async def test_our_plugin_waited_for_kubelet_and_reported_it(node: Stand) -> None:
     assert len(node.before_kubelet) == len(SEATS)
     assert all("kubelet is not there" in reason for reason in node.before_kubelet.values())
 
 
 @pytest.mark.item(38)
 @pytest.mark.needs_pods
-async def test_what_kubelet_remembers_of_a_seat_is_what_our_plugin_would_say_today(node: Stand, pods: Workload) -> None:
+async def test_kubelets_checkpoint_of_a_seat_equals_our_plugins_present_answer(node: Stand, pods: Workload) -> None:
     names = [await pods.create(Container({resource: 1})) for resource in SEATS]
     for name in names:
         await running(pods, name)
@@ -89,9 +89,7 @@ async def test_ids_and_answers_are_the_same_from_a_plugin_that_was_started_again
 @pytest.mark.item(39)
 @pytest.mark.needs_pods
 @pytest.mark.fake_only(RESTARTS)
-async def test_a_pod_at_the_gate_goes_on_with_its_seat_when_the_plugin_is_back_in_time(
-    node: Stand, pods: Workload
-) -> None:
+async def test_a_pod_at_the_gate_keeps_its_seat_when_the_plugin_restarts_in_time(node: Stand, pods: Workload) -> None:
     node.door.held = True
     name = await pods.create(Container({FOUR: 1}))
     seat = await until(lambda: next(iter(node.door.calls()), ""), what="a start that waits")
@@ -178,9 +176,7 @@ async def test_of_several_seats_only_the_pods_own_matters() -> None:
 @pytest.mark.item(25, 39)
 @pytest.mark.needs_pods
 @pytest.mark.fake_only(RESTARTS)
-async def test_a_kubelet_that_restarts_while_our_plugin_is_being_asked_begins_again(
-    node: Stand, pods: Workload
-) -> None:
+async def test_a_kubelet_that_restarts_during_a_call_to_our_plugin_repeats_it(node: Stand, pods: Workload) -> None:
     node.plugin.signal(signal.SIGSTOP)  # so that the answer does not come
     name = await pods.create(Container({ONE: 1}), bypass=True)
     uid = (await pods.get(name))["metadata"]["uid"]
@@ -194,7 +190,7 @@ async def test_a_kubelet_that_restarts_while_our_plugin_is_being_asked_begins_ag
 
 @pytest.mark.item(25, 39)
 @pytest.mark.fake_only(RESTARTS)
-async def test_a_kubelet_that_restarts_in_the_middle_of_allocate_asks_again_and_remembers_one_answer() -> None:
+async def test_a_kubelet_that_restarts_during_allocate_repeats_it_and_keeps_one_answer() -> None:
     async with own_kubelet() as stand, stand.probe("p0", "p1") as probe:
         pods = FakePods(stand.fake)
         probe.plugin.may_allocate.clear()
@@ -222,7 +218,7 @@ async def test_after_a_reboot_a_pod_admitted_before_the_plugin_fails_and_its_suc
         pods = FakePods(stand.fake)
         async with stand.probe("p0") as probe:
             resource = probe.resource
-        await stand.fake.restart()  # the checkpoint names the resource, nobody offers it
+        await stand.fake.restart()  # the checkpoint has the resource, no plugin offers it
         early = await failed(pods, await pods.create(Container({resource: 1}), bypass=True))
         assert f"cannot allocate unhealthy devices {resource}" in early["message"]
         plugin = ScriptedPlugin()
@@ -256,7 +252,7 @@ async def test_a_kubelet_socket_that_refused_before_does_not_spoil_the_registrat
     kubelet = node.kubelet_dir / "kubelet.sock"
     await until(lambda: not kubelet.exists(), what="the end of kubelet")
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(kubelet))  # and nobody listens
+        dead.bind(str(kubelet))  # without a listener
     try:
 
         async def refused() -> bool:

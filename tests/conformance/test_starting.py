@@ -1,4 +1,4 @@
-"""Rule 35: the start gate; and what waits there must not hold up anything else (61)."""
+"""Rules 35 and 61: the start gate, and that a waiting start delays nothing else."""
 
 import asyncio
 import signal
@@ -22,7 +22,7 @@ async def waiting_reason(pods: Workload, name: str) -> dict[str, str]:
 
 @pytest.mark.item(35)
 @pytest.mark.needs_pods
-async def test_a_refused_start_shows_the_reason_and_is_asked_again_until_it_may(node: Stand, pods: Workload) -> None:
+async def test_a_refused_start_shows_the_reason_and_is_retried_until_it_is_granted(node: Stand, pods: Workload) -> None:
     node.door.held = True
     name = await pods.create(Container({TWO: 1}))
     seat = await until(lambda: next(iter(node.door.calls()), ""), what="a start that waits")
@@ -43,7 +43,7 @@ async def test_a_refused_start_shows_the_reason_and_is_asked_again_until_it_may(
 
 @pytest.mark.item(35, 61)
 @pytest.mark.needs_pods
-async def test_starts_that_wait_hold_up_neither_other_pods_nor_the_plugin(node: Stand, pods: Workload) -> None:
+async def test_waiting_starts_delay_neither_other_pods_nor_the_plugin(node: Stand, pods: Workload) -> None:
     node.door.held = True
     for _ in range(2):
         await pods.create(Container({TWO: 1}))

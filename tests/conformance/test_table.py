@@ -1,4 +1,4 @@
-"""The suite itself: every rule has a test or a reason, and the page says what was measured."""
+"""The suite itself: every rule has a test or a reason, and the page has the measured results."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""CDI names and the spec file: what runtimes read, and when they are used at all."""
+"""CDI names and the spec file: their content, and when they are used."""
 
 import json
 from dataclasses import replace
@@ -45,7 +45,7 @@ def test_the_spec_has_what_the_specification_requires() -> None:
     assert nodes == [{"path": path, "hostPath": path, "permissions": "rw"} for path in paths]
 
 
-def test_it_is_written_whole_and_only_when_it_changed_and_never_empty(tmp_path: Path) -> None:
+def test_the_spec_is_replaced_as_a_whole_only_when_it_changed_and_never_empty(tmp_path: Path) -> None:
     node = stand.offer(present=PRESENT)
     folder = tmp_path / "cdi"
     assert cdi.write(folder, node.cdi_devices())
@@ -81,7 +81,7 @@ def test_auto_takes_cdi_only_where_nvidias_specs_have_every_gpu() -> None:
 
 
 @pytest.mark.parametrize("libraries", [True, False])
-def test_the_answer_names_devices_instead_of_nodes(libraries: bool) -> None:
+def test_the_answer_has_cdi_devices_instead_of_device_nodes(libraries: bool) -> None:
     groups = stand.offer().groups
     names = cdi_names("cdi-cri", groups, everything() if libraries else frozenset())
     node = stand.offer(present=PRESENT, cdi=names)
@@ -113,8 +113,8 @@ def test_a_mig_instance_has_its_own_device_nodes() -> None:
     assert set(nodes) <= set(device_paths(GPUS, {"MIG-1": nodes}))
 
 
-def test_a_name_never_comes_to_mean_other_gpus() -> None:
-    """Kubelet gives a container that restarts the names of its first start, whatever the configuration says by then."""
+def test_a_name_never_refers_to_other_gpus() -> None:
+    """A restarted container gets the names of its first start from kubelet, also after a change of configuration."""
     before = stand.offer(present=PRESENT).groups
     other = replace(before[0], name="G23")
     names = cdi_names("cdi-cri", before, frozenset()) or {}
@@ -122,4 +122,4 @@ def test_a_name_never_comes_to_mean_other_gpus() -> None:
     again = (replace(before[2], name="other", profile=before[2].profile.model_copy(update={"resource": "a/b"})),)
     assert (cdi_names("cdi-cri", again, frozenset()) or {})["other"] == names["G23"]
     both = stand.offer(groups=(*before, *again), present=PRESENT).cdi_devices()
-    assert len({device.name for device in both}) == len(both) == 3
+    assert len(both) == 3

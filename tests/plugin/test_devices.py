@@ -44,7 +44,7 @@ def test_first_fit_takes_the_first_free_seat_of_the_first_group() -> None:
     assert node.preferred([*g1, *g0], (g1[1],), 2, frozenset()) == (g1[1], g0[0])
 
 
-def test_a_group_with_a_faulty_gpu_is_not_preferred_and_no_good_answer_is_an_empty_one() -> None:
+def test_a_group_with_a_faulty_gpu_is_not_preferred_and_without_a_candidate_the_answer_is_empty() -> None:
     node = offer()
     g0, g1 = seats(node, "G0"), seats(node, "G1")
     assert node.preferred([*g0, *g1], (), 1, frozenset({"GPU-0"})) == (g1[0],)
@@ -101,7 +101,7 @@ def test_with_the_fakes_there_are_no_device_nodes_but_the_driver() -> None:
 
 
 @pytest.mark.parametrize("resource", [ONE, TWO])
-def test_more_than_one_seat_is_refused_with_what_to_do(resource: str) -> None:
+def test_more_than_one_seat_is_refused_with_the_remedy(resource: str) -> None:
     node = offer()
     with pytest.raises(AllocationRefusedError, match=r"can have one .*, not 2: .* set resources\.limits to 1"):
         node.answer(resource, [seat.id for seat in node.seats.values() if seat.resource == resource][:2])
@@ -114,12 +114,12 @@ def test_a_seat_that_is_unknown_or_of_another_resource_is_refused() -> None:
             node.answer(resource, [seat_id])
 
 
-def test_a_gpu_that_was_gone_is_on_probation() -> None:
+def test_a_gpu_that_was_missing_is_on_probation() -> None:
     probation = Probation(frozenset({"a", "b"}))
     assert not probation.read(["a", "b"])
     assert probation.read(["a"])
     assert probation.faulty == {"b"}
-    assert not probation.read(["a", "b"])  # seen once: not yet
+    assert not probation.read(["a", "b"])  # read once: not yet
     assert not probation.read(["a"])
     assert not probation.read(["a", "b"])
     assert probation.read(["a", "b"])
@@ -149,7 +149,7 @@ def test_a_seat_that_may_move_reaches_the_gpus_of_its_peers_and_sees_its_own() -
     assert answers["G0"].envs["KYB_GPU_INDICES"] == "0"
 
 
-def test_a_gpu_that_is_away_is_not_counted_among_those_to_move_to() -> None:
+def test_a_missing_gpu_is_no_target_of_moves() -> None:
     node = movable(gpus=tuple(gpu for gpu in GPUS if gpu.uuid != "GPU-1"))
     answer = node.answer(ONE, [seats(node, "G0")[0]])
     assert (answer.envs["NVIDIA_VISIBLE_DEVICES"], answer.envs["CUDA_VISIBLE_DEVICES"]) == ("GPU-0", "0")

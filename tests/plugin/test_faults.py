@@ -1,4 +1,4 @@
-"""Which GPUs count as faulty: XID events and readings, one after another; then the whole way to kubelet and the bus."""
+"""Which GPUs count as faulty after XID events and readings; then the path to kubelet and the bus."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def test_faults_of_applications_change_nothing(xid: int) -> None:
     assert probation.faulty == frozenset()
 
 
-def test_a_real_fault_marks_its_gpu_and_good_readings_clear_it() -> None:
+def test_a_hardware_fault_marks_its_gpu_and_good_readings_clear_it() -> None:
     probation = Probation(BOTH, recovery_reads=3)
     assert probation.event(GpuEvent("a", 79))
     assert probation.reasons == {"a": "XID 79"}
@@ -43,7 +43,7 @@ def test_a_real_fault_marks_its_gpu_and_good_readings_clear_it() -> None:
     assert probation.take_changes() == []
 
 
-def test_a_gpu_that_is_gone_is_named_so_and_an_event_alone_does_not_bring_it_back() -> None:
+def test_a_missing_gpu_is_reported_as_missing_and_an_event_alone_does_not_clear_it() -> None:
     probation = Probation(BOTH)
     assert probation.read(["b"])
     assert probation.reasons == {"a": GONE}
@@ -51,7 +51,7 @@ def test_a_gpu_that_is_gone_is_named_so_and_an_event_alone_does_not_bring_it_bac
     assert probation.reasons == {"a": f"{GONE}, XID 79"}
 
 
-def test_an_event_of_nobody_hits_everybody_and_one_of_a_stranger_nobody() -> None:
+def test_an_event_without_a_gpu_affects_all_gpus_and_one_of_an_unknown_gpu_affects_none() -> None:
     probation = Probation(BOTH)
     assert not probation.event(GpuEvent("c", 79))
     assert probation.event(GpuEvent(None, 79))
@@ -65,13 +65,13 @@ def test_an_event_of_a_mig_instance_hits_its_gpu() -> None:
     assert probation.faulty == {"b"}
 
 
-def test_what_is_ignored_is_configurable() -> None:
+def test_ignored_xids_are_configurable() -> None:
     probation = Probation(BOTH, ignored_xids=(79,))
     assert not probation.event(GpuEvent("a", 79))
     assert probation.event(GpuEvent("a", 13))
 
 
-async def test_xid_79_takes_exactly_the_seats_of_its_groups_and_gives_them_back_after_probation() -> None:
+async def test_xid_79_makes_exactly_the_seats_of_its_groups_unhealthy_until_probation_ends() -> None:
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             async with (
@@ -103,7 +103,7 @@ async def test_xid_79_takes_exactly_the_seats_of_its_groups_and_gives_them_back_
                     await until(
                         lambda: logged(log, "config.applied"), what="the log event config.applied", timeout=PATIENCE
                     )
-                    # XID 13 changes nothing, and is heard before the next one.
+                    # XID 13 changes nothing, and is handled before the next one.
                     await gpus.call("inject", fault="xid", gpu=uuids[3], xid=13)
                     await gpus.call("inject", fault="xid", gpu=uuids[3], xid=79)
                     await until_capacity(kubelet, {ONE: (4, 4), TWO: (2, 0)}, timeout=PATIENCE)
@@ -129,7 +129,7 @@ async def test_xid_79_takes_exactly_the_seats_of_its_groups_and_gives_them_back_
                         what="the pod with a lost seat fails or is unbound",
                         timeout=PATIENCE,
                     )
-                    assert "running" in state(running)["state"]  # nobody is killed for it
+                    assert "running" in state(running)["state"]  # the fault ends no pod
                     (folder / "config.yaml").write_text(json.dumps(config()))
                     await until_ready(kubelet, timeout=PATIENCE)
                     recovered = await asyncio.wait_for(anext(events), PATIENCE)

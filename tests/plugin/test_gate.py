@@ -50,7 +50,7 @@ def gate(tmp_path: Path) -> StartGate:
     return gate
 
 
-async def test_a_waiting_start_is_announced_and_opened_by_its_ticket_which_is_used_up(gate: StartGate) -> None:
+async def test_a_waiting_start_is_announced_and_consumes_its_ticket(gate: StartGate) -> None:
     async with waiting(gate) as (task, call):
         assert call["until"] == pytest.approx(call["since"] + 10)
         ticket(gate, call["call"])
@@ -63,7 +63,7 @@ async def test_a_waiting_start_is_announced_and_opened_by_its_ticket_which_is_us
 
 async def test_a_ticket_for_another_call_or_seat_is_removed_and_opens_nothing(gate: StartGate) -> None:
     async with waiting(gate) as (task, call):
-        for wrong in (("somebody else", SEAT), (call["call"], "1x-abcdef.s01")):
+        for wrong in (("another call", SEAT), (call["call"], "1x-abcdef.s01")):
             ticket(gate, *wrong)
             await until(lambda: not (gate.seats_dir / SEAT / "ticket.json").exists(), what="the ticket is used up")
             assert not task.done()
@@ -80,14 +80,14 @@ async def test_an_unreadable_ticket_opens_nothing(gate: StartGate) -> None:
         await asyncio.wait_for(task, 5)
 
 
-async def test_a_ticket_left_from_an_earlier_call_is_worth_nothing(gate: StartGate) -> None:
+async def test_a_ticket_of_an_earlier_call_is_void(gate: StartGate) -> None:
     ticket(gate, "earlier")
     async with waiting(gate) as (task, _):
         assert not (gate.seats_dir / SEAT / "ticket.json").exists()
         assert not task.done()
 
 
-async def test_without_a_ticket_the_refusal_says_what_the_manager_says(gate: StartGate) -> None:
+async def test_without_a_ticket_the_refusal_has_the_managers_text(gate: StartGate) -> None:
     gate.wait_seconds = 0.1
     write(gate.seats_dir / SEAT / "status.json", {"text": "group G0 is held by 1x-abcdef.s01 since 12 s"})
     with pytest.raises(NotGrantedError, match="group G0 is held by"):
@@ -95,14 +95,12 @@ async def test_without_a_ticket_the_refusal_says_what_the_manager_says(gate: Sta
     assert not (gate.seats_dir / SEAT / "call.json").exists()
 
 
-async def test_without_a_manager_the_refusal_says_that(gate: StartGate) -> None:
+async def test_without_a_manager_the_refusal_names_the_missing_manager(gate: StartGate) -> None:
     with pytest.raises(NotGrantedError, match="no GPU manager has been seen"):
         await gate.wait(SEAT, limit_seconds=0.1)
 
 
-async def test_a_ticket_written_in_the_last_moment_still_counts(
-    gate: StartGate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_ticket_written_at_the_deadline_still_counts(gate: StartGate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.plugin.gate.POLL_SECONDS", 0.5)
     gate.wait_seconds = 0.3
     async with waiting(gate) as (task, call):
@@ -120,14 +118,14 @@ async def test_a_newer_call_of_the_seat_replaces_the_older_one(gate: StartGate) 
         await asyncio.wait_for(new, 5)
 
 
-async def test_when_kubelet_hangs_up_the_announcement_goes(gate: StartGate) -> None:
+async def test_the_announcement_is_removed_when_kubelet_cancels_the_call(gate: StartGate) -> None:
     async with waiting(gate):
         pass
     assert not (gate.seats_dir / SEAT / "call.json").exists()
     assert gate.calls == {}
 
 
-async def test_waiting_blocks_nobody(gate: StartGate) -> None:
+async def test_a_waiting_start_blocks_no_other_start(gate: StartGate) -> None:
     async with waiting(gate):
         began = time.monotonic()
         for _ in range(50):
@@ -135,7 +133,7 @@ async def test_waiting_blocks_nobody(gate: StartGate) -> None:
         assert time.monotonic() - began < 1
 
 
-def test_preparing_makes_the_folders_and_forgets_old_calls(tmp_path: Path) -> None:
+def test_prepare_creates_the_folders_and_deletes_old_calls(tmp_path: Path) -> None:
     gate = StartGate(tmp_path / "seats")
     gate.prepare([SEAT])
     write(tmp_path / "seats" / SEAT / "call.json", {"call": "old", "since": 0, "until": 1})

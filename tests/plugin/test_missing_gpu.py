@@ -1,4 +1,4 @@
-"""A GPU that is away when the plugin starts: its groups wait for it, all others work, and seats in use stay listed."""
+"""A GPU that is missing when the plugin starts: its groups wait for it, others work, allocated seats stay listed."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ async def uuid_of(gpus: Any, index: int) -> str:
     return str((await gpus.call("devices"))["gpus"][index]["uuid"])
 
 
-async def test_a_listed_group_is_offered_once_its_gpu_is_there_and_the_others_at_once() -> None:
+async def test_a_listed_group_is_offered_once_its_gpu_is_present_and_the_others_at_once() -> None:
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             async with (
@@ -80,7 +80,7 @@ async def test_a_listed_group_is_offered_once_its_gpu_is_there_and_the_others_at
 
 
 @pytest.mark.parametrize("booted", [False, True], ids=["since the start", "before a reboot"])
-async def test_a_seat_in_use_stays_listed_as_unhealthy_while_its_gpu_is_away(booted: bool) -> None:
+async def test_an_allocated_seat_is_listed_as_unhealthy_while_its_gpu_is_missing(booted: bool) -> None:
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             async with driver(folder) as gpus:
@@ -113,7 +113,7 @@ async def test_a_seat_in_use_stays_listed_as_unhealthy_while_its_gpu_is_away(boo
                     await until_ready(kubelet, timeout=PATIENCE)
 
 
-async def test_a_gpu_that_is_away_moves_no_group_that_was_found() -> None:
+async def test_a_missing_gpu_changes_no_discovered_group() -> None:
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             found = {"profiles": [config()["profiles"][1]], "gpuTopology": {"groups": []}}
@@ -136,7 +136,7 @@ def forget_boot(path: Path) -> None:
 
 
 async def refusal(kubelet_dir: Path, seat: str) -> str:
-    """What the start gate says."""
+    """Return the refusal of the start gate."""
     (own,) = kubelet_dir.glob("kyb-gpu-2x*.sock")
     async with grpc.aio.insecure_channel(f"unix:{own}") as channel:
         try:

@@ -1,4 +1,4 @@
-"""What the plugin tells the cluster while NATS comes and goes: in order, once, and never in kubelet's way."""
+"""The plugin's events while NATS disconnects and reconnects: in order, once, and without delaying kubelet."""
 
 import asyncio
 from pathlib import Path
@@ -24,7 +24,7 @@ def event(number: int) -> SeatAllocated:
     return SeatAllocated(cause="c", node="n", seat=f"1x-abcdef.s{number:02d}", state=SeatState.WAITING)
 
 
-async def test_what_was_put_while_the_bus_was_away_follows_in_order_and_once() -> None:
+async def test_events_put_while_the_bus_was_disconnected_are_sent_in_order_and_once() -> None:
     server = MemoryServer()
     async with MemoryBus.connect(server) as bus, MemoryBus.connect(server) as other:
         outbox = Outbox(bus)
@@ -53,7 +53,7 @@ async def test_what_was_put_while_the_bus_was_away_follows_in_order_and_once() -
             await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_of_too_many_the_oldest_are_dropped_and_counted() -> None:
+async def test_beyond_the_limit_the_oldest_events_are_dropped_and_counted() -> None:
     server = MemoryServer()
     async with MemoryBus.connect(server) as bus:
         outbox = Outbox(bus, limit=3)
@@ -79,7 +79,7 @@ async def allocate(folder: Path, seats: list[str]) -> None:
             await stub.Allocate(request, timeout=9)
 
 
-async def test_with_nats_down_kubelet_is_answered_and_the_events_come_when_it_is_back() -> None:
+async def test_kubelet_is_answered_while_nats_is_down_and_the_events_are_sent_afterwards() -> None:
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             url = f"nats://127.0.0.1:{(port := free_port())}"
@@ -93,16 +93,16 @@ async def test_with_nats_down_kubelet_is_answered_and_the_events_come_when_it_is
                         await bus.until_connected()
                         found: list[str] = []
 
-                        async def told() -> list[str]:
+                        async def allocated() -> list[str]:
                             kept = [m async for m in bus.replay() if isinstance(m, SeatAllocated)]
                             return [message.seat for message in kept]
 
                         while len(found) < len(seats):
-                            found = await told()
+                            found = await allocated()
                             await asyncio.sleep(0.05)
                         await allocate(kubelet.options.folder, seats[:1])
                         while len(found) < len(seats) + 1:
-                            found = await told()
+                            found = await allocated()
                             await asyncio.sleep(0.05)
                         assert found == [*seats, seats[0]]
                 assert logged(log, "plugin.allocation_refused") is None

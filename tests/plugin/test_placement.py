@@ -1,4 +1,4 @@
-"""Each strategy on a few groups, and what the plugin makes of it on a machine."""
+"""Each strategy on a few groups, and the plugin's choices on a machine."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def names(strategy: str, *places: GroupLoad, wish: str = "") -> list[str]:
     return [found.name for found in rank(strategy, places, wish)]
 
 
-def test_first_fit_goes_by_the_configuration_and_skips_full_groups() -> None:
+def test_first_fit_follows_the_order_of_the_configuration_and_skips_full_groups() -> None:
     assert names("first-fit", place("b", 1), place("a", 0, used=3), place("full", 2, used=4)) == ["a", "b"]
 
 
@@ -36,14 +36,14 @@ def test_best_fit_fills_a_group_and_worst_fit_takes_the_emptiest() -> None:
     assert names("worst-fit", *groups) == ["c", "a", "b"]
 
 
-def test_bin_pack_fills_the_busiest_neighbourhood_before_it_begins_another() -> None:
+def test_bin_pack_fills_the_numa_node_with_the_most_seats_first() -> None:
     quiet = place("fuller, alone", 0, used=2, nearby_allocated=2)
     busy = place("emptier, among others", 1, used=1, nearby_allocated=5)
     assert names("bin-pack", quiet, busy)[0] == "emptier, among others"
     assert names("best-fit", quiet, busy)[0] == "fuller, alone"
 
 
-def test_spread_counts_seats_per_slot_and_then_the_neighbours() -> None:
+def test_spread_compares_seats_per_slot_and_then_the_numa_nodes() -> None:
     shared = place("two slots", 0, used=2, slots=2, seats=8)
     lonely = place("one slot", 1, used=2, slots=1, seats=8)
     assert names("spread", lonely, shared) == ["two slots", "one slot"]
@@ -52,7 +52,7 @@ def test_spread_counts_seats_per_slot_and_then_the_neighbours() -> None:
     assert names("spread", a, b) == ["quiet socket", "busy socket"]
 
 
-def test_topology_aware_takes_the_closest_gpus_that_need_not_be_waited_for() -> None:
+def test_topology_aware_takes_the_closest_gpus_with_an_idle_slot() -> None:
     far, near = place("far", 0, distance=(4, 0)), place("near", 1, distance=(0, -12))
     assert names("topology-aware", far, near) == ["near", "far"]
     taken = place("near", 1, used=1, distance=(0, -12))
@@ -62,7 +62,7 @@ def test_topology_aware_takes_the_closest_gpus_that_need_not_be_waited_for() -> 
 
 
 @pytest.mark.parametrize("strategy", PLACEMENTS)
-def test_whatever_the_strategy_wishes_go_first_and_disturbed_groups_last(strategy: str) -> None:
+def test_with_every_strategy_wishes_come_first_and_overlapping_groups_last(strategy: str) -> None:
     disturbed = place("disturbed", 0, used=3, overlapping_allocated=2, nearby_allocated=9)
     free = place("free", 1)
     assert names(strategy, disturbed, free) == ["free", "disturbed"]
@@ -142,16 +142,16 @@ def test_spread_alternates_between_the_sockets_and_bin_pack_stays_in_one() -> No
     assert [take(node, ONE, in_use) for _ in range(4)] == ["G0", "G0", "G0", "G1"]
 
 
-def test_seats_of_other_resources_disturb_the_groups_that_share_their_gpus() -> None:
+def test_groups_that_share_gpus_with_seats_of_other_resources_come_last() -> None:
     node, in_use = offer("first-fit"), set[str]()
     assert take(node, FOUR, in_use) == "G0123"
     assert take(node, ONE, in_use) == "G4"
     assert take(node, TWO, in_use) == "G67"
-    assert take(node, TWO, in_use) == "G67"  # every other pair shares a GPU with somebody
+    assert take(node, TWO, in_use) == "G67"  # every other pair shares a GPU with an allocated seat
     assert take(node, ONE, in_use, wish="G3") == "G3"
 
 
-def test_links_count_by_the_worst_pair() -> None:
+def test_the_distance_of_a_group_is_that_of_its_worst_pair() -> None:
     known = {frozenset((link.a, link.b)): link for link in machine()[1]}
     assert group_distance(["GPU-2", "GPU-3"], known) == (0, -12)
     assert group_distance(["GPU-0", "GPU-1"], known) == (1, 0)

@@ -1,4 +1,4 @@
-"""Any configuration, any machine, any order of what kubelet does: nothing is counted twice, nothing raises.
+"""For any configuration, machine and order of kubelet's calls: nothing is counted twice, nothing raises.
 
 Kubelet is played by a few sets, as the device manager keeps them: which IDs are listed, healthy and given.
 """
@@ -66,7 +66,7 @@ def configs(draw: st.DrawFn) -> NodeConfig:
 
 
 def groups_of(config: NodeConfig, gpus: tuple[Gpu, ...], links: tuple[Link, ...]) -> tuple[Group, ...]:
-    """None where the configuration does not fit the machine: that is a typed error."""
+    """Return the groups; none where the configuration does not fit the machine (a typed error)."""
     try:
         return plan(config, gpus, links).groups
     except ConfigError:
@@ -85,7 +85,7 @@ class Kubelet:
     """Pod by seat ID."""
     answers: dict[str, SeatAnswer] = field(default_factory=dict)
     pods: int = 0
-    told: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
 
     def admit(self, resource: str, containers: int) -> None:
         """A pod whose init containers, then its app container, use the same seat."""
@@ -114,7 +114,7 @@ class Kubelet:
         assert answer.envs["KYB_GPU_SEAT"] == seat
 
     def wrong(self, resource: str) -> None:
-        """What only a broken kubelet or a stale list would ask: refused, and nobody has anything by it."""
+        """Requests that only a broken kubelet or a stale list would make: refused, and nothing is allocated."""
         held = dict(self.node.allocations.seats)
         own = [seat.id for seat in self.node.offer.listed(resource, frozenset())]
         for seats in ([], ["9x-000000.s00"], own[:2] if len(own) > 1 else ["", "x"]):
@@ -123,18 +123,18 @@ class Kubelet:
         assert self.node.allocations.seats == held
 
     def force_delete(self) -> None:
-        """The pod leaves kubelet's list at once; its seat may be given again in the very next admission."""
+        """Remove a pod from kubelet's list at once; its seat may be allocated again at the next admission."""
         if self.given:
             del self.given[self.chance.choice(sorted(self.given))]
 
     def owners(self, looks: int) -> None:
-        """PodResources is looked at."""
+        """List PodResources so many times."""
         resources = {seat.id: seat.resource for seat in self.node.offer.seats.values()}
         for _ in range(looks):
             self.node.allocations.observe({seat: resources[seat] for seat in self.given})
 
     def reload(self, config: NodeConfig) -> None:
-        """Another configuration. What somebody has must stay."""
+        """Apply another configuration. Allocated seats must stay."""
         before = self.node.offer
         groups = groups_of(config, self.gpus, self.links)
         held = self.node.allocations.seats
@@ -170,7 +170,7 @@ steps = st.lists(
 
 
 @given(machines(), configs(), st.lists(configs(), min_size=1, max_size=3), steps, st.integers())
-def test_any_life_of_a_node(
+def test_any_sequence_of_calls_and_faults_keeps_the_nodes_invariants(
     machine: tuple[tuple[Gpu, ...], tuple[Link, ...]],
     config: NodeConfig,
     others: list[NodeConfig],
@@ -178,11 +178,11 @@ def test_any_life_of_a_node(
     seed: int,
 ) -> None:
     gpus, links = machine
-    told: list[str] = []
+    reported: list[str] = []
     offer = Offer(groups_of(config, gpus, links), gpus, SEATS_DIR, links=links)
     probation = Probation(frozenset(gpu.uuid for gpu in gpus))
-    node = NodeSeats(offer, StartGate(SEATS_DIR), probation, told.append)
-    kubelet = Kubelet(gpus, links, node, random.Random(seed), told=told)
+    node = NodeSeats(offer, StartGate(SEATS_DIR), probation, reported.append)
+    kubelet = Kubelet(gpus, links, node, random.Random(seed), reported=reported)
     kubelet.check()
     for what, number in life:
         resources: Any = node.offer.resources or ("kyb.ai/none",)

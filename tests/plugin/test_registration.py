@@ -34,7 +34,7 @@ async def test_both_resources_are_registered_and_listed() -> None:
         assert options == pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
 
-async def test_kubelet_may_come_later_than_the_plugin() -> None:
+async def test_kubelet_may_start_after_the_plugin() -> None:
     with short_folder() as folder:
         (folder / "k").mkdir()
         async with running_plugin(folder / "k", folder / "run") as plugin:
@@ -50,7 +50,7 @@ async def test_a_restarted_kubelet_gets_every_seat_again() -> None:
         await until(plugin.registered, what="every resource is registered")
 
 
-async def test_a_stream_that_kubelet_ended_is_registered_again_and_the_other_resource_is_not_touched() -> None:
+async def test_a_resource_whose_stream_kubelet_ended_registers_again_and_the_other_is_unaffected() -> None:
     async with running_kubelet() as kubelet, plugin_at(kubelet):
         untouched = kubelet.devices.endpoints[TWO].plugin
         ended = kubelet.devices.endpoints[ONE].plugin
@@ -76,18 +76,18 @@ async def test_a_removed_socket_is_noticed_although_the_stream_still_runs() -> N
         assert not set(before) & set(sockets(kubelet.options.folder))
 
 
-async def test_a_refused_registration_is_said_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_registration_is_reported_and_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "DIAL_SECONDS", 0.1)
     with short_folder() as folder:
         async with running_kubelet() as kubelet, running_plugin(folder, kubelet.options.run_dir) as plugin:
-            # This kubelet dials back into its own folder, where nobody serves.
+            # This kubelet dials back into its own folder, which has no such socket.
             (folder / "kubelet.sock").symlink_to(kubelet.options.folder / "kubelet.sock")
             await until_unmet(plugin, "kubelet refused")
             (folder / "kubelet.sock").unlink()
             await until_unmet(plugin, "kubelet is not there")
 
 
-async def test_a_socket_path_that_is_too_long_is_said() -> None:
+async def test_a_socket_path_that_is_too_long_is_reported() -> None:
     with short_folder() as folder:
         deep = folder / ("x" * (MAX_SOCKET_PATH - len(str(folder)) - 20))
         deep.mkdir()
@@ -110,7 +110,7 @@ def test_sockets_of_dead_plugins_are_removed_and_live_ones_stay() -> None:
             assert sorted(os.listdir(folder)) == ["kyb-file.sock", "kyb-live.sock", "other.sock"]
 
 
-async def test_a_fault_reaches_kubelet_as_unhealthy_seats_and_goes_away_again() -> None:
+async def test_a_fault_makes_seats_unhealthy_in_kubelet_until_it_is_cleared() -> None:
     async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
         plugin.node.probation.read(["GPU-0", "GPU-1", "GPU-2"])
         plugin.node.notify()
@@ -135,7 +135,7 @@ async def test_a_pod_gets_the_first_fit_and_its_answer() -> None:
         assert "running" in state(created)["state"]
 
 
-async def test_two_seats_in_one_container_are_refused_with_a_text_to_act_on() -> None:
+async def test_two_seats_in_one_container_are_refused_with_the_remedy() -> None:
     async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
         greedy = kubelet.create(pod(seats=2))
         await until_failed(greedy)
@@ -145,7 +145,7 @@ async def test_two_seats_in_one_container_are_refused_with_a_text_to_act_on() ->
         assert plugin.hinted == []
 
 
-async def test_the_gate_refuses_in_the_managers_words_and_opens_with_a_ticket() -> None:
+async def test_the_gate_refuses_with_the_managers_text_and_opens_with_a_ticket() -> None:
     async with running_kubelet() as kubelet, plugin_at(kubelet, gate_seconds=0.2) as plugin:
         seat = plugin.seats("G0")[0]
         (plugin.seats_dir / seat / "status.json").write_text('{"text": "group G0 is held by llama since 12 s"}')

@@ -1,4 +1,4 @@
-"""A configuration that changes under a running plugin; seats that somebody has stay, whatever it says."""
+"""Configuration changes of a running plugin: allocated seats stay, whether or not they are configured."""
 
 import asyncio
 import dataclasses
@@ -33,7 +33,7 @@ def only_ones() -> tuple[Group, ...]:
     return groups(profiles=config()["profiles"][:1], gpuTopology={"groups": four})
 
 
-def test_a_shrunk_group_keeps_the_seats_that_somebody_has() -> None:
+def test_a_shrunk_group_keeps_its_allocated_seats() -> None:
     before, after = with_seats(3), with_seats(1)
     third = before[0].seat_ids[2]
     found, kept = with_orphaned_seats(after, [AllocatedSeat(third, ONE)], GPUS, former=before)
@@ -42,7 +42,7 @@ def test_a_shrunk_group_keeps_the_seats_that_somebody_has() -> None:
     assert kept == {third}
 
 
-def test_a_group_that_is_gone_keeps_its_seats_and_gets_another_name_if_its_own_is_taken() -> None:
+def test_a_removed_group_keeps_its_allocated_seats_and_is_renamed_if_its_name_is_taken() -> None:
     (pair,) = (group for group in groups() if group.name == "G23")
     allocated = [AllocatedSeat(pair.seat_ids[1], TWO)]
     found, kept = with_orphaned_seats(only_ones(), allocated, GPUS, former=groups())
@@ -77,7 +77,7 @@ def test_a_seat_that_only_pod_resources_lists_gets_the_gpus_of_its_group_once_th
     assert early.seats == late.seats == {pair.seat_ids[0]: AllocatedSeat(pair.seat_ids[0], TWO, uuids)}
 
 
-def test_a_seat_under_its_resources_old_name_is_not_offered_under_the_new_one() -> None:
+def test_a_seat_allocated_under_a_resources_old_name_is_not_offered_under_the_new_one() -> None:
     renamed = [config()["profiles"][0] | {"resource": "kyb.ai/small"}, config()["profiles"][1]]
     seat = groups()[0].seat_ids[0]
     found, kept = with_orphaned_seats(groups(profiles=renamed), [AllocatedSeat(seat, ONE)], GPUS, former=groups())
@@ -87,14 +87,14 @@ def test_a_seat_under_its_resources_old_name_is_not_offered_under_the_new_one() 
     assert kept == {seat}
 
 
-def test_a_seat_whose_gpus_are_not_here_any_more_is_left_out() -> None:
+def test_an_allocated_seat_of_unknown_gpus_is_left_out() -> None:
     found, kept = with_orphaned_seats(
         groups(), [AllocatedSeat("1x-000000.s00", ONE), AllocatedSeat("nonsense", ONE)], GPUS
     )
     assert (found, kept) == (groups(), frozenset())
 
 
-def test_a_kept_seat_is_answered_for_but_never_proposed() -> None:
+def test_an_orphaned_seat_is_listed_and_answered_but_never_preferred() -> None:
     before, after = with_seats(3), with_seats(1)
     third = before[0].seat_ids[2]
     found, kept = with_orphaned_seats(after, [AllocatedSeat(third, ONE)], GPUS, former=before)
@@ -134,7 +134,7 @@ def test_a_file_without_groups_is_read_and_an_invalid_one_is_ignored(tmp_path: P
         assert allocations.load(tmp_path) == Allocations()
 
 
-async def test_a_swapped_config_map_is_a_change_and_so_is_a_poke(tmp_path: Path) -> None:
+async def test_a_swapped_config_map_is_a_change_and_so_is_a_signal(tmp_path: Path) -> None:
     for version in ("one", "two"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "config.yaml").write_text("same")
@@ -144,7 +144,7 @@ async def test_a_swapped_config_map_is_a_change_and_so_is_a_poke(tmp_path: Path)
     poke = asyncio.Event()
     found = changes(file, poke, seconds=0.01)
     first = asyncio.create_task(anext(found))
-    await asyncio.wait_for(first, PATIENCE)  # at once: it may have changed before anybody looked
+    await asyncio.wait_for(first, PATIENCE)  # at once: the file may have changed before the first check
     for version in ("two", "one"):
         (tmp_path / "..new").symlink_to(version)
         os.replace(tmp_path / "..new", tmp_path / "..data")
@@ -153,7 +153,7 @@ async def test_a_swapped_config_map_is_a_change_and_so_is_a_poke(tmp_path: Path)
     await asyncio.wait_for(anext(found), PATIENCE)
     await found.aclose()
     assert fingerprint(tmp_path / "nothing") == ()
-    assert len(fingerprint(tmp_path)) == 1 + 2  # hidden names are Kubernetes' own business
+    assert len(fingerprint(tmp_path)) == 1 + 2  # hidden names belong to Kubernetes
 
 
 def write(folder: Path, **changed: Any) -> None:
@@ -161,7 +161,7 @@ def write(folder: Path, **changed: Any) -> None:
     (folder / "new.yaml").replace(folder / "config.yaml")
 
 
-async def test_resources_come_and_go_and_a_seat_in_use_stays_until_its_pod_is_gone() -> None:
+async def test_resources_are_added_and_removed_and_an_allocated_seat_stays_until_its_pod_is_gone() -> None:
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             async with driver(folder), plugin(folder, kubelet.options.folder) as log:
@@ -199,7 +199,7 @@ async def test_resources_come_and_go_and_a_seat_in_use_stays_until_its_pod_is_go
                 assert all_logged(log, "plugin.withdrawn")[0]["resource"] == TWO
 
 
-async def test_a_plugin_that_starts_with_another_configuration_keeps_seats_in_use() -> None:
+async def test_a_plugin_that_starts_with_another_configuration_keeps_allocated_seats() -> None:
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             async with driver(folder):
@@ -219,7 +219,7 @@ async def test_a_plugin_that_starts_with_another_configuration_keeps_seats_in_us
                     assert set(kubelet.devices.endpoints[TWO].devices) == {seat}
 
 
-async def test_a_broken_configuration_keeps_the_last_good_one_and_says_so() -> None:
+async def test_an_invalid_configuration_is_reported_and_the_last_valid_one_stays() -> None:
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             env = environment(folder, kubelet.options.folder)

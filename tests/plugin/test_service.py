@@ -13,7 +13,7 @@ from tests.plugin.stand import ONE, TWO, until_ready
 from tests.until import until
 
 
-async def test_without_nats_and_before_the_driver_it_waits_then_offers_its_seats_and_ends_cleanly() -> None:
+async def test_without_nats_it_waits_for_the_driver_then_offers_its_seats_and_exits_cleanly() -> None:
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             log = folder / "plugin.log"
@@ -42,7 +42,7 @@ async def test_without_nats_and_before_the_driver_it_waits_then_offers_its_seats
                     assert "Traceback" not in log.read_text()
 
 
-async def test_a_killed_plugin_is_replaced_by_the_next_one_which_forgets_its_calls() -> None:
+async def test_the_successor_of_a_killed_plugin_deletes_its_calls() -> None:
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             env = environment(folder, kubelet.options.folder)
@@ -68,7 +68,7 @@ async def test_a_killed_plugin_is_replaced_by_the_next_one_which_forgets_its_cal
                     assert len(list(kubelet.options.folder.glob("kyb-*.sock"))) == 2
 
 
-async def test_with_nats_it_says_that_it_is_there_and_hints_what_it_allocated() -> None:
+async def test_with_nats_it_publishes_its_presence_and_its_allocations() -> None:
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             async with (
@@ -96,7 +96,7 @@ async def test_with_nats_it_says_that_it_is_there_and_hints_what_it_allocated() 
                         assert message.seat.startswith("1x-")
 
 
-async def test_a_wrong_configuration_ends_it_with_one_message() -> None:
+async def test_an_invalid_configuration_ends_it_with_one_message() -> None:
     with short_folder() as folder:
         env = environment(folder, folder)
         (folder / "config.yaml").write_text("profiles: []")

@@ -1,4 +1,4 @@
-"""What people see of a faulty GPU: ``kyb status`` and ``kyb events``."""
+"""A faulty GPU in ``kyb status`` and ``kyb events``."""
 
 import asyncio
 import io
@@ -26,14 +26,14 @@ def shown(*gpus: GpuRecord) -> str:
     return out.getvalue()
 
 
-def test_status_names_a_faulty_gpu_with_its_reason_also_where_no_pod_is() -> None:
+def test_status_shows_a_faulty_gpu_with_its_reason_also_on_a_node_without_pods() -> None:
     assert "GPU 3 unhealthy  60 s  XID 79; no new pods on G23" in shown(SICK, WELL)
     assert "n1" in shown(SICK)
     assert "unhealthy" not in shown(WELL)
     assert "no pod has a seat yet" in shown(WELL)
 
 
-def test_events_tell_a_fault_and_its_end() -> None:
+def test_events_show_a_fault_and_its_end() -> None:
     fault = GpuHealthChanged(
         cause="c", node="n1", gpu="GPU-3", index=3, healthy=False, reason="XID 79", xid=79, groups=("G23",)
     )
@@ -43,7 +43,7 @@ def test_events_tell_a_fault_and_its_end() -> None:
     assert "gpu-faulty" in line
     assert "GPU 3  G23  node/n1  XID 79" in line
     assert "gpu-healthy" in event_line(fault.model_copy(update={"healthy": True, "reason": ""}).model_dump()).plain
-    assert not isinstance(fault, SeatEvent)  # routers and managers must not take it for a seat's state
+    assert not isinstance(fault, SeatEvent)  # routers and managers must not process it as a seat's state
 
 
 async def test_the_router_follows_the_inventory() -> None:

@@ -1,4 +1,4 @@
-"""What people read in ``kubectl describe pod`` when they ask for what cannot work."""
+"""Texts of ``kubectl describe pod`` for requests that are refused."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ spec:
 
 @asynccontextmanager
 async def manager(kubelet: Kubelet, offer: Offer) -> AsyncIterator[Board]:
-    """The ears and the mouth at the start gate of a manager that grants nothing, since it has not recovered."""
+    """The start gate of a manager that grants nothing, since it has not recovered: it reads calls and writes texts."""
     board = Board(node="n1", groups=offer.groups, policy=KybBalanced())
     gate, owners = Gate(kubelet.options.run_dir), PodResources(kubelet.options.folder / "pod-resources/kubelet.sock")
 
@@ -117,7 +117,7 @@ async def test_a_seat_that_does_not_exist_is_refused_with_what_to_do() -> None:
         offer = plugin.node.offer
         only_pairs = tuple(group for group in offer.groups if group.profile.resource == TWO)
         plugin.node.offer = Offer(only_pairs, offer.gpus, offer.seats_dir, fake_driver=offer.fake_driver)
-        late = kubelet.create(pod())  # kubelet has not heard the new list yet
+        late = kubelet.create(pod())  # kubelet has not received the new list yet
         await until_failed(late, timeout=PATIENCE)
         message = late.document()["status"]["message"]
         assert "does not exist on this node any more" in message

@@ -1,4 +1,4 @@
-"""A wish for a group: from a pod's annotation over the manager's file to the seat that kubelet gives the pod."""
+"""Wishes for a group: from a pod's annotation through the manager's file to the seat that kubelet allocates."""
 
 import time
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_the_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert wishes.read(tmp_path) == ()
 
 
-def test_the_one_that_lapses_first_is_granted_and_only_once() -> None:
+def test_the_wish_that_expires_first_is_granted_and_only_once() -> None:
     known, now = OpenWishes(), time.time()
     late, soon = wish("late", seconds=50), wish("soon", seconds=10)
     known.update([late, soon])
@@ -44,10 +44,10 @@ def test_the_one_that_lapses_first_is_granted_and_only_once() -> None:
     assert known.matching(ONE, {"G0", "G1"}, now) == soon
     assert known.matching(ONE, {"G1"}, now + 20) == late
     known.grant(soon)
-    known.update([late, soon])  # the file still names it
+    known.update([late, soon])  # the file still has it
     assert known.matching(ONE, {"G1"}, now) == late
     known.update([late])
-    known.update([late, soon])  # named anew: a new wish
+    known.update([late, soon])  # added again: a new wish
     assert known.matching(ONE, {"G1"}, now) == soon
     assert known.matching(ONE, {"G1"}, now + 60) is None
     known.update([wish(resource=TWO)])
@@ -69,7 +69,7 @@ async def test_the_next_pod_gets_the_group_and_the_one_after_it_does_not() -> No
         assert given == ["G1", "G0"]
 
 
-async def test_a_wish_that_cannot_be_had_stays_open() -> None:
+async def test_a_wish_that_no_request_can_fulfil_stays_open() -> None:
     async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
         plugin.node.wishes.update([wish(group="G23", resource=TWO)])
         kubelet.create(pod())
@@ -83,7 +83,7 @@ def pending(uid: str, prefers: str, resource: str = ONE, **status: Any) -> dict[
     return {"metadata": meta, "spec": {"containers": [limits]}, "status": {"phase": "Pending"} | status}
 
 
-def test_pending_pods_that_name_a_group_are_told_apart_from_those_that_have_a_seat() -> None:
+def test_pending_pods_that_name_a_group_are_distinguished_from_those_that_have_a_seat() -> None:
     answer = pb.ListPodResourcesResponse()
     container = answer.pod_resources.add(name="has", namespace="default").containers.add(name="engine")
     container.devices.add(resource_name=ONE, device_ids=["1x-abcdef.s00"])

@@ -1,4 +1,4 @@
-"""``kyb topology`` as people and programs see it."""
+"""The output of ``kyb topology``: text and JSON."""
 
 import asyncio
 import json
@@ -12,8 +12,8 @@ from kybernate.dev.fakes.gpu.spec import hardware
 from kybernate.dev.stack.stack_file import StackFile
 from tests.fakes.daemons import driver
 
-Said = tuple[int, str, str]
-Kyb = Callable[..., Awaitable[Said]]
+Result = tuple[int, str, str]
+Kyb = Callable[..., Awaitable[Result]]
 
 PAIRS = """\
       GPU0  GPU1  GPU2  GPU3  NUMA Affinity
@@ -66,10 +66,10 @@ def kyb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
             return int(ended.code or 0)
         return 0
 
-    async def call(*argv: str) -> Said:
+    async def call(*argv: str) -> Result:
         code = await asyncio.to_thread(run, argv)
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        output = capsys.readouterr()
+        return code, output.out, output.err
 
     return call
 

@@ -91,7 +91,7 @@ def test_without_links_the_numa_nodes_decide() -> None:
     assert found.groups[0].why == "same NUMA node 0 (NODE)"
 
 
-def test_without_any_knowledge_the_order_on_the_bus_decides_and_that_is_told() -> None:
+def test_without_links_and_numa_nodes_the_pci_order_decides_and_the_reason_names_it() -> None:
     found = plan(config(2), [gpu(number, None) for number in range(4)])
     assert indices(found.groups) == [[0, 1], [2, 3]]
     assert found.groups[0].why == "in PCI order: the machine does not report how they are connected"
@@ -105,7 +105,7 @@ def test_unlike_gpus_do_not_share_a_group_where_that_can_be_avoided() -> None:
     assert indices(plan(config(2), gpus, links).groups) == [[0, 2], [1, 3]]
 
 
-def test_the_left_over_gpu_is_the_one_that_nobody_misses_and_it_is_named() -> None:
+def test_the_unused_gpu_is_the_farthest_one_and_a_warning_names_it() -> None:
     gpus = [gpu(0, 0), gpu(1, 1), gpu(2, 1)]
     found = plan(config(2), gpus)
     assert indices(found.groups) == [[1, 2]]

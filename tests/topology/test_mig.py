@@ -1,4 +1,4 @@
-"""MIG instances are groups of one, as ``migStrategy`` says; what does not fit is told."""
+"""MIG instances are groups of one, by ``migStrategy``; whatever does not fit causes a warning or an error."""
 
 import pytest
 
@@ -73,7 +73,7 @@ def test_mixed_gives_each_mig_profile_its_own_resource_beside_whole_gpus() -> No
     assert found.warnings == ()
 
 
-def test_mixed_says_what_nobody_sells_and_what_does_not_exist() -> None:
+def test_mixed_warns_about_unadvertised_and_missing_mig_profiles() -> None:
     found = plan(config("3g.40gb", "1g.10gb", mig="mixed"), *MIXED)
     assert indices(found.groups) == [[0]]
     assert found.warnings == (
@@ -117,7 +117,7 @@ def test_an_instance_may_be_listed_by_its_uuid() -> None:
         (config("1g.10gb", groups={"A": [1]}, mig="mixed"), "group A is 1 GPU and no profile advertises that; add one"),
     ],
 )
-def test_listed_groups_that_mig_forbids_are_told(chosen: NodeConfig, text: str) -> None:
+def test_listed_groups_that_mig_forbids_are_errors(chosen: NodeConfig, text: str) -> None:
     cut = gpu(0, mig_enabled=True)
     with pytest.raises(ConfigError, match=text):
         plan(chosen, [cut, gpu(1)], (), [part(cut, number, "1g.10gb") for number in (1, 2)])

@@ -118,17 +118,17 @@ def ids(topology: Topology) -> dict[str, frozenset[str]]:
 def test_nothing_is_raised_but_config_errors_with_a_remedy(data: st.DataObject) -> None:
     machine = data.draw(machines())
     config = data.draw(wild(machine))
-    said = ""
+    text = ""
     try:
         check(config)
         plan(config, *machine)
     except ConfigError as error:
-        said = str(error)
-    assert not said or (";" in said and "\n" not in said)
+        text = str(error)
+    assert not text or (";" in text and "\n" not in text)
 
 
 @given(fitting())
-def test_groups_are_disjoint_or_nested_and_know_with_whom_they_share(
+def test_groups_are_disjoint_or_nested_and_name_their_overlaps(
     case: Case,
 ) -> None:
     config, _, found = case
@@ -157,17 +157,17 @@ def test_ids_and_names_are_unique_and_short_and_every_group_fits_its_profile(
         assert len(group.gpus) == group.profile.group_size
         assert len(group.seat_ids) == group.profile.seats_per_group
         assert group.why
-        assert not any(gpu.mig_enabled for gpu in group.gpus), "nobody sells a GPU in MIG mode as a whole"
+        assert not any(gpu.mig_enabled for gpu in group.gpus), "a GPU in MIG mode is never offered as a whole"
         assert len(group.gpus) == 1 or not group.is_mig
 
 
 @given(fitting())
 def test_every_profile_has_groups_or_a_warning_that_names_it(case: Case) -> None:
     config, _, found = case
-    sold = {group.profile.name for group in found.groups}
-    told = {profile.name for profile in config.profiles if any(profile.resource in text for text in found.warnings)}
-    assert sold | told == {profile.name for profile in config.profiles}
-    assert not sold & told
+    offered = {group.profile.name for group in found.groups}
+    warned = {profile.name for profile in config.profiles if any(profile.resource in text for text in found.warnings)}
+    assert offered | warned == {profile.name for profile in config.profiles}
+    assert not offered & warned
 
 
 @given(fitting(), st.data())
