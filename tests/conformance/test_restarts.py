@@ -180,7 +180,7 @@ async def test_a_kubelet_that_restarts_during_a_call_to_our_plugin_repeats_it(no
     node.plugin.signal(signal.SIGSTOP)  # so that the answer does not come
     name = await pods.create(Container({ONE: 1}), bypass=True)
     uid = (await pods.get(name))["metadata"]["uid"]
-    await until(lambda: node.fake.admitting, what="an admission")
+    await until(lambda: node.fake.admitting is not None, what="an admission")
     await node.fake.restart(readmit_after=node.until_ready)
     assert node.fake.devices.of(uid, "engine") == []
     node.plugin.signal(signal.SIGCONT)
