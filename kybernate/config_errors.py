@@ -1,4 +1,4 @@
-"""Reading YAML so that every mistake can be shown to the person who made it: file, line, place, value, remedy."""
+"""YAML that is read with its line numbers, so that an error names file, line, place, value and remedy."""
 
 import difflib
 import types
@@ -19,11 +19,11 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class ConfigError(Exception):
-    """A file that people wrote is wrong. One message: ``file:line: place: value: what is wrong; remedy``."""
+    """A file written by a user is wrong. One message: ``file:line: place: value: what is wrong; remedy``."""
 
 
 class Strict(BaseModel):
-    """Base of what stands in YAML: camelCase keys, nothing converted, nothing unknown."""
+    """Base of YAML models: camelCase keys, no conversion, no unknown keys."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False
@@ -32,7 +32,7 @@ class Strict(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The file that something came from, and the line of each place in it. The empty one stands for no file."""
+    """A file, and the line of each place in it. The empty one stands for no file."""
 
     file: str = ""
     lines: Mapping[Place, int] = field(default_factory=dict)
@@ -47,18 +47,18 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One YAML document: its data (sequences as tuples) and where everything stands."""
+    """One YAML document: its data (sequences as tuples) and the line of each place."""
 
     data: Any
     source: Source
 
     def validate(self, model: type[M], data: object, at: Place = ()) -> M:
-        """``data``, found at ``at``, as a model. Raises ConfigError about the first thing that does not fit."""
+        """Validate ``data``, found at ``at``, as a model. Raises ConfigError with the first error."""
         try:
             return model.model_validate(data, by_alias=True, by_name=False)
         except ValidationError as error:
             found = error.errors(include_url=False)
-            # A misspelt key is also a missing one; the misspelling is what the person wants to hear about.
+            # A misspelt key is also a missing one; the misspelling is the more helpful error.
             first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
             raise self._explain(model, first, at) from None
 

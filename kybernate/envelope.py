@@ -80,7 +80,7 @@ class Message(BaseModel):
     def pattern(cls, **tokens: str) -> "Pattern[Self]":
         """A subscription to this kind; fields that are not given match anything.
 
-        A base class without a template of its own (``SeatEvent``) matches every kind below it.
+        A base class without a template (``SeatEvent``) matches all of its subclasses.
         """
         template = cls.subject_template or _common_template(cls)
         unknown = set(tokens) - set(_TOKEN.findall(template))

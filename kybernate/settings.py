@@ -20,7 +20,7 @@ PREFIX = "KYB_"
 
 
 class SettingsError(Exception):
-    """The environment holds a wrong or unknown setting; the text says which and what to do."""
+    """The environment has a wrong or unknown setting; the text names it and the remedy."""
 
 
 class Settings(BaseModel):
@@ -29,18 +29,18 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     elsewhere: ClassVar[frozenset[str]] = frozenset({"KYB_URL", "KYB_API_KEY_FILE"})
-    """Names that belong to the command line and may stand in a person's shell."""
+    """Names of the command line's settings, which a user's shell may have."""
 
     node: str = Field(default_factory=socket.gethostname)
     """Name of this machine, as Kubernetes knows it."""
     instance: str = Field(default_factory=socket.gethostname)
-    """Stable name of this process among its like, e.g. router-0."""
+    """Stable name of this instance of the service, e.g. router-0."""
     nats_url: str = "nats://127.0.0.1:4222"
     """The cluster bus."""
     nats_nkey_file: Path | None = None
-    """Seed of this service's key on the cluster bus; none: the bus asks for no key."""
+    """Seed of this service's key on the cluster bus; none: the bus requires no key."""
     nats_ca_file: Path | None = None
-    """Who signed the certificate of NATS (PEM); with it a server without TLS is refused."""
+    """Authority of NATS' certificate (PEM); with it a server without TLS is refused."""
     nats_cert_file: Path | None = None
     """This service's certificate (PEM), for a NATS that verifies its clients."""
     nats_key_file: Path | None = None
@@ -62,11 +62,11 @@ class Settings(BaseModel):
         return None if value == "" else value
 
     def credentials(self, role: str) -> Credentials:
-        """Who this process is on the cluster bus, in this role."""
+        """This process' credentials on the cluster bus, in this role."""
         return Credentials(role, self.nats_nkey_file, self.nats_ca_file, self.nats_cert_file, self.nats_key_file)
 
     def every_credentials(self) -> list[Credentials]:
-        """All that can be looked at before anything is opened."""
+        """The credentials that can be checked before anything is opened."""
         return [self.credentials("")]
 
     @classmethod
@@ -120,16 +120,16 @@ class Settings(BaseModel):
 
 
 class NodeSettings(Settings):
-    """What the services of a GPU node share."""
+    """Settings that the services of a GPU node share."""
 
     node_nats_url: str | None = None
-    """The node bus, on loopback; none: the cluster bus plays both."""
+    """The node bus, on loopback; none: the cluster bus is both."""
     node_nats_nkey_file: Path | None = None
-    """Seed of this service's key on the node bus; none: that bus asks for no key."""
+    """Seed of this service's key on the node bus; none: that bus requires no key."""
     run_dir: Path = Path("/run/kybernate")
     """Seat folders and locks; emptied by a reboot."""
     state_dir: Path = Path("/var/lib/kybernate")
-    """Ledger, journal, the GPUs that were seen; survives a reboot. The same for all services of the node."""
+    """Ledger, journal, known GPUs; survives a reboot. The same for all services of the node."""
     fake_driver: Path | None = None
     """Socket of the fake GPU driver; set only with the fakes."""
 
@@ -139,11 +139,11 @@ class NodeSettings(Settings):
         return None if value == "" else value
 
     def node_credentials(self, role: str) -> Credentials:
-        """Who this process is on the node bus, in this role. Where one bus plays both, it has the same CA."""
+        """This process' credentials on the node bus, in this role. Where one bus is both, it has the same CA."""
         if self.node_nats_url is not None:
             return Credentials(role, self.node_nats_nkey_file, prefix="KYB_NODE_NATS_")
         return replace(self.credentials(role), nkey_file=self.node_nats_nkey_file or self.nats_nkey_file)
 
     def every_credentials(self) -> list[Credentials]:
-        """Both buses'."""
+        """The credentials of both buses."""
         return [*super().every_credentials(), self.node_credentials("")]
