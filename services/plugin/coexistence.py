@@ -134,9 +134,9 @@ class Neighbours:
 
     def _log(self) -> None:
         if self.conflict is not None:
-            get_logger().error("plugin.gpus_sold_twice", reason=self.conflict)
+            get_logger().error("neighbours.conflict_found", reason=self.conflict)
         elif self.unchecked is not None:
             text = "it is not known whether NVIDIA's device plugin or DRA driver advertises these GPUs, too"
-            get_logger().warning("plugin.neighbours_unchecked", meaning=text, reason=self.unchecked)
+            get_logger().warning("neighbours.check_failed", meaning=text, reason=self.unchecked)
         else:
-            get_logger().info("plugin.sells_alone")
+            get_logger().info("neighbours.none_found")

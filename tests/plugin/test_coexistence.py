@@ -191,7 +191,7 @@ async def test_outside_of_a_cluster_the_log_says_that_neighbours_are_unchecked()
         with short_folder() as folder:
             async with driver(folder), plugin(folder, kubelet.options.folder) as log:
                 await until_ready(kubelet, timeout=PATIENCE)
-                unchecked = logged(log, "plugin.neighbours_unchecked")
+                unchecked = logged(log, "neighbours.check_failed")
                 assert unchecked is not None
                 assert "no pod of a cluster" in unchecked["reason"]
                 serving = logged(log, "plugin.serving")
