@@ -31,8 +31,8 @@ from services.gpu_manager.foreign import Watch
 from services.gpu_manager.gate import Gate
 from services.gpu_manager.ledger import LedgerFile
 from services.gpu_manager.manager import Manager
-from services.gpu_manager.owned import with_owned
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods, wishes_matter
+from services.gpu_manager.seat_pod import with_owned
 from services.gpu_manager.settings import ManagerSettings
 from services.gpu_manager.status import routes
 from services.gpu_manager.thinking import LearnedFile, open_thinking

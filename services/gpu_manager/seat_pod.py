@@ -1,9 +1,14 @@
-"""A pod that owns a seat, as the node's kubelet and the pod list tell it together. Pure."""
+"""Pods that own seats, and the groups that such seats need although the configuration no longer has them. Pure."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kybernate.annotations import SeatAnnotations, parse
-from kybernate.topology import Group, mig_refusal
+from kybernate.node.known_gpus import KnownGpus
+from kybernate.topology import AllocatedSeat, Group, group_key, mig_refusal, size_of, with_orphaned_seats
+from services.gpu_manager.ledger import Ledger
+
+ORPHANED = "kyb.ai/kept"
+"""The resource of an owned seat when no profile of its size is left; only for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,7 @@ class SeatPod:
     """Of the last run, when it is not running."""
     ip: str | None = None
     deleting: bool = False
-    """Its deletion was asked for (or it has already ended for good)."""
+    """It is being deleted, or has ended for good."""
     annotations: dict[str, str] = field(default_factory=dict, hash=False)
     resources: tuple[str, ...] = ()
     """Resources of all seats of this container; more than one cannot work."""
@@ -115,3 +120,46 @@ class Owners:
     """Pods that have no seat yet and name a group."""
     unproven: frozenset[str] = frozenset()
     """Seats whose owner comes from a copy of the pods that may lie behind: no evidence of whose start call waits."""
+
+
+def with_owned(groups: tuple[Group, ...], ledger: Ledger, known: KnownGpus) -> tuple[Group, ...]:
+    """The configured groups, and those of the owned seats that are in none of them.
+
+    The plugin goes on offering such seats (``kybernate.topology.orphaned_seats``), so the manager goes on managing
+    them. Its ledger has every owned seat with its GPUs.
+    """
+    resources = {seat: group.profile.resource for group in groups for seat in group.seat_ids}
+    by_size = {len(group.gpus): group.profile.resource for group in groups}
+    allocated = [
+        AllocatedSeat(one.seat, resources.get(one.seat) or by_size.get(size_of(one.seat), ORPHANED), one.gpus)
+        for one in ledger.seats
+    ]
+    kept, _ = with_orphaned_seats(groups, allocated, known.all)
+    return (*kept, *_shelters(kept, ledger, known))
+
+
+def _shelters(groups: tuple[Group, ...], ledger: Ledger, known: KnownGpus) -> tuple[Group, ...]:
+    """For each seat that has moved to GPUs which are no group any more: these GPUs, as a group without own seats.
+
+    The memory that it holds there counts against the groups that share these GPUs. Once it is parked, it returns to its
+    own group as soon as that has a slot.
+    """
+    gpus = {gpu.uuid: gpu for gpu in known.all}
+    homes = {seat: group for group in groups for seat in group.seat_ids}
+    there = {frozenset(gpu.uuid for gpu in group.gpus) for group in groups}
+    found: dict[frozenset[str], Group] = {}
+    for one in ledger.seats:
+        on, home = frozenset(one.on), homes.get(one.seat)
+        if home is None or not on or on in there or on in found or not on <= gpus.keys():
+            continue
+        key = group_key(one.on)
+        found[on] = replace(
+            home,
+            name=f"{len(on)}x-{key}",
+            key=key,
+            gpus=tuple(gpus[uuid] for uuid in one.on),
+            seat_ids=(),
+            why=f"seat {one.seat} moved there before the configuration changed",
+            overlaps=(),
+        )
+    return tuple(found.values())

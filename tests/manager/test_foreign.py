@@ -13,7 +13,7 @@ from services.gpu_manager import showing
 from services.gpu_manager.foreign import LOOKS, Watch
 from services.gpu_manager.inputs import Stranger, StrangersSeen, Ticket
 from services.gpu_manager.ledger import Ledger, LedgerEntry
-from services.gpu_manager.owned import with_owned
+from services.gpu_manager.seat_pod import with_owned
 from tests.manager.world import World, make_gpu, make_group
 
 STRANGER = Stranger("GPU-0", 4711, "python3")

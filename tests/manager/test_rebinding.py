@@ -22,7 +22,7 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager import looking, showing
 from services.gpu_manager.inputs import JobAnswered, Recovered, Retargeted, Stranger, StrangersSeen
 from services.gpu_manager.ledger import Ledger, LedgerEntry
-from services.gpu_manager.owned import with_owned
+from services.gpu_manager.seat_pod import with_owned
 from tests.manager.pulling import Pulls
 from tests.manager.world import World, make_gpu, make_group, status
 
