@@ -368,7 +368,7 @@ ttlSecondsAfterFinished: {{ .Values.jobs.ttlSecondsAfterFinished }}
 {{- end -}}
 
 {{/* Where a pod that needs no GPU goes. (dict "root" $ "values" .Values.router "component" …) */}}
-{{- define "services.plugin.placement" -}}
+{{- define "kybernate.placement" -}}
 {{- with .values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
