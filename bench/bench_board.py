@@ -20,8 +20,9 @@ from kybernate.seat import SeatState
 from kybernate.topology import Group, group_key, seat_id
 from services.gpu_manager.board import Board
 from services.gpu_manager.inputs import BusChanged, DrainAnnounced, EngineSeen, JobAnswered, Now, PodsSeen, Recovered
-from services.gpu_manager.looking import ledger
+from services.gpu_manager.recovery import ledger
 from services.gpu_manager.seat_pod import Owners, SeatPod
+from services.gpu_manager.state import NodeSetup
 
 GPUS = 8
 SEATS_PER_GROUP = 8
@@ -55,8 +56,8 @@ class _Node:
     def __init__(self) -> None:
         self.wall = 1000.0
         self.groups = tuple(_group(index) for index in range(GPUS))
-        self.board = Board(node="bench", groups=self.groups, policy=Exhaustive())
-        self.hear(BusChanged(True))
+        self.board = Board(NodeSetup("bench", self.groups, Exhaustive()))
+        self.receive(BusChanged(True))
         pods = {seat: _pod(seat) for group in self.groups for seat in group.seat_ids}
         seen = tuple(
             SeatProgress(
@@ -68,20 +69,20 @@ class _Node:
             for pod in pods.values()
         )
         owners = Owners(tuple(pods.values()), frozenset(pod.uid for pod in pods.values()))
-        self.hear(Recovered(owners, ledger(self.board, ""), JobReply(accepted=True, seats=seen)))
-        self.hear(Presence(cause="p", component="router", instance="r", incarnation="a"))
+        self.receive(Recovered(owners, ledger(self.board.node, ""), JobReply(accepted=True, seats=seen)))
+        self.receive(Presence(cause="p", component="router", instance="r", incarnation="a"))
         self.wall += 5
-        self.hear(Presence(cause="p", component="router", instance="r", incarnation="a"))
-        self.hear(PodsSeen(owners))
+        self.receive(Presence(cause="p", component="router", instance="r", incarnation="a"))
+        self.receive(PodsSeen(owners))
         self.active = [group.seat_ids[0] for group in self.groups]
 
-    def hear(self, message: object) -> list[object]:
+    def receive(self, message: object) -> list[object]:
         self.wall += 0.0001
         return list(self.board.handle(message, Now(wall=self.wall, model=self.wall, unix=1.8e9 + self.wall)))
 
     def signal(self, seat: str, *, waiting: int = 0, in_flight: int = 0) -> None:
-        model = self.board.rows[seat].model
-        self.hear(
+        model = self.board.node.seats[seat].model
+        self.receive(
             TrafficSignal(
                 cause="c", source="r", model=model, seat=seat, waiting=waiting, in_flight=in_flight, ttl_seconds=9
             )
@@ -93,19 +94,19 @@ class _Node:
         victim = self.active[number]
         winner = chance.choice([seat for seat in group.seat_ids if seat != victim])
         self.wall += 3.0  # a seat that has just come is left alone for a moment
-        self.hear(Presence(cause="p", component="router", instance="r", incarnation="a"))
+        self.receive(Presence(cause="p", component="router", instance="r", incarnation="a"))
         self.signal(victim)
         self.signal(winner, waiting=1)
-        row = self.board.rows[victim]
-        self.hear(DrainAnnounced(victim, row.epoch))
-        self.hear(
-            DrainAck(cause="d", node="bench", seat=victim, instance="r", incarnation="a", epoch=row.epoch, in_flight=0)
+        seat = self.board.node.seats[victim]
+        self.receive(DrainAnnounced(victim, seat.epoch))
+        self.receive(
+            DrainAck(cause="d", node="bench", seat=victim, instance="r", incarnation="a", epoch=seat.epoch, in_flight=0)
         )
-        said = self.hear(EngineSeen(victim, row.container_id or "", True, 0, self.wall + 1))
+        said = self.receive(EngineSeen(victim, seat.durable.container_id, True, 0, self.wall + 1))
         job = next(effect for effect in said if isinstance(effect, SwitchJob))
-        self.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
-        self.hear(JobProgress(cause=job.cause, node="bench", status=_status(job)))
-        assert self.board.rows[winner].state is SeatState.ACTIVE, self.board.rows[winner].state
+        self.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+        self.receive(JobProgress(cause=job.cause, node="bench", status=_status(job)))
+        assert self.board.node.seats[winner].state is SeatState.ACTIVE, self.board.node.seats[winner].state
         self.signal(winner)
         self.active[number] = winner
 

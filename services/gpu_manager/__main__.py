@@ -26,52 +26,54 @@ from kybernate.node.config import label_decides, load_by_label, load_now
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.topology import Group, Topology, plan
 from services.gpu_manager.board import Board
-from services.gpu_manager.engines import Engines
-from services.gpu_manager.foreign import Watch
-from services.gpu_manager.gate import Gate
+from services.gpu_manager.engines import EngineProbes
+from services.gpu_manager.gpu_processes import GpuProcesses
+from services.gpu_manager.http import routes
 from services.gpu_manager.ledger import LedgerFile
+from services.gpu_manager.live_policy import LearnedFile, open_policy
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods, wishes_matter
+from services.gpu_manager.publish import GateFiles
 from services.gpu_manager.seat_pod import with_owned
 from services.gpu_manager.settings import ManagerSettings
-from services.gpu_manager.status import routes
-from services.gpu_manager.thinking import LearnedFile, open_thinking
+from services.gpu_manager.state import NodeSetup
 
 
 @dataclass
-class Given:
-    """What groups are formed of; a job that finds another one puts it here and raises ChangedError."""
+class GroupSources:
+    """What groups are formed of; a job that finds a change puts it here and raises ChangedError."""
 
     config: NodeConfig | None
     """None: the node's label says which of several it is."""
     known: KnownGpus | None = None
-    """The GPUs; None: look."""
+    """The GPUs; None: read them."""
 
 
-async def serve(settings: ManagerSettings, given: Given) -> None:
+async def serve(settings: ManagerSettings, sources: GroupSources) -> None:
     """Run until cancelled. Raises ChangedError when it is to be called again."""
     clock = Clock(settings.speed)
     async with contextlib.AsyncExitStack() as stack:
         gpus = open_gpus(settings.gpus, settings.fake_driver)
         stack.push_async_callback(gpus.close)
-        config = given.config = given.config or await _by_label(settings)
-        known = given.known = given.known or await _look(settings, gpus)
+        config = sources.config = sources.config or await _by_label(settings)
+        known = sources.known = sources.known or await _read_gpus(settings, gpus)
         topology = _planned(config, known)
-        _say(config, topology)
+        _log_groups(config, topology)
         ledger = LedgerFile(settings.state_dir / "ledger")
-        thinking = stack.enter_context(open_thinking(config, settings))
-        board = Board(
+        policy = stack.enter_context(open_policy(config, settings))
+        setup = NodeSetup(
             node=settings.node,
             groups=with_owned(topology.groups, ledger.read(), known),
-            policy=thinking.brain,
+            policy=policy.guarded,
             tiers=config.all_tiers,
             drain_seconds=config.drain_seconds,
             warmup=config.warmup,
             start_within_seconds=config.start_within_seconds,
         )
+        board = Board(setup)
         bus, node_bus = await _open_buses(stack, settings)
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        pods = open_pods(settings, board.groups)
+        pods = open_pods(settings, setup.groups)
         stack.push_async_callback(pods.close)
         health = Health()
         health.registry.register(BusMetrics(cluster=bus, node=node_bus))
@@ -81,26 +83,26 @@ async def serve(settings: ManagerSettings, given: Given) -> None:
             bus=bus,
             node_bus=node_bus,
             pods=pods,
-            gate=Gate(settings.run_dir),
+            gate=GateFiles(settings.run_dir),
             ledger=ledger,
             clock=clock,
-            engines=Engines(session),
-            strangers=Watch(gpus),
+            engines=EngineProbes(session),
+            gpu_processes=GpuProcesses(gpus),
         )
         health.conditions["bus"] = lambda: (
             None if bus.connected else f"no connection to NATS at {settings.nats_url.rsplit('@')[-1]}"
         )
-        health.conditions["recovered"] = lambda: None if board.recovered else "still looking at its seats"
+        health.conditions["recovered"] = lambda: None if board.node.recovered else "still reading its seats"
         app = web.Application()
-        app.add_routes([*health.routes(), *routes(manager, thinking, health.registry)])
+        app.add_routes([*health.routes(), *routes(manager, policy, health.registry)])
         http = await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
-        board.manager_url = http.url
-        learned.read(board.learning, manager.now(), board.rows)
+        board.node.manager_url = http.url
+        learned.read(board.node.learning, manager.now(), board.node.seats)
         await lifecycle.together(
             manager=manager.run(),
-            learned=learned.keep(board.learning, manager.now),
-            config=_until_reconfigured(settings, given),
-            gpus=_until_gpus_changed(settings, given),
+            learned=learned.keep(board.node.learning, manager.now),
+            config=_until_reconfigured(settings, sources),
+            gpus=_until_gpus_changed(settings, sources),
             presence=be_present(bus, "gpu-manager", instance=settings.instance, node=settings.node, url=http.url),
             bus=bus.closed(),
             node_bus=node_bus.closed(),
@@ -120,11 +122,11 @@ async def _open_buses(stack: contextlib.AsyncExitStack, settings: ManagerSetting
 
 
 class ChangedError(Exception):
-    """Configuration or GPUs changed and can be used: begin again with them, as after a restart."""
+    """Configuration or GPUs changed and can be used: restart with them in this process."""
 
 
-async def _until_reconfigured(settings: ManagerSettings, given: Given) -> NoReturn:
-    """Raises ChangedError. A configuration that cannot be used is said, and the present one stays."""
+async def _until_reconfigured(settings: ManagerSettings, sources: GroupSources) -> NoReturn:
+    """Raises ChangedError. A configuration that cannot be used is logged, and the present one stays."""
     url = in_cluster()
     client = Kube(url) if url is not None else None
     hangup = asyncio.Event()
@@ -133,13 +135,13 @@ async def _until_reconfigured(settings: ManagerSettings, given: Given) -> NoRetu
         async for _ in changes(settings.config, hangup):
             try:
                 fresh = await load_now(settings.config, settings.config_name, settings.node, client)
-                _planned(fresh, given.known or KnownGpus())
+                _planned(fresh, sources.known or KnownGpus())
             except ConfigError as error:
                 get_logger().error("config.refused", reason=str(error), meaning="the one before stays in force")
                 continue
-            if given.config is None or fresh.model_dump() != given.config.model_dump():
+            if sources.config is None or fresh.model_dump() != sources.config.model_dump():
                 get_logger().info("config.applied", config=fresh.chosen)
-                given.config = fresh
+                sources.config = fresh
                 raise ChangedError
     finally:
         if client is not None:
@@ -147,11 +149,11 @@ async def _until_reconfigured(settings: ManagerSettings, given: Given) -> NoRetu
     raise AssertionError("changes ended")
 
 
-async def _until_gpus_changed(settings: ManagerSettings, given: Given) -> NoReturn:
+async def _until_gpus_changed(settings: ManagerSettings, sources: GroupSources) -> NoReturn:
     """Raises ChangedError once the plugin has seen GPUs that make other groups here: both form the same."""
     async for _ in changes(settings.state_dir / known_gpus.FILE, asyncio.Event()):
         fresh = await asyncio.to_thread(known_gpus.load, settings.state_dir)
-        config, before = given.config, given.known
+        config, before = sources.config, sources.known
         if not fresh.gpus or fresh == before or config is None or before is None:
             continue
         try:
@@ -159,7 +161,7 @@ async def _until_gpus_changed(settings: ManagerSettings, given: Given) -> NoRetu
         except ConfigError as error:
             get_logger().error("gpus.refused", reason=str(error), meaning="the groups stay as they are")
             continue
-        given.known = fresh
+        sources.known = fresh
         if not same:
             get_logger().info("gpus.changed", gpus=[gpu.index for gpu in fresh.gpus])
             raise ChangedError
@@ -171,8 +173,8 @@ def _planned(config: NodeConfig, known: KnownGpus) -> Topology:
     return plan(config, known.gpus, known.links, known.instances, lenient=True)
 
 
-async def _look(settings: ManagerSettings, gpus: Gpus) -> KnownGpus:
-    """Read the GPUs, and tell the plugin. Raises GpuError."""
+async def _read_gpus(settings: ManagerSettings, gpus: Gpus) -> KnownGpus:
+    """Read the GPUs, and write them for the plugin. Raises GpuError."""
     seen = await gpus.list(), await gpus.links(), await gpus.instances()
     return await asyncio.to_thread(known_gpus.learn, settings.state_dir, *seen)
 
@@ -185,8 +187,8 @@ async def _by_label(settings: ManagerSettings) -> NodeConfig:
         await client.close()
 
 
-def _say(config: NodeConfig, topology: Topology) -> None:
-    """Which configuration it is, what it makes here, and why."""
+def _log_groups(config: NodeConfig, topology: Topology) -> None:
+    """Log which configuration it is, which groups it forms here, and why."""
     log = get_logger()
     log.info("manager.configured", config=config.chosen, note=config.note)
     for group in topology.groups:
@@ -215,21 +217,21 @@ def main() -> None:
         raise SystemExit(2) from None
 
     async def run() -> None:
-        given, task = Given(config), asyncio.current_task()
-        while task is not None and not task.cancelling():  # a stop that came together with a change counts
+        sources, task = GroupSources(config), asyncio.current_task()
+        while task is not None and not task.cancelling():  # a stop that arrived together with a change counts
             try:
                 # A task of its own: a TaskGroup of Python 3.11 that failed leaves its task marked as cancelled.
-                await asyncio.create_task(serve(settings, given))
+                await asyncio.create_task(serve(settings, sources))
             except* (ConfigError, GpuError) as group:
                 for error in group.exceptions:
                     logs.get_logger().error("manager.cannot_start", reason=str(error))
                 raise
             except* ChangedError as group:
-                get_logger().debug("manager.begins_again", changes=len(group.exceptions))
+                get_logger().debug("manager.restarting", changes=len(group.exceptions))
         raise asyncio.CancelledError
 
     with alone(settings.run_dir, "gpu-manager"):
-        # Signals are heard all the time, also between the end of one and the beginning of the next.
+        # Signals are handled all the time, also between the end of one run and the beginning of the next.
         lifecycle.main(lambda: lifecycle.run(manager=run()))
 
 

@@ -1,6 +1,4 @@
-"""Commands: taken or refused within the same call, with a reason that the asker can act on. Pure."""
-
-from typing import TYPE_CHECKING
+"""Commands: accepted or refused within the same call, with a reason that the caller can act on. Pure."""
 
 from kybernate.messages import (
     ActivateSeat,
@@ -13,12 +11,9 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.seat import SeatState
-from services.gpu_manager import rebinding
-from services.gpu_manager.inputs import Now
-from services.gpu_manager.rows import Row
-
-if TYPE_CHECKING:
-    from services.gpu_manager.board import Board
+from services.gpu_manager import switch
+from services.gpu_manager.inputs import Now, Wall
+from services.gpu_manager.state import ManagedSeat, NodeState
 
 S = SeatState
 
@@ -26,105 +21,107 @@ WISH_SECONDS = 600.0
 """Wall: an operator's wish that could not be met lapses after this, unless the command carried a deadline."""
 
 
-def answer(board: "Board", command: Command, now: Now) -> CommandReply:
-    """Take a command in, or say why not."""
-    row = board.rows.get(command.seat)
-    if row is None or row.state is S.FREE:
-        return _no("unknown-seat", f"no pod owns seat {command.seat} on node {board.node}")
-    if not board.recovered:
-        return _no("not-ready", "the node's manager has just started and is still looking at its seats", retry=1.0)
-    if command.deadline is not None and command.deadline < now.unix:
+def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
+    """Accept a command, or refuse it with a reason."""
+    seat = node.seats.get(command.seat)
+    if seat is None or seat.state is S.FREE:
+        return _no("unknown-seat", f"no pod owns seat {command.seat} on node {node.name}")
+    if not node.recovered:
+        return _no("not-ready", "the node's manager has just started and is still reading its seats", retry=1.0)
+    if command.deadline is not None and command.deadline < float(now.unix):
         return _no("too-late", "the command arrived after its deadline")
-    if command.if_epoch is not None and command.if_epoch != row.epoch:
-        return _no("stale-epoch", f"seat {row.seat} is at epoch {row.epoch} now", epoch=row.epoch)
-    if row.state is S.QUARANTINED:
-        return _no("quarantined", f"seat {row.seat} is quarantined: {row.reason}", epoch=row.epoch)
-    if row.state is S.RELEASING:
-        return _no("deleted", f"the pod {row.pod.pod if row.pod else ''} of seat {row.seat} is being deleted")
+    if command.if_epoch is not None and command.if_epoch != seat.epoch:
+        return _no("stale-epoch", f"seat {seat.id} is at epoch {seat.epoch} now", epoch=seat.epoch)
+    if seat.state is S.QUARANTINED:
+        return _no("quarantined", f"seat {seat.id} is quarantined: {seat.reason}", epoch=seat.epoch)
+    if seat.state is S.RELEASING:
+        return _no("deleted", f"the pod {seat.pod.pod if seat.pod else ''} of seat {seat.id} is being deleted")
     match command:
         case ActivateSeat():
-            return _activate(board, row, command, now)
+            return _activate(node, seat, command, now)
         case ParkSeat():
-            return _park(board, row, command, now)
+            return _park(node, seat, command, now)
         case PinSeat():
-            return _pin(board, row, command, now)
+            return _pin(node, seat, command, now)
         case UnpinSeat():
-            return _unpin(board, row, command, now)
+            return _unpin(node, seat, command, now)
     return _no("unsupported", f"this manager does not know {type(command).__name__}")
 
 
-def _activate(board: "Board", row: Row, command: Command, now: Now) -> CommandReply:
-    if row.state is S.ACTIVE:
-        return _yes(row)
-    pinned = _pinned_holders(board, row)
+def _activate(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
+    if seat.state is S.ACTIVE:
+        return _yes(seat)
+    pinned = _pinned_holders(node, seat)
     if pinned:
-        text = f"group {row.group.name} is kept by pinned {pinned}; unpin it first"
-        return _no("pinned", text, epoch=row.epoch, retry=30.0)
-    row.cause = command.cause
+        text = f"group {seat.group.name} is kept by pinned {pinned}; unpin it first"
+        return _no("pinned", text, epoch=seat.epoch, retry=30.0)
+    seat.cause = command.cause
     if command.actor == "router":
-        board.levels.poke(command.actor, row.seat, command.cause, now)
+        node.levels.poke(command.actor, seat.id, command.cause, now)
     else:
-        row.wanted_since, row.rests_until = now.model, 0.0
-        left = WISH_SECONDS if command.deadline is None else command.deadline - now.unix
-        row.wanted_until = now.wall + left
-    return _yes(row)
+        seat.backoff.activation.until = Wall(0.0)
+        left = WISH_SECONDS if command.deadline is None else command.deadline - float(now.unix)
+        seat.usage.wanted_since, seat.usage.wanted_until = now.model, now.wall + left
+    return _yes(seat)
 
 
-def _park(board: "Board", row: Row, command: Command, now: Now) -> CommandReply:
-    if row.is_pinned:
-        return _no("pinned", f"seat {row.seat} is pinned; unpin it first", epoch=row.epoch)
-    row.wanted_since = None
-    leaving = board.leaving(row.seat)
+def _park(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
+    if seat.pinned:
+        return _no("pinned", f"seat {seat.id} is pinned; unpin it first", epoch=seat.epoch)
+    seat.usage.wanted_since = None
+    leaving = node.switch_leaving(seat)
     if leaving is not None:
         leaving.ordered = True
-    if row.state in (S.PARKED, S.PARKING, S.DRAINING):
-        return _yes(row)
-    if row.state is not S.ACTIVE:
-        return _no("not-active", f"seat {row.seat} is {row.state}; only an active seat can be parked", epoch=row.epoch)
-    if row.group.name in board.operations:
-        return _no("busy", f"group {row.group.name} is in the middle of a switch", epoch=row.epoch, retry=2.0)
-    if not board.bus_up or not board.routers.settled(now):
-        return _no("not-ready", "not every router was heard yet since a restart or outage", epoch=row.epoch, retry=3.0)
-    row.cause = command.cause
-    board.drain(row, None, f"{command.actor} asked for it", now).ordered = True
-    return _yes(row)
+    if seat.state in (S.PARKED, S.PARKING, S.DRAINING):
+        return _yes(seat)
+    if seat.state is not S.ACTIVE:
+        text = f"seat {seat.id} is {seat.state}; only an active seat can be parked"
+        return _no("not-active", text, epoch=seat.epoch)
+    if seat.group.name in node.switches:
+        return _no("busy", f"group {seat.group.name} is in the middle of a switch", epoch=seat.epoch, retry=2.0)
+    if not node.bus_up or not node.routers.settled(now):
+        text = "not every router has published its presence since a restart or outage"
+        return _no("not-ready", text, epoch=seat.epoch, retry=3.0)
+    seat.cause = command.cause
+    switch.drain(node, seat, None, f"{command.actor} asked for it", now).ordered = True
+    return _yes(seat)
 
 
-def _pin(board: "Board", row: Row, command: Command, now: Now) -> CommandReply:
-    pinned = _pinned_holders(board, row)
+def _pin(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
+    pinned = _pinned_holders(node, seat)
     if pinned:
-        return _no("pinned", f"every slot of group {row.group.name} is kept by pinned {pinned}", epoch=row.epoch)
-    row.cause = command.cause
-    if not row.pinned:
-        row.pinned = True
-        board.tell(row, SeatPinned, now, cause=command.cause, previous=row.state)
-    return _yes(row)
+        return _no("pinned", f"every slot of group {seat.group.name} is kept by pinned {pinned}", epoch=seat.epoch)
+    seat.cause = command.cause
+    if not seat.durable.pinned:
+        seat.durable.pinned = True
+        node.emit(seat, SeatPinned, now, cause=command.cause, previous=seat.state)
+    return _yes(seat)
 
 
-def _unpin(board: "Board", row: Row, command: Command, now: Now) -> CommandReply:
-    if row.pod is not None and row.pod.pin:
-        text = f"pod {row.pod.pod} pins seat {row.seat} by its annotation kyb.ai/pin; take that away"
-        return _no("pinned", text, epoch=row.epoch)
-    if row.pinned:
-        row.pinned = False
-        board.tell(row, SeatUnpinned, now, cause=command.cause, previous=row.state)
-    return _yes(row)
+def _unpin(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
+    if seat.pod is not None and seat.pod.pin:
+        text = f"pod {seat.pod.pod} pins seat {seat.id} by its annotation kyb.ai/pin; take that away"
+        return _no("pinned", text, epoch=seat.epoch)
+    if seat.durable.pinned:
+        seat.durable.pinned = False
+        node.emit(seat, SeatUnpinned, now, cause=command.cause, previous=seat.state)
+    return _yes(seat)
 
 
-def _pinned_holders(board: "Board", row: Row) -> str:
+def _pinned_holders(node: NodeState, seat: ManagedSeat) -> str:
     """Other pinned seats, when they fill every slot of every group that the seat could be on; else empty."""
-    groups = [row.group, *(board.peers[row.group.name] if rebinding.may_move(board, row) else ())]
+    groups = [seat.group, *(node.groups[seat.group.name].peers if node.may_move(seat) else ())]
     full = []
     for group in groups:
-        pinned = [other.seat for other in board.seats_of(group) if other.is_pinned and other.seat != row.seat]
+        pinned = [other.id for other in node.seats_on(group) if other.pinned and other is not seat]
         if len(pinned) < group.slots:
             return ""
         full += pinned
     return ", ".join(full)
 
 
-def _yes(row: Row) -> CommandReply:
-    return CommandReply(accepted=True, epoch=row.epoch, op=row.op)
+def _yes(seat: ManagedSeat) -> CommandReply:
+    return CommandReply(accepted=True, epoch=seat.epoch, op=seat.op)
 
 
 def _no(code: str, reason: str, *, epoch: int = 0, retry: float | None = None) -> CommandReply:

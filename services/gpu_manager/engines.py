@@ -1,4 +1,4 @@
-"""Asking engines: are you healthy, do you still compute?"""
+"""Questions to engines over HTTP: are they healthy, do they still compute."""
 
 import asyncio
 import re
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from services.gpu_manager.inputs import EngineSeen, Probe
+from services.gpu_manager.inputs import EngineProbe, EngineSeen, Wall
 
 RUNNING = re.compile(
     rb"^(?:vllm:num_requests_(?:running|waiting)|sglang:num_(?:running|queue)_reqs|trtllm_num_requests_(?:running|waiting))"
@@ -16,7 +16,7 @@ RUNNING = re.compile(
 )
 """Requests that an engine works on or has queued, in the names of vLLM, SGLang and TensorRT-LLM."""
 
-Hear = Callable[[EngineSeen], Awaitable[None]]
+Receive = Callable[[EngineSeen], Awaitable[None]]
 
 AGAIN_SECONDS = 0.05
 """Wall seconds between two questions to the same engine."""
@@ -24,31 +24,31 @@ ANSWER_SECONDS = 2.0
 """Wall seconds in which an engine has to answer."""
 
 
-class Engines:
-    """One task per engine that somebody waits for; each answer goes to ``hear``."""
+class EngineProbes:
+    """One task per open question; each answer goes to ``receive``."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
-        self._tasks: dict[Probe, asyncio.Task[None]] = {}
+        self._tasks: dict[EngineProbe, asyncio.Task[None]] = {}
 
-    def follow(self, probes: list[Probe], group: asyncio.TaskGroup, hear: Hear) -> None:
-        """Ask these engines, and only these, from now on; answers go to ``hear``."""
+    def follow(self, probes: list[EngineProbe], group: asyncio.TaskGroup, receive: Receive) -> None:
+        """Ask these questions, and only these, from now on."""
         for probe in [probe for probe in self._tasks if probe not in probes]:
             self._tasks.pop(probe).cancel()
         for probe in probes:
             if probe not in self._tasks:
-                self._tasks[probe] = group.create_task(self._ask(probe, hear), name=f"probe {probe.seat}")
+                self._tasks[probe] = group.create_task(self._ask(probe, receive), name=f"probe {probe.seat}")
 
-    async def _ask(self, probe: Probe, hear: Hear) -> None:
+    async def _ask(self, probe: EngineProbe, receive: Receive) -> None:
         while True:
-            asked_at = time.monotonic()
+            asked_at = Wall(time.monotonic())
             healthy, running = await (self._running(probe) if probe.idle else self._healthy(probe))
             seen = EngineSeen(probe.seat, probe.container_id, healthy, running, asked_at)
             if probe.idle or healthy:
-                await hear(seen)
+                await receive(seen)
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _healthy(self, probe: Probe) -> tuple[bool, None]:
+    async def _healthy(self, probe: EngineProbe) -> tuple[bool, None]:
         try:
             timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
             async with self._session.get(probe.endpoint + "/health", timeout=timeout) as answer:
@@ -56,20 +56,20 @@ class Engines:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False, None
 
-    async def _running(self, probe: Probe) -> tuple[bool, int | None]:
-        """(whether it answers, how many requests it works on). None: it does not tell, or not in time."""
+    async def _running(self, probe: EngineProbe) -> tuple[bool, int | None]:
+        """(whether it answers, how many requests it works on). None: its metrics do not say, or not in time."""
         try:
             timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
             async with self._session.get(probe.endpoint + "/metrics", timeout=timeout) as answer:
                 return True, _count(await answer.read()) if answer.status == 200 else None
-        except aiohttp.ClientConnectorError:  # nobody listens, so nobody can have asked it for anything
+        except aiohttp.ClientConnectorError:  # it does not listen, so it has no requests
             return False, 0
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False, None
 
 
 def _count(metrics: bytes) -> int | None:
-    """Requests that the metrics speak of; None when they do not, or not in numbers."""
+    """Requests in the metrics; None when there is no such metric, or it is no number."""
     found = RUNNING.findall(metrics)
     try:
         return int(sum(float(value) for value in found)) if found else None

@@ -1,38 +1,69 @@
-"""What the board hears besides wire messages, and what it says besides them. Plain frozen values."""
+"""The clocks of a node, the messages that a board receives beside the wire's, and the effects that only it has. Pure.
+
+The three clocks are three types: an instant minus an instant of the same clock is a number of seconds, and mypy refuses
+to compare or subtract instants of different clocks. The interpreter sees plain floats.
+"""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
 
-from kybernate.messages import JobReply
+from kybernate.messages import JobReply, KillJob, ReleaseJob
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.seat_pod import Owners
+
+if TYPE_CHECKING:
+
+    class _Instant:
+        """An instant of one clock."""
+
+        def __init__(self, seconds: float) -> None: ...
+        def __sub__(self, other: Self) -> float: ...
+        def __add__(self, seconds: float) -> Self: ...
+        def __lt__(self, other: Self) -> bool: ...
+        def __le__(self, other: Self) -> bool: ...
+        def __gt__(self, other: Self) -> bool: ...
+        def __ge__(self, other: Self) -> bool: ...
+        def __float__(self) -> float: ...
+
+    class Wall(_Instant):
+        """CLOCK_MONOTONIC seconds: deadlines, pauses, time-outs."""
+
+    class Model(_Instant):
+        """Model seconds (``speed`` times the wall): waits, costs and rates, as policies see them."""
+
+    class Unix(_Instant):
+        """Unix seconds: what leaves the node or outlives the process."""
+
+else:
+    Wall = Model = Unix = float
 
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """One instant in the three times of a node."""
+    """One instant on the three clocks of a node."""
 
-    wall: float
-    """CLOCK_MONOTONIC seconds."""
-    model: float
-    """Model seconds (``speed`` times the wall)."""
-    unix: float
-    """Unix seconds, for what leaves the node."""
+    wall: Wall
+    model: Model
+    unix: Unix
 
     @property
     def pace(self) -> float:
         """Model seconds per wall second."""
-        return self.model / self.wall
+        return float(self.model) / float(self.wall)
+
+
+# --- what the board receives ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class PodsSeen:
-    """Who owns the seats of this node now."""
+    """The owners of this node's seats, as of one read of the pods."""
 
     owners: Owners
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
+class ForeignProcess:
     """A process on a GPU that belongs to no seat."""
 
     gpu: str
@@ -42,10 +73,10 @@ class Stranger:
 
 
 @dataclass(frozen=True, slots=True)
-class StrangersSeen:
-    """All of them, as of one look."""
+class ForeignProcessesSeen:
+    """All foreign processes, as of one read of the GPUs' process lists."""
 
-    strangers: tuple[Stranger, ...]
+    processes: tuple[ForeignProcess, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +84,9 @@ class StartCall:
     """Kubelet waits at the start gate for this seat (PreStartContainer)."""
 
     call: str
-    since: float
-    """Unix seconds."""
-    until: float
-    """Unix seconds at which the plugin gives up."""
+    since: Unix
+    until: Unix
+    """The plugin ends the call then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +98,22 @@ class StartCalls:
 
 @dataclass(frozen=True, slots=True)
 class EngineSeen:
-    """What an engine answered. ``running`` counts its requests; None when it does not tell.
+    """An engine's answer. ``running`` counts its requests; None when its metrics do not say.
 
-    Not healthy and None: it did not answer in time, which says nothing about what it does.
+    Not healthy and None: it did not answer in time, which proves nothing about its load.
     """
 
     seat: str
     container_id: str
     healthy: bool
     running: int | None = None
-    asked_at: float = 0.0
-    """Wall seconds at which the question was sent."""
+    asked_at: Wall = Wall(0.0)  # noqa: RUF009  (a float)
+    """When the request was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainAnnounced:
-    """The roster entry that closes a seat is written: every router that reads it from now on knows."""
+    """The roster entry that closes a seat is written: every router that reads the roster from now on knows."""
 
     seat: str
     epoch: int
@@ -91,7 +121,7 @@ class DrainAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class JobAnswered:
-    """The checkpointer answered a switch job; None: no answer in time, which proves nothing."""
+    """The checkpointer's answer to a SwitchJob; None: no answer in time, which proves nothing."""
 
     op: str
     epoch: int
@@ -99,25 +129,41 @@ class JobAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class Retargeted:
-    """The checkpointer answered a RetargetJob; None: no answer in time, which proves nothing."""
+class RetargetAnswered:
+    """The checkpointer's answer to a RetargetJob; None: no answer in time, which proves nothing."""
 
     op: str
     reply: JobReply | None
 
 
 @dataclass(frozen=True, slots=True)
-class JobsTold:
-    """The checkpointer answered a question about jobs and processes."""
+class EndingAnswered:
+    """The checkpointer's answer to a ReleaseJob or KillJob; None: no answer in time, which proves nothing."""
+
+    job: ReleaseJob | KillJob
+    reply: JobReply | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobsReported:
+    """The checkpointer's answer to a question about jobs and processes."""
 
     reply: JobReply
     asked: tuple[str, ...] = ()
-    """The operations asked for; it does not know those that the reply leaves out."""
+    """The operations in the question; the checkpointer does not know those that the reply leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryBegun:
+    """A manager has started and read its ledger and the pods; the checkpointer's evidence is still missing."""
+
+    owners: Owners
+    ledger: Ledger
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Everything a manager knows after its start: pods, the ledger's memory, the checkpointer's evidence."""
+    """All that a manager knows after its start: pods, the ledger, the checkpointer's evidence."""
 
     owners: Owners
     ledger: Ledger
@@ -125,8 +171,8 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedOverHttp:
-    """A router that lost NATS asked what is active, and goes by the answer for a moment."""
+class RouterAskedOverHttp:
+    """A router without NATS read the active seats over HTTP and forwards by the answer for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +187,11 @@ class Tick:
     """Time passed."""
 
 
+# --- what the board returns, beside wire messages ---------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class StartTicket:
     """Open the start gate for one waiting call."""
 
     seat: str
@@ -152,21 +201,21 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """A sentence about what was decided and why, for the log."""
+class GroupDecided:
+    """One decision about a group and its reason, for the log."""
 
     group: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """Ask an engine whether it is healthy, or whether it still computes."""
+class EngineProbe:
+    """A question to an engine: is it healthy, or does it still compute."""
 
     seat: str
     endpoint: str
     container_id: str
     idle: bool
-    """True: how many requests run (metrics). False: is it healthy."""
-    since: float
-    """Wall seconds; a new value means a new question."""
+    """True: count its running requests (metrics). False: is it healthy."""
+    since: Wall
+    """A new value means a new question."""

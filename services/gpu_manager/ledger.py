@@ -1,19 +1,73 @@
 """The node's ledger: what a manager must not forget, in one file that is always whole.
 
-Written before anything that follows from it is said, and on disk (fsync) before a start ticket or a pin is. After a
-restart it says who held what; evidence from the processes decides over it. Switches need no fsync here: the
-checkpointer journals them, and a machine that crashed has no processes left. Losing it loses no seat: every live
-process without park evidence then holds its group.
+It is written before any effect of a message is carried out, and is on disk (fsync) before a start ticket or a pin is
+published. After a restart it tells which seat held what; evidence from the processes overrides it. Switches need no
+fsync here: the checkpointer journals them, and a machine that crashed has no processes left. Losing the ledger loses no
+seat: every live process without park evidence then holds its group.
 """
 
 import contextlib
 import os
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kybernate import files
 from kybernate.seat import SeatState
+
+
+@dataclass(slots=True)
+class Costs:
+    """Learned costs of one seat, in model seconds, and how many measurements they rest on."""
+
+    park_seconds: float = 2.0
+    """From drained until its VRAM was free, as the node saw it."""
+    parks: int = 0
+    activate_seconds: float = 2.0
+    """From then until it served."""
+    activations: int = 0
+    switch_seconds: float = 4.0
+    """From the decision until it served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Requests in flight that are frozen with a parked seat."""
+
+    since: float = 0.0
+    """Unix seconds; 0: there are none."""
+    until: float = 0.0
+    """Unix seconds at which routers end them."""
+
+
+@dataclass(slots=True)
+class Durable:
+    """What survives a restart of the manager, of one seat: the seat, the ledger and the recovery share this record."""
+
+    container_id: str = ""
+    """The container that holds or held VRAM for it; a new one means a new start."""
+    seen_running: bool = False
+    """A process was seen since the last ticket."""
+    ticket: str = ""
+    """The last start call that got a ticket."""
+    inherited: bool = False
+    """That call may have been the previous owner's: its container may start beside this one's."""
+    fixed: str = ""
+    """Why it is not moved to other groups any more: the driver refused it."""
+    vram_bytes: int = 0
+    host_bytes: int = 0
+    started: bool = False
+    """It has been active at least once since its pod came."""
+    pinned: bool = False
+    """By an operator; a pod's own pin is an annotation."""
+    costs: Costs = field(default_factory=Costs)
+    freeze: Freeze = field(default_factory=Freeze)
+
+    def copy(self) -> "Durable":
+        """A copy that does not follow the original."""
+        return replace(self, costs=replace(self.costs))
 
 
 class LedgerEntry(BaseModel):
@@ -26,34 +80,23 @@ class LedgerEntry(BaseModel):
     epoch: int
     lease: bool
     pod: str
+    """``namespace/name``."""
     pod_uid: str
-    container_id: str = ""
-    seen_running: bool = False
-    ticket: str = ""
-    """The last start call that got a ticket."""
-    inherited: bool = False
-    """That was the owner before: its container may come beside this one's."""
+    annotations: dict[str, str] = Field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs of its own group."""
     on: tuple[str, ...] = ()
     """UUIDs of the GPUs of the group that it is on, where that is another one."""
-    fixed: str = ""
-    """Why it is not moved to other groups any more."""
-    vram_bytes: int = 0
-    host_bytes: int = 0
-    started: bool = False
-    pinned: bool = False
-    """By an operator."""
-    endpoint: str | None = None
-    annotations: dict[str, str] = Field(default_factory=dict)
-    park_seconds: float = 2.0
-    frozen_since: float = 0.0
-    """Unix seconds since which requests in flight stand still with it; 0: none do."""
-    frozen_until: float = 0.0
-    parks: int = 0
-    activate_seconds: float = 2.0
-    activations: int = 0
-    switch_seconds: float = 4.0
+    durable: Durable = Field(default_factory=Durable)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_flat(cls, data: Any) -> Any:
+        """An entry of a manager before this format has the fields of ``durable`` beside its own."""
+        if not isinstance(data, dict) or "durable" in data:
+            return data
+        freeze = {"since": data.get("frozen_since", 0.0), "until": data.get("frozen_until", 0.0)}
+        return {**data, "durable": {**data, "costs": data, "freeze": freeze}}
 
 
 class Ledger(BaseModel):
@@ -65,7 +108,7 @@ class Ledger(BaseModel):
     epoch: int = 0
     seats: tuple[LedgerEntry, ...] = ()
     routers: dict[str, str] = Field(default_factory=dict)
-    """Present routers, instance → incarnation: a successor must not forget one that it cannot hear."""
+    """Present routers, instance → incarnation: a successor must not forget one that is off the bus."""
     move_seconds: float = 3.0
     """Learned: what activating a seat on another group costs beyond activating it."""
 
@@ -112,7 +155,7 @@ class LedgerFile:
             self._durable = True
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

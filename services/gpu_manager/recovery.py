@@ -1,64 +1,187 @@
-"""What a manager believes after its start: the ledger remembers, evidence decides. Pure.
+"""What a manager takes for true after its start: the ledger remembers, evidence decides. Pure.
 
-Each owned seat gets the state that its processes are in. A live process without park evidence holds its group, also
-when the ledger is lost; when more seats hold a group than may, all of them are quarantined and nothing is granted
-there. An unfinished job of the checkpointer is adopted as the switch it belongs to. A drain that was under way is
-over: nobody has been told to go on with it, so the seat serves.
+Each owned seat gets the state that its processes are in, by the table ``RECOVERED``. A live process without park
+evidence holds its group, also when the ledger is lost; when more seats hold a group than may, all of them are
+quarantined and nothing is granted there. An unfinished job of the checkpointer is adopted as the switch it belongs to.
+A drain that was under way is over: no router was asked to go on with it, so the seat serves.
 """
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from enum import StrEnum
 
-from kybernate.messages import EVENT_OF_STATE, JobStatus, KillJob, ReleaseJob, SeatProgress, SeatTarget
+from kybernate.messages import EVENT_OF_STATE, AskJobs, JobStatus, KillJob, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import overlap, rebinding
-from services.gpu_manager.inputs import Now, Recovered
-from services.gpu_manager.ledger import Ledger, LedgerEntry
-from services.gpu_manager.rows import STANDING_STILL, Operation, Row
-from services.gpu_manager.seat_pod import SeatPod
-
-if TYPE_CHECKING:
-    from services.gpu_manager.board import Board
+from services.gpu_manager import view
+from services.gpu_manager.inputs import Now, Recovered, RecoveryBegun
+from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry
+from services.gpu_manager.seat_pod import Owners, SeatPod
+from services.gpu_manager.state import (
+    FROZEN_STATES,
+    Drain,
+    GroupSwitch,
+    JobExchange,
+    ManagedSeat,
+    NodeState,
+    SwitchPhase,
+    SwitchTimes,
+)
 
 S = SeatState
 
 
-def recover(board: "Board", known: Recovered, now: Now) -> None:
-    """Fill the board; from then on it decides."""
-    board.epoch = max(board.epoch, known.ledger.epoch, known.reply.highest_epoch)
-    entries = {entry.seat: entry for entry in known.ledger.seats}
-    pods = {pod.seat: pod for pod in known.owners.pods}
-    evidence = {(seat.seat, seat.pod_uid): seat for seat in known.reply.seats}
-    for row in board.rows.values():
-        pod, entry = pods.get(row.seat), entries.get(row.seat)
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+class ContainerEvidence(StrEnum):
+    """What kubelet's pods, beside the ledger, tell about a seat's container."""
+
+    NEW = "new"  # it runs, and the ledger knows another one: it was started with a ticket
+    RUNNING = "running"  # it runs, and the ledger knows it or is lost
+    STOPPED = "stopped"  # it has run and does not any more
+    ABSENT = "absent"  # it never ran
+    DELETED_WITH_TICKET = "deleted-with-ticket"  # the pod is going; its ticket may be taken, and no process was seen
+    DELETED_HOLDING = "deleted-holding"  # the pod is going; its processes held the group, or the ledger is lost
+    DELETED_PARKED = "deleted-parked"  # the pod is going; it has processes, and held nothing
+    DELETED = "deleted"  # the pod is going and has no process
+
+
+class DriverEvidence(StrEnum):
+    """What the checkpointer tells about a seat's processes."""
+
+    ALIVE = "alive"  # they run, or it cannot tell
+    PARKED = "parked"
+    GONE = "gone"
+    LOST = "lost"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredAs:
+    """What a seat is from now on."""
+
+    state: SeatState
+    lease: bool
+    process: bool
+    """It has a process."""
+    ticket_open: bool = False
+    """Its ticket may be taken already, and a process may come of it."""
+    reason: str = ""
+    """Empty where the driver's own reason counts."""
+
+
+_C, _D = ContainerEvidence, DriverEvidence
+_REMEMBERED = (S.STARTING, S.LOST, S.QUARANTINED)
+"""States that a live process does not contradict, and that the driver does not know."""
+_TICKET = RecoveredAs(S.STARTING, True, False, ticket_open=True)
+_RELEASING = RecoveredAs(S.RELEASING, False, True, reason="its pod is being deleted")
+_ENDED = RecoveredAs(S.RELEASING, False, False, reason="its pod is being deleted")
+
+RECOVERED: dict[tuple[ContainerEvidence, DriverEvidence, SeatState], RecoveredAs] = {
+    # Any state in the ledger, FREE when it has none; the rows below refine the ones above.
+    **{(_C.NEW, driver, state): RecoveredAs(S.STARTING, True, True) for driver in _D for state in S},
+    **{(_C.RUNNING, _D.ALIVE, state): RecoveredAs(S.ACTIVE, True, True) for state in S},
+    **{(_C.RUNNING, _D.ALIVE, state): RecoveredAs(state, True, True) for state in _REMEMBERED},
+    **{(_C.RUNNING, _D.PARKED, state): RecoveredAs(S.PARKED, False, True) for state in S},
+    **{
+        (_C.RUNNING, _D.GONE, state): RecoveredAs(S.BACKOFF, False, False, reason="its processes are gone")
+        for state in S
+    },
+    **{(_C.RUNNING, _D.LOST, state): RecoveredAs(S.LOST, True, True) for state in S},
+    **{(_C.RUNNING, _D.QUARANTINED, state): RecoveredAs(S.QUARANTINED, True, True) for state in S},
+    **{
+        (_C.STOPPED, driver, state): RecoveredAs(S.BACKOFF, False, False, reason="its container is not running")
+        for driver in _D
+        for state in S
+    },
+    **{(_C.ABSENT, driver, state): RecoveredAs(S.WAITING, False, False) for driver in _D for state in S},
+    **{(container, driver, S.STARTING): _TICKET for container in (_C.STOPPED, _C.ABSENT) for driver in _D},
+    **{
+        (_C.DELETED_WITH_TICKET, driver, state): RecoveredAs(S.RELEASING, True, False, True, "its pod is being deleted")
+        for driver in _D
+        for state in S
+    },
+    **{
+        (_C.DELETED_HOLDING, driver, state): RecoveredAs(S.RELEASING, True, True, reason="its pod is being deleted")
+        for driver in _D
+        for state in S
+    },
+    **{(_C.DELETED_HOLDING, _D.PARKED, state): _RELEASING for state in S},
+    **{(_C.DELETED_PARKED, driver, state): _RELEASING for driver in _D for state in S},
+    **{(container, _D.GONE, state): _ENDED for container in (_C.DELETED_HOLDING, _C.DELETED_PARKED) for state in S},
+    **{(_C.DELETED, driver, state): _ENDED for driver in _D for state in S},
+}
+"""(container, driver, the ledger's state) → what the seat is. Total; each rule is a test."""
+
+
+def container_evidence(pod: SeatPod, entry: LedgerEntry | None) -> ContainerEvidence:
+    """Compare a pod with the ledger.
+
+    (1) It runs another container than the ledger's. (2) The pod is going: by its ticket, its processes and its lease.
+    (3) It runs. (4) It does not.
+    """
+    known = entry.durable if entry is not None else Durable(seen_running=pod.running)
+    if pod.running and entry is not None and pod.container_id != known.container_id:  # (1)
+        return _C.NEW
+    if pod.deleting:  # (2)
+        waits = entry is not None and entry.lease and entry.state in (S.STARTING, S.RELEASING)
+        if waits and not known.seen_running:
+            return _C.DELETED_WITH_TICKET
+        if not known.seen_running:
+            return _C.DELETED
+        return _C.DELETED_HOLDING if entry is None or entry.lease else _C.DELETED_PARKED
+    if pod.running:  # (3)
+        return _C.RUNNING
+    return _C.STOPPED if known.container_id else _C.ABSENT  # (4)
+
+
+def driver_evidence(seen: SeatProgress | None) -> DriverEvidence:
+    """What the checkpointer's answer proves: anything that is no end counts as alive."""
+    match seen.outcome if seen is not None else "":
+        case "parked" | "gone" | "lost" | "quarantined" as outcome:
+            return DriverEvidence(outcome)
+    return _D.ALIVE
+
+
+# --- the question -----------------------------------------------------------------------------------------------------
+
+
+def ask(node: NodeState, begun: RecoveryBegun, now: Now) -> None:
+    """Ask the checkpointer for evidence. The epoch fences: it accepts no job of an earlier manager after this.
+
+    It fences all GPUs of the node: seats of others may be on their way there.
+    """
+    node.epoch = max(node.epoch, begun.ledger.epoch)
+    entries = {entry.seat: entry for entry in begun.ledger.seats}
+    targets = []
+    for seat, pod, entry in _owned(node, begun.owners, entries):
+        running = pod.container_id if pod.running else None
+        container_id = running or (entry.durable.container_id if entry else "")
+        if container_id:
+            known = node.unowned_seat(seat.id, seat.home)
+            node.own(known, pod)
+            known.durable.container_id = container_id
+            known.durable.vram_bytes = entry.durable.vram_bytes if entry else 0
+            targets.append(known.target(view.group_with_gpus(node, seat, entry.on) if entry else None))
+    gpus = sorted({gpu.uuid for group in node.setup.groups for gpu in group.gpus})
+    epoch = node.next_epoch(now)
+    question = AskJobs(cause="recovery", node=node.name, epoch=epoch, targets=tuple(targets), gpus=tuple(gpus))
+    node.effects.append(question)
+
+
+def _owned(
+    node: NodeState, owners: Owners, entries: dict[str, LedgerEntry]
+) -> list[tuple[ManagedSeat, SeatPod, LedgerEntry | None]]:
+    """The owned seats. A pod that only the ledger knows is gone from kubelet, and its processes may not be."""
+    pods = {pod.seat: pod for pod in owners.pods}
+    found = []
+    for seat in node.seats.values():
+        pod, entry = pods.get(seat.id), entries.get(seat.id)
         if entry is not None and (pod is None or pod.uid != entry.pod_uid):
             pod = _departed(entry)
-            row.misses = 2
-        if pod is None:
-            continue
-        row.pod = pod
-        if entry is not None:
-            _remember(row, entry)
-        row.entered_at, row.entered_wall = now.unix, now.wall
-        seen = evidence.get((row.seat, pod.uid))
-        row.state, row.lease, row.reason = _state(row, entry, seen)
-        row.group = _group(board, row, entry, seen)
-        if row.state is S.ACTIVE:
-            row.active_since = row.busy_at = now.model
-        row.processes_gone = not row.seen_running
-    board.move_seconds = known.ledger.move_seconds
-    for status in sorted(known.reply.jobs, key=lambda status: status.epoch):  # a seat may be in two: the later counts
-        if not status.done:
-            _adopt(board, status, entries, now)
-    for row in board.rows.values():
-        if row.state not in STANDING_STILL:  # a switch that goes on may have frozen it a moment ago
-            row.frozen_since = row.frozen_until = 0.0
-    _quarantine_conflicts(board)  # after that: both seats of a switch seem to live while it is under way
-    _say(board, entries, now)
-    _end_again(board)
-    board.routers.remember(known.ledger.routers, now)
-    board.routers.unsettle(now)
-    board.recovered = True
+        if pod is not None:
+            found.append((seat, pod, entry))
+    return found
 
 
 def _departed(entry: LedgerEntry) -> SeatPod:
@@ -71,174 +194,177 @@ def _departed(entry: LedgerEntry) -> SeatPod:
         name=name,
         uid=entry.pod_uid,
         container="",
-        container_id=entry.container_id or None,
+        container_id=entry.durable.container_id or None,
         deleting=True,
         annotations=entry.annotations,
     )
 
 
-def _remember(row: Row, entry: LedgerEntry) -> None:
-    row.epoch = entry.epoch
-    row.container_id = entry.container_id or None
-    row.seen_running = entry.seen_running
-    row.ticket, row.inherited = entry.ticket, entry.inherited
-    row.vram_bytes, row.host_bytes = entry.vram_bytes, entry.host_bytes
-    row.started, row.pinned = entry.started, entry.pinned
-    row.park_seconds, row.activate_seconds = entry.park_seconds, entry.activate_seconds
-    row.frozen_since, row.frozen_until = entry.frozen_since, entry.frozen_until
-    row.parks, row.activations = entry.parks, entry.activations
-    row.switch_seconds = entry.switch_seconds
-    row.fixed = entry.fixed
+# --- recovery ---------------------------------------------------------------------------------------------------------
 
 
-def _group(board: "Board", row: Row, entry: LedgerEntry | None, seen: SeatProgress | None) -> Group:
-    """Where a seat is: by evidence, else as the ledger has it. A container that starts does so on its own group."""
-    if not row.seen_running or row.state is S.STARTING:
-        return row.home
+def recover(node: NodeState, known: Recovered, now: Now) -> None:
+    """Fill the state; from then on the board decides."""
+    node.epoch = max(node.epoch, known.ledger.epoch, known.reply.highest_epoch)
+    node.move_seconds = known.ledger.move_seconds
+    entries = {entry.seat: entry for entry in known.ledger.seats}
+    evidence = {(seat.seat, seat.pod_uid): seat for seat in known.reply.seats}
+    listed = {(pod.seat, pod.uid) for pod in known.owners.pods}
+    for seat, pod, entry in _owned(node, known.owners, entries):
+        node.own(seat, pod)
+        seat.owner.misses = 0 if (seat.id, pod.uid) in listed else 2
+        _recover_seat(node, seat, pod, entry, evidence.get((seat.id, pod.uid)), now)
+    for status in sorted(known.reply.jobs, key=lambda status: status.epoch):  # a seat may be in two: the later counts
+        if not status.done:
+            _adopt(node, status, entries, now)
+    for seat in node.seats.values():
+        if seat.state not in FROZEN_STATES:  # a switch that goes on may have frozen it a moment ago
+            seat.durable.freeze = Freeze()
+    _quarantine_conflicts(node)  # after that: both seats of a switch seem to live while it is under way
+    _publish(node, entries, now)
+    node.routers.remember(known.ledger.routers, now)
+    node.routers.unsettle(now)
+    node.recovered = True
+
+
+def _recover_seat(
+    node: NodeState, seat: ManagedSeat, pod: SeatPod, entry: LedgerEntry | None, seen: SeatProgress | None, now: Now
+) -> None:
+    """One owned seat, by the table."""
+    container, driver = container_evidence(pod, entry), driver_evidence(seen)
+    found = RECOVERED[container, driver, entry.state if entry is not None else S.FREE]
+    if entry is not None:
+        seat.epoch, seat.durable = entry.epoch, entry.durable.copy()
+    elif pod.running:
+        seat.durable.started = True
+    if pod.running and (entry is None or container is _C.NEW):
+        seat.durable.container_id = pod.container_id or ""
+    seat.durable.seen_running, seat.processes_gone = found.process, not found.process
+    seat.state, seat.lease = found.state, found.lease
+    seat.reason = found.reason or (seen.reason if seen is not None and driver in (_D.LOST, _D.QUARANTINED) else "")
+    seat.entered, seat.entered_wall = now.unix, now.wall
+    seat.gate.ticket_open, seat.gate.ticket_given = found.ticket_open, now.wall
+    seat.residence.group = _group(node, seat, entry, seen)
+    if seat.state is S.ACTIVE:
+        seat.usage.active_since = seat.usage.busy = now.model
+
+
+def _group(node: NodeState, seat: ManagedSeat, entry: LedgerEntry | None, seen: SeatProgress | None) -> Group:
+    """Where a seat is: by evidence, else as the ledger has it. A container that starts does so on its home group."""
+    if not seat.durable.seen_running or seat.state is S.STARTING:
+        return seat.home
     return (
-        rebinding.group_at(board, row, seen.gpus if seen is not None else ())
-        or rebinding.group_at(board, row, entry.on if entry is not None else ())
-        or row.home
+        view.group_with_gpus(node, seat, seen.gpus if seen is not None else ())
+        or view.group_with_gpus(node, seat, entry.on if entry is not None else ())
+        or seat.home
     )
 
 
-def _state(row: Row, entry: LedgerEntry | None, seen: SeatProgress | None) -> tuple[SeatState, bool, str]:
-    """(state, lease, reason) by what is known of one owned seat."""
-    pod = row.pod
-    assert pod is not None
-    if pod.running and entry is None:
-        row.container_id, row.seen_running, row.started = pod.container_id, True, True
-    if pod.running and entry is not None and pod.container_id != entry.container_id:
-        # The only way to a new container is a ticket, so this seat had its lease when it started.
-        row.container_id, row.seen_running = pod.container_id, True
-        return S.STARTING, True, ""
-    if pod.deleting:
-        alive = row.seen_running and (seen is None or seen.outcome != "gone")
-        row.seen_running = alive
-        holds = alive and (seen is None or seen.outcome != "parked") and (entry is None or entry.lease)
-        if entry is not None and entry.lease and not entry.seen_running and entry.state in (S.STARTING, S.RELEASING):
-            _reopen(row)
-            holds = True
-        return S.RELEASING, holds, "its pod is being deleted"
-    if not pod.running:
-        row.seen_running = False
-        if entry is not None and entry.state is S.STARTING:
-            _reopen(row)
-            return S.STARTING, True, ""
-        return (
-            (S.WAITING, False, "") if row.container_id is None else (S.BACKOFF, False, "its container is not running")
-        )
-    match seen.outcome if seen is not None else "active":
-        case "parked":
-            return S.PARKED, False, ""
-        case "gone":
-            row.seen_running = False
-            return S.BACKOFF, False, "its processes are gone"
-        case "lost":
-            return S.LOST, True, seen.reason if seen else ""
-        case "quarantined":
-            return S.QUARANTINED, True, seen.reason if seen else ""
-    if entry is not None and entry.state in (S.STARTING, S.LOST, S.QUARANTINED):
-        return entry.state, True, ""
-    return S.ACTIVE, True, ""
-
-
-def _reopen(row: Row) -> None:
-    """Its ticket may be taken already, and a process may come of it; since when is not known."""
-    row.ticket_open, row.ticket_wall = True, row.entered_wall
-
-
-def _quarantine_conflicts(board: "Board") -> None:
-    """More seats on a group than may hold it, or seats of two groups on one GPU: nobody knows which of them is true."""
-    for group in board.groups:
-        holders = [row for row in board.seats_of(group) if row.lease]
-        others = overlap.in_the_way(board, group) if holders else []
-        if len(holders) > group.slots or others:
-            names = ", ".join(row.seat for row in (*holders, *others))
-            for row in holders:
-                row.state, row.conflict = S.QUARANTINED, True
-                row.reason = f"{names} all seem to hold group {group.name}; delete the pods that should not"
-
-
-def _adopt(board: "Board", status: JobStatus, entries: dict[str, LedgerEntry], now: Now) -> None:
+def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], now: Now) -> None:
     """Go on with a switch that the checkpointer has not finished."""
-    victim = next((board.rows[p.seat] for p in status.park if p.seat in board.rows), None)
-    winner = board.rows.get(status.activate.seat) if status.activate else None
-    if victim is None and winner is None:
+    victim = next((node.seats[p.seat] for p in status.park if p.seat in node.seats), None)
+    incoming = node.seats.get(status.activate.seat) if status.activate else None
+    concerned = incoming or victim
+    if concerned is None:
         return
-    named = next((group for group in board.groups if group.name == status.group), None)
-    group = named or (victim or winner or next(iter(board.rows.values()))).group
-    board.operations[group.name] = Operation(
+    state = node.groups.get(status.group)
+    group = state.group if state is not None else (victim or concerned).group
+    node.switches[group.name] = GroupSwitch(
         op=status.op,
         epoch=status.epoch,
         group=group.name,
-        victim=victim.seat if victim else None,
-        winner=winner.seat if winner else None,
-        cause=(winner or victim or next(iter(board.rows.values()))).why,
-        phase="job",
-        decided_wall=now.wall,
-        drained_wall=now.wall,
-        journaled=True,
+        victim=victim.id if victim else None,
+        incoming=incoming.id if incoming else None,
+        cause=concerned.default_cause,
+        phase=SwitchPhase.JOB,
+        drain=Drain(deadline=now.model),
+        times=SwitchTimes(decided=now.wall, drained=now.wall),
+        job=JobExchange(journaled=True),
     )
-    parked = victim is None or any(p.seat == victim.seat and p.outcome == "parked" for p in status.park)
+    parked = victim is None or any(p.seat == victim.id and p.outcome == "parked" for p in status.park)
     if victim is not None and victim.pod is not None:
-        victim.state = S.PARKED if parked else S.PARKING
-        victim.lease = not parked
+        victim.state, victim.lease = (S.PARKED, False) if parked else (S.PARKING, True)
         victim.epoch, victim.op = status.epoch, status.op
-        victim.group = group
-    if winner is not None and winner.pod is not None and winner.seen_running:
-        _adopt_winner(winner, group, entries.get(winner.seat), come=parked)
-        winner.epoch, winner.op = status.epoch, status.op
+        victim.residence.group = group
+    if incoming is not None and incoming.pod is not None and incoming.durable.seen_running:
+        _adopt_incoming(incoming, group, entries.get(incoming.id), free=parked)
+        incoming.epoch, incoming.op = status.epoch, status.op
 
 
-def _adopt_winner(row: Row, group: Group, entry: LedgerEntry | None, *, come: bool) -> None:
-    """The seat that a switch brings back to a group; ``come``: it has that group's GPUs already."""
-    moving = row.group.name != group.name or (entry is not None and entry.state is S.MIGRATING)
-    row.state, row.lease = (S.PARKED, False) if not come else (S.MIGRATING if moving else S.ACTIVATING, True)
-    if come and moving:
-        row.came_from = row.group if row.group.name != group.name else row.home
-    if come:
-        row.group = group
+def _adopt_incoming(seat: ManagedSeat, group: Group, entry: LedgerEntry | None, *, free: bool) -> None:
+    """The seat that a switch brings back to a group.
+
+    (1) The victim still holds the GPUs: it is parked. (2) They are free: it holds them. (3) It comes from another
+    group.
+    """
+    seat.state, seat.lease = S.PARKED, False  # (1)
+    if not free:
+        return
+    elsewhere = seat.group.name != group.name
+    seat.state, seat.lease = S.ACTIVATING, True  # (2)
+    if elsewhere or (entry is not None and entry.state is S.MIGRATING):  # (3)
+        seat.state = S.MIGRATING
+        seat.residence.parked_on = seat.group if elsewhere else seat.home
+    seat.residence.group = group
 
 
-def _say(board: "Board", entries: dict[str, LedgerEntry], now: Now) -> None:
-    """Tell what is not as the ledger had it; what is, is only written to the roster again."""
-    for row in board.rows.values():
-        entry = entries.get(row.seat)
-        if row.pod is None or (entry is not None and entry.state is row.state and entry.state in _AT_REST):
-            continue
-        if board.operation_of(row.seat) is None:
-            row.epoch = board.next_epoch(now)
-        board.tell(row, EVENT_OF_STATE[row.state], now, previous=entry.state if entry else S.FREE)
-
-
-def _end_again(board: "Board") -> None:
-    """Whether a kill or a release was ever taken is not known: ask again, it does no harm twice."""
-    for row in board.rows.values():
-        if row.state is S.LOST:
-            board.said.append(KillJob(cause=row.why, node=board.node, epoch=row.epoch, target=row.target()))
-        elif row.state is S.RELEASING and row.seen_running:
-            board.said.append(ReleaseJob(cause=row.why, node=board.node, epoch=row.epoch, target=row.target()))
+def _quarantine_conflicts(node: NodeState) -> None:
+    """More seats on a group than may hold it, or seats of two groups on one GPU: the evidence contradicts itself."""
+    for group in node.setup.groups:
+        holders = view.holders(node, group)
+        others = view.in_the_way(node, group) if holders else []
+        if len(holders) > group.slots or others:
+            names = ", ".join(seat.id for seat in (*holders, *others))
+            for seat in holders:
+                seat.state, seat.conflict = S.QUARANTINED, True
+                seat.reason = f"{names} all seem to hold group {group.name}; delete the pods that should not"
 
 
 _AT_REST = frozenset({S.WAITING, S.PARKED, S.BACKOFF, S.ACTIVE, S.STARTING, S.QUARANTINED})
 
 
-def targets(board: "Board", ledger: Ledger, pods: tuple[SeatPod, ...]) -> tuple[SeatTarget, ...]:
-    """The processes that the checkpointer should look at before the board recovers."""
-    entries = {entry.seat: entry for entry in ledger.seats}
-    of_seat = {pod.seat: pod for pod in pods}
-    found = []
-    for row in board.rows.values():
-        pod, entry = of_seat.get(row.seat), entries.get(row.seat)
-        if entry is not None and (pod is None or pod.uid != entry.pod_uid):
-            pod = _departed(entry)
-        if pod is None:
+def _publish(node: NodeState, entries: dict[str, LedgerEntry], now: Now) -> None:
+    """Publish what is not as the ledger had it; what is, is only written to the roster again.
+
+    Whether a kill or a release was ever received is not known: send it again, it does no harm twice.
+    """
+    switching = {seat for switch in node.switches.values() for seat in (switch.victim, switch.incoming)}
+    owned = [seat for seat in node.seats.values() if seat.pod is not None]
+    for seat in owned:
+        entry = entries.get(seat.id)
+        if entry is not None and entry.state is seat.state and entry.state in _AT_REST:
             continue
-        container_id = pod.container_id if pod.running else (entry.container_id if entry else None)
-        if container_id:
-            vram_bytes = entry.vram_bytes if entry else 0
-            seen = Row(row.seat, row.home, pod=pod, container_id=container_id, vram_bytes=vram_bytes)
-            on = rebinding.group_at(board, row, entry.on) if entry else None
-            found.append(seen.target(on))
-    return tuple(found)
+        if seat.id not in switching:
+            seat.epoch = node.next_epoch(now)
+        node.emit(seat, EVENT_OF_STATE[seat.state], now, previous=entry.state if entry else S.FREE)
+    for seat in owned:
+        kind = KillJob if seat.state is S.LOST else ReleaseJob
+        if seat.state is S.LOST or (seat.state is S.RELEASING and seat.durable.seen_running):
+            job = kind(cause=seat.default_cause, node=node.name, epoch=seat.epoch, target=seat.target())
+            node.effects.append(job)
+
+
+# --- the ledger -------------------------------------------------------------------------------------------------------
+
+
+def ledger(node: NodeState, boot: str) -> Ledger:
+    """What must survive a restart."""
+    routers = {instance: incarnation for instance, (incarnation, _) in sorted(node.routers.present.items())}
+    seats = tuple(_entry(seat, seat.pod) for seat in node.seats.values() if seat.pod is not None)
+    return Ledger(boot_id=boot, epoch=node.epoch, seats=seats, routers=routers, move_seconds=node.move_seconds)
+
+
+def _entry(seat: ManagedSeat, pod: SeatPod) -> LedgerEntry:
+    moved = seat.group.name != seat.home.name
+    return LedgerEntry(
+        seat=seat.id,
+        state=seat.state,
+        epoch=seat.epoch,
+        lease=seat.lease,
+        pod=pod.pod,
+        pod_uid=pod.uid,
+        annotations=pod.annotations,
+        gpus=tuple(gpu.uuid for gpu in seat.home.gpus),
+        on=tuple(gpu.uuid for gpu in seat.group.gpus) if moved else (),
+        durable=seat.durable.copy(),
+    )

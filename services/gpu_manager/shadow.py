@@ -1,10 +1,10 @@
-"""A second policy beside the live one: what it would have done, and about what that would have been worth. Pure.
+"""A second policy, evaluated on the live one's views: what it would have decided, and an estimate of the gain. Pure.
 
-It decides on the views of the live one and touches nothing. Its choices are not carried out, so what would have come
-of them is not known; ``gain_seconds`` is an estimate by a projection of one round, the same for both decisions:
-whoever waits now is served in the order of the decision, then oldest first, each after the learned seconds of draining,
-parking, activating and serving, while requests go on arriving at the learned rates. The difference of the summed
-waiting counts once per disagreement, when it begins. It says which of two policies to try, not what a trial will give.
+Its decisions are not carried out, so their results are unknown; ``gain_seconds`` is an estimate by a projection of one
+round, the same for both decisions: the seats that wait now are served in the order of the decision, then oldest first,
+each after the learned seconds of draining, parking, activating and serving, while requests go on arriving at the
+learned rates. The difference of the summed waiting counts once per disagreement, when it begins. It tells which of two
+policies to try, not the result of a trial.
 """
 
 from collections import Counter, deque
@@ -15,13 +15,13 @@ from kybernate.policy.view import checked
 from kybernate.seat import SeatState
 
 KEPT = 50
-"""Disagreements that are remembered for people."""
+"""Disagreements that ``kyb why`` shows."""
 HOLDING = (SeatState.ACTIVE, SeatState.STARTING)
 
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """One time that the two would have gone different ways."""
+    """One time that the two policies decided differently."""
 
     group: str
     at: float
@@ -32,53 +32,53 @@ class Disagreement:
 
 
 @dataclass(slots=True)
-class Score:
-    """One group so far."""
+class ShadowScore:
+    """The comparison for one group so far."""
 
-    looks: Counter[str] = field(default_factory=Counter)
+    evaluations: Counter[str] = field(default_factory=Counter)
     """``same``, ``different``, ``error``."""
     disagreements: int = 0
     gain_seconds: float = 0.0
     """Request-seconds of waiting that the shadow would have saved; below zero: cost."""
     live: str = ""
     shadow: str = ""
-    """What both said last."""
+    """The reasons of both last decisions."""
     apart: tuple[object, object] | None = None
-    """The disagreement that goes on."""
+    """The present disagreement."""
 
 
 @dataclass
 class Shadow:
-    """Looks over the live policy's shoulder. ``look`` never raises."""
+    """Evaluates a second policy on the live one's views. ``observe`` never raises."""
 
     name: str
     policy: Policy
-    scores: dict[str, Score] = field(default_factory=dict)
+    scores: dict[str, ShadowScore] = field(default_factory=dict)
     """By group."""
     recent: deque[Disagreement] = field(default_factory=lambda: deque(maxlen=KEPT))
     last_error: str = ""
 
-    def look(self, view: GroupView, live: Decision, error: str = "") -> None:
-        """The live policy decided so on this view."""
+    def observe(self, view: GroupView, live: Decision, error: str = "") -> None:
+        """Compare with the live policy's decision on this view."""
         del error
-        score = self.scores.setdefault(view.group, Score())
+        score = self.scores.setdefault(view.group, ShadowScore())
         try:
-            mine = checked(self.policy.decide(view), view)
-            pair = (_key(live), _key(mine))
-            gain = projected(view, live) - projected(view, mine) if pair[0] != pair[1] else 0.0
+            own = checked(self.policy.decide(view), view)
+            pair = (_key(live), _key(own))
+            gain = projected(view, live) - projected(view, own) if pair[0] != pair[1] else 0.0
         except Exception as raised:
-            score.looks["error"] += 1
+            score.evaluations["error"] += 1
             self.last_error = f"group {view.group}: {raised!r}"
             return
-        score.live, score.shadow = live.reason, mine.reason
-        score.looks["same" if pair[0] == pair[1] else "different"] += 1
+        score.live, score.shadow = live.reason, own.reason
+        score.evaluations["same" if pair[0] == pair[1] else "different"] += 1
         if pair[0] == pair[1]:
             score.apart = None
         elif pair != score.apart:
             score.apart = pair
             score.disagreements += 1
             score.gain_seconds += gain
-            self.recent.append(Disagreement(view.group, view.now, _text(live), _text(mine), gain))
+            self.recent.append(Disagreement(view.group, view.now, _text(live), _text(own), gain))
 
 
 def projected(view: GroupView, decision: Decision) -> float:
@@ -102,7 +102,7 @@ def projected(view: GroupView, decision: Decision) -> float:
         total += seat.waiting * begins + seat.rate_slow * begins * begins / 2
         slots.append(begins + seat.service_seconds + seat.park_seconds)
     back = min(slots)
-    for seat in view.seats:  # holders that left come back after everybody else had a turn
+    for seat in view.seats:  # holders that left come back after all others had a turn
         if waiting and seat.seat in leaves:
             away = max(0.0, back + seat.activate_seconds - leaves[seat.seat] + seat.park_seconds)
             total += seat.waiting * away + seat.rate_slow * away * away / 2
@@ -123,7 +123,7 @@ def _leaves_after(holder: SeatView, decision: Decision) -> float:
 
 
 def _key(decision: Decision) -> object:
-    """What makes two decisions the same: what is done, not when it is looked at again."""
+    """Equal for decisions that do the same, whenever they are to be made again."""
     match decision:
         case Switch():
             return ("switch", decision.activate, decision.evict, decision.how)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from kybernate.messages import JobReply, SwitchJob
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import JobAnswered, Ticket
-from services.gpu_manager.rows import Operation
+from services.gpu_manager.inputs import JobAnswered, StartTicket
+from services.gpu_manager.state import GroupSwitch
 from tests.manager.world import World, make_group
 
 TREE = ((0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3))
@@ -40,7 +40,7 @@ class Busy:
     """Times at which each seat became active."""
     _active: dict[str, bool] = field(default_factory=dict)
     _since: dict[str, float] = field(default_factory=dict)
-    """By operation and phase: when it was first seen."""
+    """By switch and phase: when it was first seen."""
 
     def __post_init__(self) -> None:
         for number, seat in enumerate(self.seats):
@@ -58,8 +58,8 @@ class Busy:
             for seat in self.seats:
                 self._start(seat)
                 self._want(seat)
-            for operation in list(self.world.board.operations.values()):
-                self._serve(operation)
+            for switch in list(self.world.node.switches.values()):
+                self._serve(switch)
                 for seat in self.seats:
                     self._want(seat)
 
@@ -76,7 +76,7 @@ class Busy:
                 world.call(seat)
         elif state is S.STARTING:
             call = world.calls.get(seat)
-            if call is not None and any(isinstance(e, Ticket) and e.call == call.call for e in world.said):
+            if call is not None and any(isinstance(e, StartTicket) and e.call == call.call for e in world.effects):
                 world.start(seat)
                 world.healthy(seat)
 
@@ -90,15 +90,15 @@ class Busy:
         if seat not in self.idle:
             self.world.traffic(seat, waiting=int(not active), in_flight=int(active))
 
-    def _serve(self, operation: Operation) -> None:
+    def _serve(self, switch: GroupSwitch) -> None:
         world = self.world
-        seats = [seat for seat in (operation.victim, operation.winner) if seat is not None]
-        took = world.wall - self._since.setdefault(f"{operation.op} {operation.phase}", world.wall)
-        if operation.phase == "draining" and operation.victim and took >= self.drains(operation.victim):
-            world.quiet(operation.victim)
-        elif operation.phase == "job" and took >= max(self.moves(seat) for seat in seats):
-            job = world.job_of(operation.op)
-            world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+        seats = [seat for seat in (switch.victim, switch.incoming) if seat is not None]
+        took = world.wall - self._since.setdefault(f"{switch.op} {switch.phase}", world.wall)
+        if switch.phase == "draining" and switch.victim and took >= self.drains(switch.victim):
+            world.quiet(switch.victim)
+        elif switch.phase == "job" and took >= max(self.moves(seat) for seat in seats):
+            job = world.job_of(switch.op)
+            world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
             self._report(job)
 
     def _report(self, job: SwitchJob) -> None:

@@ -20,7 +20,7 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import AskedOverHttp, BusChanged, JobAnswered, PodsSeen, StartCalls, Ticket
+from services.gpu_manager.inputs import BusChanged, JobAnswered, PodsSeen, RouterAskedOverHttp, StartCalls, StartTicket
 from services.gpu_manager.seat_pod import Owners
 from tests.manager.world import World, make_group, status
 
@@ -36,7 +36,7 @@ def test_a_pod_waits_at_the_gate_until_its_group_is_free(world: World) -> None:
 
     assert world.state(first) is S.STARTING
     assert world.state(second) is S.WAITING
-    assert [e.seat for e in world.said if isinstance(e, Ticket)] == [first]
+    assert [e.seat for e in world.effects if isinstance(e, StartTicket)] == [first]
 
 
 def test_a_ticket_is_for_one_call_of_one_pod(world: World) -> None:
@@ -44,23 +44,23 @@ def test_a_ticket_is_for_one_call_of_one_pod(world: World) -> None:
     world.pod(seat, "a")
     world.call(seat)
 
-    ticket = world.last(Ticket)
+    ticket = world.last(StartTicket)
 
-    assert isinstance(ticket, Ticket)
-    assert (ticket.call, ticket.pod_uid, ticket.epoch) == ("call-1", "uid-a", world.row(seat).epoch)
+    assert isinstance(ticket, StartTicket)
+    assert (ticket.call, ticket.pod_uid, ticket.epoch) == ("call-1", "uid-a", world.managed(seat).epoch)
 
 
 def test_warming_up_starts_every_seat_of_a_group_once(world: World) -> None:
     seats = world.fill("a", "b", "c")
 
     assert [world.state(seat) for seat in seats] == [S.PARKED, S.PARKED, S.ACTIVE]
-    assert all(world.row(seat).started for seat in seats)
+    assert all(world.managed(seat).durable.started for seat in seats)
 
 
 def test_a_request_for_a_parked_seat_drains_parks_and_activates_with_one_cause(world: World) -> None:
     a, b = world.fill("a", "b")
     world.tick(10)
-    before = len(world.said)
+    before = len(world.effects)
 
     world.traffic(a, waiting=1, cause="req-7")
     assert world.state(b) is S.DRAINING
@@ -73,7 +73,7 @@ def test_a_request_for_a_parked_seat_drains_parks_and_activates_with_one_cause(w
     world.progress(job)
 
     assert world.state(a) is S.ACTIVE
-    told = [e for e in world.said[before:] if isinstance(e, SeatClosed | SeatEvicted | SeatParked | SeatActivated)]
+    told = [e for e in world.effects[before:] if isinstance(e, SeatClosed | SeatEvicted | SeatParked | SeatActivated)]
     assert [type(e).__name__ for e in told] == ["SeatClosed", "SeatEvicted", "SeatParked", "SeatActivated"]
     assert {e.cause for e in told} == {"req-7"} == {job.cause}
     assert told[-1].seconds.keys() == {"drain", "park", "activate", "verify", "release", "control", "total"}
@@ -141,7 +141,7 @@ def test_a_drain_is_cut_at_its_deadline_and_the_engine_gets_a_moment(world: Worl
     world.traffic(a, waiting=1)
     world.announce(b)
     world.ack(b, in_flight=1)
-    jobs = sum(isinstance(e, SwitchJob) for e in world.said)
+    jobs = sum(isinstance(e, SwitchJob) for e in world.effects)
 
     for _ in range(61):
         world.tick(1)
@@ -152,22 +152,22 @@ def test_a_drain_is_cut_at_its_deadline_and_the_engine_gets_a_moment(world: Worl
 
     assert world.state(b) is S.PARKING
     assert isinstance(world.last(SeatEvicted), SeatEvicted)
-    assert sum(isinstance(e, SwitchJob) for e in world.said) == jobs
+    assert sum(isinstance(e, SwitchJob) for e in world.effects) == jobs
     world.tick(0.1)
     world.idle(b)
-    assert sum(isinstance(e, SwitchJob) for e in world.said) == jobs + 1
+    assert sum(isinstance(e, SwitchJob) for e in world.effects) == jobs + 1
 
 
 def test_a_drain_turns_back_with_a_new_epoch_when_the_caller_leaves(world: World) -> None:
     a, b = world.fill("a", "b")
     world.tick(10)
     world.traffic(a, waiting=1)
-    closed = world.row(b).epoch
+    closed = world.managed(b).epoch
 
     world.traffic(a, waiting=0)
 
     assert world.state(b) is S.ACTIVE
-    assert world.row(b).epoch > closed
+    assert world.managed(b).epoch > closed
 
 
 def test_a_failed_park_leaves_the_victim_serving_and_is_not_tried_at_once(world: World) -> None:
@@ -179,8 +179,8 @@ def test_a_failed_park_leaves_the_victim_serving_and_is_not_tried_at_once(world:
     world.progress(world.job(), "active", "pending")
 
     assert (world.state(b), world.state(a)) == (S.ACTIVE, S.PARKED)
-    assert world.row(b).reason == "made active"
-    assert not world.board.operations
+    assert world.managed(b).reason == "made active"
+    assert not world.node.switches
     world.tick(5)
     assert world.state(b) is S.DRAINING
 
@@ -208,7 +208,7 @@ def test_an_unanswered_job_is_sent_again_with_the_same_name(world: World) -> Non
     world.quiet(b)
     job = world.job()
 
-    world.hear(JobAnswered(job.op, job.epoch, None))
+    world.receive(JobAnswered(job.op, job.epoch, None))
     again = [e for e in world.tick(1.5) if isinstance(e, SwitchJob)]
 
     assert [(e.op, e.epoch) for e in again] == [(job.op, job.epoch)]
@@ -222,7 +222,7 @@ def test_a_stale_epoch_is_raised_above_what_the_checkpointer_saw(world: World) -
     job = world.job()
     high = job.epoch + 1_000_000_000
 
-    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=False, code="stale-epoch", highest_epoch=high)))
+    world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=False, code="stale-epoch", highest_epoch=high)))
 
     assert world.job().epoch > high
 
@@ -230,11 +230,11 @@ def test_a_stale_epoch_is_raised_above_what_the_checkpointer_saw(world: World) -
 def test_without_the_bus_nothing_is_evicted_and_afterwards_routers_are_heard_first(world: World) -> None:
     a, b = world.fill("a", "b")
     world.tick(10)
-    world.hear(BusChanged(False))
+    world.receive(BusChanged(False))
     world.traffic(a, waiting=1)
     assert world.state(b) is S.ACTIVE
 
-    world.hear(BusChanged(True))
+    world.receive(BusChanged(True))
     world.tick(0.5)
     assert world.state(b) is S.ACTIVE
     world.tick(3)
@@ -253,7 +253,7 @@ def test_a_crashed_container_gives_its_group_away_and_comes_back_through_the_gat
     world.call(b)
 
     assert world.state(b) is S.WAITING
-    assert not any(isinstance(e, Ticket) for e in world.said[-1:])
+    assert not any(isinstance(e, StartTicket) for e in world.effects[-1:])
 
 
 def test_a_new_call_means_that_the_container_exited_even_before_the_pod_list_says_so(world: World) -> None:
@@ -271,14 +271,14 @@ def test_the_gate_may_be_asked_again_when_an_answer_was_lost(world: World) -> No
     seat = world.seat(0, 0)
     world.pod(seat, "a")
     world.call(seat)
-    first = world.row(seat).epoch
+    first = world.managed(seat).epoch
 
     world.call(seat)
     world.look()
     world.look()
 
-    ticket = world.last(Ticket)
-    assert isinstance(ticket, Ticket)
+    ticket = world.last(StartTicket)
+    assert isinstance(ticket, StartTicket)
     assert ticket.call == world.calls[seat].call
     assert ticket.epoch > first
 
@@ -322,7 +322,7 @@ def test_a_parked_pod_that_is_deleted_holds_nothing(world: World) -> None:
     world.look()
 
     assert world.state(a) is S.RELEASING
-    assert not world.row(a).lease
+    assert not world.managed(a).lease
     assert world.state(b) is S.ACTIVE
 
 
@@ -343,7 +343,7 @@ def test_load_told_about_a_model_without_a_seat_goes_to_one_seat(world: World) -
     world.tick(10)
     signal = TrafficSignal(cause="ext-1", source="litellm", model="a", waiting=3, ttl_seconds=15)
 
-    world.hear(signal)
+    world.receive(signal)
     world.finish()
     assert world.state(a) is S.ACTIVE
     world.traffic(b, waiting=1, cause="req-b")
@@ -357,7 +357,7 @@ def test_a_late_older_signal_of_a_source_changes_nothing(world: World) -> None:
     a, b = world.fill("a", "b")
     world.tick(10)
     for seq, waiting in ((5, 0), (4, 1)):
-        world.hear(TrafficSignal(cause="c", source="r", model="a", seat=a, waiting=waiting, seq=seq))
+        world.receive(TrafficSignal(cause="c", source="r", model="a", seat=a, waiting=waiting, seq=seq))
 
     assert world.state(b) is S.ACTIVE
 
@@ -374,10 +374,10 @@ class TestCommands:
 
     def test_a_wish_lapses_at_its_deadline(self, world: World) -> None:
         a, b = world.fill("a", "b")
-        world.hear(BusChanged(False))
+        world.receive(BusChanged(False))
         world.command(ActivateSeat, a, deadline=world.now.unix + 5)
         world.tick(6)
-        world.hear(BusChanged(True))
+        world.receive(BusChanged(True))
         world.tick(4)
 
         assert world.state(b) is S.ACTIVE
@@ -458,14 +458,14 @@ def test_a_status_that_comes_twice_changes_nothing(world: World) -> None:
     said = len(world.events(a))
 
     world.progress(job)
-    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True, jobs=(status(job),))))
+    world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True, jobs=(status(job),))))
 
     assert len(world.events(a)) == said
 
 
 def test_an_unknown_input_is_a_bug_and_says_so(world: World) -> None:
     with pytest.raises(TypeError, match="does not know"):
-        world.hear(object())
+        world.receive(object())
 
 
 def test_a_seat_keeps_its_owner_while_the_pod_list_repeats_itself(world: World) -> None:
@@ -473,7 +473,7 @@ def test_a_seat_keeps_its_owner_while_the_pod_list_repeats_itself(world: World) 
     events = len(world.events(a))
 
     for _ in range(5):
-        world.hear(PodsSeen(world.owners()))
+        world.receive(PodsSeen(world.owners()))
 
     assert len(world.events(a)) == events
 
@@ -481,7 +481,7 @@ def test_a_seat_keeps_its_owner_while_the_pod_list_repeats_itself(world: World) 
 def test_a_pod_that_kubelet_still_lists_keeps_its_seat_when_devices_are_forgotten(world: World) -> None:
     (a,) = world.fill("a")
     for _ in range(3):
-        world.hear(PodsSeen(Owners((), frozenset({"uid-a"}))))
+        world.receive(PodsSeen(Owners((), frozenset({"uid-a"}))))
 
     assert world.state(a) is S.ACTIVE
 
@@ -497,13 +497,13 @@ class TestPastTheGate:
         self.restart(world, a)
 
         assert world.state(a) is S.STARTING
-        assert world.row(a).lease
+        assert world.managed(a).lease
 
     def test_one_that_meets_another_holder_is_quarantined_until_it_is_alone(self, world: World) -> None:
         a, b = world.fill("a", "b")
         self.restart(world, a)
         assert world.state(a) is S.QUARANTINED
-        assert "without a ticket" in world.row(a).reason
+        assert "without a ticket" in world.managed(a).reason
         world.traffic(b, waiting=1)
         assert world.state(b) is S.ACTIVE
 
@@ -532,7 +532,7 @@ def test_nothing_is_parked_while_a_router_may_go_by_an_answer_over_http(world: W
     a, b = world.fill("a", "b")
     world.tick(10)
     world.beat()
-    world.hear(AskedOverHttp())
+    world.receive(RouterAskedOverHttp())
     world.traffic(a, waiting=1)
     world.quiet(b)
     assert world.state(b) is S.DRAINING
@@ -559,7 +559,7 @@ def test_a_drain_for_a_container_at_the_gate_does_not_turn_back_between_two_call
     assert world.state(a) is S.DRAINING
 
     world.calls.clear()
-    world.hear(StartCalls({}))
+    world.receive(StartCalls({}))
     world.tick(1)
 
     assert world.state(a) is S.DRAINING

@@ -11,8 +11,7 @@ from kybernate.lab.simulate.replay import RecordingError, main, replay
 from kybernate.policy import Decision, GroupView, KybBalanced, Park, SeatView, Stay, Switch
 from kybernate.policy.recording import encode, heading
 from kybernate.seat import SeatState as S
-from services.gpu_manager.brain import Brain
-from services.gpu_manager.recorder import Recorder
+from services.gpu_manager.live_policy import GuardedPolicy, ViewRecorder
 from services.gpu_manager.shadow import Shadow, projected
 from tests.manager.world import World
 
@@ -59,7 +58,7 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_policy_that_fails_is_replaced_for_that_look(kind: str) -> None:
-    brain = Brain("mine", Says(BAD[kind]))
+    brain = GuardedPolicy("mine", Says(BAD[kind]))
 
     decision = brain.decide(TWO)
 
@@ -73,20 +72,20 @@ def test_a_policy_that_fails_is_replaced_for_that_look(kind: str) -> None:
 @pytest.mark.parametrize("answer", [Switch("few", "i", ""), Park("i", "")])
 def test_a_policy_that_names_a_pinned_holder_is_replaced_for_that_look(answer: Decision) -> None:
     pinned = replace(TWO, seats=tuple(replace(seat, pinned=seat.seat == "i") for seat in TWO.seats))
-    brain = Brain("mine", Says(answer))
+    brain = GuardedPolicy("mine", Says(answer))
 
     assert isinstance(brain.decide(pinned), Stay)
     assert "pinned" in brain.last_error
 
 
 def test_where_the_plain_rule_fails_too_nothing_is_done_for_a_moment() -> None:
-    brain = Brain("mine", Says(KeyError("x")), Says(KeyError("y")))
+    brain = GuardedPolicy("mine", Says(KeyError("x")), Says(KeyError("y")))
 
     assert brain.decide(TWO) == Stay(1.0, brain.decide(TWO).reason)
 
 
 def test_a_node_goes_on_with_a_policy_that_always_fails() -> None:
-    brain = Brain("broken", Says(RuntimeError("no")))
+    brain = GuardedPolicy("broken", Says(RuntimeError("no")))
     world = World(policy=brain)
     world.boot()
     seats = world.fill("a", "b")
@@ -97,7 +96,7 @@ def test_a_node_goes_on_with_a_policy_that_always_fails() -> None:
 
     assert world.state(seats[0]) is S.ACTIVE
     assert brain.errors
-    assert "policy broken failed" in world.board.why["G0"]
+    assert "policy broken failed" in world.node.groups["G0"].why
 
 
 # --- the shadow ---------------------------------------------------------------------------------------------------
@@ -108,27 +107,27 @@ def test_a_shadow_counts_what_it_would_have_done_differently_once_while_it_lasts
     few, many = Switch("few", "i", "oldest"), shadow.policy.decide(TWO)
 
     for _ in range(3):
-        shadow.look(TWO, few)
+        shadow.observe(TWO, few)
     score = shadow.scores["G0"]
 
     assert isinstance(many, Switch)
     assert many.activate == "many"
-    assert (score.looks["different"], score.disagreements) == (3, 1)
+    assert (score.evaluations["different"], score.disagreements) == (3, 1)
     assert score.gain_seconds == projected(TWO, few) - projected(TWO, many)
     assert score.gain_seconds > 0
     assert (score.live, score.shadow) == ("oldest", many.reason)
 
-    shadow.look(TWO, many)
-    shadow.look(TWO, few)
-    assert (score.looks["same"], score.disagreements, len(shadow.recent)) == (1, 2, 2)
+    shadow.observe(TWO, many)
+    shadow.observe(TWO, few)
+    assert (score.evaluations["same"], score.disagreements, len(shadow.recent)) == (1, 2, 2)
 
 
 def test_a_shadow_that_raises_is_counted_and_harms_nobody() -> None:
     shadow = Shadow("broken", Says(RuntimeError("no")))
-    brain = Brain("kyb-balanced", KybBalanced(), lookers=[shadow.look])
+    brain = GuardedPolicy("kyb-balanced", KybBalanced(), observers=[shadow.observe])
 
     assert isinstance(brain.decide(TWO), Switch)
-    assert shadow.scores["G0"].looks["error"] == 1
+    assert shadow.scores["G0"].evaluations["error"] == 1
     assert "RuntimeError" in shadow.last_error
     assert brain.errors == 0
 
@@ -150,8 +149,10 @@ def test_the_projection_counts_who_waits_until_when() -> None:
 
 def test_what_a_board_decided_is_decided_again(tmp_path: Path) -> None:
     file = tmp_path / "views" / "n1.jsonl"
-    recorder = Recorder(file, "kyb-balanced", {"min_visit_seconds": 3.0}, "n1")
-    world = World(policy=Brain("kyb-balanced", KybBalanced(min_visit_seconds=3.0), lookers=[recorder.look]))
+    recorder = ViewRecorder(file, "kyb-balanced", {"min_visit_seconds": 3.0}, "n1")
+    world = World(
+        policy=GuardedPolicy("kyb-balanced", KybBalanced(min_visit_seconds=3.0), observers=[recorder.observe])
+    )
     world.boot()
     seats = world.fill("a", "b", "c")
     for number in range(40):
@@ -171,8 +172,8 @@ def test_what_a_board_decided_is_decided_again(tmp_path: Path) -> None:
 
 
 def test_failures_replay_as_failures(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "r", "longest-queue", {})
-    wrong = Brain("longest-queue", Says(Switch("who?", None, "")), lookers=[recorder.look])
+    recorder = ViewRecorder(tmp_path / "r", "longest-queue", {})
+    wrong = GuardedPolicy("longest-queue", Says(Switch("who?", None, "")), observers=[recorder.observe])
     wrong.decide(TWO)
     recorder.close()
 
@@ -185,9 +186,9 @@ def test_failures_replay_as_failures(tmp_path: Path) -> None:
 def test_a_recording_has_a_largest_size_and_each_file_can_be_replayed(tmp_path: Path) -> None:
     policy = LongestQueue()
     for number in range(4):  # a manager that begins again, the later times with a file that is full
-        recorder = Recorder(tmp_path / "r", "longest-queue", {}, most_bytes=2000)
+        recorder = ViewRecorder(tmp_path / "r", "longest-queue", {}, most_bytes=2000)
         for look in range(10):
-            recorder.look(replace(TWO, now=float(10 * number + look)), policy.decide(TWO))
+            recorder.observe(replace(TWO, now=float(10 * number + look)), policy.decide(TWO))
         recorder.close()
 
     assert {part.name for part in tmp_path.iterdir()} == {"r", "r.1"}
@@ -198,8 +199,8 @@ def test_a_recording_has_a_largest_size_and_each_file_can_be_replayed(tmp_path: 
 
 def test_a_recorder_without_disk_leaves_out_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    recorder = Recorder(tmp_path / "file" / "below", "longest-queue", {})
-    recorder.look(TWO, Stay(None, ""))
+    recorder = ViewRecorder(tmp_path / "file" / "below", "longest-queue", {})
+    recorder.observe(TWO, Stay(None, ""))
     recorder.close()
 
     assert (recorder.written, recorder.left_out) == (0, 1)
@@ -223,15 +224,15 @@ def test_what_is_no_recording_is_refused(lines: list[str], said: str) -> None:
 def test_a_shadow_whose_answer_is_none_is_only_counted(kind: str) -> None:
     shadow = Shadow("mine", Says(BAD[kind]))
 
-    shadow.look(TWO, Stay(None, "so"))
+    shadow.observe(TWO, Stay(None, "so"))
 
-    assert shadow.scores["G0"].looks == {"error": 1}
+    assert shadow.scores["G0"].evaluations == {"error": 1}
     assert "group G0" in shadow.last_error
 
 
 def test_a_look_that_cannot_be_written_does_not_end_the_recording(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "r", "longest-queue", {})
-    recorder.look(TWO, None)  # type: ignore[arg-type]
+    recorder = ViewRecorder(tmp_path / "r", "longest-queue", {})
+    recorder.observe(TWO, None)  # type: ignore[arg-type]
     recorder.close()
 
     assert (recorder.written, recorder.left_out) == (0, 1)

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from kybernate.seat import SeatState as S
 from services.gpu_manager import engines
-from services.gpu_manager.engines import Engines
-from services.gpu_manager.inputs import EngineSeen, Probe
+from services.gpu_manager.engines import EngineProbes
+from services.gpu_manager.inputs import EngineProbe, EngineSeen
 from tests.manager.world import World
 
 
@@ -44,8 +44,8 @@ async def engine() -> AsyncIterator[Engine]:
 async def first_answer(url: str) -> EngineSeen:
     heard: asyncio.Queue[EngineSeen] = asyncio.Queue()
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
-        asking = Engines(session)
-        asking.follow([Probe("s", url, "c", idle=True, since=0.0)], group, heard.put)
+        asking = EngineProbes(session)
+        asking.follow([EngineProbe("s", url, "c", idle=True, since=0.0)], group, heard.put)
         seen = await heard.get()
         asking.follow([], group, heard.put)
     return seen
@@ -92,8 +92,10 @@ def test_a_silent_engine_is_parked_only_at_the_deadline(world: World) -> None:
     world.announce(b)
     world.ack(b)
 
-    silent = EngineSeen(b, world.row(b).container_id or "", healthy=False, running=None, asked_at=world.wall)
-    world.hear(silent)
+    silent = EngineSeen(
+        b, world.managed(b).durable.container_id or "", healthy=False, running=None, asked_at=world.wall
+    )
+    world.receive(silent)
     assert world.state(b) is S.DRAINING
     for _ in range(8):
         world.tick(8.0)

@@ -9,14 +9,14 @@ from kybernate.machine import GpuProcess
 from kybernate.messages import TrafficSignal
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.seat import SeatState as S
-from services.gpu_manager import showing
-from services.gpu_manager.foreign import LOOKS, Watch
-from services.gpu_manager.inputs import Stranger, StrangersSeen, Ticket
+from services.gpu_manager import publish
+from services.gpu_manager.gpu_processes import READS, GpuProcesses
+from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen, StartTicket
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.seat_pod import with_owned
 from tests.manager.world import World, make_gpu, make_group
 
-STRANGER = Stranger("GPU-0", 4711, "python3")
+STRANGER = ForeignProcess("GPU-0", 4711, "python3")
 
 
 def wanted(world: World, model: str) -> TrafficSignal:
@@ -25,18 +25,18 @@ def wanted(world: World, model: str) -> TrafficSignal:
 
 def test_beside_a_stranger_nothing_is_started_and_the_reason_is_told(world: World) -> None:
     first, other = world.seat(0, 0), world.seat(1, 0)
-    world.hear(StrangersSeen((STRANGER,)))
+    world.receive(ForeignProcessesSeen((STRANGER,)))
     for seat, model in ((first, "a"), (other, "b")):
         world.pod(seat, model)
         world.call(seat)
-    assert [effect.seat for effect in world.said if isinstance(effect, Ticket)] == [other]
-    text = showing.gate_texts(world.board, world.now)[first]
+    assert [effect.seat for effect in world.effects if isinstance(effect, StartTicket)] == [other]
+    text = publish.gate_texts(world.node, world.now)[first]
     assert "group G0 is quarantined: python3 (pid 4711) on GPU 0 belongs to no seat" in text
-    assert "python3 (pid 4711)" in showing.record(world.board, world.row(first), world.now).blocked
-    assert "is quarantined" in world.board.why["G0"]
-    assert showing.record(world.board, world.row(other), world.now).blocked == ""
+    assert "python3 (pid 4711)" in world.node.record(world.managed(first), world.now).blocked
+    assert "is quarantined" in world.node.groups["G0"].why
+    assert world.node.record(world.managed(other), world.now).blocked == ""
 
-    world.hear(StrangersSeen(()))
+    world.receive(ForeignProcessesSeen(()))
     world.call(first)
     assert world.state(first) is S.STARTING
 
@@ -44,16 +44,16 @@ def test_beside_a_stranger_nothing_is_started_and_the_reason_is_told(world: Worl
 def test_a_seat_that_runs_goes_on_and_is_not_evicted_for_another(world: World) -> None:
     seats = world.fill("a", "b", "c")
     (active,) = (seat for seat in seats if world.state(seat) is S.ACTIVE)
-    world.hear(StrangersSeen((STRANGER,)))
+    world.receive(ForeignProcessesSeen((STRANGER,)))
     world.beat()
-    world.hear(wanted(world, "a"))
+    world.receive(wanted(world, "a"))
     for _ in range(5):
         world.tick(10.0)
         world.beat()
-        world.hear(wanted(world, "a"))
+        world.receive(wanted(world, "a"))
     assert world.state(active) is S.ACTIVE
-    world.hear(StrangersSeen(()))
-    world.hear(wanted(world, "a"))
+    world.receive(ForeignProcessesSeen(()))
+    world.receive(wanted(world, "a"))
     assert world.state(active) is S.DRAINING
 
 
@@ -83,29 +83,29 @@ async def test_a_process_belongs_to_a_seat_by_its_cgroup_or_by_its_ancestors(tmp
     proc(tmp_path, 18, parent=1, session=18)
     proc(tmp_path, 30, parent=29, session=28, name="train.py")  # its parents ended
     gpus = Processes(*(GpuProcess(pid, "GPU-0", 1) for pid in (10, 20, 30, 40)))
-    watch = Watch(gpus, tmp_path)  # type: ignore[arg-type]
+    watch = GpuProcesses(gpus, tmp_path)  # type: ignore[arg-type]
     containers = ["containerd://abcdef", "process://18"]
-    for _ in range(LOOKS - 1):
-        assert await watch.look(containers) == ()
+    for _ in range(READS - 1):
+        assert await watch.foreign(containers) == ()
     # 30 is nobody's; 40 cannot be seen from here, so nothing is said of it.
-    assert await watch.look(["containerd://abcdef", "process://18"]) == ()
+    assert await watch.foreign(["containerd://abcdef", "process://18"]) == ()
     proc(tmp_path, 29)
     proc(tmp_path, 28)
-    for _ in range(LOOKS):
-        found = await watch.look(containers)
-    assert found == (Stranger("GPU-0", 30, "train.py"),)
-    assert await watch.look([*containers, "process://28"]) == ()
+    for _ in range(READS):
+        found = await watch.foreign(containers)
+    assert found == (ForeignProcess("GPU-0", 30, "train.py"),)
+    assert await watch.foreign([*containers, "process://28"]) == ()
     gpus.found = None
-    assert await watch.look(containers) is None
+    assert await watch.foreign(containers) is None
 
 
 async def test_this_very_process_is_its_own_and_its_childrens_ancestor() -> None:
-    watch = Watch(Processes(GpuProcess(os.getpid(), "GPU-0", 1)))  # type: ignore[arg-type]
-    for _ in range(LOOKS):
-        found = await watch.look([])
+    watch = GpuProcesses(Processes(GpuProcess(os.getpid(), "GPU-0", 1)))  # type: ignore[arg-type]
+    for _ in range(READS):
+        found = await watch.foreign([])
     assert found is not None
     assert [one.pid for one in found] == [os.getpid()]
-    assert await watch.look([f"process://{os.getpid()}"]) == ()
+    assert await watch.foreign([f"process://{os.getpid()}"]) == ()
 
 
 def entry(seat: str, *gpus: str) -> LedgerEntry:
@@ -132,8 +132,8 @@ def test_a_container_with_two_kinds_of_seats_is_never_started(world: World) -> N
     world.look()
     world.call(seat)
     assert world.state(seat) is S.WAITING
-    assert "asks for kyb.ai/a and kyb.ai/b" in showing.gate_texts(world.board, world.now)[seat]
-    assert "asks for" in showing.record(world.board, world.row(seat), world.now).blocked
+    assert "asks for kyb.ai/a and kyb.ai/b" in publish.gate_texts(world.node, world.now)[seat]
+    assert "asks for" in world.node.record(world.managed(seat), world.now).blocked
 
 
 async def test_a_name_that_is_no_text_is_a_name(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ async def test_a_name_that_is_no_text_is_a_name(tmp_path: Path) -> None:
         (tmp_path / "10" / file).write_bytes(
             (tmp_path / "10" / file).read_bytes().replace(b"x", b"\xff").replace(b"a", b"\xff")
         )
-    watch = Watch(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path)  # type: ignore[arg-type]
-    for _ in range(LOOKS):
-        found = await watch.look(["process://1234", "containerd://abc"])
+    watch = GpuProcesses(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path)  # type: ignore[arg-type]
+    for _ in range(READS):
+        found = await watch.foreign(["process://1234", "containerd://abc"])
     assert found is not None
     assert [stranger.pid for stranger in found] == [10]

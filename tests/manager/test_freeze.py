@@ -5,7 +5,7 @@ import pytest
 from kybernate.messages import DrainAck, JobReply, SeatEvicted, SeatProgress
 from kybernate.policy import Decision, GroupView, KybBalanced, Switch
 from kybernate.seat import SeatState as S
-from services.gpu_manager import looking, showing
+from services.gpu_manager import recovery, view
 from services.gpu_manager.inputs import Recovered
 from tests.manager.world import World, status
 
@@ -42,8 +42,8 @@ def started(budget: str = "60s") -> tuple[World, str, str]:
 
 
 def ack(world: World, seat: str, in_flight: int, permits: int | None) -> None:
-    row = world.row(seat)
-    world.hear(
+    row = world.managed(seat)
+    world.receive(
         DrainAck(
             cause="d", node="n1", seat=seat, instance="router-0", incarnation="a", epoch=row.epoch,
             in_flight=in_flight, permits=permits,
@@ -67,7 +67,7 @@ def test_it_is_parked_with_its_answers_as_soon_as_every_router_has_closed_it() -
     assert "2 requests in flight are frozen with it" in evicted.reason
     world.finish()
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
-    assert showing.record(world.board, world.row(b), world.now).stall_seconds == pytest.approx(60.0)
+    assert world.node.record(world.managed(b), world.now).stall_seconds == pytest.approx(60.0)
 
 
 @pytest.mark.parametrize(("in_flight", "permits"), [(2, None), (2, 1)], ids=["an older router", "a permission"])
@@ -95,22 +95,22 @@ def test_frozen_requests_wait_since_they_stand_still_and_bring_their_seat_back()
     world.finish()
 
     assert world.state(b) is S.ACTIVE
-    assert (world.row(b).frozen_since, world.row(b).frozen_until) == (0.0, 0.0)
+    assert (world.managed(b).durable.freeze.since, world.managed(b).durable.freeze.until) == (0.0, 0.0)
 
 
 def test_what_the_policy_sees_of_a_frozen_seat() -> None:
     world, a, b = frozen()
     world.finish()
     world.traffic(a, in_flight=1)
-    world.row(a).pinned = True
+    world.managed(a).durable.pinned = True
     world.tick(7.0)
 
-    seat = looking.seat_view(world.board, world.row(b), world.now)
+    seat = view.seat_view(world.node, world.managed(b), world.now)
 
     assert (seat.waiting, seat.in_flight, seat.ages) == (2, 2, ((7.0, 2),))
     assert (seat.oldest_wait_seconds, seat.wait_seconds, seat.pinned) == (7.0, 7.0, False)
     world.tick(50.0)
-    assert looking.seat_view(world.board, world.row(b), world.now).pinned, "its budget would not last another visit"
+    assert view.seat_view(world.node, world.managed(b), world.now).pinned, "its budget would not last another visit"
 
 
 def test_a_park_that_is_rolled_back_thaws_them() -> None:
@@ -118,40 +118,40 @@ def test_a_park_that_is_rolled_back_thaws_them() -> None:
     world.progress(world.job(), "active", "pending")
 
     assert world.state(b) is S.ACTIVE
-    assert world.row(b).frozen_since == 0.0
+    assert world.managed(b).durable.freeze.since == 0.0
 
 
 def test_a_manager_that_starts_again_remembers_since_when_they_stand_still() -> None:
     world, a, b = frozen()
     world.finish()
     world.traffic(a, in_flight=1)
-    ledger = showing.ledger(world.board, "")
-    since = world.row(b).frozen_since
+    ledger = recovery.ledger(world.node, "")
+    since = world.managed(b).durable.freeze.since
     world.tick(5.0)
 
     world.board = world.new_board()
     seats = tuple(
         SeatProgress(
-            seat=entry.seat, pod_uid=entry.pod_uid, container_id=entry.container_id,
+            seat=entry.seat, pod_uid=entry.pod_uid, container_id=entry.durable.container_id,
             outcome="active" if entry.lease else "parked",
         )
         for entry in ledger.seats
     )  # fmt: skip
-    world.hear(Recovered(world.owners(), ledger, JobReply(accepted=True, seats=seats)))
+    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, seats=seats)))
 
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
-    assert (world.row(b).frozen_since, world.row(a).frozen_since) == (since, 0.0)
-    assert showing.record(world.board, world.row(b), world.now).stall_seconds == pytest.approx(55.0)
+    assert (world.managed(b).durable.freeze.since, world.managed(a).durable.freeze.since) == (since, 0.0)
+    assert world.node.record(world.managed(b), world.now).stall_seconds == pytest.approx(55.0)
 
 
 def test_a_budget_that_is_used_up_brings_nobody_back() -> None:
     world, a, b = frozen()
     world.finish()
-    world.row(a).pinned = True
+    world.managed(a).durable.pinned = True
     world.tick(70.0)
     world.traffic(b)  # routers have cut what stood still
 
-    seat = looking.seat_view(world.board, world.row(b), world.now)
+    seat = view.seat_view(world.node, world.managed(b), world.now)
 
     assert (seat.pinned, seat.wait_seconds) == (False, None)
 
@@ -159,18 +159,18 @@ def test_a_budget_that_is_used_up_brings_nobody_back() -> None:
 def test_a_manager_that_starts_while_it_is_parked_still_knows_what_is_frozen() -> None:
     world, _, b = frozen()
     job = world.job()
-    ledger = showing.ledger(world.board, "boot")
+    ledger = recovery.ledger(world.node, "boot")
     world.board = world.new_board()
     seen = [
         SeatProgress(seat=pod.seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="started")
         for pod in world.pods.values()
     ]
     under_way = status(job, "started", "pending", done=False)
-    world.hear(Recovered(world.owners(), ledger, JobReply(accepted=True, jobs=(under_way,), seats=tuple(seen))))
+    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, jobs=(under_way,), seats=tuple(seen))))
     world.traffic(b, in_flight=2)
 
     assert world.state(b) is S.PARKING
-    assert world.row(b).stall_seconds(world.now) > 0
+    assert world.managed(b).stall_seconds(world.now) > 0
     world.progress(job)
-    seat = looking.seat_view(world.board, world.row(b), world.now)
+    seat = view.seat_view(world.node, world.managed(b), world.now)
     assert (seat.state, seat.waiting) == (S.PARKED, 2)

@@ -4,8 +4,8 @@ import pytest
 
 from kybernate.messages import JobReply, PinSeat, RetargetJob, SeatProgress, SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager import showing
-from services.gpu_manager.inputs import BusChanged, JobAnswered, JobsTold, Recovered, Retargeted
+from services.gpu_manager import recovery
+from services.gpu_manager.inputs import BusChanged, JobAnswered, JobsReported, Recovered, RetargetAnswered
 from tests.manager.world import World, status
 
 
@@ -17,12 +17,12 @@ def leaving(world: World, answers: int = 1) -> tuple[str, str, str]:
     world.traffic(c)
     world.traffic(a, waiting=1)
     assert world.state(c) is S.DRAINING
-    assert world.board.operations["G0"].winner == a
+    assert world.node.switches["G0"].incoming == a
     return a, b, c
 
 
 def retargets(world: World) -> list[RetargetJob]:
-    return [effect for effect in world.said if isinstance(effect, RetargetJob)]
+    return [effect for effect in world.effects if isinstance(effect, RetargetJob)]
 
 
 def parking(world: World) -> tuple[str, str, str]:
@@ -32,7 +32,7 @@ def parking(world: World) -> tuple[str, str, str]:
     job = world.job()
     assert job.activate is not None
     assert job.activate.seat == a
-    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+    world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
     world.traffic(b, waiting=9, oldest=5.0)
     return a, b, c
 
@@ -57,7 +57,7 @@ def test_a_drain_goes_on_for_somebody_else_when_its_winner_is_not_wanted_any_mor
     world.traffic(a)
 
     assert world.state(c) is S.DRAINING
-    assert world.board.operations["G0"].winner == b
+    assert world.node.switches["G0"].incoming == b
     world.traffic(b)
     assert world.state(c) is S.ACTIVE
 
@@ -71,8 +71,10 @@ def test_while_the_victim_is_parked_the_checkpointer_is_asked_once_to_bring_anot
     assert len(retargets(world)) == 1
 
     job = world.job().model_copy(update={"activate": asked.activate})
-    world.hear(Retargeted(job.op, JobReply(accepted=True, jobs=(status(job, "started", "pending", done=False),))))
-    assert world.board.operations["G0"].winner == b
+    world.receive(
+        RetargetAnswered(job.op, JobReply(accepted=True, jobs=(status(job, "started", "pending", done=False),)))
+    )
+    assert world.node.switches["G0"].incoming == b
     world.progress(job)
 
     assert (world.state(b), world.state(c)) == (S.ACTIVE, S.PARKED)
@@ -82,7 +84,7 @@ def test_an_answer_that_is_lost_loses_nothing(world: World) -> None:
     _, b, _ = parking(world)
     (asked,) = retargets(world)
 
-    world.hear(Retargeted(asked.op, None))
+    world.receive(RetargetAnswered(asked.op, None))
     job = world.job().model_copy(update={"activate": asked.activate})
     world.progress(job, "parked", "started", done=False)
     assert world.state(b) is S.ACTIVATING
@@ -96,7 +98,7 @@ def test_where_it_is_too_late_the_first_winner_comes(world: World, code: str) ->
     a, b, _ = parking(world)
     (asked,) = retargets(world)
 
-    world.hear(Retargeted(asked.op, JobReply(accepted=False, code=code)))
+    world.receive(RetargetAnswered(asked.op, JobReply(accepted=False, code=code)))
     world.progress(world.job())
 
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
@@ -106,14 +108,14 @@ def test_a_status_that_names_the_first_winner_after_the_answer_is_believed(world
     """The answer said yes and the report before it was still on its way; the last word of the job counts."""
     a, b, _ = parking(world)
     (asked,) = retargets(world)
-    operation = world.board.operations["G0"]
-    operation.asked.add(a)
+    switch = world.node.switches["G0"]
+    switch.retarget.offered.add(a)
 
-    world.hear(Retargeted(asked.op, JobReply(accepted=True)))
-    assert operation.winner == b
+    world.receive(RetargetAnswered(asked.op, JobReply(accepted=True)))
+    assert switch.incoming == b
     world.progress(world.job(), "parked", "started", done=False)
 
-    assert (operation.winner, world.state(a)) == (a, S.ACTIVATING)
+    assert (switch.incoming, world.state(a)) == (a, S.ACTIVATING)
 
 
 def test_costs_are_what_the_node_saw_and_the_first_one_replaces_the_assumed(world: World) -> None:
@@ -125,8 +127,8 @@ def test_costs_are_what_the_node_saw_and_the_first_one_replaces_the_assumed(worl
     world.tick(6.0)
     world.progress(job)
 
-    assert (world.row(c).park_seconds, world.row(c).parks) == (4.0, 1)
-    assert world.row(a).activate_seconds == 6.0
+    assert (world.managed(c).durable.costs.park_seconds, world.managed(c).durable.costs.parks) == (4.0, 1)
+    assert world.managed(a).durable.costs.activate_seconds == 6.0
 
 
 def test_who_refuses_is_not_asked_again(world: World) -> None:
@@ -134,7 +136,7 @@ def test_who_refuses_is_not_asked_again(world: World) -> None:
     _, b, _ = parking(world)
     (asked,) = retargets(world)
 
-    world.hear(Retargeted(asked.op, JobReply(accepted=False, code="stale-epoch")))
+    world.receive(RetargetAnswered(asked.op, JobReply(accepted=False, code="stale-epoch")))
     world.traffic(b, waiting=11, oldest=7.0)
 
     assert len(retargets(world)) == 1
@@ -143,12 +145,12 @@ def test_who_refuses_is_not_asked_again(world: World) -> None:
 def test_a_job_that_is_sent_anew_names_whoever_has_the_gpus_already(world: World) -> None:
     a, _, _ = parking(world)
     (asked,) = retargets(world)
-    world.hear(Retargeted(asked.op, JobReply(accepted=False, code="too-late")))
+    world.receive(RetargetAnswered(asked.op, JobReply(accepted=False, code="too-late")))
     job = world.job()
     world.progress(job, "parked", "started", done=False)
     assert world.state(a) is S.ACTIVATING
 
-    world.hear(JobsTold(JobReply(accepted=True), asked=(job.op,)))
+    world.receive(JobsReported(JobReply(accepted=True), asked=(job.op,)))
 
     again = world.job()
     assert again is not job
@@ -164,7 +166,7 @@ def test_a_question_without_an_answer_is_put_again_after_a_moment_only(world: Wo
     (asked,) = retargets(world)
 
     for _ in range(20):
-        world.hear(Retargeted(asked.op, None))
+        world.receive(RetargetAnswered(asked.op, None))
         world.traffic(b, waiting=9, oldest=5.0)
     assert len(retargets(world)) == 1
     world.tick(1.0)
@@ -175,14 +177,14 @@ def test_a_question_without_an_answer_is_put_again_after_a_moment_only(world: Wo
 def waits_at_the_gate(world: World) -> tuple[str, str, SwitchJob]:
     """c is parked for a; then the checkpointer is asked to bring nobody, since b waits at the start gate."""
     a, b, c = world.fill("a", "b", "c")
-    world.board.warmup = False
+    world.configure(warmup=False)
     world.exit(b)
     world.call(b)
     world.tick(10)
     world.traffic(a, waiting=1)
     world.quiet(c)
     job = world.job()
-    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+    world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
     world.command(PinSeat, b)
     (asked,) = retargets(world)
     assert asked.activate is None
@@ -198,10 +200,10 @@ def test_who_had_the_gpus_already_gives_them_back_when_nobody_is_to_be_brought(w
     dropped = job.model_copy(update={"activate": None})
 
     reply = JobReply(accepted=True, jobs=(status(dropped, done=False),))
-    world.hear(Retargeted(job.op, reply if answered else None))
+    world.receive(RetargetAnswered(job.op, reply if answered else None))
     world.progress(dropped)
 
-    assert (world.state(a), world.row(a).lease) == (S.PARKED, False)
+    assert (world.state(a), world.managed(a).lease) == (S.PARKED, False)
     world.tick(1.0)
     assert world.state(b) is S.STARTING
 
@@ -211,17 +213,17 @@ def test_what_the_second_half_has_begun_with_is_what_comes_whoever_was_asked_for
     a, b, c = leaving(world)
     world.quiet(c)
     job = world.job()
-    ledger = showing.ledger(world.board, "boot")
+    ledger = recovery.ledger(world.node, "boot")
     world.board = world.new_board()
-    world.hear(BusChanged(True))
+    world.receive(BusChanged(True))
     told = status(job, "parked", "pending", done=False)
     seats = tuple(
         SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="parked")
         for seat, pod in world.pods.items()
     )
-    world.hear(Recovered(world.owners(), ledger, JobReply(accepted=True, jobs=(told,), seats=seats)))
+    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, jobs=(told,), seats=seats)))
     assert world.state(a) is S.ACTIVATING
-    instead = job.model_copy(update={"activate": world.row(b).target()})
+    instead = job.model_copy(update={"activate": world.managed(b).target()})
 
     world.progress(instead, "parked", "started", done=False)
     assert (world.state(a), world.state(b)) == (S.PARKED, S.ACTIVATING)
@@ -234,7 +236,7 @@ def test_a_container_that_comes_to_the_gate_meanwhile_goes_first_if_it_is_pinned
     _, b, c = leaving(world)
     world.quiet(c)
     job = world.job()
-    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+    world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
     world.exit(b)
     world.call(b)
     world.command(PinSeat, b)

@@ -9,11 +9,10 @@ from pydantic import ValidationError
 
 from kybernate.messages import TrafficSignal
 from kybernate.policy.estimators import SERVICE_WEIGHT
-from services.gpu_manager import looking
+from services.gpu_manager import view
+from services.gpu_manager.demand import ASSUMED_SERVICE_SECONDS, MOST_SOURCES, Learning
 from services.gpu_manager.inputs import Now
-from services.gpu_manager.learning import ASSUMED_SERVICE_SECONDS, MOST_SOURCES, Learning
-from services.gpu_manager.terms import terms
-from services.gpu_manager.thinking import LearnedFile
+from services.gpu_manager.live_policy import LearnedFile
 from tests.manager.world import World
 
 
@@ -29,7 +28,7 @@ def signal(number: int, **fields: object) -> TrafficSignal:
 def learned(*signals: tuple[float, TrafficSignal]) -> Learning:
     learning = Learning()
     for time, one in signals:
-        learning.hear(one, "s", at(time))
+        learning.update(one, "s", at(time))
     return learning
 
 
@@ -37,8 +36,8 @@ def arrived(learning: Learning, now: float) -> float:
     """How many arrivals the slow rate stands for, roughly: what it would be for one is divided out."""
     seat = learning.of("s", "m")
     one = Learning()
-    one.hear(signal(0, arrived=0), "s", at(1000.0))
-    one.hear(signal(1, arrived=1), "s", at(now))
+    one.update(signal(0, arrived=0), "s", at(1000.0))
+    one.update(signal(1, arrived=1), "s", at(now))
     lone = one.of("s", "m")
     assert seat is not None
     assert lone is not None
@@ -67,7 +66,7 @@ def test_late_signals_change_nothing() -> None:
     learning = learned(
         (1000.0, signal(1, arrived=40)), (1001.0, signal(3, arrived=45)), (1001.0, signal(2, arrived=42))
     )
-    learning.hear(signal(4, arrived=46), "s", at(1001.0))
+    learning.update(signal(4, arrived=46), "s", at(1001.0))
 
     assert arrived(learning, 1001.0) == pytest.approx(6.0)
 
@@ -90,7 +89,7 @@ def test_service_seconds_are_assumed_until_something_was_served() -> None:
 def test_another_model_on_the_seat_is_learned_anew() -> None:
     learning = learned((1000.0, signal(1, arrived=1)), (1001.0, signal(2, arrived=9)))
 
-    learning.hear(signal(3, arrived=2, model="n"), "s", at(1002.0))
+    learning.update(signal(3, arrived=2, model="n"), "s", at(1002.0))
 
     assert learning.of("s", "m") is None
     assert learning.of("s", "n") is not None
@@ -103,10 +102,10 @@ def test_a_manager_that_starts_again_goes_on_and_counts_what_came_meanwhile() ->
     )
     after = Learning()
 
-    after.restore(json.loads(json.dumps(before.kept(at(1500.0)))), at(1520.0), {"s"})
-    after.hear(signal(3, arrived=104, served=100, served_seconds=200.0), "s", at(1520.0))
+    after.restore(json.loads(json.dumps(before.dump(at(1500.0)))), at(1520.0), {"s"})
+    after.update(signal(3, arrived=104, served=100, served_seconds=200.0), "s", at(1520.0))
 
-    before.hear(signal(3, arrived=104, served=100, served_seconds=200.0), "s", at(1520.0))
+    before.update(signal(3, arrived=104, served=100, served_seconds=200.0), "s", at(1520.0))
     one, other = before.of("s", "m"), after.of("s", "m")
     assert one is not None
     assert other is not None
@@ -127,10 +126,10 @@ def test_what_was_not_kept_by_this_is_refused_and_changes_nothing(data: dict[str
 
 def test_seats_that_are_no_more_are_forgotten() -> None:
     before = learned((1000.0, signal(1, arrived=0)))
-    before.hear(signal(1, seat="gone", arrived=0), "gone", at(1000.0))
+    before.update(signal(1, seat="gone", arrived=0), "gone", at(1000.0))
     after = Learning()
 
-    after.restore(before.kept(at(1001.0)), at(1002.0), {"s", "new"})
+    after.restore(before.dump(at(1001.0)), at(1002.0), {"s", "new"})
 
     assert set(after.seats) == {"s"}
 
@@ -139,21 +138,21 @@ def test_a_seat_whose_pod_went_is_no_guess(world: World) -> None:
     a, b = world.fill("a", "b")
     told = {"source": "router-0", "incarnation": "i", "cause": "c", "ttl_seconds": 1e9}
 
-    def hear(seat: str, model: str, number: int) -> None:
+    def receive(seat: str, model: str, number: int) -> None:
         world.tick(5.0)
-        world.hear(TrafficSignal(**told, seat=seat, model=model, seq=number, arrivals=1, arrived=number))  # type: ignore[arg-type]
+        world.receive(TrafficSignal(**told, seat=seat, model=model, seq=number, arrivals=1, arrived=number))  # type: ignore[arg-type]
 
     for number in range(1, 60):
-        hear(b, "b", number)
+        receive(b, "b", number)
     world.exit(b)
     del world.pods[b]
     for _ in range(3):
         world.look()
-    assert world.row(b).pod is None
-    share = world.board.learning.hits["G0"].rate
+    assert world.managed(b).pod is None
+    share = world.node.learning.hits["G0"].rate
     share.value = 0.0
     for number in range(1, 4):
-        hear(a, "a", number)
+        receive(a, "a", number)
 
     assert share.value > 0.0, "only a is left to be guessed"
 
@@ -161,7 +160,7 @@ def test_a_seat_whose_pod_went_is_no_guess(world: World) -> None:
 def test_counters_do_not_grow_without_end() -> None:
     learning = Learning()
     for number in range(MOST_SOURCES + 10):
-        learning.hear(signal(1, source=f"r{number}", arrived=1), "s", at(1000.0 + number))
+        learning.update(signal(1, source=f"r{number}", arrived=1), "s", at(1000.0 + number))
 
     assert len(learning.counters) <= MOST_SOURCES
     assert (f"r{MOST_SOURCES + 9}", "m", "s", "standard") in learning.counters
@@ -170,13 +169,13 @@ def test_counters_do_not_grow_without_end() -> None:
 def test_how_often_the_next_request_was_guessed_reaches_the_policy(world: World) -> None:
     a, b = world.fill("a", "b")
     told = {"source": "router-0", "incarnation": "i", "cause": "c", "ttl_seconds": 1e9}
-    assert looking.view(world.board, world.groups[0], world.now).hit_share is None
+    assert view.group_view(world.node, world.groups[0], world.now).hit_share is None
     for number, seat in enumerate((a,) * 20 + (b,), start=1):
         world.tick(5.0)
-        model = world.row(seat).model
-        world.hear(TrafficSignal(**told, seat=seat, model=model, seq=number, arrivals=1, arrived=number))  # type: ignore[arg-type]
+        model = world.managed(seat).model
+        world.receive(TrafficSignal(**told, seat=seat, model=model, seq=number, arrivals=1, arrived=number))  # type: ignore[arg-type]
 
-    share = looking.view(world.board, world.groups[0], world.now).hit_share
+    share = view.group_view(world.node, world.groups[0], world.now).hit_share
 
     assert share == pytest.approx(19 / 20), "the first has nothing to guess by, the last is another seat"
 
@@ -185,26 +184,26 @@ def test_annotations_that_cannot_be_used_count_as_not_written(world: World) -> N
     seat = world.seat(0, 0)
     world.pod(seat, "a", tier="god", slo="-3", **{"stall-budget": "2m"})
 
-    found = terms(world.row(seat).pod, world.board.tiers)
+    found = world.managed(seat).owner.terms
 
-    assert (found.name, found.tier.slo_seconds, found.tier.stall_budget_seconds) == ("standard", 20.0, 120.0)
+    assert (found.tier_name, found.tier.slo_seconds, found.tier.stall_budget_seconds) == ("god", 20.0, 120.0)
     assert [text.partition(":")[0] for text in found.problems] == ["kyb.ai/tier", "kyb.ai/slo"]
-    view = looking.seat_view(world.board, world.row(seat), world.now)
-    assert (view.slo_seconds, view.weight, view.stall_budget_seconds) == (20.0, 1.0, 120.0)
+    seen = view.seat_view(world.node, world.managed(seat), world.now)
+    assert (seen.slo_seconds, seen.weight, seen.stall_budget_seconds) == (20.0, 1.0, 120.0)
 
 
 def test_ages_reach_the_policy_also_from_sources_that_tell_only_the_oldest(world: World) -> None:
     a, _ = world.fill("a", "b")
-    world.row(a).pinned = False
+    world.managed(a).durable.pinned = False
     told = {"model": "a", "seat": a, "cause": "c", "ttl_seconds": 1e9}
     histogram = ((8.0, 1), (4.0, 2))
-    world.hear(TrafficSignal(**told, source="r1", waiting=3, oldest_wait_seconds=8.0, age_histogram=histogram))  # type: ignore[arg-type]
-    world.hear(TrafficSignal(**told, source="r2", waiting=3, oldest_wait_seconds=6.0))  # type: ignore[arg-type]
+    world.receive(TrafficSignal(**told, source="r1", waiting=3, oldest_wait_seconds=8.0, age_histogram=histogram))  # type: ignore[arg-type]
+    world.receive(TrafficSignal(**told, source="r2", waiting=3, oldest_wait_seconds=6.0))  # type: ignore[arg-type]
 
-    view = looking.seat_view(world.board, world.row(a), world.now)
+    seen = view.seat_view(world.node, world.managed(a), world.now)
 
-    assert view.ages == ((8.0, 1), (6.0, 1), (4.0, 2), (3.0, 2))
-    assert (view.waiting, view.oldest_wait_seconds) == (6, 8.0)
+    assert seen.ages == ((8.0, 1), (6.0, 1), (4.0, 2), (3.0, 2))
+    assert (seen.waiting, seen.oldest_wait_seconds) == (6, 8.0)
 
 
 NAN = float("nan")
@@ -245,7 +244,7 @@ def test_a_node_that_has_learned_nothing_yet_is_no_trouble(tmp_path: Path) -> No
 def test_a_source_that_names_no_seat_is_counted_once_wherever_its_requests_go() -> None:
     learning = Learning()
     for number, (seat, told) in enumerate([("s", 10), ("s", 20), ("t", 30), ("s", 31)]):
-        assert learning.hear(signal(number, seat=None, arrived=told), seat, at(1000.0 + number)) in (0, 1, 10)
+        assert learning.update(signal(number, seat=None, arrived=told), seat, at(1000.0 + number)) in (0, 1, 10)
 
 
 @pytest.mark.parametrize("fields", [{"served_seconds": INFINITE}, {"age_histogram": ((NAN, 1),)}])
@@ -257,6 +256,6 @@ def test_what_is_no_number_is_no_signal(fields: dict[str, object]) -> None:
 def test_ages_that_cannot_be_count_as_not_told(world: World) -> None:
     (a,) = world.fill("a")
     told = signal(1, model="a", seat=a, waiting=2, oldest_wait_seconds=4.0, age_histogram=((4.0, 5), (9.0, -3)))
-    world.hear(told)
+    world.receive(told)
 
-    assert looking.traffic(world.board, world.row(a)).ages(world.now) == ((4.0, 1), (2.0, 1))
+    assert view.demand(world.node, world.managed(a)).ages(world.now) == ((4.0, 1), (2.0, 1))

@@ -3,7 +3,7 @@
 from kybernate.messages import ParkSeat
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
-from services.gpu_manager import due
+from services.gpu_manager import view
 from tests.manager.world import World, make_group
 
 
@@ -37,20 +37,20 @@ def test_a_container_at_the_gate_goes_before_requests_that_came_later() -> None:
     world.call(late)
     world.tick(12.0)
 
-    operation = world.board.operations["G0"]
-    assert operation.winner == late
+    switch = world.node.switches["G0"]
+    assert switch.incoming == late
 
 
 def test_a_look_that_is_due_during_a_switch_or_a_pause_does_not_spin(world: World) -> None:
     a, b = world.fill("a", "b")
     world.traffic(b, in_flight=1)
     world.traffic(a, waiting=1)
-    assert world.board.wake_at["G0"] > world.wall
+    assert world.node.groups["G0"].wake > world.wall
 
     world.command(ParkSeat, b)
     assert world.state(b) is S.DRAINING
     world.tick(40.0)
-    assert due.next_wake(world.board, world.now) > 0.1
+    assert view.next_wake(world.node, world.now) > 0.1
 
 
 def start(world: World, seat: str, model: str, vram: str) -> None:

@@ -17,10 +17,10 @@ from kybernate.messages import AskJobs, JobReply, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState as S
 from services.gpu_manager import jobs
 from services.gpu_manager import manager as shell
-from services.gpu_manager.engines import Engines
-from services.gpu_manager.gate import Gate
+from services.gpu_manager.engines import EngineProbes
 from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
 from services.gpu_manager.manager import Manager
+from services.gpu_manager.publish import GateFiles
 from services.gpu_manager.seat_pod import Owners
 from tests.manager.world import World
 from tests.until import until
@@ -89,10 +89,10 @@ async def running(world: World, folder: Path, ask: Handler, release: Handler) ->
             bus=bus,
             node_bus=bus,
             pods=NoPods(),
-            gate=Gate(folder),
+            gate=GateFiles(folder),
             ledger=ledger,
             clock=Clock(),
-            engines=Engines(await stack.enter_async_context(aiohttp.ClientSession())),
+            engines=EngineProbes(await stack.enter_async_context(aiohttp.ClientSession())),
         )
         task = asyncio.create_task(manager.run())
         try:
@@ -117,7 +117,7 @@ async def test_a_checkpointer_that_takes_long_to_look_is_given_longer(
         return look(job, "gone")
 
     async with running(World(), tmp_path, ask, taken) as manager:
-        await until(lambda: manager.board.recovered, what="the board is recovered")
+        await until(lambda: manager.node.recovered, what="the board is recovered")
 
 
 async def test_a_seat_that_cannot_be_looked_at_does_not_hide_the_others(
@@ -139,11 +139,11 @@ async def test_a_seat_that_cannot_be_looked_at_does_not_hide_the_others(
 
     async with running(world, tmp_path, ask, taken) as manager:
         await until(
-            lambda: manager.board.recovered and manager.board.rows[ended].state is S.FREE,
+            lambda: manager.node.recovered and manager.node.seats[ended].state is S.FREE,
             what="the board is recovered and the seat whose engine ended is free",
         )
 
-        assert manager.board.rows[stuck].state is S.RELEASING
+        assert manager.node.seats[stuck].state is S.RELEASING
 
 
 async def test_a_release_that_came_too_late_is_asked_for_again_with_a_higher_epoch(tmp_path: Path) -> None:

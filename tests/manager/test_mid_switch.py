@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kybernate.messages import JobProgress, JobReply, KillJob, ReleaseJob, SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import JobAnswered, JobsTold, Ticket
+from services.gpu_manager.inputs import JobAnswered, JobsReported, StartTicket
 from tests.manager.world import World, status
 
 
@@ -25,11 +25,11 @@ def delete(world: World, seat: str) -> None:
 def test_a_seat_whose_pod_goes_while_it_is_parked_makes_room(world: World) -> None:
     a, b, job = switch_under_way(world)
     delete(world, b)
-    assert world.row(b).lease
+    assert world.managed(b).lease
 
     world.progress(job)
 
-    assert (world.state(b), world.row(b).lease) == (S.RELEASING, False)
+    assert (world.state(b), world.managed(b).lease) == (S.RELEASING, False)
     assert world.state(a) is S.ACTIVE
 
 
@@ -40,7 +40,7 @@ def test_a_seat_whose_pod_goes_before_it_is_activated_holds_what_the_job_gives_i
     world.progress(job)
     world.traffic(b, waiting=1)
 
-    assert (world.state(a), world.row(a).lease) == (S.RELEASING, True)
+    assert (world.state(a), world.managed(a).lease) == (S.RELEASING, True)
     assert world.state(b) is S.PARKED
     world.end_processes(a)
     assert world.state(b) is S.ACTIVATING
@@ -51,10 +51,10 @@ def test_a_seat_whose_pod_goes_and_is_not_restored_holds_nothing(world: World) -
     delete(world, a)
 
     world.progress(job, "parked", "started", done=False)
-    assert world.row(a).lease
+    assert world.managed(a).lease
     world.progress(job, "parked", "parked")
 
-    assert not world.row(a).lease
+    assert not world.managed(a).lease
 
 
 def test_a_container_that_started_just_before_its_pod_was_deleted_holds_its_group(world: World) -> None:
@@ -67,7 +67,7 @@ def test_a_container_that_started_just_before_its_pod_was_deleted_holds_its_grou
 
     world.pods[first] = replace(world.pods[first], container_id="process://9", running=True, deleting=True)
     world.look()
-    assert (world.state(first), world.row(first).lease) == (S.RELEASING, True)
+    assert (world.state(first), world.managed(first).lease) == (S.RELEASING, True)
     assert world.state(second) is S.WAITING
 
     world.end_processes(first)
@@ -88,7 +88,7 @@ def test_a_ticket_that_may_still_be_used_keeps_the_group_of_a_deleted_pod(world:
 
     world.pods[first] = replace(world.pods[first], container_id="process://9", running=True)
     world.look()
-    assert (world.state(first), world.row(first).lease) == (S.RELEASING, True)
+    assert (world.state(first), world.managed(first).lease) == (S.RELEASING, True)
     del world.pods[first]
     world.look()
     world.look()
@@ -96,14 +96,14 @@ def test_a_ticket_that_may_still_be_used_keeps_the_group_of_a_deleted_pod(world:
     world.end_processes(first)
 
     assert world.state(first) is S.FREE
-    assert [e.seat for e in world.said if isinstance(e, Ticket)] == [first, second]
+    assert [e.seat for e in world.effects if isinstance(e, StartTicket)] == [first, second]
 
 
 def test_a_job_that_the_checkpointer_lost_is_sent_again(world: World) -> None:
     a, b, job = switch_under_way(world)
-    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+    world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
 
-    effects = world.hear(JobsTold(JobReply(accepted=True), asked=(job.op,)))
+    effects = world.receive(JobsReported(JobReply(accepted=True), asked=(job.op,)))
 
     assert [(e.op, e.epoch) for e in effects if isinstance(e, SwitchJob)] == [(job.op, job.epoch)]
     world.progress(job)
@@ -120,12 +120,12 @@ def test_a_seat_that_cannot_be_killed_is_quarantined_until_its_processes_are_gon
     stuck = status(
         SwitchJob(cause="k", node="n1", epoch=kill.epoch, op="kill", group="kill", park=(kill.target,)), "quarantined"
     )
-    world.hear(JobProgress(cause="k", node="n1", status=stuck))
-    assert (world.state(b), world.row(b).lease) == (S.QUARANTINED, True)
-    assert world.row(b).reason == "made quarantined"
+    world.receive(JobProgress(cause="k", node="n1", status=stuck))
+    assert (world.state(b), world.managed(b).lease) == (S.QUARANTINED, True)
+    assert world.managed(b).reason == "made quarantined"
     world.look_at(b, "gone")
 
-    assert (world.state(b), world.row(b).lease) == (S.BACKOFF, False)
+    assert (world.state(b), world.managed(b).lease) == (S.BACKOFF, False)
 
 
 def test_a_victim_that_goes_while_its_streams_are_cut_is_not_parked_any_more(world: World) -> None:
@@ -135,13 +135,13 @@ def test_a_victim_that_goes_while_its_streams_are_cut_is_not_parked_any_more(wor
     while world.state(b) is S.DRAINING:
         world.tick(9.0)
         world.beat()
-    assert world.board.operations["G0"].phase == "cutting"
+    assert world.node.switches["G0"].phase == "cutting"
 
     delete(world, b)
     world.tick(3.0)
 
     assert (world.state(b), world.state(a)) == (S.RELEASING, S.PARKED)
-    assert not any(isinstance(e, SwitchJob) and e.park and e.park[0].seat == b for e in world.said)
+    assert not any(isinstance(e, SwitchJob) and e.park and e.park[0].seat == b for e in world.effects)
     world.end_processes(b)
     assert world.state(a) is S.ACTIVATING
 
@@ -151,10 +151,10 @@ def test_a_deleted_seat_that_is_still_frozen_is_released_again(world: World) -> 
     world.pods.pop(a)
     world.look()
     world.look()
-    before = sum(isinstance(effect, ReleaseJob) for effect in world.said)
+    before = sum(isinstance(effect, ReleaseJob) for effect in world.effects)
 
     world.look_at(a, "parked")
-    assert sum(isinstance(effect, ReleaseJob) for effect in world.said) == before + 1
+    assert sum(isinstance(effect, ReleaseJob) for effect in world.effects) == before + 1
     world.look_at(a, "gone")
 
     assert world.state(a) is S.FREE

@@ -28,8 +28,8 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.seat import SeatState as S
-from services.gpu_manager import showing
-from services.gpu_manager.inputs import JobAnswered, Recovered, Retargeted, Ticket
+from services.gpu_manager import recovery
+from services.gpu_manager.inputs import JobAnswered, Recovered, RetargetAnswered, StartTicket
 from tests.manager.pulling import Pulls
 from tests.manager.world import World, make_group
 
@@ -194,26 +194,26 @@ class AnyMove(RuleBasedStateMachine):
         self.seats = [seat for group in groups for seat in group.seat_ids]
         self.node = Node()
         for seat in self.seats:
-            gpu = self.world.row(seat).home.gpus[0].uuid
+            gpu = self.world.managed(seat).home.gpus[0].uuid
             (self.node.memory if self.world.state(seat) is S.ACTIVE else self.node.parked)[seat] = gpu
-        self.heard = len(self.world.said)
+        self.heard = len(self.world.effects)
         self.letters: list[tuple[object, SwitchJob | RetargetJob]] = []
         """Jobs that are on their way, with the board that sent them."""
         self.world.tick(20)
 
     def collect(self) -> None:
         """What was said since: jobs wait to be delivered, tickets are used by kubelet."""
-        said, self.heard = self.world.said[self.heard :], len(self.world.said)
+        said, self.heard = self.world.effects[self.heard :], len(self.world.effects)
         self.letters += [(self.world.board, effect) for effect in said if isinstance(effect, SwitchJob | RetargetJob)]
 
     @rule(group=st.integers(0, 1), choice=st.integers(0, 2), how=st.sampled_from(["asked", "drained", "done"]))
     def hot(self, group: int, choice: int, how: str) -> None:
         """Whoever runs on one group is busy and a parked seat there is asked for; nobody else has anything to do."""
-        here = [row for row in self.world.board.rows.values() if row.group.name == self.world.groups[group].name]
-        parked = [row.seat for row in here if row.state is S.PARKED]
+        here = [row for row in self.world.node.seats.values() if row.group.name == self.world.groups[group].name]
+        parked = [row.id for row in here if row.state is S.PARKED]
         self.world.beat()
         for seat in self.seats:
-            self.world.traffic(seat, in_flight=int(seat in {row.seat for row in here if row.state is S.ACTIVE}))
+            self.world.traffic(seat, in_flight=int(seat in {row.id for row in here if row.state is S.ACTIVE}))
         if parked:
             self.world.traffic(parked[choice % len(parked)], waiting=2, oldest=5.0)
         if how == "drained":
@@ -237,9 +237,9 @@ class AnyMove(RuleBasedStateMachine):
 
     @rule()
     def drains_end(self) -> None:
-        for operation in list(self.world.board.operations.values()):
-            if operation.phase == "draining" and operation.victim:
-                self.world.quiet(operation.victim)
+        for switch in list(self.world.node.switches.values()):
+            if switch.phase == "draining" and switch.victim:
+                self.world.quiet(switch.victim)
 
     @precondition(lambda self: self.letters)
     @rule(last=st.booleans(), answered=st.booleans())
@@ -247,9 +247,9 @@ class AnyMove(RuleBasedStateMachine):
         board, job = self.letters.pop(-1 if last else 0)
         reply = self.node.take(job) if isinstance(job, SwitchJob) else self.node.retarget(job)
         if board is self.world.board and isinstance(job, RetargetJob):
-            self.world.hear(Retargeted(job.op, reply if answered else None))
+            self.world.receive(RetargetAnswered(job.op, reply if answered else None))
         elif board is self.world.board:
-            self.world.hear(JobAnswered(job.op, job.epoch, reply if answered else None))
+            self.world.receive(JobAnswered(job.op, job.epoch, reply if answered else None))
 
     @precondition(lambda self: self.node.open)
     @rule(last=st.booleans(), fails=st.sampled_from([False, False, False, True]), told=st.booleans())
@@ -289,10 +289,10 @@ class AnyMove(RuleBasedStateMachine):
         if self.world.pods[seat].running:
             return
         call = self.world.calls.get(seat)
-        if call is None or not any(isinstance(e, Ticket) and e.call == call.call for e in self.world.said):
+        if call is None or not any(isinstance(e, StartTicket) and e.call == call.call for e in self.world.effects):
             self.world.call(seat)
         else:
-            self.node.occupy(seat, self.world.row(seat).home.gpus[0].uuid)
+            self.node.occupy(seat, self.world.managed(seat).home.gpus[0].uuid)
             self.world.start(seat)
             self.world.healthy(seat)
 
@@ -300,10 +300,10 @@ class AnyMove(RuleBasedStateMachine):
     def manager_dies(self, late: bool) -> None:
         """What it said before its death may still arrive; the next one knows the ledger, and asks. ``late``: what was
         on its way into the journal when it asked was not in the answer."""
-        ledger = showing.ledger(self.world.board, "boot")
+        ledger = recovery.ledger(self.world.node, "boot")
         self.world.board = board = self.world.new_board()
-        board.epoch = ledger.epoch
-        epoch = board.next_epoch(self.world.now)
+        board.node.epoch = ledger.epoch
+        epoch = board.node.next_epoch(self.world.now)
         targets = tuple(self.targets(board))
         gpus = tuple(gpu.uuid for group in self.world.groups for gpu in group.gpus)
         self.node.fence(AskJobs(cause="r", node="n1", epoch=epoch, targets=targets, gpus=gpus))
@@ -311,7 +311,7 @@ class AnyMove(RuleBasedStateMachine):
         seats = tuple(self.node.look(target) for target in targets)
         self.letters = self.journal_late_retargets() if late else self.letters
         reply = JobReply(accepted=True, highest_epoch=epoch, jobs=jobs, seats=seats)
-        self.world.hear(Recovered(self.world.owners(), ledger, reply))
+        self.world.receive(Recovered(self.world.owners(), ledger, reply))
         self.world.beat()
         self.collect()
         self.letters = [(sender, job) for sender, job in self.letters if sender is board or job.epoch < epoch]
@@ -328,7 +328,7 @@ class AnyMove(RuleBasedStateMachine):
                 yield SeatTarget(seat=pod.seat, pod_uid=pod.uid, container_id=pod.container_id, gpus=())
 
     def tell(self, work: Work) -> None:
-        self.world.hear(JobProgress(cause="c", node="n1", status=self.node.status(work)))
+        self.world.receive(JobProgress(cause="c", node="n1", status=self.node.status(work)))
 
     @invariant()
     def jobs_are_collected(self) -> None:
@@ -337,10 +337,10 @@ class AnyMove(RuleBasedStateMachine):
     @invariant()
     def leases_follow_memory(self) -> None:
         """Who has memory on a GPU and is in no job holds a lease of the group that this GPU is. Nobody is in doubt."""
-        assert all(row.state is not S.QUARANTINED for row in self.world.board.rows.values())
+        assert all(row.state is not S.QUARANTINED for row in self.world.node.seats.values())
         busy = {seat for work in self.node.open for seat in work.unfinished}
         for seat, gpu in self.node.memory.items():
-            row = self.world.row(seat)
+            row = self.world.managed(seat)
             if seat not in busy and row.state is S.ACTIVE:
                 assert row.lease
                 assert row.group.gpus[0].uuid == gpu, f"{seat} is on {gpu} and not in {row.group.name}"
@@ -358,16 +358,16 @@ class AnyMove(RuleBasedStateMachine):
             for work in self.node.open:
                 self.node.step(work, fails=False)
             self.manager_asks()
-            if not self.world.board.operations and not self.node.open:
+            if not self.world.node.switches and not self.node.open:
                 self.all_is_known()
                 return
             self.time_passes(1.5)
-        raise AssertionError(f"switches that do not end: {self.world.board.operations}")
+        raise AssertionError(f"switches that do not end: {self.world.node.switches}")
 
     def all_is_known(self) -> None:
         """Nobody is half way, and who has memory holds the group that it is on."""
         for seat in self.seats:
-            row, gpu = self.world.row(seat), self.node.memory.get(seat)
+            row, gpu = self.world.managed(seat), self.node.memory.get(seat)
             assert row.state not in (S.DRAINING, S.PARKING, S.ACTIVATING, S.MIGRATING), (
                 f"{seat} is {row.state} for good"
             )

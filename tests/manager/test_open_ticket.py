@@ -10,8 +10,8 @@ import pytest
 
 from kybernate.messages import JobReply
 from kybernate.seat import SeatState as S
-from services.gpu_manager import showing
-from services.gpu_manager.inputs import BusChanged, Recovered, StartCalls, Ticket
+from services.gpu_manager import recovery
+from services.gpu_manager.inputs import BusChanged, Recovered, StartCalls, StartTicket
 from services.gpu_manager.seat_pod import SeatPod
 from tests.manager.world import World
 
@@ -23,8 +23,8 @@ def world() -> World:
     return world
 
 
-def tickets(world: World, seat: str) -> list[Ticket]:
-    return [said for said in world.said if isinstance(said, Ticket) and said.seat == seat]
+def tickets(world: World, seat: str) -> list[StartTicket]:
+    return [said for said in world.effects if isinstance(said, StartTicket) and said.seat == seat]
 
 
 def given(world: World, seat: str, model: str) -> None:
@@ -36,7 +36,7 @@ def given(world: World, seat: str, model: str) -> None:
 
 def takes_its_ticket(world: World, seat: str) -> None:
     del world.calls[seat]
-    world.hear(StartCalls(dict(world.calls)))
+    world.receive(StartCalls(dict(world.calls)))
 
 
 def look(world: World, times: int = 4) -> None:
@@ -52,7 +52,7 @@ def rival(world: World) -> str:
     world.pod(seat, "rival")
     world.call(seat)
     world.calls[seat] = replace(world.calls[seat], until=world.now.unix + 1e6)
-    world.hear(StartCalls(dict(world.calls)))
+    world.receive(StartCalls(dict(world.calls)))
     return seat
 
 
@@ -78,8 +78,8 @@ def test_a_ticket_that_the_next_owner_of_the_seat_took_is_its_own(world: World) 
 
     look(world)
 
-    assert (world.state(seat), world.row(seat).lease) == (S.STARTING, True)
-    assert world.row(seat).pod == world.pods[seat]
+    assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
+    assert world.managed(seat).pod == world.pods[seat]
     world.pods[seat] = replace(world.pods[seat], container_id="process://77", running=True)
     look(world)
     world.healthy(seat)
@@ -93,7 +93,7 @@ def test_a_pod_that_vanishes_with_a_ticket_holds_its_group_for_as_long_as_a_star
     del world.pods[seat]
 
     look(world)
-    assert (world.state(seat), world.row(seat).lease) == (S.RELEASING, True)
+    assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
     world.tick(250)
     look(world)
     assert not tickets(world, other)
@@ -127,17 +127,17 @@ def test_a_next_owner_that_calls_itself_waits_for_the_ticket_before(
     if late:
         look(world)
     if restarts:
-        ledger = showing.ledger(world.board, "boot")
+        ledger = recovery.ledger(world.node, "boot")
         world.board = world.new_board()
-        world.hear(BusChanged(True))
-        world.hear(Recovered(world.owners(), ledger, JobReply(accepted=True)))
+        world.receive(BusChanged(True))
+        world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True)))
     world.call(seat)
     world.calls[seat] = replace(world.calls[seat], until=world.now.unix + 1e6)
-    world.hear(StartCalls(dict(world.calls)))
+    world.receive(StartCalls(dict(world.calls)))
     before = len(tickets(world, seat))
 
     look(world)
-    assert (world.state(seat), world.row(seat).lease) == (S.STARTING if late else S.RELEASING, True)
+    assert (world.state(seat), world.managed(seat).lease) == (S.STARTING if late else S.RELEASING, True)
     assert len(tickets(world, seat)) == before
 
     world.tick(280)
@@ -154,7 +154,7 @@ def test_a_call_of_the_next_owner_does_not_end_the_lease_of_a_pod_that_still_run
     world.call(seat)
     look(world)
 
-    assert (world.state(seat), world.row(seat).lease) == (S.RELEASING, True)
+    assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
     assert not tickets(world, other)
     assert len(tickets(world, seat)) == 1
 
@@ -165,21 +165,21 @@ def test_a_call_of_the_next_owner_does_not_end_the_lease_of_a_pod_that_still_run
 
 def test_a_manager_that_died_meanwhile_remembers_the_ticket(world: World) -> None:
     seat = starting(world)
-    ledger = showing.ledger(world.board, "boot")
+    ledger = recovery.ledger(world.node, "boot")
     world.board = world.new_board()
     del world.pods[seat]
-    world.hear(BusChanged(True))
-    world.hear(Recovered(world.owners(), ledger, JobReply(accepted=True)))
+    world.receive(BusChanged(True))
+    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True)))
     other = rival(world)
     look(world)
-    again = showing.ledger(world.board, "boot")
+    again = recovery.ledger(world.node, "boot")
     world.board = world.new_board()
-    world.hear(BusChanged(True))
-    world.hear(Recovered(world.owners(), again, JobReply(accepted=True)))
-    world.hear(StartCalls(dict(world.calls)))
+    world.receive(BusChanged(True))
+    world.receive(Recovered(world.owners(), again, JobReply(accepted=True)))
+    world.receive(StartCalls(dict(world.calls)))
 
     look(world)
-    assert (world.state(seat), world.row(seat).lease) == (S.RELEASING, True)
+    assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
     assert not tickets(world, other)
 
     world.tick(280)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kybernate.messages import ActivateSeat, JobReply, PinSeat, SeatEvent, SeatProgress
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
-from services.gpu_manager import due, looking, showing
-from services.gpu_manager.inputs import BusChanged, JobAnswered, Recovered, Stranger, StrangersSeen
+from services.gpu_manager import publish, view
+from services.gpu_manager.inputs import BusChanged, ForeignProcess, ForeignProcessesSeen, JobAnswered, Recovered
 from services.gpu_manager.ledger import Ledger
 from tests.manager.family import TREE, Busy, make_family
 from tests.manager.test_properties import AnyOrder
@@ -24,7 +24,7 @@ def node() -> Iterator[World]:
     world = World(groups=(make_group("G0", [0], 2), make_group("G1", [1], 2), make_group("G01", [0, 1], 2)))
     world.boot()
     yield world
-    looking.validate(world.board)
+    view.validate(world.node)
 
 
 def both_singles_active(node: World) -> tuple[str, str]:
@@ -56,7 +56,7 @@ def test_a_pair_waits_while_singles_hold_its_gpus_and_the_gate_says_who(node: Wo
     node.call(node.seat(2, 0))
 
     assert node.state(node.seat(2, 0)) is S.WAITING
-    text = showing.gate_texts(node.board, node.now)[node.seat(2, 0)]
+    text = publish.gate_texts(node.node, node.now)[node.seat(2, 0)]
     assert a in text
     assert b in text
 
@@ -74,7 +74,7 @@ def test_idle_singles_yield_to_a_pair_together(node: World) -> None:
     node.finish()
     node.finish()
     assert (node.state(a), node.state(b), node.state(pair)) == (S.PARKED, S.PARKED, S.ACTIVE)
-    causes = {e.cause for e in node.said if isinstance(e, SeatEvent) and e.state is S.PARKING}
+    causes = {e.cause for e in node.effects if isinstance(e, SeatEvent) and e.state is S.PARKING}
     assert "req-9" in causes
 
 
@@ -114,7 +114,7 @@ def test_while_gpus_are_cleared_for_a_pair_no_single_takes_one(node: World) -> N
     node.traffic(a, waiting=1)
 
     assert (node.state(other), node.state(a)) == (S.WAITING, S.PARKED)
-    assert pair in node.board.why["G0"]
+    assert pair in node.node.groups["G0"].why
     node.traffic(b)
     node.finish()
     node.finish()
@@ -132,7 +132,7 @@ def test_clearing_turns_back_when_nobody_waits_for_the_pair_any_more(node: World
     node.traffic(pair)
 
     assert (node.state(a), node.state(b)) == (S.ACTIVE, S.ACTIVE)
-    assert node.board.claims == {}
+    assert node.node.claims == {}
 
 
 def test_a_pinned_single_is_not_cleared_away_and_the_reason_names_it(node: World) -> None:
@@ -145,14 +145,14 @@ def test_a_pinned_single_is_not_cleared_away_and_the_reason_names_it(node: World
     node.traffic(pair, waiting=1)
 
     assert (node.state(a), node.state(b)) == (S.ACTIVE, S.ACTIVE)
-    assert b in node.board.why["G01"]
-    assert "pinned" in node.board.why["G01"]
+    assert b in node.node.groups["G01"].why
+    assert "pinned" in node.node.groups["G01"].why
 
 
 def test_a_busy_family_serves_everybody_in_turn(node: World) -> None:
     """Everyone always has requests waiting or in flight: within a few visits each has been active."""
     a, b, pair = with_a_parked_pair(node)
-    node.board.policy = Quantum()  # ages are told as 0 here
+    node.configure(policy=Quantum())  # ages are reported as 0 here
     served = set()
     for _ in range(400):
         for seat in (a, b, pair):
@@ -161,13 +161,13 @@ def test_a_busy_family_serves_everybody_in_turn(node: World) -> None:
             served |= {seat} if active else set()
         node.tick(1.0)
         node.beat()
-        for operation in list(node.board.operations.values()):
-            if operation.phase == "draining" and operation.victim:
-                node.traffic(operation.victim)
-                node.quiet(operation.victim)
-            if operation.phase == "job":
-                node.progress(node.job_of(operation.op))
-    turns = [e.seat for e in node.said if isinstance(e, SeatEvent) and e.state is S.ACTIVE]
+        for switch in list(node.node.switches.values()):
+            if switch.phase == "draining" and switch.victim:
+                node.traffic(switch.victim)
+                node.quiet(switch.victim)
+            if switch.phase == "job":
+                node.progress(node.job_of(switch.op))
+    turns = [e.seat for e in node.effects if isinstance(e, SeatEvent) and e.state is S.ACTIVE]
     assert served == {a, b, pair}
     assert min(turns.count(seat) for seat in (a, b, pair)) >= 3
 
@@ -192,7 +192,7 @@ def test_everyone_in_a_tree_of_groups_gets_turns(
     busy.drains, busy.moves = lambda seat: slow[seat][0], lambda seat: slow[seat][1]
     busy.live(450)
     for seat in busy.seats:
-        assert busy.longest_wait(seat) < 225.0, f"{busy.world.row(seat).group.name} {seat}: {busy.turns[seat]}"
+        assert busy.longest_wait(seat) < 225.0, f"{busy.world.managed(seat).group.name} {seat}: {busy.turns[seat]}"
 
 
 def test_a_seat_that_cannot_be_parked_does_not_keep_the_other_gpu_from_its_seats() -> None:
@@ -223,12 +223,12 @@ def test_a_refused_park_does_not_keep_the_other_gpu_from_its_seats(node: World) 
     node.traffic(pair, waiting=1)
     for seat in (a, b):
         node.quiet(seat)
-    first, second = (node.board.operations[name].op for name in ("G0", "G1"))
+    first, second = (node.node.switches[name].op for name in ("G0", "G1"))
     node.progress(node.job_of(second))
     node.traffic(b, waiting=1)
     assert node.state(b) is S.PARKED
 
-    node.hear(JobAnswered(first, 1, JobReply(accepted=False, code="unsupported", reason="made refused")))
+    node.receive(JobAnswered(first, 1, JobReply(accepted=False, code="unsupported", reason="made refused")))
 
     node.finish()
     assert (node.state(a), node.state(b)) == (S.ACTIVE, S.ACTIVE)
@@ -257,7 +257,7 @@ def test_a_stranger_on_one_gpu_of_a_claim_leaves_the_other_gpu_to_its_seats(node
     node.progress(node.job())
     assert node.state(a) is S.PARKED
 
-    node.hear(StrangersSeen((Stranger("GPU-1", 4711, "python3"),)))
+    node.receive(ForeignProcessesSeen((ForeignProcess("GPU-1", 4711, "python3"),)))
     node.traffic(a, waiting=1)
     node.finish()
 
@@ -271,17 +271,17 @@ def test_while_gpus_are_cleared_for_another_group_nothing_spins_and_the_gate_say
     node.call(other)
     node.traffic(b)
     node.tick(5)
-    assert node.board.wake_at["G0"] > node.wall
+    assert node.node.groups["G0"].wake > node.wall
     node.traffic(pair, waiting=1, oldest=90.0)
-    assert {operation.clears_for for operation in node.board.operations.values()} == {pair}
+    assert {switch.clears_for for switch in node.node.switches.values()} == {pair}
     node.quiet(a)
     node.progress(node.job())
 
     node.tick(40.0)
     node.call(other)
 
-    assert due.next_wake(node.board, node.now) > 0.1
-    text = showing.gate_texts(node.board, node.now)[other]
+    assert view.next_wake(node.node, node.now) > 0.1
+    text = publish.gate_texts(node.node, node.now)[other]
     assert f"its GPUs are being cleared for {pair}" in text
 
 
@@ -289,13 +289,13 @@ def test_beside_a_stranger_an_overdue_look_does_not_spin(node: World) -> None:
     a, _, _ = with_a_parked_pair(node)
     node.pod(node.seat(0, 1), "a2")
     node.call(node.seat(0, 1))
-    assert node.board.wake_at["G0"] > node.wall
-    node.hear(StrangersSeen((Stranger("GPU-0", 4711, "python3"),)))
+    assert node.node.groups["G0"].wake > node.wall
+    node.receive(ForeignProcessesSeen((ForeignProcess("GPU-0", 4711, "python3"),)))
 
     node.tick(100.0)
 
     assert node.state(a) is S.ACTIVE
-    assert due.next_wake(node.board, node.now) > 0.1
+    assert view.next_wake(node.node, node.now) > 0.1
 
 
 def test_a_container_that_nobody_asks_for_any_more_clears_no_gpus() -> None:
@@ -333,12 +333,12 @@ def test_seats_of_two_groups_that_live_on_one_gpu_after_a_restart_are_quarantine
         SeatProgress(seat=p.seat, pod_uid=p.uid, container_id=p.container_id or "", outcome="active")
         for p in node.pods.values()
     )
-    node.hear(BusChanged(True))
+    node.receive(BusChanged(True))
 
-    node.hear(Recovered(node.owners(), Ledger(), JobReply(accepted=True, seats=seen)))
+    node.receive(Recovered(node.owners(), Ledger(), JobReply(accepted=True, seats=seen)))
 
     assert [node.state(seat) for seat in (a, b, pair)] == [S.QUARANTINED] * 3
-    assert pair in node.row(a).reason
+    assert pair in node.managed(a).reason
     del node.pods[pair]
     node.look()
     node.look()

@@ -32,7 +32,7 @@ def world() -> World:
     world.boot()
     world.fill("a", "b")
     world.tick(20)
-    world.board.policy = ParksIdle()
+    world.configure(policy=ParksIdle())
     world.tick(1)
     assert world.state(world.seat(0, 1)) is S.DRAINING
     return world
@@ -52,8 +52,8 @@ def test_a_request_for_it_calls_the_park_off(world: World, b: str) -> None:
     world.announce(b)
     world.traffic(b, waiting=1)
     assert world.state(b) is S.ACTIVE
-    assert not world.board.operations
-    assert "asked for" in world.row(b).reason
+    assert not world.node.switches
+    assert "asked for" in world.managed(b).reason
 
 
 def test_a_router_that_asks_for_it_does_so_too(world: World, b: str) -> None:
@@ -68,7 +68,7 @@ def test_an_operator_calls_it_off_and_has_what_was_wished_for(world: World, b: s
     else:
         world.command(PinSeat, b)
     assert world.state(b) is S.ACTIVE
-    assert world.row(b).wanted_since is None
+    assert world.managed(b).usage.wanted_since is None
 
 
 def test_a_request_for_another_one_makes_it_a_switch_that_goes_on(world: World, a: str, b: str) -> None:
@@ -100,7 +100,7 @@ def test_what_an_operator_parks_is_parked(world: World, b: str) -> None:
     world.call(b)
     world.start(b)
     world.healthy(b)
-    world.board.policy = KybBalanced()
+    world.configure(policy=KybBalanced())
     world.command(ParkSeat, b)
     world.traffic(b, waiting=1)
     assert world.state(b) is S.DRAINING
@@ -108,13 +108,13 @@ def test_what_an_operator_parks_is_parked(world: World, b: str) -> None:
 
 def test_a_policy_that_parks_who_is_asked_for_is_not_followed(world: World, b: str) -> None:
     world.traffic(b, waiting=1)
-    world.board.policy = ParksIdle(even_busy=True)
-    said = len(world.said)
+    world.configure(policy=ParksIdle(even_busy=True))
+    said = len(world.effects)
     for _ in range(5):
         world.traffic(b, waiting=1)
     assert world.state(b) is S.ACTIVE
-    assert len(world.said) == said
-    assert "although the policy said" in world.board.why["G0"]
+    assert len(world.effects) == said
+    assert "although the policy decided" in world.node.groups["G0"].why
 
 
 def test_where_two_have_to_leave_it_goes_on_as_long_as_the_one_they_make_room_for_is_wanted() -> None:
@@ -130,9 +130,9 @@ def test_where_two_have_to_leave_it_goes_on_as_long_as_the_one_they_make_room_fo
     world.tick(10)
     assert world.state(big) is S.PARKED
     world.traffic(big, waiting=1)
-    (operation,) = world.board.operations.values()
-    assert (operation.winner, operation.room_for) == (None, big)
-    victim = operation.victim or ""
+    (switch,) = world.node.switches.values()
+    assert (switch.incoming, switch.room_for) == (None, big)
+    victim = switch.victim or ""
 
     world.traffic(victim, waiting=1)
     assert world.state(victim) is S.DRAINING
@@ -149,7 +149,7 @@ def test_a_slot_that_is_free_meanwhile_is_taken_and_nobody_need_leave() -> None:
     world.tick(20)
     world.beat()
     world.traffic(comer, waiting=1)
-    victim = world.board.operations["G"].victim or ""
+    victim = world.node.switches["G"].victim or ""
     (other,) = {*seats} - {comer, victim}
 
     world.exit(other)

@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kybernate.messages import ActivateSeat, JobReply, KillJob, ParkSeat, PinSeat, ReleaseJob, UnpinSeat
 from kybernate.seat import HOLDING
 from kybernate.seat import SeatState as S
-from services.gpu_manager import looking
-from services.gpu_manager.inputs import BusChanged, JobAnswered, Ticket
+from services.gpu_manager import view
+from services.gpu_manager.inputs import BusChanged, JobAnswered, StartTicket
 from tests.manager.world import World, make_group
 
 NUMBERS = st.integers(0, 2)
@@ -46,7 +46,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(group=GROUPS, number=NUMBERS)
     def start(self, group: int, number: int) -> None:
         seat = self.seat(group, number)
-        tickets = [e for e in self.world.said if isinstance(e, Ticket) and e.seat == seat]
+        tickets = [e for e in self.world.effects if isinstance(e, StartTicket) and e.seat == seat]
         call = self.world.calls.get(seat)
         if tickets and call is not None and tickets[-1].call == call.call and seat in self.world.pods:
             self.world.start(seat)
@@ -74,7 +74,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(group=GROUPS, number=NUMBERS)
     def processes_end(self, group: int, number: int) -> None:
         seat = self.seat(group, number)
-        asked = any(isinstance(e, KillJob | ReleaseJob) and e.target.seat == seat for e in self.world.said)
+        asked = any(isinstance(e, KillJob | ReleaseJob) and e.target.seat == seat for e in self.world.effects)
         if asked and self.world.state(seat) in (S.RELEASING, S.LOST):
             self.world.end_processes(seat)
 
@@ -88,45 +88,45 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(group=GROUPS)
     def routers_are_quiet(self, group: int) -> None:
-        operation = self.world.board.operations.get(self.world.groups[group % len(self.world.groups)].name)
-        if operation is not None and operation.victim:
-            self.world.announce(operation.victim)
+        switch = self.world.node.switches.get(self.world.groups[group % len(self.world.groups)].name)
+        if switch is not None and switch.victim:
+            self.world.announce(switch.victim)
             self.world.beat()
-            self.world.ack(operation.victim)
+            self.world.ack(switch.victim)
 
     @rule(group=GROUPS, running=st.sampled_from([0, 0, 1, None]))
     def engine_answers(self, group: int, running: int | None) -> None:
-        operation = self.world.board.operations.get(self.world.groups[group % len(self.world.groups)].name)
-        if operation is not None and operation.victim:
-            self.world.idle(operation.victim, running)
+        switch = self.world.node.switches.get(self.world.groups[group % len(self.world.groups)].name)
+        if switch is not None and switch.victim:
+            self.world.idle(switch.victim, running)
 
-    @precondition(lambda self: any(o.phase == "job" for o in self.world.board.operations.values()))
+    @precondition(lambda self: any(o.phase == "job" for o in self.world.node.switches.values()))
     @rule(
         park=st.sampled_from(["pending", "started", "parked", "parked", "active", "lost", "gone", "quarantined"]),
         activate=st.sampled_from(["pending", "started", "active", "active", "parked", "lost", "gone", "quarantined"]),
     )
     def checkpointer_reports(self, park: str, activate: str) -> None:
-        operation = next(o for o in self.world.board.operations.values() if o.phase == "job")
-        job = self.world.job_of(operation.op)
+        switch = next(o for o in self.world.node.switches.values() if o.phase == "job")
+        job = self.world.job_of(switch.op)
         if park not in ("parked", "gone"):
             activate = "pending"
         ended = park not in ("pending", "started") and (activate not in ("pending", "started") or job.activate is None)
         ended = ended or park in ("active", "lost", "quarantined")
         self.world.progress(job, park, activate, done=ended)
 
-    @precondition(lambda self: any(o.phase == "job" for o in self.world.board.operations.values()))
+    @precondition(lambda self: any(o.phase == "job" for o in self.world.node.switches.values()))
     @rule(code=st.sampled_from(["", "busy", "stale-epoch", "unsupported", "silence"]))
     def checkpointer_answers(self, code: str) -> None:
-        operation = next(o for o in self.world.board.operations.values() if o.phase == "job")
+        switch = next(o for o in self.world.node.switches.values() if o.phase == "job")
         reply = JobReply(accepted=not code, code=code, reason=code, highest_epoch=self.world.board.epoch + 5)
         answer = None if code == "silence" else reply
-        self.world.hear(JobAnswered(operation.op, operation.epoch, answer))
+        self.world.receive(JobAnswered(switch.op, switch.epoch, answer))
 
-    @precondition(lambda self: any(o.asking for o in self.world.board.operations.values()))
+    @precondition(lambda self: any(o.retarget.asking for o in self.world.node.switches.values()))
     @rule(accepted=st.sampled_from([True, True, False, None]))
     def checkpointer_is_asked_for_another(self, accepted: bool | None) -> None:
-        operation = next(o for o in self.world.board.operations.values() if o.asking)
-        self.world.answer_retarget(operation.op, accepted=accepted)
+        switch = next(o for o in self.world.node.switches.values() if o.retarget.asking)
+        self.world.answer_retarget(switch.op, accepted=accepted)
 
     @rule(seconds=st.sampled_from([0.01, 1.0, 5.0, 70.0]))
     def time_passes(self, seconds: float) -> None:
@@ -135,28 +135,28 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(up=st.booleans())
     def bus(self, up: bool) -> None:
-        self.world.hear(BusChanged(up))
+        self.world.receive(BusChanged(up))
 
     @invariant()
     def leases_and_states_agree(self) -> None:
-        looking.validate(self.world.board)
-        for row in self.world.board.rows.values():
+        view.validate(self.world.node)
+        for row in self.world.node.seats.values():
             if row.state is not S.RELEASING:
-                assert row.lease == (row.state in HOLDING), f"{row.seat} {row.state} {row.lease}"
+                assert row.lease == (row.state in HOLDING), f"{row.id} {row.state} {row.lease}"
             assert (row.pod is None) == (row.state is S.FREE)
 
     @invariant()
     def epochs_only_rise(self) -> None:
-        for row in self.world.board.rows.values():
-            epochs = [event.epoch for event in self.world.events(row.seat)]
+        for row in self.world.node.seats.values():
+            epochs = [event.epoch for event in self.world.events(row.id)]
             assert epochs == sorted(epochs)
 
     def teardown(self) -> None:
         """Let the neighbours behave from now on: every switch under way must end."""
-        self.world.hear(BusChanged(True))
+        self.world.receive(BusChanged(True))
         self.world.tick(5)
-        for operation in list(self.world.board.operations.values()):
-            for seat in (operation.victim, operation.winner):
+        for switch in list(self.world.node.switches.values()):
+            for seat in (switch.victim, switch.incoming):
                 if seat is not None:
                     self.world.traffic(seat)
         self.world.settle()

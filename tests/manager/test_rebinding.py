@@ -19,8 +19,8 @@ from kybernate.messages import (
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.policy import Decision, GroupView, KybBalanced, Stay
 from kybernate.seat import SeatState as S
-from services.gpu_manager import looking, showing
-from services.gpu_manager.inputs import JobAnswered, Recovered, Retargeted, Stranger, StrangersSeen
+from services.gpu_manager import recovery, view
+from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen, JobAnswered, Recovered, RetargetAnswered
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.seat_pod import with_owned
 from tests.manager.pulling import Pulls
@@ -75,12 +75,12 @@ def reported(world: World, job: SwitchJob, seat: str, outcome: str, **fields: ob
     told = status(job, "parked", outcome)
     assert told.activate is not None
     told = told.model_copy(update={"activate": told.activate.model_copy(update=fields)})
-    world.hear(JobProgress(cause="c", node="n1", status=told))
+    world.receive(JobProgress(cause="c", node="n1", status=told))
 
 
 def restarted(world: World, *jobs: JobStatus, **found: str) -> None:
     """A new manager; ``found``: by model, the GPU that the checkpointer finds its memory on and what it does there."""
-    ledger = showing.ledger(world.board, "boot")
+    ledger = recovery.ledger(world.node, "boot")
     world.board = world.new_board()
     seats = []
     for pod in world.pods.values():
@@ -95,19 +95,19 @@ def restarted(world: World, *jobs: JobStatus, **found: str) -> None:
             )
         )
     reply = JobReply(accepted=True, jobs=jobs, seats=tuple(seats))
-    world.hear(Recovered(world.owners(), ledger, reply))
+    world.receive(Recovered(world.owners(), ledger, reply))
 
 
 def test_an_idle_seat_elsewhere_makes_room_for_one_that_waits(world: World, a: str, b: str, c: str) -> None:
     demand(world, a, b)
     assert (world.state(a), world.state(b), world.state(c)) == (S.PARKED, S.ACTIVE, S.DRAINING)
-    assert a in world.board.why["G1"]
+    assert a in world.node.groups["G1"].why
 
     world.quiet(c)
     job = world.job()
     assert job.activate is not None
     assert (job.group, job.activate.seat, job.activate.gpus) == ("G1", a, ("GPU-1",))
-    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+    world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
     world.progress(job, "parked", "started", done=False)
     assert (world.state(a), world.state(c)) == (S.MIGRATING, S.PARKED)
     moved = world.last(SeatMoved)
@@ -116,7 +116,7 @@ def test_an_idle_seat_elsewhere_makes_room_for_one_that_waits(world: World, a: s
 
     world.progress(job)
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.ACTIVE)
-    record = showing.record(world.board, world.row(a), world.now)
+    record = world.node.record(world.managed(a), world.now)
     assert (record.group, record.home_group, record.gpus) == ("G1", "G0", (1,))
     activated = world.last(SeatActivated)
     assert isinstance(activated, SeatActivated)
@@ -129,16 +129,16 @@ def test_a_free_group_takes_it_at_once(world: World, a: str, b: str, c: str) -> 
     world.finish()
     assert world.state(c) is S.PARKED
     demand(world, a, b)
-    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.MIGRATING, "G1", True)
+    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.MIGRATING, "G1", True)
     assert world.job().park == ()
 
 
 def test_what_a_move_costs_is_learned_apart_from_activating(world: World, a: str, b: str) -> None:
-    before = world.row(a).activate_seconds
-    assert looking.seat_view(world.board, world.row(a), world.now, on=world.groups[1]).move_seconds == 3.0
+    before = world.managed(a).durable.costs.activate_seconds
+    assert view.seat_view(world.node, world.managed(a), world.now, on=world.groups[1]).move_seconds == 3.0
     world.progress(move(world, a, b))
-    assert world.row(a).activate_seconds == before
-    assert world.board.move_seconds < 3.0
+    assert world.managed(a).durable.costs.activate_seconds == before
+    assert world.node.move_seconds < 3.0
 
 
 def test_a_moved_seat_is_parked_where_it_is_and_is_pulled_home_again(world: World, a: str, b: str, c: str) -> None:
@@ -152,7 +152,7 @@ def test_a_moved_seat_is_parked_where_it_is_and_is_pulled_home_again(world: Worl
     job = world.job()
     assert [target.gpus for target in job.park] == [("GPU-1",)]
     world.progress(job)
-    assert (world.state(a), world.row(a).group.name, world.state(c)) == (S.PARKED, "G1", S.ACTIVE)
+    assert (world.state(a), world.managed(a).group.name, world.state(c)) == (S.PARKED, "G1", S.ACTIVE)
 
     world.traffic(c, in_flight=3)
     world.tick(20)
@@ -161,13 +161,13 @@ def test_a_moved_seat_is_parked_where_it_is_and_is_pulled_home_again(world: Worl
     assert world.state(b) is S.DRAINING
     world.quiet(b)
     world.progress(world.job())
-    assert (world.state(a), world.row(a).group.name, world.row(a).moved) == (S.ACTIVE, "G0", False)
+    assert (world.state(a), world.managed(a).group.name, world.moved(a)) == (S.ACTIVE, "G0", False)
 
 
 def test_a_container_that_starts_anew_starts_at_home(world: World, a: str, b: str) -> None:
     world.progress(move(world, a, b))
     world.exit(a)
-    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.BACKOFF, "G0", False)
+    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.BACKOFF, "G0", False)
     world.traffic(a)
     world.call(a)
     assert world.state(a) is S.WAITING
@@ -177,12 +177,12 @@ def test_a_deleted_pod_holds_the_group_that_it_moved_to(world: World, a: str, b:
     world.progress(move(world, a, b))
     world.pods[a] = replace(world.pods[a], deleting=True)
     world.look()
-    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.RELEASING, "G1", True)
+    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.RELEASING, "G1", True)
     del world.pods[a]
     world.look()
     world.look()
     world.end_processes(a)
-    assert (world.state(a), world.row(a).group.name) == (S.FREE, "G0")
+    assert (world.state(a), world.managed(a).group.name) == (S.FREE, "G0")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_what_cannot_move_is_not_offered_and_says_why(world: World, a: str, b: s
     world.look()
     demand(world, a, b)
     assert (world.state(c) is S.DRAINING) == (how == "")
-    assert why in showing.record(world.board, world.row(a), world.now).fixed
+    assert why in world.node.record(world.managed(a), world.now).fixed
 
 
 def test_groups_that_do_not_rebalance_keep_their_seats(a: str) -> None:
@@ -206,44 +206,42 @@ def test_groups_that_do_not_rebalance_keep_their_seats(a: str) -> None:
     world.tick(20)
     demand(world, world.seat(0, 0), b)
     assert world.state(c) is S.ACTIVE
-    assert showing.record(world.board, world.row(b), world.now).fixed == ""
+    assert world.node.record(world.managed(b), world.now).fixed == ""
 
 
 def test_a_refused_move_is_remembered_and_the_seat_comes_back_at_home(world: World, a: str, b: str, c: str) -> None:
     job = move(world, a, b)
     reported(world, job, a, "parked", move_refused="seat", reason=RESTORED)
-    assert (world.state(a), world.row(a).group.name) == (S.PARKED, "G0")
-    assert showing.record(world.board, world.row(a), world.now).fixed == RESTORED
-    assert world.board.pause_until.get("G1", 0.0) <= world.wall  # nothing is wrong with that group
+    assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G0")
+    assert world.node.record(world.managed(a), world.now).fixed == RESTORED
+    assert world.node.groups["G1"].backoff.until <= world.wall  # nothing is wrong with that group
 
     world.tick(5)
     world.beat()
-    assert "G1" not in world.board.operations
+    assert "G1" not in world.node.switches
     world.traffic(b)
     world.tick(5)
     world.beat()
     world.quiet(b)
     world.progress(world.job())
-    assert (world.state(a), world.row(a).group.name) == (S.ACTIVE, "G0")
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G0")
 
     restarted(world, a="GPU-0 active", b="GPU-0 parked", c="GPU-1 parked")
-    assert world.row(a).fixed == RESTORED
+    assert world.managed(a).durable.fixed == RESTORED
 
 
 def test_a_driver_that_cannot_move_at_all_is_asked_once(world: World, a: str, b: str) -> None:
     reason = "restoring to another GPU needs driver 580 or newer, this is 570.1"
     reported(world, move(world, a, b), a, "parked", move_refused="node", reason=reason)
-    assert {showing.record(world.board, row, world.now).fixed for row in world.board.rows.values() if row.pod} == {
-        reason
-    }
+    assert {world.node.record(row, world.now).fixed for row in world.node.seats.values() if row.pod} == {reason}
 
 
 def test_a_seat_that_was_lost_on_the_way_is_not_moved_again(world: World, a: str, b: str) -> None:
     reported(world, move(world, a, b), a, "lost", reason="restore: OUT_OF_MEMORY")
-    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.LOST, "G1", True)
+    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.LOST, "G1", True)
     world.end_processes(a)
-    assert (world.state(a), world.row(a).group.name) == (S.WAITING, "G0")
-    assert world.row(a).fixed
+    assert (world.state(a), world.managed(a).group.name) == (S.WAITING, "G0")
+    assert world.managed(a).durable.fixed
 
 
 def test_its_own_group_is_free_first_and_the_drain_elsewhere_is_called_off(
@@ -252,18 +250,18 @@ def test_its_own_group_is_free_first_and_the_drain_elsewhere_is_called_off(
     demand(world, a, b)
     assert world.state(c) is S.DRAINING
     world.exit(b)
-    assert (world.state(a), world.row(a).group.name) == (S.ACTIVATING, "G0")
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVATING, "G0")
     assert world.state(c) is S.ACTIVE
-    assert set(world.board.operations) == {"G0"}
+    assert set(world.node.switches) == {"G0"}
 
 
 def test_two_groups_do_not_bring_back_the_same_seat(world: World, a: str, b: str, c: str) -> None:
     move(world, a, b)
     world.exit(b)
     assert (world.state(a), world.state(c)) == (S.PARKED, S.PARKING)
-    assert set(world.board.operations) == {"G1"}
+    assert set(world.node.switches) == {"G1"}
     world.progress(world.job())
-    assert (world.state(a), world.row(a).group.name) == (S.ACTIVE, "G1")
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G1")
 
 
 def asked_for_another(world: World, a: str, b: str) -> tuple[str, SwitchJob, RetargetJob]:
@@ -277,7 +275,7 @@ def asked_for_another(world: World, a: str, b: str) -> tuple[str, SwitchJob, Ret
     world.tick(5)
     assert (world.state(a), world.state(b), world.state(x)) == (S.PARKED, S.PARKED, S.ACTIVE)
     job = move(world, a, x)
-    world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+    world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
     world.traffic(b, waiting=1, oldest=500.0)
     asked = world.last(RetargetJob)
     assert isinstance(asked, RetargetJob)
@@ -289,34 +287,38 @@ def asked_for_another(world: World, a: str, b: str) -> tuple[str, SwitchJob, Ret
 def test_who_was_named_to_the_checkpointer_meanwhile_is_nobody_elses_winner(world: World, a: str, b: str) -> None:
     x, job, asked = asked_for_another(world, a, b)
     world.exit(x)  # G0 is free, and both who wait may be on their way to G1
-    assert set(world.board.operations) == {"G1"}
+    assert set(world.node.switches) == {"G1"}
     assert (world.state(a), world.state(b)) == (S.PARKED, S.PARKED)
     told = status(job.model_copy(update={"activate": asked.activate}))
-    world.hear(JobProgress(cause="c", node="n1", status=told))
-    assert (world.state(b), world.row(b).group.name) == (S.ACTIVE, "G1")
-    assert (world.state(a), world.row(a).group.name) == (S.ACTIVATING, "G0")
+    world.receive(JobProgress(cause="c", node="n1", status=told))
+    assert (world.state(b), world.managed(b).group.name) == (S.ACTIVE, "G1")
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVATING, "G0")
 
 
 def test_who_had_the_gpus_already_gives_them_to_the_one_that_comes_instead(world: World, a: str, b: str) -> None:
     """The park is reported with the first winner while the second one's name is on its way into the journal."""
     _, job, asked = asked_for_another(world, a, b)
     world.progress(job, "parked", "pending", done=False)
-    assert (world.state(a), world.row(a).lease) == (S.MIGRATING, True)
+    assert (world.state(a), world.managed(a).lease) == (S.MIGRATING, True)
     instead = job.model_copy(update={"activate": asked.activate})
-    world.hear(Retargeted(job.op, JobReply(accepted=True, jobs=(status(instead, "parked", "pending", done=False),))))
-    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.PARKED, "G0", False)
+    world.receive(
+        RetargetAnswered(job.op, JobReply(accepted=True, jobs=(status(instead, "parked", "pending", done=False),)))
+    )
+    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.PARKED, "G0", False)
     world.progress(instead)
-    assert (world.state(b), world.row(b).group.name) == (S.ACTIVE, "G1")
-    assert "G1" not in world.board.operations
+    assert (world.state(b), world.managed(b).group.name) == (S.ACTIVE, "G1")
+    assert "G1" not in world.node.switches
 
 
 def test_a_group_with_a_foreign_process_lets_its_seats_go_elsewhere(world: World, a: str, b: str, c: str) -> None:
-    world.hear(StrangersSeen((Stranger("GPU-0", 4711, "python3"),)))
+    world.receive(ForeignProcessesSeen((ForeignProcess("GPU-0", 4711, "python3"),)))
     world.traffic(b)
-    assert showing.record(world.board, world.row(a), world.now).blocked == ""
+    assert world.node.record(world.managed(a), world.now).blocked == ""
     demand(world, a, b)
     assert world.state(c) is S.DRAINING
-    world.hear(StrangersSeen((Stranger("GPU-0", 4711, "python3"), Stranger("GPU-1", 4712, "python3"))))
+    world.receive(
+        ForeignProcessesSeen((ForeignProcess("GPU-0", 4711, "python3"), ForeignProcess("GPU-1", 4712, "python3")))
+    )
     world.quiet(c)
     assert world.state(c) is S.PARKING
 
@@ -337,36 +339,36 @@ def test_a_manager_that_dies_before_the_job_was_sent_finds_it_parked_where_it_wa
     world.progress(world.job(), "parked", "started", done=False)
     assert world.state(a) is S.MIGRATING
     restarted(world, a="GPU-0 parked", b="GPU-0 active", c="GPU-1 parked")
-    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.PARKED, "G0", False)
+    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.PARKED, "G0", False)
 
 
 def test_a_manager_that_dies_in_the_middle_goes_on_with_the_move(world: World, a: str, b: str, c: str) -> None:
     job = move(world, a, b)
     world.progress(job, "parked", "started", done=False)
     restarted(world, status(job, "parked", "started", done=False), b="GPU-0 active")
-    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.MIGRATING, "G1", True)
+    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.MIGRATING, "G1", True)
     assert world.state(c) is S.PARKED
     reported(world, job, a, "parked", reason="room: GPU-1 is full")
-    assert (world.state(a), world.row(a).group.name) == (S.PARKED, "G0")
+    assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G0")
 
 
 def test_a_manager_that_dies_while_the_victim_is_parked_goes_on_with_both(world: World, a: str, b: str, c: str) -> None:
     job = move(world, a, b)
     restarted(world, status(job, "started", "pending", done=False), a="GPU-0 parked", b="GPU-0 active")
-    assert (world.state(a), world.row(a).group.name) == (S.PARKED, "G0")
-    assert (world.state(c), world.row(c).group.name, world.row(c).lease) == (S.PARKING, "G1", True)
+    assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G0")
+    assert (world.state(c), world.managed(c).group.name, world.managed(c).lease) == (S.PARKING, "G1", True)
     world.progress(job)
-    assert (world.state(a), world.row(a).group.name) == (S.ACTIVE, "G1")
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G1")
 
 
 @pytest.mark.parametrize("ledger", ["kept", "lost"])
 def test_what_moved_while_nobody_looked_is_where_its_memory_is(world: World, a: str, b: str, ledger: str) -> None:
     move(world, a, b)
     if ledger == "lost":
-        for row in world.board.rows.values():
-            row.pod = None
+        for row in world.node.seats.values():
+            row.owner.pod = None
     restarted(world, a="GPU-1 active", b="GPU-0 active", c="GPU-1 parked")
-    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.ACTIVE, "G1", True)
+    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.ACTIVE, "G1", True)
     assert world.state(b) is S.ACTIVE
 
 
@@ -377,7 +379,7 @@ def test_a_seat_that_was_parked_and_then_moved_is_in_two_jobs_and_the_later_coun
     earlier = SwitchJob(cause="c", node="n1", epoch=job.epoch - 1, op="G0-x", group="G0", park=(job.activate,))  # type: ignore[arg-type]
     jobs = (status(job, "parked", "started", done=False), status(earlier, "parked", done=False))
     restarted(world, *jobs, b="GPU-0 active")
-    assert (world.state(a), world.row(a).group.name, world.row(a).lease) == (S.MIGRATING, "G1", True)
+    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.MIGRATING, "G1", True)
 
 
 def test_gpus_of_no_group_any_more_are_remembered_for_the_seat_that_is_on_them() -> None:
@@ -405,17 +407,17 @@ def back_while_its_successor_comes(world: World, a: str, b: str, c: str) -> None
     world.traffic(a, waiting=2, oldest=1.0)
     world.quiet(b)
     slow = world.job()
-    world.hear(JobAnswered(slow.op, slow.epoch, JobReply(accepted=True)))
+    world.receive(JobAnswered(slow.op, slow.epoch, JobReply(accepted=True)))
     world.progress(slow, "parked", "started", done=False)
     world.traffic(b, waiting=1)
     world.quiet(c)
     world.progress(world.job())
-    assert (world.state(b), world.row(b).group.name) == (S.ACTIVE, "G1")
+    assert (world.state(b), world.managed(b).group.name) == (S.ACTIVE, "G1")
     world.traffic(b)
     world.tick(5)
     world.beat()
     world.traffic(c, waiting=1)
-    assert (world.state(a), world.state(b), slow.group in world.board.operations) == (S.ACTIVATING, S.DRAINING, True)
+    assert (world.state(a), world.state(b), slow.group in world.node.switches) == (S.ACTIVATING, S.DRAINING, True)
 
 
 def test_a_seat_leaves_again_although_its_successor_at_home_is_not_there_yet(
@@ -436,7 +438,7 @@ def test_its_pod_may_go_meanwhile(world: World, a: str, b: str, c: str) -> None:
     world.look()
 
     assert world.state(b) is S.RELEASING
-    assert "G1" not in world.board.operations
+    assert "G1" not in world.node.switches
     world.tick(100)
 
 
@@ -449,7 +451,7 @@ def test_other_groups_look_when_more_wait_and_not_at_every_signal(world: World, 
             looked.append(view.group)
             return Stay(None, "")
 
-    world.board.policy = Looks()
+    world.configure(policy=Looks())
     for seat, waiting in ((a, 2), (a, 2), (b, 0), (b, 0), (a, 3)):
         world.traffic(seat, waiting=waiting, in_flight=int(seat == b))
         looked.append(";")
@@ -462,9 +464,9 @@ def test_a_move_that_fails_again_and_again_leaves_the_group_to_its_own_seats(
 ) -> None:
     """The one that waits longest would be tried first each time, and pause the group with each failure."""
     reported(world, move(world, a, b), a, "parked", reason="it took too long")
-    assert (world.state(a), world.row(a).group.name, world.row(a).fixed) == (S.PARKED, "G0", "")
+    assert (world.state(a), world.managed(a).group.name, world.managed(a).durable.fixed) == (S.PARKED, "G0", "")
     world.tick(1.0)
-    assert "G1" not in world.board.operations
+    assert "G1" not in world.node.switches
 
     world.traffic(c, waiting=1)
     assert world.state(c) is S.ACTIVATING
@@ -474,14 +476,14 @@ def test_a_move_that_fails_again_and_again_leaves_the_group_to_its_own_seats(
     world.router("router-0")
     demand(world, a, b)
     world.tick(1.0)
-    assert world.board.operations["G1"].winner == a, "later it is tried again"
+    assert world.node.switches["G1"].incoming == a, "later it is tried again"
 
 
 @pytest.mark.parametrize("how", ["wish", "pin"])
 def test_an_operators_wish_is_met_on_another_group_while_its_own_is_busy(
     world: World, a: str, b: str, c: str, how: str
 ) -> None:
-    world.board.policy = KybBalanced()
+    world.configure(policy=KybBalanced())
     world.beat()
     world.command(PinSeat, b)
     world.traffic(b, in_flight=3)
@@ -492,7 +494,7 @@ def test_an_operators_wish_is_met_on_another_group_while_its_own_is_busy(
     assert world.state(c) is S.DRAINING
     world.quiet(c)
     world.progress(world.job())
-    assert (world.state(a), world.row(a).group.name, world.state(b)) == (S.ACTIVE, "G1", S.ACTIVE)
+    assert (world.state(a), world.managed(a).group.name, world.state(b)) == (S.ACTIVE, "G1", S.ACTIVE)
 
 
 @pytest.mark.parametrize("lost_before", [False, True])
@@ -502,15 +504,13 @@ def test_who_was_named_to_the_checkpointer_and_refused_is_free_for_others(
     """Unless it was named before, and whether that was heard is not known."""
     x, job, asked = asked_for_another(world, a, b)
     if lost_before:
-        world.hear(Retargeted(job.op, None))
+        world.receive(RetargetAnswered(job.op, None))
         world.tick(1.0)
         assert world.last(RetargetJob) is not asked
-    world.hear(Retargeted(job.op, JobReply(accepted=False, code="too-late")))
+    world.receive(RetargetAnswered(job.op, JobReply(accepted=False, code="too-late")))
     world.exit(x)  # G0 is free
-    assert (world.state(b), "G0" in world.board.operations) == (
-        (S.PARKED, False) if lost_before else (S.ACTIVATING, True)
-    )
+    assert (world.state(b), "G0" in world.node.switches) == ((S.PARKED, False) if lost_before else (S.ACTIVATING, True))
     world.progress(job)
     world.tick(1.0)
-    assert (world.state(a), world.row(a).group.name) == (S.ACTIVE, "G1")
-    assert (world.state(b), world.row(b).group.name) == (S.ACTIVATING, "G0")
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G1")
+    assert (world.state(b), world.managed(b).group.name) == (S.ACTIVATING, "G0")

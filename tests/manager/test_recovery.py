@@ -4,34 +4,34 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import JobReply, KillJob, ReleaseJob, SeatActivated, SeatProgress, SeatQuarantined
+from kybernate.messages import AskJobs, JobReply, KillJob, ReleaseJob, SeatActivated, SeatProgress, SeatQuarantined
 from kybernate.seat import SeatState as S
-from services.gpu_manager import recovery, showing
-from services.gpu_manager.inputs import BusChanged, Recovered, Ticket
+from services.gpu_manager import recovery
+from services.gpu_manager.inputs import BusChanged, Recovered, RecoveryBegun, StartTicket
 from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
 from tests.manager.world import World, status
 
 
 def restart(world: World, *, ledger: Ledger | None = None, jobs: tuple[object, ...] = (), **outcomes: str) -> None:
     """The manager dies and comes back; ``outcomes`` is what the checkpointer sees, by model (default: as it is)."""
-    kept = showing.ledger(world.board, "boot") if ledger is None else ledger
+    kept = recovery.ledger(world.node, "boot") if ledger is None else ledger
     kept = Ledger.model_validate_json(kept.model_dump_json())
-    old = world.board
+    old = world.node
     world.board = world.new_board()
     world.wall += 1
-    pods = tuple(world.pods.values())
-    targets = recovery.targets(world.board, kept, pods)
+    begun = RecoveryBegun(world.owners(), kept)
+    question = next(effect for effect in world.board.handle(begun, world.now) if isinstance(effect, AskJobs))
     seen = []
-    for target in targets:
-        row = old.rows[target.seat]
+    for target in question.targets:
+        row = old.seats[target.seat]
         default = "parked" if row.state in (S.PARKED, S.ACTIVATING) else "active"
         outcome = outcomes.get(row.model, default)
         seen.append(
             SeatProgress(seat=target.seat, pod_uid=target.pod_uid, container_id=target.container_id, outcome=outcome)  # type: ignore[arg-type]
         )
     reply = JobReply(accepted=True, highest_epoch=7, jobs=jobs, seats=tuple(seen))  # type: ignore[arg-type]
-    world.hear(BusChanged(True))
-    world.hear(Recovered(world.owners(), kept, reply))
+    world.receive(BusChanged(True))
+    world.receive(Recovered(world.owners(), kept, reply))
 
 
 def test_seats_at_rest_stay_what_they_were(world: World) -> None:
@@ -40,8 +40,8 @@ def test_seats_at_rest_stay_what_they_were(world: World) -> None:
     restart(world)
 
     assert [world.state(seat) for seat in (a, b, c)] == [S.PARKED, S.PARKED, S.ACTIVE]
-    assert [world.row(seat).lease for seat in (a, b, c)] == [False, False, True]
-    assert all(world.row(seat).started for seat in (a, b, c))
+    assert [world.managed(seat).lease for seat in (a, b, c)] == [False, False, True]
+    assert all(world.managed(seat).durable.started for seat in (a, b, c))
 
 
 def test_a_drain_that_nobody_remembers_is_over_and_says_so_with_a_higher_epoch(world: World) -> None:
@@ -49,7 +49,7 @@ def test_a_drain_that_nobody_remembers_is_over_and_says_so_with_a_higher_epoch(w
     world.tick(10)
     world.traffic(a, waiting=1)
     assert world.state(b) is S.DRAINING
-    closed = world.row(b).epoch
+    closed = world.managed(b).epoch
 
     restart(world)
 
@@ -74,7 +74,7 @@ def test_an_unfinished_job_is_adopted_and_ends_as_usual(world: World, half: str)
     world.progress(job)
 
     assert (world.state(b), world.state(a)) == (S.PARKED, S.ACTIVE)
-    assert not world.board.operations
+    assert not world.node.switches
 
 
 def test_a_job_that_ended_meanwhile_is_known_by_its_evidence(world: World) -> None:
@@ -94,7 +94,7 @@ def test_a_lost_ledger_loses_no_seat(world: World) -> None:
     restart(world, ledger=Ledger(), a="parked", b="active")
 
     assert (world.state(a), world.state(b)) == (S.PARKED, S.ACTIVE)
-    assert world.row(b).lease
+    assert world.managed(b).lease
 
 
 def test_two_live_seats_in_one_group_without_a_ledger_are_quarantined(world: World) -> None:
@@ -105,7 +105,7 @@ def test_two_live_seats_in_one_group_without_a_ledger_are_quarantined(world: Wor
     world.tick(100)
 
     assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.QUARANTINED)
-    assert "delete the pods" in world.row(a).reason
+    assert "delete the pods" in world.managed(a).reason
 
 
 def test_a_process_that_died_meanwhile_holds_nothing(world: World) -> None:
@@ -146,10 +146,10 @@ def test_a_taken_ticket_is_not_mistaken_for_a_new_call_after_a_restart(world: Wo
     world.calls = stale
     from services.gpu_manager.inputs import StartCalls
 
-    world.hear(StartCalls(stale))
+    world.receive(StartCalls(stale))
 
     assert world.state(seat) is S.ACTIVE
-    assert sum(isinstance(effect, Ticket) for effect in world.said) == 1
+    assert sum(isinstance(effect, StartTicket) for effect in world.effects) == 1
 
 
 def test_a_pod_that_left_while_nobody_looked_is_released(world: World) -> None:
@@ -158,12 +158,14 @@ def test_a_pod_that_left_while_nobody_looked_is_released(world: World) -> None:
 
     restart(world)
     assert world.state(b) is S.RELEASING
-    assert world.row(b).lease
+    assert world.managed(b).lease
     from kybernate.messages import JobReply as Reply
-    from services.gpu_manager.inputs import JobsTold
+    from services.gpu_manager.inputs import JobsReported
 
-    gone = SeatProgress(seat=b, pod_uid="uid-b", container_id=world.row(b).container_id or "", outcome="gone")
-    world.hear(JobsTold(Reply(accepted=True, seats=(gone,))))
+    gone = SeatProgress(
+        seat=b, pod_uid="uid-b", container_id=world.managed(b).durable.container_id or "", outcome="gone"
+    )
+    world.receive(JobsReported(Reply(accepted=True, seats=(gone,))))
 
     assert world.state(b) is S.FREE
 
@@ -176,16 +178,16 @@ def test_operators_pins_survive(world: World) -> None:
 
     restart(world)
 
-    assert world.row(a).is_pinned
+    assert world.managed(a).pinned
 
 
 def test_nothing_is_decided_before_the_evidence_is_in(world: World) -> None:
     fresh = World()
-    fresh.hear(BusChanged(True))
+    fresh.receive(BusChanged(True))
     fresh.pod(fresh.seat(0, 0), "a")
     fresh.call(fresh.seat(0, 0))
 
-    assert not any(isinstance(effect, Ticket) for effect in fresh.said)
+    assert not any(isinstance(effect, StartTicket) for effect in fresh.effects)
 
 
 class TestLedgerFile:
@@ -240,7 +242,7 @@ def test_a_lost_seat_is_killed_again_after_a_restart(world: World) -> None:
 
     kill = world.last(KillJob)
     assert isinstance(kill, KillJob)
-    assert (kill.target.seat, kill.epoch) == (b, world.row(b).epoch)
+    assert (kill.target.seat, kill.epoch) == (b, world.managed(b).epoch)
 
 
 def test_a_parked_seat_whose_pod_was_deleted_meanwhile_is_thawed(world: World) -> None:
@@ -249,10 +251,10 @@ def test_a_parked_seat_whose_pod_was_deleted_meanwhile_is_thawed(world: World) -
 
     restart(world)
 
-    assert (world.state(a), world.row(a).lease) == (S.RELEASING, False)
+    assert (world.state(a), world.managed(a).lease) == (S.RELEASING, False)
     release = world.last(ReleaseJob)
     assert isinstance(release, ReleaseJob)
-    assert (release.target.seat, release.epoch) == (a, world.row(a).epoch)
+    assert (release.target.seat, release.epoch) == (a, world.managed(a).epoch)
 
 
 def test_both_seats_of_an_adopted_job_are_no_conflict(world: World) -> None:
@@ -265,10 +267,10 @@ def test_both_seats_of_an_adopted_job_are_no_conflict(world: World) -> None:
     restart(world, jobs=(status(job, "started", "pending", done=False),), a="started", b="started")
 
     assert (world.state(b), world.state(a)) == (S.PARKING, S.PARKED)
-    assert not world.row(a).conflict
-    assert not world.row(b).conflict
-    assert not world.row(b).reason
-    assert not any(isinstance(event, SeatQuarantined) for event in world.said)
+    assert not world.managed(a).conflict
+    assert not world.managed(b).conflict
+    assert not world.managed(b).reason
+    assert not any(isinstance(event, SeatQuarantined) for event in world.effects)
 
 
 def test_a_router_that_the_last_manager_knew_must_still_say_that_it_is_quiet(world: World) -> None:

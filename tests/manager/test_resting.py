@@ -5,10 +5,10 @@ import pytest
 from kybernate.messages import JobReply, PinSeat
 from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
-from services.gpu_manager import showing, telling
-from services.gpu_manager.brain import Brain
+from services.gpu_manager import switch
+from services.gpu_manager.http import why_answer
 from services.gpu_manager.inputs import JobAnswered
-from services.gpu_manager.thinking import Thinking
+from services.gpu_manager.live_policy import GuardedPolicy, LivePolicy
 from tests.manager.world import World, make_group
 
 
@@ -37,16 +37,16 @@ def live(world: World, broken: str, seconds: int, *, refused: bool = False) -> t
             if seat != broken:
                 active = world.state(seat) is S.ACTIVE
                 world.traffic(seat, waiting=int(not active), in_flight=int(active))
-        for operation in list(world.board.operations.values()):
-            if operation.phase == "draining" and operation.victim:
-                world.quiet(operation.victim)
-            job = world.job_of(operation.op)
+        for under_way in list(world.node.switches.values()):
+            if under_way.phase == "draining" and under_way.victim:
+                world.quiet(under_way.victim)
+            job = world.job_of(under_way.op)
             fails = job.activate is not None and job.activate.seat == broken
             tries += fails
             if fails and refused:
-                world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=False, code="unsupported", reason="no")))
+                world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=False, code="unsupported", reason="no")))
             else:
-                world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+                world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
                 world.progress(job, activate="parked" if fails else "active")
         served += any(world.state(seat) is S.ACTIVE for seat in world.groups[0].seat_ids[:2] if seat != broken)
     return served, tries
@@ -65,33 +65,33 @@ def test_a_pinned_seat_that_never_comes_back_does_not_shut_the_others_out(
 def test_alone_it_is_tried_for_as_long_as_the_group_pauses(world: World, a: str, b: str) -> None:
     """Its rest is for others. Nobody else has anything to do here, and the GPU would stand idle."""
     live(world, a, 200)
-    assert world.row(a).failed > 5
+    assert world.managed(a).backoff.activation.count > 5
     world.traffic(b)
     tries = 0
     for _ in range(200):
         world.tick(1)
         world.beat()
-        for operation in list(world.board.operations.values()):
-            if operation.phase == "draining" and operation.victim:
-                world.quiet(operation.victim)
-            job = world.job_of(operation.op)
+        for under_way in list(world.node.switches.values()):
+            if under_way.phase == "draining" and under_way.victim:
+                world.quiet(under_way.victim)
+            job = world.job_of(under_way.op)
             tries += job.activate is not None
-            world.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+            world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
             world.progress(job, activate="parked")
     assert 200 / 32 <= tries <= 20
 
 
 def test_it_says_so(world: World, a: str) -> None:
     live(world, a, 60)
-    row = world.row(a)
-    assert row.failed >= 3
-    text = showing.record(world.board, row, world.now).blocked
-    assert f"did not come back {row.failed} times in a row; others go first for" in text
+    row = world.managed(a)
+    assert row.backoff.activation.count >= 3
+    text = world.node.record(row, world.now).blocked
+    assert f"did not come back {row.backoff.activation.count} times in a row; others go first for" in text
     assert "made parked" in text, "the checkpointer's reason"
-    thinking = Thinking(Brain("kyb-balanced", KybBalanced()))
+    thinking = LivePolicy(GuardedPolicy("kyb-balanced", KybBalanced()))
     (seen,) = [
         seat
-        for group in telling.why(world.board, thinking, world.now)["groups"]
+        for group in why_answer(world.node, thinking, world.now)["groups"]
         for seat in group["seats"]
         if seat["seat"] == a
     ]
@@ -100,30 +100,30 @@ def test_it_says_so(world: World, a: str) -> None:
 
 def test_an_operator_who_asks_for_it_has_it_tried_now(world: World, a: str, b: str) -> None:
     live(world, a, 60)
-    row = world.row(a)
-    world.tick(row.rests_until - world.wall - 10)
+    row = world.managed(a)
+    world.tick(row.backoff.activation.until - world.wall - 10)
     world.beat()
     assert world.state(b) is S.ACTIVE
     world.wish(a)
-    assert world.board.operations["G0"].winner == a
+    assert world.node.switches["G0"].incoming == a
 
 
 def test_who_serves_again_begins_anew(world: World, a: str) -> None:
     live(world, a, 60)
-    row = world.row(a)
-    world.wall = max(world.wall, row.rests_until)
+    row = world.managed(a)
+    world.wall = max(world.wall, row.backoff.activation.until)
     world.beat()
     world.tick(1)
     world.finish()
     assert world.state(a) is S.ACTIVE
-    assert (row.failed, showing.blocked(world.board, row, world.now)) == (0, "")
+    assert (row.backoff.activation.count, world.node.blocked(row, world.now)) == (0, "")
 
 
 def test_a_group_that_has_failed_all_day_is_still_tried(world: World) -> None:
     """The pause doubles; after a thousand times the number was too large to compute with."""
     for _ in range(1100):
-        world.board.failed("G0", world.now)
-    assert world.board.pause_until["G0"] == world.wall + 30.0
+        switch._back_off_group(world.node, "G0", world.now)
+    assert world.node.groups["G0"].backoff.until == world.wall + 30.0
 
 
 def test_a_pin_of_an_operator_counts_like_the_pods_own(world: World, a: str, b: str) -> None:
@@ -141,13 +141,13 @@ def test_where_one_holder_cannot_be_parked_another_one_leaves() -> None:
     (waits,) = [seat for seat in seats if world.state(seat) is S.PARKED]
     world.tick(20)
     world.traffic(waits, waiting=1)
-    stuck = world.board.operations["G"].victim or ""
+    stuck = world.node.switches["G"].victim or ""
     (other,) = {*seats} - {stuck, waits}
     for _ in range(30):
-        for operation in list(world.board.operations.values()):
-            assert operation.victim is not None
-            world.quiet(operation.victim)
-            fails = operation.victim == stuck
+        for under_way in list(world.node.switches.values()):
+            assert under_way.victim is not None
+            world.quiet(under_way.victim)
+            fails = under_way.victim == stuck
             world.progress(world.job(), "active" if fails else "parked", "pending" if fails else "active")
         world.tick(1)
         world.beat()

@@ -10,8 +10,8 @@ from kybernate.bus.port import Bucket
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import SeatState
-from services.gpu_manager.inputs import Stranger, StrangersSeen
-from services.gpu_manager.roster_writer import RosterWriter
+from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen
+from services.gpu_manager.publish import RosterWriter
 from tests.bus.worlds import within
 from tests.manager.world import World
 from tests.until import until
@@ -21,11 +21,11 @@ from tests.until import until
 async def writing(world: World) -> AsyncIterator[Bucket]:
     """The roster of this world's board, compared all the time."""
 
-    async def hear(_: object) -> None:
+    async def receive(_: object) -> None:
         return None
 
     async with MemoryBus.connect(MemoryServer()) as bus:
-        writer = RosterWriter(bus, lambda: world.now, world.board, hear, compare_seconds=0.02)
+        writer = RosterWriter(bus, lambda: world.now, world.node, receive, compare_seconds=0.02)
         writer.all_changed()
         task = asyncio.create_task(writer.run())
         try:
@@ -56,7 +56,7 @@ async def test_what_another_one_wrote_is_put_right_and_said() -> None:
     world.boot()
     seat, free = world.seat(0, 0), world.seat(0, 1)
     world.serve(seat, "m")
-    node = world.board.node
+    node = world.node.name
     key, unused, strange = seat_key(node, seat), seat_key(node, free), seat_key(node, "nobody")
     async with writing(world) as bucket:
         await until_state(bucket, key, SeatState.ACTIVE)
@@ -87,11 +87,11 @@ async def test_a_change_under_way_is_no_difference() -> None:
     world.boot()
     seat = world.seat(0, 0)
     world.serve(seat, "m")
-    key = seat_key(world.board.node, seat)
+    key = seat_key(world.node.name, seat)
     with structlog.testing.capture_logs() as logs:
         async with writing(world) as bucket:
             await until_state(bucket, key, SeatState.ACTIVE)
-            strange = seat_key(world.board.node, "nobody")
+            strange = seat_key(world.node.name, "nobody")
             await bucket.put(strange, b"{}")  # once it is gone, the whole roster was compared
             while await bucket.get(strange) is not None:
                 await asyncio.sleep(0.005)
@@ -101,16 +101,16 @@ async def test_a_change_under_way_is_no_difference() -> None:
 async def test_a_manager_that_has_not_recovered_leaves_the_rows_of_its_seats_alone() -> None:
     """Its bus comes before it has recovered: all seats look free to it, and rows of free seats are deleted."""
 
-    async def hear(_: object) -> None:
+    async def receive(_: object) -> None:
         return None
 
     world = World()
-    key = seat_key(world.board.node, world.seat(0, 0))
+    key = seat_key(world.node.name, world.seat(0, 0))
     async with MemoryBus.connect(MemoryServer()) as bus:
         bucket = await bus.bucket(BUCKET)
         await bucket.put(key, b"by the manager before")
         bus.cut()
-        writer = RosterWriter(bus, lambda: world.now, world.board, hear)
+        writer = RosterWriter(bus, lambda: world.now, world.node, receive)
         task = asyncio.create_task(writer.run())
         await asyncio.sleep(0)  # it listens to the bus now
         bus.restore()
@@ -128,20 +128,20 @@ async def test_what_blocks_a_seat_is_written_when_it_begins_and_when_it_ends_wit
     world.boot()
     seat = world.seat(0, 0)
     world.serve(seat, "m")
-    key = seat_key(world.board.node, seat)
+    key = seat_key(world.node.name, seat)
 
-    async def hear(_: object) -> None:
+    async def receive(_: object) -> None:
         return None
 
     async with MemoryBus.connect(MemoryServer()) as bus:
-        writer = RosterWriter(bus, lambda: world.now, world.board, hear)
+        writer = RosterWriter(bus, lambda: world.now, world.node, receive)
         writer.all_changed()
         task = asyncio.create_task(writer.run())
         try:
             bucket = await bus.bucket(BUCKET)
             await until_state(bucket, key, SeatState.ACTIVE)
-            for strangers in ((Stranger("GPU-0", 7, "python3"),), ()):
-                world.hear(StrangersSeen(strangers))
+            for strangers in ((ForeignProcess("GPU-0", 7, "python3"),), ()):
+                world.receive(ForeignProcessesSeen(strangers))
                 writer.refresh()
                 what = "the record names the strangers" if strangers else "the record names no strangers"
                 await until(lambda wanted=bool(strangers): _blocked(bucket, key, wanted), what=what)

@@ -28,25 +28,25 @@ from kybernate.messages import (
 from kybernate.policy import KybBalanced, Policy
 from kybernate.seat import SeatState
 from kybernate.topology import Group, group_key, seat_id
-from services.gpu_manager import looking, showing
+from services.gpu_manager import recovery, view
 from services.gpu_manager.board import Board
 from services.gpu_manager.inputs import (
     BusChanged,
     DrainAnnounced,
     EngineSeen,
     JobAnswered,
-    JobsTold,
+    JobsReported,
     Now,
     PodsSeen,
     Recovered,
-    Retargeted,
+    RetargetAnswered,
     StartCall,
     StartCalls,
+    StartTicket,
     Tick,
-    Ticket,
 )
-from services.gpu_manager.rows import Row
 from services.gpu_manager.seat_pod import Owners, SeatPod
+from services.gpu_manager.state import ManagedSeat, NodeSetup, NodeState
 
 GIB = 2**30
 C = TypeVar("C", bound=Command)
@@ -78,7 +78,7 @@ class World:
     policy: Policy = field(default_factory=KybBalanced)
     warmup: bool = True
     wall: float = 1000.0
-    said: list[object] = field(default_factory=list)
+    effects: list[object] = field(default_factory=list)
     pods: dict[str, SeatPod] = field(default_factory=dict)
     calls: dict[str, StartCall] = field(default_factory=dict)
     started: int = 0
@@ -90,53 +90,65 @@ class World:
         self.board = self.new_board()
 
     def new_board(self) -> Board:
-        return Board(node="n1", groups=self.groups, policy=self.policy, warmup=self.warmup, drain_seconds=60.0)
+        return Board(NodeSetup("n1", self.groups, self.policy, warmup=self.warmup, drain_seconds=60.0))
+
+    @property
+    def node(self) -> NodeState:
+        return self.board.node
+
+    def configure(self, **changes: object) -> None:
+        """Change what the node is configured to be, also in the middle of a test."""
+        self.node.setup = replace(self.node.setup, **changes)  # type: ignore[arg-type]
 
     @property
     def now(self) -> Now:
         return Now(wall=self.wall, model=self.wall, unix=1.8e9 + self.wall)
 
-    def hear(self, message: object) -> list[object]:
+    def receive(self, message: object) -> list[object]:
         effects: list[object] = list(self.board.handle(message, self.now))
-        self.said += effects
-        looking.validate(self.board)
+        self.effects += effects
+        view.validate(self.node)
         return effects
 
     def tick(self, seconds: float = 1.0) -> list[object]:
         self.wall += seconds
-        return self.hear(Tick())
+        return self.receive(Tick())
 
     def seat(self, group: int, number: int) -> str:
         return self.groups[group].seat_ids[number]
 
-    def row(self, seat: str) -> Row:
-        return self.board.rows[seat]
+    def managed(self, seat: str) -> ManagedSeat:
+        return self.node.seats[seat]
+
+    def moved(self, seat: str) -> bool:
+        """Whether the seat is on another group than its home."""
+        return self.managed(seat).group.name != self.managed(seat).home.name
 
     def state(self, seat: str) -> SeatState:
-        return self.board.rows[seat].state
+        return self.node.seats[seat].state
 
     def last(self, kind: type) -> object:
-        return next(effect for effect in reversed(self.said) if isinstance(effect, kind))
+        return next(effect for effect in reversed(self.effects) if isinstance(effect, kind))
 
     def events(self, seat: str) -> list[SeatEvent]:
-        return [effect for effect in self.said if isinstance(effect, SeatEvent) and effect.seat == seat]
+        return [effect for effect in self.effects if isinstance(effect, SeatEvent) and effect.seat == seat]
 
     # --- the node's life ----------------------------------------------------------------------------------------
 
     def boot(self) -> None:
         """A fresh node: bus up, nothing known, one router."""
-        self.hear(BusChanged(True))
-        self.hear(Recovered(Owners(), showing.ledger(self.new_board(), ""), JobReply(accepted=True)))
+        self.receive(BusChanged(True))
+        self.receive(Recovered(Owners(), recovery.ledger(self.new_board().node, ""), JobReply(accepted=True)))
         self.router("router-0")
         self.tick(5.0)
 
     def router(self, name: str, incarnation: str = "a") -> None:
         self.routers[name] = incarnation
-        self.hear(Presence(cause="p", component="router", instance=name, incarnation=incarnation))
+        self.receive(Presence(cause="p", component="router", instance=name, incarnation=incarnation))
 
     def beat(self) -> None:
         for name, incarnation in self.routers.items():
-            self.hear(Presence(cause="p", component="router", instance=name, incarnation=incarnation))
+            self.receive(Presence(cause="p", component="router", instance=name, incarnation=incarnation))
 
     def pod(self, seat: str, model: str, **annotations: str) -> None:
         notes = {"kyb.ai/model": model, "kyb.ai/backend": "fake"} | {
@@ -157,26 +169,26 @@ class World:
         return Owners(tuple(self.pods.values()), frozenset(pod.uid for pod in self.pods.values()))
 
     def look(self) -> list[object]:
-        return self.hear(PodsSeen(self.owners()))
+        return self.receive(PodsSeen(self.owners()))
 
     def call(self, seat: str) -> list[object]:
         """Kubelet asks the start gate for this seat."""
         self.started += 1
         self.calls[seat] = StartCall(f"call-{self.started}", self.now.unix, self.now.unix + 25)
-        return self.hear(StartCalls(dict(self.calls)))
+        return self.receive(StartCalls(dict(self.calls)))
 
     def start(self, seat: str) -> None:
         """The container starts: needs a ticket for its call, which is used up."""
-        ticket = next(e for e in reversed(self.said) if isinstance(e, Ticket) and e.seat == seat)
+        ticket = next(e for e in reversed(self.effects) if isinstance(e, StartTicket) and e.seat == seat)
         assert self.calls[seat].call == ticket.call
         del self.calls[seat]
-        self.hear(StartCalls(dict(self.calls)))
+        self.receive(StartCalls(dict(self.calls)))
         self.started += 1
         self.pods[seat] = replace(self.pods[seat], container_id=f"process://{self.started}", running=True)
         self.look()
 
     def healthy(self, seat: str) -> None:
-        self.hear(EngineSeen(seat, self.row(seat).container_id or "", True))
+        self.receive(EngineSeen(seat, self.managed(seat).durable.container_id or "", True))
 
     def serve(self, seat: str, model: str) -> None:
         """From nothing to active."""
@@ -215,11 +227,11 @@ class World:
         cause: str = "req-1",
         ttl: float = 1e9,
     ) -> None:
-        self.hear(
+        self.receive(
             TrafficSignal(
                 cause=cause,
                 source="router-0",
-                model=self.row(seat).model,
+                model=self.managed(seat).model,
                 seat=seat,
                 waiting=waiting,
                 in_flight=in_flight,
@@ -229,7 +241,7 @@ class World:
         )
 
     def command(self, kind: type[C], seat: str, **extra: object) -> CommandReply:
-        effects = self.hear(kind(cause="op-1", node="n1", seat=seat, **{"actor": "operator", **extra}))
+        effects = self.receive(kind(cause="op-1", node="n1", seat=seat, **{"actor": "operator", **extra}))
         return next(effect for effect in effects if isinstance(effect, CommandReply))
 
     def wish(self, seat: str) -> CommandReply:
@@ -238,23 +250,23 @@ class World:
     # --- a switch, step by step ---------------------------------------------------------------------------------
 
     def announce(self, seat: str) -> None:
-        self.hear(DrainAnnounced(seat, self.row(seat).epoch))
+        self.receive(DrainAnnounced(seat, self.managed(seat).epoch))
 
     def ack(self, seat: str, in_flight: int = 0, router: str = "router-0", epoch: int | None = None) -> None:
-        self.hear(
+        self.receive(
             DrainAck(
                 cause="d",
                 node="n1",
                 seat=seat,
                 instance=router,
                 incarnation=self.routers.get(router, "a"),
-                epoch=self.row(seat).epoch if epoch is None else epoch,
+                epoch=self.managed(seat).epoch if epoch is None else epoch,
                 in_flight=in_flight,
             )
         )
 
     def idle(self, seat: str, running: int | None = 0) -> None:
-        self.hear(EngineSeen(seat, self.row(seat).container_id or "", True, running, asked_at=self.wall))
+        self.receive(EngineSeen(seat, self.managed(seat).durable.container_id or "", True, running, asked_at=self.wall))
 
     def quiet(self, seat: str) -> None:
         """All that a drain needs from the first router: the roster says it, nothing in flight, the engine idle."""
@@ -268,57 +280,57 @@ class World:
         return job
 
     def job_of(self, op: str) -> SwitchJob:
-        job = next(e for e in reversed(self.said) if isinstance(e, SwitchJob) and e.op == op)
+        job = next(e for e in reversed(self.effects) if isinstance(e, SwitchJob) and e.op == op)
         return job.model_copy(update={"activate": self.retargeted[op]}) if op in self.retargeted else job
 
     def answer_retarget(self, op: str, *, accepted: bool | None) -> None:
         """The checkpointer takes the last RetargetJob of a switch, or not; None: it takes it and the answer is lost."""
-        asked = next(e for e in reversed(self.said) if isinstance(e, RetargetJob) and e.op == op)
+        asked = next(e for e in reversed(self.effects) if isinstance(e, RetargetJob) and e.op == op)
         if accepted is not False:
             self.retargeted[op] = asked.activate
         reply = JobReply(accepted=bool(accepted), code="" if accepted else "too-late")
-        self.hear(Retargeted(op, None if accepted is None else reply))
+        self.receive(RetargetAnswered(op, None if accepted is None else reply))
 
     def settle(self) -> None:
         """Only carry on what is under way; what the policy begins anew meanwhile may stay unfinished."""
-        begun = {operation.op for operation in self.board.operations.values()}
+        begun = {switch.op for switch in self.node.switches.values()}
         for _ in range(200):
-            left = [o for o in self.board.operations.values() if o.op in begun]
+            left = [o for o in self.node.switches.values() if o.op in begun]
             if not left:
                 return
             self.tick(0.5)
             self.beat()
-            for operation in left:
-                if operation.phase == "draining" and operation.victim:
-                    self.announce(operation.victim)
-                    self.ack(operation.victim)
-                    self.idle(operation.victim)
-                elif operation.phase == "job":
-                    self.progress(self.job_of(operation.op))
-        raise AssertionError(f"switches that do not end: {self.board.operations}")
+            for switch in left:
+                if switch.phase == "draining" and switch.victim:
+                    self.announce(switch.victim)
+                    self.ack(switch.victim)
+                    self.idle(switch.victim)
+                elif switch.phase == "job":
+                    self.progress(self.job_of(switch.op))
+        raise AssertionError(f"switches that do not end: {self.node.switches}")
 
     def progress(self, job: SwitchJob, park: str = "parked", activate: str = "active", *, done: bool = True) -> None:
-        self.hear(JobProgress(cause=job.cause, node="n1", status=status(job, park, activate, done=done)))
+        self.receive(JobProgress(cause=job.cause, node="n1", status=status(job, park, activate, done=done)))
 
     def finish(self) -> None:
         """Carry every switch under way to a good end, as well-behaved neighbours would."""
         for _ in range(20):
-            for operation in list(self.board.operations.values()):
-                if operation.phase == "draining" and operation.victim:
-                    self.announce(operation.victim)
+            for switch in list(self.node.switches.values()):
+                if switch.phase == "draining" and switch.victim:
+                    self.announce(switch.victim)
                     self.beat()
                     for router in self.routers:
-                        self.ack(operation.victim, router=router)
-                    self.idle(operation.victim)
-                elif operation.phase == "cutting":
+                        self.ack(switch.victim, router=router)
+                    self.idle(switch.victim)
+                elif switch.phase == "cutting":
                     self.tick(2.5)
-                elif operation.phase == "job":
-                    job = self.job_of(operation.op)
-                    self.hear(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+                elif switch.phase == "job":
+                    job = self.job_of(switch.op)
+                    self.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
                     self.progress(job)
-            if not self.board.operations:
+            if not self.node.switches:
                 return
-        raise AssertionError(f"switches that do not end: {self.board.operations}")
+        raise AssertionError(f"switches that do not end: {self.node.switches}")
 
     def end_processes(self, seat: str) -> None:
         """The checkpointer finds nothing of this seat any more."""
@@ -326,14 +338,14 @@ class World:
 
     def look_at(self, seat: str, outcome: str) -> None:
         """The checkpointer tells what the processes of a seat do."""
-        target = self.row(seat).target()
+        target = self.managed(seat).target()
         seen = SeatProgress(
             seat=seat,
             pod_uid=target.pod_uid,
             container_id=target.container_id,
             outcome=outcome,  # type: ignore[arg-type]
         )
-        self.hear(JobsTold(JobReply(accepted=True, seats=(seen,))))
+        self.receive(JobsReported(JobReply(accepted=True, seats=(seen,))))
 
 
 def status(job: SwitchJob, park: str = "parked", activate: str = "active", *, done: bool = True) -> JobStatus:

@@ -12,11 +12,12 @@ from kybernate.machine import Gpu, Mig
 from kybernate.node.pod_resources import PodResources
 from kybernate.policy import KybBalanced
 from kybernate.topology import build_groups
-from services.gpu_manager import showing
+from services.gpu_manager import publish
 from services.gpu_manager.board import Board
-from services.gpu_manager.gate import Gate
 from services.gpu_manager.inputs import Now, PodsSeen, StartCalls
 from services.gpu_manager.pods import joined
+from services.gpu_manager.publish import GateFiles
+from services.gpu_manager.state import NodeSetup
 from services.plugin.devices import Offer
 from tests.kubelet.stand import pod, pods, reason, running_kubelet, state, until_capacity, until_failed
 from tests.plugin.processes import PATIENCE
@@ -38,8 +39,9 @@ spec:
 @asynccontextmanager
 async def manager(kubelet: Kubelet, offer: Offer) -> AsyncIterator[Board]:
     """The start gate of a manager that grants nothing, since it has not recovered: it reads calls and writes texts."""
-    board = Board(node="n1", groups=offer.groups, policy=KybBalanced())
-    gate, owners = Gate(kubelet.options.run_dir), PodResources(kubelet.options.folder / "pod-resources/kubelet.sock")
+    board = Board(NodeSetup("n1", offer.groups, KybBalanced()))
+    node, gate = board.node, GateFiles(kubelet.options.run_dir)
+    owners = PodResources(kubelet.options.folder / "pod-resources/kubelet.sock")
 
     async def look() -> None:
         wall = 0.0
@@ -48,8 +50,8 @@ async def manager(kubelet: Kubelet, offer: Offer) -> AsyncIterator[Board]:
             now = Now(wall, wall, 1.0)
             documents = [one.document() for one in kubelet.pods]
             board.handle(PodsSeen(joined(await owners.list(), documents)), now)
-            board.handle(StartCalls(gate.calls(board.rows)), now)
-            gate.write_texts(showing.gate_texts(board, now))
+            board.handle(StartCalls(gate.calls(node.seats)), now)
+            gate.write_texts(publish.gate_texts(node, now))
             await asyncio.sleep(0.05)
 
     task = asyncio.create_task(look())

@@ -11,11 +11,12 @@ from kybernate.node.wishes import Wish
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.policy import KybBalanced
 from services.gpu_manager.board import Board
-from services.gpu_manager.gate import Gate
 from services.gpu_manager.ledger import LedgerFile
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.pods import joined
+from services.gpu_manager.publish import GateFiles
 from services.gpu_manager.seat_pod import Owners
+from services.gpu_manager.state import NodeSetup
 from services.plugin.placement import OpenWishes
 from tests.kubelet.stand import pod, running_kubelet
 from tests.plugin.processes import PATIENCE
@@ -100,26 +101,20 @@ def test_pending_pods_that_name_a_group_are_distinguished_from_those_that_have_a
 
 async def test_the_manager_writes_the_wishes_of_pending_pods_and_its_own(tmp_path: Path) -> None:
     async with MemoryBus.connect(MemoryServer()) as bus:
-        board = Board(node="n1", groups=offer().groups, policy=KybBalanced())
+        board = Board(NodeSetup("n1", offer().groups, KybBalanced()))
         manager = Manager(
             board=board,
             bus=bus,
             node_bus=bus,
             pods=None,  # type: ignore[arg-type]
-            gate=Gate(tmp_path),
+            gate=GateFiles(tmp_path),
             ledger=LedgerFile(tmp_path / "ledger"),
             clock=Clock(1.0),
             engines=None,  # type: ignore[arg-type]
         )
         listed = [pending("a", "G1"), pending("b", "n2/G1"), pending("c", "G9"), pending("d", "G1", TWO)]
         owners = joined(pb.ListPodResourcesResponse(), listed)
-        manager.steer(wish("move-7", "G23", resource=TWO, why="replaces llama"))
-        manager.steer(wish("lapsed", "G23", seconds=-1))
         manager.gate.write_wishes(manager._wishes(owners))
-        assert {(one.id, one.group, one.resource) for one in wishes.read(tmp_path)} == {
-            ("a", "G1", ONE),
-            ("move-7", "G23", TWO),
-        }
-        manager.steering.clear()
+        assert {(one.id, one.group, one.resource) for one in wishes.read(tmp_path)} == {("a", "G1", ONE)}
         manager.gate.write_wishes(manager._wishes(Owners()))
         assert wishes.read(tmp_path) == ()

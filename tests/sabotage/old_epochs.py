@@ -4,14 +4,14 @@ import sys
 
 if sys.argv[1] == "manager":
     from services.gpu_manager import __main__ as program
-    from services.gpu_manager.board import Board
     from services.gpu_manager.inputs import Now
+    from services.gpu_manager.state import NodeState
 
-    def falling(self: Board, now: Now) -> int:
+    def falling(self: NodeState, now: Now) -> int:
         self.epoch = (self.epoch or 10**15) - 1
         return self.epoch
 
-    Board.next_epoch = falling  # type: ignore[method-assign]
+    NodeState.next_epoch = falling  # type: ignore[method-assign]
 else:
     from services.checkpointer import __main__ as program
     from services.checkpointer.journal import Journal

@@ -1,26 +1,25 @@
-"""A manager that parks a seat without asking or telling anybody that may have requests in flight there."""
+"""A manager that parks a seat without waiting for its requests, and without telling the routers."""
 
 import asyncio
 
 from kybernate.messages import SeatClosed, SeatEvicted
-from services.gpu_manager import __main__, switching
-from services.gpu_manager.board import Board, Effect
+from services.gpu_manager import __main__, switch
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.manager import Manager
-from services.gpu_manager.rows import Operation
+from services.gpu_manager.state import Effect, GroupSwitch, NodeState, SwitchTrigger
 
-say = Manager._say
+publish = Manager._publish
 
 
-def no_drain(board: Board, operation: Operation, now: Now) -> None:
-    switching._drained(board, operation, now, "sabotage")
+def no_drain(node: NodeState, under_way: GroupSwitch, now: Now) -> None:
+    switch._drained(node, under_way, SwitchTrigger.IDLE, "sabotage", now)
 
 
 async def silent(self: Manager, effect: Effect, group: asyncio.TaskGroup) -> None:
     if not isinstance(effect, SeatClosed | SeatEvicted):
-        await say(self, effect, group)
+        await publish(self, effect, group)
 
 
-switching._drain = no_drain
-Manager._say = silent  # type: ignore[method-assign]
+switch._drain = no_drain
+Manager._publish = silent  # type: ignore[method-assign]
 __main__.main()

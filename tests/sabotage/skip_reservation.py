@@ -1,20 +1,20 @@
-"""A manager that grants a group to whoever asks, whether or not somebody holds it."""
+"""A manager that grants a group to every seat that wants it, whether or not another seat holds it."""
 
 import dataclasses
 
 from kybernate.policy import GroupView
 from kybernate.topology import Group
-from services.gpu_manager import __main__, looking
-from services.gpu_manager.board import Board
+from services.gpu_manager import __main__, view
 from services.gpu_manager.inputs import Now
+from services.gpu_manager.state import NodeState
 
-see = looking.view
-
-
-def no_holders(board: Board, group: Group, now: Now) -> GroupView:
-    return dataclasses.replace(see(board, group, now), slots=99)
+group_view = view.group_view
 
 
-looking.view = no_holders
-looking.room = lambda board, row, **_: True
+def no_holders(node: NodeState, group: Group, now: Now) -> GroupView:
+    return dataclasses.replace(group_view(node, group, now), slots=99)
+
+
+view.group_view = no_holders
+view.room = lambda node, seat, **_: True
 __main__.main()

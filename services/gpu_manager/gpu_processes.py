@@ -1,7 +1,7 @@
 """Processes on the GPUs that belong to no seat: while one is there, nothing is started or restored on its groups.
 
-A restore that runs out of memory destroys what it restores, and nobody knows what a stranger will take next. Seats
-that run already go on: nothing is wrong with them. Reads /proc; the decision what follows is the board's.
+A restore that runs out of memory destroys what it restores, and a foreign process may allocate more at any time. Seats
+that run already go on. This module reads /proc; the decision what follows is the board's.
 """
 
 import asyncio
@@ -11,24 +11,24 @@ from pathlib import Path
 
 from kybernate.gpus import GpuError, Gpus
 from kybernate.logs import OnceLogger
-from services.gpu_manager.inputs import Stranger
+from services.gpu_manager.inputs import ForeignProcess
 
 PROC = Path("/proc")
-LOOKS = 2
-"""So often in a row a process must be seen before it counts: containers come and go between two looks at pods."""
+READS = 2
+"""A process counts once it was seen in so many reads in a row: containers start and end between two reads of pods."""
 _PROCESS = "process://"
 
 
-class Watch:
-    """Looks at the processes on the GPUs again and again."""
+class GpuProcesses:
+    """Reads which processes use the GPUs."""
 
     def __init__(self, gpus: Gpus, proc: Path = PROC) -> None:
         self._gpus, self._proc = gpus, proc
         self._seen: dict[tuple[int, str], int] = {}
-        self._unread = OnceLogger("strangers.unread")
+        self._unread = OnceLogger("gpu_processes.read_failed")
 
-    async def look(self, containers: Collection[str]) -> tuple[Stranger, ...] | None:
-        """Processes that are in none of these containers, by GPU; None when the driver cannot be asked."""
+    async def foreign(self, containers: Collection[str]) -> tuple[ForeignProcess, ...] | None:
+        """Processes that are in none of these containers, by GPU; None when the driver does not answer."""
         try:
             processes = await self._gpus.processes()
         except GpuError as error:
@@ -36,14 +36,14 @@ class Watch:
             return None
         self._unread.clear()
         on = {(process.pid, process.gpu) for process in processes}
-        names = await asyncio.to_thread(self._strangers, {pid for pid, _ in on}, tuple(containers))
+        names = await asyncio.to_thread(self._names, {pid for pid, _ in on}, tuple(containers))
         self._seen = {key: self._seen.get(key, 0) + 1 for key in on if key[0] in names}
         return tuple(
-            Stranger(gpu, pid, names[pid]) for (pid, gpu), times in sorted(self._seen.items()) if times >= LOOKS
+            ForeignProcess(gpu, pid, names[pid]) for (pid, gpu), times in sorted(self._seen.items()) if times >= READS
         )
 
-    def _strangers(self, pids: set[int], containers: tuple[str, ...]) -> dict[int, str]:
-        """Names of those that belong to no container. Who cannot be seen from here cannot be judged."""
+    def _names(self, pids: set[int], containers: tuple[str, ...]) -> dict[int, str]:
+        """Names of the processes that belong to no container; a process that cannot be read here is left out."""
         found = {}
         for pid in pids:
             with contextlib.suppress(OSError):
@@ -59,7 +59,7 @@ class Watch:
         return bool(identity) and identity in self._read(pid, "cgroup")
 
     def _read(self, pid: int, file: str) -> str:
-        """Names in it are any bytes."""
+        """A file of a process, which may contain any bytes."""
         return (self._proc / str(pid) / file).read_text(errors="replace")
 
     def _ancestors(self, pid: int) -> list[int]:

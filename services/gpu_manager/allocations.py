@@ -1,0 +1,274 @@
+"""Which pod owns which seat, its calls at the start gate, and the life of its processes. Pure."""
+
+from kybernate.messages import JobReply, ReleaseJob, SeatActivated, SeatProgress
+from kybernate.seat import SeatState, Trigger
+from services.gpu_manager import arbiter, switch, view
+from services.gpu_manager.inputs import EndingAnswered, JobsReported, Now, StartCall
+from services.gpu_manager.seat_pod import Owners, SeatPod
+from services.gpu_manager.state import ManagedSeat, NodeState
+
+S, T = SeatState, Trigger
+
+START_DEADLINE_SECONDS = 270.0
+"""Wall: a runtime may take two minutes each to create and to start a container."""
+
+CLEARED = {"active": T.CLEARED_ACTIVE, "parked": T.CLEARED_PARKED, "gone": T.EXITED}
+"""How quarantine ends, by the driver's report."""
+
+HAS_PROCESS = (S.STARTING, S.ACTIVE, S.DRAINING, S.PARKING, S.PARKED, S.ACTIVATING, S.MIGRATING, S.QUARANTINED)
+
+
+# --- pods -------------------------------------------------------------------------------------------------------------
+
+
+def on_pods(node: NodeState, owners: Owners, now: Now) -> None:
+    """Take in which pods own the seats.
+
+    (1) The owner is missing: twice in a row, and not listed any more, means gone. (2) Another pod has the seat. (3) The
+    owner is as before: follow its container. (4) A free seat has an owner.
+    """
+    pods = {pod.seat: pod for pod in owners.pods}
+    for seat in list(node.seats.values()):
+        pod, owner = pods.get(seat.id), seat.pod
+        if pod is None or (owner is not None and pod.uid != owner.uid):
+            if pod is not None or owner is None or owner.uid not in owners.listed:  # (1)
+                _missed(node, seat, now)
+            if pod is not None and not pod.deleting:  # (2)
+                _inherit(node, seat, pod, now)
+            continue
+        seat.owner.misses = 0
+        seat.gate.confirmed += seat.id not in owners.unproven
+        if seat.state is not S.FREE:  # (3)
+            _follow_pod(node, seat, pod, now)
+        elif not pod.deleting:  # (4)
+            node.own(seat, pod)
+            seat.durable.started = False
+            node.transition(seat, T.ALLOCATED, now)
+            if pod.running:
+                _runs(node, seat, pod, now)
+        _at_gate(node, seat, now)
+
+
+def _missed(node: NodeState, seat: ManagedSeat, now: Now) -> None:
+    seat.owner.misses += 1
+    if seat.owner.misses >= 2 and seat.state not in (S.FREE, S.RELEASING):
+        _delete(node, seat, now)
+
+
+def _inherit(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
+    """Kubelet gave the seat to another pod while a ticket of the previous owner is open.
+
+    The gate does not know which pod calls: the new pod's call may have taken the ticket, then the lease is its. Not so
+    when the new pod waits at the gate for another ticket, or calls there later: it gets none before the open one is
+    over.
+    """
+    if seat.state is not S.RELEASING or seat.owner.misses < 2:
+        return
+    if seat.gate.call is not None or not _ticket_may_start(seat, now):
+        return
+    fresh = _free(node, seat, now)
+    node.own(fresh, pod)
+    fresh.owner.misses = 0
+    node.transition(fresh, T.ALLOCATED, now)
+    fresh.durable.ticket, fresh.durable.inherited = seat.durable.ticket, True
+    fresh.gate.ticket_open, fresh.gate.ticket_given = True, seat.gate.ticket_given
+    node.transition(fresh, T.TICKET, now, reason="its call took the ticket of the pod that had its seat before")
+    if pod.running:
+        _runs(node, fresh, pod, now)
+
+
+def _follow_pod(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
+    """The owner of a seat as it is now: in deletion, running, or exited."""
+    moved = seat.pod is not None and seat.pod.endpoint != pod.endpoint
+    node.own(seat, pod)
+    if pod.deleting:
+        seat.owner.ends = True
+        if pod.running and (seat.state is not S.RELEASING or seat.gate.ticket_open):
+            _runs(node, seat, pod, now)  # it started since the last read
+        if seat.state is not S.RELEASING:
+            _delete(node, seat, now)
+    elif pod.running:
+        _runs(node, seat, pod, now)
+    elif seat.durable.seen_running and seat.state in HAS_PROCESS:
+        _exit(node, seat, f"its container exited with code {pod.exit_code}", now)
+    if moved and seat.state is S.ACTIVE:
+        node.emit(seat, SeatActivated, now, previous=S.ACTIVE)
+
+
+def _runs(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
+    """A container runs. A new one had a ticket, or went past the gate: a kubelet that just restarted may skip it.
+
+    (1) It is the known container. (2) The seat is being released: the ticket is used, and a process holds VRAM. (3) The
+    seat had a process: that one has exited. (4) It waits: the container started without a ticket. (5) A container
+    without a ticket, while others hold the group: quarantine.
+    """
+    container_id, durable = pod.container_id or "", seat.durable
+    if container_id == durable.container_id or seat.state is S.LOST:  # (1)
+        return
+    if seat.state is S.RELEASING:  # (2)
+        durable.container_id, durable.seen_running = container_id, True
+        seat.gate.ticket_open = seat.processes_gone = False
+        return
+    ungated = not seat.gate.ticket_open
+    if seat.state in HAS_PROCESS and seat.state is not S.STARTING:  # (3)
+        _exit(node, seat, "its container was started again", now)
+    if seat.state is S.BACKOFF:
+        node.transition(seat, T.CALLED, now)
+    if seat.state is S.WAITING:  # (4)
+        ungated = True
+        node.transition(seat, T.TICKET, now, reason="its container started without a ticket")
+    durable.container_id, durable.seen_running, seat.gate.ticket_open = container_id, True, False
+    if ungated and not view.room(node, seat):  # (5)
+        seat.conflict = True
+        reason = f"its container started without a ticket while others hold group {seat.group.name}"
+        node.transition(seat, T.QUARANTINE, now, reason=reason)
+
+
+def _delete(node: NodeState, seat: ManagedSeat, now: Now) -> None:
+    """Its pod is going: thaw what is frozen; its GPUs stay with it until its processes are gone."""
+    switch.leave(node, seat)
+    held, has_process = seat.lease, seat.durable.seen_running
+    seat.processes_gone = not has_process
+    node.transition(seat, T.DELETED, now)
+    seat.lease = held and (has_process or seat.gate.ticket_open)  # a ticket may still be used
+    if has_process:
+        _release(node, seat)
+
+
+def _release(node: NodeState, seat: ManagedSeat) -> None:
+    job = ReleaseJob(cause=seat.default_cause, node=node.name, epoch=seat.epoch, target=seat.target())
+    node.effects.append(job)
+
+
+def _exit(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:
+    """The container is gone, and with it the VRAM it held."""
+    switch.leave(node, seat)
+    seat.durable.seen_running = seat.conflict = False
+    node.transition(seat, T.EXITED, now, reason=reason)
+
+
+# --- the start gate ---------------------------------------------------------------------------------------------------
+
+
+def on_start_calls(node: NodeState, calls: dict[str, StartCall], now: Now) -> None:
+    """Kubelet waits at the gate for these seats."""
+    for seat in node.seats.values():
+        call, gate = calls.get(seat.id), seat.gate
+        if call is not None and (gate.call is None or gate.call.call != call.call):
+            gate.confirmed = 0
+        gate.call = call if call is not None and call.call != seat.durable.ticket else None
+        _at_gate(node, seat, now)
+
+
+def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
+    """A call for a seat that has its lease means that its container exited or never started, unless kubelet gave the
+    seat to another pod while the previous one may still run. The second read of the pods began after the call, and
+    shows which it is."""
+    if not seat.calls(now):
+        return
+    if seat.gate.called is None:
+        seat.gate.called = now.wall
+    ran = seat.durable.seen_running and seat.state in HAS_PROCESS
+    if (ran or seat.state is S.STARTING) and seat.gate.confirmed < 2:
+        return
+    if ran:
+        _exit(node, seat, "its container is started again", now)
+    if seat.state is S.BACKOFF:
+        node.transition(seat, T.CALLED, now)
+    elif seat.state is S.STARTING and not seat.durable.inherited:
+        arbiter.give_ticket(node, seat, now)
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def on_jobs_report(node: NodeState, report: JobsReported, now: Now) -> None:
+    """The checkpointer's answer to a question about jobs and processes."""
+    for status in report.reply.jobs:
+        switch.on_job_status(node, status, now)
+    switch.on_jobs_forgotten(node, set(report.asked) - {status.op for status in report.reply.jobs})
+    _on_processes(node, report.reply, now)
+
+
+def on_ending_answer(node: NodeState, answer: EndingAnswered, now: Now) -> None:
+    """The checkpointer's answer to a ReleaseJob or KillJob.
+
+    (1) It has the job, and may report processes. (2) The seat has moved on meanwhile. (3) A switch of its group
+    overtook the job: send it again under a new epoch. (4) No answer: send it again.
+    """
+    job, reply = answer.job, answer.reply
+    stale = reply is not None and reply.code == "stale-epoch"
+    if reply is not None and not stale:  # (1)
+        _on_processes(node, reply, now)
+        return
+    seat = node.seats.get(job.target.seat)
+    ends = S.RELEASING if isinstance(job, ReleaseJob) else S.LOST
+    if seat is None or seat.state is not ends or seat.target().pod_uid != job.target.pod_uid:  # (2)
+        return
+    if reply is not None:  # (3)
+        node.epoch = max(node.epoch, reply.highest_epoch)
+        job = job.model_copy(update={"epoch": node.next_epoch(now)})
+    node.effects.append(job)  # (4)
+
+
+def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
+    """The checkpointer read processes: some are gone, some quarantined seats are what they should be again."""
+    for progress in reply.seats:
+        seat = node.seats.get(progress.seat)
+        if seat is None or seat.pod is None or seat.pod.uid != progress.pod_uid:
+            continue
+        if seat.state in (S.RELEASING, S.LOST):
+            seat.processes_gone = seat.processes_gone or progress.outcome == "gone"
+            if seat.state is S.RELEASING and progress.outcome == "parked":
+                _release(node, seat)  # a checkpointer that died right after it took the first one has forgotten it
+        elif seat.state is S.QUARANTINED and not seat.conflict and progress.outcome in CLEARED:
+            _clear_quarantine(node, seat, progress, now)
+
+
+def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
+    seat.residence.group = view.group_with_gpus(node, seat, progress.gpus) or seat.group
+    seat.residence.parked_on = None
+    node.transition(seat, CLEARED[progress.outcome], now, reason="the driver reports it as it should be")
+
+
+def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
+    """What time and evidence end.
+
+    (1) A quarantine for a conflict that is over. (2) A start without a process. (3) A lost seat whose processes are
+    gone. (4) A deleted pod whose processes are gone: it holds nothing any more, and once the pod is gone the seat is
+    free.
+    """
+    if seat.state is S.QUARANTINED and seat.conflict and view.room(node, seat):  # (1)
+        seat.conflict = False
+        node.transition(seat, T.CLEARED_ACTIVE, now, reason="it holds its group alone again")
+    elif seat.state is S.STARTING and not seat.durable.seen_running:  # (2)
+        if now.wall > seat.entered_wall + START_DEADLINE_SECONDS:
+            reason = f"no process came within {START_DEADLINE_SECONDS:.0f} s of the ticket"
+            node.transition(seat, T.NO_PROCESS, now, reason=reason)
+    elif seat.state is S.LOST and seat.processes_gone:  # (3)
+        seat.durable.seen_running = False
+        node.transition(seat, T.GONE, now, reason="its processes ended; it starts cold")
+    elif seat.state is S.RELEASING and seat.processes_gone:  # (4)
+        seat.lease = seat.lease and _ticket_may_start(seat, now)
+        if seat.owner.misses >= 2 and not seat.lease:
+            _free(node, seat, now)
+
+
+def _ticket_may_start(seat: ManagedSeat, now: Now) -> bool:
+    """True while the last ticket of a deleted pod may still lead to a process.
+
+    A pod that vanishes without having been seen in deletion (forced, or its kubelet lost it) proves nothing: the
+    runtime may be about to start its container.
+    """
+    ended = seat.owner.ends and seat.owner.misses >= 2
+    return seat.gate.ticket_open and not ended and now.wall <= seat.gate.ticket_given + START_DEADLINE_SECONDS
+
+
+def _free(node: NodeState, seat: ManagedSeat, now: Now) -> ManagedSeat:
+    """No pod owns the seat any more; a call at the gate stays."""
+    node.transition(seat, T.GONE, now)
+    fresh = node.unowned_seat(seat.id, seat.home)
+    fresh.epoch, fresh.entered, fresh.entered_wall = seat.epoch, now.unix, now.wall
+    fresh.gate.call, fresh.owner.misses = seat.gate.call, seat.owner.misses
+    node.seats[seat.id] = fresh
+    return fresh

@@ -1,0 +1,334 @@
+"""The demand that routers report, until it expires, and what is learned from it. Pure.
+
+Sources count requests since they started, so a lost signal loses no request: what counts is the difference to the last
+signal received. A source that counts only a window (another gateway, an older router) is trusted for each part of its
+window once. Costs of parking and activating are learned where switches end (``switch``).
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+from kybernate.messages import TrafficSignal
+from kybernate.policy.estimators import SERVICE_WEIGHT, Arrivals, Ewma, Hits, Rate
+from services.gpu_manager.inputs import Model, Now, Wall
+
+POKE_SECONDS = 3.0
+"""Wall seconds for which an ActivateSeat of a router counts as one waiting request, while its signal is on the way."""
+ASSUMED_SERVICE_SECONDS = 5.0
+"""Until a seat has served anything."""
+MOST_AT_ONCE = 64
+"""Requests of one signal that count one by one in the mean of service times; more would not change it."""
+MOST_SOURCES = 4096
+"""Counters that are remembered; the ones updated longest ago are dropped first."""
+
+
+# --- levels -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DemandLevel:
+    """The last report of one source."""
+
+    seq: int
+    waiting: int
+    in_flight: int
+    oldest_since: Model | None
+    """Its oldest waiting request began to wait then."""
+    expires: Wall
+    cause: str
+    poke: bool = False
+    since: tuple[tuple[Model, int], ...] = ()
+    """Its waiting requests, oldest first: (since when they wait, how many); empty: not reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeatDemand:
+    """The sum of all levels that concern one seat."""
+
+    waiting: int = 0
+    in_flight: int = 0
+    oldest_since: Model | None = None
+    cause: str = ""
+    since: tuple[tuple[Model, int], ...] = ()
+    """Waiting requests, oldest first: (since when, how many); the counts add up to ``waiting``."""
+
+    def ages(self, now: Now) -> tuple[tuple[float, int], ...]:
+        """Waiting requests, oldest first: (age in model seconds, how many)."""
+        return tuple((max(0.0, now.model - since), count) for since, count in self.since)
+
+    def oldest_wait(self, now: Now) -> float:
+        """Age of the oldest waiting request, model seconds."""
+        return 0.0 if self.oldest_since is None else max(0.0, now.model - self.oldest_since)
+
+
+NO_DEMAND = SeatDemand()
+_Place = tuple[str, str]
+"""("seat", seat) for reports about a seat, ("model", model) for reports that name no seat."""
+
+
+@dataclass
+class DemandLevels:
+    """All levels of a node: by place, then by (source, tier)."""
+
+    places: dict[_Place, dict[tuple[str, str], DemandLevel]] = field(default_factory=dict)
+
+    def update(self, signal: TrafficSignal, now: Now) -> bool:
+        """Take a signal in; one that is older than its source's last one is dropped. True: its counts differ."""
+        place = ("seat", signal.seat) if signal.seat is not None else ("model", signal.model)
+        sources = self.places.setdefault(place, {})
+        known = sources.get((signal.source, signal.tier))
+        if known is not None and signal.seq < known.seq and known.expires > now.wall:
+            return False
+        oldest: Model | None = None
+        since: tuple[tuple[Model, int], ...] = ()
+        if signal.waiting:
+            oldest = now.model + -(signal.oldest_wait_seconds or 0.0)
+            if known is not None and known.oldest_since is not None and signal.oldest_wait_seconds is None:
+                oldest = known.oldest_since
+            since = _waiting_since(signal, oldest, now)
+        expires = now.wall + signal.ttl_seconds
+        sources[signal.source, signal.tier] = DemandLevel(
+            signal.seq, signal.waiting, signal.in_flight, oldest, expires, signal.cause, since=since
+        )
+        return known is None or (known.waiting, known.in_flight) != (signal.waiting, signal.in_flight)
+
+    def poke(self, source: str, seat: str, cause: str, now: Now) -> None:
+        """A router asked for a seat: one request waits there until its own signal arrives, or for a moment."""
+        sources = self.places.setdefault(("seat", seat), {})
+        key = (f"poke/{source}", "")
+        known = sources.get(key)
+        since = now.model if known is None or known.oldest_since is None else known.oldest_since
+        sources[key] = DemandLevel(0, 1, 0, since, now.wall + POKE_SECONDS, cause, poke=True)
+
+    def unpoke(self, seat: str) -> None:
+        """The seat serves, or never will again: drop the pokes."""
+        sources = self.places.get(("seat", seat), {})
+        for key in [key for key, level in sources.items() if level.poke]:
+            del sources[key]
+
+    def expire(self, now: Now) -> bool:
+        """Drop the levels that were not repeated in time; True if there was one."""
+        dropped = False
+        for place, sources in list(self.places.items()):
+            for key in [key for key, level in sources.items() if level.expires <= now.wall]:
+                del sources[key]
+                dropped = True
+            if not sources:
+                del self.places[place]
+        return dropped
+
+    def next_expiry(self) -> Wall | None:
+        """When the next level expires."""
+        return min((level.expires for sources in self.places.values() for level in sources.values()), default=None)
+
+    def of(self, model: str, seat: str, *, takes_unassigned: bool) -> SeatDemand:
+        """The demand for one seat; ``takes_unassigned`` adds the demand for the model that names no seat."""
+        waiting = in_flight = pokes = 0
+        oldest: Model | None = None
+        cause = ""
+        since: list[tuple[Model, int]] = []
+        places: list[_Place] = [("seat", seat)]
+        if takes_unassigned:
+            places.append(("model", model))
+        for place in places:
+            for level in self.places.get(place, {}).values():
+                if level.poke:
+                    pokes = 1
+                else:
+                    waiting += level.waiting
+                    since += level.since
+                in_flight += level.in_flight
+                if level.oldest_since is not None and (oldest is None or level.oldest_since < oldest):
+                    oldest, cause = level.oldest_since, level.cause
+        if pokes and not waiting and oldest is not None:
+            since = [(oldest, 1)]
+        return SeatDemand(max(waiting, pokes), in_flight, oldest, cause, tuple(sorted(since)))
+
+
+def _waiting_since(signal: TrafficSignal, oldest: Model, now: Now) -> tuple[tuple[Model, int], ...]:
+    """Since when the requests of a signal wait.
+
+    (1) A sound age histogram is used as it is. (2) One request is the oldest. (3) Otherwise the other requests are
+    taken to wait half as long as the oldest.
+    """
+    ages = signal.age_histogram
+    sound = all(age >= 0 and count > 0 for age, count in ages)
+    if ages and sound and sum(count for _, count in ages) == signal.waiting:  # (1)
+        return tuple((now.model + -age, count) for age, count in ages)
+    if signal.waiting == 1:  # (2)
+        return ((oldest, 1),)
+    return ((oldest, 1), (oldest + (now.model - oldest) / 2, signal.waiting - 1))  # (3)
+
+
+# --- learning ---------------------------------------------------------------------------------------------------------
+
+_Key = tuple[str, str, str, str]
+"""(source, model, seat or empty, tier), as the source names them."""
+
+
+@dataclass(slots=True)
+class SourceCounters:
+    """The counters in the last signal of one source."""
+
+    seq: int
+    received: Model
+    incarnation: str = ""
+    arrived: int = 0
+    served: int = 0
+    served_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class LearnedSeat:
+    """Arrivals and service times of one seat, while it serves one model."""
+
+    model: str
+    arrivals: Arrivals
+    service: Ewma
+
+
+@dataclass
+class Learning:
+    """All seats of a node. Times are model seconds."""
+
+    seats: dict[str, LearnedSeat] = field(default_factory=dict)
+    counters: dict[_Key, SourceCounters] = field(default_factory=dict)
+    hits: dict[str, Hits] = field(default_factory=dict)
+    """By group: how often the next request was for the seat with the highest rate."""
+
+    def rates(self, seats: Iterable[str], now: Now) -> dict[str, float]:
+        """Expected requests per second of these seats, where anything is known."""
+        then = float(now.model)
+        known = {seat: self.seats[seat].arrivals for seat in seats if seat in self.seats}
+        return {seat: (of.fast.at(then) + of.slow.at(then)) / 2 for seat, of in known.items()}
+
+    def of(self, seat: str, model: str) -> LearnedSeat | None:
+        """What is known about this seat; None: nothing about this model there."""
+        known = self.seats.get(seat)
+        return known if known is not None and known.model == model else None
+
+    def update(self, signal: TrafficSignal, seat: str, now: Now) -> int:
+        """Take a signal in that concerns ``seat``; return how many requests arrived since the last one."""
+        key = (signal.source, signal.model, signal.seat or "", signal.tier)  # its counter, wherever the requests go
+        last = self.counters.get(key)
+        arrived, served, seconds = _difference(signal, last, now)
+        if last is None or signal.seq >= last.seq or signal.incarnation != last.incarnation:
+            self.counters[key] = SourceCounters(
+                signal.seq,
+                now.model,
+                signal.incarnation,
+                signal.arrived if signal.arrived is not None else last.arrived if last else 0,
+                signal.served or 0,
+                signal.served_seconds or 0.0,
+            )
+        learned = self.of(seat, signal.model)
+        if learned is None:
+            learned = self.seats[seat] = LearnedSeat(
+                signal.model, Arrivals(float(now.model)), Ewma(SERVICE_WEIGHT, ASSUMED_SERVICE_SECONDS)
+            )
+        if arrived:
+            learned.arrivals.add(float(now.model), arrived)
+        for _ in range(min(served, MOST_AT_ONCE)):
+            learned.service.add(seconds / served)
+        if len(self.counters) > MOST_SOURCES:
+            for old in sorted(self.counters, key=lambda each: self.counters[each].received)[: MOST_SOURCES // 4]:
+                del self.counters[old]
+        return arrived
+
+    def count_hits(self, group: str, seat: str, count: int, rates: Mapping[str, float]) -> None:
+        """So many requests arrived for a seat of this group; ``rates`` are those of its seats before."""
+        hits = self.hits.setdefault(group, Hits())
+        for _ in range(min(count, MOST_AT_ONCE)):
+            hits.add(seat, rates)
+
+    # --- over a restart -----------------------------------------------------------------------------------------------
+
+    def dump(self, now: Now) -> dict[str, Any]:
+        """All of it, as JSON data for ``restore``."""
+        return {
+            "unix": float(now.unix),
+            "seats": {name: _dump_seat(seat, float(now.model)) for name, seat in self.seats.items()},
+            "counters": [
+                [*key, last.incarnation, last.seq, last.arrived, last.served, last.served_seconds]
+                for key, last in self.counters.items()
+            ],
+        }
+
+    def restore(self, data: dict[str, Any], now: Now, seats: Collection[str]) -> None:
+        """Go on from the result of ``dump`` about these seats. Counters go on too: requests that arrived while no
+        manager ran are counted with the first signal.
+
+        Raises KeyError, TypeError, AttributeError, OverflowError or ValueError for any other data; nothing changes
+        then.
+        """
+        then = now.model + -(max(0.0, float(now.unix) - _number(data["unix"])) * now.pace)
+        found = {str(name): _restored_seat(seat, float(then)) for name, seat in data["seats"].items()}
+        counters = {}
+        for source, model, seat, tier, incarnation, seq, arrived, served, seconds in data["counters"]:
+            last = SourceCounters(int(seq), then, str(incarnation), int(arrived), int(served), _number(seconds))
+            counters[str(source), str(model), str(seat), str(tier)] = last
+        self.seats, self.counters = {name: seat for name, seat in found.items() if name in seats}, counters
+
+
+def _difference(signal: TrafficSignal, last: SourceCounters | None, now: Now) -> tuple[int, int, float]:
+    """(arrived, served, seconds in flight of the served ones) since the last signal of this source.
+
+    (1) A source without counters: the new part of its window. (2) The first signal: its own window, since the start of
+    its counting is unknown. (3) A restarted source: all that it has counted. (4) Otherwise: the differences.
+    """
+    if signal.arrived is None:  # (1)
+        return _new_in_window(signal, last, now), 0, 0.0
+    if last is None:  # (2)
+        return signal.arrivals, 0, 0.0
+    if last.incarnation != signal.incarnation:  # (3)
+        return signal.arrived, signal.served or 0, signal.served_seconds or 0.0
+    served = max(0, (signal.served or 0) - last.served)  # (4)
+    seconds = max(0.0, (signal.served_seconds or 0.0) - last.served_seconds)
+    return max(0, signal.arrived - last.arrived), served, seconds
+
+
+def _new_in_window(signal: TrafficSignal, last: SourceCounters | None, now: Now) -> int:
+    """Arrivals of a source that counts only a window; windows that overlap count for the new part only."""
+    if last is None:
+        return signal.arrivals
+    if signal.seq < last.seq:
+        return 0
+    return round(signal.arrivals * min(1.0, (now.model - last.received) / signal.window_seconds))
+
+
+def _dump_seat(seat: LearnedSeat, then: float) -> dict[str, Any]:
+    return {
+        "model": seat.model,
+        "fast": seat.arrivals.fast.at(then),
+        "slow": seat.arrivals.slow.at(then),
+        "seen": then - seat.arrivals.since,
+        "service": seat.service.value,
+        "served": seat.service.count,
+    }
+
+
+def _restored_seat(data: dict[str, Any], then: float) -> LearnedSeat:
+    seen = _number(data["seen"])
+    arrivals = Arrivals(then - seen)
+    for rate, value in ((arrivals.fast, _number(data["fast"])), (arrivals.slow, _number(data["slow"]))):
+        _set(rate, then, value)
+    service = Ewma(SERVICE_WEIGHT, _number(data["service"]))
+    service.count = int(_number(data["served"]))
+    return LearnedSeat(str(data["model"]), arrivals, service)
+
+
+def _number(value: Any) -> float:
+    """A finite number from 0: JSON also reads NaN and Infinity, which would stay in a mean for ever."""
+    number = float(value)
+    if not (isfinite(number) and number >= 0):
+        raise ValueError(f"{value!r} is no amount")
+    return number
+
+
+def _set(rate: Rate, time: float, value: float) -> None:
+    """Make ``rate`` what it was: add as many events at once as give this value."""
+    rate.add(time, 1.0)
+    one = rate.at(time)
+    rate.add(time, value / one - 1.0)

@@ -1,0 +1,236 @@
+"""What the manager writes for others: rows of the roster, and the files of the start gate.
+
+The roster gets the present state of a seat, never an old one, and again after each return of the bus. Once a minute the
+rows are read back and what another client wrote over them is replaced (JetStream publishes its answers to any subject
+that its client names, so a stolen key of a router could have it write there).
+
+The plugin's side of the start gate is ``services/plugin/gate.py``; ``docs/start-gate.md`` has the protocol. Beside it
+are the wishes for groups that the plugin grants at the next fitting pod (``kybernate.node.wishes``).
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+from kybernate import files
+from kybernate.bus.port import Bucket, Bus, BusError
+from kybernate.envelope import slug
+from kybernate.logs import get_logger
+from kybernate.node import wishes
+from kybernate.roster import BUCKET, seat_key
+from kybernate.seat import SeatState
+from services.gpu_manager import view
+from services.gpu_manager.inputs import DrainAnnounced, Now, StartCall, StartTicket, Unix
+from services.gpu_manager.state import NodeState
+
+log = get_logger()
+
+RETRY_SECONDS = 0.25
+COMPARE_SECONDS = 60.0
+
+
+# --- the roster -------------------------------------------------------------------------------------------------------
+
+
+class RosterWriter:
+    """One writer task; ``changed`` marks a seat, and the task writes what the seat is by then."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        now: Callable[[], Now],
+        node: NodeState,
+        receive: Callable[[object], Awaitable[None]],
+        *,
+        compare_seconds: float = COMPARE_SECONDS,
+    ) -> None:
+        self._bus, self._now, self._node, self._receive = bus, now, node, receive
+        self._compare_seconds = compare_seconds
+        self._dirty: dict[str, None] = {}
+        self._written: dict[str, bytes | None] = {}
+        """What each key of this node should hold, as far as it was written; None: nothing."""
+        self._blocked: dict[str, str] = {}
+        """The reasons written for blocked seats: they begin and end without an event."""
+        self._wake = asyncio.Event()
+
+    def changed(self, seat: str) -> None:
+        """This seat's row is out of date."""
+        self._dirty[seat] = None
+        self._wake.set()
+
+    def all_changed(self) -> None:
+        """Every row may be out of date."""
+        for seat in self._node.seats:
+            self.changed(seat)
+
+    def refresh(self) -> None:
+        """Mark the rows whose reason for being blocked has changed."""
+        now = self._now()
+        for seat in self._node.seats.values():
+            if self._node.blocked(seat, now) != self._blocked.get(seat.id, ""):
+                self.changed(seat.id)
+
+    async def run(self) -> None:
+        """Write and compare until cancelled. What could not be written is written after the bus has come back."""
+        self._bus.on_change(self._bus_changed)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._write_changes(), name="write the roster")
+            group.create_task(self._compare(), name="compare the roster")
+
+    async def _write_changes(self) -> None:
+        bucket: Bucket | None = None
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                bucket = bucket or await self._bus.bucket(BUCKET)  # asks the server; once is enough
+                while self._dirty:
+                    await self._write(bucket, next(iter(self._dirty)))
+            except BusError as error:
+                bucket = None
+                log.warning("roster.write_failed", seats=len(self._dirty), error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+                self._wake.set()
+
+    async def _write(self, bucket: Bucket, seat: str) -> None:
+        """Write one row. A time-out may mean that it was written: it is written again, with what is then true."""
+        del self._dirty[seat]
+        state = self._node.seats[seat].state
+        record = self._node.record(self._node.seats[seat], self._now())
+        self._blocked[seat] = record.blocked
+        try:
+            if state is SeatState.FREE:
+                self._written[record.key] = None
+                await bucket.delete(record.key)
+            else:
+                value = self._written[record.key] = record.model_dump_json().encode()
+                await bucket.put(record.key, value)
+        except BusError:
+            self._dirty[seat] = None
+            raise
+        if state is SeatState.DRAINING:
+            await self._receive(DrainAnnounced(seat, record.epoch))
+
+    def _bus_changed(self, connected: bool) -> None:
+        if connected and self._node.recovered:  # before, it takes all seats for free; recovery publishes each
+            self.all_changed()
+
+    async def _compare(self) -> None:
+        """Read back what was written, and replace what another client wrote."""
+        while True:
+            await asyncio.sleep(self._compare_seconds)
+            try:
+                bucket = await self._bus.bucket(BUCKET)
+                expected = dict(self._written)  # before reading: what is written meanwhile is no difference
+                found = {entry.key: entry.value for entry in await bucket.entries(f"{slug(self._node.name)}.")}
+                await self._repair(bucket, expected, found)
+            except BusError as error:
+                log.debug("roster.compare_failed", error=str(error))
+
+    async def _repair(self, bucket: Bucket, expected: dict[str, bytes | None], found: dict[str, bytes | None]) -> None:
+        if not expected or self._dirty:
+            return  # the rows may be from before a restart, or be written in a moment
+        settled = {key for key in expected if self._written.get(key) == expected[key]}
+        wrong = {key for key in settled if found.get(key) != expected[key]}
+        unknown = found.keys() - self._written.keys()
+        if not wrong and not unknown:
+            return
+        log.error("roster.differs", keys=sorted(wrong | unknown), meaning="another client wrote it; it is replaced")
+        for key in unknown:
+            await bucket.delete(key)
+        for seat in self._node.seats:
+            if seat_key(self._node.name, seat) in wrong:
+                self.changed(seat)
+
+
+# --- the start gate ---------------------------------------------------------------------------------------------------
+
+
+class GateFiles:
+    """The seat folders of one node under ``<run_dir>/seats``: waiting calls in, tickets and texts out."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.seats = run_dir / "seats"
+        self._run_dir = run_dir
+        self._texts: dict[str, str] = {}
+        self._wishes: tuple[wishes.Wish, ...] = ()
+
+    def calls(self, seats: Iterable[str]) -> dict[str, StartCall]:
+        """Calls that wait now. One whose ticket is already taken is over, also if its file was left behind."""
+        waiting = {}
+        for seat in seats:
+            data = _read(self.seats / seat / "call.json")
+            if data is None:
+                continue
+            taken = _read(self.seats / seat / "ticket.taken.json") or {}
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                since, until = Unix(float(str(data["since"]))), Unix(float(str(data["until"])))
+                call = StartCall(str(data["call"]), since, until)
+                if taken.get("call") != call.call:
+                    waiting[seat] = call
+        return waiting
+
+    def write_ticket(self, ticket: StartTicket) -> None:
+        """Open the gate for one call."""
+        _write(
+            self.seats / ticket.seat / "ticket.json",
+            {"call": ticket.call, "seat": ticket.seat, "pod_uid": ticket.pod_uid, "epoch": ticket.epoch},
+        )
+
+    def write_texts(self, texts: dict[str, str]) -> None:
+        """Write why each call waits; only what changed is written."""
+        for seat, text in texts.items():
+            if self._texts.get(seat) != text:
+                _write(self.seats / seat / "status.json", {"text": text})
+        self._texts = texts
+
+    def write_wishes(self, wanted: tuple[wishes.Wish, ...]) -> None:
+        """Write which groups the next seats should be on; only what changed is written."""
+        if wanted == self._wishes:
+            return
+        try:
+            wishes.write(self._run_dir, wanted)
+        except OSError as error:
+            log.warning("wishes.write_failed", folder=str(self._run_dir), reason=str(error))
+            return
+        self._wishes = wanted
+
+
+def _read(path: Path) -> dict[str, object] | None:
+    try:
+        data = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _write(path: Path, data: dict[str, object]) -> None:
+    with contextlib.suppress(FileNotFoundError):  # without the plugin's folder no container waits for it
+        files.replace(path, json.dumps(data), durable=False)
+
+
+def gate_texts(node: NodeState, now: Now) -> dict[str, str]:
+    """Why each waiting call waits; kubelet shows it in ``kubectl describe pod``."""
+    texts = {}
+    for group in node.setup.groups:
+        calling = [(seat.gate.call.since, seat) for seat in node.seats_on(group) if seat.gate.call is not None]
+        if not calling:
+            continue
+        held = ", ".join(
+            f"{seat.id} (model {seat.model}, {seat.state} for {now.unix - seat.entered:.0f} s)"
+            for seat in view.holders(node, group) or view.in_the_way(node, group)
+        )
+        foreign, claimed = node.foreign_on(group), view.claimed_for(node, group, now)
+        why = f"its GPUs are being cleared for {claimed}" if claimed else f"group {group.name} is free"
+        why = f"group {group.name} is held by {held}" if held else why
+        why = f"{foreign}; {why}" if foreign else why
+        for place, (_, seat) in enumerate(sorted(calling, key=lambda pair: pair[0]), start=1):
+            never = seat.refused()
+            texts[seat.id] = (
+                f"seat {seat.id} is refused: {never}"
+                if never
+                else f"seat {seat.id} waits: {why}; place {place} of {len(calling)} at the start gate"
+            )
+    return texts

@@ -1,0 +1,669 @@
+"""One switch of a group, from the decision to its end: which seat leaves, which one arrives, what became of both. Pure.
+
+    draining ──quiet and idle──► job ──journaled, reported done──► done
+        └──deadline──► cutting ──idle or grace over──► job
+
+The phases are the table ``state.SWITCH_TRANSITIONS``; this file reads in the order in which they happen. The incoming
+seat is bound late: it is chosen again when the victim is drained, and as long as the victim is being parked. A job
+status is always the whole truth about a job, so receiving it twice or late changes nothing.
+"""
+
+from kybernate.messages import JobReply, JobStatus, RetargetJob, SeatProgress, SwitchJob
+from kybernate.policy import Switch
+from kybernate.policy.estimators import COST_WEIGHT
+from kybernate.seat import COMING, SeatState, Trigger
+from kybernate.topology import Group
+from services.gpu_manager import view
+from services.gpu_manager.inputs import EngineSeen, JobAnswered, Now, RetargetAnswered
+from services.gpu_manager.ledger import Freeze
+from services.gpu_manager.state import (
+    Backoff,
+    Drain,
+    GroupSwitch,
+    ManagedSeat,
+    NodeState,
+    SwitchPhase,
+    SwitchTimes,
+    SwitchTrigger,
+)
+
+S, T = SeatState, Trigger
+
+RESEND_SECONDS = 1.0
+"""Wall: how long to wait for the checkpointer's answer before the job is sent again."""
+ASK_AGAIN_SECONDS = 1.0
+"""Wall: how long after a retarget that was not answered the next one is sent."""
+LONGEST_PAUSE_SECONDS = 30.0
+"""Wall: longest pause of a group after failed switches."""
+LONGEST_STAY_SECONDS = 600.0
+"""Wall: how long a seat whose moves fail is left where it is, at most."""
+LONGEST_REST_SECONDS = 300.0
+"""Wall: how long a seat whose activation fails backs off, at most."""
+UNPARKED_SECONDS = 60.0
+"""Wall: how long a seat that cannot be parked is no victim, about at most; seats that wait for its GPUs wait as
+long."""
+
+PARK_FAILED = {"active": T.ROLLED_BACK, "lost": T.UNRECOVERABLE, "gone": T.EXITED, "quarantined": T.QUARANTINE}
+"""What follows for the victim, by the reported outcome."""
+ACTIVATE_FAILED = {"lost": T.UNRECOVERABLE, "gone": T.EXITED, "quarantined": T.QUARANTINE}
+"""What follows for the incoming seat, by the reported outcome; ``parked``: see NOT_RESTORED."""
+NOT_RESTORED = {S.ACTIVATING: T.NOT_RESTORED, S.MIGRATING: T.MOVED_PARKED}
+"""How an incoming seat that was not restored becomes parked again."""
+
+
+# --- begin ------------------------------------------------------------------------------------------------------------
+
+
+def drain(
+    node: NodeState, victim: ManagedSeat, incoming: ManagedSeat | None, reason: str, now: Now, *, freeze: bool = False
+) -> GroupSwitch:
+    """Begin the switch that takes ``victim`` off its GPUs. ``freeze``: with its requests in flight."""
+    switch = _begin(node, victim.group, victim, incoming, now)
+    switch.drain.freeze = freeze
+    switch.times.leaves = None if view.demand(node, victim).in_flight else now.wall
+    node.routers.forget(victim.id)
+    node.transition(victim, T.EVICT, now, epoch=switch.epoch, switch=switch, reason=reason)
+    return switch
+
+
+def activate(node: NodeState, group: Group, incoming: ManagedSeat, now: Now) -> None:
+    """Begin the switch that brings a parked seat to a free slot."""
+    _lease(node, _begin(node, group, None, incoming, now), incoming, now)
+
+
+def _begin(
+    node: NodeState, group: Group, victim: ManagedSeat | None, incoming: ManagedSeat | None, now: Now
+) -> GroupSwitch:
+    """A new switch with the next epoch. Drains elsewhere for the same incoming seat are called off."""
+    if incoming is not None:
+        _call_off(node, incoming, group, now)
+    epoch = node.next_epoch(now)
+    concerned = incoming or victim
+    switch = GroupSwitch(
+        op=f"{group.name}-{epoch}",
+        epoch=epoch,
+        group=group.name,
+        victim=victim.id if victim else None,
+        incoming=incoming.id if incoming else None,
+        cause=(concerned.cause if concerned else "") or f"policy-{group.name}-{epoch}",
+        phase=SwitchPhase.DRAINING if victim else SwitchPhase.JOB,
+        drain=Drain(deadline=now.model + node.setup.drain_seconds),
+        times=SwitchTimes(decided=now.wall, drained=now.wall),
+    )
+    node.switches[group.name] = switch
+    node.moved_views.clear()
+    return switch
+
+
+def _lease(node: NodeState, switch: GroupSwitch, incoming: ManagedSeat, now: Now) -> None:
+    """The group's GPUs are the incoming seat's from now on; on another group than it was parked on, it moves there."""
+    group = node.groups[switch.group].group
+    trigger, to = (T.LEASE, None) if incoming.group.name == group.name else (T.REMAP, group)
+    epoch = max(switch.epoch, incoming.epoch)  # another seat may have been bound meanwhile
+    node.transition(incoming, trigger, now, epoch=epoch, switch=switch, to=to)
+
+
+# --- draining and cutting ---------------------------------------------------------------------------------------------
+
+
+def step(node: NodeState, switch: GroupSwitch, now: Now) -> None:
+    """Do what time and the state allow: drain, cut, send the job, bind the incoming seat late."""
+    if switch.phase is SwitchPhase.DRAINING:
+        _drain(node, switch, now)
+    if switch.phase is SwitchPhase.CUTTING and now.wall >= switch.drain.cut + view.CUT_GRACE_SECONDS:
+        switch.advance(SwitchTrigger.GRACE_OVER)
+    if switch.phase is SwitchPhase.JOB:
+        sent = switch.job.sent
+        if not switch.job.journaled and (sent is None or now.wall >= sent + RESEND_SECONDS):
+            _send(node, switch, now)
+        _retarget(node, switch, now)
+
+
+def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
+    """Wait for the routers and then for the engine.
+
+    (1) The eviction is not justified any more, and no other seat waits for the place: the victim serves on. (2) The
+    seat for which it leaves has room without it: the victim serves on. (3) Without the bus nothing moves on. (4) All
+    routers are quiet, and requests in flight are frozen with the victim. (5) Not all routers are quiet. (6) They are:
+    from now on the engine is asked. (7) At the deadline streams are cut.
+    """
+    victim, group = node.seats[switch.victim or ""], node.groups[switch.group].group
+    if not _justified(node, switch, now) and not _bind_another(node, switch, now):  # (1)
+        _turn_back(node, switch, "it is wanted again" if switch.beneficiary is None else _NOT_WAITING, now)
+        return
+    needs = switch.incoming or switch.room_for
+    if needs and not switch.ordered and view.room(node, node.seats[needs], on=group):  # (2)
+        _turn_back(node, switch, f"there is room for {needs} without it", now)
+        return
+    if not node.bus_up:  # (3)
+        return
+    drain = switch.drain
+    quiet = drain.announced and node.routers.quiet(victim.id, switch.epoch, now, frozen=drain.freeze)
+    if quiet and drain.freeze and view.demand(node, victim).in_flight:  # (4)
+        _frozen(node, switch, victim, now)
+        return
+    if not quiet:  # (5)
+        drain.quiet = None
+    elif drain.quiet is None:  # (6)
+        drain.quiet = now.wall
+    if now.model >= drain.deadline and node.routers.settled(now):  # (7)
+        drain.cut = now.wall
+        _drained(node, switch, SwitchTrigger.DEADLINE, "drain deadline passed; streams that still run are cut", now)
+
+
+_NOT_WAITING = "no seat waits for its place any more"
+
+
+def _justified(node: NodeState, switch: GroupSwitch, now: Now) -> bool:
+    """True while the eviction is justified: the seat that it is for has demand, or, without one, the victim has
+    none."""
+    if switch.ordered:
+        return True
+    if switch.beneficiary is None:
+        return not view.requested(view.seat_view(node, node.seats[switch.victim or ""], now))
+    unclaimed = switch.clears_for is not None and _claiming_group(node, switch.clears_for) is None
+    return not unclaimed and view.wanted(node, node.seats[switch.beneficiary], now)
+
+
+def _frozen(node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> None:
+    """No new request arrives, and those in flight are frozen with the seat until it is back."""
+    budget = victim.owner.terms.tier.stall_budget_seconds
+    victim.durable.freeze = Freeze(float(now.unix), float(now.unix) + budget / now.pace)
+    in_flight = view.demand(node, victim).in_flight
+    reason = f"{in_flight} requests in flight are frozen with it, for at most {budget:g} s"
+    _drained(node, switch, SwitchTrigger.IDLE, reason, now)
+
+
+def _drained(node: NodeState, switch: GroupSwitch, trigger: SwitchTrigger, reason: str, now: Now) -> None:
+    """The victim gets nothing new, and is parked in any case."""
+    switch.advance(trigger)
+    switch.times.drained = now.wall
+    victim = node.seats[switch.victim or ""]
+    node.transition(victim, T.DRAINED, now, epoch=switch.epoch, switch=switch, reason=reason)
+
+
+def _turn_back(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> None:
+    """Call a drain off: the victim serves on."""
+    end(node, switch, SwitchTrigger.CALLED_OFF)
+    node.transition(node.seats[switch.victim or ""], T.DEMAND, now, reason=reason)
+
+
+def _call_off(node: NodeState, incoming: ManagedSeat, group: Group, now: Now) -> None:
+    """Call off the drains that make room for this seat elsewhere: it goes to this group."""
+    for switch in list(node.switches.values()):
+        if switch.incoming == incoming.id and switch.phase is SwitchPhase.DRAINING:
+            _turn_back(node, switch, f"{incoming.id} goes to group {group.name}", now)
+
+
+def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
+    """An engine is healthy for the first time, or computes nothing any more."""
+    seat = node.seats.get(answer.seat)
+    if seat is None or not answer.container_id or seat.durable.container_id != answer.container_id:
+        return
+    if seat.state is S.STARTING and answer.healthy:
+        found, usage = view.demand(node, seat), seat.usage
+        seat.durable.started = True
+        usage.unclaimed = not (found.waiting or found.in_flight or usage.wanted_since is not None or seat.pinned)
+        _serves(node, seat, now)
+        node.transition(seat, T.HEALTHY, now, epoch=seat.epoch)
+    switch = node.switch_leaving(seat)
+    # An engine that answers and does not count its requests is taken for idle; one that does not answer is not.
+    idle = answer.running == 0 or (answer.healthy and answer.running is None)
+    if switch is None or not idle:
+        return
+    drain = switch.drain
+    if switch.phase is SwitchPhase.DRAINING and drain.quiet is not None and answer.asked_at >= drain.quiet:
+        _drained(node, switch, SwitchTrigger.IDLE, "", now)
+    elif switch.phase is SwitchPhase.CUTTING and answer.asked_at > drain.cut:
+        switch.advance(SwitchTrigger.IDLE)
+
+
+def on_drain_announced(node: NodeState, seat: str, epoch: int) -> None:
+    """Every router that reads the roster from now on knows that this seat is closed."""
+    found = node.seats.get(seat)
+    switch = node.switch_leaving(found) if found is not None else None
+    if switch is not None and switch.epoch == epoch:
+        switch.drain.announced = True
+
+
+# --- the job ----------------------------------------------------------------------------------------------------------
+
+
+def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
+    """Send the job; sending the same operation again is harmless, the checkpointer knows it by its name."""
+    if switch.job.sent is None:
+        _bind(node, switch, now)
+    switch.job.sent = now.wall
+    group = node.groups[switch.group].group
+    victim = node.seats[switch.victim] if switch.victim else None
+    incoming = node.seats[switch.incoming] if switch.incoming else None
+    if incoming is not None:
+        _call_off(node, incoming, group, now)
+        if incoming.state is not S.PARKED and not arrives(incoming, switch):
+            incoming = None  # it starts with a ticket once the group is free, or it is gone
+    if incoming is not None and incoming.epoch > switch.epoch:
+        _rename(node, switch, now)  # it was parked after this switch began; its epoch must not fall
+    node.effects.append(
+        SwitchJob(
+            cause=switch.cause,
+            node=node.name,
+            epoch=switch.epoch,
+            op=switch.op,
+            group=switch.group,
+            park=(victim.target(),) if victim is not None else (),
+            activate=incoming.target(group) if incoming is not None else None,
+        )
+    )
+
+
+def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
+    """The checkpointer's answer to the job.
+
+    (1) None, or about no open question: it is sent again. (2) Accepted: it is journaled. (3) A stale epoch: it is sent
+    again under a new one. (4) Busy: it is sent again. (5) Refused: everything stays as it was before.
+    """
+    switch, reply = node.switch_of_op(answer.op), answer.reply
+    if switch is None or switch.job.journaled or reply is None:  # (1)
+        return
+    if reply.accepted:  # (2)
+        _journaled(switch, now)
+        for status in reply.jobs:
+            on_job_status(node, status, now)
+    elif reply.code == "stale-epoch":  # (3)
+        node.epoch = max(node.epoch, reply.highest_epoch)
+        _rename(node, switch, now)
+        switch.job.sent = None
+    elif reply.code != "busy":  # (4), (5)
+        _refused(node, switch, reply.reason or reply.code, now)
+
+
+def _journaled(switch: GroupSwitch, now: Now) -> None:
+    """The checkpointer has the job on disk."""
+    if not switch.job.journaled:
+        switch.job.journaled = True
+        switch.times.control_seconds = max(0.0, now.wall - switch.times.drained)
+
+
+def _rename(node: NodeState, switch: GroupSwitch, now: Now) -> None:
+    switch.epoch = node.next_epoch(now)
+    switch.op = f"{switch.group}-{switch.epoch}"
+
+
+def _refused(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> None:
+    end(node, switch, SwitchTrigger.REFUSED)
+    _back_off_group(node, switch.group, now)
+    victim = node.seats[switch.victim] if switch.victim else None
+    incoming = node.seats[switch.incoming] if switch.incoming else None
+    if victim is not None and victim.state is S.PARKING:
+        _back_off_park(node, switch, victim, now)
+        node.transition(victim, T.ROLLED_BACK, now, reason=reason)
+    _drop_claim(node, switch, now)
+    if incoming is not None:
+        _back_off_activation(node, switch, incoming, reason, now)
+        if arrives(incoming, switch):
+            node.transition(incoming, NOT_RESTORED[incoming.state], now, reason=reason)
+
+
+def on_jobs_forgotten(node: NodeState, ops: set[str]) -> None:
+    """The checkpointer lost its journal: it gets these jobs again, and the processes show what is left to do."""
+    for switch in node.switches.values():
+        if switch.op in ops:
+            switch.job.journaled, switch.job.sent = False, None
+
+
+# --- what became of it ------------------------------------------------------------------------------------------------
+
+
+def on_job_status(node: NodeState, status: JobStatus, now: Now) -> None:
+    """Take in the whole truth about a job; receiving it twice changes nothing.
+
+    (1) It belongs to no switch: it may be a kill. (2) The checkpointer has journaled it, and the status tells which
+    seat arrives. (3) The victim: only while it is on this group. (4) The incoming seat: once all victims are off the
+    GPUs. (5) The job is done: so is the switch.
+    """
+    switch = node.switch_of_op(status.op)
+    if switch is None:  # (1)
+        _on_kill_status(node, status, now)
+        return
+    _journaled(switch, now)  # (2)
+    _follow(node, switch, status, now)
+    for progress in status.park:  # (3)
+        seat = node.seats.get(progress.seat)
+        if seat is not None and seat.group.name == switch.group and _same_pod(seat, progress):
+            _on_victim_progress(node, switch, seat, progress, now)
+    free = all(progress.outcome in ("parked", "gone") for progress in status.park)
+    if free and status.activate is not None and status.activate.seat == switch.incoming:  # (4)
+        incoming = node.seats.get(status.activate.seat)
+        if incoming is not None:
+            _on_incoming_progress(node, switch, incoming, status.activate, now, done=status.done)
+    if status.done:  # (5)
+        end(node, switch, SwitchTrigger.FINISHED)
+
+
+def _on_kill_status(node: NodeState, status: JobStatus, now: Now) -> None:
+    """A kill that failed needs an operator; one that succeeded shows when the processes are read."""
+    for progress in status.park:
+        seat = node.seats.get(progress.seat)
+        if (
+            seat is not None
+            and seat.state is S.LOST
+            and _same_pod(seat, progress)
+            and progress.outcome == "quarantined"
+        ):
+            node.transition(seat, T.QUARANTINE, now, reason=progress.reason)
+
+
+def _on_victim_progress(
+    node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: SeatProgress, now: Now
+) -> None:
+    """What the checkpointer reports about the victim.
+
+    (1) Its pod was deleted: evidence ends its lease. (2) It is parked. (3) The park failed: the group and the seat back
+    off, and a claim that it stands in the way of is dropped.
+    """
+    if seat.state is S.RELEASING:  # (1)
+        seat.lease = seat.lease and progress.outcome not in ("parked", "gone")
+    elif seat.state is not S.PARKING:
+        return
+    elif progress.outcome == "parked":  # (2)
+        _parked(node, switch, seat, progress, now)
+    elif progress.outcome in PARK_FAILED:  # (3)
+        _back_off_group(node, switch.group, now)
+        _back_off_park(node, switch, seat, now)
+        node.transition(seat, PARK_FAILED[progress.outcome], now, switch=switch, reason=progress.reason)
+        if seat.lease:
+            _drop_claim(node, switch, now)
+
+
+def _parked(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
+    durable, times, costs = seat.durable, switch.times, seat.durable.costs
+    durable.vram_bytes = progress.vram_bytes or durable.vram_bytes
+    durable.host_bytes = progress.host_bytes
+    took, verify = sum(progress.seconds.values()), progress.seconds.get("verify", 0.0)
+    leaving = now.wall - (times.drained if times.leaves is None else times.leaves)
+    costs.parks += 1
+    costs.park_seconds = _mean(costs.park_seconds, max(took, leaving) * now.pace, costs.parks)
+    seat.backoff.park = Backoff()
+    node.groups[switch.group].backoff.count = 0
+    times.parked, times.park_seconds, times.verify_seconds = now.wall, took - verify, verify
+    node.transition(seat, T.EVIDENCE, now, epoch=switch.epoch, switch=switch)
+
+
+def _on_incoming_progress(
+    node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: SeatProgress, now: Now, *, done: bool
+) -> None:
+    """What the checkpointer reports about the incoming seat, now that the GPUs are free.
+
+    (1) It is still parked, and the job does bring it: it gets the lease. (2) It serves. (3) It was not activated. (4)
+    Its pod was deleted while the job goes on: it holds the GPUs until the job lets them go.
+    """
+    dropped = done and progress.outcome == "pending"
+    if seat.state is S.PARKED and not dropped and seat.target().container_id == progress.container_id:  # (1)
+        _lease(node, switch, seat, now)
+    if not _same_pod(seat, progress):
+        return
+    if arrives(seat, switch) and progress.outcome == "active":  # (2)
+        _activated(node, switch, seat, progress, now)
+    elif arrives(seat, switch) and (progress.outcome == "parked" or progress.outcome in ACTIVATE_FAILED):  # (3)
+        _not_activated(node, switch, seat, progress, now)
+    elif seat.state is S.RELEASING:  # (4)
+        seat.lease = not (dropped or seat.processes_gone or progress.outcome in ("parked", "gone"))
+
+
+def _activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
+    """The seat serves: learn its costs, and report how long each phase of the switch took, in wall seconds."""
+    times, costs = switch.times, seat.durable.costs
+    took, verify = sum(progress.seconds.values()), progress.seconds.get("verify", 0.0)
+    total = now.wall - times.decided
+    began = times.parked if switch.victim is not None else times.decided
+    activating = (took if began is None else max(took, now.wall - began)) * now.pace
+    moving = seat.state is S.MIGRATING
+    if moving:
+        node.move_seconds = _mean(node.move_seconds, max(0.0, activating - costs.activate_seconds))
+    else:
+        costs.activations += 1
+        costs.activate_seconds = _mean(costs.activate_seconds, activating, costs.activations)
+    costs.switch_seconds = _mean(costs.switch_seconds, total * now.pace)
+    last = progress.last_call_at
+    seconds = {
+        "drain": max(0.0, times.drained - times.decided),
+        "park": times.park_seconds,
+        "activate": took - verify,
+        "verify": verify + times.verify_seconds,
+        "release": max(0.0, float(now.unix) - last) if last is not None else 0.0,
+        "control": times.control_seconds,
+        "total": total,
+    }
+    seat.usage.unclaimed = False
+    _serves(node, seat, now)
+    epoch = max(switch.epoch, seat.epoch)
+    trigger = T.MOVED_ACTIVE if moving else T.VERIFIED
+    node.transition(seat, trigger, now, epoch=epoch, switch=switch, seconds=seconds, last_call_at=last)
+
+
+def _serves(node: NodeState, seat: ManagedSeat, now: Now) -> None:
+    """The seat serves: what failed before does not count any more."""
+    seat.usage.active_since = seat.usage.busy = now.model
+    seat.backoff.activation, seat.backoff.move = Backoff(), Backoff()
+    node.groups[seat.group.name].backoff.count = 0
+
+
+def _not_activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
+    """The incoming seat stays parked, or is beyond use.
+
+    (1) The driver refused the move for this node, (2) for this seat: it is not tried again, and no fault of the group.
+    (3) The move failed: it is not moved again before its own group had time to bring it back. (4) Unless the move was
+    refused, group and seat back off.
+    """
+    moving, refused = seat.state is S.MIGRATING, progress.move_refused
+    if moving and refused == "node":  # (1)
+        node.immovable = progress.reason
+    elif moving and (refused or progress.outcome == "lost"):  # (2)
+        seat.durable.fixed = progress.reason
+    elif moving:  # (3)
+        seat.backoff.move.fail(now, first=15.0, longest=LONGEST_STAY_SECONDS)
+    if not (moving and refused):  # (4)
+        _back_off_group(node, switch.group, now)
+        _back_off_activation(node, switch, seat, progress.reason, now)
+    trigger = NOT_RESTORED[seat.state] if progress.outcome == "parked" else ACTIVATE_FAILED[progress.outcome]
+    node.transition(seat, trigger, now, switch=switch, reason=progress.reason)
+
+
+def arrives(seat: ManagedSeat, switch: GroupSwitch) -> bool:
+    """True while this seat is being brought to the group of this switch."""
+    return seat.state in COMING and seat.group.name == switch.group
+
+
+def _same_pod(seat: ManagedSeat, progress: SeatProgress) -> bool:
+    return seat.pod is not None and progress.pod_uid == seat.pod.uid
+
+
+def _mean(known: float, value: float, count: int = 0) -> float:
+    """The mean after one more value; the first ones weigh as in a plain mean, the assumed one nothing."""
+    return known + max(COST_WEIGHT, 1.0 / count if count else 0.0) * (value - known)
+
+
+# --- late binding -----------------------------------------------------------------------------------------------------
+
+
+def _bind(node: NodeState, switch: GroupSwitch, now: Now) -> None:
+    """Choose the incoming seat once more before the job is sent. Without another choice it stays while it is wanted."""
+    if not _may_bind(switch) or (switch.incoming and node.seats[switch.incoming].state in COMING):
+        return  # the job is sent again, to a checkpointer that lost its journal half way
+    seat = _choice(node, switch, now)
+    if seat is not None:
+        _set_incoming(switch, seat)
+    elif switch.incoming and not view.wanted(node, node.seats[switch.incoming], now):
+        switch.incoming = None
+
+
+def _bind_another(node: NodeState, switch: GroupSwitch, now: Now) -> bool:
+    """The drain has lost its reason: bind another seat that waits for the victim's place, if there is one."""
+    seat = _choice(node, switch, now) if _may_bind(switch) else None
+    if seat is None or seat.id == switch.incoming or not view.wanted(node, seat, now):
+        return False
+    _set_incoming(switch, seat)
+    return True
+
+
+def _retarget(node: NodeState, switch: GroupSwitch, now: Now) -> None:
+    """While the victim is being parked: offer the checkpointer another seat, if the policy picks one now."""
+    retarget = switch.retarget
+    if not _may_bind(switch) or retarget.asking is not None or retarget.settled or now.wall < retarget.ask_after:
+        return
+    if switch.job.sent is None or not switch.job.journaled or node.seats[switch.victim or ""].state is not S.PARKING:
+        return
+    seat = _choice(node, switch, now)
+    if seat is None or seat.id == switch.incoming:
+        return
+    parked = seat.state is S.PARKED  # one at the gate starts with a ticket, once the group is free
+    if parked and seat.epoch > switch.epoch:
+        return
+    retarget.asking = seat.id
+    retarget.offered.add(seat.id)
+    node.effects.append(
+        RetargetJob(
+            cause=seat.cause or switch.cause,
+            node=node.name,
+            epoch=switch.epoch,
+            op=switch.op,
+            activate=seat.target(node.groups[switch.group].group) if parked else None,
+        )
+    )
+
+
+def on_retarget_answer(node: NodeState, answer: RetargetAnswered, now: Now) -> None:
+    """The checkpointer's answer to an offer.
+
+    (1) About no open question. (2) None: it may have accepted; the job's status will show. (3) Refused: any other offer
+    would be refused as well. (4) Accepted, for a seat at the gate or for the seat that the job now names.
+    """
+    switch, reply = node.switch_of_op(answer.op), answer.reply
+    if switch is None or switch.retarget.asking is None:  # (1)
+        return
+    retarget, seat = switch.retarget, node.seats[switch.retarget.asking]
+    retarget.asking = None
+    if reply is None:  # (2)
+        retarget.unanswered.add(seat.id)
+        retarget.ask_after = now.wall + ASK_AGAIN_SECONDS
+    elif not reply.accepted:  # (3)
+        retarget.settled = True
+        retarget.offered &= retarget.unanswered
+    elif seat.state is S.WAITING or _names(reply, switch.op, seat.id):  # (4)
+        _replace_incoming(node, switch, seat, now)
+
+
+def _follow(node: NodeState, switch: GroupSwitch, status: JobStatus, now: Now) -> None:
+    """The job's status is the truth about the incoming seat.
+
+    (1) It names another seat: one that was offered, or one whose activation has begun (a RetargetJob of the manager
+    before this one may have been on its way into the journal when this one asked). (2) It ended without an incoming
+    seat.
+    """
+    named = status.activate
+    if named is not None and named.seat != switch.incoming and named.seat in node.seats:  # (1)
+        if named.seat in switch.retarget.offered or named.outcome != "pending":
+            _replace_incoming(node, switch, node.seats[named.seat], now)
+    elif status.done and (named is None or named.outcome == "pending"):  # (2)
+        _give_back(node, switch, "the switch ended without it", now)
+
+
+def _replace_incoming(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, now: Now) -> None:
+    if seat.id != switch.incoming:
+        _give_back(node, switch, f"{seat.id} is activated instead", now)
+    _set_incoming(switch, seat)
+
+
+def _give_back(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> None:
+    """The replaced seat may have the lease already: a park can be reported while a RetargetJob is on its way into the
+    journal. It was not touched, and returns the GPUs."""
+    before = node.seats[switch.incoming] if switch.incoming is not None else None
+    if before is not None and before.op == switch.op and before.state in COMING:
+        node.transition(before, NOT_RESTORED[before.state], now, reason=reason)
+
+
+def _choice(node: NodeState, switch: GroupSwitch, now: Now) -> ManagedSeat | None:
+    """The seat that the policy would activate now; None if it picks none or the pick cannot be activated."""
+    group, victim = node.groups[switch.group], node.seats[switch.victim or ""]
+    decision = node.setup.policy.decide(view.full_view(node, group.group, now))
+    if not isinstance(decision, Switch) or decision.evict is not None:
+        return None
+    seat = node.seats[decision.activate]
+    ready = seat.state is S.PARKED or (seat.state is S.WAITING and seat.calls(now))
+    if not ready or seat is victim or not view.room(node, seat, without=victim, on=group.group):
+        return None
+    if seat.id != switch.incoming:
+        group.why = decision.reason
+    return seat
+
+
+def _may_bind(switch: GroupSwitch) -> bool:
+    """True for a switch whose incoming seat the policy chooses."""
+    return switch.clears_for is None and switch.victim is not None
+
+
+def _set_incoming(switch: GroupSwitch, seat: ManagedSeat) -> None:
+    if seat.id != switch.incoming:
+        switch.incoming, switch.cause = seat.id, seat.cause or switch.cause
+
+
+def _names(reply: JobReply, op: str, seat: str) -> bool:
+    """True when the answer shows this seat as the incoming one."""
+    found = [status.activate.seat for status in reply.jobs if status.op == op and status.activate is not None]
+    return not reply.jobs or seat in found
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def end(node: NodeState, switch: GroupSwitch, trigger: SwitchTrigger) -> None:
+    """The switch is over."""
+    switch.advance(trigger)
+    node.switches.pop(switch.group, None)
+    node.moved_views.clear()
+    if switch.victim is not None:
+        node.routers.forget(switch.victim)
+
+
+def leave(node: NodeState, seat: ManagedSeat) -> None:
+    """A victim that exits by itself need not be parked, unless the checkpointer may have the job already."""
+    switch = node.switch_leaving(seat)
+    if switch is not None and not switch.job.journaled and switch.job.sent is None:
+        end(node, switch, SwitchTrigger.VICTIM_LEFT)
+
+
+def _back_off_group(node: NodeState, group: str, now: Now) -> float:
+    """A switch failed: pause the group, longer each time. Return the pause."""
+    return node.groups[group].backoff.fail(now, first=0.25, longest=LONGEST_PAUSE_SECONDS)
+
+
+def _back_off_activation(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, reason: str, now: Now) -> None:
+    """Exponential back-off for a seat whose activation failed, longer than the group's own pause; otherwise a pinned or
+    long-waiting seat is retried at once and starves the rest."""
+    backoff = seat.backoff.activation
+    seconds = backoff.fail(now, first=0.5, longest=LONGEST_REST_SECONDS, least=2 * _pause(node, switch, now))
+    times = "once" if backoff.count == 1 else f"{backoff.count} times in a row"
+    backoff.reason = f"did not come back {times}; others go first for {seconds:.0f} s: {reason}"
+
+
+def _back_off_park(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, now: Now) -> None:
+    """Exponential back-off for a seat whose park failed: where there is another victim, it is not tried again at
+    once."""
+    seat.backoff.park.fail(now, first=0.5, longest=UNPARKED_SECONDS, least=2 * _pause(node, switch, now))
+
+
+def _pause(node: NodeState, switch: GroupSwitch, now: Now) -> float:
+    return node.groups[switch.group].backoff.until - now.wall
+
+
+def _drop_claim(node: NodeState, switch: GroupSwitch, now: Now) -> None:
+    """A seat in the way of a claim stays: drop the claim, so that the others may have their GPUs back first."""
+    group = _claiming_group(node, switch.clears_for) if switch.clears_for is not None else None
+    if group is not None:
+        del node.claims[group]
+        _back_off_group(node, group, now)
+
+
+def _claiming_group(node: NodeState, seat: str) -> str | None:
+    """The group that has a claim for this seat."""
+    return next((name for name, claim in node.claims.items() if claim.seat == seat), None)

@@ -1,0 +1,349 @@
+"""What decisions see of a node's state: the policy's views, demand, room, the invariants, and what is due. Pure reads.
+
+Kubelet starts seats of all groups at the same time; only the lease keeps apart the groups that share GPUs. And a group
+sees the parked seats of its peers beside its own: moves are pulled (``docs/decisions/014-moves-are-pulled.md``).
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from kybernate.messages import AskJobs
+from kybernate.policy import GroupView, SeatView
+from kybernate.seat import SeatState
+from kybernate.topology import Group
+from services.gpu_manager.demand import ASSUMED_SERVICE_SECONDS, NO_DEMAND, SeatDemand
+from services.gpu_manager.inputs import EngineProbe, Now, Wall
+from services.gpu_manager.state import ManagedSeat, NodeState, SwitchPhase
+
+S = SeatState
+
+CUT_GRACE_SECONDS = 2.0
+"""Wall: how long after a cut the engine may take to notice that its callers left."""
+PREFERENCE = {S.ACTIVE: 0, S.ACTIVATING: 1, S.STARTING: 2, S.DRAINING: 3, S.PARKED: 4, S.PARKING: 4, S.WAITING: 5}
+"""Which seat gets the demand for a model that names no seat: lowest first."""
+
+_LAST_NAME = chr(0x10FFFF)
+_NO_TURN = (2.0, 0.0, _LAST_NAME)
+
+
+# --- demand -----------------------------------------------------------------------------------------------------------
+
+
+def demand(node: NodeState, seat: ManagedSeat) -> SeatDemand:
+    """The demand for one seat; demand for a model that names no seat goes to its best one."""
+    if seat.owner.pod is None:
+        return NO_DEMAND
+    model = seat.owner.terms.model
+    unassigned = ("model", model) in node.levels.places and best_seat(node, model) == seat.id
+    return node.levels.of(model, seat.id, takes_unassigned=unassigned)
+
+
+def best_seat(node: NodeState, model: str) -> str | None:
+    """The seat that would serve a request for this model soonest."""
+    seats = [seat for seat in node.seats.values() if seat.model == model and seat.state in PREFERENCE]
+    return min(((PREFERENCE[seat.state], seat.id) for seat in seats), default=(0, None))[1]
+
+
+def requested(seat: SeatView) -> bool:
+    """True when requests, a pin or an operator want this seat, beside those that it serves."""
+    return bool(seat.waiting or seat.pinned or seat.wanted_seconds is not None)
+
+
+def wanted(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
+    """True when a parked seat, or one at the start gate, has a reason to take its group's GPUs."""
+    if seat.state is S.WAITING:  # also between two calls of kubelet
+        return seat.gate.called is not None and _may_start(node, seat, demand(node, seat), now)
+    return seat.state is S.PARKED and requested(seat_view(node, seat, now))
+
+
+def _may_start(node: NodeState, seat: ManagedSeat, of_seat: SeatDemand, now: Now) -> bool:
+    """True when a container at the gate is in the queue: always with warm-up, else with demand or after a long wait."""
+    if seat.state is not S.WAITING or seat.refused():
+        return False
+    setup, called = node.setup, seat.gate.called
+    if setup.warmup or of_seat.waiting or seat.usage.wanted_since is not None or seat.pinned:
+        return True
+    return called is not None and now.wall - called > setup.start_within_seconds
+
+
+def _with_frozen(node: NodeState, seat: ManagedSeat, now: Now) -> SeatDemand:
+    """The demand for one seat. Requests frozen with a parked seat have waited since they were frozen."""
+    found, freeze = demand(node, seat), seat.durable.freeze
+    if seat.state is not S.PARKED or not freeze.since or not found.in_flight:
+        return found
+    since = now.model + -((float(now.unix) - freeze.since) * now.pace)
+    return SeatDemand(
+        found.waiting + found.in_flight,
+        found.in_flight,
+        since if found.oldest_since is None else min(since, found.oldest_since),
+        found.cause,
+        tuple(sorted((*found.since, (since, found.in_flight)))),
+    )
+
+
+def _must_return(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
+    """True for a seat with frozen requests whose budget would not last another visit: it goes before all others."""
+    if seat.state is not S.PARKED or not seat.durable.freeze.since or not demand(node, seat).in_flight:
+        return False
+    leave = 0.0
+    for holder in holders(node, seat.group):
+        learned = node.learning.of(holder.id, holder.model)
+        serving = ASSUMED_SERVICE_SECONDS if learned is None else learned.service.value
+        in_flight = demand(node, holder).in_flight
+        leave = max(leave, holder.durable.costs.park_seconds + (serving if in_flight else 0.0))
+    return seat.stall_seconds(now) * now.pace <= seat.durable.costs.activate_seconds + leave
+
+
+# --- the policy's views -----------------------------------------------------------------------------------------------
+
+
+def group_view(node: NodeState, group: Group, now: Now) -> GroupView:
+    """The policy's view of a group, without seats elsewhere.
+
+    (1) A seat that another group may be bringing back is left out. (2) Seats that back off from activation are left out
+    where another one serves or waits. (3) Holders that back off from parking count as pinned where another one can
+    leave.
+    """
+    present = [seat for seat in node.seats_on(group) if _available(node, seat, group)]  # (1)
+    ready = [seat for seat in present if not seat.yields_group(now)]
+    if len(ready) < len(present) and any(_of_use(node, seat, now) for seat in ready):  # (2)
+        present = ready
+    seats = tuple(seat_view(node, seat, now) for seat in present)
+    stuck = {seat.id for seat in present if seat.state is S.ACTIVE and seat.backoff.park.active(now)}
+    if stuck and any(seat.state is S.ACTIVE and not seat.pinned and seat.seat not in stuck for seat in seats):  # (3)
+        seats = tuple(replace(seat, pinned=True) if seat.seat in stuck else seat for seat in seats)
+    hits = node.learning.hits.get(group.name)
+    share = hits.share if hits is not None else None
+    return GroupView(group.name, group.slots, seats, now=float(now.model), hit_share=share)
+
+
+def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
+    """The policy's view of a group, with the parked seats of its peers that could be activated on it."""
+    return replace(group_view(node, group, now), elsewhere=_elsewhere(node, group, now))
+
+
+def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None = None) -> SeatView:
+    """The policy's view of one seat. ``on``: the other group to which it could move."""
+    found, usage, costs = _with_frozen(node, seat, now), seat.usage, seat.durable.costs
+    terms, tier = seat.owner.terms, seat.owner.terms.tier
+    learned = node.learning.of(seat.id, terms.model)
+    start_wait = None
+    if seat.calls(now) and _may_start(node, seat, found, now):
+        start_wait = 0.0 if seat.gate.called is None else (now.wall - seat.gate.called) * now.pace
+    return SeatView(
+        seat=seat.id,
+        state=seat.state,
+        group=seat.residence.group.name,
+        waiting=found.waiting,
+        ages=found.ages(now),
+        oldest_wait_seconds=found.oldest_wait(now),
+        in_flight=found.in_flight,
+        tier=terms.tier_name,
+        pinned=seat.pinned or _must_return(node, seat, now),
+        wanted_seconds=None if usage.wanted_since is None else now.model - usage.wanted_since,
+        start_wait_seconds=start_wait,
+        active_seconds=now.model - usage.active_since,
+        unclaimed=usage.unclaimed,
+        idle_seconds=now.model - max(usage.busy, usage.active_since),
+        park_seconds=costs.park_seconds,
+        activate_seconds=costs.activate_seconds,
+        move_seconds=None if on is None else node.move_seconds,
+        home_busy=on is not None and _home_busy(node, seat, now),
+        weight=tier.weight,
+        slo_seconds=tier.slo_seconds,
+        stall_budget_seconds=tier.stall_budget_seconds,
+        service_seconds=ASSUMED_SERVICE_SECONDS if learned is None else learned.service.value,
+        rate_fast=0.0 if learned is None else learned.arrivals.fast.at(float(now.model)),
+        rate_slow=0.0 if learned is None else learned.arrivals.slow.at(float(now.model)),
+    )
+
+
+def _of_use(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
+    """True for a seat that serves or waits: one that backs off from activation leaves the group to it for a while."""
+    found = demand(node, seat)
+    return bool(found.waiting or found.in_flight) or wanted(node, seat, now)
+
+
+def _elsewhere(node: NodeState, group: Group, now: Now) -> tuple[SeatView, ...]:
+    """Parked seats of other groups that are wanted and could be activated on this one."""
+    names = {peer.name for peer in node.groups[group.name].peers}
+    if not names:
+        return ()
+    found = []
+    for seat in node.seats.values():
+        if seat.state is not S.PARKED or seat.group.name not in names:
+            continue
+        if seat.id not in node.moved_views and not seat.backoff.move.active(now) and node.may_move(seat):
+            node.moved_views[seat.id] = seat_view(node, seat, now, on=group)
+        view = node.moved_views.get(seat.id)
+        if view is not None and requested(view) and _available(node, seat, group):
+            found.append(view)
+    return tuple(found)
+
+
+def _available(node: NodeState, seat: ManagedSeat, group: Group) -> bool:
+    """True when this group may bring a seat back: no switch of another one does so already.
+
+    A drain that makes room for it there is called off if it can come here without one.
+    """
+    if seat.state is not S.PARKED:
+        return True
+    others = [switch for switch in node.switches.values() if switch.group != group.name]
+    if any(seat.id in switch.retarget.offered for switch in others):  # the checkpointer may have accepted it already
+        return False
+    switch = next((switch for switch in others if switch.incoming == seat.id), None)
+    if switch is None:
+        return True
+    return switch.phase is SwitchPhase.DRAINING and len(holders(node, group)) < group.slots
+
+
+def _home_busy(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
+    """True when the group that a parked seat is on has no slot for it now."""
+    group = seat.group
+    if node.groups[group.name].backoff.active(now) or group.name in node.switches or node.foreign_on(group):
+        return True
+    if not group.seat_ids:  # GPUs that are no group of this configuration any more: it is there until it leaves
+        return True
+    return not room(node, seat) or claimed_for(node, group, now) is not None
+
+
+# --- room -------------------------------------------------------------------------------------------------------------
+
+
+def holders(node: NodeState, group: Group) -> list[ManagedSeat]:
+    """The seats that hold a group."""
+    return [seat for seat in node.seats.values() if seat.lease and seat.residence.group.name == group.name]
+
+
+def in_the_way(node: NodeState, group: Group) -> list[ManagedSeat]:
+    """Seats of other groups that hold a GPU of this one."""
+    return [seat for other in node.groups[group.name].neighbours for seat in holders(node, other)]
+
+
+def room(node: NodeState, seat: ManagedSeat, *, without: ManagedSeat | None = None, on: Group | None = None) -> bool:
+    """True when this seat may take a group's GPUs now: slots, other groups' GPUs, VRAM.
+
+    ``without``: a holder that counts as gone. ``on``: the group, if it is not the one that the seat is on.
+    """
+    group = on or seat.group
+    gpus = {gpu.uuid for gpu in group.gpus}
+    leases = [other for other in node.seats.values() if other.lease and other is not seat and other is not without]
+    same = [other for other in leases if other.group.name == group.name]
+    if len(same) >= group.slots:
+        return False
+    if any(gpus & {gpu.uuid for gpu in o.group.gpus} for o in leases if o.group.name != group.name):
+        return False
+    for gpu in group.gpus:
+        taken = sum(other.reserved_bytes(gpu.memory_bytes) for other in same)
+        if taken + seat.reserved_bytes(gpu.memory_bytes, group) > gpu.memory_bytes:
+            return False
+    return True
+
+
+def group_with_gpus(node: NodeState, seat: ManagedSeat, gpus: Collection[str]) -> Group | None:
+    """The group that a seat is on when its memory is on these GPUs; None where they do not tell.
+
+    Where groups share GPUs, several fit: only groups of its own size count, and the one where it was goes first.
+    """
+    if not gpus:
+        return None
+    known = (seat.group, seat.home, *node.setup.groups)
+    size = len(seat.home.gpus)
+    return next((g for g in known if len(g.gpus) == size and {*gpus} <= {gpu.uuid for gpu in g.gpus}), None)
+
+
+def turn(node: NodeState, group: Group, now: Now) -> tuple[float, float, str]:
+    """Whose turn it is among groups, lowest first: that of its seat that goes first; last without a waiting seat."""
+    seats = group_view(node, group, now).seats
+    return min((seat.turn for seat in seats if seat.wait_seconds is not None), default=_NO_TURN)
+
+
+def claimed_for(node: NodeState, group: Group, now: Now) -> str | None:
+    """The seat of another group for which GPUs of this one are being cleared, unless this group goes before it.
+
+    The group whose seat has waited longer goes first. Otherwise claims of small groups that follow each other, here and
+    there, would leave no moment for a group that needs all of their GPUs, and the other way round.
+    """
+    names = [other.name for other in node.groups[group.name].neighbours if other.name in node.claims]
+    if not names:
+        return None
+    own = turn(node, group, now)
+    own = own if group.name in node.claims else (*own[:2], _LAST_NAME)  # equals wait for a claim; two claims never do
+    claims = [node.seats[node.claims[name].seat] for name in names]
+    return next((seat.id for seat in claims if seat_view(node, seat, now).turn <= own), None)
+
+
+def validate(node: NodeState) -> None:
+    """Raise AssertionError if an invariant does not hold. Quarantined seats may hold too much: that is why they are."""
+    by_gpu: dict[str, list[ManagedSeat]] = {}
+    for group in node.setup.groups:
+        leases = holders(node, group)
+        known = any(seat.state is S.QUARANTINED for seat in leases)
+        assert len(leases) <= group.slots or known, f"{group.name}: {len(leases)} hold, {group.slots} may"
+        for gpu in group.gpus if leases else ():
+            by_gpu.setdefault(gpu.uuid, []).extend(leases)
+            reserved = sum(seat.reserved_bytes(gpu.memory_bytes) for seat in leases)
+            assert reserved <= gpu.memory_bytes or known, f"{gpu.uuid}: {reserved} bytes reserved of {gpu.memory_bytes}"
+    for gpu_uuid, seats in by_gpu.items():
+        known = any(seat.state is S.QUARANTINED for seat in seats)
+        assert known or len({seat.group.name for seat in seats}) == 1, f"{gpu_uuid} belongs to two groups"
+    for name, switch in node.switches.items():
+        assert switch.victim or switch.incoming, f"{switch.op} moves no seat"
+        assert (switch.group, switch.phase is SwitchPhase.DONE) == (name, False), f"{switch.op} is over or misplaced"
+
+
+# --- what is due, for the shell ---------------------------------------------------------------------------------------
+
+
+def engine_probes(node: NodeState) -> list[EngineProbe]:
+    """Questions to engines that the state waits for: is it healthy, does it still compute."""
+    probes = []
+    for seat in node.seats.values():
+        if seat.state is S.STARTING and seat.durable.seen_running:
+            probes += _probe(seat, idle=False, since=Wall(0.0))
+    for switch in node.switches.values():
+        since = switch.drain.quiet if switch.phase is SwitchPhase.DRAINING else switch.drain.cut
+        if switch.victim is not None and switch.phase is not SwitchPhase.JOB and since is not None:
+            probes += _probe(node.seats[switch.victim], idle=True, since=since)
+    return probes
+
+
+def _probe(seat: ManagedSeat, *, idle: bool, since: Wall) -> list[EngineProbe]:
+    endpoint, container_id = seat.pod.endpoint if seat.pod else None, seat.durable.container_id
+    return [EngineProbe(seat.id, endpoint, container_id, idle, since)] if endpoint and container_id else []
+
+
+def checkpointer_questions(node: NodeState, sent_before: Wall) -> list[AskJobs]:
+    """Questions to the checkpointer: jobs sent before this instant, and processes that should be gone or fine again.
+
+    One question per seat: a process that hangs makes its own answer slow, and must not delay the others.
+    """
+    question = AskJobs(cause="status", node=node.name, epoch=0)
+    jobs = [switch for switch in node.switches.values() if switch.job.journaled]
+    late = [switch.op for switch in jobs if switch.job.sent is None or switch.job.sent < sent_before]
+    seats = node.seats.values()
+    dying = [seat for seat in seats if seat.state in (S.RELEASING, S.LOST) and not seat.processes_gone]
+    unclear = dying + [seat for seat in seats if seat.state is S.QUARANTINED and not seat.conflict]
+    questions = [question.model_copy(update={"ops": tuple(late)})] if late else []
+    return questions + [question.model_copy(update={"targets": (seat.target(),)}) for seat in unclear]
+
+
+def next_wake(node: NodeState, now: Now) -> float:
+    """Wall seconds until something is due even if no message arrives; at most 1, at least 0.001."""
+    due = [1.0]
+    for name, group in node.groups.items():
+        if group.backoff.active(now):
+            due.append(group.backoff.until - now.wall)
+        elif group.wake is not None and name not in node.switches:
+            due.append((group.wake - now.model) / now.pace)
+    draining = [switch for switch in node.switches.values() if switch.phase is SwitchPhase.DRAINING]
+    if not node.routers.settled(now):
+        due.append(node.routers.settled_at - now.wall)
+    elif node.bus_up:
+        due += [(switch.drain.deadline - now.model) / now.pace for switch in draining]
+    cutting = [switch for switch in node.switches.values() if switch.phase is SwitchPhase.CUTTING]
+    due += [switch.drain.cut + CUT_GRACE_SECONDS - now.wall for switch in cutting]
+    expiry = node.levels.next_expiry()
+    if expiry is not None:
+        due.append(expiry - now.wall)
+    return max(0.001, min(due))
