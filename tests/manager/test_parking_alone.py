@@ -53,7 +53,7 @@ def test_a_request_for_it_calls_the_park_off(world: World, b: str) -> None:
     world.traffic(b, waiting=1)
     assert world.state(b) is S.ACTIVE
     assert not world.node.switches
-    assert "asked for" in world.managed(b).reason
+    assert "wanted again" in world.managed(b).reason
 
 
 def test_a_router_that_asks_for_it_does_so_too(world: World, b: str) -> None:

@@ -25,13 +25,13 @@ def test_a_copy_of_the_pods_that_may_lie_behind_confirms_no_owner(world: World) 
 
     world.call(seat)
     for _ in range(10):
-        world.hear(behind)
+        world.receive(behind)
     assert world.state(seat) is S.ACTIVE
 
-    world.hear(PodsSeen(world.owners()))
-    world.hear(behind)
+    world.receive(PodsSeen(world.owners()))
+    world.receive(behind)
     assert world.state(seat) is S.ACTIVE, "the first proven observation may have begun before the call"
-    world.hear(PodsSeen(world.owners()))
+    world.receive(PodsSeen(world.owners()))
     assert [event.state for event in world.events(seat)][-3:] == [S.BACKOFF, S.WAITING, S.STARTING]
 
 
@@ -42,9 +42,9 @@ def test_a_seat_left_out_of_an_observation_is_neither_missed_nor_confirmed(world
 
     world.call(seat)
     for _ in range(10):
-        world.hear(left_out)
+        world.receive(left_out)
     assert world.state(seat) is S.ACTIVE
-    world.hear(PodsSeen(world.owners()))
+    world.receive(PodsSeen(world.owners()))
     assert world.state(seat) is S.ACTIVE
 
 
