@@ -4,7 +4,7 @@ As in the GPU manager, a group is in one switch at a time, and the invariants do
 that cannot be carried out is refused and counted.
 
 Gangs are seats on several groups that are active together or not at all. The GPU manager has no gangs; they are
-simulated as it treats a larger group over smaller ones (``services/gpu_manager/arbiter.py``): each group's policy sees a gang as one seat. A
+simulated as it treats a larger group over smaller ones (``arbiter.py``): each group's policy sees a gang as one seat. A
 gang that a policy would activate has a *claim* on all its groups, if each of them would give it the next free slot. The
 seats in the way drain on every group, each group keeps its slot for the gang, and when all have room the members are
 activated together; the slowest one determines when they serve. A gang also leaves as a whole.
