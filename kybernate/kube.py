@@ -232,11 +232,11 @@ class Kube:
         body: Mapping[str, Any] | None = None,
         timeout: aiohttp.ClientTimeout | None = None,
     ) -> aiohttp.ClientResponse:
+        headers = {"Authorization": f"Bearer {await asyncio.to_thread(self._token)}"}
         if self._session is None:
             tls = await asyncio.to_thread(self._tls)
             if self._session is None:  # no other request was faster
                 self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls))
-        headers = {"Authorization": f"Bearer {await asyncio.to_thread(self._token)}"}
         method = "GET" if verb in ("LIST", "WATCH") else verb
         timeout = timeout or aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         return await self._session.request(
@@ -317,7 +317,9 @@ def _keep_alive(answer: aiohttp.ClientResponse) -> None:
     """Have the kernel probe the connection of a watch: its client only reads."""
     transport = answer.connection.transport if answer.connection is not None else None
     connection = transport.get_extra_info("socket") if transport is not None else None
-    if connection is not None:
+    if connection is None:
+        return
+    with contextlib.suppress(OSError):  # it is closed already, which the reader notices
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
             if hasattr(socket, option):  # Linux; macOS lacks the first one

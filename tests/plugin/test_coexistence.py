@@ -140,7 +140,6 @@ async def test_without_an_api_server_the_last_result_stands_and_the_reason_is_sh
             lambda: "HTTP 500" in str(neighbours.unchecked), what="the check has seen the change", timeout=PATIENCE
         )
         assert neighbours.conflict is not None
-    (tmp_path / "token").unlink()
     lost = Kube("https://127.0.0.1:9", tmp_path)
     with pytest.raises(KubeError, match=r"ca\.crt"):
         await lost.node("node-0")
