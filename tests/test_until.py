@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from tests import until as module
@@ -12,6 +14,13 @@ async def test_the_value_of_the_condition_is_returned_whether_it_is_a_coroutine_
 
     assert await until(asynchronous, what="the third value") == "ready"
     assert await until(lambda: 7, what="a number") == until_blocking(lambda: 7, what="a number") == 7
+
+
+async def test_a_task_is_a_value_and_not_awaited() -> None:
+    task = asyncio.create_task(asyncio.sleep(60))
+    assert await until(lambda: task, what="a task") is task
+    assert not task.done()
+    task.cancel()
 
 
 async def test_a_failure_says_what_was_waited_for_and_what_was_last_seen() -> None:

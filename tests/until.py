@@ -30,7 +30,7 @@ async def until(
     deadline = time.monotonic() + timeout * TIME_FACTOR
     while True:
         value = condition()
-        if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
             value = await value
         if value:
             return value
