@@ -220,7 +220,7 @@ def main() -> None:
         sources, task = GroupSources(config), asyncio.current_task()
         while task is not None and not task.cancelling():  # a stop that arrived together with a change counts
             try:
-                # A task of its own: a TaskGroup of Python 3.11 that failed leaves its task marked as cancelled.
+                # A separate task: a TaskGroup of Python 3.11 that failed leaves its task marked as cancelled.
                 await asyncio.create_task(serve(settings, sources))
             except* (ConfigError, GpuError) as group:
                 for error in group.exceptions:

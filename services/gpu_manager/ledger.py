@@ -84,7 +84,7 @@ class LedgerEntry(BaseModel):
     pod_uid: str
     annotations: dict[str, str] = Field(default_factory=dict)
     gpus: tuple[str, ...] = ()
-    """UUIDs of the GPUs of its own group."""
+    """UUIDs of the GPUs of its home group."""
     on: tuple[str, ...] = ()
     """UUIDs of the GPUs of the group that it is on, where that is another one."""
     durable: Durable = Field(default_factory=Durable)

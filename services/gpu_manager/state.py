@@ -26,10 +26,9 @@ from kybernate.policy import Policy, SeatView
 from kybernate.roster import SeatRecord
 from kybernate.seat import HOLDING, SeatState, Trigger, advance
 from kybernate.topology import Group, peers
-from services.gpu_manager.demand import DemandLevels, Learning
+from services.gpu_manager.demand import DemandLevels, Learning, Routers
 from services.gpu_manager.inputs import ForeignProcess, GroupDecided, Model, Now, StartCall, StartTicket, Unix, Wall
 from services.gpu_manager.ledger import Durable, Freeze
-from services.gpu_manager.routers import Routers
 from services.gpu_manager.seat_pod import SeatPod, refusal
 
 Effect = (

@@ -243,7 +243,7 @@ def room(node: NodeState, seat: ManagedSeat, *, without: ManagedSeat | None = No
 def group_with_gpus(node: NodeState, seat: ManagedSeat, gpus: Collection[str]) -> Group | None:
     """The group that a seat is on when its memory is on these GPUs; None where they do not tell.
 
-    Where groups share GPUs, several fit: only groups of its own size count, and the one where it was goes first.
+    Where groups share GPUs, several fit: only groups of its size count, and the one where it was goes first.
     """
     if not gpus:
         return None

@@ -1,0 +1,203 @@
+"""The tables of the manager, row by row: what a seat is after a restart, and how a switch goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kybernate.messages import SeatProgress
+from kybernate.seat import SeatState as S
+from services.gpu_manager.inputs import Model, Wall
+from services.gpu_manager.ledger import Costs, Durable, Freeze, LedgerEntry, LedgerFile
+from services.gpu_manager.recovery import (
+    RECOVERED,
+    ContainerEvidence,
+    DriverEvidence,
+    RecoveredAs,
+    container_evidence,
+    driver_evidence,
+)
+from services.gpu_manager.seat_pod import SeatPod
+from services.gpu_manager.state import (
+    SWITCH_TRANSITIONS,
+    Drain,
+    GroupSwitch,
+    IllegalPhaseError,
+    SwitchPhase,
+    SwitchTimes,
+    SwitchTrigger,
+)
+
+C, D = ContainerEvidence, DriverEvidence
+DELETED = "its pod is being deleted"
+
+
+def entry(state: S = S.ACTIVE, *, lease: bool = True, **durable: object) -> LedgerEntry:
+    known = Durable(**{"container_id": "process://1", "seen_running": True, **durable})  # type: ignore[arg-type]
+    return LedgerEntry(seat="s", state=state, epoch=1, lease=lease, pod="d/p", pod_uid="u", durable=known)
+
+
+def pod(*, running: bool = True, deleting: bool = False, container_id: str | None = "process://1") -> SeatPod:
+    return SeatPod("s", "r", "d", "p", "u", "c", container_id=container_id, running=running, deleting=deleting)
+
+
+# --- recovery ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("container", "driver", "states", "expected"),
+    [
+        # A new container can only have started with a ticket, whatever was known before.
+        (C.NEW, tuple(D), tuple(S), RecoveredAs(S.STARTING, True, True)),
+        # A live process without park evidence holds its group, also when the ledger is lost.
+        (C.RUNNING, (D.ALIVE,), tuple({*S} - {S.STARTING, S.LOST, S.QUARANTINED}), RecoveredAs(S.ACTIVE, True, True)),
+        (C.RUNNING, (D.ALIVE,), (S.STARTING,), RecoveredAs(S.STARTING, True, True)),
+        (C.RUNNING, (D.ALIVE,), (S.LOST,), RecoveredAs(S.LOST, True, True)),
+        (C.RUNNING, (D.ALIVE,), (S.QUARANTINED,), RecoveredAs(S.QUARANTINED, True, True)),
+        (C.RUNNING, (D.PARKED,), tuple(S), RecoveredAs(S.PARKED, False, True)),
+        (C.RUNNING, (D.GONE,), tuple(S), RecoveredAs(S.BACKOFF, False, False, reason="its processes are gone")),
+        (C.RUNNING, (D.LOST,), tuple(S), RecoveredAs(S.LOST, True, True)),
+        (C.RUNNING, (D.QUARANTINED,), tuple(S), RecoveredAs(S.QUARANTINED, True, True)),
+        # A start that was under way keeps its lease and its ticket.
+        (C.STOPPED, tuple(D), (S.STARTING,), RecoveredAs(S.STARTING, True, False, ticket_open=True)),
+        (C.ABSENT, tuple(D), (S.STARTING,), RecoveredAs(S.STARTING, True, False, ticket_open=True)),
+        (C.STOPPED, tuple(D), tuple(s for s in S if s is not S.STARTING),
+         RecoveredAs(S.BACKOFF, False, False, reason="its container is not running")),
+        (C.ABSENT, tuple(D), tuple(s for s in S if s is not S.STARTING), RecoveredAs(S.WAITING, False, False)),
+        # A deleted pod holds what its processes held, until they are gone.
+        (C.DELETED_WITH_TICKET, tuple(D), tuple(S), RecoveredAs(S.RELEASING, True, False, True, DELETED)),
+        (C.DELETED_HOLDING, (D.ALIVE, D.LOST, D.QUARANTINED), tuple(S),
+         RecoveredAs(S.RELEASING, True, True, reason=DELETED)),
+        (C.DELETED_HOLDING, (D.PARKED,), tuple(S), RecoveredAs(S.RELEASING, False, True, reason=DELETED)),
+        (C.DELETED_HOLDING, (D.GONE,), tuple(S), RecoveredAs(S.RELEASING, False, False, reason=DELETED)),
+        (C.DELETED_PARKED, (D.ALIVE, D.PARKED, D.LOST, D.QUARANTINED), tuple(S),
+         RecoveredAs(S.RELEASING, False, True, reason=DELETED)),
+        (C.DELETED_PARKED, (D.GONE,), tuple(S), RecoveredAs(S.RELEASING, False, False, reason=DELETED)),
+        (C.DELETED, tuple(D), tuple(S), RecoveredAs(S.RELEASING, False, False, reason=DELETED)),
+    ],
+)  # fmt: skip
+def test_what_a_seat_is_after_a_restart(
+    container: C, driver: tuple[D, ...], states: tuple[S, ...], expected: RecoveredAs
+) -> None:
+    for evidence in driver:
+        for state in states:
+            assert RECOVERED[container, evidence, state] == expected, (evidence, state)
+
+
+def test_the_table_of_recovery_is_total() -> None:
+    assert RECOVERED.keys() == {(container, driver, state) for container in C for driver in D for state in S}
+
+
+@pytest.mark.parametrize(
+    ("seen", "known", "expected"),
+    [
+        (pod(container_id="process://2"), entry(), C.NEW),
+        (pod(container_id="process://2", deleting=True), entry(), C.NEW),
+        (pod(), entry(), C.RUNNING),
+        (pod(), None, C.RUNNING),
+        (pod(running=False), entry(), C.STOPPED),
+        (pod(running=False, container_id=None), None, C.ABSENT),
+        (pod(deleting=True, running=False), entry(S.STARTING, seen_running=False), C.DELETED_WITH_TICKET),
+        (pod(deleting=True, running=False), entry(S.RELEASING, seen_running=False), C.DELETED_WITH_TICKET),
+        (pod(deleting=True, running=False), entry(S.BACKOFF, lease=False, seen_running=False), C.DELETED),
+        (pod(deleting=True), entry(), C.DELETED_HOLDING),
+        (pod(deleting=True), None, C.DELETED_HOLDING),
+        (pod(deleting=True), entry(S.PARKED, lease=False), C.DELETED_PARKED),
+    ],
+)
+def test_what_the_pods_tell_about_a_container(seen: SeatPod, known: LedgerEntry | None, expected: C) -> None:
+    assert container_evidence(seen, known) is expected
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        *((outcome, D.ALIVE) for outcome in ("pending", "started", "active")),
+        *((str(driver), driver) for driver in D if driver is not D.ALIVE),
+    ],
+)
+def test_what_the_checkpointer_tells_about_processes(outcome: str, expected: D) -> None:
+    assert driver_evidence(SeatProgress(seat="s", pod_uid="u", container_id="c", outcome=outcome)) is expected  # type: ignore[arg-type]
+
+
+def test_without_an_answer_processes_count_as_alive() -> None:
+    assert driver_evidence(None) is D.ALIVE
+
+
+# --- a switch ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trigger", SwitchTrigger)
+@pytest.mark.parametrize("phase", SwitchPhase)
+def test_a_switch_follows_its_table_and_refuses_what_it_does_not_list(
+    phase: SwitchPhase, trigger: SwitchTrigger
+) -> None:
+    switch = GroupSwitch("op", 1, "G0", "a", "b", "c", phase, Drain(Model(0.0)), SwitchTimes(Wall(0.0), Wall(0.0)))
+    expected = SWITCH_TRANSITIONS.get((phase, trigger))
+
+    if expected is None:
+        with pytest.raises(IllegalPhaseError):
+            switch.advance(trigger)
+    else:
+        switch.advance(trigger)
+
+    assert switch.phase is (expected or phase)
+
+
+def test_every_switch_can_end() -> None:
+    for phase in SwitchPhase:
+        ends = {after for (before, _), after in SWITCH_TRANSITIONS.items() if before is phase}
+        assert phase is SwitchPhase.DONE or SwitchPhase.DONE in ends
+
+
+# --- the ledger -------------------------------------------------------------------------------------------------------
+
+BEFORE = {
+    "boot_id": "b", "epoch": 1800000000123, "routers": {"r0": "a"}, "move_seconds": 1.5,
+    "seats": [{
+        "seat": "1x-742563.s00", "state": "parked", "epoch": 1800000000100, "lease": False, "pod": "default/llama",
+        "pod_uid": "u-1", "container_id": "containerd://abc", "seen_running": True, "ticket": "call-1",
+        "inherited": True,
+        "gpus": ["GPU-0"], "on": ["GPU-1"], "fixed": "the driver refused it", "vram_bytes": 40, "host_bytes": 41,
+        "started": True, "pinned": True, "endpoint": "http://10.0.0.1:8000", "annotations": {"kyb.ai/model": "llama"},
+        "park_seconds": 1.25, "frozen_since": 18.5, "frozen_until": 28.5, "parks": 3, "activate_seconds": 2.25,
+        "activations": 4, "switch_seconds": 5.25,
+    }],
+}  # fmt: skip
+"""A line of a manager before ``durable`` was a record: every field as it wrote it."""
+
+
+def test_an_upgrade_reads_the_ledger_of_the_manager_before_and_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_text(json.dumps(BEFORE) + "\n")
+
+    found = LedgerFile(tmp_path / "ledger").read()
+
+    assert (found.boot_id, found.epoch, found.routers, found.move_seconds) == ("b", 1800000000123, {"r0": "a"}, 1.5)
+    (seat,) = found.seats
+    assert (seat.seat, seat.state, seat.epoch, seat.lease) == ("1x-742563.s00", S.PARKED, 1800000000100, False)
+    assert (seat.pod, seat.pod_uid, seat.annotations) == ("default/llama", "u-1", {"kyb.ai/model": "llama"})
+    assert (seat.gpus, seat.on) == (("GPU-0",), ("GPU-1",))
+    assert seat.durable == Durable(
+        container_id="containerd://abc",
+        seen_running=True,
+        ticket="call-1",
+        inherited=True,
+        fixed="the driver refused it",
+        vram_bytes=40,
+        host_bytes=41,
+        started=True,
+        pinned=True,
+        costs=Costs(park_seconds=1.25, parks=3, activate_seconds=2.25, activations=4, switch_seconds=5.25),
+        freeze=Freeze(since=18.5, until=28.5),
+    )
+
+
+def test_what_is_written_is_read_again_in_the_new_form(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_text(json.dumps(BEFORE) + "\n")
+    before = LedgerFile(tmp_path / "ledger").read()
+    file = LedgerFile(tmp_path / "ledger")
+    file.write(before, durable=True)
+    file.close()
+
+    assert LedgerFile(tmp_path / "ledger").read() == before
+    assert "durable" in json.loads((tmp_path / "ledger").read_text().splitlines()[-1])["seats"][0]
