@@ -3,7 +3,7 @@ PY := .venv/bin/python
 KYB := .venv/bin/kyb
 TRACES ?= ../shared/data/traces
 
-.PHONY: setup up demo test check bench gpu-bench replay-full lock image compose-test helm-test e2e sim-reference
+.PHONY: setup up demo test test-fast test-nightly check bench gpu-bench replay-full lock image compose-test helm-test e2e sim-reference
 
 setup:
 	@sh scripts/setup.sh
@@ -21,6 +21,17 @@ test: setup
 	$(PY) -m coverage run -m pytest -n 2 --dist loadfile $(ARGS)
 	@$(PY) -m coverage combine -q
 	$(PY) -m coverage report --fail-under=85
+
+# Unit and contract tests, at most a minute on two cores: no stack, and few processes besides nats-server.
+FAST := $(wildcard tests/test_*.py) $(addprefix tests/,bus checkpointer config manager plugin policy probe router topology traces webhook)
+SLOW := test_cluster.py test_coexistence.py test_credentials.py test_hazards.py test_missing_gpu.py test_moving.py \
+  test_nats.py test_process.py test_reconfigured.py test_reload.py test_service.py test_worker.py
+test-fast: setup
+	@$(PY) -m pytest -q -n 2 --dist loadfile $(addprefix --ignore-glob=*/,$(SLOW)) $(FAST) $(ARGS)
+
+# Property tests with 1,000 examples each instead of 60; hours.
+test-nightly: setup
+	HYPOTHESIS_PROFILE=nightly KYB_TEST_TIME_FACTOR=60 $(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: setup
 	.venv/bin/ruff format --check .
