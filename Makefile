@@ -38,6 +38,8 @@ check: setup
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	$(PY) scripts/check_imports.py
+	$(PY) scripts/check_language.py
 	$(PY) scripts/generate.py --check
 	sh scripts/generate_pb.sh --check
 

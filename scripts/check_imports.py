@@ -2,8 +2,9 @@
 
     python scripts/check_imports.py
 
-Imports below ``if TYPE_CHECKING`` and inside functions count. A module is pure when a sentence of its docstring
-begins with "Pure": it decides without I/O, clock, chance and log, so that a test needs values only.
+Imports below ``if TYPE_CHECKING`` and inside functions count. A module is pure when a sentence of its docstring, or
+of the docstring of a package above it, begins with "Pure": it decides without I/O, clock, chance and log, so that a
+test needs values only.
 """
 
 import ast
@@ -22,9 +23,6 @@ IMPURE = (
     *("kybernate.bus", "kybernate.logs"),
 )
 """What a pure module must not import directly; a package stands for its modules."""
-DATA = ("kybernate.bus.rights", "kybernate.bus.layout")
-"""Modules below an impure package that are pure themselves, as far as they exist."""
-
 _PURE = re.compile(r"(^|[.:]\s+)Pure\b")
 
 
@@ -48,13 +46,21 @@ def claims_purity(source: str) -> bool:
 
 
 def impurities(graph: grimp.ImportGraph, module: str) -> list[str]:
-    """Return the impure modules that ``module`` imports directly."""
-    imported = graph.find_modules_directly_imported_by(module)
+    """Return the impure modules outside its package that ``module`` imports directly."""
+    package = module.rpartition(".")[0]
     return sorted(
         name
-        for name in imported
-        if name not in DATA and any(name == impure or name.startswith(f"{impure}.") for impure in IMPURE)
+        for name in graph.find_modules_directly_imported_by(module)
+        if any(name == impure or name.startswith(f"{impure}.") for impure in IMPURE)
+        and name.rpartition(".")[0] != package
     )
+
+
+def is_pure(module: str) -> bool:
+    """Return whether the module, or a package above it, says that it is pure."""
+    parts = module.split(".")
+    names = [".".join(parts[:end]) for end in range(2, len(parts) + 1)]
+    return any(claims_purity(source_of(name).read_text(encoding="utf-8")) for name in names)
 
 
 def source_of(module: str) -> Path:
@@ -70,7 +76,7 @@ def main() -> int:
     found = [f"import circle: {' → '.join(circle)}" for circle in circles(graph)]
     pure = 0
     for module in sorted(graph.modules):
-        if module.split(".")[0] not in PACKAGES or not claims_purity(source_of(module).read_text(encoding="utf-8")):
+        if module.split(".")[0] not in PACKAGES or not is_pure(module):
             continue
         pure += 1
         found += [f"{module} calls itself pure and imports {name}" for name in impurities(graph, module)]

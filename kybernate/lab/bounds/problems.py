@@ -1,5 +1,7 @@
 """A scenario cut into problems that are bounded separately, and the exact cost of a schedule that a search has planned.
 
+Pure.
+
 Groups that seats cannot leave are separate problems; groups between which seats move are one. What is left out makes
 the best schedule only better, so a lower bound stays one: pins, gangs, memory of groups and of the host, the cost of
 moving, failures, slower decoding of large batches. Outcomes with frozen requests must not be compared with the bounds.

@@ -1,4 +1,4 @@
-"""Arrivals drawn from processes, and how long requests are in flight. Pure; the same seed gives the same numbers.
+"""Arrivals drawn from processes, and how long requests are in flight; deterministic for a seed.
 
 Each source gives the arrival times of one seat. Rates are requests per model second.
 """

@@ -1,4 +1,6 @@
-"""Measures of outcomes: waits, attainment and switches of one run; pooled figures and intervals of several. Pure.
+"""Measures of outcomes: waits, attainment and switches of one run; pooled figures and intervals of several.
+
+No I/O; intervals are deterministic for a seed.
 
 Percentiles are nearest-rank: the smallest wait that at least so many percent do not exceed. Intervals are bootstrapped
 over windows, never over requests: requests of one window wait for each other and are not independent. Every policy is

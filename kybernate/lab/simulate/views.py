@@ -1,6 +1,6 @@
 """Views of the simulator's groups for the policy: the same fields as in the GPU manager, from what has happened so far.
 
-States, ages, rates and learned costs mean what they mean in the manager's views.
+Pure. States, ages, rates and learned costs mean what they mean in the manager's views.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The state of a run: seats with their queues, groups, the agenda of events, and the result of each request.
 
-Pure but for seeded random numbers.
+No I/O; random numbers come from a seed.
 """
 
 import heapq

@@ -1,1 +1,1 @@
-"""Decisions of the checkpointer without I/O: the procedure, its failure table, and the rules of parking and moving."""
+"""Decisions of the checkpointer: the procedure, its failure table, and the rules of parking and moving. Pure."""

@@ -1,1 +1,1 @@
-"""The router's decisions, pure and synchronous: inputs in, effects out; ``now`` is an argument."""
+"""The router's decisions. Pure and synchronous: inputs in, effects out; ``now`` is an argument."""

@@ -1,4 +1,4 @@
-"""OpenAI's shapes: requests read and checked, answers, stream chunks and errors built. Pure.
+"""OpenAI's shapes: requests read and checked, answers, stream chunks and errors built. No I/O.
 
 An answer is a function of model, prompt and number of tokens, so that any mix-up shows. Standard library only: load
 generators compare answers with it.

@@ -1,4 +1,4 @@
-"""The made-up machine: presets as they are sold, its GPUs, MIG instances, links and speeds. Pure.
+"""The made-up machine: presets as they are sold, its GPUs, MIG instances, links and speeds. No I/O.
 
 ``hardware("8xL40S")`` gives GPUs, links and instances of a preset without any daemon.
 """
