@@ -102,8 +102,8 @@ class _Node:
         self.receive(
             DrainAck(cause="d", node="bench", seat=victim, instance="r", incarnation="a", epoch=seat.epoch, in_flight=0)
         )
-        said = self.receive(EngineSeen(victim, seat.durable.container_id, True, 0, self.wall + 1))
-        job = next(effect for effect in said if isinstance(effect, SwitchJob))
+        effects = self.receive(EngineSeen(victim, seat.durable.container_id, True, 0, self.wall + 1))
+        job = next(effect for effect in effects if isinstance(effect, SwitchJob))
         self.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
         self.receive(JobProgress(cause=job.cause, node="bench", status=_status(job)))
         assert self.board.node.seats[winner].state is SeatState.ACTIVE, self.board.node.seats[winner].state

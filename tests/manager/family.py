@@ -25,7 +25,7 @@ def make_family(shapes: tuple[tuple[int, ...], ...], seats: int = 2, slots: int 
 
 @dataclass
 class Busy:
-    """Lets a family live second by second; whoever is not active has requests waiting since it was."""
+    """Lets a family live second by second; each seat that is not active has had requests waiting since it was."""
 
     world: World
     drains: Callable[[str], int] = lambda seat: 0

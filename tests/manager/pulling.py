@@ -17,15 +17,15 @@ class Pulls:
 
     def decide(self, view: GroupView) -> Decision:
         own = [seat for seat in view.seats if seat.wait_seconds is not None]
-        comers = own or [seat for seat in view.elsewhere if seat.home_busy]
-        if not comers:
+        waiting = own or [seat for seat in view.elsewhere if seat.home_busy]
+        if not waiting:
             return Stay(None, "no demand")
-        comer = min(comers, key=lambda seat: seat.turn)
-        why = f"{comer.seat} waits"
+        incoming = min(waiting, key=lambda seat: seat.turn)
+        why = f"{incoming.seat} waits"
         if sum(seat.state in HOLDING and seat.state not in LEAVING for seat in view.seats) < view.slots:
-            return Switch(comer.seat, None, why)
+            return Switch(incoming.seat, None, why)
         victim = next((seat for seat in view.holders() if not seat.pinned and self._leaves(seat)), None)
-        return Stay(1.0, "all are busy") if victim is None else Switch(comer.seat, victim.seat, why)
+        return Stay(1.0, "all are busy") if victim is None else Switch(incoming.seat, victim.seat, why)
 
     def _leaves(self, holder: SeatView) -> bool:
         idle = not holder.waiting and not holder.in_flight

@@ -1,4 +1,4 @@
-"""The board, told in messages."""
+"""The board, as lists of messages."""
 
 from dataclasses import replace
 
@@ -73,10 +73,12 @@ def test_a_request_for_a_parked_seat_drains_parks_and_activates_with_one_cause(w
     world.progress(job)
 
     assert world.state(a) is S.ACTIVE
-    told = [e for e in world.effects[before:] if isinstance(e, SeatClosed | SeatEvicted | SeatParked | SeatActivated)]
-    assert [type(e).__name__ for e in told] == ["SeatClosed", "SeatEvicted", "SeatParked", "SeatActivated"]
-    assert {e.cause for e in told} == {"req-7"} == {job.cause}
-    assert told[-1].seconds.keys() == {"drain", "park", "activate", "verify", "release", "control", "total"}
+    published = [
+        e for e in world.effects[before:] if isinstance(e, SeatClosed | SeatEvicted | SeatParked | SeatActivated)
+    ]
+    assert [type(e).__name__ for e in published] == ["SeatClosed", "SeatEvicted", "SeatParked", "SeatActivated"]
+    assert {e.cause for e in published} == {"req-7"} == {job.cause}
+    assert published[-1].seconds.keys() == {"drain", "park", "activate", "verify", "release", "control", "total"}
 
 
 def test_nothing_is_parked_while_a_router_still_forwards(world: World) -> None:
@@ -227,7 +229,7 @@ def test_a_stale_epoch_is_raised_above_what_the_checkpointer_saw(world: World) -
     assert world.job().epoch > high
 
 
-def test_without_the_bus_nothing_is_evicted_and_afterwards_routers_are_heard_first(world: World) -> None:
+def test_without_the_bus_nothing_is_evicted_and_afterwards_routers_have_to_be_known_first(world: World) -> None:
     a, b = world.fill("a", "b")
     world.tick(10)
     world.receive(BusChanged(False))
@@ -338,7 +340,7 @@ def test_groups_that_share_no_gpu_switch_independently(world: World) -> None:
     assert world.state(b) is world.state(y) is S.DRAINING
 
 
-def test_load_told_about_a_model_without_a_seat_goes_to_one_seat(world: World) -> None:
+def test_demand_for_a_model_without_a_seat_goes_to_one_seat(world: World) -> None:
     a, b = world.fill("a", "b")
     world.tick(10)
     signal = TrafficSignal(cause="ext-1", source="litellm", model="a", waiting=3, ttl_seconds=15)
@@ -350,7 +352,7 @@ def test_load_told_about_a_model_without_a_seat_goes_to_one_seat(world: World) -
     world.tick(16)
     world.beat()
 
-    assert world.state(a) is S.DRAINING, "its level expired, somebody else waits"
+    assert world.state(a) is S.DRAINING, "its level expired, another seat waits"
 
 
 def test_a_late_older_signal_of_a_source_changes_nothing(world: World) -> None:
@@ -455,12 +457,12 @@ def test_a_status_that_comes_twice_changes_nothing(world: World) -> None:
     world.quiet(b)
     job = world.job()
     world.progress(job)
-    said = len(world.events(a))
+    before = len(world.events(a))
 
     world.progress(job)
     world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True, jobs=(status(job),))))
 
-    assert len(world.events(a)) == said
+    assert len(world.events(a)) == before
 
 
 def test_an_unknown_input_is_a_bug_and_says_so(world: World) -> None:

@@ -1,4 +1,4 @@
-"""The live policy and who looks on: failures, the shadow, recording and replaying."""
+"""The live policy and its observers: failures, the shadow, recording and replaying."""
 
 import json
 from dataclasses import dataclass, replace
@@ -47,9 +47,9 @@ class Says:
 
 BAD = {
     "it raises": ZeroDivisionError("division by zero"),
-    "nobody it knows comes": Switch("who?", None, ""),
-    "nobody it knows leaves": Switch("few", "who?", ""),
-    "nobody it knows is parked": Park("who?", ""),
+    "an unknown seat arrives": Switch("who?", None, ""),
+    "an unknown seat leaves": Switch("few", "who?", ""),
+    "an unknown seat is parked": Park("who?", ""),
     "it comes itself": Switch("few", "few", ""),
     "no time": Stay(float("nan"), ""),
     "no decision": None,
@@ -122,7 +122,7 @@ def test_a_shadow_counts_what_it_would_have_done_differently_once_while_it_lasts
     assert (score.evaluations["same"], score.disagreements, len(shadow.recent)) == (1, 2, 2)
 
 
-def test_a_shadow_that_raises_is_counted_and_harms_nobody() -> None:
+def test_a_shadow_that_raises_is_counted_and_does_no_harm() -> None:
     shadow = Shadow("broken", Says(RuntimeError("no")))
     brain = GuardedPolicy("kyb-balanced", KybBalanced(), observers=[shadow.observe])
 
@@ -207,16 +207,16 @@ def test_a_recorder_without_disk_leaves_out_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "reason"),
     [
         (["hello"], "line 1 is no recorded look"),
         ([json.dumps(encode(TWO, Stay(None, "")))], "before any line that names the policy"),
-        ([json.dumps(heading("nobody", {}))], "which this version does not have"),
+        ([json.dumps(heading("unknown", {}))], "which this version does not have"),
         ([json.dumps(heading("longest-queue", {"color": 1}))], "another version of policy 'longest-queue'"),
     ],
 )
-def test_what_is_no_recording_is_refused(lines: list[str], said: str) -> None:
-    with pytest.raises(RecordingError, match=said):
+def test_what_is_no_recording_is_refused(lines: list[str], reason: str) -> None:
+    with pytest.raises(RecordingError, match=reason):
         replay(lines)
 
 

@@ -42,12 +42,12 @@ async def engine() -> AsyncIterator[Engine]:
 
 
 async def first_answer(url: str) -> EngineSeen:
-    heard: asyncio.Queue[EngineSeen] = asyncio.Queue()
+    answers: asyncio.Queue[EngineSeen] = asyncio.Queue()
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
         asking = EngineProbes(session)
-        asking.follow([EngineProbe("s", url, "c", idle=True, since=0.0)], group, heard.put)
-        seen = await heard.get()
-        asking.follow([], group, heard.put)
+        asking.follow([EngineProbe("s", url, "c", idle=True, since=0.0)], group, answers.put)
+        seen = await answers.get()
+        asking.follow([], group, answers.put)
     return seen
 
 
@@ -79,7 +79,7 @@ async def test_an_engine_that_does_not_answer_in_time_may_compute(
     assert (seen.healthy, seen.running) == (False, None)
 
 
-async def test_an_engine_that_nobody_can_connect_to_computes_nothing() -> None:
+async def test_an_engine_that_refuses_connections_computes_nothing() -> None:
     seen = await first_answer("http://127.0.0.1:1")
 
     assert (seen.healthy, seen.running) == (False, 0)

@@ -23,7 +23,7 @@ def wanted(world: World, model: str) -> TrafficSignal:
     return TrafficSignal(cause="c", source="router-0", model=model, waiting=1, oldest_wait_seconds=1.0)
 
 
-def test_beside_a_stranger_nothing_is_started_and_the_reason_is_told(world: World) -> None:
+def test_beside_a_foreign_process_nothing_is_started_and_the_reason_is_shown(world: World) -> None:
     first, other = world.seat(0, 0), world.seat(1, 0)
     world.receive(ForeignProcessesSeen((STRANGER,)))
     for seat, model in ((first, "a"), (other, "b")):
@@ -87,7 +87,7 @@ async def test_a_process_belongs_to_a_seat_by_its_cgroup_or_by_its_ancestors(tmp
     containers = ["containerd://abcdef", "process://18"]
     for _ in range(READS - 1):
         assert await watch.foreign(containers) == ()
-    # 30 is nobody's; 40 cannot be seen from here, so nothing is said of it.
+    # 30 belongs to no container; 40 cannot be read from here, so it is left out.
     assert await watch.foreign(["containerd://abcdef", "process://18"]) == ()
     proc(tmp_path, 29)
     proc(tmp_path, 28)

@@ -22,7 +22,7 @@ class Freezes:
 
 
 def started(budget: str = "60s") -> tuple[World, str, str]:
-    """b computes two answers; somebody asks for a."""
+    """b computes two answers; a request for a waits."""
     world = World(policy=Freezes())
     world.boot()
     a, b = world.seat(0, 0), world.seat(0, 1)
@@ -144,7 +144,7 @@ def test_a_manager_that_starts_again_remembers_since_when_they_stand_still() -> 
     assert world.node.record(world.managed(b), world.now).stall_seconds == pytest.approx(55.0)
 
 
-def test_a_budget_that_is_used_up_brings_nobody_back() -> None:
+def test_a_budget_that_is_used_up_brings_no_seat_back() -> None:
     world, a, b = frozen()
     world.finish()
     world.managed(a).durable.pinned = True

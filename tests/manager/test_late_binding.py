@@ -1,4 +1,4 @@
-"""Who comes is decided again when the victim is drained and while it is being parked."""
+"""The incoming seat is chosen again when the victim is drained and while it is being parked."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.manager.world import World, status
 
 
 def leaving(world: World, answers: int = 1) -> tuple[str, str, str]:
-    """c drains for a; nobody waits for b yet."""
+    """c drains for a; no request waits for b yet."""
     a, b, c = world.fill("a", "b", "c")
     world.tick(30)
     world.traffic(c, in_flight=answers)
@@ -50,7 +50,7 @@ def test_who_waits_more_when_the_victim_is_drained_comes(world: World) -> None:
     assert world.state(b) is S.ACTIVE
 
 
-def test_a_drain_goes_on_for_somebody_else_when_its_winner_is_not_wanted_any_more(world: World) -> None:
+def test_a_drain_goes_on_for_another_seat_when_its_incoming_one_is_not_wanted_any_more(world: World) -> None:
     a, b, c = leaving(world)
 
     world.traffic(b, waiting=1)
@@ -105,7 +105,7 @@ def test_where_it_is_too_late_the_first_winner_comes(world: World, code: str) ->
 
 
 def test_a_status_that_names_the_first_winner_after_the_answer_is_believed(world: World) -> None:
-    """The answer said yes and the report before it was still on its way; the last word of the job counts."""
+    """The offer was accepted while the report before it was on its way; the last status of the job counts."""
     a, b, _ = parking(world)
     (asked,) = retargets(world)
     switch = world.node.switches["G0"]
@@ -142,7 +142,7 @@ def test_who_refuses_is_not_asked_again(world: World) -> None:
     assert len(retargets(world)) == 1
 
 
-def test_a_job_that_is_sent_anew_names_whoever_has_the_gpus_already(world: World) -> None:
+def test_a_job_that_is_sent_again_names_the_seat_that_has_the_gpus_already(world: World) -> None:
     a, _, _ = parking(world)
     (asked,) = retargets(world)
     world.receive(RetargetAnswered(asked.op, JobReply(accepted=False, code="too-late")))
@@ -175,7 +175,7 @@ def test_a_question_without_an_answer_is_put_again_after_a_moment_only(world: Wo
 
 
 def waits_at_the_gate(world: World) -> tuple[str, str, SwitchJob]:
-    """c is parked for a; then the checkpointer is asked to bring nobody, since b waits at the start gate."""
+    """c is parked for a; then the checkpointer is asked to activate no seat, since b waits at the start gate."""
     a, b, c = world.fill("a", "b", "c")
     world.configure(warmup=False)
     world.exit(b)
@@ -192,7 +192,7 @@ def waits_at_the_gate(world: World) -> tuple[str, str, SwitchJob]:
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_who_had_the_gpus_already_gives_them_back_when_nobody_is_to_be_brought(world: World, answered: bool) -> None:
+def test_a_seat_that_had_the_gpus_gives_them_back_when_none_is_to_be_activated(world: World, answered: bool) -> None:
     """The park was reported with the first winner; then the second half was dropped, and the answer may be lost."""
     a, b, job = waits_at_the_gate(world)
     world.progress(job, "parked", "pending", done=False)
@@ -208,7 +208,7 @@ def test_who_had_the_gpus_already_gives_them_back_when_nobody_is_to_be_brought(w
     assert world.state(b) is S.STARTING
 
 
-def test_what_the_second_half_has_begun_with_is_what_comes_whoever_was_asked_for(world: World) -> None:
+def test_the_seat_that_the_second_half_has_begun_with_arrives_whichever_was_offered(world: World) -> None:
     """A RetargetJob of the manager before this one was on its way into the journal when this one asked."""
     a, b, c = leaving(world)
     world.quiet(c)
@@ -216,12 +216,12 @@ def test_what_the_second_half_has_begun_with_is_what_comes_whoever_was_asked_for
     ledger = recovery.ledger(world.node, "boot")
     world.board = world.new_board()
     world.receive(BusChanged(True))
-    told = status(job, "parked", "pending", done=False)
+    reported = status(job, "parked", "pending", done=False)
     seats = tuple(
         SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="parked")
         for seat, pod in world.pods.items()
     )
-    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, jobs=(told,), seats=seats)))
+    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, jobs=(reported,), seats=seats)))
     assert world.state(a) is S.ACTIVATING
     instead = job.model_copy(update={"activate": world.managed(b).target()})
 

@@ -136,11 +136,11 @@ def test_seats_that_are_no_more_are_forgotten() -> None:
 
 def test_a_seat_whose_pod_went_is_no_guess(world: World) -> None:
     a, b = world.fill("a", "b")
-    told = {"source": "router-0", "incarnation": "i", "cause": "c", "ttl_seconds": 1e9}
+    reported = {"source": "router-0", "incarnation": "i", "cause": "c", "ttl_seconds": 1e9}
 
     def receive(seat: str, model: str, number: int) -> None:
         world.tick(5.0)
-        world.receive(TrafficSignal(**told, seat=seat, model=model, seq=number, arrivals=1, arrived=number))  # type: ignore[arg-type]
+        world.receive(TrafficSignal(**reported, seat=seat, model=model, seq=number, arrivals=1, arrived=number))  # type: ignore[arg-type]
 
     for number in range(1, 60):
         receive(b, "b", number)
@@ -168,12 +168,12 @@ def test_counters_do_not_grow_without_end() -> None:
 
 def test_how_often_the_next_request_was_guessed_reaches_the_policy(world: World) -> None:
     a, b = world.fill("a", "b")
-    told = {"source": "router-0", "incarnation": "i", "cause": "c", "ttl_seconds": 1e9}
+    reported = {"source": "router-0", "incarnation": "i", "cause": "c", "ttl_seconds": 1e9}
     assert view.group_view(world.node, world.groups[0], world.now).hit_share is None
     for number, seat in enumerate((a,) * 20 + (b,), start=1):
         world.tick(5.0)
         model = world.managed(seat).model
-        world.receive(TrafficSignal(**told, seat=seat, model=model, seq=number, arrivals=1, arrived=number))  # type: ignore[arg-type]
+        world.receive(TrafficSignal(**reported, seat=seat, model=model, seq=number, arrivals=1, arrived=number))  # type: ignore[arg-type]
 
     share = view.group_view(world.node, world.groups[0], world.now).hit_share
 
@@ -195,10 +195,10 @@ def test_annotations_that_cannot_be_used_count_as_not_written(world: World) -> N
 def test_ages_reach_the_policy_also_from_sources_that_tell_only_the_oldest(world: World) -> None:
     a, _ = world.fill("a", "b")
     world.managed(a).durable.pinned = False
-    told = {"model": "a", "seat": a, "cause": "c", "ttl_seconds": 1e9}
+    reported = {"model": "a", "seat": a, "cause": "c", "ttl_seconds": 1e9}
     histogram = ((8.0, 1), (4.0, 2))
-    world.receive(TrafficSignal(**told, source="r1", waiting=3, oldest_wait_seconds=8.0, age_histogram=histogram))  # type: ignore[arg-type]
-    world.receive(TrafficSignal(**told, source="r2", waiting=3, oldest_wait_seconds=6.0))  # type: ignore[arg-type]
+    world.receive(TrafficSignal(**reported, source="r1", waiting=3, oldest_wait_seconds=8.0, age_histogram=histogram))  # type: ignore[arg-type]
+    world.receive(TrafficSignal(**reported, source="r2", waiting=3, oldest_wait_seconds=6.0))  # type: ignore[arg-type]
 
     seen = view.seat_view(world.node, world.managed(a), world.now)
 
@@ -243,8 +243,8 @@ def test_a_node_that_has_learned_nothing_yet_is_no_trouble(tmp_path: Path) -> No
 
 def test_a_source_that_names_no_seat_is_counted_once_wherever_its_requests_go() -> None:
     learning = Learning()
-    for number, (seat, told) in enumerate([("s", 10), ("s", 20), ("t", 30), ("s", 31)]):
-        assert learning.update(signal(number, seat=None, arrived=told), seat, at(1000.0 + number)) in (0, 1, 10)
+    for number, (seat, reported) in enumerate([("s", 10), ("s", 20), ("t", 30), ("s", 31)]):
+        assert learning.update(signal(number, seat=None, arrived=reported), seat, at(1000.0 + number)) in (0, 1, 10)
 
 
 @pytest.mark.parametrize("fields", [{"served_seconds": INFINITE}, {"age_histogram": ((NAN, 1),)}])
@@ -253,9 +253,9 @@ def test_what_is_no_number_is_no_signal(fields: dict[str, object]) -> None:
         signal(1, arrived=1, **fields)
 
 
-def test_ages_that_cannot_be_count_as_not_told(world: World) -> None:
+def test_ages_that_cannot_be_count_as_not_reported(world: World) -> None:
     (a,) = world.fill("a")
-    told = signal(1, model="a", seat=a, waiting=2, oldest_wait_seconds=4.0, age_histogram=((4.0, 5), (9.0, -3)))
-    world.receive(told)
+    reported = signal(1, model="a", seat=a, waiting=2, oldest_wait_seconds=4.0, age_histogram=((4.0, 5), (9.0, -3)))
+    world.receive(reported)
 
     assert view.demand(world.node, world.managed(a)).ages(world.now) == ((4.0, 1), (2.0, 1))

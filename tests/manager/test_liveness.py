@@ -1,4 +1,4 @@
-"""Nobody waits for ever, and nothing spins meanwhile."""
+"""No seat waits for ever, and nothing spins meanwhile."""
 
 from kybernate.messages import ParkSeat
 from kybernate.policy.rules import Quantum

@@ -1,4 +1,4 @@
-"""The manager's shell with a bus in memory and a checkpointer that does what it is told."""
+"""The manager's shell with a bus in memory and an obedient checkpointer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection

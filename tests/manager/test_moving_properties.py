@@ -1,4 +1,4 @@
-"""Seats that move while anything fails: no GPU ever has memory of more seats than may be there, whoever dies when.
+"""Seats that move while anything fails: no GPU ever has memory of more seats than may be there.
 
 The node here is physical: it knows where each seat's memory is, and jobs act on it only when they are carried out. Jobs
 may come late, also those of a manager that is gone; reports may be lost; managers die between any two messages.
@@ -173,9 +173,9 @@ class Node:
         busy = any(seat in {t.seat for t in (*w.job.park, w.job.activate) if t is not None} for w in self.open)
         on = self.memory.get(seat) or self.parked.get(seat)
         outcome = "active" if seat in self.memory else "parked" if seat in self.parked else "gone"
-        told = self._progress(target, "started" if busy else outcome)
+        reported = self._progress(target, "started" if busy else outcome)
         known = on is not None and (not busy or seat in self.parked)
-        return told.model_copy(update={"gpus": (on,) if known else ()})
+        return reported.model_copy(update={"gpus": (on,) if known else ()})
 
 
 SEATS = st.integers(0, 4)
@@ -196,19 +196,21 @@ class AnyMove(RuleBasedStateMachine):
         for seat in self.seats:
             gpu = self.world.managed(seat).home.gpus[0].uuid
             (self.node.memory if self.world.state(seat) is S.ACTIVE else self.node.parked)[seat] = gpu
-        self.heard = len(self.world.effects)
+        self.collected = len(self.world.effects)
         self.letters: list[tuple[object, SwitchJob | RetargetJob]] = []
         """Jobs that are on their way, with the board that sent them."""
         self.world.tick(20)
 
     def collect(self) -> None:
-        """What was said since: jobs wait to be delivered, tickets are used by kubelet."""
-        said, self.heard = self.world.effects[self.heard :], len(self.world.effects)
-        self.letters += [(self.world.board, effect) for effect in said if isinstance(effect, SwitchJob | RetargetJob)]
+        """The effects since the last time: jobs wait to be delivered, tickets are used by kubelet."""
+        effects, self.collected = self.world.effects[self.collected :], len(self.world.effects)
+        self.letters += [
+            (self.world.board, effect) for effect in effects if isinstance(effect, SwitchJob | RetargetJob)
+        ]
 
     @rule(group=st.integers(0, 1), choice=st.integers(0, 2), how=st.sampled_from(["asked", "drained", "done"]))
     def hot(self, group: int, choice: int, how: str) -> None:
-        """Whoever runs on one group is busy and a parked seat there is asked for; nobody else has anything to do."""
+        """The holder of one group is busy and a parked seat there has demand; no other seat has any."""
         here = [row for row in self.world.node.seats.values() if row.group.name == self.world.groups[group].name]
         parked = [row.id for row in here if row.state is S.PARKED]
         self.world.beat()
@@ -252,11 +254,11 @@ class AnyMove(RuleBasedStateMachine):
             self.world.receive(JobAnswered(job.op, job.epoch, reply if answered else None))
 
     @precondition(lambda self: self.node.open)
-    @rule(last=st.booleans(), fails=st.sampled_from([False, False, False, True]), told=st.booleans())
-    def job_goes_on(self, last: bool, fails: bool, told: bool) -> None:
+    @rule(last=st.booleans(), fails=st.sampled_from([False, False, False, True]), reported=st.booleans())
+    def job_goes_on(self, last: bool, fails: bool, reported: bool) -> None:
         work = self.node.open[-1 if last else 0]
         self.node.step(work, fails=fails)
-        if told:
+        if reported:
             self.tell(work)
 
     @rule(fails=st.sampled_from([False, False, True]))
@@ -298,7 +300,7 @@ class AnyMove(RuleBasedStateMachine):
 
     @rule(late=st.booleans())
     def manager_dies(self, late: bool) -> None:
-        """What it said before its death may still arrive; the next one knows the ledger, and asks. ``late``: what was
+        """What it sent before its death may still arrive; the next one knows the ledger, and asks. ``late``: what was
         on its way into the journal when it asked was not in the answer."""
         ledger = recovery.ledger(self.world.node, "boot")
         self.world.board = board = self.world.new_board()
@@ -336,7 +338,7 @@ class AnyMove(RuleBasedStateMachine):
 
     @invariant()
     def leases_follow_memory(self) -> None:
-        """Who has memory on a GPU and is in no job holds a lease of the group that this GPU is. Nobody is in doubt."""
+        """A seat with memory on a GPU and in no job holds a lease of this GPU's group. None is quarantined."""
         assert all(row.state is not S.QUARANTINED for row in self.world.node.seats.values())
         busy = {seat for work in self.node.open for seat in work.unfinished}
         for seat, gpu in self.node.memory.items():
@@ -365,7 +367,7 @@ class AnyMove(RuleBasedStateMachine):
         raise AssertionError(f"switches that do not end: {self.world.node.switches}")
 
     def all_is_known(self) -> None:
-        """Nobody is half way, and who has memory holds the group that it is on."""
+        """No seat is half way, and each seat with memory holds the group that it is on."""
         for seat in self.seats:
             row, gpu = self.world.managed(seat), self.node.memory.get(seat)
             assert row.state not in (S.DRAINING, S.PARKING, S.ACTIVATING, S.MIGRATING), (

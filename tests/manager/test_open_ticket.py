@@ -24,11 +24,11 @@ def world() -> World:
 
 
 def tickets(world: World, seat: str) -> list[StartTicket]:
-    return [said for said in world.effects if isinstance(said, StartTicket) and said.seat == seat]
+    return [effect for effect in world.effects if isinstance(effect, StartTicket) and effect.seat == seat]
 
 
 def given(world: World, seat: str, model: str) -> None:
-    """Kubelet gives the seat to another pod; nobody has looked yet."""
+    """Kubelet gives the seat to another pod; the pods were not read yet."""
     world.pods[seat] = SeatPod(
         seat, "kyb.ai/x", "default", model, f"uid-{model}", "engine", ip="127.0.0.9", annotations={}
     )

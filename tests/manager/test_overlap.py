@@ -1,4 +1,4 @@
-"""Groups that share GPUs take turns: whoever needs several finds them free together, and nobody starves."""
+"""Groups that share GPUs take turns: a seat that needs several finds them free together, and none starves."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -121,7 +121,7 @@ def test_while_gpus_are_cleared_for_a_pair_no_single_takes_one(node: World) -> N
     assert node.state(pair) is S.ACTIVE
 
 
-def test_clearing_turns_back_when_nobody_waits_for_the_pair_any_more(node: World) -> None:
+def test_clearing_is_called_off_when_the_pair_is_not_wanted_any_more(node: World) -> None:
     a, b, pair = with_a_parked_pair(node)
     for seat in (a, b):
         node.traffic(seat)
@@ -298,7 +298,7 @@ def test_beside_a_stranger_an_overdue_look_does_not_spin(node: World) -> None:
     assert view.next_wake(node.node, node.now) > 0.1
 
 
-def test_a_container_that_nobody_asks_for_any_more_clears_no_gpus() -> None:
+def test_a_container_that_is_not_wanted_any_more_clears_no_gpus() -> None:
     """Without warm-up: a wish let it in, and lapsed before its GPUs were free."""
     groups = (make_group("G0", [0], 1), make_group("G1", [1], 1), make_group("G01", [0, 1], 1))
     node = World(groups=groups, warmup=False)

@@ -1,4 +1,4 @@
-"""A holder that is parked although nobody takes its place: called off as soon as somebody asks for it."""
+"""A holder that is parked without an incoming seat: called off as soon as it has demand."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from tests.manager.world import World, make_group
 
 @dataclass(frozen=True)
 class ParksIdle:
-    """Parks whoever is idle at once; else as the shipped one."""
+    """Parks idle holders at once; else as the shipped policy."""
 
     otherwise: Policy = field(default_factory=KybBalanced)
     even_busy: bool = False
@@ -27,7 +27,7 @@ class ParksIdle:
 
 @pytest.fixture
 def world() -> World:
-    """a is parked; b is active and about to be parked for nobody."""
+    """a is parked; b is active and about to be parked without an incoming seat."""
     world = World()
     world.boot()
     world.fill("a", "b")
@@ -91,7 +91,7 @@ def test_once_it_is_drained_the_park_goes_through_and_it_comes_back(world: World
 
 
 def test_what_an_operator_parks_is_parked(world: World, b: str) -> None:
-    """Also one who comes when the policy has begun to park it."""
+    """Also a request that arrives when the policy has begun to park it."""
     world.command(ParkSeat, b)
     world.traffic(b, waiting=1)
     assert world.state(b) is S.DRAINING
@@ -109,11 +109,11 @@ def test_what_an_operator_parks_is_parked(world: World, b: str) -> None:
 def test_a_policy_that_parks_who_is_asked_for_is_not_followed(world: World, b: str) -> None:
     world.traffic(b, waiting=1)
     world.configure(policy=ParksIdle(even_busy=True))
-    said = len(world.effects)
+    before = len(world.effects)
     for _ in range(5):
         world.traffic(b, waiting=1)
     assert world.state(b) is S.ACTIVE
-    assert len(world.effects) == said
+    assert len(world.effects) == before
     assert "although the policy decided" in world.node.groups["G0"].why
 
 
@@ -141,18 +141,18 @@ def test_where_two_have_to_leave_it_goes_on_as_long_as_the_one_they_make_room_fo
     assert world.state(victim) is S.ACTIVE
 
 
-def test_a_slot_that_is_free_meanwhile_is_taken_and_nobody_need_leave() -> None:
+def test_a_slot_that_is_free_meanwhile_is_taken_and_no_seat_need_leave() -> None:
     world = World(groups=(make_group("G", [0], 3, slots=2),))
     world.boot()
     seats = world.fill(*"abc", vram="40GiB")
-    (comer,) = [seat for seat in seats if world.state(seat) is S.PARKED]
+    (incoming,) = [seat for seat in seats if world.state(seat) is S.PARKED]
     world.tick(20)
     world.beat()
-    world.traffic(comer, waiting=1)
+    world.traffic(incoming, waiting=1)
     victim = world.node.switches["G"].victim or ""
-    (other,) = {*seats} - {comer, victim}
+    (other,) = {*seats} - {incoming, victim}
 
     world.exit(other)
     world.tick(0.1)
 
-    assert (world.state(victim), world.state(comer)) == (S.ACTIVE, S.ACTIVATING)
+    assert (world.state(victim), world.state(incoming)) == (S.ACTIVE, S.ACTIVATING)

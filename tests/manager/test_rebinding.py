@@ -57,7 +57,7 @@ def c(world: World) -> str:
 
 
 def demand(world: World, a: str, b: str) -> None:
-    """Somebody waits for a while b is busy."""
+    """A request for a waits while b is busy."""
     world.beat()
     world.traffic(b, in_flight=3)
     world.traffic(a, waiting=2, oldest=1.0)
@@ -72,10 +72,10 @@ def move(world: World, a: str, b: str) -> SwitchJob:
 
 def reported(world: World, job: SwitchJob, seat: str, outcome: str, **fields: object) -> None:
     """The checkpointer's last word about an activation."""
-    told = status(job, "parked", outcome)
-    assert told.activate is not None
-    told = told.model_copy(update={"activate": told.activate.model_copy(update=fields)})
-    world.receive(JobProgress(cause="c", node="n1", status=told))
+    reported = status(job, "parked", outcome)
+    assert reported.activate is not None
+    reported = reported.model_copy(update={"activate": reported.activate.model_copy(update=fields)})
+    world.receive(JobProgress(cause="c", node="n1", status=reported))
 
 
 def restarted(world: World, *jobs: JobStatus, **found: str) -> None:
@@ -284,13 +284,13 @@ def asked_for_another(world: World, a: str, b: str) -> tuple[str, SwitchJob, Ret
     return x, job, asked
 
 
-def test_who_was_named_to_the_checkpointer_meanwhile_is_nobody_elses_winner(world: World, a: str, b: str) -> None:
+def test_a_seat_that_was_offered_meanwhile_is_not_activated_by_another_group(world: World, a: str, b: str) -> None:
     x, job, asked = asked_for_another(world, a, b)
     world.exit(x)  # G0 is free, and both who wait may be on their way to G1
     assert set(world.node.switches) == {"G1"}
     assert (world.state(a), world.state(b)) == (S.PARKED, S.PARKED)
-    told = status(job.model_copy(update={"activate": asked.activate}))
-    world.receive(JobProgress(cause="c", node="n1", status=told))
+    reported = status(job.model_copy(update={"activate": asked.activate}))
+    world.receive(JobProgress(cause="c", node="n1", status=reported))
     assert (world.state(b), world.managed(b).group.name) == (S.ACTIVE, "G1")
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVATING, "G0")
 
@@ -362,7 +362,7 @@ def test_a_manager_that_dies_while_the_victim_is_parked_goes_on_with_both(world:
 
 
 @pytest.mark.parametrize("ledger", ["kept", "lost"])
-def test_what_moved_while_nobody_looked_is_where_its_memory_is(world: World, a: str, b: str, ledger: str) -> None:
+def test_a_seat_that_moved_without_a_manager_is_where_its_memory_is(world: World, a: str, b: str, ledger: str) -> None:
     move(world, a, b)
     if ledger == "lost":
         for row in world.node.seats.values():
@@ -501,7 +501,7 @@ def test_an_operators_wish_is_met_on_another_group_while_its_own_is_busy(
 def test_who_was_named_to_the_checkpointer_and_refused_is_free_for_others(
     world: World, a: str, b: str, lost_before: bool
 ) -> None:
-    """Unless it was named before, and whether that was heard is not known."""
+    """Unless it was offered before, and whether the offer was received is not known."""
     x, job, asked = asked_for_another(world, a, b)
     if lost_before:
         world.receive(RetargetAnswered(job.op, None))

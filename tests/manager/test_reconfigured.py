@@ -103,10 +103,10 @@ async def test_a_gpu_that_was_missing_at_the_start_makes_its_group_once_the_plug
             devices = (await gpus.call("devices"))["gpus"]
             await gpus.call("inject", fault="lost", gpu=devices[3]["uuid"])
             async with process("-m", "services.gpu_manager", log=log, **env):
-                said = await until(
+                warning = await until(
                     lambda: logged(log, "topology.warning"), what="the log event topology.warning", timeout=PATIENCE
                 )
-                assert "group G23 is not offered: it names GPU 3" in said["reason"]
+                assert "group G23 is not offered: it names GPU 3" in warning["reason"]
                 assert [entry["group"] for entry in all_logged(log, "group.formed")] == ["G0", "G1"]
                 await until(
                     lambda: all_logged(log, "manager.waits"), what="the log event manager.waits", timeout=PATIENCE

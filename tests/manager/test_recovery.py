@@ -44,7 +44,7 @@ def test_seats_at_rest_stay_what_they_were(world: World) -> None:
     assert all(world.managed(seat).durable.started for seat in (a, b, c))
 
 
-def test_a_drain_that_nobody_remembers_is_over_and_says_so_with_a_higher_epoch(world: World) -> None:
+def test_a_drain_that_was_under_way_is_over_and_published_with_a_higher_epoch(world: World) -> None:
     a, b = world.fill("a", "b")
     world.tick(10)
     world.traffic(a, waiting=1)
@@ -152,7 +152,7 @@ def test_a_taken_ticket_is_not_mistaken_for_a_new_call_after_a_restart(world: Wo
     assert sum(isinstance(effect, StartTicket) for effect in world.effects) == 1
 
 
-def test_a_pod_that_left_while_nobody_looked_is_released(world: World) -> None:
+def test_a_pod_that_left_without_a_manager_is_released(world: World) -> None:
     _, b = world.fill("a", "b")
     world.pods.pop(b)
 
@@ -282,7 +282,7 @@ def test_a_router_that_the_last_manager_knew_must_still_say_that_it_is_quiet(wor
     world.traffic(a, waiting=1)
     assert world.state(b) is S.DRAINING
     world.quiet(b)
-    assert world.state(b) is S.DRAINING, "router-1 may be there, only not heard"
+    assert world.state(b) is S.DRAINING, "router-1 may be there, only not known yet"
 
     for _ in range(8):
         world.tick(1)

@@ -63,7 +63,7 @@ def test_a_pinned_seat_that_never_comes_back_does_not_shut_the_others_out(
 
 
 def test_alone_it_is_tried_for_as_long_as_the_group_pauses(world: World, a: str, b: str) -> None:
-    """Its rest is for others. Nobody else has anything to do here, and the GPU would stand idle."""
+    """Its back-off is for others. No other seat has demand here, and the GPU would stand idle."""
     live(world, a, 200)
     assert world.managed(a).backoff.activation.count > 5
     world.traffic(b)

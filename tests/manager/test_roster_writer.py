@@ -51,13 +51,13 @@ async def until_state(bucket: Bucket, key: str, wanted: SeatState | None) -> Non
     await within(look(), 30)
 
 
-async def test_what_another_one_wrote_is_put_right_and_said() -> None:
+async def test_what_another_one_wrote_is_replaced_and_logged() -> None:
     world = World()
     world.boot()
     seat, free = world.seat(0, 0), world.seat(0, 1)
     world.serve(seat, "m")
     node = world.node.name
-    key, unused, strange = seat_key(node, seat), seat_key(node, free), seat_key(node, "nobody")
+    key, unused, strange = seat_key(node, seat), seat_key(node, free), seat_key(node, "unknown")
     async with writing(world) as bucket:
         await until_state(bucket, key, SeatState.ACTIVE)
         other = seat_key("another-node", "s1")
@@ -77,8 +77,8 @@ async def test_what_another_one_wrote_is_put_right_and_said() -> None:
                 await until_state(bucket, forged, None)
             await bucket.delete(key)
             await until_state(bucket, key, SeatState.ACTIVE)
-        said = [line for line in logs if line["event"] == "roster.differs"]
-        assert {found for line in said for found in line["keys"]} == {key, unused, strange}
+        logged = [line for line in logs if line["event"] == "roster.differs"]
+        assert {found for line in logged for found in line["keys"]} == {key, unused, strange}
         assert await state_of(bucket, other) is SeatState.PARKED
 
 
@@ -91,7 +91,7 @@ async def test_a_change_under_way_is_no_difference() -> None:
     with structlog.testing.capture_logs() as logs:
         async with writing(world) as bucket:
             await until_state(bucket, key, SeatState.ACTIVE)
-            strange = seat_key(world.node.name, "nobody")
+            strange = seat_key(world.node.name, "unknown")
             await bucket.put(strange, b"{}")  # once it is gone, the whole roster was compared
             while await bucket.get(strange) is not None:
                 await asyncio.sleep(0.005)

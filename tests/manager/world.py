@@ -1,4 +1,4 @@
-"""A made-up node around a real board: a kubelet, routers, engines and a checkpointer that do what they are told.
+"""A made-up node around a real board: a kubelet, routers, engines and a checkpointer that are obedient.
 
 Time is a number that only ``tick`` moves. The world checks the board's invariants after every message.
 """
@@ -72,7 +72,7 @@ def make_group(name: str, indices: Iterable[int], seats: int, slots: int = 1, *,
 
 @dataclass
 class World:
-    """One node. ``said`` keeps everything the board ever said."""
+    """One node. ``effects`` keeps all that the board ever returned."""
 
     groups: tuple[Group, ...] = field(default_factory=lambda: (make_group("G0", [0], 3), make_group("G23", [2, 3], 2)))
     policy: Policy = field(default_factory=KybBalanced)
@@ -84,7 +84,7 @@ class World:
     started: int = 0
     routers: dict[str, str] = field(default_factory=dict)
     retargeted: dict[str, SeatTarget | None] = field(default_factory=dict)
-    """By op: whom the checkpointer brings instead of the one that the job names."""
+    """By op: the seat that the checkpointer activates instead of the one that the job names."""
 
     def __post_init__(self) -> None:
         self.board = self.new_board()
