@@ -12,7 +12,7 @@ from kybernate.messages import (
 )
 from kybernate.seat import SeatState
 from services.gpu_manager import switch
-from services.gpu_manager.inputs import Now, Wall
+from services.gpu_manager.inputs import Now, WallTime
 from services.gpu_manager.state import ManagedSeat, NodeState
 
 S = SeatState
@@ -59,7 +59,7 @@ def _activate(node: NodeState, seat: ManagedSeat, command: Command, now: Now) ->
     if command.actor == "router":
         node.levels.poke(command.actor, seat.id, command.cause, now)
     else:
-        seat.backoff.activation.until = Wall(0.0)
+        seat.backoff.activation.until = WallTime(0.0)
         left = WISH_SECONDS if command.deadline is None else command.deadline - float(now.unix)
         seat.usage.wanted_since, seat.usage.wanted_until = now.model, now.wall + left
     return _yes(seat)

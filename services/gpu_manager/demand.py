@@ -12,7 +12,7 @@ from typing import Any
 
 from kybernate.messages import DrainAck, Presence, TrafficSignal
 from kybernate.policy.estimators import SERVICE_WEIGHT, Arrivals, Ewma, Hits, Rate
-from services.gpu_manager.inputs import Model, Now, Wall
+from services.gpu_manager.inputs import ModelTime, Now, WallTime
 
 POKE_SECONDS = 3.0
 """Wall seconds for which an ActivateSeat of a router counts as one waiting request, while its signal is on the way."""
@@ -34,12 +34,12 @@ class DemandLevel:
     seq: int
     waiting: int
     in_flight: int
-    oldest_since: Model | None
+    oldest_since: ModelTime | None
     """Its oldest waiting request began to wait then."""
-    expires: Wall
+    expires: WallTime
     cause: str
     poke: bool = False
-    since: tuple[tuple[Model, int], ...] = ()
+    since: tuple[tuple[ModelTime, int], ...] = ()
     """Its waiting requests, oldest first: (since when they wait, how many); empty: not reported."""
 
 
@@ -49,9 +49,9 @@ class SeatDemand:
 
     waiting: int = 0
     in_flight: int = 0
-    oldest_since: Model | None = None
+    oldest_since: ModelTime | None = None
     cause: str = ""
-    since: tuple[tuple[Model, int], ...] = ()
+    since: tuple[tuple[ModelTime, int], ...] = ()
     """Waiting requests, oldest first: (since when, how many); the counts add up to ``waiting``."""
 
     def ages(self, now: Now) -> tuple[tuple[float, int], ...]:
@@ -81,8 +81,8 @@ class DemandLevels:
         known = sources.get((signal.source, signal.tier))
         if known is not None and signal.seq < known.seq and known.expires > now.wall:
             return False
-        oldest: Model | None = None
-        since: tuple[tuple[Model, int], ...] = ()
+        oldest: ModelTime | None = None
+        since: tuple[tuple[ModelTime, int], ...] = ()
         if signal.waiting:
             oldest = now.model + -(signal.oldest_wait_seconds or 0.0)
             if known is not None and known.oldest_since is not None and signal.oldest_wait_seconds is None:
@@ -119,16 +119,16 @@ class DemandLevels:
                 del self.places[place]
         return dropped
 
-    def next_expiry(self) -> Wall | None:
+    def next_expiry(self) -> WallTime | None:
         """When the next level expires."""
         return min((level.expires for sources in self.places.values() for level in sources.values()), default=None)
 
     def of(self, model: str, seat: str, *, takes_unassigned: bool) -> SeatDemand:
         """The demand for one seat; ``takes_unassigned`` adds the demand for the model that names no seat."""
         waiting = in_flight = pokes = 0
-        oldest: Model | None = None
+        oldest: ModelTime | None = None
         cause = ""
-        since: list[tuple[Model, int]] = []
+        since: list[tuple[ModelTime, int]] = []
         places: list[_Place] = [("seat", seat)]
         if takes_unassigned:
             places.append(("model", model))
@@ -147,7 +147,7 @@ class DemandLevels:
         return SeatDemand(max(waiting, pokes), in_flight, oldest, cause, tuple(sorted(since)))
 
 
-def _waiting_since(signal: TrafficSignal, oldest: Model, now: Now) -> tuple[tuple[Model, int], ...]:
+def _waiting_since(signal: TrafficSignal, oldest: ModelTime, now: Now) -> tuple[tuple[ModelTime, int], ...]:
     """Since when the requests of a signal wait.
 
     (1) A sound age histogram is used as it is. (2) One request is the oldest. (3) Otherwise the other requests are
@@ -179,13 +179,13 @@ class Routers:
     proves nothing: it counts until its presence has expired, and by then it has stopped by its own clock.
     """
 
-    present: dict[str, tuple[str, Wall]] = field(default_factory=dict)
+    present: dict[str, tuple[str, WallTime]] = field(default_factory=dict)
     """Instance → (incarnation, when it counts as dead)."""
     acks: dict[str, dict[str, DrainAck]] = field(default_factory=dict)
     """Seat → instance → its last acknowledgement."""
-    settled_at: Wall = Wall(0.0)
+    settled_at: WallTime = WallTime(0.0)
     """The list of routers may be incomplete until then."""
-    permitted_until: Wall = Wall(0.0)
+    permitted_until: WallTime = WallTime(0.0)
     """A router may forward by an HTTP answer until then."""
 
     def unsettle(self, now: Now) -> None:
@@ -250,7 +250,7 @@ class SourceCounters:
     """The counters in the last signal of one source."""
 
     seq: int
-    received: Model
+    received: ModelTime
     incarnation: str = ""
     arrived: int = 0
     served: int = 0

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from services.gpu_manager.inputs import EngineProbe, EngineSeen, Wall
+from services.gpu_manager.inputs import EngineProbe, EngineSeen, WallTime
 
 RUNNING = re.compile(
     rb"^(?:vllm:num_requests_(?:running|waiting)|sglang:num_(?:running|queue)_reqs|trtllm_num_requests_(?:running|waiting))"
@@ -41,7 +41,7 @@ class EngineProbes:
 
     async def _ask(self, probe: EngineProbe, receive: Receive) -> None:
         while True:
-            asked_at = Wall(time.monotonic())
+            asked_at = WallTime(time.monotonic())
             healthy, running = await (self._running(probe) if probe.idle else self._healthy(probe))
             seen = EngineSeen(probe.seat, probe.container_id, healthy, running, asked_at)
             if probe.idle or healthy:

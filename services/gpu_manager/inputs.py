@@ -25,26 +25,26 @@ if TYPE_CHECKING:
         def __ge__(self, other: Self) -> bool: ...
         def __float__(self) -> float: ...
 
-    class Wall(_Instant):
+    class WallTime(_Instant):
         """CLOCK_MONOTONIC seconds: deadlines, pauses, time-outs."""
 
-    class Model(_Instant):
+    class ModelTime(_Instant):
         """Model seconds (``speed`` times the wall): waits, costs and rates, as policies see them."""
 
-    class Unix(_Instant):
+    class UnixTime(_Instant):
         """Unix seconds: what leaves the node or outlives the process."""
 
 else:
-    Wall = Model = Unix = float
+    WallTime = ModelTime = UnixTime = float
 
 
 @dataclass(frozen=True, slots=True)
 class Now:
     """One instant on the three clocks of a node."""
 
-    wall: Wall
-    model: Model
-    unix: Unix
+    wall: WallTime
+    model: ModelTime
+    unix: UnixTime
 
     @property
     def pace(self) -> float:
@@ -84,8 +84,8 @@ class StartCall:
     """Kubelet waits at the start gate for this seat (PreStartContainer)."""
 
     call: str
-    since: Unix
-    until: Unix
+    since: UnixTime
+    until: UnixTime
     """The plugin ends the call then."""
 
 
@@ -107,7 +107,7 @@ class EngineSeen:
     container_id: str
     healthy: bool
     running: int | None = None
-    asked_at: Wall = Wall(0.0)  # noqa: RUF009  (a float)
+    asked_at: WallTime = WallTime(0.0)  # noqa: RUF009  (a float)
     """When the request was sent."""
 
 
@@ -217,5 +217,5 @@ class EngineProbe:
     container_id: str
     idle: bool
     """True: count its running requests (metrics). False: is it healthy."""
-    since: Wall
+    since: WallTime
     """A new value means a new question."""

@@ -44,7 +44,7 @@ from services.gpu_manager.inputs import (
     ForeignProcess,
     ForeignProcessesSeen,
     GroupDecided,
-    Model,
+    ModelTime,
     Now,
     PodsSeen,
     Recovered,
@@ -53,8 +53,8 @@ from services.gpu_manager.inputs import (
     StartCalls,
     StartTicket,
     Tick,
-    Unix,
-    Wall,
+    UnixTime,
+    WallTime,
 )
 from services.gpu_manager.jobs import LONGEST_SECONDS, CheckpointerClient
 from services.gpu_manager.ledger import LedgerFile
@@ -112,7 +112,7 @@ class Manager:
     def now(self) -> Now:
         """This instant."""
         wall = self.clock.wall()
-        return Now(wall=Wall(wall), model=Model(self.clock.to_model(wall)), unix=Unix(time.time()))
+        return Now(wall=WallTime(wall), model=ModelTime(self.clock.to_model(wall)), unix=UnixTime(time.time()))
 
     async def receive(self, message: object) -> None:
         """Put something into the inbox."""

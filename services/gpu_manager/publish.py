@@ -22,7 +22,7 @@ from kybernate.node import wishes
 from kybernate.roster import BUCKET, seat_key
 from kybernate.seat import SeatState
 from services.gpu_manager import view
-from services.gpu_manager.inputs import DrainAnnounced, Now, StartCall, StartTicket, Unix
+from services.gpu_manager.inputs import DrainAnnounced, Now, StartCall, StartTicket, UnixTime
 from services.gpu_manager.state import NodeState
 
 log = get_logger()
@@ -166,7 +166,7 @@ class GateFiles:
                 continue
             taken = _read(self.seats / seat / "ticket.taken.json") or {}
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                since, until = Unix(float(str(data["since"]))), Unix(float(str(data["until"])))
+                since, until = UnixTime(float(str(data["since"]))), UnixTime(float(str(data["until"])))
                 call = StartCall(str(data["call"]), since, until)
                 if taken.get("call") != call.call:
                     waiting[seat] = call

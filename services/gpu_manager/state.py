@@ -27,7 +27,16 @@ from kybernate.roster import SeatRecord
 from kybernate.seat import HOLDING, SeatState, Trigger, advance
 from kybernate.topology import Group, peers
 from services.gpu_manager.demand import DemandLevels, Learning, Routers
-from services.gpu_manager.inputs import ForeignProcess, GroupDecided, Model, Now, StartCall, StartTicket, Unix, Wall
+from services.gpu_manager.inputs import (
+    ForeignProcess,
+    GroupDecided,
+    ModelTime,
+    Now,
+    StartCall,
+    StartTicket,
+    UnixTime,
+    WallTime,
+)
 from services.gpu_manager.ledger import Durable, Freeze
 from services.gpu_manager.seat_pod import SeatPod, refusal
 
@@ -56,7 +65,7 @@ class Backoff:
     """Failures in a row, and until when they keep something from being tried again."""
 
     count: int = 0
-    until: Wall = Wall(0.0)
+    until: WallTime = WallTime(0.0)
     reason: str = ""
 
     def active(self, now: Now) -> bool:
@@ -131,13 +140,13 @@ class GateState:
     """A seat's call and its last ticket at the start gate (whose call got it is in ``Durable``)."""
 
     call: StartCall | None = None
-    called: Wall | None = None
+    called: WallTime | None = None
     """The first call since the last ticket: each call is short, and kubelet calls again."""
     confirmed: int = 0
     """Reads of the pods since that call was received in which the owner was still the same."""
     ticket_open: bool = False
     """The last ticket has not been used by a container yet, as far as was seen."""
-    ticket_given: Wall = Wall(0.0)
+    ticket_given: WallTime = WallTime(0.0)
 
 
 @dataclass(slots=True)
@@ -156,14 +165,14 @@ class Residence:
 class Usage:
     """When a seat last served requests, and whether an operator wants it active."""
 
-    active_since: Model = Model(0.0)
-    busy: Model = Model(0.0)
+    active_since: ModelTime = ModelTime(0.0)
+    busy: ModelTime = ModelTime(0.0)
     """The last time that any request waited or was in flight."""
     unclaimed: bool = False
     """It was started only to have been started once, and has had no request since."""
-    wanted_since: Model | None = None
+    wanted_since: ModelTime | None = None
     """An operator wants it active since then."""
-    wanted_until: Wall = Wall(0.0)
+    wanted_until: WallTime = WallTime(0.0)
     """That wish lapses."""
 
 
@@ -187,9 +196,9 @@ class ManagedSeat:
     """Quarantined only because other seats seem to hold its group too; over when they do not."""
     processes_gone: bool = False
     """While RELEASING or LOST: the checkpointer found none of its processes."""
-    entered: Unix = Unix(0.0)
+    entered: UnixTime = UnixTime(0.0)
     """It entered its state then."""
-    entered_wall: Wall = Wall(0.0)
+    entered_wall: WallTime = WallTime(0.0)
     reason: str = ""
     cause: str = ""
     op: str = ""
@@ -337,22 +346,22 @@ class IllegalPhaseError(Exception):
 class Drain:
     """How the victim leaves."""
 
-    deadline: Model
+    deadline: ModelTime
     """Draining ends with a cut then."""
     freeze: bool = False
     """Its requests in flight are frozen with it: only admission is waited for."""
     announced: bool = False
     """The roster entry that closes the victim is written."""
-    quiet: Wall | None = None
+    quiet: WallTime | None = None
     """Every router has been quiet since then."""
-    cut: Wall = Wall(0.0)
+    cut: WallTime = WallTime(0.0)
 
 
 @dataclass(slots=True)
 class JobExchange:
     """What is known of the SwitchJob at the checkpointer."""
 
-    sent: Wall | None = None
+    sent: WallTime | None = None
     """When it was last sent; None: send it now."""
     journaled: bool = False
     """The checkpointer has it on disk: it finishes without the manager."""
@@ -364,7 +373,7 @@ class Retarget:
 
     asking: str | None = None
     """The seat in the question that is under way."""
-    ask_after: Wall = Wall(0.0)
+    ask_after: WallTime = WallTime(0.0)
     """The last question was not answered; the next one waits until then."""
     settled: bool = False
     """The checkpointer has refused: it is not asked again."""
@@ -378,12 +387,12 @@ class Retarget:
 class SwitchTimes:
     """When the steps of a switch happened, for what is learned and reported."""
 
-    decided: Wall
-    drained: Wall
+    decided: WallTime
+    drained: WallTime
     """The victim was drained; without a victim, as ``decided``."""
-    leaves: Wall | None = None
+    leaves: WallTime | None = None
     """Since then only the switch itself keeps the victim, where it had nothing in flight from the beginning."""
-    parked: Wall | None = None
+    parked: WallTime | None = None
     """The victim's VRAM was free."""
     control_seconds: float = 0.0
     """From drained until the job was journaled."""
@@ -435,7 +444,7 @@ class GpuClaim:
     """GPUs that seats of other groups hold are being cleared for a seat of this group."""
 
     seat: str
-    since: Model
+    since: ModelTime
 
 
 @dataclass(slots=True)
@@ -449,7 +458,7 @@ class GroupState:
     """Other groups to which its seats may move."""
     backoff: Backoff = field(default_factory=Backoff)
     """Switches that failed in a row; while active, no other one begins."""
-    wake: Model | None = None
+    wake: ModelTime | None = None
     """When the policy wants to decide again."""
     why: str = ""
     """The reason of the last decision."""
@@ -485,7 +494,7 @@ class NodeState:
     seq: int = 0
     recovered: bool = False
     bus_up: bool = False
-    bus_lost: Model | None = None
+    bus_lost: ModelTime | None = None
     """The bus is down since then."""
     seats: dict[str, ManagedSeat] = field(default_factory=dict)
     groups: dict[str, GroupState] = field(default_factory=dict)

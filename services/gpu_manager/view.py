@@ -12,7 +12,7 @@ from kybernate.policy import GroupView, SeatView
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.demand import ASSUMED_SERVICE_SECONDS, NO_DEMAND, SeatDemand
-from services.gpu_manager.inputs import EngineProbe, Now, Wall
+from services.gpu_manager.inputs import EngineProbe, Now, WallTime
 from services.gpu_manager.state import ManagedSeat, NodeState, SwitchPhase
 
 S = SeatState
@@ -300,7 +300,7 @@ def engine_probes(node: NodeState) -> list[EngineProbe]:
     probes = []
     for seat in node.seats.values():
         if seat.state is S.STARTING and seat.durable.seen_running:
-            probes += _probe(seat, idle=False, since=Wall(0.0))
+            probes += _probe(seat, idle=False, since=WallTime(0.0))
     for switch in node.switches.values():
         since = switch.drain.quiet if switch.phase is SwitchPhase.DRAINING else switch.drain.cut
         if switch.victim is not None and switch.phase is not SwitchPhase.JOB and since is not None:
@@ -308,12 +308,12 @@ def engine_probes(node: NodeState) -> list[EngineProbe]:
     return probes
 
 
-def _probe(seat: ManagedSeat, *, idle: bool, since: Wall) -> list[EngineProbe]:
+def _probe(seat: ManagedSeat, *, idle: bool, since: WallTime) -> list[EngineProbe]:
     endpoint, container_id = seat.pod.endpoint if seat.pod else None, seat.durable.container_id
     return [EngineProbe(seat.id, endpoint, container_id, idle, since)] if endpoint and container_id else []
 
 
-def checkpointer_questions(node: NodeState, sent_before: Wall) -> list[AskJobs]:
+def checkpointer_questions(node: NodeState, sent_before: WallTime) -> list[AskJobs]:
     """Questions to the checkpointer: jobs sent before this instant, and processes that should be gone or fine again.
 
     One question per seat: a process that hangs makes its own answer slow, and must not delay the others.

@@ -7,7 +7,7 @@ import pytest
 
 from kybernate.messages import SeatProgress
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import Model, Wall
+from services.gpu_manager.inputs import ModelTime, WallTime
 from services.gpu_manager.ledger import Costs, Durable, Freeze, LedgerEntry, LedgerFile
 from services.gpu_manager.recovery import (
     RECOVERED,
@@ -132,7 +132,9 @@ def test_without_an_answer_processes_count_as_alive() -> None:
 def test_a_switch_follows_its_table_and_refuses_what_it_does_not_list(
     phase: SwitchPhase, trigger: SwitchTrigger
 ) -> None:
-    switch = GroupSwitch("op", 1, "G0", "a", "b", "c", phase, Drain(Model(0.0)), SwitchTimes(Wall(0.0), Wall(0.0)))
+    switch = GroupSwitch(
+        "op", 1, "G0", "a", "b", "c", phase, Drain(ModelTime(0.0)), SwitchTimes(WallTime(0.0), WallTime(0.0))
+    )
     expected = SWITCH_TRANSITIONS.get((phase, trigger))
 
     if expected is None:
