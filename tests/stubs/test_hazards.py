@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from tests.stubs.stand import (
     own_stand,
     until_equal,
 )
+from tests.until import until_blocking
 
 
 async def test_a_restore_without_room_loses_the_process_and_part_of_the_memory_until_it_is_killed(machine: Stand):
@@ -52,7 +52,7 @@ async def test_a_restore_without_room_loses_the_process_and_part_of_the_memory_u
 async def test_where_killing_a_restored_process_wedges_the_gpu_it_has_to_be_parked_before(
     stubs, tmp_path: Path, parked_before: bool
 ):
-    """H2. A machine of its own: the memory stays held until a reboot."""
+    """H2. A separate machine: the memory stays held until a reboot."""
     async with own_stand(stubs, tmp_path, "ctypes") as machine:
         caller, engine = await machine.caller(), await machine.user(gib=20)
         await machine.inject("wedge-on-kill", times=10)
@@ -108,7 +108,11 @@ async def test_a_synchronize_behind_another_waiting_call_waits_as_well(machine: 
 
 @contextlib.contextmanager
 def sigstop(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGSTOP)  # takes effect when the process is next scheduled
+    stat = Path(f"/proc/{pid}/stat")
+    until_blocking(
+        lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", what="the process is stopped", saw=stat.read_text
+    )
     try:
         yield
     finally:
@@ -139,12 +143,9 @@ def cgroup_v1(pid: int) -> Iterator[None]:
             (made / "freezer.state").write_text("THAWED")
 
 
-def _until_frozen(told: Path, what: str) -> None:
+def _until_frozen(log: Path, what: str) -> None:
     """The kernel freezes when the process next leaves or enters it: on a busy machine after the write has returned."""
-    deadline = time.monotonic() + 20
-    while what not in told.read_text().splitlines():
-        assert time.monotonic() < deadline, told.read_text()
-        time.sleep(0.001)
+    until_blocking(lambda: what in log.read_text().splitlines(), what=what, saw=log.read_text, interval=0.001)
 
 
 @contextlib.contextmanager
@@ -242,7 +243,7 @@ async def test_the_restore_of_a_rank_fails_for_good_while_the_others_live(machin
     assert await machine.violations() == {}
 
 
-async def test_a_communicator_of_one_rank_is_harmless_unless_the_driver_is_said_to_abort(machine: Stand):
+async def test_a_communicator_of_one_rank_is_harmless_unless_the_driver_aborts(machine: Stand):
     """H7: fine on 580; on 595 the process aborted."""
     caller, engine = await machine.caller(), await machine.user(gib=1, KYB_STUB_COMMUNICATOR=str(uuid.uuid4()))
     await caller.park(engine.pid)
