@@ -55,10 +55,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _children_not_counted() -> Iterator[None]:
-    told = os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+    process_config = os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
     yield
-    if told is not None:
-        os.environ["COVERAGE_PROCESS_CONFIG"] = told
+    if process_config is not None:
+        os.environ["COVERAGE_PROCESS_CONFIG"] = process_config
 
 
 @contextlib.contextmanager

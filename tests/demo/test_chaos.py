@@ -143,7 +143,7 @@ async def test_a_service_that_does_not_come_back_is_reported(monkeypatch: pytest
     assert "router did not come back" in chaos.report()["failures"]
 
 
-async def test_order_is_waited_for_and_its_absence_told() -> None:
+async def test_settle_waits_for_order_and_reports_its_absence() -> None:
     chaos, _ = chaos_on(Watch())
     answers = iter([False, True])
 

@@ -27,7 +27,7 @@ def no_other_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def router() -> Iterator[FakeRouter]:
-    """In a thread of its own, since the command runs its own event loop."""
+    """In a thread, since the command runs its own event loop."""
     fake, up, loop = FakeRouter(), threading.Event(), asyncio.new_event_loop()
     done = asyncio.Event()
 
@@ -94,7 +94,7 @@ def test_models_that_the_router_lacks_end_with_2_unless_mapped(router: FakeRoute
     router.models = ("a", "qwen")
     refused = run("--router", router.url, "--trace", trace, "--speed", 50)
     assert refused.exit_code == 2
-    assert "has no model b; it has a, qwen. Say who plays whom: --map b=a" in refused.output
+    assert "has no model b; it has a, qwen. Name the model that plays each trace model: --map b=a" in refused.output
     result, report = played(router, trace, "--map", "b=qwen")
     assert result.exit_code == 0, result.output
     assert set(report["models"]) == {"a", "qwen"}

@@ -116,7 +116,7 @@ async def test_a_repeat_that_never_succeeds_becomes_an_error(
     assert "still retryable after" in player.tally.samples[0].reason
 
 
-async def test_sending_ends_when_told_and_answers_are_still_waited_for(router: FakeRouter) -> None:
+async def test_sending_ends_on_request_and_open_answers_are_awaited(router: FakeRouter) -> None:
     stop = asyncio.Event()
     async with client_session() as session:
         player = Player(router.url, 10.0, right_text, session)

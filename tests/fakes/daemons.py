@@ -53,7 +53,7 @@ async def driver(socket: Path, *options: str) -> AsyncIterator[asyncio.subproces
 
 
 class Child:
-    """A process of its own that makes calls to the driver."""
+    """A separate process that makes calls to the driver."""
 
     def __init__(self, started: asyncio.subprocess.Process) -> None:
         self.process = started

@@ -1,4 +1,4 @@
-"""A fake machine in words for tests: who calls what when, and what was answered."""
+"""A fake machine for tests: timed calls of processes, and the recorded answers."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class Stand:
         self.now = 100.0
         self.answers: dict[int, tuple[Code, dict[str, Any]]] = {}
         self.killed: list[int] = []
-        self.told: list[tuple[int, str]] = []
+        self.notified: list[tuple[int, str]] = []
         self._last = 0
 
     def send(self, name: str, caller: int = 1, *, target: Target | None = None, **arguments: Any) -> int:
@@ -100,4 +100,4 @@ class Stand:
                 case Kill(pid):
                     self.killed.append(pid)
                 case Tell(pid, state):
-                    self.told.append((pid, state.value))
+                    self.notified.append((pid, state.value))

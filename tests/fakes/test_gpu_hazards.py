@@ -1,4 +1,4 @@
-"""What stands in the way of a checkpoint, and what the fake machine does about it, told in calls."""
+"""Obstacles of a checkpoint, and what the fake machine answers to the calls."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ def test_a_communicator_can_be_left_before_a_park_and_joined_again_after_it(stan
     assert blocked not in stand.answers
     stand.read("mark", 1, communicator=None)
     stand.later(0)
-    assert stand.answers[blocked][0] is S, "nobody holds it up any more"
+    assert stand.answers[blocked][0] is S, "no other rank blocks it any more"
     stand.read("mark", 2, communicator=None)
     for verb in ("checkpoint", "restore", "unlock"):
         assert [stand.done(verb, pid) for pid in (1, 2)] == [S, S]
@@ -85,7 +85,7 @@ def test_memory_that_a_dead_process_wedged_is_missing_for_ever(stand):
     stand.read("inject", fault="wedge-on-kill", pid=1)
     stand.gone(1)
     assert stand.used_gib() == [30, 0]
-    assert stand.read("processes") == {"processes": []}, "nobody is to blame"
+    assert stand.read("processes") == {"processes": []}, "no process holds the memory"
     stand.read("inject", fault="clear")
     stand.running(2, 50)
     assert stand.code("alloc", 2, gpu=stand.gpus[0], bytes=1) is Code.OUT_OF_MEMORY

@@ -1,4 +1,4 @@
-"""The fake machine's rules, told in calls."""
+"""The fake machine's rules, call by call."""
 
 import pytest
 
@@ -223,7 +223,7 @@ def test_a_wrong_map_is_refused_before_it_counts_for_anything(stand):
     for wrong in ({a: b}, {a: [b], b: a}, {a: b, b: b}, [a, b]):
         assert stand.verb("restore", 1, epoch=9, gpu_map=wrong) is Code.INVALID_VALUE
     stand.running(2, gpus=(1,))
-    assert stand.verb("lock", 2, epoch=1) is S, "nobody has used the other GPU with a higher epoch"
+    assert stand.verb("lock", 2, epoch=1) is S, "no call with a higher epoch used the other GPU"
     assert stand.kinds == {}
 
 
@@ -264,9 +264,9 @@ def test_a_gpu_that_computes_is_busy_and_warms_up(stand):
     assert stand.read("devices")["gpus"][1]["utilization"] == 0
 
 
-def test_a_process_that_asks_for_it_is_told_its_states(stand):
+def test_a_process_that_watches_receives_its_states(stand):
     stand.read("attach", 1, seat="s1", watch=True)
     stand.read("alloc", 1, gpu=stand.gpus[0], bytes=GIB)
     for verb in ("lock", "checkpoint", "restore", "unlock"):
         stand.done(verb, 1)
-    assert stand.told == [(1, "LOCKED"), (1, "CHECKPOINTED"), (1, "LOCKED"), (1, "RUNNING")]
+    assert stand.notified == [(1, "LOCKED"), (1, "CHECKPOINTED"), (1, "LOCKED"), (1, "RUNNING")]

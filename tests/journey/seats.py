@@ -34,7 +34,7 @@ async def until_seats(url: str, holds: Callable[[dict[str, Seat]], bool], *, wha
 
 
 async def calm(url: str) -> dict[str, Seat]:
-    """Wait until nothing moves: every seat is active or parked and nobody waits."""
+    """Wait until nothing moves: every seat is active or parked and no request waits."""
     return await until_seats(
         url,
         lambda found: all(s["state"] in ("active", "parked") and not s["waiting"] for s in found.values()),

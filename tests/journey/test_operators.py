@@ -75,7 +75,7 @@ async def test_kyb_events_follows_a_switch(up: Up) -> None:
 
 @asynccontextmanager
 async def _switching(url: str, *models: str) -> AsyncIterator[None]:
-    """Requests for one model after the other while somebody looks on who has to connect first: events are live."""
+    """Requests for one model after the other, since a follower sees only events after it has connected."""
 
     async def ask() -> None:
         while True:
@@ -107,7 +107,7 @@ async def test_a_subscriber_that_knows_only_the_published_subjects_sees_seat_eve
         await process.wait()
 
 
-async def test_load_told_by_another_gateway_alone_wakes_a_seat_and_its_end_lets_it_be_parked(up: Up) -> None:
+async def test_traffic_signals_of_another_gateway_alone_activate_a_seat_and_their_end_lets_it_be_parked(up: Up) -> None:
     found = await held(up.url, "G1")
     model, holder = parked(found, "G1"), active(found, "G1")
 
@@ -140,11 +140,11 @@ async def test_hold_tells_a_gateway_where_to_go(up: Up) -> None:
     model = parked(await calm(up.url), "G0")
     async with aiohttp.ClientSession() as session:
         async with session.get(f"{up.url}/v1/hold", params={"model": model, "timeout": "30"}) as answer:
-            told = await answer.json()
-            assert answer.status == 200, told
-        async with session.get(told["endpoint"] + "/health") as answer:
+            body = await answer.json()
+            assert answer.status == 200, body
+        async with session.get(body["endpoint"] + "/health") as answer:
             assert answer.status == 200
-        async with session.get(f"{up.url}/v1/hold", params={"model": "nobody"}) as answer:
+        async with session.get(f"{up.url}/v1/hold", params={"model": "unknown"}) as answer:
             assert answer.status == 404
 
-    assert {"endpoint", "seat", "epoch", "valid_ms"} <= told.keys()
+    assert {"endpoint", "seat", "epoch", "valid_ms"} <= body.keys()

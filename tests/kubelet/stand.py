@@ -1,4 +1,4 @@
-"""A kubelet in this process, a plugin that does as it is told, and waiting for conditions."""
+"""A kubelet in this process, a scripted plugin, and waiting for conditions."""
 
 import asyncio
 import contextlib

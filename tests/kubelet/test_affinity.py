@@ -43,7 +43,7 @@ def test_a_node_that_the_machine_does_not_have_is_dropped() -> None:
     assert [hint.nodes for hint in hints(request(devices={"a": (7,), "b": (0,)}), MACHINE)] == [frozenset({0})]
 
 
-def test_no_node_said_no_preference() -> None:
+def test_a_device_without_numa_nodes_has_no_preference() -> None:
     assert best_affinity("single-numa-node", [request(devices={"a": (), "b": ()})], MACHINE) == (
         frozenset(MACHINE),
         True,

@@ -27,7 +27,7 @@ def capacity(kubelet: Kubelet, resource: str = RESOURCE) -> tuple[int, int] | No
 async def test_kubelet_dials_back_so_an_endpoint_that_is_not_served_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "DIAL_SECONDS", 0.2)
     async with running_kubelet() as kubelet:
-        refusal = await register(kubelet.options.folder, "nobody.sock")
+        refusal = await register(kubelet.options.folder, "missing.sock")
         assert refusal is not None
         assert "failed to dial" in refusal
         assert capacity(kubelet) is None
@@ -171,9 +171,9 @@ async def test_the_health_of_a_pods_devices_stands_in_its_status() -> None:
         await until_running(running)
 
         def health() -> list[dict[str, str]]:
-            (told,) = state(running)["allocatedResourcesStatus"]
-            assert told["name"] == RESOURCE
-            return list(told["resources"])
+            (status,) = state(running)["allocatedResourcesStatus"]
+            assert status["name"] == RESOURCE
+            return list(status["resources"])
 
         assert health() == [{"resourceID": "a", "health": "Healthy"}]
         plugin.send("b", unhealthy=("a",))

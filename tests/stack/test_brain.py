@@ -47,9 +47,9 @@ async def test_an_answer_is_frozen_for_others_and_goes_on_and_what_was_decided_r
         async def ask(model: str, tokens: int) -> tuple[str, float]:
             body = {"model": model, "prompt": "hi", "max_tokens": tokens}
             async with session.post(f"{stack.url}/v1/completions", json=body) as answer:
-                told = await answer.json()
-                assert answer.status == 200, told
-                return told["choices"][0]["text"], asyncio.get_running_loop().time()
+                reply = await answer.json()
+                assert answer.status == 200, reply
+                return reply["choices"][0]["text"], asyncio.get_running_loop().time()
 
         async def get(path: str) -> Any:
             async with session.get(stack.url + path) as answer:

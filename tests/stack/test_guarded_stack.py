@@ -1,4 +1,4 @@
-"""The real services with keys on both buses and TLS between: everything works, and nobody asks for what it may not."""
+"""The real services with keys on both buses and TLS between: all works, and no service requests what it may not."""
 
 from pathlib import Path
 

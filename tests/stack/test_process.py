@@ -74,7 +74,7 @@ async def test_a_process_that_refuses_its_configuration_is_left_alone(tmp_path: 
     assert process.starts == 1
 
 
-async def test_a_program_that_does_not_exist_is_told_in_its_log(tmp_path: Path) -> None:
+async def test_the_log_names_a_program_that_does_not_exist(tmp_path: Path) -> None:
     process = Process(Command("dummy", ("/nowhere/program",), dict(os.environ)), tmp_path / "log")
     process.start()
     try:

@@ -27,7 +27,7 @@ STUBBORN = [
     "-c",
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)",
 ]
-# Starts a process in a session of its own, as kubelet starts engines; nobody but the guard can find that one.
+# Starts a process in its own session, as kubelet starts engines; only the guard can find that one.
 PARENT = [
     sys.executable,
     "-c",
@@ -167,7 +167,7 @@ async def test_a_second_stack_runs_beside_the_first_and_leaves_its_file_alone() 
         assert found["url"] == first.url
 
 
-async def test_the_node_bus_may_have_a_server_of_its_own() -> None:
+async def test_the_node_bus_may_have_its_own_server() -> None:
     async with small(two_buses=True) as stack:
         await stack.ready(30)
         assert {"nats", "node_nats"} <= set(stack.pids)

@@ -108,7 +108,7 @@ def test_up_serves_a_parked_model_and_ends_without_a_trace() -> None:
         assert stack.process.stderr.read() == ""
 
 
-def test_up_runs_with_a_node_bus_of_its_own() -> None:
+def test_up_runs_with_a_separate_node_bus() -> None:
     with up("--quiet", "--two-buses") as stack:
         parked = re.search(r'"model": "([^"]+)"', stack.text)
         assert parked is not None

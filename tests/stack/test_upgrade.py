@@ -29,13 +29,13 @@ async def test_engines_live_through_an_upgrade_and_parked_models_answer_before_a
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         await stack.ready(60)
 
-        async def told(url: str) -> dict[str, Any]:
+        async def read(url: str) -> dict[str, Any]:
             async with session.get(url) as answer:
                 found: dict[str, Any] = await answer.json()
                 return found
 
         async def engines() -> set[tuple[str, str, int]]:
-            items = (await told(f"{stack.layout.kubelet_url}/pods"))["items"]
+            items = (await read(f"{stack.layout.kubelet_url}/pods"))["items"]
             return {
                 (pod["metadata"]["uid"], status["containerID"], status["restartCount"])
                 for pod in items
@@ -43,14 +43,14 @@ async def test_engines_live_through_an_upgrade_and_parked_models_answer_before_a
             }
 
         async def wake_a_parked_one() -> None:
-            seats = (await told(f"{stack.url}/v1/seats"))["seats"]
+            seats = (await read(f"{stack.url}/v1/seats"))["seats"]
             model = next(seat["model"] for seat in seats if seat["state"] == "parked")
             body = {"model": model, "prompt": "hi", "max_tokens": 3}
             try:
                 async with session.post(f"{stack.url}/v1/completions", json=body) as answer:
                     assert answer.status == 200, await answer.text()
             except aiohttp.ClientConnectorError as error:
-                raise AssertionError(f"{error}; the router said:\n{stack.logs('router')[-4000:]}") from error
+                raise AssertionError(f"{error}; log of the router:\n{stack.logs('router')[-4000:]}") from error
 
         before = await engines()
         assert len(before) == 2

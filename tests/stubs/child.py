@@ -1,4 +1,4 @@
-"""``child.py ctypes|bindings``: a process that makes the calls it reads from stdin, each line in a thread of its own.
+"""``child.py ctypes|bindings``: a process that makes the calls it reads from stdin, each line in its own thread.
 
 ``{"id": 1, "do": "alloc", "with": [4096]}`` → ``{"id": 1, "code": 0, "value": 140…}``. Standard library only, so that
 it starts in no time; the binding is all that differs.

@@ -54,6 +54,6 @@ def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 async def machine(stubs: Path, binding: str, socket: Path) -> AsyncIterator[Stand]:
-    """Two GPUs of 80 GiB that nobody uses."""
+    """Two unused GPUs of 80 GiB."""
     async with stand(stubs, socket, binding) as made:
         yield made

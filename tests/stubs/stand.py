@@ -24,7 +24,7 @@ SECONDS = 30.0
 
 
 class Child:
-    """A process that calls the library; each call in a thread of its own there."""
+    """A process that calls the library; each call in its own thread there."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process, self.pid = process, process.pid
@@ -199,7 +199,7 @@ async def stand(stubs: Path, socket: Path, binding: str) -> AsyncIterator[Stand]
 
 @contextlib.asynccontextmanager
 async def own_stand(stubs: Path, folder: Path, binding: str, *options: str) -> AsyncIterator[Stand]:
-    """A machine of its own, for what cannot be undone; ``options`` of the daemon in place of the usual ones."""
+    """A separate machine, for what cannot be undone; ``options`` of the daemon in place of the usual ones."""
     socket = folder / "driver.sock"
     async with daemons.driver(socket, *(options or USUAL)) as driver, stand(stubs, socket, binding) as made:
         made.driver = driver

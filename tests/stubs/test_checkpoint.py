@@ -63,7 +63,7 @@ async def test_a_verb_in_the_wrong_state_is_refused_and_changes_nothing(machine:
                 assert await caller.value("state", engine.pid) == state
 
 
-async def test_who_is_no_cuda_process_is_told_from_who_is_not_there(machine: Stand):
+async def test_a_process_without_cuda_is_distinguished_from_a_missing_process(machine: Stand):
     caller = await machine.caller()
     finished = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
     await finished.wait()

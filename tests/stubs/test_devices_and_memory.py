@@ -111,7 +111,7 @@ async def test_results_have_names(machine: Stand):
 
 async def test_without_a_daemon_there_is_no_device_and_one_that_went_away_is_an_unknown_error(stubs, binding, tmp_path):
     async with own_stand(stubs, tmp_path, binding) as machine:
-        lonely = await machine.child(KYB_FAKE_DRIVER=str(tmp_path / "nobody.sock"))
+        lonely = await machine.child(KYB_FAKE_DRIVER=str(tmp_path / "missing.sock"))
         assert await lonely.code("init") == NO_DEVICE
         caller, target = await machine.caller(), await machine.user(gib=1)
         await machine.inject("hang", verb="lock")
@@ -122,5 +122,5 @@ async def test_without_a_daemon_there_is_no_device_and_one_that_went_away_is_an_
         await machine.driver.wait()
         assert await caller.code("state", target.pid) == UNKNOWN
         async with daemons.driver(tmp_path / "driver.sock", *USUAL):
-            assert await caller.code("state", target.pid) == NOT_INITIALIZED, "the new one knows nobody"
+            assert await caller.code("state", target.pid) == NOT_INITIALIZED, "the new daemon knows no process"
             assert await target.code("alloc", GIB) == NOT_INITIALIZED

@@ -23,7 +23,7 @@ NOTHING = -77
 
 
 class Wire:
-    """The wire as a library of its own."""
+    """The wire protocol as a separate library."""
 
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path))

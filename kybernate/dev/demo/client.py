@@ -42,12 +42,12 @@ OK = Ruling(Verdict.OK)
 
 def of_status(status: int, retry_after: str | None, body: str) -> Ruling:
     """An answer whose status is not 200."""
-    said = " ".join(body.split())[:200]
+    text = " ".join(body.split())[:200]
     if status in (429, 503) and retry_after is not None:
         seconds = float(retry_after) if retry_after.replace(".", "", 1).isdigit() else None
-        return Ruling(Verdict.RETRYABLE, f"status {status}: {said}", seconds)
+        return Ruling(Verdict.RETRYABLE, f"status {status}: {text}", seconds)
     missing = " without Retry-After" if status in (429, 503) else ""
-    return Ruling(Verdict.ERROR, f"status {status}{missing}: {said}")
+    return Ruling(Verdict.ERROR, f"status {status}{missing}: {text}")
 
 
 def of_stream_error(code: str, message: str) -> Ruling:
@@ -63,7 +63,7 @@ def of_broken(what: str, service_down: bool) -> Ruling:
 
 
 def of_text(text: str, expected: str, finished: bool) -> Ruling:
-    """An answer that came to its end; ``finished``: it said so itself (finish reason, [DONE])."""
+    """A complete answer; ``finished``: it carried an end mark (finish reason, [DONE])."""
     if not finished:
         return Ruling(Verdict.ERROR, "the answer ended without saying so")
     if text != expected:
@@ -74,7 +74,7 @@ def of_text(text: str, expected: str, finished: bool) -> Ruling:
 
 
 class Outages:
-    """When services were down, in seconds of the monotonic clock. Nothing is down until somebody says so."""
+    """When services were down, in seconds of the monotonic clock. Nothing is down until ``begin``."""
 
     def __init__(self, grace_seconds: float = 1.0) -> None:
         self._grace_seconds = grace_seconds
@@ -117,7 +117,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try: the ruling and what was measured. None: not measured or not said."""
+    """One attempt: its ruling and its measurements. None: not measured, or not in the response."""
 
     ruling: Ruling
     held_seconds: float | None = None
@@ -197,7 +197,7 @@ async def _read_stream(response: aiohttp.ClientResponse, q: Question) -> tuple[s
         if piece and first is None:
             first = time.monotonic()
         parts.append(piece)
-    # The body ended in order, so nothing was cut on the way: whoever sent it forgot the end.
+    # The body ended in order, so the connection did not break: the sender left out the end.
     return "".join(parts), False, first, None
 
 

@@ -35,7 +35,7 @@ def summary(prefix: str, values: Iterable[float | None], *, mean: bool = True) -
 
 
 def build(tally: Tally, switches: Sequence[Switch], violations: int | None, speed: float, seconds: float) -> Report:
-    """The report of a replay that took ``seconds`` of model time. ``violations`` None: nobody could count them."""
+    """The report of a replay that took ``seconds`` of model time. ``violations`` None: the driver did not answer."""
     good = [sample for sample in tally.samples if sample.verdict is Verdict.OK]
     return {
         "requests": tally.sent,

@@ -113,7 +113,7 @@ async def on_stack(
 
 async def _on_router(demo: Demo, url: str, expect: Expect, live: Live, say: Callable[[str], None]) -> report.Report:
     if demo.chaos:
-        raise DemoError("--chaos breaks things; it does so only to a stack of its own: leave out --router")
+        raise DemoError("--chaos breaks things; it does so only to its private stack: leave out --router")
     if demo.driver != "fake":
         raise DemoError(f"--driver {demo.driver} is for the private stack; give it to kyb up, or leave out --router")
     known = await _models(url)
@@ -122,7 +122,7 @@ async def _on_router(demo: Demo, url: str, expect: Expect, live: Live, say: Call
     if unmapped:
         raise DemoError(
             f"the router at {url} has no model {', '.join(unmapped)}; it has {', '.join(known) or 'none'}. "
-            f"Say who plays whom: --map {unmapped[0]}={known[0] if known else 'MODEL'}"
+            f"Name the model that plays each trace model: --map {unmapped[0]}={known[0] if known else 'MODEL'}"
         )
     speed = demo.speed or _speed_of(url)
     return await _measured(demo, url, speed, read, expect, live, say, None)
@@ -215,7 +215,7 @@ def _shipped(models: list[str], demo: Demo) -> Callable[[], Iterator[Arrival]]:
 
 
 async def _models(url: str) -> list[str]:
-    """What ``GET /v1/models`` offers. Raises DemoError when nobody answers."""
+    """What ``GET /v1/models`` offers. Raises DemoError if no router answers."""
     try:
         async with client_session() as session, asyncio.timeout(10), session.get(f"{url}/v1/models") as response:
             body = await response.json()

@@ -17,7 +17,7 @@ from kybernate.seat import COMING, SeatState
 IN_SWITCH = frozenset({SeatState.DRAINING, SeatState.PARKING}) | COMING
 _AGAIN_SECONDS = 0.1
 _LONGEST_SECONDS = 3.0
-"""Wall seconds after which a seat counts as out of its switch although no event said so: the event may be lost."""
+"""Wall seconds after which a switch counts as ended without an event: the event may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Switch:
 
 @dataclass
 class Watch:
-    """What the events said since this was made."""
+    """Seat states and switches, from the events received so far."""
 
     switches: list[Switch] = field(default_factory=list)
     states: dict[str, SeatState] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Outlives the supervisor and clears up: ``python -I -S guard.py <folder> <stack file>``.
 
 Waits until its standard input ends, which happens when the supervisor is done or has been killed. Then it ends every
-process that carries the stack's mark, whoever its parent is, and removes the folder and the stack file. Imports the
+process that carries the stack's mark, whatever its parent, and removes the folder and the stack file. Imports the
 standard library only.
 """
 

@@ -21,7 +21,7 @@ USUAL_PORT = 8780
 
 
 class Ports:
-    """What one stack has taken. No other stack gets these, also while nobody listens: a process is being restarted.
+    """Ports that one stack has reserved, also while a restarting process does not listen; no other stack gets them.
 
     Each is marked by a socket of the kernel's abstract namespace, which the kernel closes with the supervisor's end;
     it belongs to the same network namespace as the port.
@@ -84,7 +84,7 @@ class Layout:
     nats_url: str
     node_nats_url: str | None
     stubs: Path | None = None
-    """Folder of the stub libraries that play NVIDIA's; None: nobody needs any."""
+    """Folder of the stub libraries that stand for NVIDIA's; None: the driver needs none."""
 
     @property
     def url(self) -> str:

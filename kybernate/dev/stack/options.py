@@ -1,4 +1,4 @@
-"""What a stack is told, and the checks that need no process: all before anything is started."""
+"""Options of a stack, and the checks that need no process: all before a process starts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from kybernate.sizes import parse_bytes
 from kybernate.topology import Group, Topology, plan
 
 LAPTOP = Path(__file__).with_name("laptop")
-"""The configuration and the pods that ``kyb up`` starts when it is told nothing."""
+"""The configuration and the pods that ``kyb up`` starts without options."""
 BACKENDS: Mapping[str, Literal["fake", "cuda"]] = {"fake": "fake", "stub": "cuda"}
 """What pods must name to be parked, by driver."""
 NODE = "laptop"

@@ -19,7 +19,7 @@ LONGEST_BACKOFF_SECONDS = 5.0
 SETTLED_SECONDS = 10.0
 """A process that lived this long has proven itself: its next restart begins with the first backoff again."""
 BAD_CONFIGURATION = 2
-"""Exit code of a process that will not run with what it was told; restarting it cannot help."""
+"""Exit code of a process that refuses its settings; a restart cannot help."""
 
 
 _LAUNCH = str(Path(launch.__file__))

@@ -36,7 +36,7 @@ _STOP_ORDER = (("kubelet",), SERVICES, ("driver",), ("nats", "node_nats"))
 
 
 class StackError(Exception):
-    """The stack cannot go on; the text says which process, and what it said."""
+    """The stack cannot go on; the text names the process and has the end of its log."""
 
 
 class Stack:
@@ -142,8 +142,8 @@ class Stack:
         except TimeoutError:
             down = [process for name, process in self._processes.items() if name not in self.pids]
             also = f"; not running: {', '.join(process.name for process in down)}" if down else ""
-            said = "".join(f"\n{process.name} said:\n{process.tail(8)}" for process in down)
-            raise StackError(f"not ready after {timeout:g} s: {unmet}{also}{said}") from None
+            tails = "".join(f"\nlog of {process.name}:\n{process.tail(8)}" for process in down)
+            raise StackError(f"not ready after {timeout:g} s: {unmet}{also}{tails}") from None
 
     async def failed(self) -> StackError:
         """Wait until a process has refused its configuration; nothing else ends a stack by itself."""
@@ -204,8 +204,8 @@ class Stack:
                 await setup.init(self.layout.nats_url, credentials=self.options.init_credentials)
             except BusError as error:
                 if time.monotonic() > until or self.options.nats_url is not None:
-                    said = self._processes["nats"].tail(5) if "nats" in self._processes else ""
-                    raise StackError("\n".join(part for part in (str(error), said) if part)) from None
+                    tail = self._processes["nats"].tail(5) if "nats" in self._processes else ""
+                    raise StackError("\n".join(part for part in (str(error), tail) if part)) from None
                 await asyncio.sleep(0.05)
             else:
                 return

@@ -95,7 +95,7 @@ async def _vram(options: argparse.Namespace, residue: int, clock: Clock) -> Vram
 
 
 async def _live(engine: Engine, vram: Vram, stop: asyncio.Event) -> int:
-    """Load, then serve until told to stop (0), dead (1) or without driver (3)."""
+    """Load, then serve; exit code 0 after a stop signal, 1 if the engine is dead, 3 without driver."""
     model, began = engine.options.model, time.monotonic()
     ends = {"stop": _task(stop.wait()), "failed": _task(engine.failed.wait()), "driver": _task(vram.lost())}
     loading = _task(engine.load())

@@ -69,7 +69,7 @@ class DriverMemory:
 class CudaMemory:
     """Memory through the CUDA driver. One thread makes all calls; it may block for as long as the process is parked.
 
-    The thread is a daemon: a process that is told to end while parked must not wait for it.
+    The thread is a daemon: a process that is asked to end while parked must not wait for it.
     """
 
     def __init__(self, cuda: Libcuda, calls: "queue.SimpleQueue[Callable[[], None]]") -> None:
@@ -164,7 +164,7 @@ class Vram:
         self._residues = split(residue_bytes, memory.gpus)
         self._clock = clock
         self.freezable = False
-        """Requests may be frozen with the process; the driver is told so."""
+        """Requests may be frozen with the process; ``begin`` passes this to the driver."""
 
     @classmethod
     async def connect(
@@ -217,7 +217,7 @@ class Vram:
             await self._driver.call("begin", request=request, freezable=self.freezable)
             yield
         except BaseException:
-            self._driver.post("end", request=request)  # nobody is left who could wait for the reply
+            self._driver.post("end", request=request)  # no caller is left to wait for the reply
             raise
         await self._driver.call("end", request=request)
 

@@ -29,7 +29,7 @@ def expected_text(model: str, prompt: str, tokens: int) -> str:
 def answer_tokens(model: str, prompt: str, tokens: int) -> list[str]:
     """The answer's tokens: words, from the second on with a blank before."""
     words = [_WORDS[byte] for byte in _bytes(model, prompt, tokens)]
-    return [*words[:1], *[" " + word for word in words[1:]]]
+    return [word if place == 0 else f" {word}" for place, word in enumerate(words)]
 
 
 def chat_prompt(messages: Sequence[dict[str, Any]]) -> str:

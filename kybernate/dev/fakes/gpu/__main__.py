@@ -85,7 +85,7 @@ def _mode(text: str) -> int:
 
 
 async def _run(spec: MachineSpec, path: Path, mode: int | None) -> None:
-    await lifecycle.run(serve=_serve(spec, path, mode))  # signals are heard before anybody can connect
+    await lifecycle.run(serve=_serve(spec, path, mode))  # signal handlers are set before a client can connect
 
 
 async def _serve(spec: MachineSpec, path: Path, mode: int | None) -> None:

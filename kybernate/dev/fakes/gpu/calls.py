@@ -166,7 +166,7 @@ class OwnCalls:
 
 
 class Verbs:
-    """Calls about a process, from whoever. They queue: one operation per process, none while it is stopped."""
+    """Calls about a process, from any caller. They queue: one operation per process, none while it is stopped."""
 
     def __init__(self, world: World, own_calls: OwnCalls) -> None:
         self._world = world

@@ -39,7 +39,7 @@ class State(StrEnum):
 
 
 RESIDUE_SHARE = 0.1
-"""A process that holds at most this share of its own peak counts as asleep: engine sleep leaves a residue."""
+"""A process that holds at most this share of its peak counts as asleep: engine sleep leaves a residue."""
 
 
 @dataclass(frozen=True, slots=True)

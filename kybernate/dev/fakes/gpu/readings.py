@@ -166,7 +166,7 @@ class Xids:
             self._world.effects.append(Answer(one.call.token, Code.SUCCESS, {"events": [], "last": self._last}))
 
     def next_time(self) -> float:
-        """When ``expire`` has something to do; infinite if nobody waits."""
+        """When ``expire`` has something to do; infinite without a waiting call."""
         return min((one.until for one in self._waiting), default=math.inf)
 
     def inject(self, call: Call) -> Result:

@@ -26,7 +26,7 @@ _UNIFIED = (_CGROUPS, f"{_CGROUPS}/unified")
 _MAX_DEPTH = 8
 """No container lies deeper."""
 _FREEZER_FUNCTIONS = frozenset({"do_freezer_trap", "get_signal"})
-"""The trap of v2 and the function that compilers put it into; a process that is stopped there is told by its state."""
+"""The trap of v2 and the function that compilers put it into; a process stopped there is recognised by its state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Daemon:
         self._tracked: dict[int, _Tracked] = {}
         self._connections: set[_Connection] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._violations_said = 0
+        self._violations_logged = 0
 
     def connected(self, connection: "_Connection") -> None:
         """A client is there."""
@@ -205,7 +205,7 @@ class Daemon:
         self._forget_if_gone(tracked)
 
     def _forget_if_gone(self, tracked: _Tracked) -> None:
-        """A process counts until it has ended and nobody holds its connections, as with /dev/nvidia*."""
+        """A process counts until it has ended and its connections are closed, as with /dev/nvidia*."""
         if tracked.ended and not tracked.connections:
             self._forget(tracked)
 
@@ -241,9 +241,9 @@ class Daemon:
             self._log.error("process.kill_refused", pid=pid, remedy="run the fake driver as the engines' user or root")
 
     def _say_violations(self) -> None:
-        new = self._machine.violations.count - self._violations_said
+        new = self._machine.violations.count - self._violations_logged
         if new:
-            self._violations_said = self._machine.violations.count
+            self._violations_logged = self._machine.violations.count
             for one in list(self._machine.violations.recent)[-new:]:
                 self._log.warning("driver.violation", kind=one.kind, seat=one.seat, pid=one.pid, text=one.text)
 
@@ -326,7 +326,7 @@ def _remove(path: Path) -> None:
 
 
 def _remove_stale(path: Path) -> None:
-    """A socket that nobody answers is left over from a daemon that was killed."""
+    """A socket without a listener is left over from a daemon that was killed."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -36,7 +36,7 @@ class SyncDriverClient:
         return reply["code"], reply.get("state")
 
     def get_restore_tid(self, pid: int) -> tuple[int, int | None]:
-        """(code, thread id); how CUDA processes are told from others."""
+        """(code, thread id); how CUDA processes are distinguished from others."""
         reply = self.request("get_restore_tid", pid=pid)
         return reply["code"], reply.get("tid")
 

@@ -238,7 +238,7 @@ class World:
 
 
 class Peers:
-    """Who shares a communicator with whom, as the processes said when they attached or by ``mark``."""
+    """Processes that share a communicator, as they declared with ``attach`` or ``mark``."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -21,7 +21,7 @@ class Allocation:
     device_ids: tuple[str, ...]
     response: pb.ContainerAllocateResponse
     nodes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """NUMA nodes by device, as the plugin listed them when the device was given; none: it said none."""
+    """NUMA nodes by device, as the plugin listed them at the allocation; empty: it listed none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def best_affinity(
 def split_by_affinity(
     devices: Nodes, available: Iterable[str], affinity: frozenset[int] | None
 ) -> tuple[set[str], set[str], set[str]]:
-    """Available devices that are aligned with the affinity, that are not, and of which nothing can be said."""
+    """Available devices: aligned with the affinity, not aligned, without a NUMA node."""
     everyone = set(available)
     if affinity is None or not any(devices.values()):
         return set(), set(), everyone

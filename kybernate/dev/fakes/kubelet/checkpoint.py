@@ -20,7 +20,7 @@ from kybernate.pb import deviceplugin_pb2 as pb
 
 NAME = "kubelet_internal_checkpoint"
 NO_NODE = "-1"
-"""Stands for devices whose plugin told no NUMA node."""
+"""Stands for devices whose plugin listed no NUMA node."""
 
 
 class CheckpointError(Exception):

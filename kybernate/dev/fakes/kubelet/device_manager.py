@@ -205,7 +205,7 @@ class DeviceManager:
         return [entry for entry in self.allocations if (entry.pod_uid, entry.container) == (pod_uid, container)]
 
     def health(self, pod_uid: str, container: str) -> list[dict[str, Any]]:
-        """``allocatedResourcesStatus`` of a container. A device that nobody lists any more counts as healthy."""
+        """``allocatedResourcesStatus`` of a container. A device that no plugin lists any more counts as healthy."""
         return [
             {
                 "name": allocation.resource,

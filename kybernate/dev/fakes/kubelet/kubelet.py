@@ -224,7 +224,7 @@ class Kubelet:
         self._up.set()
 
     async def _schedule(self) -> None:
-        """The scheduler and the admission loop: whoever fits is bound and admitted, in order of creation."""
+        """The scheduler and the admission loop: pods that fit are bound and admitted, in order of creation."""
         while True:
             self._wake.clear()
             for pod in list(self.pods):

@@ -1,7 +1,7 @@
 """Becomes a process of a pod or a stack: ``python -I -S launch.py <parent's pid> <niceness> <command …>``.
 
-Dies with its parent (PR_SET_PDEATHSIG survives exec), so that a killed stack leaves nothing behind. A program of its
-own and not a ``preexec_fn``, since forking without exec from a process with gRPC threads can hang. Pods run at a
+Dies with its parent (PR_SET_PDEATHSIG survives exec), so that a killed stack leaves nothing behind. A separate
+program and not a ``preexec_fn``, since forking without exec from a process with gRPC threads can hang. Pods run at a
 lower priority: on a GPU node engines and control have cores of their own, here they share a few.
 """
 

@@ -196,7 +196,7 @@ class PluginServer(rpc.RegistrationServicer):
 
         reason = await client.watch(listed)
         get_logger().info("kubelet.plugin_disconnected", resource=resource, reason=reason)
-        # As in kubelet up to 1.36: whoever is registered under this name now is disconnected, be it a successor.
+        # As in kubelet up to 1.36: the current registration of this name is disconnected, even a successor.
         current = self._clients.pop(resource, None)
         if current is not None:
             self._devices.disconnected(resource)

@@ -25,7 +25,7 @@ class StartError(Exception):
 
 
 def free_address(ports: Sequence[int], rng: random.Random) -> str:
-    """A loopback address of its own on which these TCP ports are free. Raises StartError after 50 tries."""
+    """A loopback address for one pod on which these TCP ports are free. Raises StartError after 50 tries."""
     for _ in range(50):
         address = f"127.{rng.randint(1, 254)}.{rng.randint(0, 254)}.{rng.randint(2, 254)}"
         if all(_free(address, port) for port in ports):
@@ -37,9 +37,7 @@ def host_address(address: str, ports: Sequence[int]) -> str:
     """The node's own address for a pod with ``hostNetwork``. Raises StartError when one of its ports is taken."""
     taken = [port for port in ports if not _free(address, port)]
     if taken:
-        raise StartError(
-            f"hostNetwork: port {taken[0]} of {address} is taken; give each such pod a kyb.ai/port of its own"
-        )
+        raise StartError(f"hostNetwork: port {taken[0]} of {address} is taken; give each such pod its own kyb.ai/port")
     return address
 
 
@@ -52,7 +50,7 @@ def base_environment() -> dict[str, str]:
 
 @dataclass
 class Process:
-    """A running container: one process that leads a session of its own."""
+    """A running container: one process that leads its own session."""
 
     child: asyncio.subprocess.Process
 

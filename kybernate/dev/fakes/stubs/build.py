@@ -35,7 +35,7 @@ def build_stubs(folder: Path | None = None) -> Path:
             for library, sources in _sources().items():
                 _compile(compiler, sources, Path(work) / library)
             target.mkdir(exist_ok=True)
-            for library in _sources():  # each rename is atomic, and whoever comes second puts the same file there
+            for library in _sources():  # each rename is atomic, and a second builder writes the same file
                 os.replace(Path(work) / library, target / library)
     except OSError as error:
         raise StubError(f"cannot write the stub libraries to {target}: {error}; set XDG_CACHE_HOME") from error

@@ -12,7 +12,7 @@
 #define MAX_DEVICES 512
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pid_t initialised_by; /* 0: nobody */
+static pid_t initialised_by; /* 0: no process */
 static struct kyb_device devices[MAX_DEVICES];
 static int device_count;
 static char nodes[MAX_DEVICES * 64];

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define RESERVE (300ULL << 20) /* what version 1 of the memory reading counts as used, as on real cards */
-#define NOT_TOLD (~0ULL)
+#define NOT_AVAILABLE (~0ULL)
 
 static nvmlReturn_t give_member(nvmlDevice_t device, const char *call, const char *key, char *out, unsigned int size)
 {
@@ -144,14 +144,14 @@ KYB_EXPORT nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigne
 
 /* ---- processes ---- */
 
-static void tell_process(const char *process, int untold, nvmlProcessInfo_t *info)
+static void tell_process(const char *process, int unavailable, nvmlProcessInfo_t *info)
 {
     char uuid[96];
     kyb_text(process, "gpu", uuid, sizeof uuid);
     nvmlDevice_t device = kyb_nvml_find(uuid);
     int in_instance = device && device->parent;
     info->pid = (unsigned int)kyb_int(process, "pid", 0);
-    info->usedGpuMemory = untold ? NOT_TOLD : (unsigned long long)kyb_int(process, "bytes", 0);
+    info->usedGpuMemory = unavailable ? NOT_AVAILABLE : (unsigned long long)kyb_int(process, "bytes", 0);
     info->gpuInstanceId = in_instance ? (unsigned int)device->gpu_instance : KYB_NO_INSTANCE;
     info->computeInstanceId = in_instance ? (unsigned int)device->compute_instance : KYB_NO_INSTANCE;
 }
@@ -164,7 +164,7 @@ KYB_EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t dev
     nvmlReturn_t result = kyb_nvml_read(device, __func__, &reading);
     if (result != NVML_SUCCESS)
         return result;
-    int untold = kyb_int(kyb_member(reading.device, "nvml"), "usedGpuMemory", 0) != 0;
+    int unavailable = kyb_int(kyb_member(reading.device, "nvml"), "usedGpuMemory", 0) != 0;
     kyb_nvml_naming(members, sizeof members, "gpu", device->uuid);
     if (!count || kyb_call("processes", members, reading.reply, KYB_REPLY_SIZE) != 0) {
         kyb_nvml_done(&reading);
@@ -174,7 +174,7 @@ KYB_EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t dev
     unsigned int room = infos ? *count : 0;
     *count = (unsigned int)kyb_count(processes);
     for (unsigned int index = 0; index < *count && *count <= room; index++)
-        tell_process(kyb_element(processes, (int)index), untold, &infos[index]);
+        tell_process(kyb_element(processes, (int)index), unavailable, &infos[index]);
     kyb_nvml_done(&reading);
     return *count <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
