@@ -1,31 +1,34 @@
 """Sizes as people and Kubernetes write them (``40GiB``, ``40Gi``, ``512M``, ``1000``), durations (``20s``)."""
 
+import math
 import re
+from collections.abc import Mapping
 
-_UNITS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
+_BYTES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
     prefix + suffix: 2**power
     for prefix, power in (("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40))
     for suffix in ("", "B")
 }
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII)
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
     """Bytes of ``text``. Raises ValueError naming the text and the accepted forms."""
-    match = _SIZE.fullmatch(text)
-    if match is None or match[2] not in _UNITS:
-        raise ValueError(f"{text!r} is not a size; write bytes with an optional unit, e.g. 40GiB, 40Gi, 512M")
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(_parse(text, _BYTES, "a size; write bytes with an optional unit, e.g. 40GiB, 40Gi, 512M"))
 
 
 def parse_seconds(text: str) -> float:
     """Seconds of ``text``. Raises ValueError naming the text and the accepted forms."""
-    match = _DURATION.fullmatch(text)
-    if match is None or match[2] not in _SECONDS:
-        raise ValueError(f"{text!r} is not a duration; write seconds with an optional unit, e.g. 20s, 500ms, 2m")
-    return float(match[1]) * _SECONDS[match[2]]
+    return _parse(text, _SECONDS, "a duration; write seconds with an optional unit, e.g. 20s, 500ms, 2m")
+
+
+def _parse(text: str, units: Mapping[str, float], expected: str) -> float:
+    match = _QUANTITY.fullmatch(text)
+    value = float(match[1]) * units[match[2]] if match is not None and match[2] in units else math.inf
+    if not math.isfinite(value):  # hundreds of digits are infinity, too
+        raise ValueError(f"{text!r} is not {expected}")
+    return value
 
 
 def format_bytes(count: float) -> str:

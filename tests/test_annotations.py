@@ -50,6 +50,11 @@ def test_every_annotation_has_its_field() -> None:
         ("slo", "0s"),
         ("stall-budget", "soon"),
         ("vram", "0GiB"),
+        ("vram", "9" * 400 + "GiB"),
+        ("vram", "9" * 300 + "TiB"),
+        ("slo", "9" * 400),
+        ("stall-budget", "9" * 307 + "h"),
+        ("port", "9" * 5000),
     ],
 )
 def test_a_value_that_cannot_be_used_counts_as_not_written(name: str, value: str) -> None:
