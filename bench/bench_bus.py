@@ -31,8 +31,8 @@ async def run(messages: int = MESSAGES, round_trips: int = ROUND_TRIPS) -> dict[
     with tempfile.TemporaryDirectory(prefix="kyb-bench-") as folder:
         async with (
             NatsServer(Path(folder)) as server,
-            NatsBus.connect(server.url, source="kyb/bench/writer", name="bench-writer") as writer,
-            NatsBus.connect(server.url, source="kyb/bench/reader", name="bench-reader") as reader,
+            NatsBus(server.url, source="kyb/bench/writer", name="bench-writer").opened() as writer,
+            NatsBus(server.url, source="kyb/bench/reader", name="bench-reader").opened() as reader,
         ):
             await init(server.url)
             async with asyncio.timeout(10):

@@ -243,7 +243,7 @@ async def _load(gpus: FakeDriverClient, kubelet: _Kubelet) -> AsyncIterator[list
 async def _caught_up(url: str, given: list[str]) -> dict[str, float]:
     """After NATS came back: the events of the outage are in the stream, in order, each once."""
     began = time.monotonic()
-    async with NatsBus.connect(url, source="kyb/bench", name="bench") as bus:
+    async with NatsBus(url, source="kyb/bench", name="bench").opened() as bus:
         await bus.until_connected()
         found: list[str] = []
         ids: list[str] = []

@@ -102,7 +102,7 @@ async def _router(engine: str) -> AsyncIterator[tuple[str, int]]:
     with tempfile.TemporaryDirectory(prefix="kyb-bench-") as folder:
         async with NatsServer(Path(folder)) as nats:
             await init(nats.url)
-            async with NatsBus.connect(nats.url, source="kyb/bench", name="bench") as bus:
+            async with NatsBus(nats.url, source="kyb/bench", name="bench").opened() as bus:
                 async with asyncio.timeout(10):
                     await bus.until_connected()
                 await _tell(bus, engine)

@@ -46,4 +46,4 @@ def open_bus(
         raise ValueError(f"bus URL {url!r}: scheme {scheme!r} is none of {', '.join(_NATS_SCHEMES)}")
     from kybernate.bus.nats import NatsBus  # here, because ``import kybernate.bus`` must stay light
 
-    return NatsBus.connect(url, source=source, name=name, credentials=credentials)
+    return NatsBus(url, source=source, name=name, credentials=credentials).opened()

@@ -1,6 +1,6 @@
 """The bus over NATS. Only ``kybernate/bus/`` imports nats-py.
 
-Entering ``NatsBus.connect`` returns at once, so that a service can serve its health while the server is away.
+Entering ``NatsBus(...).opened()`` returns at once, so that a service can serve its health while the server is away.
 """
 
 import asyncio
@@ -42,39 +42,18 @@ class NatsBus(NatsConnection):
         credentials: Credentials = NO_CREDENTIALS,
         compare_seconds: float = 60.0,
     ) -> None:
+        """``source`` is the CloudEvents source of its messages; the server's monitoring shows ``name``.
+
+        The files of ``credentials`` are read at each connection; each watch is compared with its bucket every
+        ``compare_seconds``.
+        """
         super().__init__(url, name=name, credentials=credentials)
         self._source, self._compare_seconds = source, compare_seconds
-
-    @classmethod
-    @asynccontextmanager
-    async def connect(
-        cls,
-        url: str,
-        *,
-        source: str,
-        name: str,
-        credentials: Credentials = NO_CREDENTIALS,
-        compare_seconds: float = 60.0,
-    ) -> AsyncIterator["NatsBus"]:
-        """A bus that is connected in the background, and again after each loss, until the context ends.
-
-        ``source`` is the CloudEvents source of its messages; the server's monitoring shows ``name``. The files of
-        ``credentials`` are read at each connection; each watch is compared with its bucket every ``compare_seconds``.
-        """
-        bus = cls(url, source=source, name=name, credentials=credentials, compare_seconds=compare_seconds)
-        async with bus.kept():
-            yield bus
-
-    @property
-    def dropped(self) -> int:
-        """Messages lost because a reader of this process was too slow."""
-        return self.errors.dropped
 
     @property
     def troubles(self) -> dict[str, int]:
         """Number of tolerated failures since the start, by kind."""
-        of = self.errors
-        return {"dropped": of.dropped, "ignored": of.ignored, "incomplete": of.incomplete}
+        return dict(self.errors.counts)
 
     async def publish(self, message: Message) -> None:
         """Send to all subscribers."""
@@ -132,7 +111,8 @@ class NatsBus(NatsConnection):
         async def work() -> None:
             async for msg in inbox:
                 if not msg.reply.startswith(ANY_INBOX):
-                    self.errors.forged(msg)
+                    more = {"subject": msg.subject, "reply": msg.reply, "reason": "it has no inbox"}
+                    self.errors.count("ignored", "request.ignored", **more)
                     continue
                 body = await answer(msg.subject, msg.data, pattern, handler)
                 if body is None:

@@ -236,7 +236,7 @@ class NatsBucket:
                 run.stop()
             yield run
         except IncompleteError as error:
-            self._bus.errors.missed_keys(self._name, str(error))
+            self._bus.errors.count("incomplete", "bucket.incomplete", bucket=self._name, reason=str(error))
             raise
         finally:
             link.when_lost.discard(run.stop)

@@ -10,6 +10,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Self
 from urllib.parse import urlsplit
 
 import nats.errors
@@ -19,7 +20,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.client import JetStreamContext
 
-from kybernate.bus.credentials import NO_CREDENTIALS, Credentials, CredentialsError
+from kybernate.bus.credentials import Credentials, CredentialsError
 from kybernate.bus.nats_link import CONNECT_SECONDS, LinkErrors, NatsLink, dial, failures
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError, NotSetUpError
 from kybernate.logs import get_logger
@@ -57,7 +58,7 @@ class _Route:
 class NatsConnection:
     """The part of ``NatsBus`` that connects, reconnects and subscribes."""
 
-    def __init__(self, url: str, *, name: str, credentials: Credentials = NO_CREDENTIALS) -> None:
+    def __init__(self, url: str, *, name: str, credentials: Credentials) -> None:
         self.url = url
         self.place = urlsplit(url).hostname or url
         """The server without credentials, for texts."""
@@ -70,11 +71,11 @@ class NatsConnection:
         self._leaving = False
 
     @asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
+    async def opened(self) -> AsyncIterator[Self]:
         """Connect in the background, and again after each loss, until the context ends."""
         keeper = asyncio.create_task(self._keep_connected(), name="bus")
         try:
-            yield
+            yield self
         finally:
             with contextlib.suppress(BusError):
                 await self.flush(0.5)

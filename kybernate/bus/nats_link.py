@@ -205,12 +205,9 @@ class LinkErrors:
         self._place, self._credentials = place, credentials
         self.last = ""
         """The last error; empty after a successful connection."""
-        self.dropped = 0
-        """Messages lost because a reader of this process was too slow."""
-        self.ignored = 0
-        """Requests without an inbox for the answer."""
-        self.incomplete = 0
-        """Reads of a bucket that missed keys; each was repeated."""
+        self.counts = {"dropped": 0, "ignored": 0, "incomplete": 0}
+        """Messages lost because a reader of this process was too slow; requests without an inbox for the answer; reads
+        of a bucket that missed keys (each was repeated)."""
         self._logged: set[str] = set()
         self.end: BusError | None = None
         """Why reconnecting is useless; None while it is not."""
@@ -247,22 +244,13 @@ class LinkErrors:
 
     def drop(self, subject: str) -> None:
         """Count a message that was dropped because its reader is too slow."""
-        self.dropped += 1
-        if self.dropped & (self.dropped - 1) == 0:  # at 1, 2, 4, 8 …: a flood must not flood the log
-            get_logger().warning("message.dropped", subject=subject, dropped=self.dropped, limit=LIMIT)
+        self.count("dropped", "message.dropped", subject=subject, limit=LIMIT)
 
-    def missed_keys(self, bucket: str, reason: str) -> None:
-        """Count a read of a bucket that missed keys."""
-        self.incomplete += 1
-        if self.incomplete & (self.incomplete - 1) == 0:
-            get_logger().warning("bucket.incomplete", bucket=bucket, reason=reason, times=self.incomplete)
-
-    def forged(self, msg: Msg) -> None:
-        """Count a request whose reply subject is not an inbox."""
-        self.ignored += 1
-        if self.ignored & (self.ignored - 1) == 0:
-            more = {"reason": "it has no inbox", "ignored": self.ignored}
-            get_logger().warning("request.ignored", subject=msg.subject, reply=msg.reply, **more)
+    def count(self, kind: str, event: str, **data: object) -> None:
+        """Count a tolerated failure, and log it at 1, 2, 4, 8 …: a flood must not flood the log."""
+        self.counts[kind] = number = self.counts[kind] + 1
+        if number & (number - 1) == 0:
+            get_logger().warning(event, **data, **{kind: number})
 
     def _refuse(self, reason: str) -> None:
         mine = self._credentials

@@ -56,7 +56,7 @@ class Guarded:
         return Credentials(role, self.folder / f"{role}.nk", **more)
 
     def bus(self, role: Role) -> AbstractAsyncContextManager[NatsBus]:
-        return NatsBus.connect(self.url, source="test", name="test", credentials=self.credentials(role))
+        return NatsBus(self.url, source="test", name="test", credentials=self.credentials(role)).opened()
 
     async def raw(self, role: Role) -> Raw:
         """The same connection for every question, since most tests ask one."""

@@ -107,7 +107,7 @@ async def test_a_rotated_key_is_taken_up_without_a_restart(tmp_path: Path) -> No
         mine.write_text((world.folder / "router.nk").read_text())
         who = Credentials(Role.ROUTER, mine)
         with structlog.testing.capture_logs() as logs:
-            async with NatsBus.connect(world.url, source="test", name="test", credentials=who) as bus:
+            async with NatsBus(world.url, source="test", name="test", credentials=who).opened() as bus:
                 await within(bus.until_connected())
                 watching = asyncio.create_task(bus.closed())
                 write(world.folder, (Place.CLUSTER, Place.NODE), Role.ROUTER)

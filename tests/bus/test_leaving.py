@@ -21,7 +21,7 @@ async def test_a_stop_that_the_client_loses_is_a_stop(monkeypatch: pytest.Monkey
     monkeypatch.setattr(nats_connection, "dial", dial)
 
     async def visit() -> None:
-        async with NatsBus.connect("nats://127.0.0.1:9", source="test", name="test"):
+        async with NatsBus("nats://127.0.0.1:9", source="test", name="test").opened():
             while not dials:
                 await asyncio.sleep(0)
 

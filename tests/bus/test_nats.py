@@ -36,7 +36,7 @@ async def test_a_bus_may_be_opened_before_its_server_is_there(tmp_path: Path) ->
     await server.start()
     await server.stop()  # its port is known now, and no process listens there
     async with (
-        NatsBus.connect(server.url, source="test", name="test") as bus,
+        NatsBus(server.url, source="test", name="test").opened() as bus,
         bus.subscribe(SeatEvent.pattern()) as got,
     ):
         assert not bus.connected
@@ -55,7 +55,7 @@ async def test_a_bus_may_be_opened_before_its_server_is_there(tmp_path: Path) ->
 
 async def test_many_restarts_lose_no_subscription(server: NatsServer) -> None:
     async with (
-        NatsBus.connect(server.url, source="test", name="test") as bus,
+        NatsBus(server.url, source="test", name="test").opened() as bus,
         bus.subscribe(SeatEvent.pattern()) as got,
     ):
         for n in range(5):
@@ -88,8 +88,8 @@ async def test_publishing_through_a_restart_ends_in_sent_or_down(server: NatsSer
             arrived.append(message.epoch)
 
     async with (
-        NatsBus.connect(server.url, source="test", name="writer") as writer,
-        NatsBus.connect(server.url, source="test", name="reader") as reader,
+        NatsBus(server.url, source="test", name="writer").opened() as writer,
+        NatsBus(server.url, source="test", name="reader").opened() as reader,
         reader.subscribe(SeatEvent.pattern()) as got,
     ):
         await within(writer.until_connected())
@@ -118,7 +118,7 @@ async def test_publishing_through_a_restart_ends_in_sent_or_down(server: NatsSer
 async def test_a_flush_given_up_leaves_the_connection_alive(server: NatsServer) -> None:
     """nats-py's own flush, cancelled, ends its reading task: the connection stays open and hears nothing more."""
     async with (
-        NatsBus.connect(server.url, source="test", name="test") as bus,
+        NatsBus(server.url, source="test", name="test").opened() as bus,
         bus.subscribe(SeatEvent.pattern()) as got,
     ):
         await within(bus.until_connected())
@@ -137,8 +137,8 @@ async def test_a_flush_given_up_leaves_the_connection_alive(server: NatsServer) 
 async def test_flush_returns_after_everything_published(server: NatsServer) -> None:
     """Another client that subscribes after the flush gets nothing of it."""
     async with (
-        NatsBus.connect(server.url, source="test", name="writer") as writer,
-        NatsBus.connect(server.url, source="test", name="reader") as reader,
+        NatsBus(server.url, source="test", name="writer").opened() as writer,
+        NatsBus(server.url, source="test", name="reader").opened() as reader,
     ):
         await within(writer.until_connected())
         await within(reader.until_connected())
@@ -159,8 +159,8 @@ async def test_two_servers_are_two_buses(server: NatsServer, tmp_path: Path) -> 
 
     async with (
         NatsServer(tmp_path / "node") as node_server,
-        NatsBus.connect(server.url, source="test", name="cluster") as cluster,
-        NatsBus.connect(node_server.url, source="test", name="node") as node,
+        NatsBus(server.url, source="test", name="cluster").opened() as cluster,
+        NatsBus(node_server.url, source="test", name="node").opened() as node,
         cluster.subscribe(SeatEvent.pattern()) as on_cluster,
         node.subscribe(SeatEvent.pattern()) as on_node,
         node.serve(AskJobs.pattern(node="n1"), accept),
@@ -186,7 +186,7 @@ async def test_events_are_cloud_events_and_signals_are_plain(server: NatsServer)
     await raw.subscribe("kyb.v1.>", cb=got.put)
     await raw.flush()
     event = activated(3)
-    async with NatsBus.connect(server.url, source="kyb/test/t0", name="test") as bus:
+    async with NatsBus(server.url, source="kyb/test/t0", name="test").opened() as bus:
         await within(bus.until_connected())
         await bus.publish(event)
         await bus.publish(TrafficSignal(cause="c", source="r", model="m"))
@@ -203,13 +203,13 @@ async def test_events_are_cloud_events_and_signals_are_plain(server: NatsServer)
 async def test_refused_credentials_end_the_bus(tmp_path: Path) -> None:
     async with NatsServer(tmp_path / "nats", arguments=("--user", "kyb", "--pass", "right")) as guarded:
         place = guarded.url.removeprefix("nats://")
-        async with NatsBus.connect(f"nats://kyb:wrong@{place}", source="test", name="test") as bus:
+        async with NatsBus(f"nats://kyb:wrong@{place}", source="test", name="test").opened() as bus:
             with pytest.raises(BusError, match="check its credentials") as caught:
                 await within(bus.closed())
             assert "wrong" not in str(caught.value)
             with pytest.raises(BusDownError):
                 await bus.publish(activated(1))
-        async with NatsBus.connect(f"nats://kyb:right@{place}", source="test", name="test") as bus:
+        async with NatsBus(f"nats://kyb:right@{place}", source="test", name="test").opened() as bus:
             await within(bus.until_connected())
 
 
@@ -218,7 +218,7 @@ async def test_a_watch_that_missed_a_change_is_found_and_healed(server: NatsServ
     raw = await nats.connect(server.url)
     js = raw.jetstream()
     with structlog.testing.capture_logs() as logs:
-        async with NatsBus.connect(server.url, source="test", name="test", compare_seconds=0.1) as bus:
+        async with NatsBus(server.url, source="test", name="test", compare_seconds=0.1).opened() as bus:
             await within(bus.until_connected())
             bucket = await bus.bucket("kyb_seats")
             async with bucket.watch() as entries:
@@ -239,7 +239,7 @@ async def test_a_watch_whose_consumer_is_removed_goes_on(server: NatsServer) -> 
     await init(server.url)
     raw = await nats.connect(server.url)
     js = raw.jetstream()
-    async with NatsBus.connect(server.url, source="test", name="test") as bus:
+    async with NatsBus(server.url, source="test", name="test").opened() as bus:
         await within(bus.until_connected())
         bucket = await bus.bucket("kyb_seats")
         async with bucket.watch() as entries:
@@ -256,7 +256,7 @@ async def test_a_watch_whose_consumer_is_removed_goes_on(server: NatsServer) -> 
 
 async def test_a_large_bucket_comes_whole(server: NatsServer) -> None:
     await init(server.url)
-    async with NatsBus.connect(server.url, source="test", name="test") as bus:
+    async with NatsBus(server.url, source="test", name="test").opened() as bus:
         await within(bus.until_connected())
         bucket = await bus.bucket("kyb_seats")
         await asyncio.gather(*(bucket.put(f"n{n % 10}.s{n}", b"x" * 500) for n in range(1500)))
@@ -271,7 +271,7 @@ async def test_a_large_bucket_comes_whole(server: NatsServer) -> None:
 
 async def test_init_may_run_again_and_changes_nothing(server: NatsServer) -> None:
     assert set(await init(server.url)) == {config.name for config in streams()}
-    async with NatsBus.connect(server.url, source="test", name="test") as bus:
+    async with NatsBus(server.url, source="test", name="test").opened() as bus:
         await within(bus.until_connected())
         await (await bus.bucket("kyb_seats")).put("n1.s1", b"1")
         assert await init(server.url) == ()
@@ -321,7 +321,7 @@ async def test_a_read_that_loses_its_server_half_way_is_a_bus_error(
         asked.set()
 
     monkeypatch.setattr(nats_bucket.Run, "receive", swallow)
-    async with NatsBus.connect(server.url, source="test", name="test") as bus:
+    async with NatsBus(server.url, source="test", name="test").opened() as bus:
         await within(bus.until_connected())
         bucket = await bus.bucket("kyb_seats")
         await bucket.put("k", b"1")

@@ -59,7 +59,7 @@ async def test_one_client_in_memory_can_be_cut_off() -> None:
 async def test_the_example_prints_what_happens_to_seats(tmp_path: Path) -> None:
     async with (
         NatsServer(tmp_path / "nats") as server,
-        NatsBus.connect(server.url, source="test", name="test") as bus,
+        NatsBus(server.url, source="test", name="test").opened() as bus,
     ):
         await within(bus.until_connected())
         example = await asyncio.create_subprocess_exec(

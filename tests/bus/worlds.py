@@ -60,7 +60,7 @@ class NatsWorld:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Bus]:
-        async with NatsBus.connect(self.server.url, source="test", name="test") as bus:
+        async with NatsBus(self.server.url, source="test", name="test").opened() as bus:
             await within(bus.until_connected())
             yield bus
 

@@ -76,7 +76,7 @@ async def test_xid_79_makes_exactly_the_seats_of_its_groups_unhealthy_until_prob
         with short_folder() as folder:
             async with (
                 NatsServer(folder / "nats") as server,
-                NatsBus.connect(server.url, source="test", name="test") as bus,
+                NatsBus(server.url, source="test", name="test").opened() as bus,
                 driver(folder) as gpus,
             ):
                 await init(server.url)

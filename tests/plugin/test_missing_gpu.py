@@ -33,7 +33,7 @@ async def test_a_listed_group_is_offered_once_its_gpu_is_present_and_the_others_
         with short_folder() as folder:
             async with (
                 NatsServer(folder / "nats") as server,
-                NatsBus.connect(server.url, source="test", name="test") as bus,
+                NatsBus(server.url, source="test", name="test").opened() as bus,
                 driver(folder) as gpus,
             ):
                 await init(server.url)

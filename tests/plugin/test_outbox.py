@@ -89,7 +89,7 @@ async def test_kubelet_is_answered_while_nats_is_down_and_the_events_are_sent_af
                 await allocate(kubelet.options.folder, seats)
                 async with NatsServer(folder / "nats", port=port) as server:
                     await init(server.url)
-                    async with NatsBus.connect(server.url, source="test", name="test") as bus:
+                    async with NatsBus(server.url, source="test", name="test").opened() as bus:
                         await bus.until_connected()
                         found: list[str] = []
 

@@ -73,7 +73,7 @@ async def test_with_nats_it_publishes_its_presence_and_its_allocations() -> None
         with short_folder() as folder:
             async with (
                 NatsServer(folder / "nats") as server,
-                NatsBus.connect(server.url, source="test", name="test") as bus,
+                NatsBus(server.url, source="test", name="test").opened() as bus,
             ):
                 await bus.until_connected()
                 async with bus.subscribe(Presence.pattern(), SeatAllocated.pattern()) as messages:

@@ -64,7 +64,7 @@ async def test_the_router_starts_before_nats_and_two_sigterms_end_it_cleanly(tmp
         await until_status(http, f"{url}/readyz", 503)
         async with NatsServer(tmp_path / "nats", port) as server:
             await init(server.url)
-            async with NatsBus.connect(server.url, source="kyb/test", name="test") as bus:
+            async with NatsBus(server.url, source="kyb/test", name="test").opened() as bus:
                 await bus.until_connected()
                 bucket = await bus.bucket(BUCKET)
                 row = SeatRecord(
