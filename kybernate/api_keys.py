@@ -8,7 +8,7 @@ import hmac
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,13 +19,9 @@ from pydantic_core import PydanticCustomError
 from kybernate.config_errors import ConfigError, Document, Source, Strict, read_documents
 
 Scope = Literal["infer", "view", "signals", "admin"]
+"""infer: inference calls, the list of models, /v1/hold, /v1/wake; view: /v1/seats, /v1/events, the list of models;
+signals: POST /v1/signals; admin: activate, park, pin, unpin, and all of view."""
 
-SCOPES: Mapping[Scope, str] = {
-    "infer": "models: inference calls, their list, /v1/hold, /v1/wake",
-    "view": "seats and events: /v1/seats, /v1/events, the list of models",
-    "signals": "POST /v1/signals",
-    "admin": "activate, park, pin, unpin; and all of view",
-}
 RESERVED = ("router",)
 """Names that managers take for a router itself."""
 
@@ -88,14 +84,9 @@ def find(keys: Iterable[ApiKey], token: str) -> ApiKey | None:
     return found
 
 
-def new_token() -> str:
-    """Return a new key, as the caller sends it."""
-    return f"kyb_{secrets.token_urlsafe(32)}"
-
-
 def make(name: str, scopes: Iterable[str]) -> tuple[ApiKey, str]:
     """Make a key for a caller; return its row and the key itself. Raises ConfigError for an invalid name or scope."""
-    token = new_token()
+    token = f"kyb_{secrets.token_urlsafe(32)}"
     row = {"name": name, "sha256": digest_of(token), "scopes": tuple(scopes)}
     if name in RESERVED:
         raise ConfigError(f"name: {name!r} is reserved; give the key another name")

@@ -10,13 +10,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from kybernate.bus.credentials import Credentials, CredentialsError
 
 PREFIX = "KYB_"
+EMPTY_IS_NONE = BeforeValidator(lambda value: None if value == "" else value)
+"""For optional settings that a chart or a shell may set to an empty text."""
+OptionalFile = Annotated[Path | None, EMPTY_IS_NONE]
 
 
 class SettingsError(Exception):
@@ -37,13 +40,13 @@ class Settings(BaseModel):
     """Stable name of this instance of the service, e.g. router-0."""
     nats_url: str = "nats://127.0.0.1:4222"
     """The cluster bus."""
-    nats_nkey_file: Path | None = None
+    nats_nkey_file: OptionalFile = None
     """Seed of this service's key on the cluster bus; none: the bus requires no key."""
-    nats_ca_file: Path | None = None
+    nats_ca_file: OptionalFile = None
     """Authority of NATS' certificate (PEM); with it a server without TLS is refused."""
-    nats_cert_file: Path | None = None
+    nats_cert_file: OptionalFile = None
     """This service's certificate (PEM), for a NATS that verifies its clients."""
-    nats_key_file: Path | None = None
+    nats_key_file: OptionalFile = None
     """The private key of that certificate (PEM)."""
     speed: float = Field(default=1.0, gt=0)
     """Model seconds per wall second; above 1 only with the fakes."""
@@ -55,11 +58,6 @@ class Settings(BaseModel):
     """Address of /healthz, /readyz and /metrics."""
     health_port: int = Field(default=0, ge=0, le=65535)
     """Port of /healthz, /readyz and /metrics; 0 takes a free one."""
-
-    @field_validator("nats_nkey_file", "nats_ca_file", "nats_cert_file", "nats_key_file", mode="before")
-    @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        return None if value == "" else value
 
     def credentials(self, role: str) -> Credentials:
         """This process' credentials on the cluster bus, in this role."""
@@ -124,7 +122,7 @@ class NodeSettings(Settings):
 
     node_nats_url: str | None = None
     """The node bus, on loopback; none: the cluster bus is both."""
-    node_nats_nkey_file: Path | None = None
+    node_nats_nkey_file: OptionalFile = None
     """Seed of this service's key on the node bus; none: that bus requires no key."""
     run_dir: Path = Path("/run/kybernate")
     """Seat folders and locks; emptied by a reboot."""
@@ -132,11 +130,6 @@ class NodeSettings(Settings):
     """Ledger, journal, known GPUs; survives a reboot. The same for all services of the node."""
     fake_driver: Path | None = None
     """Socket of the fake GPU driver; set only with the fakes."""
-
-    @field_validator("node_nats_nkey_file", mode="before")
-    @classmethod
-    def _no_file(cls, value: object) -> object:
-        return None if value == "" else value
 
     def node_credentials(self, role: str) -> Credentials:
         """This process' credentials on the node bus, in this role. Where one bus is both, it has the same CA."""

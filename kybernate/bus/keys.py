@@ -4,8 +4,6 @@
 rights. That list is rewritten whenever it differs from the rights of this version; the keys stay.
 """
 
-import base64
-import binascii
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,9 @@ from kybernate.bus.credentials import new_seed, public_key
 from kybernate.bus.port import BusError
 from kybernate.bus.rights import ROLES, Place, Role
 from kybernate.bus.server_config import AUTH_FILES, authorization
-from kybernate.kube import ConflictError, Kube
+from kybernate.kube import ConflictError, Kube, new_secret, secret_data, secret_path, write_secret
 
 TRIES = 5
-LABELS = {"app.kubernetes.io/part-of": "kybernate", "app.kubernetes.io/managed-by": "kyb-bus-keys"}
 
 
 class KeysError(BusError):
@@ -71,41 +68,26 @@ async def ensure(kube: Kube, namespace: str, name: str, place: Place, rotate: Ro
 
     Concurrent calls end with one set of keys. Raises KeysError, KubeError.
     """
-    collection = f"/api/v1/namespaces/{namespace}/secrets"
     rotate = rotate if rotate in ROLES[place] else None
     for _ in range(TRIES):
-        secret = await kube.get(f"{collection}/{name}")
+        secret = await kube.get(secret_path(namespace, name))
         data = _data(secret, name) if secret is not None else {}
         wanted = complete((place,), data, rotate)
         changed = tuple(key for key, text in wanted.items() if data.get(key) != text)
         if not changed:
             return ()
-        body = _filled(secret or _new(namespace, name), wanted)
         try:
-            if secret is None:
-                await kube.create(collection, body)
-            else:
-                await kube.replace(f"{collection}/{name}", body)
+            await write_secret(kube, secret or new_secret(namespace, name, made_by="kyb-bus-keys"), wanted)
         except ConflictError:
             continue
         return changed
     raise KeysError(f"Secret {namespace}/{name}: another client changes it all the time; try again later")
 
 
-def _new(namespace: str, name: str) -> dict[str, Any]:
-    meta = {"name": name, "namespace": namespace, "labels": LABELS}
-    return {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": meta}
-
-
-def _filled(secret: dict[str, Any], wanted: dict[str, str]) -> dict[str, Any]:
-    encoded = {key: base64.b64encode(text.encode()).decode() for key, text in wanted.items()}
-    return {**secret, "data": {**(secret.get("data") or {}), **encoded}}
-
-
 def _data(secret: dict[str, Any], name: str) -> dict[str, str]:
     if secret.get("immutable"):
         raise KeysError(f"Secret {name} is immutable: delete it, or name another one")
     try:
-        return {key: base64.b64decode(value).decode() for key, value in (secret.get("data") or {}).items()}
-    except (binascii.Error, UnicodeDecodeError, TypeError):
+        return secret_data(secret)
+    except ValueError:
         raise KeysError(f"Secret {name} holds data that are not text: name another one") from None

@@ -45,7 +45,7 @@ def topology(
         raise CliError("--preset and --stack name two machines; leave one out", code=2)
     machine, found = _machine(preset, stack)
     path = config or found
-    chosen = load(path, name or os.environ.get("KYB_CONFIG_NAME")) if path else every_size(*machine)
+    chosen = load(path, name or os.environ.get("KYB_CONFIG_NAME")) if path else every_size(machine[0], machine[2])
     body = report(chosen, *machine)
     if as_json or output is Output.JSON:
         print(json.dumps({"config": str(path) if path else None, "name": chosen.chosen, **body}))
@@ -54,9 +54,8 @@ def topology(
         print(line)
 
 
-def every_size(gpus: "tuple[Gpu, ...]", links: "tuple[Link, ...]", instances: "tuple[Gpu, ...]") -> "NodeConfig":
+def every_size(gpus: "tuple[Gpu, ...]", instances: "tuple[Gpu, ...]") -> "NodeConfig":
     """Return the default configuration: groups of 1, 2, 4, 8 … inside each other, and one per MIG instance."""
-    del links
     from kybernate.config import GpuTopology, NodeConfig, Profile
 
     whole = sum(not gpu.mig_enabled for gpu in gpus)

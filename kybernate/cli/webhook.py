@@ -6,7 +6,6 @@ a new authority, and the one before stays trusted until all webhooks have loaded
 
 import asyncio
 import base64
-import binascii
 import sys
 import tempfile
 import time
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 TRIES = 5
 LOOK_SECONDS = 1.0
 DAY_SECONDS = 86400
-LABELS = {"app.kubernetes.io/part-of": "kybernate", "app.kubernetes.io/managed-by": "kyb-webhook-certs"}
 KEYS = ("tls.crt", "tls.key", "ca.crt")
 _END = "-----END CERTIFICATE-----\n"
 _CONFIG = """[req]
@@ -112,11 +110,10 @@ async def ensure(kube: "Kube", wanted: Wanted, wait: float, report: Callable[[st
 
     The API server trusts a new authority before webhooks present its certificate.
     """
-    from kybernate.kube import ConflictError
+    from kybernate.kube import ConflictError, new_secret, secret_path, write_secret
 
-    collection = f"/api/v1/namespaces/{wanted.namespace}/secrets"
     for _ in range(TRIES):
-        present = await kube.get(f"{collection}/{wanted.secret}")
+        present = await kube.get(secret_path(wanted.namespace, wanted.secret))
         data = _data(present)
         made = not await good(data, wanted)
         if made:
@@ -124,13 +121,11 @@ async def ensure(kube: "Kube", wanted: Wanted, wait: float, report: Callable[[st
         await _trust(kube, wanted, data["ca.crt"], wait, report)
         if not made:
             return f"Secret {wanted.namespace}/{wanted.secret}: the certificate is good"
-        encoded = {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
-        body = {**(present or _new(wanted)), "data": encoded}
+        secret = present or new_secret(
+            wanted.namespace, wanted.secret, kind="kubernetes.io/tls", made_by="kyb-webhook-certs"
+        )
         try:
-            if present is None:
-                await kube.create(collection, body)
-            else:
-                await kube.replace(f"{collection}/{wanted.secret}", body)
+            await write_secret(kube, {**secret, "data": None}, data)  # nothing unreadable stays
         except ConflictError:  # another Job stored a certificate first: use that one
             continue
         return f"Secret {wanted.namespace}/{wanted.secret}: made a certificate for {wanted.days} days"
@@ -220,13 +215,10 @@ async def _openssl(folder: str, *arguments: str) -> tuple[int, str]:
     return process.returncode or 0, output.decode(errors="replace")
 
 
-def _new(wanted: Wanted) -> dict[str, Any]:
-    meta = {"name": wanted.secret, "namespace": wanted.namespace, "labels": LABELS}
-    return {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "metadata": meta}
-
-
 def _data(secret: dict[str, Any] | None) -> dict[str, str]:
+    from kybernate.kube import secret_data
+
     try:
-        return {key: base64.b64decode(text).decode() for key, text in ((secret or {}).get("data") or {}).items()}
-    except (binascii.Error, UnicodeDecodeError, TypeError):
+        return secret_data(secret or {})
+    except ValueError:
         return {}  # counts as missing: it is replaced

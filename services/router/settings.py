@@ -1,10 +1,8 @@
 """Settings of a router, read from ``KYB_*``."""
 
-from pathlib import Path
+from pydantic import Field
 
-from pydantic import Field, field_validator
-
-from kybernate.settings import Settings
+from kybernate.settings import OptionalFile, Settings
 
 
 class RouterSettings(Settings):
@@ -14,11 +12,11 @@ class RouterSettings(Settings):
     """Address of the OpenAI API; health and metrics answer on the same port."""
     port: int = Field(8780, ge=0, le=65535)
     """Port of the OpenAI API; 0 takes a free one."""
-    api_keys_file: Path | None = None
+    api_keys_file: OptionalFile = None
     """API keys and their scopes (YAML, kyb router keys); none: every caller may use every route."""
-    tls_cert_file: Path | None = None
+    tls_cert_file: OptionalFile = None
     """Certificate (PEM) of the port, which then speaks TLS only."""
-    tls_key_file: Path | None = None
+    tls_key_file: OptionalFile = None
     """Private key (PEM) of that certificate; none: it is in the certificate's file."""
     advertise_url: str = ""
     """URL of this router in its presence; empty: http://host:port."""
@@ -38,8 +36,3 @@ class RouterSettings(Settings):
     """Interval of SSE comments to a waiting stream, which commit a 200; 0: none."""
     signal_ttl_seconds: float = Field(15.0, gt=0)
     """Validity of a signal of POST /v1/signals that names none."""
-
-    @field_validator("api_keys_file", "tls_cert_file", "tls_key_file", mode="before")
-    @classmethod
-    def _not_set(cls, value: object) -> object:
-        return None if value == "" else value

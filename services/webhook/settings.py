@@ -1,10 +1,11 @@
 """Settings of the webhook, read from ``KYB_*``."""
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from kybernate.settings import Settings
+from kybernate.settings import EMPTY_IS_NONE, Settings
 
 
 class WebhookSettings(Settings):
@@ -20,7 +21,7 @@ class WebhookSettings(Settings):
     """Private key (PEM) of that certificate."""
     probe_image: str = "kybernate"
     """Image of the container kyb-probe."""
-    probe_user: int | None = Field(65532, ge=1)
+    probe_user: Annotated[int | None, EMPTY_IS_NONE] = Field(65532, ge=1)
     """User id of kyb-probe; empty where namespaces assign it (OpenShift)."""
     probe_port: int = Field(9479, ge=1, le=65000)
     """First port of kyb-probe in a pod; annotation kyb.ai/probe-port overrides it."""
@@ -30,11 +31,6 @@ class WebhookSettings(Settings):
     """Port of the GPU managers on their hosts; 0: none, so kyb-probe cannot distinguish parked engines from others."""
     resource_prefixes: str = "kyb.ai/"
     """Prefixes of the names of resources that are seats, comma-separated."""
-
-    @field_validator("probe_user", mode="before")
-    @classmethod
-    def _not_set(cls, value: object) -> object:
-        return None if value == "" else value
 
     @property
     def prefixes(self) -> tuple[str, ...]:
