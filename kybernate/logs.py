@@ -46,7 +46,7 @@ def get_logger() -> structlog.typing.FilteringBoundLogger:
 class OnceLogger:
     """Log a condition that lasts once, not at every try: again when its data change, or after ``clear``."""
 
-    def __init__(self, event: str, *, level: Literal["info", "warning", "error"] = "warning") -> None:
+    def __init__(self, event: str, *, level: Literal["debug", "info", "warning", "error"] = "warning") -> None:
         self._event, self._level = event, level
         self._last: dict[str, object] | None = None
 

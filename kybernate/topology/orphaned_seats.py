@@ -6,12 +6,17 @@ ID as a failed device. So a new configuration adds seats at once, but removes a 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
+from math import comb
 
 from pydantic import ValidationError
 
 from kybernate.config import Profile
 from kybernate.machine import Gpu
-from kybernate.topology.groups import Group, group_key, key_of
+from kybernate.topology.groups import Group, group_key, key_of, size_of
+
+_MOST_COMBINATIONS = 20_000
+"""Limit of the search for the GPUs of a group key: 12,870 groups of 8 out of 16 GPUs take a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +34,10 @@ def with_orphaned_seats(
 ) -> tuple[tuple[Group, ...], frozenset[str]]:
     """Add the allocated seats that ``groups`` lacks; return the groups, and the IDs of the orphaned seats.
 
-    ``gpus``: all GPUs and MIG instances that are or were in this machine; seats of removed GPUs stay as well.
-    ``former``: the groups of the last configuration. An orphaned seat goes to (1) a present group of its GPUs and its
-    resource, (2) its former group, (3) a group made of the GPUs that were recorded with it. An allocated seat for which
-    none of these exists is left out.
+    ``gpus``: all GPUs and MIG instances that are or were in this machine, present ones first; seats of removed GPUs
+    stay as well. ``former``: the groups of the last configuration. An orphaned seat goes to (1) a present group of its
+    GPUs and its resource, (2) its former group, (3) a group made of the GPUs that were recorded with it or whose hash
+    is the key in its ID. An allocated seat for which none of these exists is left out.
     """
     allocated = tuple(allocated)
     resources = {seat: group.profile.resource for group in groups for seat in group.seat_ids}
@@ -49,7 +54,7 @@ def with_orphaned_seats(
             found[same] = replace(found[same], seat_ids=(*found[same].seat_ids, *seats))
         else:
             old = _former_group(key, resource, seats, earlier)  # (2)
-            old = old or _recorded_group(key, resource, seats, members.get(key, ()), known)  # (3)
+            old = old or _rebuilt_group(key, resource, seats, members.get(key, ()), known)  # (3)
             if old is None:
                 continue
             found.append(replace(old, name=_free_name(old, {group.name for group in found})))
@@ -73,10 +78,12 @@ def _former_group(key: str, resource: str, seats: tuple[str, ...], earlier: Iter
     return replace(group, profile=profile, seat_ids=seats)
 
 
-def _recorded_group(
-    key: str, resource: str, seats: tuple[str, ...], members: Sequence[str], known: Mapping[str, Gpu]
+def _rebuilt_group(
+    key: str, resource: str, seats: tuple[str, ...], recorded: Sequence[str], known: Mapping[str, Gpu]
 ) -> Group | None:
-    if not members or not known.keys() >= set(members) or group_key(members, len(key)) != key:
+    usable = known.keys() >= set(recorded) and group_key(recorded, len(key)) == key
+    members = recorded if usable else _members_of(key, size_of(seats[0]), known.values())
+    if not members:
         return None
     gpus = tuple(known[uuid] for uuid in members)
     name = f"{len(gpus)}x-{key}"
@@ -85,6 +92,15 @@ def _recorded_group(
     except ValidationError:  # the recorded resource is not a resource name: the file was not written by the plugin
         return None
     return Group(name=name, key=key, profile=profile, gpus=gpus, seat_ids=seats, slots=1)
+
+
+def _members_of(key: str, size: int, gpus: Iterable[Gpu]) -> tuple[str, ...]:
+    """Return the ``size`` GPUs with this key, found among as many of the first ``gpus`` as can be tried; else none."""
+    tried = list(gpus)
+    while comb(len(tried), size) > _MOST_COMBINATIONS:
+        tried.pop()
+    groups = (tuple(gpu.uuid for gpu in group) for group in combinations(sorted(tried, key=lambda g: g.index), size))
+    return next((uuids for uuids in groups if uuids and group_key(uuids, len(key)) == key), ())
 
 
 def _free_name(group: Group, taken: set[str]) -> str:

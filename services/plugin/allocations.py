@@ -7,20 +7,20 @@ The plugin needs three sources to know which seats are allocated; none can repla
 * PodResources alone shows that a seat was freed (kubelet does not notify plugins), and which seats an earlier plugin
   allocated. It lists no pods while kubelet starts, and never the GPUs of a seat;
 * the file lets a plugin that starts with another configuration rebuild the groups of allocated seats: a seat's ID has
-  only a hash of the GPUs.
+  only a hash of the GPUs, and finding GPUs by their hash is limited to a number of combinations.
 
 ``Allocations`` merges the first two in memory; the file is its copy. The GPU manager's ledger is not read: the plugin
 must work while the manager is down.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kybernate import files
 from kybernate.logs import get_logger
-from kybernate.topology import AllocatedSeat, Group, key_of
+from kybernate.topology import AllocatedSeat
 
 FILE = "plugin-seats.json"
 FORGET_AFTER = 3
@@ -29,14 +29,10 @@ FORGET_AFTER = 3
 
 @dataclass
 class Allocations:
-    """Allocated seats, and the GPUs of the groups that were offered."""
+    """The allocated seats."""
 
     seats: dict[str, AllocatedSeat] = field(default_factory=dict)
     """By seat ID."""
-    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By group key: GPU UUIDs of each group that this plugin offered."""
-    former_groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The same, of the plugin that ran before; a seat that only PodResources lists may be on one of them."""
     _misses: dict[str, int] = field(default_factory=dict)
     """By seat ID: consecutive PodResources lists without it."""
 
@@ -45,16 +41,11 @@ class Allocations:
         self._misses.pop(seat.id, None)
         self.seats[seat.id] = seat
 
-    def offer(self, groups: Iterable[Group]) -> None:
-        """Record the GPUs of groups that are offered now, and complete allocated seats whose GPUs were unknown."""
-        self.groups |= {group.key: tuple(gpu.uuid for gpu in group.gpus) for group in groups}
-        self.seats = {seat: one if one.gpus else self._located(seat, one.resource) for seat, one in self.seats.items()}
-
     def add_listed(self, listed: Mapping[str, str]) -> None:
         """Add the seats of a PodResources list (resource by seat ID); forgets none, as kubelet may be starting."""
         for seat, resource in listed.items():
             self._misses.pop(seat, None)
-            self.seats.setdefault(seat, self._located(seat, resource))
+            self.seats.setdefault(seat, AllocatedSeat(seat, resource))
 
     def observe(self, listed: Mapping[str, str]) -> bool:
         """Apply a PodResources list; return whether an allocation was added or forgotten."""
@@ -66,35 +57,28 @@ class Allocations:
                 del self.seats[seat], self._misses[seat]
         return self.seats != before
 
-    def _located(self, seat: str, resource: str) -> AllocatedSeat:
-        key = key_of(seat)
-        return AllocatedSeat(seat, resource, self.groups.get(key) or self.former_groups.get(key, ()))
-
 
 def load(state_dir: Path) -> Allocations:
     """Return what the last plugin saved; empty when there is no file or it cannot be read. Blocking."""
     path = state_dir / FILE
     try:
-        document = json.loads(path.read_text())
-        seats = [
-            AllocatedSeat(str(s["seat"]), str(s["resource"]), tuple(map(str, s["gpus"]))) for s in document["seats"]
-        ]
-        groups = {str(key): tuple(map(str, gpus)) for key, gpus in document.get("groups", {}).items()}
+        rows = json.loads(path.read_text())["seats"]
+        seats = [AllocatedSeat(str(row["seat"]), str(row["resource"]), tuple(map(str, row["gpus"]))) for row in rows]
     except FileNotFoundError:
         return Allocations()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         get_logger().warning("allocations.read_failed", file=str(path), reason=repr(error))
         return Allocations()
-    return Allocations({one.id: one for one in seats}, former_groups=groups)
+    return Allocations({one.id: one for one in seats})
 
 
 def dump(allocations: Allocations) -> str:
-    """Return the text of the file: the allocated seats, and the groups that this plugin offered."""
+    """Return the text of the file."""
     seats = [
         {"seat": one.id, "resource": one.resource, "gpus": list(one.gpus)}
         for one in sorted(allocations.seats.values(), key=lambda one: one.id)
     ]
-    return json.dumps({"seats": seats, "groups": allocations.groups}, indent=1)
+    return json.dumps({"seats": seats}, indent=1)
 
 
 def save(state_dir: Path, text: str) -> None:

@@ -8,6 +8,7 @@ only files, so that starts work without NATS.
 import asyncio
 import json
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -33,7 +34,7 @@ class StartGate:
     wait_seconds: float = 25.0
     calls: dict[str, str] = field(default_factory=dict)
     """By seat ID: the current call of a waiting start; a newer call of the same seat replaces it."""
-    _locks: dict[str, asyncio.Lock] = field(default_factory=dict)
+    _locks: dict[str, threading.Lock] = field(default_factory=dict)
 
     def prepare(self, seat_ids: Iterable[str]) -> None:
         """Create the folders of all seats and delete the calls of an earlier plugin. Blocking; before Register."""
@@ -85,9 +86,17 @@ class StartGate:
     async def _exclusively(
         self, call: "_StartCall", act: Callable[..., dict[str, Any]], *args: object
     ) -> dict[str, Any]:
-        """Run ``act`` on the seat folder in a thread, unless a newer call of the seat has replaced this one."""
-        async with self._locks.setdefault(call.seat, asyncio.Lock()):
-            return await asyncio.to_thread(act, call, *args) if self._present(call) else {}
+        """Run ``act`` on the seat folder in a thread, unless a newer call of the seat has replaced this one.
+
+        The thread holds the lock: it goes on writing when kubelet cancels the call, while a newer call begins.
+        """
+        lock = self._locks.setdefault(call.seat, threading.Lock())
+
+        def locked() -> dict[str, Any]:
+            with lock:
+                return act(call, *args) if self._present(call) else {}
+
+        return await asyncio.to_thread(locked)
 
     def _present(self, call: "_StartCall") -> bool:
         return self.calls.get(call.seat) == call.id

@@ -118,8 +118,6 @@ class NodePlugin:
         strategy = self.config.device_list_strategy
         offer = await offers.write_cdi_spec(settings, offer, strategy, any_allocated=bool(known.seats))
         self.node.replace_offer(offer)
-        with contextlib.suppress(OSError):  # before kubelet can allocate a seat of these groups; ``_save`` tries again
-            await asyncio.to_thread(allocations.save, settings.state_dir, allocations.dump(known))
         self._inventory = InventoryWriter(self.bus, settings.node, self.node)
         self.gpu_watch = GpuWatch(settings, self.gpus, self.reading, self._adopt, self._health_changed)
         self._offered(topology)

@@ -47,7 +47,6 @@ class NodeSeats:
     def replace_offer(self, offer: Offer) -> None:
         """Offer other seats from now on."""
         self.offer = offer
-        self.allocations.offer(offer.groups)
         self.notify()
 
     def preferred(self, resource: str, available: Sequence[str], must: Sequence[str], size: int) -> tuple[str, ...]:

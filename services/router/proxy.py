@@ -95,7 +95,7 @@ class ConnectionPools:
     def disconnect(self, key: str) -> None:
         """Close a seat's connections: now if none is in use, else when the last use ends.
 
-        A parked engine must not keep established connections, which look like work in progress.
+        The next call then gets a new connection: an old one may be dead once the seat is active again.
         """
         pool = self._pools.pop(key, None)
         if pool is not None:

@@ -22,10 +22,13 @@ from services.router.core.step import BusLost, PresenceConfirmed, RosterRead, Se
 from services.router.dispatch import Dispatcher
 
 RETRY_SECONDS = 0.5
+INVENTORY_RETRY_SECONDS = 2.0
 COMPARE_SECONDS = 60.0
 
 
-async def _follow(bus: Bus, bucket: str, take: Callable[[Entry], None], failed: OnceLogger) -> NoReturn:
+async def _follow(
+    bus: Bus, bucket: str, take: Callable[[Entry], None], failed: OnceLogger, *, retry_seconds: float
+) -> NoReturn:
     """Watch a bucket until cancelled, across losses of the bus."""
     while True:
         try:
@@ -36,7 +39,7 @@ async def _follow(bus: Bus, bucket: str, take: Callable[[Entry], None], failed: 
                         take(entry)
         except BusError as error:
             failed.log(error=str(error))
-        await asyncio.sleep(RETRY_SECONDS)
+        await asyncio.sleep(retry_seconds)
 
 
 class RosterSync:
@@ -83,7 +86,8 @@ class RosterSync:
 
     async def watch(self) -> None:
         """Take every change of the roster."""
-        await _follow(self._bus, BUCKET, self._take, OnceLogger("roster.watch_failed", level="info"))
+        failed = OnceLogger("roster.watch_failed", level="info")
+        await _follow(self._bus, BUCKET, self._take, failed, retry_seconds=RETRY_SECONDS)
 
     async def listen(self) -> None:
         """Take events, which arrive before the roster's rows, and the traffic levels of all sources."""
@@ -157,7 +161,8 @@ class GpuInventory:
 
     async def watch(self) -> None:
         """Follow the bucket until cancelled; the last rows stay while it cannot be read."""
-        await _follow(self._bus, INVENTORY_BUCKET, self._take, OnceLogger("inventory.watch_failed", level="info"))
+        failed = OnceLogger("inventory.watch_failed", level="debug")
+        await _follow(self._bus, INVENTORY_BUCKET, self._take, failed, retry_seconds=INVENTORY_RETRY_SECONDS)
 
     def _take(self, entry: Entry) -> None:
         if entry.value is None:

@@ -1,5 +1,7 @@
 import asyncio
 import json
+import os
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -140,3 +142,30 @@ def test_prepare_creates_the_folders_and_deletes_old_calls(tmp_path: Path) -> No
     gate.prepare([SEAT, "2x-abcdef.s00"])
     assert sorted(path.name for path in (tmp_path / "seats").iterdir()) == [SEAT, "2x-abcdef.s00"]
     assert list((tmp_path / "seats" / SEAT).iterdir()) == []
+
+
+async def test_a_cancelled_start_that_is_still_writing_does_not_disturb_the_next_start(
+    gate: StartGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, began, second = os.replace, threading.Event(), threading.Event()
+
+    def slow(source: Path, target: Path) -> None:
+        if not began.is_set():
+            began.set()
+            second.wait(0.5)  # the next start writes meanwhile, unless it waits for this one
+        else:
+            second.set()
+            time.sleep(0.05)
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", slow)
+    cancelled = asyncio.create_task(gate.wait(SEAT))
+    await until(began.is_set, what="the first start is being announced")
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    start = asyncio.create_task(gate.wait(SEAT))
+    announcement = gate.seats_dir / SEAT / "call.json"
+    announced = lambda: announcement.exists() and read(announcement)["call"] == gate.calls.get(SEAT)  # noqa: E731
+    await until(lambda: start.done() or announced(), what="the second start is announced")
+    ticket(gate, gate.calls.get(SEAT, "none"))
+    await asyncio.wait_for(start, 5)

@@ -59,22 +59,19 @@ def test_a_plugin_that_starts_with_another_configuration_rebuilds_the_group_from
     assert (found[-1].key, found[-1].gpus, found[-1].profile.resource) == (pair.key, pair.gpus, TWO)
 
 
-def test_recorded_gpus_that_do_not_match_the_seats_key_are_ignored() -> None:
+def test_a_seat_without_usable_recorded_gpus_gets_the_group_that_its_key_is_the_hash_of() -> None:
     (pair,) = (group for group in groups() if group.name == "G23")
     for gpus in ((), ("GPU-0", "GPU-1"), ("GPU-2", "GPU-9")):
-        found = with_orphaned_seats(only_ones(), [AllocatedSeat(pair.seat_ids[0], TWO, gpus)], GPUS)
-        assert found == (only_ones(), frozenset())
+        found, kept = with_orphaned_seats(only_ones(), [AllocatedSeat(pair.seat_ids[0], TWO, gpus)], GPUS)
+        assert (found[-1].gpus, found[-1].seat_ids, kept) == (pair.gpus, pair.seat_ids[:1], set(pair.seat_ids[:1]))
 
 
-def test_a_seat_that_only_pod_resources_lists_gets_the_gpus_of_its_group_once_that_was_offered() -> None:
+def test_the_search_for_a_groups_gpus_tries_as_many_of_the_first_gpus_as_it_can() -> None:
+    removed = [dataclasses.replace(GPUS[0], uuid=f"GPU-removed-{i}", index=100 + i) for i in range(300)]
     (pair,) = (group for group in groups() if group.name == "G23")
-    uuids = tuple(gpu.uuid for gpu in pair.gpus)
-    early, late = Allocations(), Allocations()
-    early.observe({pair.seat_ids[0]: TWO})
-    early.offer(groups())
-    late.offer(groups())
-    late.observe({pair.seat_ids[0]: TWO})
-    assert early.seats == late.seats == {pair.seat_ids[0]: AllocatedSeat(pair.seat_ids[0], TWO, uuids)}
+    seat = AllocatedSeat(pair.seat_ids[0], TWO)
+    assert with_orphaned_seats(only_ones(), [seat], [*GPUS, *removed])[0][-1].gpus == pair.gpus
+    assert with_orphaned_seats(only_ones(), [seat], [*removed, *GPUS]) == (only_ones(), frozenset())
 
 
 def test_a_seat_allocated_under_a_resources_old_name_is_not_offered_under_the_new_one() -> None:
@@ -118,18 +115,17 @@ def test_allocations_survive_on_disk(tmp_path: Path) -> None:
     known = Allocations()
     known.allocate(AllocatedSeat("s1", ONE, ("GPU-0",)))
     known.observe({"s1": ONE, "s2": TWO})
-    known.offer(groups())
     assert allocations.load(tmp_path) == Allocations()
     allocations.save(tmp_path / "new", allocations.dump(known))
-    assert allocations.load(tmp_path / "new") == Allocations(known.seats, former_groups=known.groups)
+    assert allocations.load(tmp_path / "new") == Allocations(known.seats)
     assert [path.name for path in (tmp_path / "new").iterdir()] == [allocations.FILE]
 
 
-def test_a_file_without_groups_is_read_and_an_invalid_one_is_ignored(tmp_path: Path) -> None:
-    earlier = {"seats": [{"seat": "s1", "resource": ONE, "gpus": ["GPU-0"]}]}
+def test_a_file_of_an_earlier_version_is_read_and_an_invalid_one_is_ignored(tmp_path: Path) -> None:
+    earlier = {"seats": [{"seat": "s1", "resource": ONE, "gpus": ["GPU-0"]}], "groups": {"abcdef": ["GPU-0"]}}
     (tmp_path / allocations.FILE).write_text(json.dumps(earlier))
     assert allocations.load(tmp_path).seats == {"s1": AllocatedSeat("s1", ONE, ("GPU-0",))}
-    for text in ('{"seats": [{}]}', '{"seats": [], "groups": []}', "[]", "{"):
+    for text in ('{"seats": [{}]}', "[]", "{"):
         (tmp_path / allocations.FILE).write_text(text)
         assert allocations.load(tmp_path) == Allocations()
 
