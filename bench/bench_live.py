@@ -16,7 +16,7 @@ from kybernate.dev.demo import workload
 from kybernate.dev.demo.client import Verdict
 from kybernate.dev.demo.replay import Player, client_session
 from kybernate.dev.demo.report import percentile
-from kybernate.dev.demo.watch import Switch, Watch
+from kybernate.dev.demo.watch import ObservedSwitch, Watch
 from kybernate.dev.fakes.engine.engine import EngineOptions
 from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.stack import LAPTOP, Stack, StackOptions
@@ -44,7 +44,7 @@ class Played:
     """95 % of the requests were sent later than they should have been by less than this, model seconds."""
     groups: dict[str, list[dict[str, Any]]]
     """By group, its seats as ``kyb why`` shows them at the end."""
-    switches: tuple[Switch, ...]
+    switches: tuple[ObservedSwitch, ...]
 
 
 async def run() -> dict[str, float]:
@@ -129,7 +129,7 @@ def _simulated(played: Played, seed: int, stretch: float) -> Outcome:
     return simulate(scenario, policy, RunOptions(seed=seed))
 
 
-def _seat(group: str, seat: dict[str, Any], switches: Sequence[Switch]) -> SimSeat:
+def _seat(group: str, seat: dict[str, Any], switches: Sequence[ObservedSwitch]) -> SimSeat:
     """A seat with the mean costs of this run: activating its own, parking its group's."""
     there = [one.seconds for one in switches if one.group == group]
     own = [one.seconds for one in switches if one.seat == seat["seat"]] or there

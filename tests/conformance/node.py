@@ -13,7 +13,7 @@ import aiohttp
 import grpc.aio
 
 from bench.node import GPUS, SEATS, Doorkeeper, Node, short_folder
-from kybernate.dev.fakes.kubelet.device_manager import Topology
+from kybernate.dev.fakes.kubelet.device_manager import NumaTopology
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet, Options
 from kybernate.dev.fakes.kubelet.plugins import Call
 from kybernate.dev.fakes.kubelet.process import BackOff
@@ -175,11 +175,11 @@ async def real_stand(kubelet_dir: Path) -> AsyncIterator[Stand]:
 
 @asynccontextmanager
 async def own_kubelet(
-    topology: Topology | None = None, settings: Mapping[str, str] | None = None, **changes: Any
+    topology: NumaTopology | None = None, settings: Mapping[str, str] | None = None, **changes: Any
 ) -> AsyncIterator[Stand]:
     """A fake kubelet for what the shared one must not be used for. Our plugin is not started."""
     with short_folder() as folder:
-        options = {"backoff": BackOff(0.01, 0.1), "seed": 1, "topology": topology or Topology()} | changes
+        options = {"backoff": BackOff(0.01, 0.1), "seed": 1, "topology": topology or NumaTopology()} | changes
         stand = Stand(folder / "k", folder, settings or {})
         async with Kubelet(Options(folder=folder / "k", run_dir=folder / "run", **options)) as stand.kubelet:
             try:

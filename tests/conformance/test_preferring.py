@@ -3,7 +3,7 @@
 import pytest
 
 from bench.node import FOUR, ONE, SEATS, TWO
-from kybernate.dev.fakes.kubelet.device_manager import Topology
+from kybernate.dev.fakes.kubelet.device_manager import NumaTopology
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.conformance.node import Probe, Stand, own_kubelet
 from tests.conformance.pods import Container, FakePods, Workload, failed, running, shown
@@ -60,7 +60,7 @@ async def test_our_plugin_is_asked_for_a_single_seat_among_all_free_ones(node: S
 @pytest.mark.item(19)
 @pytest.mark.fake_only("needs a topology policy and two NUMA nodes")
 async def test_with_numa_alignment_the_plugin_is_not_asked_when_nothing_is_left_to_choose() -> None:
-    async with own_kubelet(Topology("single-numa-node")) as stand, stand.probe() as probe:
+    async with own_kubelet(NumaTopology("single-numa-node")) as stand, stand.probe() as probe:
         assert await probe.register() is None
         probe.plugin.lists.put_nowait([_on("p0", 0), _on("p1", 0), _on("p2", 1)])
         await probe.until_seats("p0", "p1", "p2")

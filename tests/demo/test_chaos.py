@@ -12,9 +12,9 @@ from kybernate.dev.demo.chaos import (
     NATS_OUTAGE_SECONDS,
     SERVICES,
     Chaos,
-    Kill,
     Killed,
     NatsOutage,
+    PlannedKill,
     plan,
 )
 from kybernate.dev.demo.client import Outages
@@ -73,9 +73,11 @@ def chaos_on(watch: Watch) -> tuple[Chaos, Breakable]:
     return Chaos(1, target, watch, outages, lambda _: None), target
 
 
-def quick(acts: tuple[Kill | NatsOutage, ...]) -> list[Kill | NatsOutage]:
+def quick(acts: tuple[PlannedKill | NatsOutage, ...]) -> list[PlannedKill | NatsOutage]:
     return [
-        NatsOutage(0.05, 0.0) if isinstance(act, NatsOutage) else Kill(act.service, act.on, 0.0, act.delay_seconds / 10)
+        NatsOutage(0.05, 0.0)
+        if isinstance(act, NatsOutage)
+        else PlannedKill(act.service, act.on, 0.0, act.delay_seconds / 10)
         for act in acts
     ]
 
@@ -85,13 +87,13 @@ def test_the_plan_follows_from_its_seed_and_keeps_the_promise(seed: int) -> None
     acts = plan(seed)
     assert acts == plan(seed)
     assert acts != plan(seed + 1)
-    kills = [act for act in acts if isinstance(act, Kill)]
+    kills = [act for act in acts if isinstance(act, PlannedKill)]
     assert Counter(kill.service for kill in kills) == dict.fromkeys(SERVICES, KILLS_PER_SERVICE)
     assert 2 * sum(kill.on is not None for kill in kills) > len(kills)
     outages = [act for act in acts if isinstance(act, NatsOutage)]
     assert [act.seconds for act in outages] == [NATS_OUTAGE_SECONDS] * 2
-    assert isinstance(acts[0], Kill)
-    assert isinstance(acts[-1], Kill)
+    assert isinstance(acts[0], PlannedKill)
+    assert isinstance(acts[-1], PlannedKill)
 
 
 async def test_all_of_the_plan_is_done_and_most_kills_fall_into_a_switch() -> None:
@@ -125,7 +127,7 @@ async def test_without_a_switch_kills_are_done_all_the_same_and_the_report_says_
     monkeypatch.setattr("kybernate.dev.demo.chaos.SWITCH_WAIT_SECONDS", 0.02)
     monkeypatch.setattr("kybernate.dev.demo.chaos._MOST_EXTRA", 0)
     chaos, target = chaos_on(Watch())
-    await chaos.run([Kill("router", S.PARKING, 0.0), Kill("plugin", None, 0.0)])
+    await chaos.run([PlannedKill("router", S.PARKING, 0.0), PlannedKill("plugin", None, 0.0)])
     assert target.killed == ["router", "plugin"]
     failures = " ".join(chaos.report()["failures"])
     assert "only 0 of 2 kills fell into a switch" in failures
@@ -139,7 +141,7 @@ async def test_a_service_that_does_not_come_back_is_reported(monkeypatch: pytest
     monkeypatch.setattr("kybernate.dev.demo.chaos._MOST_EXTRA", 0)
     chaos, target = chaos_on(Watch())
     target.comes_back = False
-    await chaos.run([Kill("router", None, 0.0)])
+    await chaos.run([PlannedKill("router", None, 0.0)])
     assert "router did not come back" in chaos.report()["failures"]
 
 

@@ -4,7 +4,7 @@ from rich.console import Console
 from kybernate.dev.demo.client import Verdict
 from kybernate.dev.demo.replay import Sample, Tally
 from kybernate.dev.demo.report import build, passed, percentile, phases, show
-from kybernate.dev.demo.watch import Switch
+from kybernate.dev.demo.watch import ObservedSwitch
 
 STABLE = {
     "requests", "ok", "errors", "retryable", "held", "violations", "switches", "speed", "model_seconds", "wait_mean_s",
@@ -20,8 +20,8 @@ def tally(*samples: Sample, sent: int | None = None, retryable: int = 0) -> Tall
     return Tally(list(samples), len(samples) if sent is None else sent, retryable)
 
 
-def switch(group: str = "G0", **seconds: float) -> Switch:
-    return Switch(group, "s", "m", seconds)
+def switch(group: str = "G0", **seconds: float) -> ObservedSwitch:
+    return ObservedSwitch(group, "s", "m", seconds)
 
 
 def test_percentiles_lie_on_straight_lines_between_the_values() -> None:

@@ -7,13 +7,13 @@ import pytest
 from kybernate.dev.demo import scenario
 from kybernate.dev.demo.report import build
 from kybernate.dev.demo.session import Demo
-from kybernate.dev.demo.watch import Switch
+from kybernate.dev.demo.watch import ObservedSwitch
 from tests.demo.test_command import run
 from tests.demo.test_report import sample, tally
 
 
 def played(wait: float, *, moves: int, **changes: Any) -> dict[str, Any]:
-    switches = [Switch("G1", "s", "m", {}, moved=True)] * moves
+    switches = [ObservedSwitch("G1", "s", "m", {}, moved=True)] * moves
     return build(tally(sample(wait=wait)), switches, 0, 24.0, 10.0) | changes
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kybernate.dev.fakes.gpu.machine import Machine
-from kybernate.dev.fakes.gpu.process import Answer, Call, Caller, Code, Effect, Kill, Target, Tell
+from kybernate.dev.fakes.gpu.process import Answer, Caller, CallTarget, Code, DriverCall, Effect, Kill, Tell
 from kybernate.dev.fakes.gpu.spec import GIB, MachineSpec, build_gpus
 
 
@@ -21,14 +21,14 @@ class Stand:
         self.notified: list[tuple[int, str]] = []
         self._last = 0
 
-    def send(self, name: str, caller: int = 1, *, target: Target | None = None, **arguments: Any) -> int:
+    def send(self, name: str, caller: int = 1, *, target: CallTarget | None = None, **arguments: Any) -> int:
         """A call whose answer may come later; returns its number."""
         self._last += 1
-        call = Call(self._last, name, arguments)
+        call = DriverCall(self._last, name, arguments)
         self._take(self.machine.call(call, Caller(caller, 7), self.now, target))
         return self._last
 
-    def code(self, name: str, caller: int = 1, *, target: Target | None = None, **arguments: Any) -> Code | None:
+    def code(self, name: str, caller: int = 1, *, target: CallTarget | None = None, **arguments: Any) -> Code | None:
         """The code of a call; None if it waits."""
         number = self.send(name, caller, target=target, **arguments)
         return self.answers[number][0] if number in self.answers else None
@@ -55,7 +55,7 @@ class Stand:
         self.locked(pid, gib, gpus)
         assert self.done("checkpoint", pid) is Code.SUCCESS
 
-    def verb(self, name: str, pid: int, epoch: int = 1, target: Target | None = None, **more: Any) -> Code | None:
+    def verb(self, name: str, pid: int, epoch: int = 1, target: CallTarget | None = None, **more: Any) -> Code | None:
         """A checkpoint call by the checkpointer; None if it waits."""
         return self.code(name, 99, pid=pid, epoch=epoch, target=target, **more)
 

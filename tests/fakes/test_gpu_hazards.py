@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from kybernate.dev.fakes.gpu import server
-from kybernate.dev.fakes.gpu.process import Code, Target
+from kybernate.dev.fakes.gpu.process import CallTarget, Code
 from tests.fakes.machines import Stand
 
 S, ILLEGAL = Code.SUCCESS, Code.ILLEGAL_STATE
@@ -72,7 +72,7 @@ def test_a_lock_that_hangs_on_another_rank_leaves_queries_alone_unless_the_proce
     stand.verb("lock", 2)
     assert stand.code("get_state", pid=2) is S
     stand.stopped(2, True)
-    query = stand.send("get_state", pid=2, target=Target(stopped=True))
+    query = stand.send("get_state", pid=2, target=CallTarget(stopped=True))
     assert query not in stand.answers
     stand.stopped(2, False)
     stand.verb("unlock", 1)

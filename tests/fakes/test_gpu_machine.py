@@ -2,7 +2,7 @@
 
 import pytest
 
-from kybernate.dev.fakes.gpu.process import Code, Target
+from kybernate.dev.fakes.gpu.process import CallTarget, Code
 from kybernate.dev.fakes.gpu.spec import GIB, MOVE_SECONDS, build_gpus, parse_links
 from tests.fakes.machines import Stand
 
@@ -79,7 +79,7 @@ def test_state_queries_wait_for_a_running_transfer_and_the_restore_thread_does_n
 
 def test_checkpoint_calls_on_a_stopped_process_hang_until_it_is_continued(stand):
     stand.running(1)
-    frozen = Target(stopped=True)
+    frozen = CallTarget(stopped=True)
     lock = stand.send("lock", 99, target=frozen, pid=1, epoch=1, timeout_ms=10)
     query = stand.send("get_state", 99, target=frozen, pid=1)
     stand.later(1000)
@@ -145,10 +145,10 @@ def test_calls_about_a_process_that_dies_end_with_an_operating_system_error(stan
 
 
 def test_result_codes_of_processes_that_are_not_there_or_use_no_cuda(stand):
-    assert stand.verb("lock", 5, target=Target(exists=False)) is Code.OPERATING_SYSTEM
+    assert stand.verb("lock", 5, target=CallTarget(exists=False)) is Code.OPERATING_SYSTEM
     assert stand.verb("lock", 5) is Code.NOT_INITIALIZED
     stand.running(1)
-    assert stand.verb("lock", 1, target=Target(zombie=True)) is Code.NOT_INITIALIZED
+    assert stand.verb("lock", 1, target=CallTarget(zombie=True)) is Code.NOT_INITIALIZED
     assert stand.code("get_restore_tid", pid=5) is Code.NOT_INITIALIZED
 
 

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kybernate.dev.fakes.gpu.process import Code, Target
+from kybernate.dev.fakes.gpu.process import CallTarget, Code
 from kybernate.dev.fakes.gpu.spec import GIB
 from tests.fakes.machines import Stand
 
@@ -46,7 +46,7 @@ class AnySequence(RuleBasedStateMachine):
     def verb(self, pid, verb, epoch, stopped, swap):
         a, b = self.stand.gpus
         more = {"gpu_map": {a: b, b: a}} if swap and verb == "restore" else {}
-        self.stand.send(verb, 99, target=Target(stopped=stopped), pid=pid, epoch=epoch, **more)
+        self.stand.send(verb, 99, target=CallTarget(stopped=stopped), pid=pid, epoch=epoch, **more)
 
     @rule(
         pid=PIDS,

@@ -7,7 +7,7 @@ from kybernate.dev.fakes.kubelet.allocations import (
     hints,
     split_by_affinity,
 )
-from kybernate.dev.fakes.kubelet.device_manager import Topology
+from kybernate.dev.fakes.kubelet.device_manager import NumaTopology
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.kubelet.stand import (
     RESOURCE,
@@ -88,7 +88,10 @@ def device(name: str, *nodes: int) -> pb.Device:
 
 
 async def test_aligned_devices_are_taken_without_asking_and_the_plugin_chooses_among_more() -> None:
-    async with running_kubelet(topology=Topology("single-numa-node")) as kubelet, registered(kubelet, "x") as plugin:
+    async with (
+        running_kubelet(topology=NumaTopology("single-numa-node")) as kubelet,
+        registered(kubelet, "x") as plugin,
+    ):
         plugin.lists.put_nowait([device("a", 0), device("b", 0), device("c", 1)])
         await until_capacity(kubelet, {RESOURCE: (3, 3)})
         plugin.preferred = ["b"]
@@ -103,7 +106,10 @@ async def test_aligned_devices_are_taken_without_asking_and_the_plugin_chooses_a
 
 
 async def test_a_pod_that_cannot_be_aligned_is_rejected() -> None:
-    async with running_kubelet(topology=Topology("single-numa-node")) as kubelet, registered(kubelet, "x") as plugin:
+    async with (
+        running_kubelet(topology=NumaTopology("single-numa-node")) as kubelet,
+        registered(kubelet, "x") as plugin,
+    ):
         plugin.lists.put_nowait([device("a", 0), device("c", 1)])
         await until_capacity(kubelet, {RESOURCE: (2, 2)})
         spread = kubelet.create(pod(seats=2))

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from kybernate.dev.stack import process as process_module
-from kybernate.dev.stack.process import Command, Process
+from kybernate.dev.stack.process import ProcessCommand, SupervisedProcess
 from tests.until import until
 
 Lines = list[tuple[str, str]]
 
 
-def python(text: str, **more: float) -> Command:
-    return Command("dummy", (sys.executable, "-c", text), dict(os.environ), **more)
+def python(text: str, **more: float) -> ProcessCommand:
+    return ProcessCommand("dummy", (sys.executable, "-c", text), dict(os.environ), **more)
 
 
 async def test_what_it_writes_is_logged_and_handed_on_line_by_line(tmp_path: Path) -> None:
     lines: Lines = []
     text = "import sys, time; print('one'); sys.stderr.write('two\\n'); sys.stdout.flush(); time.sleep(60)"
-    process = Process(python(text), tmp_path / "log", lambda name, line: lines.append((name, line)))
+    process = SupervisedProcess(python(text), tmp_path / "log", lambda name, line: lines.append((name, line)))
     process.start()
     try:
         await until(lambda: len(lines) == 2, what="two lines of output", saw=lambda: lines)
@@ -31,7 +31,7 @@ async def test_what_it_writes_is_logged_and_handed_on_line_by_line(tmp_path: Pat
 
 
 async def test_a_killed_process_is_started_again_with_growing_backoff(tmp_path: Path) -> None:
-    process = Process(python("import time; time.sleep(60)"), tmp_path / "log")
+    process = SupervisedProcess(python("import time; time.sleep(60)"), tmp_path / "log")
     process.start()
     try:
         await until(lambda: process.pid is not None, what="the process is started")
@@ -53,7 +53,7 @@ async def test_a_killed_process_is_started_again_with_growing_backoff(tmp_path: 
 
 async def test_backoff_begins_anew_after_a_long_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_module, "SETTLED_SECONDS", 0.0)
-    process = Process(python("raise SystemExit(3)"), tmp_path / "log")
+    process = SupervisedProcess(python("raise SystemExit(3)"), tmp_path / "log")
     process.start()
     try:
         await until(lambda: len(process.exits) == 2, what="two exits", saw=lambda: process.exits)
@@ -67,7 +67,7 @@ async def test_backoff_begins_anew_after_a_long_life(tmp_path: Path, monkeypatch
 
 
 async def test_a_process_that_refuses_its_configuration_is_left_alone(tmp_path: Path) -> None:
-    process = Process(python("raise SystemExit('bad')".replace("'bad'", "2")), tmp_path / "log")
+    process = SupervisedProcess(python("raise SystemExit('bad')".replace("'bad'", "2")), tmp_path / "log")
     process.start()
     await until(lambda: process.refused, what="the process is refused", saw=process.tail)
     await process.stop()
@@ -75,7 +75,7 @@ async def test_a_process_that_refuses_its_configuration_is_left_alone(tmp_path: 
 
 
 async def test_the_log_names_a_program_that_does_not_exist(tmp_path: Path) -> None:
-    process = Process(Command("dummy", ("/nowhere/program",), dict(os.environ)), tmp_path / "log")
+    process = SupervisedProcess(ProcessCommand("dummy", ("/nowhere/program",), dict(os.environ)), tmp_path / "log")
     process.start()
     try:
         await until(
@@ -88,7 +88,7 @@ async def test_the_log_names_a_program_that_does_not_exist(tmp_path: Path) -> No
 
 
 async def test_it_ends_by_sigterm_and_stays_ended(tmp_path: Path) -> None:
-    process = Process(python("import time; time.sleep(60)"), tmp_path / "log")
+    process = SupervisedProcess(python("import time; time.sleep(60)"), tmp_path / "log")
     process.start()
     await until(lambda: process.pid is not None, what="the process is started")
     await process.stop()
@@ -102,7 +102,7 @@ async def test_it_ends_by_sigterm_and_stays_ended(tmp_path: Path) -> None:
 
 async def test_one_that_ignores_sigterm_is_killed_at_its_time(tmp_path: Path) -> None:
     text = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
-    process = Process(python(text, stop_seconds=0.3), tmp_path / "log")
+    process = SupervisedProcess(python(text, stop_seconds=0.3), tmp_path / "log")
     process.start()
     await until(lambda: "up" in process.tail(), what='the process has written "up"', saw=process.tail)
     began = time.monotonic()
@@ -113,7 +113,7 @@ async def test_one_that_ignores_sigterm_is_killed_at_its_time(tmp_path: Path) ->
 
 async def test_a_deadline_is_shorter_than_its_patience(tmp_path: Path) -> None:
     text = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
-    process = Process(python(text, stop_seconds=30), tmp_path / "log")
+    process = SupervisedProcess(python(text, stop_seconds=30), tmp_path / "log")
     process.start()
     await until(lambda: "up" in process.tail(), what='the process has written "up"', saw=process.tail)
     began = time.monotonic()
@@ -122,7 +122,7 @@ async def test_a_deadline_is_shorter_than_its_patience(tmp_path: Path) -> None:
 
 
 async def test_one_that_was_stopped_by_a_signal_can_end_too(tmp_path: Path) -> None:
-    process = Process(python("print('up', flush=True); import time; time.sleep(60)"), tmp_path / "log")
+    process = SupervisedProcess(python("print('up', flush=True); import time; time.sleep(60)"), tmp_path / "log")
     process.start()
     await until(lambda: "up" in process.tail(), what='the process has written "up"', saw=process.tail)
     process.send(signal.SIGSTOP)

@@ -37,7 +37,7 @@ _MOST_EXTRA = 20
 _PHASES = (SeatState.DRAINING, SeatState.PARKING, SeatState.ACTIVATING)
 
 
-class Target(Protocol):
+class ChaosTarget(Protocol):
     """What can be broken, and how to see that it is whole again."""
 
     async def kill(self, service: str) -> None:
@@ -58,7 +58,7 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class PlannedKill:
     """One SIGKILL. ``on``: when a seat enters this state; None: at any time."""
 
     service: str
@@ -79,22 +79,22 @@ class NatsOutage:
 
 def plan(
     seed: int, kills_per_service: int = KILLS_PER_SERVICE, nats_outages: int = NATS_OUTAGES
-) -> tuple[Kill | NatsOutage, ...]:
+) -> tuple[PlannedKill | NatsOutage, ...]:
     """What will be done, in order. Four of five kills of each service aim at a switch."""
     random_ = random.Random(seed)
     numbers = range(kills_per_service)
     kills = [_kill(random_, service, aimed=number % 5 != 4) for service in SERVICES for number in numbers]
     random_.shuffle(kills)
-    acts: list[Kill | NatsOutage] = list(kills)
+    acts: list[PlannedKill | NatsOutage] = list(kills)
     for number in range(nats_outages):
         place = (number + 1) * len(kills) // (nats_outages + 1) + number
         acts.insert(place, NatsOutage(NATS_OUTAGE_SECONDS, random_.uniform(0.5, 1.5)))
     return tuple(acts)
 
 
-def _kill(random_: random.Random, service: str, *, aimed: bool) -> Kill:
+def _kill(random_: random.Random, service: str, *, aimed: bool) -> PlannedKill:
     pause = random_.uniform(0.2, 1.2)
-    return Kill(service, random_.choice(_PHASES) if aimed else None, pause, random_.uniform(0.0, 0.02))
+    return PlannedKill(service, random_.choice(_PHASES) if aimed else None, pause, random_.uniform(0.0, 0.02))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Chaos:
     """Carries out a plan and keeps the record."""
 
     seed: int
-    target: Target
+    target: ChaosTarget
     watch: Watch
     outages: Outages
     say: Callable[[str], None]
@@ -123,7 +123,7 @@ class Chaos:
     recovered: bool = False
     recovery_seconds: float | None = None
 
-    async def run(self, acts: Iterable[Kill | NatsOutage]) -> None:
+    async def run(self, acts: Iterable[PlannedKill | NatsOutage]) -> None:
         """Do it all, then go on killing during switches until half of the kills fell into one."""
         for act in acts:
             await self._do(act)
@@ -170,7 +170,7 @@ class Chaos:
             "failures": failures,
         }
 
-    async def _do(self, act: Kill | NatsOutage) -> None:
+    async def _do(self, act: PlannedKill | NatsOutage) -> None:
         await asyncio.sleep(act.pause_seconds)
         if isinstance(act, NatsOutage):
             await self._take_nats_away(act.seconds)
@@ -213,7 +213,7 @@ class Chaos:
             self.outages.end(number, time.monotonic())
         self.nats_outages.append(time.monotonic() - began)
 
-    def _extra(self) -> Iterator[Kill]:
+    def _extra(self) -> Iterator[PlannedKill]:
         random_ = random.Random(f"{self.seed}/extra")
         for number in range(_MOST_EXTRA):
             yield replace(_kill(random_, SERVICES[number % len(SERVICES)], aimed=True), delay_seconds=0.0)

@@ -25,7 +25,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
-class Driver(StrEnum):
+class DemoDriver(StrEnum):
     """The drivers of a stack."""
 
     FAKE = "fake"
@@ -43,7 +43,7 @@ def demo(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
     scenario_: Annotated[
-        scenario.Scenario | None,
+        scenario.DemoScenario | None,
         typer.Option("--scenario", help="hot-group: one group gets all the load; with and without rebalancing."),
     ] = None,
     no_rebalance: Annotated[
@@ -55,8 +55,8 @@ def demo(
         str | None, typer.Option(metavar="URL", help="Ask this router instead of a private stack.")
     ] = None,
     driver: Annotated[
-        Driver, typer.Option(help="How the private stack reaches its fake GPUs; stub: by CUDA and NVML libraries.")
-    ] = Driver.FAKE,
+        DemoDriver, typer.Option(help="How the private stack reaches its fake GPUs; stub: by CUDA and NVML libraries.")
+    ] = DemoDriver.FAKE,
     map_: Annotated[
         list[str] | None, typer.Option("--map", metavar="TRACE=MODEL", help="Let MODEL play the trace's model TRACE.")
     ] = None,
@@ -97,7 +97,7 @@ def demo(
         raise typer.Exit(EXIT_FAILED)
 
 
-async def _run(asked: Demo, console: Console, which: scenario.Scenario | None, *, rebalance: bool) -> report.Report:
+async def _run(asked: Demo, console: Console, which: scenario.DemoScenario | None, *, rebalance: bool) -> report.Report:
     live = Live()
 
     def say(text: str) -> None:

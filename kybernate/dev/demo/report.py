@@ -9,7 +9,7 @@ from rich.table import Table
 
 from kybernate.dev.demo.client import Verdict
 from kybernate.dev.demo.replay import Sample, Tally
-from kybernate.dev.demo.watch import Switch
+from kybernate.dev.demo.watch import ObservedSwitch
 
 PHASES = ("drain", "park", "activate", "verify", "release")
 Report = dict[str, Any]
@@ -34,7 +34,9 @@ def summary(prefix: str, values: Iterable[float | None], *, mean: bool = True) -
     return (average if mean else {}) | numbers
 
 
-def build(tally: Tally, switches: Sequence[Switch], violations: int | None, speed: float, seconds: float) -> Report:
+def build(
+    tally: Tally, switches: Sequence[ObservedSwitch], violations: int | None, speed: float, seconds: float
+) -> Report:
     """The report of a replay that took ``seconds`` of model time. ``violations`` None: the driver did not answer."""
     good = [sample for sample in tally.samples if sample.verdict is Verdict.OK]
     return {
@@ -61,7 +63,7 @@ def build(tally: Tally, switches: Sequence[Switch], violations: int | None, spee
     }
 
 
-def phases(switches: Sequence[Switch], speed: float) -> dict[str, dict[str, float | None]]:
+def phases(switches: Sequence[ObservedSwitch], speed: float) -> dict[str, dict[str, float | None]]:
     """Switch time by phase in model seconds: in the order of a switch, then whatever else was reported."""
     others = sorted({name for switch in switches for name in switch.seconds} - set(PHASES))
     result: dict[str, dict[str, float | None]] = {}

@@ -28,7 +28,7 @@ LEAST_FALL = 0.25
 """Of the mean wait, for the demo to pass."""
 
 
-class Scenario(StrEnum):
+class DemoScenario(StrEnum):
     """The shipped scenarios."""
 
     HOT_GROUP = "hot-group"
@@ -43,7 +43,7 @@ async def play(
     asked = arrivals(demo)
     without = await _run(demo, asked, expect, live, say, rebalance=False)
     if not rebalance:
-        return without | {"scenario": Scenario.HOT_GROUP.value, "rebalance": False}
+        return without | {"scenario": DemoScenario.HOT_GROUP.value, "rebalance": False}
     rebalanced = await _run(demo, asked, expect, live, say, rebalance=True)
     return compared(without, rebalanced)
 
@@ -61,7 +61,7 @@ def compared(without: report.Report, rebalanced: report.Report) -> report.Report
     before, after = without["wait_mean_s"], rebalanced["wait_mean_s"]
     fall = round(1.0 - after / before, 4) if before and after is not None else None
     return rebalanced | {
-        "scenario": Scenario.HOT_GROUP.value,
+        "scenario": DemoScenario.HOT_GROUP.value,
         "rebalance": True,
         "without_rebalance": without,
         "wait_mean_without_s": before,
@@ -108,7 +108,7 @@ async def _run(
 
 
 def _options(demo: Demo, folder: Path, speed: float, rebalance: bool) -> StackOptions:
-    seats = workload.Layout((HOT, COLD), len(HOT))
+    seats = workload.TraceLayout((HOT, COLD), len(HOT))
     config, pods = folder / "config.yaml", folder / "pods.yaml"
     config.write_text(workload.config_yaml(seats, rebalance=rebalance, policy=POLICY))
     pods.write_text(workload.pods_yaml(seats, demo.driver))

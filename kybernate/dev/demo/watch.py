@@ -21,7 +21,7 @@ _LONGEST_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class ObservedSwitch:
     """A group was given to a seat."""
 
     group: str
@@ -37,7 +37,7 @@ class Switch:
 class Watch:
     """Seat states and switches, from the events received so far."""
 
-    switches: list[Switch] = field(default_factory=list)
+    switches: list[ObservedSwitch] = field(default_factory=list)
     states: dict[str, SeatState] = field(default_factory=dict)
     """The last known state of each seat."""
     began_at: float = field(default_factory=time.time)
@@ -61,7 +61,7 @@ class Watch:
             self._open.pop(event.seat)[1] = event.at
         if event.state is SeatState.ACTIVE and event.previous in COMING:
             moved = event.previous is SeatState.MIGRATING
-            self.switches.append(Switch(event.group, event.seat, event.model, dict(event.seconds), moved))
+            self.switches.append(ObservedSwitch(event.group, event.seat, event.model, dict(event.seconds), moved))
         self._news.set()
         self._news = asyncio.Event()
 

@@ -114,7 +114,7 @@ class LayoutError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TraceLayout:
     """Models by group; every group but the last has ``seats_per_group`` of them."""
 
     groups: tuple[tuple[str, ...], ...]
@@ -126,7 +126,7 @@ class Layout:
         return tuple(model for group in self.groups for model in group)
 
 
-def plan(weights: Mapping[str, float], gpus: int) -> Layout:
+def plan(weights: Mapping[str, float], gpus: int) -> TraceLayout:
     """Place models by weight (any unit of load) on groups of one GPU each. Raises LayoutError."""
     if not weights:
         raise LayoutError("the trace has no request in the asked time; change --start or --duration")
@@ -145,10 +145,10 @@ def plan(weights: Mapping[str, float], gpus: int) -> Layout:
         groups[index].append(model)
         if len(groups[index]) < free[index]:
             heapq.heappush(loads, (load + weights[model], index))
-    return Layout(tuple(tuple(group) for group in groups), seats)
+    return TraceLayout(tuple(tuple(group) for group in groups), seats)
 
 
-def config_yaml(layout: Layout, *, rebalance: bool = False, policy: str = "") -> str:
+def config_yaml(layout: TraceLayout, *, rebalance: bool = False, policy: str = "") -> str:
     """The node configuration of this layout: groups G0, G1, … of one GPU, one active slot each."""
     profile = {"name": "1x", "resource": RESOURCE, "groupSize": 1, "seatsPerGroup": layout.seats_per_group}
     document: dict[str, Any] = {
@@ -160,7 +160,7 @@ def config_yaml(layout: Layout, *, rebalance: bool = False, policy: str = "") ->
     return yaml.safe_dump(document, sort_keys=False)
 
 
-def pods_yaml(layout: Layout, driver: Literal["fake", "stub"] = "fake") -> str:
+def pods_yaml(layout: TraceLayout, driver: Literal["fake", "stub"] = "fake") -> str:
     """One pod per model, in the order of the seats, for a stack with this driver."""
     names = _pod_names(layout.models)
     return yaml.safe_dump_all((_pod(names[model], model, driver) for model in layout.models), sort_keys=False)

@@ -14,7 +14,7 @@ from pathlib import Path
 from kybernate.dev.nats_server import free_port, server_argv
 from kybernate.dev.stack.guard import MARK
 from kybernate.dev.stack.options import GPU_NAME, NODE, StackOptions
-from kybernate.dev.stack.process import Command
+from kybernate.dev.stack.process import ProcessCommand
 
 HOST = "127.0.0.1"
 USUAL_PORT = 8780
@@ -123,7 +123,7 @@ def lay_out(options: StackOptions, ports: Ports, stubs: Path | None = None) -> L
     )
 
 
-def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[str, Command]:
+def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[str, ProcessCommand]:
     """All processes by name, in the order in which they are started. ``slots``: seats that may share a GPU."""
     servers = {}
     if options.nats_url is None:
@@ -217,17 +217,17 @@ def _libraries(layout: Layout) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": os.pathsep.join(folders), "KYB_FAKE_DRIVER": str(layout.driver_socket)}
 
 
-def _server(layout: Layout, name: str, port: int) -> Command:
+def _server(layout: Layout, name: str, port: int) -> ProcessCommand:
     argv = server_argv(layout.folder / name, port)
-    return Command(name, argv, _environment(layout.folder), stop_seconds=1.0)
+    return ProcessCommand(name, argv, _environment(layout.folder), stop_seconds=1.0)
 
 
-def _python(name: str, module: str, env: Mapping[str, str], *arguments: str) -> Command:
+def _python(name: str, module: str, env: Mapping[str, str], *arguments: str) -> ProcessCommand:
     # -P: a folder called "services" where the person stands must not be taken for ours.
     instance = {"KYB_INSTANCE": f"{name.replace('_', '-')}-0"} if "KYB_NODE" in env else {}
-    return Command(name, (sys.executable, "-P", "-m", module, *arguments), {**env, **instance})
+    return ProcessCommand(name, (sys.executable, "-P", "-m", module, *arguments), {**env, **instance})
 
 
-def _adjusted(command: Command, options: StackOptions) -> Command:
+def _adjusted(command: ProcessCommand, options: StackOptions) -> ProcessCommand:
     argv = [*options.replace.get(command.name, command.argv), *options.arguments.get(command.name, ())]
     return replace(command, argv=argv, env={**command.env, **options.settings.get(command.name, {})})

@@ -10,7 +10,7 @@ from kybernate.config import NodeConfig, load
 from kybernate.config_errors import ConfigError, read_documents
 from kybernate.dev.fakes.gpu.spec import Hardware, build, changed
 from kybernate.dev.fakes.kubelet.manifest import ManifestError, parse_pod
-from kybernate.dev.stack.pod_file import PodSpec, check_seats, check_vram, load_pods, manifests
+from kybernate.dev.stack.pod_file import StackPod, check_seats, check_vram, load_pods, manifests
 from kybernate.gpus import Gpu
 from kybernate.sizes import parse_bytes
 from kybernate.topology import Group, Topology, plan
@@ -70,7 +70,7 @@ class Plan:
 
     config: NodeConfig
     topology: Topology
-    pods: tuple[PodSpec, ...]
+    pods: tuple[StackPod, ...]
 
 
 def check(options: StackOptions) -> Plan:

@@ -15,7 +15,7 @@ from kybernate.topology import Group
 
 
 @dataclass(frozen=True, slots=True)
-class PodSpec:
+class StackPod:
     """One pod that asks for a seat."""
 
     namespace: str
@@ -32,7 +32,7 @@ class PodSpec:
     """The whole Pod."""
 
 
-def load_pods(path: Path | str, config: NodeConfig, backend: Literal["fake", "cuda"] = "fake") -> tuple[PodSpec, ...]:
+def load_pods(path: Path | str, config: NodeConfig, backend: Literal["fake", "cuda"] = "fake") -> tuple[StackPod, ...]:
     """Read and check a file of Pods (several documents, or a List), all parked by ``backend``. Raises ConfigError."""
     pods = []
     seen: set[tuple[str, str]] = set()
@@ -48,7 +48,7 @@ def load_pods(path: Path | str, config: NodeConfig, backend: Literal["fake", "cu
     return tuple(pods)
 
 
-def check_seats(path: Path | str, pods: Sequence[PodSpec], groups: Sequence[Group]) -> None:
+def check_seats(path: Path | str, pods: Sequence[StackPod], groups: Sequence[Group]) -> None:
     """Raise ConfigError when more pods ask for a resource than there are seats of it."""
     for resource in dict.fromkeys(pod.resource for pod in pods):
         asking = [pod.name for pod in pods if pod.resource == resource]
@@ -58,7 +58,7 @@ def check_seats(path: Path | str, pods: Sequence[PodSpec], groups: Sequence[Grou
             raise ConfigError(f"{path}: {resource}: {what}; remove pods or raise seatsPerGroup of its profile")
 
 
-def check_vram(path: Path | str, pods: Sequence[PodSpec], groups: Sequence[Group]) -> None:
+def check_vram(path: Path | str, pods: Sequence[StackPod], groups: Sequence[Group]) -> None:
     """Raise ConfigError when a pod declares more memory than any group of its kind has."""
     for pod in pods:
         sizes = [group.memory_bytes for group in groups if group.profile.resource == pod.resource]
@@ -80,7 +80,7 @@ def manifests(document: Document) -> Iterator[tuple[Place, Any]]:
         yield (), data
 
 
-def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, backend: str) -> PodSpec:
+def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, backend: str) -> StackPod:
     source = document.source
     kind = manifest.get("kind") if isinstance(manifest, dict) else None
     if kind != "Pod" or manifest.get("apiVersion") != "v1":
@@ -107,7 +107,7 @@ def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, ba
         cannot = "cannot park on fake GPUs" if backend == "fake" else "cannot park with --driver stub"
         what = "is missing (the default is cuda)" if value is None else cannot
         raise source.error((*notes, BACKEND), value, what, f"write {BACKEND}: {backend}")
-    return PodSpec(
+    return StackPod(
         namespace=str(metadata.get("namespace", "default")),
         name=name,
         model=parsed.model or name,

@@ -29,7 +29,7 @@ LineSink = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ProcessCommand:
     """How to start a process."""
 
     name: str
@@ -40,10 +40,10 @@ class Command:
     """After SIGTERM, how long until SIGKILL."""
 
 
-class Process:
+class SupervisedProcess:
     """A command that is kept running until it is stopped. All times are wall time."""
 
-    def __init__(self, command: Command, log: Path, sink: LineSink | None = None) -> None:
+    def __init__(self, command: ProcessCommand, log: Path, sink: LineSink | None = None) -> None:
         self.command = command
         self.log = log
         self.starts = 0

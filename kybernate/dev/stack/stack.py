@@ -23,7 +23,7 @@ from kybernate.dev.fakes.stubs.build import StubError, build_stubs
 from kybernate.dev.stack import guard
 from kybernate.dev.stack.layout import Layout, Ports, commands, lay_out
 from kybernate.dev.stack.options import Plan, StackOptions, check
-from kybernate.dev.stack.process import LineSink, Process
+from kybernate.dev.stack.process import LineSink, SupervisedProcess
 from kybernate.dev.stack.stack_file import StackFile
 
 SERVICES = ("plugin", "gpu_manager", "checkpointer", "router")
@@ -51,7 +51,7 @@ class Stack:
         self._file = StackFile()
         self._ports = Ports()
         self._guard: asyncio.subprocess.Process | None = None
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, SupervisedProcess] = {}
         self._layout: Layout | None = None
 
     # --- what others want to know ---------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Stack:
             self._file.claim()
         slots = max(profile.active_slots for profile in self.plan.config.profiles)
         for name, command in commands(self.layout, self.options, slots=slots).items():
-            process = Process(command, self.folder / "logs" / f"{name}.log", self._sink)
+            process = SupervisedProcess(command, self.folder / "logs" / f"{name}.log", self._sink)
             process.on_start = self._write_file
             self._processes[name] = process
         self.began = time.monotonic()
@@ -259,7 +259,7 @@ class Stack:
             if process.refused:
                 raise StackError(f"{process.name} refuses its configuration:\n{process.tail(8)}")
 
-    def _process(self, name: str) -> Process:
+    def _process(self, name: str) -> SupervisedProcess:
         if name not in self._processes:
             known = ", ".join(self._processes) or "none yet"
             raise StackError(f"this stack has no process {name!r}; it has {known}")

@@ -7,15 +7,15 @@ from typing import NoReturn
 
 from kybernate.dev.fakes.gpu.process import (
     Answer,
-    Call,
     Caller,
+    CallTarget,
     Code,
+    CudaProcess,
+    DriverCall,
     Kill,
     Operation,
-    Process,
     RefusedError,
     State,
-    Target,
     gpu_permutation,
     integer,
     text,
@@ -29,7 +29,7 @@ class OwnCalls:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.table: dict[str, Callable[[Process, Call], Result | None]] = {
+        self.table: dict[str, Callable[[CudaProcess, DriverCall], Result | None]] = {
             "alloc": self._alloc,
             "free": self._free,
             "memory": self._memory,
@@ -40,12 +40,12 @@ class OwnCalls:
             "end": self._end,
         }
 
-    def attach(self, call: Call, caller: Caller) -> Result:
+    def attach(self, call: DriverCall, caller: Caller) -> Result:
         """The caller becomes a process that uses CUDA."""
         seat = text(call.arguments, "seat", default=f"process/{caller.pid}")
         process = self._world.processes.get(caller.pid)
         if process is None:
-            process = self._world.processes[caller.pid] = Process(caller.pid, caller.start, seat)
+            process = self._world.processes[caller.pid] = CudaProcess(caller.pid, caller.start, seat)
         elif process.seat != seat:
             raise RefusedError(Code.INVALID_VALUE, f"process {caller.pid} is attached as {process.seat}, not {seat}")
         process.watch = process.watch or bool(call.arguments.get("watch"))
@@ -55,7 +55,7 @@ class OwnCalls:
             process.communicator = text(call.arguments, "communicator")
         return {"pid": process.pid, "state": process.state.value}
 
-    def run(self, call: Call, caller: Caller) -> Result | None:
+    def run(self, call: DriverCall, caller: Caller) -> Result | None:
         """One of the table's calls; None: it waits."""
         process = self._world.processes.get(caller.pid)
         if process is None:
@@ -64,13 +64,13 @@ class OwnCalls:
             return None
         return self.table[call.name](process, call)
 
-    def resume(self, process: Process) -> None:
+    def resume(self, process: CudaProcess) -> None:
         """The process runs again: so do its calls, in order."""
         waiting, process.blocked = list(process.blocked), type(process.blocked)()
         for call in waiting:
             self._world.attempt(call, lambda call=call: self.table[call.name](process, call))  # type: ignore[misc]
 
-    def _alloc(self, process: Process, call: Call) -> Result | None:
+    def _alloc(self, process: CudaProcess, call: DriverCall) -> Result | None:
         gpu, count = self._gpu(process, call), integer(call.arguments, "bytes")
         if self._waits(process, call):
             return None
@@ -82,7 +82,7 @@ class OwnCalls:
         self._world.memory_changed(process.memory)
         return {"gpu": gpu, "bytes": process.memory[gpu]}
 
-    def _free(self, process: Process, call: Call) -> Result | None:
+    def _free(self, process: CudaProcess, call: DriverCall) -> Result | None:
         gpu = self._gpu(process, call)
         if self._waits(process, call):
             return None
@@ -94,13 +94,13 @@ class OwnCalls:
         self._world.memory_changed(process.memory)
         return {"gpu": gpu, "bytes": process.memory[gpu]}
 
-    def _memory(self, process: Process, call: Call) -> Result | None:
+    def _memory(self, process: CudaProcess, call: DriverCall) -> Result | None:
         gpu = self._gpu(process, call)
         if self._waits(process, call):
             return None
         return {"free_bytes": self._world.free_bytes(gpu), "total_bytes": self._world.capacity[gpu]}
 
-    def _synchronize(self, process: Process, call: Call) -> Result | None:
+    def _synchronize(self, process: CudaProcess, call: DriverCall) -> Result | None:
         """Wait for the GPU's work. Measured on drivers 580 and 595: of a locked process it returns at once, and as the
         first call of a parked process it crashes in the library (``crash``: the stub does that)."""
         if process.state is State.CHECKPOINTED and not process.blocked:
@@ -109,7 +109,7 @@ class OwnCalls:
             return {"crash": False}
         return None if self._waits(process, call) else {}
 
-    def _mark(self, process: Process, call: Call) -> Result:
+    def _mark(self, process: CudaProcess, call: DriverCall) -> Result:
         """What the process uses that stands in the way of a checkpoint; null ends a communicator."""
         arguments = call.arguments
         process.ipc = bool(arguments.get("ipc", process.ipc))
@@ -119,7 +119,7 @@ class OwnCalls:
             process.communicator = text(arguments, "communicator") if named else None
         return {"ipc": process.ipc, "managed": process.managed, "communicator": process.communicator}
 
-    def _begin(self, process: Process, call: Call) -> Result | None:
+    def _begin(self, process: CudaProcess, call: DriverCall) -> Result | None:
         request = text(call.arguments, "request")
         process.freezable = bool(call.arguments.get("freezable", False))
         if process.state is not State.RUNNING and not process.freezable:
@@ -137,7 +137,7 @@ class OwnCalls:
         self._world.totals["requests"] += 1
         return {}
 
-    def _end(self, process: Process, call: Call) -> Result:
+    def _end(self, process: CudaProcess, call: DriverCall) -> Result:
         request = text(call.arguments, "request")
         if request in process.requests:
             process.requests.remove(request)
@@ -149,7 +149,7 @@ class OwnCalls:
                 return {}
         raise RefusedError(Code.INVALID_VALUE, f"request {request} is not being computed")
 
-    def _waits(self, process: Process, call: Call) -> bool:
+    def _waits(self, process: CudaProcess, call: DriverCall) -> bool:
         if process.state is State.FAILED:
             raise RefusedError(Code.ILLEGAL_STATE, "the process is lost: a restore had no room, or a fatal XID")
         if process.state is State.RUNNING:
@@ -157,7 +157,7 @@ class OwnCalls:
         process.blocked.append(call)
         return True
 
-    def _gpu(self, process: Process, call: Call) -> str:
+    def _gpu(self, process: CudaProcess, call: DriverCall) -> str:
         """The GPU that the process means: after a restore with a map it still says the old name."""
         gpu = text(call.arguments, "gpu")
         if gpu not in self._world.capacity:
@@ -172,7 +172,7 @@ class Verbs:
         self._world = world
         self._own_calls = own_calls
         self._peers = Peers(world)
-        self.table: dict[str, Callable[[Process, Call], Result | None]] = {
+        self.table: dict[str, Callable[[CudaProcess, DriverCall], Result | None]] = {
             "get_state": lambda process, _: {"state": process.state.value},
             "get_restore_tid": lambda process, _: {"tid": process.pid},
             "lock": self._lock,
@@ -181,7 +181,7 @@ class Verbs:
             "unlock": self._unlock,
         }
 
-    def run(self, call: Call, target: Target) -> Result | None:
+    def run(self, call: DriverCall, target: CallTarget) -> Result | None:
         """A call came in; None: the answer comes with ``advance`` or ``finish_due``, or never."""
         pid = integer(call.arguments, "pid")
         process = self._world.processes.get(pid)
@@ -204,13 +204,13 @@ class Verbs:
         self.advance(process)
         return None
 
-    def advance(self, process: Process) -> None:
+    def advance(self, process: CudaProcess) -> None:
         """Run the calls that wait for this process, as far as possible."""
         while process.verbs and process.operation is None and not process.stopped and not self._hangs(process):
             call = process.verbs.popleft()
             self._world.attempt(call, lambda call=call: self._perform(process, call))  # type: ignore[misc]
 
-    def _perform(self, process: Process, call: Call) -> Result | None:
+    def _perform(self, process: CudaProcess, call: DriverCall) -> Result | None:
         """The call, unless it was injected that it fails (``fail``: without effect; ``lose``: for good)."""
         faults = self._world.faults
         if (code := faults.take("fail", process, call.name)) is not None:
@@ -225,12 +225,12 @@ class Verbs:
         for process in tuple(self._world.processes.values()):
             self.advance(process)
 
-    def _hangs(self, process: Process) -> bool:
+    def _hangs(self, process: CudaProcess) -> bool:
         """Whether the next call is a lock that another rank of its communicator holds up."""
         locks = bool(process.verbs) and process.verbs[0].name == "lock"
         return locks and not process.stopped and self._peers.hold_up(process)
 
-    def finish_due(self, process: Process) -> None:
+    def finish_due(self, process: CudaProcess) -> None:
         """End an operation whose time has come; a stopped process comes to no end."""
         operation = process.operation
         if operation is None or process.stopped or operation.ends_at > self._world.now:
@@ -247,7 +247,7 @@ class Verbs:
         self._world.effects.append(Answer(operation.call.token, operation.code, {}))
         self.advance(process)
 
-    def _complete(self, process: Process, verb: str) -> None:
+    def _complete(self, process: CudaProcess, verb: str) -> None:
         world = self._world
         if verb == "checkpoint":
             gpus, process.parked, process.memory = process.memory, process.memory, {}
@@ -261,7 +261,7 @@ class Verbs:
         else:
             world.enter(process, State.LOCKED)
 
-    def _lock(self, process: Process, call: Call) -> Result | None:
+    def _lock(self, process: CudaProcess, call: DriverCall) -> Result | None:
         timeout_seconds = integer(call.arguments, "timeout_ms", default=0) / 1000 or math.inf
         _need(process, State.RUNNING, call)
         world = self._world
@@ -280,7 +280,7 @@ class Verbs:
         process.operation = Operation(call, world.now + min(wait_seconds, timeout_seconds), code)
         return None
 
-    def _checkpoint(self, process: Process, call: Call) -> None:
+    def _checkpoint(self, process: CudaProcess, call: DriverCall) -> None:
         _need(process, State.LOCKED, call)
         self._refuse_what_cannot_park(process)
         world = self._world
@@ -294,7 +294,7 @@ class Verbs:
         if copies + count > room:
             self._die_midway(operation)
 
-    def _restore(self, process: Process, call: Call) -> None:
+    def _restore(self, process: CudaProcess, call: DriverCall) -> None:
         if process.state is State.FAILED:
             raise RefusedError(Code.OPERATING_SYSTEM, "an earlier restore ran out of memory; kill the process")
         _need(process, State.CHECKPOINTED, call)
@@ -318,7 +318,7 @@ class Verbs:
         self._transfer(process, call, sum(wanted.values()), world.spec.move_seconds if moved else 0.0)
         world.memory_changed(wanted)
 
-    def _refuse_what_cannot_park(self, process: Process) -> None:
+    def _refuse_what_cannot_park(self, process: CudaProcess) -> None:
         """The driver has no checkpoint of these; the process stays locked."""
         if any(gpu.startswith("MIG-") for gpu in process.memory):
             raise RefusedError(Code.OUT_OF_MEMORY, "out of memory")  # misleading, as the driver's own answer is
@@ -327,7 +327,7 @@ class Verbs:
         if process.managed:
             raise RefusedError(Code.NOT_SUPPORTED, f"process {process.pid} uses managed memory")
 
-    def _lose(self, process: Process, wanted: dict[str, int], short: list[str], why: RefusedError) -> NoReturn:
+    def _lose(self, process: CudaProcess, wanted: dict[str, int], short: list[str], why: RefusedError) -> NoReturn:
         """Without room a real driver loses the process, and what it got until then stays held."""
         world = self._world
         for gpu in short:
@@ -339,13 +339,13 @@ class Verbs:
         world.memory_changed(wanted, punish=False)
         raise RefusedError(why.code, f"{why.text}; the process is lost for good, kill it")
 
-    def _unlock(self, process: Process, call: Call) -> Result:
+    def _unlock(self, process: CudaProcess, call: DriverCall) -> Result:
         _need(process, State.LOCKED, call)
         self._world.enter(process, State.RUNNING)
         self._own_calls.resume(process)
         return {}
 
-    def _transfer(self, process: Process, call: Call, count: int, more_seconds: float = 0.0) -> Operation:
+    def _transfer(self, process: CudaProcess, call: DriverCall, count: int, more_seconds: float = 0.0) -> Operation:
         world, spec = self._world, self._world.spec
         model_seconds = (spec.overhead_seconds + count / spec.bandwidth) * world.faults.slowness(process) + more_seconds
         seconds = model_seconds / spec.speed
@@ -365,7 +365,7 @@ class Verbs:
         transfers = [p for p in self._world.processes.values() if p.operation and p.operation.call.name == "checkpoint"]
         return self._world.parked_bytes() + sum(process.used_bytes for process in transfers)
 
-    def _check_epoch(self, process: Process, call: Call) -> None:
+    def _check_epoch(self, process: CudaProcess, call: DriverCall) -> None:
         world, epoch = self._world, integer(call.arguments, "epoch")
         moves = gpu_permutation(call.arguments, [gpu.uuid for gpu in world.spec.gpus])
         # Where it goes: what it held before is another one's matter, who may have got it long ago.
@@ -379,6 +379,6 @@ class Verbs:
             world.epochs[gpu] = epoch
 
 
-def _need(process: Process, state: State, call: Call) -> None:
+def _need(process: CudaProcess, state: State, call: DriverCall) -> None:
     if process.state is not state:
         raise RefusedError(Code.ILLEGAL_STATE, f"{call.name} needs {state}, process {process.pid} is {process.state}")

@@ -8,7 +8,7 @@ continued, state queries wait for a running checkpoint or restore, a parked proc
 import math
 
 from kybernate.dev.fakes.gpu.calls import OwnCalls, Verbs
-from kybernate.dev.fakes.gpu.process import Call, Caller, Code, Effect, Process, RefusedError, Target
+from kybernate.dev.fakes.gpu.process import Caller, CallTarget, Code, CudaProcess, DriverCall, Effect, RefusedError
 from kybernate.dev.fakes.gpu.readings import Readings, Xids
 from kybernate.dev.fakes.gpu.spec import MachineSpec
 from kybernate.dev.fakes.gpu.world import Result, Violations, World
@@ -30,14 +30,14 @@ class Machine:
         return self.world.violations
 
     @property
-    def processes(self) -> dict[int, Process]:
+    def processes(self) -> dict[int, CudaProcess]:
         """Attached processes by pid."""
         return self.world.processes
 
-    def call(self, call: Call, caller: Caller, now: float, target: Target | None = None) -> list[Effect]:
+    def call(self, call: DriverCall, caller: Caller, now: float, target: CallTarget | None = None) -> list[Effect]:
         """A call came in; ``target`` is what /proc says about the process that a checkpoint call names."""
         self.world.now = now
-        self.world.attempt(call, lambda: self._dispatch(call, caller, target or Target()))
+        self.world.attempt(call, lambda: self._dispatch(call, caller, target or CallTarget()))
         self._verbs.advance_held_up()
         return self._take_effects()
 
@@ -83,7 +83,7 @@ class Machine:
         """Processes whose stop and continue matter now: something about them waits."""
         return [p.pid for p in self.processes.values() if p.operation is not None or p.verbs]
 
-    def _dispatch(self, call: Call, caller: Caller, target: Target) -> Result | None:
+    def _dispatch(self, call: DriverCall, caller: Caller, target: CallTarget) -> Result | None:
         if call.name in self._own_calls.table:
             return self._own_calls.run(call, caller)
         if call.name in self._verbs.table:
@@ -100,7 +100,7 @@ class Machine:
         known = ", ".join(sorted({"attach", "inject", "wait_xid"}.union(*tables)))
         raise RefusedError(Code.NOT_SUPPORTED, f"unknown call {call.name!r}; known are {known}")
 
-    def _inject(self, call: Call) -> Result:
+    def _inject(self, call: DriverCall) -> Result:
         fault = call.arguments.get("fault")
         if fault in ("xid", "lost", "found", "nvml"):
             self._xids.inject(call)

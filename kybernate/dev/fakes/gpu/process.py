@@ -51,7 +51,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CallTarget:
     """What /proc says about the process that a checkpoint call names."""
 
     exists: bool = True
@@ -61,7 +61,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class DriverCall:
     """A call that may have to wait. The token says where its answer goes."""
 
     token: Hashable
@@ -109,7 +109,7 @@ class RefusedError(Exception):
 class Operation:
     """A verb that takes time."""
 
-    call: Call
+    call: DriverCall
     ends_at: float
     code: Code = Code.SUCCESS
     kills: bool = False
@@ -117,7 +117,7 @@ class Operation:
 
 
 @dataclass(slots=True)
-class Process:
+class CudaProcess:
     """A process since its attach."""
 
     pid: int
@@ -149,9 +149,9 @@ class Process:
     busy_until: float = 0.0
     """When the work that was submitted to the GPU ends; a lock waits for it."""
     operation: Operation | None = None
-    verbs: deque[Call] = field(default_factory=deque)
+    verbs: deque[DriverCall] = field(default_factory=deque)
     """Checkpoint calls that wait for the operation, or for SIGCONT."""
-    blocked: deque[Call] = field(default_factory=deque)
+    blocked: deque[DriverCall] = field(default_factory=deque)
     """Its own calls that wait until it runs again."""
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kybernate.dev.fakes.gpu.process import Answer, Call, Code, RefusedError, State, integer, text
+from kybernate.dev.fakes.gpu.process import Answer, Code, DriverCall, RefusedError, State, integer, text
 from kybernate.dev.fakes.gpu.world import Result, World
 from kybernate.machine import Gpu
 
@@ -132,7 +132,7 @@ _KEPT = 1000
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    call: Call
+    call: DriverCall
     after: int
     until: float
 
@@ -146,7 +146,7 @@ class Xids:
         self._events: deque[dict[str, Any]] = deque(maxlen=_KEPT)
         self._waiting: list[_Waiting] = []
 
-    def wait(self, call: Call) -> Result | None:
+    def wait(self, call: DriverCall) -> Result | None:
         """``wait_xid``: events with a number above ``after``, at once or when the first comes.
 
         ``timeout_ms`` (wall) bounds the wait; nothing then. Without ``after`` only what comes from now on counts.
@@ -169,7 +169,7 @@ class Xids:
         """When ``expire`` has something to do; infinite without a waiting call."""
         return min((one.until for one in self._waiting), default=math.inf)
 
-    def inject(self, call: Call) -> Result:
+    def inject(self, call: DriverCall) -> Result:
         """The faults ``xid``, ``lost``, ``found`` and ``nvml``."""
         fault = call.arguments["fault"]
         gpu = text(call.arguments, "gpu") if fault != "xid" or call.arguments.get("gpu") is not None else None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kybernate.dev.fakes.gpu.machine import Machine
-from kybernate.dev.fakes.gpu.process import Answer, Call, Caller, Code, Effect, Kill, Target, Tell
+from kybernate.dev.fakes.gpu.process import Answer, Caller, CallTarget, Code, DriverCall, Effect, Kill, Tell
 from kybernate.logs import get_logger
 
 _CGROUPS = "/sys/fs/cgroup"
@@ -49,13 +49,13 @@ def read_stat(pid: int) -> ProcStat | None:
     return ProcStat(fields[0].decode(), int(fields[19]))
 
 
-def read_target(pid: int) -> Target:
+def read_target(pid: int) -> CallTarget:
     """What a checkpoint call has to know about its target."""
     stat = read_stat(pid)
     if stat is None:
-        return Target(exists=False)
+        return CallTarget(exists=False)
     stopped = stat.state in "Tt" or (stat.state in "SD" and is_frozen(pid))
-    return Target(zombie=stat.state in "ZX", stopped=stopped)
+    return CallTarget(zombie=stat.state in "ZX", stopped=stopped)
 
 
 def is_frozen(pid: int) -> bool:
@@ -163,9 +163,9 @@ class Daemon:
             text = 'not a call; write {"id": 1, "call": "devices"} and a line feed'
             connection.send({"id": None, "code": 1, "name": Code.INVALID_VALUE.name, "text": text})
             return
-        call = Call((connection, number), name, message)
+        call = DriverCall((connection, number), name, message)
         pid = message.get("pid")
-        target = read_target(pid) if isinstance(pid, int) and name != "inject" else Target()
+        target = read_target(pid) if isinstance(pid, int) and name != "inject" else CallTarget()
         if name == "attach" and not self._track(connection):
             return
         caller = tracked.caller if (tracked := self._tracked.get(connection.pid)) else Caller(connection.pid, 0)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from kybernate.dev.fakes.gpu.process import Answer, Call, Code, Effect, Process, RefusedError, State, Tell
+from kybernate.dev.fakes.gpu.process import Answer, Code, CudaProcess, DriverCall, Effect, RefusedError, State, Tell
 from kybernate.dev.fakes.gpu.spec import MachineSpec
 
 
@@ -93,7 +93,7 @@ class Fault:
     times: int
     amount: float
 
-    def meets(self, process: Process) -> bool:
+    def meets(self, process: CudaProcess) -> bool:
         """Whether it is meant for this process."""
         return self.pid in (None, process.pid) and self.seat in (None, process.seat)
 
@@ -122,7 +122,7 @@ class Faults:
         times = int(arguments.get("times", 1))
         self.armed.append(Fault(name, pid, seat, arguments.get("verb"), times, float(amount)))
 
-    def take(self, name: str, process: Process, verb: str | None = None) -> float | None:
+    def take(self, name: str, process: CudaProcess, verb: str | None = None) -> float | None:
         """The amount of the first fault that meets this process, which is thereby used up once; None without one."""
         for fault in self.armed:
             if fault.name == name and fault.verb == verb and fault.meets(process):
@@ -132,7 +132,7 @@ class Faults:
                 return fault.amount
         return None
 
-    def slowness(self, process: Process) -> float:
+    def slowness(self, process: CudaProcess) -> float:
         """By how much its transfers take longer."""
         factor = 1.0
         for fault in self.armed:
@@ -154,7 +154,7 @@ class World:
         usable = (*(gpu for gpu in spec.gpus if not gpu.mig_enabled), *spec.instances)
         self.capacity = {gpu.uuid: gpu.memory_bytes for gpu in usable}
         """Memory of all that a process can use: whole GPUs, and the instances of those in MIG mode."""
-        self.processes: dict[int, Process] = {}
+        self.processes: dict[int, CudaProcess] = {}
         self.epochs = dict.fromkeys(self.capacity, 0)
         """Highest epoch that each GPU has seen."""
         self.violations = Violations()
@@ -188,7 +188,7 @@ class World:
         """Host memory that the copies of parked processes take."""
         return sum(sum(process.parked.values()) for process in self.processes.values())
 
-    def attempt(self, call: Call, run: Callable[[], Result | None]) -> None:
+    def attempt(self, call: DriverCall, run: Callable[[], Result | None]) -> None:
         """Run and answer; a result of None means that the answer comes later."""
         try:
             result = run()
@@ -198,21 +198,21 @@ class World:
             if result is not None:
                 self.effects.append(Answer(call.token, Code.SUCCESS, result))
 
-    def refuse(self, call: Call, code: Code, why: str) -> None:
+    def refuse(self, call: DriverCall, code: Code, why: str) -> None:
         """Answer with a code and the reason."""
         self.effects.append(Answer(call.token, code, {"text": why}))
 
-    def enter(self, process: Process, state: State) -> None:
+    def enter(self, process: CudaProcess, state: State) -> None:
         """Change a process' state and tell it, if it wants to know."""
         process.state = state
         if process.watch:
             self.effects.append(Tell(process.pid, state))
 
-    def violated(self, kind: Kind, process: Process, why: str, gpu: str | None = None) -> None:
+    def violated(self, kind: Kind, process: CudaProcess, why: str, gpu: str | None = None) -> None:
         """Count a violation."""
         self.violations.add(Violation(kind, why, self.now, process.pid, process.seat, gpu))
 
-    def wedge(self, process: Process) -> None:
+    def wedge(self, process: CudaProcess) -> None:
         """It ended. Where ``wedge-on-kill`` is armed, one that was restored and not parked again keeps its memory for
         ever, as with open driver 595.71 (open-gpu-kernel-modules, cuda-checkpoint #53): lock and checkpoint it first.
         """
@@ -243,13 +243,13 @@ class Peers:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def others(self, process: Process) -> list[Process]:
+    def others(self, process: CudaProcess) -> list[CudaProcess]:
         """The other ranks of its communicator."""
         named = process.communicator
         everyone = self._world.processes.values()
         return [one for one in everyone if one is not process and named is not None and one.communicator == named]
 
-    def hold_up(self, process: Process) -> bool:
+    def hold_up(self, process: CudaProcess) -> bool:
         """Whether its lock hangs: another rank stands still, so its submitted work never ends (cuda-checkpoint #30)."""
         still = (State.LOCKED, State.CHECKPOINTED)
         return process.state is State.RUNNING and any(one.state in still for one in self.others(process))

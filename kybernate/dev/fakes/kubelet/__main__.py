@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kybernate import lifecycle, logs
 from kybernate.dev.fakes.kubelet import manifest
-from kybernate.dev.fakes.kubelet.device_manager import Topology
+from kybernate.dev.fakes.kubelet.device_manager import NumaTopology
 from kybernate.dev.fakes.kubelet.http import application
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet, Options, write_address
 from kybernate.dev.fakes.kubelet.process import BackOff
@@ -69,7 +69,7 @@ async def serve(args: argparse.Namespace, pods: Sequence[manifest.PodSpec]) -> N
         grace_seconds=args.grace,
         backoff=BackOff(args.backoff, args.backoff_max),
         readmit_seconds=args.readmit,
-        topology=Topology(args.topology_policy, tuple(range(args.numa_nodes))),
+        topology=NumaTopology(args.topology_policy, tuple(range(args.numa_nodes))),
         seed=args.seed,
     )
     async with Kubelet(options) as kubelet:

@@ -25,7 +25,7 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
+class ContainerRunOptions:
     """What the answers of all resources of a container add up to."""
 
     envs: Mapping[str, str]
@@ -37,7 +37,7 @@ class RunOptions:
     """What two resources both set; the first one won."""
 
 
-def merged(allocations: Iterable[Allocation]) -> RunOptions:
+def merged(allocations: Iterable[Allocation]) -> ContainerRunOptions:
     """The first answer to set something wins; what the others wanted is only reported."""
     found: dict[str, dict[str, str]] = {"env": {}, "mount": {}, "device": {}}
     conflicts: list[str] = []
@@ -50,7 +50,7 @@ def merged(allocations: Iterable[Allocation]) -> RunOptions:
             if found[what].setdefault(key, value) != value:
                 conflicts.append(f"{what} {key}: {allocation.resource} wants {value!r}")
     mounts, devices = tuple(found["mount"].items()), tuple(found["device"].items())
-    return RunOptions(found["env"], mounts, devices, tuple(conflicts))
+    return ContainerRunOptions(found["env"], mounts, devices, tuple(conflicts))
 
 
 AffinityPolicy = Literal["none", "best-effort", "restricted", "single-numa-node"]

@@ -18,7 +18,7 @@ from kybernate.dev.fakes.kubelet.allocations import (
     AffinityPolicy,
     AffinityRequest,
     Allocation,
-    RunOptions,
+    ContainerRunOptions,
     best_affinity,
     merged,
     split_by_affinity,
@@ -93,7 +93,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
+class NumaTopology:
     """The machine's NUMA nodes and kubelet's ``--topology-manager-policy``."""
 
     policy: AffinityPolicy = "none"
@@ -125,7 +125,7 @@ class DeviceManager:
         rng: random.Random | None = None,
         now: Callable[[], float] = time.monotonic,
         memory: Path | None = None,
-        topology: Topology | None = None,
+        topology: NumaTopology | None = None,
     ) -> None:
         self._active = active
         """UIDs of the pods that are not over; the devices of others are free."""
@@ -134,7 +134,7 @@ class DeviceManager:
         self._now = now
         self._memory = memory
         """The checkpoint; None: allocations are only kept in this object."""
-        self._topology = topology or Topology()
+        self._topology = topology or NumaTopology()
         self.endpoints: dict[str, Endpoint] = {}
         self.allocations: list[Allocation] = []
         self._reusable: dict[str, dict[str, set[str]]] = {}
@@ -381,6 +381,6 @@ class DeviceManager:
         except PluginCallError as error:
             raise GateError(f"device plugin PreStartContainer rpc failed with err: {error}") from error
 
-    def run_options(self, pod_uid: str, container: str) -> RunOptions:
+    def run_options(self, pod_uid: str, container: str) -> ContainerRunOptions:
         """The cached answers of a container, merged: the first to set something wins, the rest is reported."""
         return merged(self.of(pod_uid, container))

@@ -15,7 +15,7 @@ from typing import Any
 from kybernate import files
 from kybernate.annotations import PORT
 from kybernate.dev.fakes.kubelet import checkpoint
-from kybernate.dev.fakes.kubelet.device_manager import AdmissionError, DeviceManager, Topology
+from kybernate.dev.fakes.kubelet.device_manager import AdmissionError, DeviceManager, NumaTopology
 from kybernate.dev.fakes.kubelet.manifest import PodSpec, lacking
 from kybernate.dev.fakes.kubelet.plugins import Call, PluginServer
 from kybernate.dev.fakes.kubelet.pod import Pod, Surroundings
@@ -46,7 +46,7 @@ class Options:
 
     Real kubelets give none, so that such pods often fail; 0 does the same.
     """
-    topology: Topology = field(default_factory=Topology)
+    topology: NumaTopology = field(default_factory=NumaTopology)
     seed: int | None = None
 
 

@@ -106,7 +106,7 @@ def parse(text: str, place: str) -> tuple[PodSpec, ...]:
 
 def parse_pod(document: object, place: str) -> PodSpec:
     """One v1 Pod. Raises ManifestError."""
-    pod = _Reader(document, place)
+    pod = _ManifestReader(document, place)
     if pod.text("kind") != "Pod" or pod.text("apiVersion") != "v1":
         raise pod.wrong((), f"is {document!r:.60}", "only kind: Pod with apiVersion: v1 can be run here")
     meta, spec = pod.reader("metadata"), pod.reader("spec")
@@ -155,7 +155,7 @@ def _items(document: object) -> Iterator[tuple[str, object]]:
         yield "", document
 
 
-def _container(reader: "_Reader", *, init: bool) -> ContainerSpec:
+def _container(reader: "_ManifestReader", *, init: bool) -> ContainerSpec:
     name = reader.text("name")
     if not _DNS_LABEL.fullmatch(name):
         raise reader.wrong(("name",), repr(name), _NAMES)
@@ -175,7 +175,7 @@ def _container(reader: "_Reader", *, init: bool) -> ContainerSpec:
     )
 
 
-def _env(reader: "_Reader") -> EnvVar:
+def _env(reader: "_ManifestReader") -> EnvVar:
     name = reader.text("name")
     if "valueFrom" not in reader.data:
         return EnvVar(name, reader.text("value", ""))
@@ -186,7 +186,7 @@ def _env(reader: "_Reader") -> EnvVar:
     return EnvVar(name, field_path=path)
 
 
-def _limits(reader: "_Reader") -> dict[str, int]:
+def _limits(reader: "_ManifestReader") -> dict[str, int]:
     """Extended resources; for these the API server wants whole numbers and requests equal to limits."""
     limits, requests = reader.reader("limits", optional=True), reader.reader("requests", optional=True)
     found: dict[str, int] = {}
@@ -206,7 +206,7 @@ def _limits(reader: "_Reader") -> dict[str, int]:
     return found
 
 
-class _Reader:
+class _ManifestReader:
     """A mapping of the document and where it stands in it. Lists may be tuples."""
 
     def __init__(self, data: object, where: str, place: Place = ()) -> None:
@@ -261,15 +261,15 @@ class _Reader:
                 raise self.wrong((name, key), f"is {value!r:.60}, must be text", "put it in quotes")
         return dict(values)
 
-    def reader(self, name: str, *, optional: bool = False) -> "_Reader":
+    def reader(self, name: str, *, optional: bool = False) -> "_ManifestReader":
         """A mapping inside this one."""
         data = self._get(name, {} if optional else _REQUIRED, (dict,), "a mapping")
-        return _Reader(data, self.where, (*self.place, name))
+        return _ManifestReader(data, self.where, (*self.place, name))
 
-    def readers(self, name: str) -> list["_Reader"]:
+    def readers(self, name: str) -> list["_ManifestReader"]:
         """A list of mappings; empty when absent."""
         values = self._get(name, [], (list, tuple), "a list")
-        return [_Reader(value, self.where, (*self.place, name, number)) for number, value in enumerate(values)]
+        return [_ManifestReader(value, self.where, (*self.place, name, number)) for number, value in enumerate(values)]
 
 
 _REQUIRED = object()

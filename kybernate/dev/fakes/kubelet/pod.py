@@ -9,10 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kybernate.dev.fakes.kubelet.allocations import RunOptions
+from kybernate.dev.fakes.kubelet.allocations import ContainerRunOptions
 from kybernate.dev.fakes.kubelet.device_manager import DeviceManager, GateError
 from kybernate.dev.fakes.kubelet.manifest import ContainerSpec, PodSpec, expand
-from kybernate.dev.fakes.kubelet.process import BackOff, Container, Process, StartError, base_environment, rfc3339
+from kybernate.dev.fakes.kubelet.process import (
+    BackOff,
+    Container,
+    ContainerProcess,
+    StartError,
+    base_environment,
+    rfc3339,
+)
 from kybernate.logs import get_logger
 
 GATE_PAUSE_SECONDS = 0.05
@@ -146,9 +153,9 @@ class Pod:
         command = [expand(word, env) for word in container.spec.command]
         log = self.around.logs / f"{self.spec.namespace}_{self.spec.name}_{self.uid}" / f"{container.spec.name}.log"
         # Shielded: a process that was started must be known here, also when this pod is being stopped.
-        await self._uninterrupted(container, Process.start(command, env, log))
+        await self._uninterrupted(container, ContainerProcess.start(command, env, log))
 
-    async def _uninterrupted(self, container: Container, starting: Awaitable[Process]) -> None:
+    async def _uninterrupted(self, container: Container, starting: Awaitable[ContainerProcess]) -> None:
         async def run() -> None:
             container.process = await starting
             container.starts += 1
@@ -205,7 +212,7 @@ class Pod:
         return self.spec.restart_policy == "Always" or (self.spec.restart_policy == "OnFailure" and code != 0)
 
     @staticmethod
-    def _process(container: Container) -> Process:
+    def _process(container: Container) -> ContainerProcess:
         if container.process is None:
             raise RuntimeError(f"container {container.spec.name} has no process")
         return container.process
@@ -269,7 +276,7 @@ class Pod:
         return [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": ready}]
 
 
-def _check_paths(options: RunOptions) -> None:
+def _check_paths(options: ContainerRunOptions) -> None:
     """What a runtime would fail on: sources that do not exist, and what a local process cannot see."""
     for kind, paths in (("mount", options.mounts), ("device", options.devices)):
         for inside, host in paths:

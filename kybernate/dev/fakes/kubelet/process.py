@@ -49,13 +49,13 @@ def base_environment() -> dict[str, str]:
 
 
 @dataclass
-class Process:
+class ContainerProcess:
     """A running container: one process that leads its own session."""
 
     child: asyncio.subprocess.Process
 
     @classmethod
-    async def start(cls, command: Sequence[str], env: Mapping[str, str], log: Path) -> "Process":
+    async def start(cls, command: Sequence[str], env: Mapping[str, str], log: Path) -> "ContainerProcess":
         """Start it with output appended to ``log``. Raises StartError when the command does not exist."""
         if shutil.which(command[0], path=env.get("PATH")) is None:
             raise StartError(f'exec: "{command[0]}": executable file not found in $PATH')
@@ -131,7 +131,7 @@ class Container:
     spec: ContainerSpec
     state: dict[str, Any] = field(default_factory=lambda: {"waiting": {"reason": "ContainerCreating"}})
     last_state: dict[str, Any] = field(default_factory=dict)
-    process: Process | None = None
+    process: ContainerProcess | None = None
     container_id: str = ""
     started_at: str = ""
     starts: int = 0
