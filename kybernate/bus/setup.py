@@ -84,10 +84,8 @@ async def init(
     while True:
         try:
             return await _init(url, replicas, credentials, timeout)
-        except CredentialsError:
-            raise
         except BusError as error:
-            if time.monotonic() >= until:
+            if isinstance(error, CredentialsError) or time.monotonic() >= until:
                 raise
             if not reported:
                 on_wait(str(error))
@@ -134,11 +132,11 @@ async def examine(url: str, credentials: Credentials, role: Role, *, timeout: fl
     """
     place = Place.CLUSTER if role in ROLES[Place.CLUSTER] else Place.NODE
     need = rights(place)[role]
-    refused: list[str] = []
+    missing: list[str] = []
 
     def note(error: Exception) -> None:
         if forbidden(error):
-            refused.append(str(error).removeprefix("nats: "))
+            missing.append(str(error).removeprefix("nats: "))
 
     async with connection(url, "kyb bus check", credentials, timeout, report=note) as link:
         for subject in need.subscribe:
@@ -150,11 +148,11 @@ async def examine(url: str, credentials: Credentials, role: Role, *, timeout: fl
             async with asyncio.timeout(timeout):
                 await link.round_trip()
         except TimeoutError as error:
-            if not refused:  # else: the key of another role, which may not publish to this role's inbox
+            if not missing:  # else: the key of another role, which may not publish to this role's inbox
                 raise NoAnswerError(
                     f"NATS at {url.rsplit('@')[-1]} did not answer within {timeout:g} s; try again"
                 ) from error
-    return refused
+    return missing
 
 
 async def _ignore(_: object) -> None:

@@ -45,11 +45,15 @@ class Cluster:
                 rows[owner.uid] = row
         return Look(pods, rows, failure)
 
-    async def command(self, seat: str, verb: str) -> None:
-        """Send a command to a seat's manager, through the router. Raises CliError."""
+    async def accepts(self, seat: str, verb: str) -> bool:
+        """Send a command to a seat's manager, through the router; a router that just started knows no seats yet."""
         from kybernate.cli.router import Router
 
-        await asyncio.to_thread(Router(self.router).command, f"seat/{seat}", verb)
+        try:
+            await asyncio.to_thread(Router(self.router).command, f"seat/{seat}", verb)
+        except CliError:
+            return False
+        return True
 
     async def delete(self, owner: Owner) -> None:
         """Delete a pod, unless it is gone already. Raises CliError."""
@@ -138,7 +142,7 @@ async def _wake(cluster: Cluster, seconds: float, pinned: set[str]) -> list[str]
     while True:
         await _pin(cluster, (*look.holding, *chosen), pinned)
         for seat in sorted(chosen.keys() - accepted):
-            if not await _command(cluster, seat, "activate"):
+            if await cluster.accepts(seat, "activate"):
                 accepted.add(seat)
         look = await cluster.look()
         asleep, spent = {one.owner.uid for one in look.held}, time.monotonic() - begun
@@ -156,17 +160,8 @@ async def _wake(cluster: Cluster, seconds: float, pinned: set[str]) -> list[str]
 async def _pin(cluster: Cluster, seats: Iterable[str], pinned: set[str]) -> None:
     """Pin seats, so that neither a request nor a replaced pod parks them; new pods wait at the start gate."""
     for seat in sorted(set(seats) - pinned):
-        if cluster.router and not await _command(cluster, seat, "pin"):
+        if cluster.router and await cluster.accepts(seat, "pin"):
             pinned.add(seat)
-
-
-async def _command(cluster: Cluster, seat: str, verb: str) -> str:
-    """Send a command; return why it was refused, empty if accepted. A router that just started knows no seats yet."""
-    try:
-        await cluster.command(seat, verb)
-    except CliError as error:
-        return str(error)
-    return ""
 
 
 async def sure_look(cluster: Cluster) -> Look:
