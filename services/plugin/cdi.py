@@ -28,11 +28,6 @@ _LARGEST_BYTES = 8 << 20
 _KIND_LINE = re.compile(rb"kind\"?\s*:\s*\"?nvidia\.com/gpu\b")
 
 
-def qualified(group: str) -> str:
-    """Return the qualified CDI name of a group's device."""
-    return f"{KIND}={group}"
-
-
 def spec(devices: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the document. ``devices``: device nodes by name; at least one each, since empty edits are invalid."""
     return {

@@ -19,18 +19,14 @@ SLICES = tuple(f"/apis/resource.k8s.io/{version}/resourceslices" for version in 
 DRA_DRIVER = "gpu.nvidia.com"
 """The driver that advertises GPUs; ``compute-domain.nvidia.com`` advertises none."""
 
+_GPU_OPERATOR = (
+    "GPU operator: kubectl label node {node} --overwrite nvidia.com/gpu.deploy.device-plugin=false, "
+    "or devicePlugin.enabled=false in its ClusterPolicy"
+)
 _PLATFORMS: tuple[tuple[str, str], ...] = (
     ("cloud.google.com/gke-accelerator", "GKE: kubectl label node {node} gke-no-default-nvidia-gpu-device-plugin=true"),
-    (
-        "nvidia.com/gpu.deploy.operands",
-        "GPU operator: kubectl label node {node} --overwrite nvidia.com/gpu.deploy.device-plugin=false, "
-        "or devicePlugin.enabled=false in its ClusterPolicy",
-    ),
-    (
-        "nvidia.com/gpu.deploy.device-plugin",
-        "GPU operator: kubectl label node {node} --overwrite nvidia.com/gpu.deploy.device-plugin=false, "
-        "or devicePlugin.enabled=false in its ClusterPolicy",
-    ),
+    ("nvidia.com/gpu.deploy.operands", _GPU_OPERATOR),
+    ("nvidia.com/gpu.deploy.device-plugin", _GPU_OPERATOR),
     (
         "eks.amazonaws.com/nodegroup",
         "EKS: keep the nvidia-device-plugin DaemonSet off this node with a node selector or affinity; on Bottlerocket "

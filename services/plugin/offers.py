@@ -64,7 +64,7 @@ def cdi_names(
     for name, beside in peers(groups).items():
         uuids[name] += [gpu.uuid for peer in beside for gpu in peer.gpus if gpu.uuid not in missing]
     libraries = {name: [f"{cdi.NVIDIA_KIND}={uuid}" for uuid in own if uuid in nvidia] for name, own in uuids.items()}
-    own_names = {group.name: cdi.qualified(cdi_name(group)) for group in groups}
+    own_names = {group.name: f"{cdi.KIND}={cdi_name(group)}" for group in groups}
     return {name: (own_names[name], *own) for name, own in libraries.items()}
 
 

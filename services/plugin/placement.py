@@ -91,26 +91,17 @@ _KEYS: dict[str, Callable[[GroupLoad], Key]] = {
 }
 
 
-def rank(strategy: str, loads: Iterable[GroupLoad], wish: str = "") -> list[GroupLoad]:
-    """Return the groups that can take a seat, best first; the group named ``wish`` comes before all others.
+def best(strategy: str, loads: Iterable[GroupLoad], wish: str = "") -> GroupLoad | None:
+    """Return the group that takes the next seat; None when none can. The group named ``wish`` comes before all others.
 
     ``strategy`` is one of ``kybernate.config.fields.PLACEMENTS``.
     """
-    return sorted((load for load in loads if load.free > 0), key=_key(strategy, wish))
-
-
-def best(strategy: str, loads: Iterable[GroupLoad], wish: str = "") -> GroupLoad | None:
-    """Return the first of ``rank``; None when no group can take a seat."""
-    return min((load for load in loads if load.free > 0), key=_key(strategy, wish), default=None)
-
-
-def _key(strategy: str, wish: str) -> Callable[[GroupLoad], Key]:
     own = _KEYS[strategy]
 
     def key(load: GroupLoad) -> Key:
         return (load.name != wish, load.overlapping_allocated > 0, *own(load), load.order)
 
-    return key
+    return min((load for load in loads if load.free > 0), key=key, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Each strategy on a few groups, and the plugin's choices on a machine."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,22 @@ from kybernate.config.fields import PLACEMENTS
 from kybernate.machine import Gpu, Link, PcieLevel
 from kybernate.topology import plan
 from services.plugin.devices import Offer
-from services.plugin.placement import GroupLoad, best, group_distance, rank
+from services.plugin.placement import GroupLoad, best, group_distance
 
 ONE, TWO, FOUR = "kyb.ai/one", "kyb.ai/two", "kyb.ai/four"
 
 
 def place(name: str, order: int, *, used: int = 0, seats: int = 4, **more: Any) -> GroupLoad:
     return GroupLoad(name, order, seats, seats - used, **({"nearby_allocated": used} | more))
+
+
+def rank(strategy: str, loads: Iterable[GroupLoad], wish: str = "") -> list[GroupLoad]:
+    """The groups that can take a seat, in the order in which ``best`` chooses them."""
+    left, found = list(loads), []
+    while (load := best(strategy, left, wish)) is not None:
+        left.remove(load)
+        found.append(load)
+    return found
 
 
 def names(strategy: str, *places: GroupLoad, wish: str = "") -> list[str]:
