@@ -193,13 +193,14 @@ def on_jobs_report(node: NodeState, report: JobsReported, now: Now) -> None:
 def on_ending_answer(node: NodeState, answer: EndingAnswered, now: Now) -> None:
     """The checkpointer's answer to a ReleaseJob or KillJob.
 
-    (1) It has the job, and may report processes. (2) The seat has moved on meanwhile. (3) A switch of its group
-    overtook the job: send it again under a new epoch. (4) No answer: send it again.
+    (1) It has the job, and may report how it ended: the answer to a kill that it knows is its status. (2) The seat has
+    moved on meanwhile. (3) A switch of its group overtook the job: send it again under a new epoch. (4) No answer: send
+    it again.
     """
     job, reply = answer.job, answer.reply
     stale = reply is not None and reply.code == "stale-epoch"
     if reply is not None and not stale:  # (1)
-        _on_processes(node, reply, now)
+        on_jobs_report(node, JobsReported(reply), now)
         return
     seat = node.seats.get(job.target.seat)
     ends = S.RELEASING if isinstance(job, ReleaseJob) else S.LOST

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kybernate.messages import JobProgress, JobReply, KillJob, ReleaseJob, SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import JobAnswered, JobsReported, StartTicket
+from services.gpu_manager.inputs import EndingAnswered, JobAnswered, JobsReported, StartTicket
 from tests.manager.world import World, status
 
 
@@ -126,6 +126,25 @@ def test_a_seat_that_cannot_be_killed_is_quarantined_until_its_processes_are_gon
     world.look_at(b, "gone")
 
     assert (world.state(b), world.managed(b).lease) == (S.BACKOFF, False)
+
+
+def test_a_kill_that_is_sent_again_because_its_answer_was_lost_learns_from_the_next_answer_how_it_ended(
+    world: World,
+) -> None:
+    """The checkpointer answers a kill that it knows with its status; the report of its end may be lost as well."""
+    _, b, job = switch_under_way(world)
+    world.progress(job, "lost", "pending")
+    kill = world.last(KillJob)
+    assert isinstance(kill, KillJob)
+
+    again = [e for e in world.receive(EndingAnswered(kill, None)) if isinstance(e, KillJob)]
+    assert again == [kill]
+    stuck = status(
+        SwitchJob(cause="k", node="n1", epoch=kill.epoch, op="kill", group="kill", park=(kill.target,)), "quarantined"
+    )
+    world.receive(EndingAnswered(kill, JobReply(accepted=True, jobs=(stuck,))))
+
+    assert (world.state(b), world.managed(b).reason) == (S.QUARANTINED, "made quarantined")
 
 
 def test_a_victim_that_goes_while_its_streams_are_cut_is_not_parked_any_more(world: World) -> None:
