@@ -37,10 +37,8 @@ def dev_part_installed(part: DevPart) -> bool:
 
 def _entry(part: DevPart, asked_by: str) -> metadata.EntryPoint:
     if not dev_part_installed(part):
-        raise _missing(asked_by, f"no package {GROUP} with an entry point {part}")
+        raise ExtraMissingError(
+            f"{asked_by} needs the extra dev: pip install 'kybernate[dev]', or in a checkout: make setup "
+            f"(no package {GROUP} with an entry point {part})"
+        )
     return next(iter(metadata.entry_points(group=GROUP, name=part)))
-
-
-def _missing(asked_by: str, reason: str) -> ExtraMissingError:
-    remedy = "pip install 'kybernate[dev]', or in a checkout: make setup"
-    return ExtraMissingError(f"{asked_by} needs the extra dev: {remedy} ({reason})")

@@ -4,6 +4,7 @@ Two bindings offer the same calls: cuda-bindings where it is installed, and ctyp
 """
 
 from kybernate.cuda.codes import (
+    HOST_BYTES_PER_VRAM_BYTE,
     CudaResult,
     CudaState,
     Support,
@@ -16,6 +17,7 @@ from kybernate.cuda.codes import (
 from kybernate.cuda.port import Binding, CheckpointApi, CudaUnavailableError, GpuPairs
 
 __all__ = [
+    "HOST_BYTES_PER_VRAM_BYTE",
     "Binding",
     "CheckpointApi",
     "CudaResult",

@@ -13,6 +13,9 @@ LAUNCH_JOB_CUDA = 13010
 CUSTOM_STORAGE_CUDA = 13040
 """CUDA 13.4: the caller moves the bytes; states CHECKPOINTING and RESTORING."""
 
+HOST_BYTES_PER_VRAM_BYTE = 1.1
+"""A checkpoint takes this much: copy, page tables and buffers (research/checkpoint.md §5.5: 1.05 measured)."""
+
 _PREFIX = "GPU-"
 _BYTES = 16
 

@@ -7,11 +7,13 @@ from kybernate.cuda.codes import cuda_text
 from kybernate.doctor.model import DriverFacts, Finding, HostFacts, fail, ok, warn
 
 _INSTALL = "install the NVIDIA driver (580 recommended), runtimeClass nvidia in a container; without a GPU: kyb up"
-_REMEDIES = {
-    100: "make the GPUs visible here: NVIDIA_VISIBLE_DEVICES=all, runtimeClass nvidia; see nvidia-smi",
-    802: "start the fabric manager (NVSwitch machines)",
-    803: "library and kernel module differ in version: reboot the node, or restart this container",
-    804: "take the CUDA compatibility library out of LD_LIBRARY_PATH",
+_REMEDIES: dict[int, str] = {
+    CudaResult.NO_DEVICE: "make the GPUs visible here: NVIDIA_VISIBLE_DEVICES=all, runtimeClass nvidia; see nvidia-smi",
+    CudaResult.SYSTEM_NOT_READY: "start the fabric manager (NVSwitch machines)",
+    CudaResult.SYSTEM_DRIVER_MISMATCH: (
+        "library and kernel module differ in version: reboot the node, or restart this container"
+    ),
+    CudaResult.COMPAT_NOT_SUPPORTED_ON_DEVICE: "take the CUDA compatibility library out of LD_LIBRARY_PATH",
 }
 
 

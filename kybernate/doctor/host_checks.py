@@ -4,12 +4,11 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
+from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
 from kybernate.doctor.model import DriverFacts, Finding, HostFacts, TargetFacts, fail, ok, warn
 
 SYS_PTRACE = 19
 """Number of CAP_SYS_PTRACE (linux/capability.h)."""
-HEADROOM = 1.1
-"""Host memory that a park needs per byte of VRAM (research/checkpoint.md §7)."""
 
 
 def check_host(driver: DriverFacts, host: HostFacts) -> Iterator[Finding]:
@@ -103,12 +102,13 @@ def _limits(driver: DriverFacts, host: HostFacts) -> Iterator[Finding]:
         yield _limit(cgroup, targets, sum(vram[target.pid] for target in targets))
     if any(not use.exact for use in driver.uses):
         text = "the driver does not report memory by process: the lines above count all that is used on its GPUs"
-        yield warn("memory", text, "check these limits yourself: 1.1 x VRAM in addition to the engine's own memory")
+        need = f"{HOST_BYTES_PER_VRAM_BYTE} x VRAM in addition to the engine's own memory"
+        yield warn("memory", text, f"check these limits yourself: {need}")
 
 
 def _limit(cgroup: str, targets: list[TargetFacts], vram: int) -> Finding:
     who = ", ".join(f"{target.name} ({target.pid})" for target in targets)
-    need = math.ceil(vram * HEADROOM)
+    need = math.ceil(vram * HOST_BYTES_PER_VRAM_BYTE)
     if not cgroup:
         text = f"{who}: {_gib(vram)} of VRAM, the memory limit is not visible here"
         return warn("memory", text, "mount the host's /sys/fs/cgroup")
@@ -126,7 +126,7 @@ def _host_memory(driver: DriverFacts, host: HostFacts) -> Iterator[Finding]:
     if host.available_bytes is None:
         yield warn("host memory", "MemAvailable is unknown", "is /proc mounted?")
         return
-    need = math.ceil(total * HEADROOM)
+    need = math.ceil(total * HOST_BYTES_PER_VRAM_BYTE)
     text = f"{_gib(host.available_bytes)} available; {_gib(total)} of VRAM parked once need {_gib(need)}"
     if driver.fake:
         yield ok("host memory", f"{_gib(host.available_bytes)} available; fake VRAM needs none")

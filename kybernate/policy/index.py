@@ -68,14 +68,14 @@ def waiting_ages(seat: SeatView) -> tuple[tuple[float, int], ...]:
     return ages
 
 
-def rate(seat: SeatView, fast_share: float = 0.5) -> float:
+def rate(seat: SeatView) -> float:
     """Expected requests per second: between the rates of the last minute and of the last quarter of an hour."""
-    return fast_share * seat.rate_fast + (1.0 - fast_share) * seat.rate_slow
+    return 0.5 * seat.rate_fast + 0.5 * seat.rate_slow
 
 
-def drain_seconds(seat: SeatView, requests: float, tail: float = TAIL) -> float:
+def drain_seconds(seat: SeatView, requests: float) -> float:
     """Expected seconds until this many requests in flight have ended, when nothing more is admitted."""
-    return seat.service_seconds * (1.0 + tail * log(requests)) if requests >= 1.0 else seat.service_seconds * requests
+    return seat.service_seconds * (1.0 + TAIL * log(requests)) if requests >= 1.0 else seat.service_seconds * requests
 
 
 def prolonged_seconds(seat: SeatView, requests: int) -> float:
@@ -111,9 +111,9 @@ def step_seconds(seat: SeatView, requests: int) -> float:
     return seat.service_seconds * total
 
 
-def visit_seconds(seat: SeatView, requests: int, tail: float = TAIL) -> float:
+def visit_seconds(seat: SeatView, requests: int) -> float:
     """Expected seconds of a visit that begins with this many requests and goes on until the seat is idle."""
-    return drain_seconds(seat, requests, tail) + prolonged_seconds(seat, requests)
+    return drain_seconds(seat, requests) + prolonged_seconds(seat, requests)
 
 
 @dataclass(frozen=True, slots=True)

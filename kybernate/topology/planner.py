@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from kybernate.config import NodeConfig, Profile
 from kybernate.machine import Gpu, Link
 from kybernate.topology.groups import (
+    KEY_DIGITS,
     LONG_KEY_DIGITS,
     Group,
     IncompleteGroup,
@@ -96,7 +97,7 @@ class _Draft:
         for gpus in self._found(profile):
             name = instance_name(gpus[0]) if gpus[0].mig is not None else _group_name(gpus)
             if name in self.names:  # a listed group of other GPUs has this name
-                name = f"{profile.group_size}x-{group_key([gpu.uuid for gpu in gpus], LONG_KEY_DIGITS)}"
+                name = f"{profile.group_size}x-{_key(gpus, LONG_KEY_DIGITS)}"
             self.add(profile, name, gpus, self.describe(gpus))
 
     def _found(self, profile: Profile) -> list[tuple[Gpu, ...]]:
@@ -175,9 +176,8 @@ def _by_precedence(config: NodeConfig) -> list[Profile]:
     return sorted(config.profiles, key=lambda profile: -profile.group_size)
 
 
-def _key(gpus: tuple[Gpu, ...], digits: int | None = None) -> str:
-    uuids = [gpu.uuid for gpu in gpus]
-    return group_key(uuids) if digits is None else group_key(uuids, digits)
+def _key(gpus: tuple[Gpu, ...], digits: int = KEY_DIGITS) -> str:
+    return group_key([gpu.uuid for gpu in gpus], digits)
 
 
 def _group_name(gpus: tuple[Gpu, ...]) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -276,7 +276,8 @@ class HelperPool:
         task.add_done_callback(self._ending.discard)
         return await asyncio.shield(task)
 
-    async def _kill_and_wait(self, helper: HelperProcess, key: str) -> str:
+    async def _kill_and_wait(self, helper: HelperProcess | Leftover, key: str) -> str:
+        """It is gone or marked as stuck when this returns; the text says which."""
         self.kill(helper.who)
         gone = asyncio.create_task(helper.gone(), name=f"gone-helper-{helper.who.pid}")
         await asyncio.wait([gone], timeout=self.kill_seconds)
@@ -286,16 +287,10 @@ class HelperPool:
         return self._keep(helper.who, key, gone)
 
     async def _end_leftover(self, leftover: Leftover) -> None:
-        """End the helper of a killed checkpointer; it is gone or marked stuck when this returns."""
+        """End the helper of a killed checkpointer."""
         if alive(leftover.who):
             get_logger().warning("helper.leftover_ended", pid=leftover.who.pid)
-            self.kill(leftover.who)
-        gone = asyncio.create_task(leftover.gone(), name=f"gone-helper-{leftover.who.pid}")
-        await asyncio.wait([gone], timeout=self.kill_seconds)
-        if gone.done():
-            await gone
-        else:
-            self._keep(leftover.who, leftover.key, gone)
+        await self._kill_and_wait(leftover, leftover.key)
 
     def _keep(self, who: ProcessIdentity, key: str, gone: asyncio.Task[None]) -> str:
         """Mark a helper as stuck until it ends; its note stays for the next checkpointer."""
@@ -308,13 +303,10 @@ class HelperPool:
             del self._stuck[who]
             get_logger().warning("helper.stuck_ended", pid=who.pid, key=key)
 
-        self._watch(forget())
-        return reason
-
-    def _watch(self, wait: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(wait, name="stuck-helper")
+        task = asyncio.create_task(forget(), name="stuck-helper")
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
+        return reason
 
 
 async def _cancelled(*tasks: asyncio.Task[None]) -> None:

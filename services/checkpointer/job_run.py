@@ -40,7 +40,7 @@ class JobRun:
     ) -> None:
         self.file = file
         self._journal, self._backends, self._report = journal, backends, report
-        self._first = {target.seat: _pending(target) for target in self._first_targets}
+        self._first = {target.seat: _pending(target) for target in self.file.first_targets}
         self._activate: SeatProgress | None = _pending(file.activate) if file.activate else None
         self._activate_begun = file.activate is not None and file.begun("activate", file.activate.seat) is not None
         self._retarget_lock = asyncio.Lock()
@@ -74,7 +74,7 @@ class JobRun:
         file = self.file
         return file.status or JobStatus(
             op=file.op,
-            epoch=(file.switch or file.kill or file.records[0]).epoch or 0,
+            epoch=file.command.epoch,
             group=file.group,
             park=tuple(self._first.values()),
             activate=self._activate,
@@ -85,7 +85,7 @@ class JobRun:
         """Run to the end. Raises OSError if the journal cannot be written; the job continues after a restart."""
         half: Literal["park", "kill"] = "park" if self.file.switch is not None else "kill"
         async with asyncio.TaskGroup() as group:
-            for index, target in enumerate(self._first_targets):
+            for index, target in enumerate(self.file.first_targets):
                 key = self.file.group if index == 0 else f"{self.file.group}#{index}"
                 group.create_task(self._first_half(half, target, key))
         stuck = [one for one in self._first.values() if one.outcome not in ROOM_MADE]
@@ -106,12 +106,6 @@ class JobRun:
             self._activate = _pending(activate) if activate is not None else None  # from now on in no other job
             await self._journal.add(self.file, Record(kind="retarget", activate=activate, epoch=epoch))
             return True
-
-    @property
-    def _first_targets(self) -> tuple[SeatTarget, ...]:
-        if self.file.kill is not None:
-            return (self.file.kill.target,)
-        return self.file.switch.park if self.file.switch is not None else ()
 
     async def _first_half(self, half: Literal["park", "kill"], target: SeatTarget, key: str) -> None:
         ended = self.file.ended(half, target.seat)
@@ -137,9 +131,8 @@ class JobRun:
                     backend.replay(processes, JobGoal.PARKED, note) if begun else backend.park(processes, note)
                 )
         progress = self._judged(target, ending)
-        await self._close(
-            half, progress, processes, ending
-        )  # before the report: the manager may use the seat in another job at once
+        # Before the report: the manager may use the seat in another job at once.
+        await self._close(half, progress, processes, ending)
         self._report_first(progress)
 
     async def _second_half(self) -> None:
@@ -186,7 +179,7 @@ class JobRun:
         if ending.failed and failures >= DEMOTE_AFTER:
             advice = f"failure {failures} in a row with backend {target.backend}: {ANOTHER_BACKEND}"
             ending.reason = f"{ending.reason}; {advice}" if ending.reason else advice
-        return _progress(target, ending)
+        return progress_of(target, ending)
 
     async def _find(self, backend: Backend, target: SeatTarget, key: str, half: HalfName) -> SeatProcesses | Ending:
         """The seat's processes, from the journal if it is parked, else from the driver; without any, the ending."""
@@ -261,7 +254,8 @@ def _started(target: SeatTarget) -> SeatProgress:
     return _pending(target).model_copy(update={"outcome": "started"})
 
 
-def _progress(target: SeatTarget, ending: Ending) -> SeatProgress:
+def progress_of(target: SeatTarget, ending: Ending) -> SeatProgress:
+    """What is reported of a seat whose half, or whose state, is this ending."""
     return SeatProgress(
         seat=target.seat,
         pod_uid=target.pod_uid,

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kybernate.messages import JobStatus, KillJob, SeatProgress, SeatTarget, SwitchJob
 from services.checkpointer.backends.port import SeatProcesses
-from services.checkpointer.core.failures import MAX_HANGS
+from services.checkpointer.core.failures import MAX_HANGS, StepTrouble
 
 HalfName = Literal["park", "activate", "kill"]
 
@@ -58,6 +58,13 @@ class JobFile:
     """Unix seconds at which the first record was on disk; None when an earlier checkpointer wrote it."""
 
     @property
+    def command(self) -> SwitchJob | KillJob:
+        """The message that began the job."""
+        command = self.records[0].switch or self.records[0].kill
+        assert command is not None
+        return command
+
+    @property
     def switch(self) -> SwitchJob | None:
         """The switch, unless this is a kill."""
         return self.records[0].switch
@@ -70,10 +77,7 @@ class JobFile:
     @property
     def op(self) -> str:
         """Name of the job; a kill is named after its seat and epoch."""
-        if self.switch is not None:
-            return self.switch.op
-        assert self.kill is not None
-        return kill_op(self.kill)
+        return self.command.op if isinstance(self.command, SwitchJob) else kill_op(self.command)
 
     @property
     def group(self) -> str:
@@ -83,9 +87,7 @@ class JobFile:
     @property
     def epoch(self) -> int:
         """The highest epoch of its records."""
-        first = self.switch or self.kill
-        assert first is not None
-        return max([first.epoch, *(record.epoch for record in self.records if record.epoch is not None)])
+        return max([self.command.epoch, *(record.epoch for record in self.records if record.epoch is not None)])
 
     @property
     def activate(self) -> SeatTarget | None:
@@ -98,10 +100,12 @@ class JobFile:
     @property
     def targets(self) -> tuple[SeatTarget, ...]:
         """All seats that it names."""
-        if self.kill is not None:
-            return (self.kill.target,)
-        assert self.switch is not None
-        return self.switch.park + ((self.activate,) if self.activate is not None else ())
+        return self.first_targets + ((self.activate,) if self.activate is not None else ())
+
+    @property
+    def first_targets(self) -> tuple[SeatTarget, ...]:
+        """The seats of its first half: those to be parked, or the one to be killed."""
+        return self.command.park if isinstance(self.command, SwitchJob) else (self.command.target,)
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -157,13 +161,11 @@ QUARANTINE_SECONDS = 600.0
 """Time for which no driver call is made about a seat that hung too often."""
 DEMOTE_AFTER = 2
 """Failures in a row after which the reason advises another backend (research/checkpoint.md §7)."""
-HUNG = "hung"
-"""Name of the journaled step for a call that hung."""
 
 
 def hung_recently(job: JobFile, now: float) -> bool:
     """True if a call of this job hung within REMEMBERED_SECONDS. ``now``: Unix seconds."""
-    return any(r.kind == "step" and r.step == HUNG and now - r.at < REMEMBERED_SECONDS for r in job.records)
+    return any(r.kind == "step" and r.step == StepTrouble.HUNG and now - r.at < REMEMBERED_SECONDS for r in job.records)
 
 
 @dataclass
@@ -189,7 +191,7 @@ class History:
         past = self._pasts.get(record.seat)
         if past is None or past.container_id != container_id:
             past = self._pasts[record.seat] = _ContainerPast(container_id)
-        if record.kind == "step" and record.step == HUNG:
+        if record.kind == "step" and record.step == StepTrouble.HUNG:
             past.hung_at.append(record.at)
         elif record.kind == "end" and record.failed is not None:
             past.failures = past.failures + 1 if record.failed else 0

@@ -21,7 +21,6 @@ from kybernate.messages import (
     KillJob,
     ReleaseJob,
     RetargetJob,
-    SeatProgress,
     SeatTarget,
     SwitchJob,
 )
@@ -33,7 +32,7 @@ from services.checkpointer.backends.port import (
     NoProcessError,
 )
 from services.checkpointer.helper_pool import HelperDiedError, HelperPool
-from services.checkpointer.job_run import JobRun, find_processes
+from services.checkpointer.job_run import JobRun, find_processes, progress_of
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record, kill_op
 
@@ -178,7 +177,7 @@ class CheckpointWorker:
         known = [self._journal.jobs[op] for op in job.ops if op in self._journal.jobs]
         files = known if job.ops else [run.file for run in self.running.values() if run.file.switch is not None]
         statuses = tuple(self._status(file) for file in files)
-        seats = tuple([await self._seat_progress(target) for target in job.targets])
+        seats = tuple([progress_of(target, await self._seat_state(target)) for target in job.targets])
         return self._taken(*statuses).model_copy(update={"seats": seats})
 
     # --- taking and running jobs ---------------------------------------------------------------------------------
@@ -230,8 +229,7 @@ class CheckpointWorker:
         self._spawn(self._run(run), f"job {file.op}")
 
     def _run_of(self, file: JobFile) -> JobRun:
-        first = file.switch or file.kill
-        cause = first.cause if first is not None else file.op
+        cause = file.command.cause
         return JobRun(file, self._journal, self._backends, lambda status: self.reporter.report(status, cause))
 
     async def _run(self, run: JobRun) -> None:
@@ -243,8 +241,7 @@ class CheckpointWorker:
         self.running.pop(op, None)
         self.replaying.discard(op)
         self._ended.set()
-        first = run.file.switch or run.file.kill
-        self.reporter.report(status, first.cause if first is not None else op)
+        self.reporter.report(status, run.file.command.cause)
         log.info("job.done", op=op, epoch=run.file.epoch)
         if run.file.kill is not None:
             await self._pool.close(run.file.group)
@@ -276,19 +273,6 @@ class CheckpointWorker:
         return besides not in order or order.index(op) < order.index(besides)
 
     # --- answers ------------------------------------------------------------------------------------------------
-
-    async def _seat_progress(self, target: SeatTarget) -> SeatProgress:
-        ending = await self._seat_state(target)
-        return SeatProgress(
-            seat=target.seat,
-            pod_uid=target.pod_uid,
-            container_id=target.container_id,
-            outcome=ending.outcome,
-            reason=ending.reason,
-            vram_bytes=ending.vram_bytes,
-            host_bytes=ending.host_bytes,
-            gpus=ending.gpus,
-        )
 
     async def _seat_state(self, target: SeatTarget) -> Ending:
         for op, run in self.running.items():

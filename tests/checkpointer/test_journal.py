@@ -14,7 +14,7 @@ from services.checkpointer import journal as journal_module
 from services.checkpointer.helper_pool import HelperDiedError, HelperHungError, HelperPool
 from services.checkpointer.journal import Journal
 from services.checkpointer.processes import ProcessIdentity, alive, identify, send
-from services.checkpointer.records import HUNG, REMEMBERED_SECONDS, JobFile, Record
+from services.checkpointer.records import REMEMBERED_SECONDS, JobFile, Record
 
 ECHO = """
 import json, sys, time
@@ -62,7 +62,7 @@ async def test_a_job_in_which_a_call_hung_is_kept_for_a_day(tmp_path: Path, monk
         one = job(epoch)
         await journal.begin(one)
         if hung_at is not None:
-            await journal.add(one, Record(kind="step", half="park", seat="s00", step=HUNG, at=hung_at))
+            await journal.add(one, Record(kind="step", half="park", seat="s00", step="hung", at=hung_at))
         status = JobStatus(op=one.op, epoch=epoch, group="G0", done=True)
         await journal.finish(one, Record(kind="done", status=status))
     journal.close()

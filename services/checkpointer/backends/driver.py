@@ -5,7 +5,7 @@ steps, ``evidence`` finds the processes and proves the results.
 """
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kybernate.cgroups import HiddenProcessesError
 from kybernate.messages import SeatTarget
@@ -13,7 +13,7 @@ from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedE
 from services.checkpointer.backends.evidence import Discovery, Evidence
 from services.checkpointer.backends.host import Host
 from services.checkpointer.backends.job_half import JobHalf
-from services.checkpointer.backends.port import Capabilities, Ending, Note, SeatProcesses
+from services.checkpointer.backends.port import Ending, Note, SeatProcesses
 from services.checkpointer.containers import UnknownContainerError
 from services.checkpointer.core.failures import JobGoal, ProcessState
 
@@ -25,11 +25,6 @@ class DriverBackend:
     calls: DriverCalls
     host: Host
     evidence: Evidence
-    capabilities: Capabilities = field(
-        default=Capabilities(
-            frees_all_vram=True, needs_host_ram=True, migrates=True, multi_process=True, needs_cooperation=False
-        )
-    )
 
     async def probe(self) -> str | None:
         """None if the driver answers and can checkpoint, else the reason."""
@@ -95,10 +90,9 @@ class DriverBackend:
         seen, listed = set(states), {use.pid for use in uses}
         pids = {member.who.pid for member in seat.members}
         ending = Ending("lost", "its processes are " + ", ".join(sorted(seen)), vram_bytes=seat.vram_bytes)
-        passing = (
-            ProcessState.GONE if not seat.parked_on else None
-        )  # found running a moment ago: engines have short-lived ones
-        if seen - {passing} == {ProcessState.RUNNING}:
+        if not seat.parked_on and ProcessState.RUNNING in seen:
+            seen.discard(ProcessState.GONE)  # found running a moment ago: engines have short-lived ones
+        if seen == {ProcessState.RUNNING}:
             ending.outcome, ending.reason = "active", ""
             ending.gpus = tuple(sorted({use.gpu for use in uses if use.pid in pids}))
         elif seen == {ProcessState.CHECKPOINTED} and not listed & pids:

@@ -5,33 +5,30 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kybernate.cuda import CudaResult
 from services.checkpointer.backends.port import Member
 from services.checkpointer.core.failures import ProcessState, StepTrouble, Verb
 from services.checkpointer.core.refusals import DriverInfo, driver_from
+from services.checkpointer.helper.serving import UNREACHABLE
 from services.checkpointer.helper_pool import HelperDiedError, HelperHungError, HelperPool
 from services.checkpointer.processes import ProcessIdentity, alive
-
-SUCCESS, OUT_OF_MEMORY, NOT_INITIALIZED, OPERATING_SYSTEM, NOT_READY, NOT_SUPPORTED = 0, 2, 3, 304, 600, 801
-"""CUresult numbers (research/checkpoint.md §1.3)."""
-UNREACHABLE = -1
-"""The helper's own code: it could not call the driver."""
 
 DESCRIBED_SECONDS = 30.0
 """Maximum age of the cached driver description; the health probe refreshes it more often."""
 
 _TROUBLES = {
-    NOT_READY: StepTrouble.NOT_READY,
-    OUT_OF_MEMORY: StepTrouble.OUT_OF_MEMORY,
-    OPERATING_SYSTEM: StepTrouble.OPERATING_SYSTEM,
+    CudaResult.NOT_READY: StepTrouble.NOT_READY,
+    CudaResult.OUT_OF_MEMORY: StepTrouble.OUT_OF_MEMORY,
+    CudaResult.OPERATING_SYSTEM: StepTrouble.OPERATING_SYSTEM,
     UNREACHABLE: StepTrouble.HELPER_DIED,
 }
 
 _HINTS = {
-    ("state", OPERATING_SYSTEM): "may the checkpointer look into it? it needs hostPID: true and SYS_PTRACE",
-    ("lock", NOT_SUPPORTED): "managed memory, CUDA IPC, MIG or MPS cannot be checkpointed",
-    ("checkpoint", NOT_SUPPORTED): "managed memory, CUDA IPC, MIG or MPS cannot be checkpointed",
-    ("checkpoint", OUT_OF_MEMORY): "host memory, or MIG, which the driver reports so",
-    ("restore", NOT_SUPPORTED): "is the GPU's device node in the container?",
+    ("state", CudaResult.OPERATING_SYSTEM): "may the checkpointer look into it? it needs hostPID: true and SYS_PTRACE",
+    ("lock", CudaResult.NOT_SUPPORTED): "managed memory, CUDA IPC, MIG or MPS cannot be checkpointed",
+    ("checkpoint", CudaResult.NOT_SUPPORTED): "managed memory, CUDA IPC, MIG or MPS cannot be checkpointed",
+    ("checkpoint", CudaResult.OUT_OF_MEMORY): "host memory, or MIG, which the driver reports so",
+    ("restore", CudaResult.NOT_SUPPORTED): "is the GPU's device node in the container?",
 }
 """Likely cause of a result code, by verb (research/checkpoint.md §3)."""
 
@@ -113,9 +110,9 @@ class DriverCalls:
         """State of a process. Blocks during a checkpoint or restore of it; ``quick`` sets a short deadline instead."""
         if not alive(member.who):
             return ProcessState.GONE
-        deadline = self.timeouts.wall(self.timeouts.slack_seconds) if quick else self.timeouts.transfer(member.total)
+        deadline = self._short() if quick else self.timeouts.transfer(member.total)
         reply = await self._call(key, "state", deadline, pid=member.who.pid)
-        if reply["code"] == NOT_INITIALIZED or not alive(member.who):
+        if reply["code"] == CudaResult.NOT_INITIALIZED or not alive(member.who):
             return ProcessState.GONE
         self._check(reply, "state", member.who)
         try:
@@ -145,7 +142,7 @@ class DriverCalls:
             case _:
                 deadline = self.timeouts.transfer(member.total)
         reply = await self._call(key, str(verb), deadline, **arguments)
-        if reply["code"] != SUCCESS and not alive(member.who):
+        if reply["code"] != CudaResult.SUCCESS and not alive(member.who):
             raise StepFailedError(StepTrouble.GONE, f"pid {member.who.pid} ended during {verb}")
         self._check(reply, str(verb), member.who)
 
@@ -166,9 +163,9 @@ class DriverCalls:
         ``surely``: the driver's process list has it, so every other result raises.
         """
         reply = await self._call(key, "restore_tid", self._short(), pid=process.pid)
-        if reply["code"] == UNREACHABLE or (surely and reply["code"] != NOT_INITIALIZED and alive(process)):
+        if reply["code"] == UNREACHABLE or (surely and reply["code"] != CudaResult.NOT_INITIALIZED and alive(process)):
             self._check(reply, "restore_tid", process)
-        return bool(reply["code"] == SUCCESS) and alive(process)
+        return bool(reply["code"] == CudaResult.SUCCESS) and alive(process)
 
     async def processes(self, key: str, gpus: Iterable[str] | None = None) -> list[Use]:
         """Processes that use these GPUs, or any GPU; parked processes are not listed."""
@@ -201,7 +198,7 @@ class DriverCalls:
 
     def _check(self, reply: dict[str, Any], verb: str, process: ProcessIdentity | None) -> None:
         code = reply["code"]
-        if code == SUCCESS:
+        if code == CudaResult.SUCCESS:
             return
         of = "" if process is None else f" of pid {process.pid}"
         hint = reply.get("text") or _HINTS.get((verb, code))

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from kybernate.cgroups import HiddenProcessesError
@@ -128,9 +129,7 @@ class Evidence:
     async def verify(self, seat: SeatProcesses) -> None:
         """Every process is RUNNING."""
         for member in seat.members:
-            state = await self.calls.state(seat.group, member)
-            if state is not ProcessState.RUNNING:
-                raise StepFailedError(StepTrouble.REFUSED, f"pid {member.who.pid} is {state} and not RUNNING")
+            await self._require(seat, member, ProcessState.RUNNING)
 
     async def prove(self, seat: SeatProcesses) -> None:
         """Park evidence: all CHECKPOINTED, none listed, memory fell. Waits up to ``settle``: drivers report it late.
@@ -138,15 +137,21 @@ class Evidence:
         No state call is made for a stopped process (it hangs): only checkpointed ones are stopped.
         """
         for member in seat.members:
-            if self.freezer.stopped(member.who):
-                continue
-            state = await self.calls.state(seat.group, member)
-            if state is not ProcessState.CHECKPOINTED:
-                raise StepFailedError(StepTrouble.REFUSED, f"pid {member.who.pid} is {state} and not CHECKPOINTED")
+            if not self.freezer.stopped(member.who):
+                await self._require(seat, member, ProcessState.CHECKPOINTED)
+        await self._wait_until_none(lambda: self._missing_evidence(seat))
+
+    async def _require(self, seat: SeatProcesses, member: Member, wanted: ProcessState) -> None:
+        state = await self.calls.state(seat.group, member)
+        if state is not wanted:
+            raise StepFailedError(StepTrouble.REFUSED, f"pid {member.who.pid} is {state} and not {wanted}")
+
+    async def _wait_until_none(self, missing: Callable[[], Awaitable[str]]) -> None:
+        """Wait up to ``settle`` until nothing is ``missing`` any more."""
         deadline = time.monotonic() + self.calls.timeouts.settle()
-        while missing := await self._missing_evidence(seat):
+        while text := await missing():
             if time.monotonic() > deadline:
-                raise StepFailedError(StepTrouble.REFUSED, missing)
+                raise StepFailedError(StepTrouble.REFUSED, text)
             await asyncio.sleep(POLL_SECONDS)
 
     async def _missing_evidence(self, seat: SeatProcesses) -> str:
@@ -168,11 +173,7 @@ class Evidence:
     async def wait_for_room(self, seat: SeatProcesses, states: list[ProcessState]) -> None:
         """Wait until each GPU has room for all that is checkpointed: a restore without room destroys the process."""
         need = room_needed(seat, states)
-        deadline = time.monotonic() + self.calls.timeouts.settle()
-        while missing := await self._missing_room(seat, need):
-            if time.monotonic() > deadline:
-                raise StepFailedError(StepTrouble.REFUSED, missing)
-            await asyncio.sleep(POLL_SECONDS)
+        await self._wait_until_none(lambda: self._missing_room(seat, need))
 
     async def _missing_room(self, seat: SeatProcesses, need: dict[str, int]) -> str:
         """The GPU that lacks room; empty if none does. The margin covers what other processes on the GPU may allocate

@@ -17,8 +17,6 @@ from services.checkpointer.freezer import FreezeError
 from services.checkpointer.processes import ProcessIdentity, alive, send
 
 POLL_SECONDS = 0.01
-HUNG = "hung"
-"""Step that is journaled for a call that hung; its detail is the verb."""
 
 _LABELS = {Verb.EVIDENCE: "verify", Verb.VERIFY: "verify"}
 _REFUSALS = frozenset({Verb.CHECKS, Verb.HEADROOM, Verb.MAP, Verb.ROOM})
@@ -78,7 +76,7 @@ class JobHalf:
         except StepFailedError as error:
             self._failed.add(step.verb)
             if error.trouble is StepTrouble.HUNG:
-                await self.note(HUNG, pid, str(step.verb))
+                await self.note(StepTrouble.HUNG, pid, str(step.verb))
             elif step.verb is Verb.RESTORE and self.seat.moves and error.trouble is StepTrouble.REFUSED:
                 self._unmovable = MoveRefusal(error.text)
             procedure.failed(step, error.trouble, error.text)

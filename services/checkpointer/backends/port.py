@@ -105,17 +105,6 @@ class DriverUnreadableError(Exception):
     """The driver did not answer, so the seat's processes are unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a backend can do and what it requires."""
-
-    frees_all_vram: bool
-    needs_host_ram: bool
-    migrates: bool
-    multi_process: bool
-    needs_cooperation: bool
-
-
 @dataclass(slots=True)
 class Ending:
     """Result of a half for one seat; ``seconds`` are wall seconds by step."""
@@ -135,7 +124,7 @@ class Ending:
 
 
 class Note(Protocol):
-    """Journals a step before it is done, and hangs."""
+    """Journals a step before it is done; and each hang, as step ``StepTrouble.HUNG`` with the verb as its detail."""
 
     async def __call__(self, step: str, pid: int | None, detail: str = "") -> None:
         """``pid``: the process, None for the whole seat; ``detail``: the means, for steps that have several."""
@@ -144,8 +133,6 @@ class Note(Protocol):
 
 class Backend(Protocol):
     """A way of parking: the CUDA driver, an engine's sleep mode … A failure of driver or process is an ``Ending``."""
-
-    capabilities: Capabilities
 
     async def probe(self) -> str | None:
         """None if it works on this node, else the reason."""

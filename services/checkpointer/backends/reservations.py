@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from kybernate.cgroups import PROC, Cgroup, Cgroups, HiddenLimitsError
+from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
 
-FACTOR = 1.1
-"""Host memory per byte of VRAM: the copy, page tables and buffers (research/checkpoint.md §5.5: 1.05 measured)."""
 HOST = "the host"
 POLL_SECONDS = 0.05
 
@@ -54,7 +53,7 @@ class KernelMemory:
 
 @dataclass
 class Headroom:
-    """Host memory for copies, and its reservations. Sizes are VRAM bytes; FACTOR is applied here."""
+    """Host memory for copies, and its reservations. Sizes are VRAM bytes; HOST_BYTES_PER_VRAM_BYTE is applied here."""
 
     host: HostMemory
     cgroups: Cgroups | None
@@ -67,7 +66,7 @@ class Headroom:
         """Reserve memory for a copy of ``vram_bytes``. If only other reservations are in the way, wait up to
         ``seconds`` (wall) for their release. Raises NoHeadroomError or UnreadableMemoryError."""
         self.release(owner)
-        need = round(vram_bytes * FACTOR)
+        need = round(vram_bytes * HOST_BYTES_PER_VRAM_BYTE)
         deadline = time.monotonic() + seconds
         while True:
             places = await self._places(cgroup)
@@ -86,7 +85,7 @@ class Headroom:
         """Reduce the reservation: this much is copied, so the kernel counts it as used."""
         taken = self._taken.get(owner, {})
         for where in taken:
-            taken[where] = max(0, taken[where] - round(vram_bytes * FACTOR))
+            taken[where] = max(0, taken[where] - round(vram_bytes * HOST_BYTES_PER_VRAM_BYTE))
         self._changed.set()
 
     def release(self, owner: str) -> None:
@@ -121,8 +120,8 @@ class Headroom:
 def _no_room(where: str, free: int, need: int, vram_bytes: int) -> str:
     remedy = "add memory or park fewer seats here" if where == HOST else "raise the pod's memory limit"
     return (
-        f"the copy needs {_gib(need)} of host memory ({FACTOR} × {_gib(vram_bytes)} of VRAM) and {where} has "
-        f"{_gib(free)} free; {remedy}, or let the engine take less VRAM"
+        f"the copy needs {_gib(need)} of host memory ({HOST_BYTES_PER_VRAM_BYTE} × {_gib(vram_bytes)} of VRAM) and "
+        f"{where} has {_gib(free)} free; {remedy}, or let the engine take less VRAM"
     )
 
 
