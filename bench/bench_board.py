@@ -4,7 +4,7 @@ import random
 import time
 
 from kybernate.config import Profile
-from kybernate.gpus import Gpu
+from kybernate.machine import Gpu
 from kybernate.messages import (
     DrainAck,
     JobProgress,

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +48,7 @@ def gpu(
         raise CliError(str(error), code=2) from None
     code = exit_code(findings)
     if as_json or output is Output.JSON:
-        print(json.dumps({"ok": code == 0, "findings": [finding.as_json() for finding in findings]}))
+        print(json.dumps({"ok": code == 0, "findings": [asdict(finding) for finding in findings]}))
     else:
         for finding in findings:
             print(line(finding))

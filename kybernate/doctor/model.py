@@ -1,9 +1,8 @@
 """The records of the doctor: the facts that it reads of a machine, and the findings that it reports. Pure."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +118,6 @@ class Finding:
     finding: str
     remedy: str = ""
     """What to do; empty if there is nothing to do."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The finding as a JSON object."""
-        return asdict(self)
 
 
 def ok(check: str, finding: str) -> Finding:

@@ -8,20 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from kybernate.gpus.port import GpuError, Gpus
-from kybernate.machine import Gpu, GpuEvent, GpuProcess, Link, Mig, PcieLevel, distance
 
-__all__ = [
-    "Gpu",
-    "GpuError",
-    "GpuEvent",
-    "GpuProcess",
-    "Gpus",
-    "Link",
-    "Mig",
-    "PcieLevel",
-    "distance",
-    "open_gpus",
-]
+__all__ = ["GpuError", "Gpus", "open_gpus"]
 
 
 def open_gpus(kind: Literal["nvml", "fake"], socket: Path | None = None) -> Gpus:

@@ -16,7 +16,7 @@ from kybernate.topology.groups import (
 )
 from kybernate.topology.mig import mig_refusal
 from kybernate.topology.orphaned_seats import AllocatedSeat, with_orphaned_seats
-from kybernate.topology.planner import build_groups, plan
+from kybernate.topology.planner import plan
 
 __all__ = [
     "SEAT_ID",
@@ -24,7 +24,6 @@ __all__ = [
     "Group",
     "IncompleteGroup",
     "Topology",
-    "build_groups",
     "group_key",
     "key_of",
     "mig_refusal",

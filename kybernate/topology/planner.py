@@ -27,13 +27,6 @@ from kybernate.topology.search import best_cut
 from kybernate.topology.wiring import Wiring
 
 
-def build_groups(
-    config: NodeConfig, gpus: Sequence[Gpu], links: Sequence[Link] = (), instances: Sequence[Gpu] = ()
-) -> tuple[Group, ...]:
-    """Return the groups of ``plan``. Raises ConfigError when the configuration does not fit these GPUs."""
-    return plan(config, gpus, links, instances).groups
-
-
 def plan(
     config: NodeConfig,
     gpus: Sequence[Gpu],

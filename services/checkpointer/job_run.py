@@ -113,23 +113,16 @@ class JobRun:
             self._first[target.seat] = ended
             return
         backend, note = self._backends[target.backend], self._note(half, target.seat)
-        begun = self._begun(half, target)
-        found = begun or await self._find(backend, target, key, half)
+        found, begun = await self._begin(half, backend, target, key)
+        processes = found if isinstance(found, SeatProcesses) else None
         if isinstance(found, Ending):
-            processes, ending = None, found
+            ending = found
         else:
-            processes = found
-            if begun is None:
-                processes = await backend.prepare(processes) if half == "park" else processes
-                record = Record(kind="half", half=half, seat=target.seat, unit=processes)
-                await self._journal.add(self.file, record, put_off=True)  # on disk before the first step is done
             self._report_first(_started(target))
             if half == "kill":
-                ending = await backend.kill(processes, note)
+                ending = await backend.kill(found, note)
             else:
-                ending = await (
-                    backend.replay(processes, JobGoal.PARKED, note) if begun else backend.park(processes, note)
-                )
+                ending = await (backend.replay(found, JobGoal.PARKED, note) if begun else backend.park(found, note))
         progress = self._judged(target, ending)
         # Before the report: the manager may use the seat in another job at once.
         await self._close(half, progress, processes, ending)
@@ -146,11 +139,7 @@ class JobRun:
                 self._activate = ended
                 return
             backend, note = self._backends[target.backend], self._note("activate", target.seat)
-            begun = self._begun("activate", target)
-            found = begun or await self._find(backend, target, self.file.group, "activate")
-            if begun is None and isinstance(found, SeatProcesses):
-                record = Record(kind="half", half="activate", seat=target.seat, unit=found)
-                await self._journal.add(self.file, record, put_off=True)
+            found, begun = await self._begin("activate", backend, target, self.file.group)
         processes = found if isinstance(found, SeatProcesses) else None
         if isinstance(found, Ending):
             ending = found
@@ -160,6 +149,20 @@ class JobRun:
         progress = self._judged(target, ending)
         self._report_second(progress)
         await self._close("activate", progress, processes, ending)
+
+    async def _begin(
+        self, half: HalfName, backend: Backend, target: SeatTarget, key: str
+    ) -> tuple[SeatProcesses | Ending, bool]:
+        """(the processes of a half, journaled; without any, the ending; True if a crash interrupted the half)."""
+        begun = self._begun(half, target)
+        if begun is not None:
+            return begun, True
+        found = await self._find(backend, target, key, half)
+        if isinstance(found, SeatProcesses):
+            found = await backend.prepare(found) if half == "park" else found
+            record = Record(kind="half", half=half, seat=target.seat, unit=found)
+            await self._journal.add(self.file, record, put_off=True)  # on disk before the first step is done
+        return found, False
 
     def _begun(self, half: HalfName, target: SeatTarget) -> SeatProcesses | None:
         """The processes of an interrupted half, with the sizes and hangs as of now; None if it was not begun."""

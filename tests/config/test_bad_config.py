@@ -7,7 +7,7 @@ import pytest
 from kybernate.cli import main
 from kybernate.config import ConfigError, load
 from kybernate.dev.stack.options import fake_gpus
-from kybernate.topology import build_groups
+from kybernate.topology import plan
 
 ONE = """\
 profiles:
@@ -267,7 +267,7 @@ def test_what_does_not_fit_the_machine_is_an_error_of_the_same_form(kind: str, t
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        build_groups(load(path), fake_gpus(4, "80GiB"))
+        plan(load(path), fake_gpus(4, "80GiB"))
     assert str(caught.value).startswith(f"{path}{expected}"), caught.value
 
 
@@ -276,7 +276,7 @@ def test_one_gpu_by_index_and_by_uuid_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(GROUPS.replace("[1, 2]", f"[1, {gpus[0].uuid}]"))
     with pytest.raises(ConfigError, match=r"gpus\[1\].*GPU 0 is in group G0 already; groups must be disjoint"):
-        build_groups(load(path), gpus)
+        plan(load(path), gpus)
 
 
 def test_a_missing_file_is_named() -> None:

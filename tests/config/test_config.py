@@ -7,7 +7,7 @@ from kybernate.config import NodeConfig, PolicyConfig, load, load_all
 from kybernate.dev.stack import LAPTOP
 from kybernate.dev.stack.options import fake_gpus
 from kybernate.policy import KybSlo
-from kybernate.topology import build_groups, group_key, plan
+from kybernate.topology import group_key, plan
 
 DOCS = Path(__file__).parents[2] / "docs"
 CUSTOMERS_SAMPLE = """\
@@ -91,7 +91,7 @@ def test_the_laptop_stack_has_three_disjoint_groups_and_no_warning() -> None:
 
 def test_sizes_without_listed_groups_take_what_is_free_in_index_order(tmp_path: Path) -> None:
     text = "profiles:\n" + profile(2) + profile(1) + "gpuTopology: {groups: [{name: big, gpus: [2, 1]}]}\n"
-    groups = build_groups(read(tmp_path, text), fake_gpus(4, "80GiB"))
+    groups = plan(read(tmp_path, text), fake_gpus(4, "80GiB")).groups
     assert [(group.name, [gpu.index for gpu in group.gpus]) for group in groups] == [
         ("big", [2, 1]),
         ("G0", [0]),
@@ -111,15 +111,15 @@ def test_profiles_take_their_turn_so_discovered_groups_are_disjoint_too(tmp_path
 
 def test_a_discovered_group_never_takes_a_listed_groups_name(tmp_path: Path) -> None:
     text = "profiles:\n" + profile(2) + profile(1) + "gpuTopology: {groups: [{name: G0, gpus: [1, 2]}]}\n"
-    groups = build_groups(read(tmp_path, text), fake_gpus(4, "80GiB"))
+    groups = plan(read(tmp_path, text), fake_gpus(4, "80GiB")).groups
     assert len({group.name for group in groups}) == 3
 
 
 def test_seat_ids_depend_on_uuids_and_not_on_their_order(tmp_path: Path) -> None:
     text = "profiles:\n" + profile(2, seats=3) + "gpuTopology: {groups: [{name: A, gpus: [0, 1]}]}\n"
     gpus = fake_gpus(2, "80GiB")
-    (group,) = build_groups(read(tmp_path, text), gpus)
-    (turned,) = build_groups(read(tmp_path, text.replace("[0, 1]", "[1, 0]")), gpus)
+    (group,) = plan(read(tmp_path, text), gpus).groups
+    (turned,) = plan(read(tmp_path, text.replace("[0, 1]", "[1, 0]")), gpus).groups
     key = group_key([gpu.uuid for gpu in gpus])
     assert len(key) == 6
     assert group.seat_ids == turned.seat_ids == (f"2x-{key}.s00", f"2x-{key}.s01", f"2x-{key}.s02")
@@ -129,7 +129,7 @@ def test_seat_ids_depend_on_uuids_and_not_on_their_order(tmp_path: Path) -> None
 def test_gpus_may_be_named_by_uuid(tmp_path: Path) -> None:
     gpus = fake_gpus(2, "80GiB")
     text = "profiles:\n" + profile(1) + f"gpuTopology: {{groups: [{{name: A, gpus: [{gpus[1].uuid}]}}]}}\n"
-    (group,) = build_groups(read(tmp_path, text), gpus)
+    (group,) = plan(read(tmp_path, text), gpus).groups
     assert group.gpus == (gpus[1],)
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.gpu.node import FakeGpus
-from kybernate.gpus import GpuError, GpuEvent, GpuProcess, open_gpus
+from kybernate.gpus import GpuError, open_gpus
+from kybernate.machine import GpuEvent, GpuProcess
 from tests.fakes.daemons import driver
 
 GIB = 2**30

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from kybernate.config import Profile
-from kybernate.gpus import Gpu
+from kybernate.machine import Gpu
 from kybernate.messages import (
     ActivateSeat,
     Command,

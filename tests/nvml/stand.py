@@ -12,7 +12,8 @@ from typing import Any
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.gpu.node import FakeGpus
 from kybernate.dev.fakes.stubs import build_stubs
-from kybernate.gpus import Gpu, GpuError, GpuEvent, GpuProcess, Link, Mig, PcieLevel
+from kybernate.gpus import GpuError
+from kybernate.machine import Gpu, GpuEvent, GpuProcess, Link, Mig, PcieLevel
 from tests.fakes.daemons import driver, process
 
 READER = Path(__file__).with_name("reader.py")

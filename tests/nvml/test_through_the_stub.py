@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from kybernate.dev.fakes.gpu.spec import GIB, PRESETS, hardware
-from kybernate.gpus import GpuError, GpuEvent, GpuProcess, PcieLevel
+from kybernate.gpus import GpuError
+from kybernate.machine import GpuEvent, GpuProcess, PcieLevel
 from tests.fakes.daemons import child
 from tests.nvml.stand import machine, reader, write_sysfs
 from tests.until import until

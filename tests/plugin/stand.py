@@ -10,8 +10,8 @@ from typing import Any
 
 from kybernate.config import NodeConfig
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet
-from kybernate.gpus import Gpu
-from kybernate.topology import build_groups
+from kybernate.machine import Gpu
+from kybernate.topology import plan
 from services.plugin.devices import Offer
 from services.plugin.faults import Probation
 from services.plugin.gate import StartGate
@@ -46,7 +46,7 @@ def config(expose: str = "group") -> dict[str, Any]:
 
 
 def offer(expose: str = "group", **changes: Any) -> Offer:
-    groups = build_groups(NodeConfig.model_validate_json(json.dumps(config(expose))), GPUS)
+    groups = plan(NodeConfig.model_validate_json(json.dumps(config(expose))), GPUS).groups
     return Offer(**({"groups": groups, "gpus": GPUS, "seats_dir": Path("/run/kyb/seats")} | changes))
 
 

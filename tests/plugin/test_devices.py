@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.config import NodeConfig
-from kybernate.topology import build_groups
+from kybernate.topology import plan
 from services.plugin.devices import AllocationRefusedError, Offer, device_paths
 from services.plugin.faults import Probation
 from services.plugin.offers import cdi_names
@@ -130,7 +130,7 @@ def movable(**changes: object) -> Offer:
     """G0 and G1 exchange seats; their containers reach both GPUs."""
     config = stand.config()
     config["profiles"][0]["rebalance"] = True
-    groups = build_groups(NodeConfig.model_validate_json(json.dumps(config)), GPUS)
+    groups = plan(NodeConfig.model_validate_json(json.dumps(config)), GPUS).groups
     return offer(**({"groups": groups} | changes))
 
 

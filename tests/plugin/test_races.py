@@ -11,9 +11,9 @@ import pytest
 
 from kybernate.config import NodeConfig, load
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
-from kybernate.gpus import Gpu, GpuError, GpuEvent
+from kybernate.gpus import GpuError
 from kybernate.health import Health
-from kybernate.machine import GpuProcess, Link
+from kybernate.machine import Gpu, GpuEvent, GpuProcess, Link
 from kybernate.node.known_gpus import KnownGpus
 from services.plugin import gpu_watch, offers
 from services.plugin.coexistence import Neighbours

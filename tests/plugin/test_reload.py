@@ -10,7 +10,7 @@ from typing import Any
 
 from kybernate.config import NodeConfig
 from kybernate.files import changes, fingerprint
-from kybernate.topology import AllocatedSeat, Group, build_groups, with_orphaned_seats
+from kybernate.topology import AllocatedSeat, Group, plan, with_orphaned_seats
 from services.plugin import allocations
 from services.plugin.allocations import FORGET_AFTER, Allocations
 from tests.kubelet.stand import pod, running_kubelet, short_folder, until_capacity
@@ -20,7 +20,7 @@ from tests.until import until
 
 
 def groups(**changed: Any) -> tuple[Group, ...]:
-    return build_groups(NodeConfig.model_validate_json(json.dumps(config() | changed)), GPUS)
+    return plan(NodeConfig.model_validate_json(json.dumps(config() | changed)), GPUS).groups
 
 
 def with_seats(number: int) -> tuple[Group, ...]:

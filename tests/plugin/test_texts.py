@@ -11,7 +11,7 @@ from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.machine import Gpu, Mig
 from kybernate.node.pod_resources import PodResources
 from kybernate.policy import KybBalanced
-from kybernate.topology import build_groups
+from kybernate.topology import plan
 from services.gpu_manager import publish
 from services.gpu_manager.board import Board
 from services.gpu_manager.inputs import Now, PodsSeen, StartCalls
@@ -92,7 +92,7 @@ async def test_mig_with_the_cuda_backend_is_refused_by_name() -> None:
     async with running_kubelet() as kubelet:
         where = kubelet.options
         offered = Offer(
-            build_groups(config, (gpu,), (), (part,)),
+            plan(config, (gpu,), (), (part,)).groups,
             (gpu,),
             where.run_dir / "seats",
             fake_driver=where.run_dir / "driver.sock",

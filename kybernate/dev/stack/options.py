@@ -11,7 +11,7 @@ from kybernate.config_errors import ConfigError, read_documents
 from kybernate.dev.fakes.gpu.spec import Hardware, build, changed
 from kybernate.dev.fakes.kubelet.manifest import ManifestError, parse_pod
 from kybernate.dev.stack.pod_file import StackPod, check_seats, check_vram, load_pods, manifests
-from kybernate.gpus import Gpu
+from kybernate.machine import Gpu
 from kybernate.sizes import parse_bytes
 from kybernate.topology import Group, Topology, plan
 

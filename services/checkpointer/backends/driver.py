@@ -42,7 +42,7 @@ class DriverBackend:
     def container(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """The container without its GPU processes; makes no driver call."""
         try:
-            found = self.host.container(target)
+            found = self.host.containers.find(target)
         except (UnknownContainerError, HiddenProcessesError):
             found = None
         root = None if found is None else found.root

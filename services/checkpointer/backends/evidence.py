@@ -39,7 +39,7 @@ class Discovery:
         """The GPU processes of a seat; a failed driver call is repeated once. Raises NoProcessError, NoMemberError or
         DriverUnreadableError."""
         try:
-            container = self.host.container(target)
+            container = self.host.containers.find(target)
         except (UnknownContainerError, HiddenProcessesError) as error:
             raise DriverUnreadableError(str(error)) from error
         if container is None:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from kybernate.cgroups import PROC, Cgroup, HiddenProcessesError
 from kybernate.extras import dev_part
-from kybernate.messages import SeatTarget
 from services.checkpointer.backends.driver_calls import StepFailedError
 from services.checkpointer.backends.port import SeatProcesses
 from services.checkpointer.backends.reservations import GpuReservations, Headroom, KernelMemory
-from services.checkpointer.containers import Containers, SeatContainer, UnknownContainerError
+from services.checkpointer.containers import Containers, UnknownContainerError
 from services.checkpointer.core.failures import StepTrouble
 from services.checkpointer.core.refusals import Allowance, ProcessFacts, comma_list
 from services.checkpointer.freezer import Freezer
@@ -35,14 +34,14 @@ class Inspection:
         """Facts about one process; its libraries and threads, which are slow to read, only with ``nccl``."""
         return ProcessFacts(
             pid=who.pid,
-            nccl_library=nccl and "/libnccl" in self._text(who, "maps"),
+            nccl_library=nccl and "/libnccl" in self._text(who.pid, "maps"),
             threads=thread_names(who.pid, self.proc) if nccl else frozenset(),
             environment=self.environment(who),
         )
 
     def environment(self, who: ProcessIdentity) -> dict[str, str]:
         """The environment with which the process started."""
-        pairs = [entry.partition("=") for entry in self._text(who, "environ").split("\0") if "=" in entry]
+        pairs = [entry.partition("=") for entry in self._text(who.pid, "environ").split("\0") if "=" in entry]
         return {name: value for name, _, value in pairs}
 
     def allowances(self, who: ProcessIdentity) -> frozenset[str]:
@@ -51,10 +50,7 @@ class Inspection:
 
     def name(self, pid: int) -> str:
         """Name of a process; empty if it is gone."""
-        try:
-            return (self.proc / str(pid) / "comm").read_text().strip()
-        except OSError:
-            return ""
+        return self._text(pid, "comm").strip()
 
     def uses_cuda(self, who: ProcessIdentity) -> bool:
         """True if it has the thread that the driver creates in CUDA processes; works on stopped processes too."""
@@ -87,9 +83,9 @@ class Inspection:
                 return int(minor) if minor.isdigit() else None
         return None
 
-    def _text(self, who: ProcessIdentity, name: str) -> str:
+    def _text(self, pid: int, name: str) -> str:
         try:
-            return (self.proc / str(who.pid) / name).read_text(errors="replace")
+            return (self.proc / str(pid) / name).read_text(errors="replace")
         except OSError:
             return ""
 
@@ -108,16 +104,12 @@ class Host:
     device_nodes: bool = True
     """False on a fake machine, whose GPUs have no device nodes."""
 
-    def container(self, target: SeatTarget) -> SeatContainer | None:
-        """The seat's container; None if it has no process. Raises UnknownContainerError or HiddenProcessesError."""
-        return self.containers.find(target)
-
     def cgroup(self, seat: SeatProcesses) -> Cgroup | None:
         """The control group of the seat's container; None if it has none or is gone. Raises StepFailedError."""
         if seat.target.container_id.startswith("process://"):
             return None
         try:
-            container = self.container(seat.target)
+            container = self.containers.find(seat.target)
         except (UnknownContainerError, HiddenProcessesError) as error:
             raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
         return None if container is None else container.cgroup

@@ -1,6 +1,7 @@
 """One half for one seat: executes the procedure's steps by driver calls, signals, reads of /proc and reservations."""
 
 import asyncio
+import contextlib
 import signal
 import time
 from dataclasses import dataclass, field
@@ -197,7 +198,9 @@ class JobHalf:
     async def _kill(self) -> int:
         """SIGKILL all, children first, until none exists or is listed and their memory is free. Returns the number."""
         deadline = time.monotonic() + self.calls.timeouts.wall(self.calls.timeouts.base_seconds)
-        before = await self._unaccounted_or_unknown()
+        before: dict[str, int] = {}
+        with contextlib.suppress(StepFailedError):  # kill anyway
+            before = await self._unaccounted()
         killed: set[ProcessIdentity] = set()
         while living := {*self.host.living(self.seat, strays=True), *(one for one in killed if alive(one))}:
             try:
@@ -225,13 +228,6 @@ class JobHalf:
         """Bytes in use on the seat's GPUs that no listed process accounts for."""
         seat = self.seat
         return unaccounted(*await self.calls.usage(seat.group, seat.reach))
-
-    async def _unaccounted_or_unknown(self) -> dict[str, int]:
-        """The same, or empty if the driver does not answer: the kill goes on without it."""
-        try:
-            return await self._unaccounted()
-        except StepFailedError:
-            return {}
 
     async def _still_held(self, ours: set[int], before: dict[str, int]) -> str:
         """The reason why GPU memory of the killed processes is not free yet; empty if it is."""

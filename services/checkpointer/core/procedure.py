@@ -80,13 +80,8 @@ class Procedure:
     reason: str = ""
     rolled_back: bool = False
     _intent: JobGoal = field(init=False)
-    _checked: bool = False
-    _headroom: bool = False
-    _mapped: bool = False
-    _room: bool = False
-    _proven: bool = False
-    _froze: bool = False
-    _verified: bool = False
+    _done: set[Verb] = field(default_factory=set)
+    """Steps about the whole seat that succeeded and still hold."""
     _killed: int | None = None
     _deaths: int = 0
     _tries: Counter[Step] = field(default_factory=Counter)
@@ -123,23 +118,14 @@ class Procedure:
         }.get(step.verb)
         if step.member is not None and after is not None:
             self.states[step.member] = after
+        elif step.member is None:
+            self._done.add(step.verb)
         match step.verb:
-            case Verb.CHECKS:
-                self._checked = True
-            case Verb.HEADROOM:
-                self._headroom = True
-            case Verb.MAP:
-                self._mapped = True
-            case Verb.EVIDENCE:
-                self._proven = True
             case Verb.FREEZE:
-                self.frozen = self._froze = True
-            case Verb.ROOM:
-                self._room = True
+                self.frozen = True
             case Verb.THAW:
-                self.frozen = self._froze = False
-            case Verb.VERIFY:
-                self._verified = True
+                self.frozen = False
+                self._done.discard(Verb.FREEZE)
             case Verb.KILL:
                 self._killed = killed
 
@@ -196,33 +182,33 @@ class Procedure:
 
     def _untouched(self) -> bool:
         """True if a park has done nothing yet and a process runs: some GPU processes of engines live for seconds."""
-        fresh = self.goal is JobGoal.PARKED and not (self.rolled_back or self.replaying or self._checked)
+        fresh = self.goal is JobGoal.PARKED and not (self.rolled_back or self.replaying or Verb.CHECKS in self._done)
         return fresh and set(self.states) == {ProcessState.RUNNING, ProcessState.GONE}
 
     def _towards_parked(self) -> Step | End:
         if set(self.states) != {ProcessState.CHECKPOINTED}:
-            if not self._checked and not self.rolled_back and ProcessState.CHECKPOINTED not in self.states:
+            if Verb.CHECKS not in self._done and not self.rolled_back and ProcessState.CHECKPOINTED not in self.states:
                 return Step(Verb.CHECKS)
-            if not self._headroom:
+            if Verb.HEADROOM not in self._done:
                 return Step(Verb.HEADROOM)
         if ProcessState.RUNNING in self.states:
             return self._thawed(Step(Verb.LOCK, self.states.index(ProcessState.RUNNING)))
         if ProcessState.LOCKED in self.states:
             return self._thawed(Step(Verb.CHECKPOINT, self.states.index(ProcessState.LOCKED)))
-        if not self._proven:
+        if Verb.EVIDENCE not in self._done:
             return Step(Verb.EVIDENCE)
-        return End("parked", self.reason) if self._froze else Step(Verb.FREEZE)
+        return End("parked", self.reason) if Verb.FREEZE in self._done else Step(Verb.FREEZE)
 
     def _towards_active(self) -> Step | End:
         if ProcessState.CHECKPOINTED in self.states:
-            if self.moving and not self._mapped:
+            if self.moving and Verb.MAP not in self._done:
                 return Step(Verb.MAP)
             restore = Step(Verb.RESTORE, self.states.index(ProcessState.CHECKPOINTED))
-            return self._thawed(restore) if self._room else Step(Verb.ROOM)
+            return self._thawed(restore) if Verb.ROOM in self._done else Step(Verb.ROOM)
         locked = [index for index, state in enumerate(self.states) if state is ProcessState.LOCKED]
         if locked:
             return self._thawed(Step(Verb.UNLOCK, locked[-1] if self.rolled_back else locked[0]))
-        return End("active", self.reason) if self._verified else self._thawed(Step(Verb.VERIFY))
+        return End("active", self.reason) if Verb.VERIFY in self._done else self._thawed(Step(Verb.VERIFY))
 
     def _towards_dead(self) -> Step:
         # Killing a running process that was once restored can hang the host: lock and checkpoint it first if possible.
@@ -242,7 +228,7 @@ class Procedure:
 
     def _invalidate(self, step: Step, trouble: StepTrouble) -> None:
         """Forget what the failed step made uncertain."""
-        self._room = self._proven = self._verified = False
+        self._done -= {Verb.ROOM, Verb.EVIDENCE, Verb.VERIFY}
         self.frozen = self.frozen or step.verb is Verb.FREEZE  # some processes may have been stopped
         if step.member is not None:
             self.states[step.member] = ProcessState.GONE if trouble is StepTrouble.GONE else ProcessState.UNKNOWN
@@ -264,7 +250,8 @@ class Procedure:
         self.reason = f"{self.reason}; {what}" if self.reason else what
         match remedy:
             case Remedy.ROLL_BACK:
-                self.rolled_back, self.replaying, self._headroom = True, False, False
+                self.rolled_back, self.replaying = True, False
+                self._done.discard(Verb.HEADROOM)
                 self.goal = JobGoal.ACTIVE if self.goal is JobGoal.PARKED else JobGoal.PARKED
             case Remedy.CONDEMN:
                 self.goal = JobGoal.DEAD
