@@ -145,10 +145,6 @@ class Cgroups:
             return None
         return self.at({**({} if place.unified is None else {"": place.unified}), **place.controllers})
 
-    def at(self, paths: Mapping[str, str]) -> Cgroup:
-        """The control group with these paths by controller of version 1; the empty name is version 2."""
-        return self._cgroup("", "", paths)
-
     def find(self, container: str, pod_uid: str) -> Cgroup | None:
         """The control group of a container of this pod; None when no process is in it."""
         for pid in pids(self.proc):
@@ -161,7 +157,7 @@ class Cgroups:
                 if (found := container_path(path, container, pod_uid)) is not None
             }
             if paths:
-                return self._cgroup(container, pod_uid, paths)
+                return self.at(paths, container, pod_uid)
         return None
 
     def pids(self, cgroup: Cgroup) -> list[int]:
@@ -211,8 +207,11 @@ class Cgroups:
         place = self.of(pid)
         return place is not None and any(container_path(p, cgroup.container, cgroup.pod_uid) for p in place.paths)
 
-    def _cgroup(self, container: str, pod_uid: str, paths: Mapping[str, str]) -> Cgroup:
-        """Find its folders; version 2 comes first, but a hybrid machine has its controllers in version 1."""
+    def at(self, paths: Mapping[str, str], container: str = "", pod_uid: str = "") -> Cgroup:
+        """The control group with these paths by controller of version 1; the empty name is version 2.
+
+        Version 2 comes first, but a hybrid machine has its controllers in version 1.
+        """
         folders = {
             name: folder
             for name, path in paths.items()

@@ -19,6 +19,9 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 """Where sysfs has the NUMA nodes of PCI devices."""
 
 
+_FAKE = "use the fake driver: KYB_GPUS=fake, in the checkpointer KYB_DRIVER=fake"
+
+
 class ProcessReading(NamedTuple):
     """One process with a compute context on one GPU. Parked processes do not appear."""
 
@@ -220,7 +223,7 @@ def load_pynvml() -> Any:
     try:
         import pynvml
     except ImportError as error:
-        raise GpuError(f"no NVML: {error}; pip install nvidia-ml-py, or use KYB_GPUS=fake") from error
+        raise GpuError(f"no NVML: {error}; pip install nvidia-ml-py, or {_FAKE}") from error
     return pynvml
 
 
@@ -231,6 +234,6 @@ def _opened() -> Any:
     except nvml.NVMLError as error:
         raise GpuError(
             f"no NVML on this machine: {error}; install the NVIDIA driver, give this container runtimeClass nvidia and "
-            "NVIDIA_DRIVER_CAPABILITIES=compute,utility, or use KYB_GPUS=fake"
+            f"NVIDIA_DRIVER_CAPABILITIES=compute,utility, or {_FAKE}"
         ) from error
     return nvml

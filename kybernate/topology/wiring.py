@@ -4,10 +4,10 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
-from kybernate.machine import Gpu, Link
+from kybernate.machine import Gpu, Link, PcieLevel
 
-LEVELS = ("SYS", "NODE", "PHB", "PXB", "PIX")
-"""PCIe levels, far to near, as ``nvidia-smi topo -m`` names them."""
+LEVELS = tuple(reversed(PcieLevel))
+"""Far to near."""
 _LEVEL_TEXTS = {
     "PIX": "same PCIe switch (PIX)",
     "PXB": "PCIe switches below one host bridge (PXB)",
@@ -29,14 +29,14 @@ class Wiring:
     def __init__(self, links: Iterable[Link]) -> None:
         self._links = {frozenset((link.a, link.b)): link for link in links}
 
-    def level(self, a: Gpu, b: Gpu) -> str | None:
+    def level(self, a: Gpu, b: Gpu) -> PcieLevel | None:
         """Return the PCIe level of a pair; None where neither links nor NUMA nodes are known."""
         link = self._links.get(frozenset((a.uuid, b.uuid)))
         if link is not None:
-            return str(link.level)
+            return link.level
         if a.numa_node is None or b.numa_node is None:
             return None
-        return "NODE" if a.numa_node == b.numa_node else "SYS"
+        return PcieLevel.NODE if a.numa_node == b.numa_node else PcieLevel.SYS
 
     def nvlinks(self, a: Gpu, b: Gpu) -> int:
         """Return the number of NVLinks between two GPUs."""

@@ -6,9 +6,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from kybernate.cgroups import PROC, SYS_CGROUP, Cgroup, Cgroups
+from kybernate.cgroups import Cgroup, Cgroups
 from kybernate.messages import SeatTarget
 from services.checkpointer.processes import ProcessIdentity, group, identify, tree
 
@@ -33,15 +32,9 @@ class SeatContainer:
 class Containers:
     """Containers of this machine; tests pass other folders."""
 
-    proc: Path = PROC
-    cgroup_root: Path = SYS_CGROUP
+    cgroups: Cgroups = field(default_factory=Cgroups)
     _known: dict[tuple[str, str], Cgroup] = field(default_factory=dict)
     """By (container, pod); a container never moves."""
-
-    @property
-    def cgroups(self) -> Cgroups:
-        """The machine's control groups."""
-        return Cgroups(self.cgroup_root, self.proc)
 
     def find(self, target: SeatTarget) -> SeatContainer | None:
         """The container of a seat; None if it has no process. Raises UnknownContainerError, HiddenProcessesError."""
@@ -49,7 +42,7 @@ class Containers:
             return None  # its container was never started
         scheme, _, name = target.container_id.partition("://")
         if scheme == "process" and name.isdigit():
-            root = identify(int(name), self.proc)
+            root = identify(int(name), self.cgroups.proc)
             return None if root is None else SeatContainer(root, None)
         if scheme not in RUNTIMES or not name or not target.pod_uid:
             known = ", ".join(f"{runtime}://" for runtime in (*RUNTIMES, "process"))
@@ -78,15 +71,15 @@ class Containers:
             if container is None or container.cgroup is None:
                 return []
             return sorted(self._identities(self.cgroups.pids(container.cgroup)), key=lambda who: (who.start, who.pid))
-        if root is None or identify(root.pid, self.proc) not in (root, None):
+        if root is None or identify(root.pid, self.cgroups.proc) not in (root, None):
             return []  # the pid was reused
-        found = tree(root, self.proc)
-        return found + [one for one in (group(root.pid, None, self.proc) if strays else ()) if one not in found]
+        found = tree(root, self.cgroups.proc)
+        return found + [one for one in (group(root.pid, None, self.cgroups.proc) if strays else ()) if one not in found]
 
     def own(self, container: SeatContainer, among: Iterable[int]) -> list[ProcessIdentity]:
         """Those of the pids ``among`` that belong to the container."""
         if container.cgroup is None:
-            return group(container.root.pid, among, self.proc)
+            return group(container.root.pid, among, self.cgroups.proc)
         inside = set(self.cgroups.pids(container.cgroup))
         return self._identities([pid for pid in among if pid in inside])
 
@@ -100,4 +93,4 @@ class Containers:
         return found
 
     def _identities(self, numbers: Iterable[int]) -> list[ProcessIdentity]:
-        return [who for pid in numbers if (who := identify(pid, self.proc)) is not None]
+        return [who for pid in numbers if (who := identify(pid, self.cgroups.proc)) is not None]

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from kybernate.cgroups import Cgroups
 from kybernate.messages import SeatTarget
 from services.checkpointer.containers import Containers
 
@@ -37,7 +38,7 @@ class Machine:
 
     @property
     def containers(self) -> Containers:
-        return Containers(self.proc, self.root)
+        return Containers(Cgroups(self.root, self.proc))
 
     def boot(self) -> "Machine":
         self.proc.mkdir(parents=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.cgroups import HiddenProcessesError, container_path, membership
+from kybernate.cgroups import Cgroups, HiddenProcessesError, container_path, membership
 from services.checkpointer import freezer as freezer_module
 from services.checkpointer.containers import Containers, UnknownContainerError
 from services.checkpointer.freezer import SIGSTOP, FreezeError, Freezer
@@ -83,7 +83,7 @@ def test_only_processes_of_the_container_are_found_the_oldest_first(tmp_path: Pa
 def test_a_control_group_that_is_not_mounted_is_found_by_its_processes(tmp_path: Path, version: int) -> None:
     m = machine(tmp_path, version)
     m.process(50, SCOPE)
-    containers = Containers(m.proc, tmp_path / "nothing")
+    containers = Containers(Cgroups(tmp_path / "nothing", m.proc))
     found = containers.find(target())
     assert found is not None
     assert found.cgroup is not None

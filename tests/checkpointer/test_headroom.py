@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.cgroups import Cgroup
+from kybernate.cgroups import Cgroup, Cgroups
 from services.checkpointer.backends.host import Inspection, NoDeviceError
 from services.checkpointer.backends.reservations import Headroom, KernelMemory, NoHeadroomError, UnreadableMemoryError
 from services.checkpointer.containers import Containers
@@ -148,7 +148,7 @@ def test_facts_about_a_process_from_proc(tmp_path: Path) -> None:
 async def test_h6_a_limit_that_is_not_mounted_is_unknown_and_not_absent(tmp_path: Path, version: int) -> None:
     m = machine(tmp_path, version)
     m.process(50, SCOPE)
-    containers = Containers(m.proc, tmp_path / "nothing")
+    containers = Containers(Cgroups(tmp_path / "nothing", m.proc))
     found = containers.find(target())
     assert found is not None
     headroom = Headroom(Host(500 * GIB), containers.cgroups)
