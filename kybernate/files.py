@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,8 +20,8 @@ def replace(path: Path, content: str | bytes, *, durable: bool, mode: int | None
     0666 less the umask. The folder must exist.
     """
     data = content.encode() if isinstance(content, str) else content
-    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
-    draft.unlink(missing_ok=True)  # of an earlier process with this number
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.new")
+    draft.unlink(missing_ok=True)  # of an earlier process with these numbers
     try:
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
         with os.fdopen(handle, "wb") as file:

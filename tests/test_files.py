@@ -1,5 +1,7 @@
 import os
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,7 +56,7 @@ def test_a_failed_replacement_keeps_the_old_file_and_leaves_no_draft(
 
 
 def test_a_draft_of_an_earlier_process_does_not_stand_in_the_way(tmp_path: Path) -> None:
-    (tmp_path / f".seats.json.{os.getpid()}.new").write_text("half")
+    (tmp_path / f".seats.json.{os.getpid()}.{threading.get_native_id()}.new").write_text("half")
     files.replace(tmp_path / "seats.json", "new", durable=False)
     assert os.listdir(tmp_path) == ["seats.json"]
 
@@ -80,3 +82,16 @@ def test_a_durable_replacement_syncs_the_file_before_it_gets_its_name_and_the_fo
     steps.clear()
     files.replace(tmp_path / "seats.json", "new", durable=False)
     assert steps == ["rename"]
+
+
+def test_threads_that_replace_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "call.json"
+
+    def write(number: int) -> None:
+        for _ in range(200):
+            files.replace(path, str(number) * 4096, durable=False)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert set(path.read_text()) in [{str(number)} for number in range(4)]
+    assert [file.name for file in tmp_path.iterdir()] == ["call.json"]
