@@ -55,7 +55,10 @@ async def serve(settings: ManagerSettings, sources: GroupSources) -> None:
     async with contextlib.AsyncExitStack() as stack:
         gpus = open_gpus(settings.gpus, settings.fake_driver)
         stack.push_async_callback(gpus.close)
-        config = sources.config = sources.config or await _by_label(settings)
+        api = in_cluster()
+        kube = Kube(api or "")
+        stack.push_async_callback(kube.close)
+        config = sources.config = sources.config or await load_by_label(settings.config, settings.node, kube)
         known = sources.known = sources.known or await _read_gpus(settings, gpus)
         topology = _planned(config, known)
         _log_groups(config, topology)
@@ -101,7 +104,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources) -> None:
         await lifecycle.together(
             manager=manager.run(),
             learned=learned.keep(board.node.learning, manager.now),
-            config=_until_reconfigured(settings, sources),
+            config=_until_reconfigured(settings, sources, kube if api is not None else None),
             gpus=_until_gpus_changed(settings, sources),
             presence=be_present(bus, "gpu-manager", instance=settings.instance, node=settings.node, url=http.url),
             bus=bus.closed(),
@@ -125,27 +128,21 @@ class ChangedError(Exception):
     """Configuration or GPUs changed and can be used: restart with them in this process."""
 
 
-async def _until_reconfigured(settings: ManagerSettings, sources: GroupSources) -> NoReturn:
+async def _until_reconfigured(settings: ManagerSettings, sources: GroupSources, kube: Kube | None) -> NoReturn:
     """Raises ChangedError. A configuration that cannot be used is logged, and the present one stays."""
-    url = in_cluster()
-    client = Kube(url) if url is not None else None
     hangup = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
-    try:
-        async for _ in changes(settings.config, hangup):
-            try:
-                fresh = await load_now(settings.config, settings.config_name, settings.node, client)
-                _planned(fresh, sources.known or KnownGpus())
-            except ConfigError as error:
-                get_logger().error("config.refused", reason=str(error), meaning="the one before stays in force")
-                continue
-            if sources.config is None or fresh.model_dump() != sources.config.model_dump():
-                get_logger().info("config.applied", config=fresh.chosen)
-                sources.config = fresh
-                raise ChangedError
-    finally:
-        if client is not None:
-            await client.close()
+    async for _ in changes(settings.config, hangup):
+        try:
+            fresh = await load_now(settings.config, settings.config_name, settings.node, kube)
+            _planned(fresh, sources.known or KnownGpus())
+        except ConfigError as error:
+            get_logger().error("config.refused", reason=str(error), meaning="the one before stays in force")
+            continue
+        if sources.config is None or fresh.model_dump() != sources.config.model_dump():
+            get_logger().info("config.applied", config=fresh.chosen)
+            sources.config = fresh
+            raise ChangedError
     raise AssertionError("changes ended")
 
 
@@ -177,14 +174,6 @@ async def _read_gpus(settings: ManagerSettings, gpus: Gpus) -> KnownGpus:
     """Read the GPUs, and write them for the plugin. Raises GpuError."""
     seen = await gpus.list(), await gpus.links(), await gpus.instances()
     return await asyncio.to_thread(known_gpus.learn, settings.state_dir, *seen)
-
-
-async def _by_label(settings: ManagerSettings) -> NodeConfig:
-    client = Kube(in_cluster() or "")
-    try:
-        return await load_by_label(settings.config, settings.node, client)
-    finally:
-        await client.close()
 
 
 def _log_groups(config: NodeConfig, topology: Topology) -> None:

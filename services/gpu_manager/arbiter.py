@@ -163,7 +163,6 @@ def decide(node: NodeState, group: Group, now: Now) -> None:
 
 
 def _wake(node: NodeState, group: Group, decision: Decision, now: Now) -> None:
-    """Decide again when the policy wants to."""
     if isinstance(decision, Stay) and decision.until is not None:
         node.groups[group.name].wake = now.model + max(decision.until, 0.0)
 

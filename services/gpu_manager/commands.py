@@ -99,7 +99,7 @@ def _pin(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> Comm
 
 
 def _unpin(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
-    if seat.pod is not None and seat.pod.pin:
+    if seat.pod is not None and seat.pod.notes.pin:
         text = f"pod {seat.pod.pod} pins seat {seat.id} by its annotation kyb.ai/pin; take that away"
         return _no("pinned", text, epoch=seat.epoch)
     if seat.durable.pinned:

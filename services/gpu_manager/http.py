@@ -21,8 +21,7 @@ from services.gpu_manager.state import ManagedSeat, NodeState
 
 def routes(manager: Manager, policy: LivePolicy, registry: CollectorRegistry) -> list[web.RouteDef]:
     """The routes under ``/v1`` and, into the registry, the metrics of the board and the policies."""
-    registry.register(_BoardMetrics(manager.node))
-    registry.register(_PolicyMetrics(manager.node.name, policy))
+    registry.register(_NodeMetrics(manager.node, policy))
 
     async def seats(_: web.Request) -> web.Response:
         if not manager.node.recovered:
@@ -82,7 +81,6 @@ def why_answer(node: NodeState, policy: LivePolicy, now: Now) -> dict[str, Any]:
 
 
 def _why_shadow(shadow: Shadow, now: Now) -> dict[str, Any]:
-    """What the shadow policy would have done."""
     return {
         "policy": shadow.name,
         "last_error": shadow.last_error,
@@ -150,14 +148,17 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 
-class _BoardMetrics(Collector):
-    """Read at scrape time, so that no copy has to be kept in step."""
+class _NodeMetrics(Collector):
+    """The seats, the live policy's failures and the shadow's comparison. Read at scrape time, so there is no copy."""
 
-    def __init__(self, node: NodeState) -> None:
-        self._node = node
+    def __init__(self, node: NodeState, policy: LivePolicy) -> None:
+        self._node, self._policy = node, policy
 
     def collect(self) -> Iterable[Metric]:
-        node = self._node
+        yield from self._of_board(self._node)
+        yield from self._of_policy(self._node.name)
+
+    def _of_board(self, node: NodeState) -> Iterable[Metric]:
         state = GaugeMetricFamily(
             "kybernate_seat_state", "1 for the state a seat is in", labels=["node", "group", "seat", "model", "state"]
         )
@@ -170,15 +171,8 @@ class _BoardMetrics(Collector):
             switching.add_metric([node.name, name], float(name in node.switches))
         yield switching
 
-
-class _PolicyMetrics(Collector):
-    """The live policy's failures, and how the shadow compares."""
-
-    def __init__(self, node: str, policy: LivePolicy) -> None:
-        self._node, self._policy = node, policy
-
-    def collect(self) -> Iterable[Metric]:
-        node, shadow = self._node, self._policy.shadow
+    def _of_policy(self, node: str) -> Iterable[Metric]:
+        shadow = self._policy.shadow
         failed = CounterMetricFamily(
             "kybernate_policy_errors",
             "Policy evaluations that raised and were replaced by the fallback",

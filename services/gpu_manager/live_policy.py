@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from kybernate import files
 from kybernate.config import NodeConfig
 from kybernate.logs import get_logger
-from kybernate.policy import Decision, GroupView, Park, Policy, Stay, Switch
+from kybernate.policy import Decision, GroupView, Policy, Stay
 from kybernate.policy.recording import encode, heading
 from kybernate.policy.rules import Quantum
 from kybernate.policy.view import checked
@@ -77,11 +77,7 @@ class GuardedPolicy:
         except Exception as second:
             return Stay(RETRY_SECONDS, f"policy {self.name} failed ({error}), and so did the plain rule ({second!r})")
         reason = f"policy {self.name} failed ({error}); by the plain rule: {decision.reason}"
-        if isinstance(decision, Stay):
-            return Stay(decision.until, reason)
-        if isinstance(decision, Park):
-            return Park(decision.seat, reason)
-        return Switch(decision.activate, decision.evict, reason)
+        return replace(decision, reason=reason)
 
 
 @dataclass
@@ -159,9 +155,13 @@ class ViewRecorder:
         self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
-        while (first := self._queue.get()) is not None:
-            batch = [first]
-            ended = self._gather(batch)
+        ended = False
+        while not ended:
+            taken = [self._queue.get()]
+            while len(taken) < 256 and taken[-1] is not None and not self._queue.empty():  # only this thread takes
+                taken.append(self._queue.get())
+            ended = taken[-1] is None
+            batch = [each for each in taken if each is not None]
             try:
                 self._write([json.dumps(encode(*each), separators=(",", ":")) for each in batch])
                 self.written += len(batch)
@@ -169,23 +169,11 @@ class ViewRecorder:
                 if not self.left_out:
                     log.warning("recorder.failed", file=str(self.path), reason=str(error))
                 self.left_out += len(batch)
-            if ended:
-                return
-
-    def _gather(self, batch: list[tuple[GroupView, Decision, str]]) -> bool:
-        """Take what else is queued; True when the end is among it."""
-        while len(batch) < 256:
-            try:
-                following = self._queue.get_nowait()
-            except queue.Empty:
-                return False
-            if following is None:
-                return True
-            batch.append(following)
-        return False
 
     def _write(self, lines: list[str]) -> None:
         """Append; each process begins with its own heading."""
+        if not lines:
+            return
         if self.path.exists() and self.path.stat().st_size > self._most:
             os.replace(self.path, self.path.with_name(self.path.name + ".1"))
             self._begun = False

@@ -301,9 +301,7 @@ class Manager:
                 await self.receive(ForeignProcessesSeen(found))
 
     async def _ask_checkpointer(self) -> None:
-        await self.jobs.ask_regularly(
-            lambda seconds: view.checkpointer_questions(self.node, sent_before=self.now().wall + -seconds)
-        )
+        await self.jobs.ask_regularly(lambda since: view.checkpointer_questions(self.node, self.now().wall + -since))
 
     # --- recovery -----------------------------------------------------------------------------------------------------
 
@@ -331,20 +329,15 @@ class Manager:
 
 
 def _log(effect: Effect) -> None:
-    match effect:
-        case SeatEvent():
-            _log_event(effect)
-        case GroupDecided():
-            log.info("group.decided", group=effect.group, why=effect.text)
-
-
-def _log_event(event: SeatEvent) -> None:
-    log.info(
-        f"seat.{event.subject.rsplit('.', 1)[-1]}",
-        seat=event.seat,
-        model=event.model,
-        cause=event.cause,
-        epoch=event.epoch,
-        **({"reason": event.reason} if event.reason else {}),
-        **({"seconds": {k: round(v, 4) for k, v in event.seconds.items()}} if event.seconds else {}),
-    )
+    if isinstance(effect, GroupDecided):
+        log.info("group.decided", group=effect.group, why=effect.text)
+    elif isinstance(effect, SeatEvent):
+        log.info(
+            f"seat.{effect.subject.rsplit('.', 1)[-1]}",
+            seat=effect.seat,
+            model=effect.model,
+            cause=effect.cause,
+            epoch=effect.epoch,
+            **({"reason": effect.reason} if effect.reason else {}),
+            **({"seconds": {k: round(v, 4) for k, v in effect.seconds.items()}} if effect.seconds else {}),
+        )

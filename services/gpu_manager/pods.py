@@ -29,7 +29,6 @@ SETTLED_SECONDS = 10.0
 EVENTS_SECONDS = 0.2
 """Wall: changes of pods cause an observation at most so often: kubelet limits PodResources for the whole node."""
 PODS, NAMESPACES = "/api/v1/pods", "/api/v1/namespaces"
-_OVER = ("Succeeded", "Failed")
 
 
 class PodsError(Exception):
@@ -297,7 +296,7 @@ def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any], 
 def _over(pod: Mapping[str, Any]) -> bool:
     """True if the pod is being deleted or has ended for good."""
     deleted = bool(pod["metadata"].get("deletionTimestamp"))
-    return deleted or (pod.get("status") or {}).get("phase") in _OVER
+    return deleted or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def _container_status(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ quarantined and nothing is granted there. An unfinished job of the checkpointer 
 A drain that was under way is over: no router was asked to go on with it, so the seat serves.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -73,43 +74,35 @@ class RecoveredAs:
 _C, _D = ContainerEvidence, DriverEvidence
 _REMEMBERED = (S.STARTING, S.LOST, S.QUARANTINED)
 """States that a live process does not contradict, and that the driver does not know."""
-_TICKET = RecoveredAs(S.STARTING, True, False, ticket_open=True)
-_RELEASING = RecoveredAs(S.RELEASING, False, True, reason="its pod is being deleted")
-_ENDED = RecoveredAs(S.RELEASING, False, False, reason="its pod is being deleted")
+_GOING = "its pod is being deleted"
+_DELETED = (_C.DELETED_HOLDING, _C.DELETED_PARKED)
 
-RECOVERED: dict[tuple[ContainerEvidence, DriverEvidence, SeatState], RecoveredAs] = {
+_Row = tuple[Iterable[ContainerEvidence], Iterable[DriverEvidence], Iterable[SeatState], RecoveredAs]
+_ROWS: tuple[_Row, ...] = (
     # Any state in the ledger, FREE when it has none; the rows below refine the ones above.
-    **{(_C.NEW, driver, state): RecoveredAs(S.STARTING, True, True) for driver in _D for state in S},
-    **{(_C.RUNNING, _D.ALIVE, state): RecoveredAs(S.ACTIVE, True, True) for state in S},
-    **{(_C.RUNNING, _D.ALIVE, state): RecoveredAs(state, True, True) for state in _REMEMBERED},
-    **{(_C.RUNNING, _D.PARKED, state): RecoveredAs(S.PARKED, False, True) for state in S},
-    **{
-        (_C.RUNNING, _D.GONE, state): RecoveredAs(S.BACKOFF, False, False, reason="its processes are gone")
-        for state in S
-    },
-    **{(_C.RUNNING, _D.LOST, state): RecoveredAs(S.LOST, True, True) for state in S},
-    **{(_C.RUNNING, _D.QUARANTINED, state): RecoveredAs(S.QUARANTINED, True, True) for state in S},
-    **{
-        (_C.STOPPED, driver, state): RecoveredAs(S.BACKOFF, False, False, reason="its container is not running")
-        for driver in _D
-        for state in S
-    },
-    **{(_C.ABSENT, driver, state): RecoveredAs(S.WAITING, False, False) for driver in _D for state in S},
-    **{(container, driver, S.STARTING): _TICKET for container in (_C.STOPPED, _C.ABSENT) for driver in _D},
-    **{
-        (_C.DELETED_WITH_TICKET, driver, state): RecoveredAs(S.RELEASING, True, False, True, "its pod is being deleted")
-        for driver in _D
-        for state in S
-    },
-    **{
-        (_C.DELETED_HOLDING, driver, state): RecoveredAs(S.RELEASING, True, True, reason="its pod is being deleted")
-        for driver in _D
-        for state in S
-    },
-    **{(_C.DELETED_HOLDING, _D.PARKED, state): _RELEASING for state in S},
-    **{(_C.DELETED_PARKED, driver, state): _RELEASING for driver in _D for state in S},
-    **{(container, _D.GONE, state): _ENDED for container in (_C.DELETED_HOLDING, _C.DELETED_PARKED) for state in S},
-    **{(_C.DELETED, driver, state): _ENDED for driver in _D for state in S},
+    ((_C.NEW,), _D, S, RecoveredAs(S.STARTING, True, True)),
+    ((_C.RUNNING,), (_D.ALIVE,), S, RecoveredAs(S.ACTIVE, True, True)),
+    *(((_C.RUNNING,), (_D.ALIVE,), (known,), RecoveredAs(known, True, True)) for known in _REMEMBERED),
+    ((_C.RUNNING,), (_D.PARKED,), S, RecoveredAs(S.PARKED, False, True)),
+    ((_C.RUNNING,), (_D.GONE,), S, RecoveredAs(S.BACKOFF, False, False, reason="its processes are gone")),
+    ((_C.RUNNING,), (_D.LOST,), S, RecoveredAs(S.LOST, True, True)),
+    ((_C.RUNNING,), (_D.QUARANTINED,), S, RecoveredAs(S.QUARANTINED, True, True)),
+    ((_C.STOPPED,), _D, S, RecoveredAs(S.BACKOFF, False, False, reason="its container is not running")),
+    ((_C.ABSENT,), _D, S, RecoveredAs(S.WAITING, False, False)),
+    ((_C.STOPPED, _C.ABSENT), _D, (S.STARTING,), RecoveredAs(S.STARTING, True, False, ticket_open=True)),
+    ((_C.DELETED_WITH_TICKET,), _D, S, RecoveredAs(S.RELEASING, True, False, True, _GOING)),
+    ((_C.DELETED_HOLDING,), _D, S, RecoveredAs(S.RELEASING, True, True, reason=_GOING)),
+    ((_C.DELETED_HOLDING,), (_D.PARKED,), S, RecoveredAs(S.RELEASING, False, True, reason=_GOING)),
+    ((_C.DELETED_PARKED,), _D, S, RecoveredAs(S.RELEASING, False, True, reason=_GOING)),
+    (_DELETED, (_D.GONE,), S, RecoveredAs(S.RELEASING, False, False, reason=_GOING)),
+    ((_C.DELETED,), _D, S, RecoveredAs(S.RELEASING, False, False, reason=_GOING)),
+)
+RECOVERED: dict[tuple[ContainerEvidence, DriverEvidence, SeatState], RecoveredAs] = {
+    (container, driver, state): found
+    for containers, drivers, states, found in _ROWS
+    for container in containers
+    for driver in drivers
+    for state in states
 }
 """(container, driver, the ledger's state) → what the seat is. Total; each rule is a test."""
 

@@ -58,21 +58,6 @@ class SeatPod:
         return f"http://{host}:{self.notes.port}"
 
     @property
-    def backend(self) -> str:
-        """How it wants to be parked."""
-        return self.notes.backend
-
-    @property
-    def tier(self) -> str:
-        """Its service tier."""
-        return self.notes.tier
-
-    @property
-    def pin(self) -> bool:
-        """Whether its owner wants it always active."""
-        return self.notes.pin
-
-    @property
     def vram_bytes(self) -> int:
         """Declared footprint over all its GPUs; 0 when nothing (or nothing readable) is declared."""
         return self.notes.vram_bytes or 0
@@ -85,7 +70,7 @@ def refusal(pod: SeatPod, group: Group) -> str:
             f"container {pod.container} of pod {pod.pod} asks for {' and '.join(pod.resources)}: a container runs on "
             f"one group of GPUs; keep one of them in resources.limits and make the pod anew"
         )
-    return mig_refusal(group, pod.backend) or ""
+    return mig_refusal(group, pod.notes.backend) or ""
 
 
 @dataclass(frozen=True, slots=True)

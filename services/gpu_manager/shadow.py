@@ -8,7 +8,7 @@ policies to try, not the result of a trial.
 """
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kybernate.policy import Decision, GroupView, Park, Policy, SeatView, Stay, Switch
 from kybernate.policy.view import checked
@@ -43,7 +43,7 @@ class ShadowScore:
     live: str = ""
     shadow: str = ""
     """The reasons of both last decisions."""
-    apart: tuple[object, object] | None = None
+    apart: tuple[Decision, Decision] | None = None
     """The present disagreement."""
 
 
@@ -122,14 +122,9 @@ def _leaves_after(holder: SeatView, decision: Decision) -> float:
     return drained
 
 
-def _key(decision: Decision) -> object:
+def _key(decision: Decision) -> Decision:
     """Equal for decisions that do the same, whenever they are to be made again."""
-    match decision:
-        case Switch():
-            return ("switch", decision.activate, decision.evict, decision.how)
-        case Park():
-            return ("park", decision.seat)
-    return ("stay",)
+    return Stay(None, "") if isinstance(decision, Stay) else replace(decision, reason="")
 
 
 def _text(decision: Decision) -> str:

@@ -118,7 +118,7 @@ class PodTerms:
             tier=tier.model_copy(update=changes) if changes else tier,
             tier_name=notes.tier,
             model=pod.model,
-            pinned=pod.pin,
+            pinned=notes.pin,
             problems=tuple(problem.text(pod.pod) for problem in problems),
         )
 
@@ -294,7 +294,7 @@ class ManagedSeat:
             container_id=self.durable.container_id or (pod.container_id if pod else None) or "",
             gpus=tuple(gpu.uuid for gpu in (on or self.group).gpus),
             vram_bytes=self.durable.vram_bytes or (pod.vram_bytes if pod else 0),
-            backend=pod.backend if pod else "cuda",
+            backend=pod.notes.backend if pod else "cuda",
         )
 
 
@@ -482,11 +482,7 @@ class NodeSetup:
 
 @dataclass
 class NodeState:
-    """The whole state of one node's manager.
-
-    Invariants (``view.validate``): a GPU belongs to at most one group at a time; a group has no more holders than
-    slots; a group is in at most one switch; epochs and seqs only rise.
-    """
+    """The whole state of one node's manager; ``view.validate`` checks its invariants. Epochs and seqs only rise."""
 
     setup: NodeSetup
     manager_url: str = ""
@@ -577,8 +573,8 @@ class NodeState:
             return ""
         if not pod.notes.rebalance:
             return f"pod {pod.pod} opted out ({REBALANCE})"
-        if pod.backend not in MOVABLE_BACKENDS:
-            return f"backend {pod.backend} cannot restore on other GPUs"
+        if pod.notes.backend not in MOVABLE_BACKENDS:
+            return f"backend {pod.notes.backend} cannot restore on other GPUs"
         return seat.durable.fixed or self.immovable
 
     def may_move(self, seat: ManagedSeat) -> bool:
@@ -611,11 +607,6 @@ class NodeState:
         """An epoch above everything this node has seen."""
         self.epoch = max(self.epoch, int(float(now.unix) * 1000)) + 1
         return self.epoch
-
-    def next_seq(self, now: Now) -> int:
-        """A number above that of every event this node has published, also before a restart."""
-        self.seq = max(self.seq + 1, int(float(now.unix) * 1_000_000))
-        return self.seq
 
     def transition(
         self,
@@ -659,17 +650,18 @@ class NodeState:
         last_call_at: float | None = None,
     ) -> None:
         """Publish an event about a seat as it is now."""
-        seq, pod = self.next_seq(now), seat.pod
+        self.seq = max(self.seq + 1, int(float(now.unix) * 1_000_000))  # above all, also those before a restart
+        pod = seat.pod
         self.effects.append(
             kind(
-                id=f"{self.name}:{seat.epoch}:{kind.__name__}:{seq}",
+                id=f"{self.name}:{seat.epoch}:{kind.__name__}:{self.seq}",
                 cause=cause or seat.default_cause,
                 node=self.name,
                 seat=seat.id,
                 state=seat.state,
                 previous=previous,
                 epoch=seat.epoch,
-                seq=seq,
+                seq=self.seq,
                 op=seat.op,
                 model=seat.model,
                 group=seat.group.name,

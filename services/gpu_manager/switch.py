@@ -278,7 +278,6 @@ def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
 
 
 def _journaled(switch: GroupSwitch, now: Now) -> None:
-    """The checkpointer has the job on disk."""
     if not switch.job.journaled:
         switch.job.journaled = True
         switch.times.control_seconds = max(0.0, now.wall - switch.times.drained)
@@ -665,5 +664,4 @@ def _drop_claim(node: NodeState, switch: GroupSwitch, now: Now) -> None:
 
 
 def _claiming_group(node: NodeState, seat: str) -> str | None:
-    """The group that has a claim for this seat."""
     return next((name for name, claim in node.claims.items() if claim.seat == seat), None)
