@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Any
 
 from kybernate.messages import DrainAck, Presence, TrafficSignal
-from kybernate.policy.estimators import SERVICE_WEIGHT, Arrivals, Ewma, Hits, Rate
+from kybernate.policy.estimators import SERVICE_WEIGHT, Arrivals, Ewma, Hits
 from services.gpu_manager.inputs import ModelTime, Now, WallTime
 
 POKE_SECONDS = 3.0
@@ -352,27 +352,20 @@ class Learning:
 def _difference(signal: TrafficSignal, last: SourceCounters | None, now: Now) -> tuple[int, int, float]:
     """(arrived, served, seconds in flight of the served ones) since the last signal of this source.
 
-    (1) A source without counters: the new part of its window. (2) The first signal: its own window, since the start of
-    its counting is unknown. (3) A restarted source: all that it has counted. (4) Otherwise: the differences.
+    (1) The first signal: its own window, since the start of its counting is unknown. (2) A source without counters:
+    windows that overlap count for the new part only. (3) A restarted source: all that it has counted. (4) Otherwise:
+    the differences.
     """
-    if signal.arrived is None:  # (1)
-        return _new_in_window(signal, last, now), 0, 0.0
-    if last is None:  # (2)
+    if last is None:  # (1)
         return signal.arrivals, 0, 0.0
+    if signal.arrived is None:  # (2)
+        new = 0.0 if signal.seq < last.seq else min(1.0, (now.model - last.received) / signal.window_seconds)
+        return round(signal.arrivals * new), 0, 0.0
     if last.incarnation != signal.incarnation:  # (3)
         return signal.arrived, signal.served or 0, signal.served_seconds or 0.0
     served = max(0, (signal.served or 0) - last.served)  # (4)
     seconds = max(0.0, (signal.served_seconds or 0.0) - last.served_seconds)
     return max(0, signal.arrived - last.arrived), served, seconds
-
-
-def _new_in_window(signal: TrafficSignal, last: SourceCounters | None, now: Now) -> int:
-    """Arrivals of a source that counts only a window; windows that overlap count for the new part only."""
-    if last is None:
-        return signal.arrivals
-    if signal.seq < last.seq:
-        return 0
-    return round(signal.arrivals * min(1.0, (now.model - last.received) / signal.window_seconds))
 
 
 def _dump_seat(seat: LearnedSeat, then: float) -> dict[str, Any]:
@@ -390,7 +383,8 @@ def _restored_seat(data: dict[str, Any], then: float) -> LearnedSeat:
     seen = _number(data["seen"])
     arrivals = Arrivals(then - seen)
     for rate, value in ((arrivals.fast, _number(data["fast"])), (arrivals.slow, _number(data["slow"]))):
-        _set(rate, then, value)
+        rate.add(then, 1.0)
+        rate.add(then, value / rate.at(then) - 1.0)  # as many events at once as give this value
     service = Ewma(SERVICE_WEIGHT, _number(data["service"]))
     service.count = int(_number(data["served"]))
     return LearnedSeat(str(data["model"]), arrivals, service)
@@ -402,10 +396,3 @@ def _number(value: Any) -> float:
     if not (isfinite(number) and number >= 0):
         raise ValueError(f"{value!r} is no amount")
     return number
-
-
-def _set(rate: Rate, time: float, value: float) -> None:
-    """Make ``rate`` what it was: add as many events at once as give this value."""
-    rate.add(time, 1.0)
-    one = rate.at(time)
-    rate.add(time, value / one - 1.0)

@@ -42,25 +42,19 @@ class EngineProbes:
     async def _ask(self, probe: EngineProbe, receive: Receive) -> None:
         while True:
             asked_at = WallTime(time.monotonic())
-            healthy, running = await (self._running(probe) if probe.idle else self._healthy(probe))
+            healthy, running = await self._answer(probe)
             seen = EngineSeen(probe.seat, probe.container_id, healthy, running, asked_at)
             if probe.idle or healthy:
                 await receive(seen)
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _healthy(self, probe: EngineProbe) -> tuple[bool, None]:
+    async def _answer(self, probe: EngineProbe) -> tuple[bool, int | None]:
+        """(whether it answers well, how many requests it works on). None: its metrics do not say, or not in time."""
+        url = probe.endpoint + ("/metrics" if probe.idle else "/health")
         try:
-            timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-            async with self._session.get(probe.endpoint + "/health", timeout=timeout) as answer:
-                return answer.status == 200, None
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            return False, None
-
-    async def _running(self, probe: EngineProbe) -> tuple[bool, int | None]:
-        """(whether it answers, how many requests it works on). None: its metrics do not say, or not in time."""
-        try:
-            timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-            async with self._session.get(probe.endpoint + "/metrics", timeout=timeout) as answer:
+            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS)) as answer:
+                if not probe.idle:
+                    return answer.status == 200, None
                 return True, _count(await answer.read()) if answer.status == 200 else None
         except aiohttp.ClientConnectorError:  # it does not listen, so it has no requests
             return False, 0

@@ -124,7 +124,6 @@ class JobAnswered:
     """The checkpointer's answer to a SwitchJob; None: no answer in time, which proves nothing."""
 
     op: str
-    epoch: int
     reply: JobReply | None
 
 

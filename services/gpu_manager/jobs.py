@@ -31,7 +31,7 @@ class CheckpointerClient:
             log.warning("job.refused", op=op, code=reply.code, reason=reply.reason)
         match job:
             case SwitchJob():
-                await self._receive(JobAnswered(job.op, job.epoch, reply))
+                await self._receive(JobAnswered(job.op, reply))
             case RetargetJob():
                 await self._receive(RetargetAnswered(job.op, reply))
             case ReleaseJob() | KillJob():

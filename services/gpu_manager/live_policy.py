@@ -67,6 +67,7 @@ class GuardedPolicy:
             self.errors += 1
             self.last_error = f"group {view.group}: {error}"
             decision = self._fall_back(view, error)
+            log.error("policy.failed", group=view.group, error=error, instead=decision.reason)
         for observe in self.observers:
             observe(view, decision, error)
         return decision
@@ -94,7 +95,6 @@ def open_policy(config: NodeConfig, settings: ManagerSettings) -> Iterator[LiveP
     """Everything that the configuration and the settings ask for; recordings are whole when it is left."""
     policy = LivePolicy(GuardedPolicy(config.policy.name, config.policy.build()))
     observers = policy.guarded.observers
-    observers.append(_log_errors)
     if config.shadow is not None:
         policy.shadow = Shadow(config.shadow.name, config.shadow.build())
         observers.append(policy.shadow.observe)
@@ -107,12 +107,6 @@ def open_policy(config: NodeConfig, settings: ManagerSettings) -> Iterator[LiveP
     finally:
         if policy.recorder is not None:
             policy.recorder.close()
-
-
-def _log_errors(view: GroupView, decision: Decision, error: str) -> None:
-    """Log each failure of the policy; they are rare, or worth the noise."""
-    if error:
-        log.error("policy.failed", group=view.group, error=error, instead=decision.reason)
 
 
 # --- recording --------------------------------------------------------------------------------------------------------

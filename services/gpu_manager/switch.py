@@ -631,9 +631,9 @@ def leave(node: NodeState, seat: ManagedSeat) -> None:
         end(node, switch, SwitchTrigger.VICTIM_LEFT)
 
 
-def _back_off_group(node: NodeState, group: str, now: Now) -> float:
-    """A switch failed: pause the group, longer each time. Return the pause."""
-    return node.groups[group].backoff.fail(now, first=0.25, longest=LONGEST_PAUSE_SECONDS)
+def _back_off_group(node: NodeState, group: str, now: Now) -> None:
+    """A switch failed: pause the group, longer each time."""
+    node.groups[group].backoff.fail(now, first=0.25, longest=LONGEST_PAUSE_SECONDS)
 
 
 def _back_off_activation(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, reason: str, now: Now) -> None:

@@ -32,7 +32,7 @@ def parking(world: World) -> tuple[str, str, str]:
     job = world.job()
     assert job.activate is not None
     assert job.activate.seat == a
-    world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
     world.traffic(b, waiting=9, oldest=5.0)
     return a, b, c
 
@@ -184,7 +184,7 @@ def waits_at_the_gate(world: World) -> tuple[str, str, SwitchJob]:
     world.traffic(a, waiting=1)
     world.quiet(c)
     job = world.job()
-    world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
     world.command(PinSeat, b)
     (asked,) = retargets(world)
     assert asked.activate is None
@@ -236,7 +236,7 @@ def test_a_container_that_comes_to_the_gate_meanwhile_goes_first_if_it_is_pinned
     _, b, c = leaving(world)
     world.quiet(c)
     job = world.job()
-    world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
     world.exit(b)
     world.call(b)
     world.command(PinSeat, b)

@@ -101,7 +101,7 @@ def test_a_ticket_that_may_still_be_used_keeps_the_group_of_a_deleted_pod(world:
 
 def test_a_job_that_the_checkpointer_lost_is_sent_again(world: World) -> None:
     a, b, job = switch_under_way(world)
-    world.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
 
     effects = world.receive(JobsReported(JobReply(accepted=True), asked=(job.op,)))
 

@@ -251,7 +251,7 @@ class AnyMove(RuleBasedStateMachine):
         if board is self.world.board and isinstance(job, RetargetJob):
             self.world.receive(RetargetAnswered(job.op, reply if answered else None))
         elif board is self.world.board:
-            self.world.receive(JobAnswered(job.op, job.epoch, reply if answered else None))
+            self.world.receive(JobAnswered(job.op, reply if answered else None))
 
     @precondition(lambda self: self.node.open)
     @rule(last=st.booleans(), fails=st.sampled_from([False, False, False, True]), reported=st.booleans())

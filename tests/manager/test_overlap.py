@@ -228,7 +228,7 @@ def test_a_refused_park_does_not_keep_the_other_gpu_from_its_seats(node: World) 
     node.traffic(b, waiting=1)
     assert node.state(b) is S.PARKED
 
-    node.receive(JobAnswered(first, 1, JobReply(accepted=False, code="unsupported", reason="made refused")))
+    node.receive(JobAnswered(first, JobReply(accepted=False, code="unsupported", reason="made refused")))
 
     node.finish()
     assert (node.state(a), node.state(b)) == (S.ACTIVE, S.ACTIVE)

@@ -120,7 +120,7 @@ class AnyOrder(RuleBasedStateMachine):
         switch = next(o for o in self.world.node.switches.values() if o.phase == "job")
         reply = JobReply(accepted=not code, code=code, reason=code, highest_epoch=self.world.board.epoch + 5)
         answer = None if code == "silence" else reply
-        self.world.receive(JobAnswered(switch.op, switch.epoch, answer))
+        self.world.receive(JobAnswered(switch.op, answer))
 
     @precondition(lambda self: any(o.retarget.asking for o in self.world.node.switches.values()))
     @rule(accepted=st.sampled_from([True, True, False, None]))

@@ -326,7 +326,7 @@ class World:
                     self.tick(2.5)
                 elif switch.phase == "job":
                     job = self.job_of(switch.op)
-                    self.receive(JobAnswered(job.op, job.epoch, JobReply(accepted=True)))
+                    self.receive(JobAnswered(job.op, JobReply(accepted=True)))
                     self.progress(job)
             if not self.node.switches:
                 return
