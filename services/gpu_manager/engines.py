@@ -49,15 +49,19 @@ class EngineProbes:
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def _answer(self, probe: EngineProbe) -> tuple[bool, int | None]:
-        """(whether it answers well, how many requests it works on). None: its metrics do not say, or not in time."""
+        """(whether it answers well, how many requests it works on). None: not known.
+
+        Not known: its metrics do not say, or not in time, or it cannot be reached. Only a refused connection proves
+        that no process listens on its port; without a route, a name or a file descriptor to ask with it may compute.
+        """
         url = probe.endpoint + ("/metrics" if probe.idle else "/health")
         try:
             async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS)) as answer:
                 if not probe.idle:
                     return answer.status == 200, None
                 return True, _count(await answer.read()) if answer.status == 200 else None
-        except aiohttp.ClientConnectorError:  # it does not listen, so it has no requests
-            return False, 0
+        except aiohttp.ClientConnectorError as error:
+            return False, 0 if isinstance(error.os_error, ConnectionRefusedError) else None
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False, None
 

@@ -100,7 +100,7 @@ class StartCalls:
 class EngineSeen:
     """An engine's answer. ``running`` counts its requests; None when its metrics do not say.
 
-    Not healthy and None: it did not answer in time, which proves nothing about its load.
+    Not healthy and None: it did not answer in time or cannot be reached, which proves nothing about its load.
     """
 
     seat: str

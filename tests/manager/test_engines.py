@@ -1,6 +1,9 @@
 """Asking engines over real HTTP."""
 
 import asyncio
+import errno
+import os
+import resource
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -83,6 +86,54 @@ async def test_an_engine_that_refuses_connections_computes_nothing() -> None:
     seen = await first_answer("http://127.0.0.1:1")
 
     assert (seen.healthy, seen.running) == (False, 0)
+
+
+UNREACHABLE = [
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOBUFS,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ETIMEDOUT,
+    errno.ECONNRESET,
+    errno.EADDRNOTAVAIL,
+]
+
+
+@pytest.mark.parametrize("number", UNREACHABLE, ids=errno.errorcode.get)
+async def test_an_engine_that_cannot_be_reached_may_compute(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    async def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", fail)
+
+    seen = await first_answer(engine.url)
+
+    assert (seen.healthy, seen.running) == (False, None)
+
+
+async def test_an_engine_whose_name_cannot_be_resolved_may_compute() -> None:
+    seen = await first_answer("http://engine.invalid:8000")
+
+    assert (seen.healthy, seen.running) == (False, None)
+
+
+async def test_a_manager_without_free_file_descriptors_does_not_know_whether_an_engine_computes(engine: Engine) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        seen = await first_answer(engine.url)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert (seen.healthy, seen.running) == (False, None)
 
 
 def test_a_silent_engine_is_parked_only_at_the_deadline(world: World) -> None:
