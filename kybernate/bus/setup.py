@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,8 +20,10 @@ from kybernate.bus.rights import ROLES, Place, Role, rights
 
 RETRY_SECONDS = 0.5
 _DAY = 86_400.0
-_OTHER_CONFIG = 10058
-"""JetStream's code for a stream that exists with another configuration."""
+_OF_THE_SERVER = ("metadata", "consumer_limits")
+"""Settings that the server fills in by itself."""
+_UNSET = (None, -1, 0, False, "", [], "limits", "none")
+"""What the server returns for a setting that was not given: limits is a retention, none a compression."""
 NOWHERE = "kyb-check"
 """Name of a node that does not exist, so that no service subscribes to its subjects."""
 _HARMLESS = ("kyb.v1.cmd.", "kyb.v1.job.", "$JS.API.", "_INBOX")
@@ -101,11 +104,12 @@ async def keep(
     credentials: Credentials = NO_CREDENTIALS,
     timeout: float = 5.0,
     report: Callable[[str], None],
-    tried: Callable[[], None] = lambda: None,
+    tried: Callable[[bool], None] = lambda _: None,
 ) -> NoReturn:
     """Run ``init`` every ``every`` wall seconds until cancelled: NATS may lose its disk, and services create nothing.
 
-    ``report`` gets each result and error that differs from the last one; ``tried`` is called after each try.
+    ``report`` gets each result and error that differs from the last one; ``tried`` is called after each try, with True
+    when all streams and buckets exist as configured.
     Raises CredentialsError.
     """
     last = ""
@@ -115,13 +119,14 @@ async def keep(
         except CredentialsError:
             raise
         except BusError as error:
-            now = f"{error}; trying again every {every:g} s"
+            complete, now = False, f"{error}; trying again every {every:g} s"
         else:
+            complete = True
             now = f"changed: {', '.join(changed)}" if changed else "all streams and buckets are there"
         if now != last:
             report(now)
             last = now
-        tried()
+        tried(complete)
         await asyncio.sleep(every)
 
 
@@ -162,15 +167,25 @@ async def _ignore(_: object) -> None:
 async def _init(url: str, replicas: int, credentials: Credentials, timeout: float) -> tuple[str, ...]:
     async with connection(url, "kyb bus init", credentials, timeout) as link:
         js = link.client.jetstream(timeout=timeout)
-        try:
-            return tuple([config.name or "" for config in streams(replicas) if await _ensure(js, config)])
-        except TimeoutError as error:
-            why = f"JetStream did not answer within {timeout:g} s"
-            raise NoAnswerError(f"{why}; run kyb bus init again, with the key of role init") from error
-        except nats.js.errors.ServiceUnavailableError as error:
-            raise BusError(f"the NATS server has no JetStream: {error}; start it with -js") from error
-        except nats.errors.Error as error:
-            raise BusError(f"the NATS server refused: {error}") from error
+        changed: list[str] = []
+        refusals: list[str] = []
+        for config in streams(replicas):
+            assert config.name is not None
+            try:
+                if await _ensure(js, config):
+                    changed.append(config.name)
+            except TimeoutError as error:
+                why = f"JetStream did not answer within {timeout:g} s"
+                raise NoAnswerError(f"{why}; run kyb bus init again, with the key of role init") from error
+            except nats.js.errors.ServiceUnavailableError as error:
+                raise BusError(f"the NATS server has no JetStream: {error}; start it with -js") from error
+            except nats.js.errors.APIError as error:  # the other streams do not depend on this one
+                refusals.append(f"{config.name}: {error}")
+            except nats.errors.Error as error:
+                raise BusError(f"the NATS server refused: {error}") from error
+        if refusals:
+            raise BusError(f"the NATS server refused {'; '.join(refusals)}")
+        return tuple(changed)
 
 
 @contextlib.asynccontextmanager
@@ -212,16 +227,27 @@ async def connection(
 
 
 async def _ensure(js: JetStreamContext, config: StreamConfig) -> bool:
-    """Create or update a stream; True if it changed."""
+    """Create a missing stream, update a different one; True if it changed.
+
+    An equal one is left alone: the server refuses ``add_stream`` of an existing stream whose size exceeds the free
+    rest of its store.
+    """
     assert config.name is not None
     try:
         before = (await js.stream_info(config.name)).config
     except nats.js.errors.NotFoundError:
-        before = None
-    try:
-        after = (await js.add_stream(config)).config
-    except nats.js.errors.BadRequestError as error:
-        if error.err_code != _OTHER_CONFIG:
-            raise
-        after = (await js.update_stream(config)).config
-    return before != after
+        await js.add_stream(config)
+        return True
+    if not _differs(config, before):
+        return False
+    return (await js.update_stream(config)).config != before
+
+
+def _differs(wanted: StreamConfig, found: StreamConfig) -> bool:
+    """True if the server's stream is not as wanted, or has a setting that is not wanted at all."""
+    return any(
+        (theirs := getattr(found, field.name)) != ours and not (ours is None and theirs in _UNSET)
+        for field in dataclasses.fields(StreamConfig)
+        if field.name not in _OF_THE_SERVER
+        for ours in [getattr(wanted, field.name)]
+    )

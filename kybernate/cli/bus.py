@@ -40,6 +40,9 @@ def init(
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a server that does not answer yet.")] = 60,
     every: Annotated[float, typer.Option(min=0, help="Repeat every N seconds; 0 runs once.")] = 0,
     beat: Annotated[Path | None, typer.Option(help="With --every: file touched after each run, for probes.")] = None,
+    ready: Annotated[
+        Path | None, typer.Option(help="With --every: file that exists while the last run found or made everything.")
+    ] = None,
 ) -> None:
     """Create the streams and buckets that are missing, and bring the rest up to date."""
     from kybernate.bus import Credentials, setup
@@ -51,7 +54,13 @@ def init(
         print(f"kyb: {why}; trying again for up to {wait:g} s", file=sys.stderr)
 
     if every:
-        tried = beat.touch if beat is not None else lambda: None
+
+        def tried(complete: bool) -> None:
+            if ready is not None:
+                ready.touch() if complete else ready.unlink(missing_ok=True)
+            if beat is not None:
+                beat.touch()
+
         _run(setup.keep(_address(nats_url), replicas, every=every, credentials=who, report=_report, tried=tried))
     changed = _run(setup.init(_address(nats_url), replicas, credentials=who, wait=wait, on_wait=report))
     print(f"changed: {', '.join(changed)}" if changed else "nothing to do: all streams and buckets are there")

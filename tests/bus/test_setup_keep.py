@@ -1,24 +1,28 @@
-"""``kyb bus init --every``: streams are there again after NATS has lost its disk."""
+"""``kyb bus init``: adds what is missing, updates what differs, and repeats it after NATS has lost its disk."""
 
 import asyncio
 import contextlib
 import shutil
 from pathlib import Path
 
-from kybernate.bus.setup import keep, streams
+import nats
+import pytest
+
+from kybernate.bus.port import BusError
+from kybernate.bus.setup import init, keep, streams
 from kybernate.dev.nats_server import NatsServer
 from tests.until import until
 
 
 async def test_streams_are_made_again_when_nats_has_lost_its_disk(tmp_path: Path) -> None:
     reports: list[str] = []
-    tries: list[None] = []
+    tries: list[bool] = []
     made = f"changed: {', '.join(config.name or '' for config in streams())}"
     server = NatsServer(tmp_path / "nats")
     await server.start()
     try:
         keeping = asyncio.create_task(
-            keep(server.url, every=0.05, timeout=2, report=reports.append, tried=lambda: tries.append(None))
+            keep(server.url, every=0.05, timeout=2, report=reports.append, tried=tries.append)
         )
         await until(
             lambda: reports[-1:] == ["all streams and buckets are there"],
@@ -26,6 +30,7 @@ async def test_streams_are_made_again_when_nats_has_lost_its_disk(tmp_path: Path
             saw=lambda: reports,
         )
         assert reports[0] == made
+        assert set(tries) == {True}
         await server.stop()
         shutil.rmtree(tmp_path / "nats")
         before = len(tries)
@@ -34,6 +39,7 @@ async def test_streams_are_made_again_when_nats_has_lost_its_disk(tmp_path: Path
             what="setup tries again and reports that no server answers",
             saw=lambda: reports,
         )
+        assert tries[-1] is False
         await server.start()
         await until(
             lambda: reports.count(made) == 2, what="setup has created everything a second time", saw=lambda: reports
@@ -43,3 +49,42 @@ async def test_streams_are_made_again_when_nats_has_lost_its_disk(tmp_path: Path
             await keeping
     finally:
         await server.stop()
+
+
+def _small_store(folder: Path, size: int) -> NatsServer:
+    """A server whose store is limited to ``size`` bytes."""
+    folder.mkdir(exist_ok=True)
+    config = folder / "nats.conf"
+    config.write_text(f"jetstream {{ max_file_store: {size} }}\n")
+    return NatsServer(folder, arguments=("--config", str(config)))
+
+
+async def test_init_runs_again_where_a_stream_exceeds_the_free_rest_of_the_store(tmp_path: Path) -> None:
+    """The chart's server has 2 GiB, of which KYB_EVENTS reserves 1 GiB: adding it again would be refused."""
+    names = tuple(config.name for config in streams())
+    async with _small_store(tmp_path / "nats", 2 << 30) as server:
+        assert await init(server.url) == names
+        assert await init(server.url) == ()
+        client = await nats.connect(server.url)
+        js = client.jetstream()
+        await js.delete_stream("KV_kyb_seats")
+        other = (await js.stream_info("KYB_EVENTS")).config
+        other.max_age = 3600.0
+        other.max_msgs = 7
+        await js.update_stream(other)
+        assert await init(server.url) == ("KYB_EVENTS", "KV_kyb_seats")
+        now = (await js.stream_info("KYB_EVENTS")).config
+        assert (now.max_age, now.max_msgs) == (streams()[0].max_age, -1)
+        assert await init(server.url) == ()
+        await client.close()
+
+
+async def test_a_refused_stream_does_not_keep_init_from_the_others(tmp_path: Path) -> None:
+    async with _small_store(tmp_path / "nats", 1 << 29) as server:  # too small for KYB_EVENTS only
+        for _ in range(2):
+            with pytest.raises(BusError, match=r"KYB_EVENTS.*insufficient storage"):
+                await init(server.url)
+        client = await nats.connect(server.url)
+        there = {info.config.name for info in await client.jetstream().streams_info()}
+        await client.close()
+        assert there == {config.name for config in streams()} - {"KYB_EVENTS"}

@@ -1,15 +1,18 @@
 """``kyb bus init`` and ``check`` with a key, ``kyb router keys``, and a router that asks for one."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
+from typer.testing import CliRunner
 
 from kybernate.api_keys import find, load
+from kybernate.bus.port import BusError
 from kybernate.bus.rights import Place
+from kybernate.cli.bus import bus as bus_commands
 from kybernate.dev.nats_server import NatsServer
 from tests.bus.guarded import Guarded, guarded
 
@@ -42,6 +45,29 @@ async def test_init_and_check_use_the_given_key(bus: Guarded, kyb: "Kyb", monkey
     none = await kyb("bus", "check", "--role", "router", "--nkey-file", str(bus.folder / "nowhere.nk"))
     assert (none.code, "nowhere.nk: No such file" in none.err) == (1, True)
     assert (await kyb("bus", "check", "--role", "king")).code == 2
+
+
+def test_the_ready_file_exists_only_while_the_last_run_succeeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready, beat = tmp_path / "ready", tmp_path / "beat"
+    seen: list[tuple[bool, bool]] = []
+
+    async def keep(*_: object, tried: Callable[[bool], None], **__: object) -> None:
+        for complete in (False, True, True, False):
+            beat.unlink(missing_ok=True)
+            tried(complete)
+            seen.append((ready.exists(), beat.exists()))
+
+    monkeypatch.setattr("kybernate.bus.setup.keep", keep)
+    monkeypatch.setattr("kybernate.bus.setup.init", keep_out)
+    argv = ["init", "--nats-url", "nats://127.0.0.1:1", "--every", "10", "--ready", str(ready), "--beat", str(beat)]
+    CliRunner().invoke(bus_commands, argv)
+    assert seen == [(False, True), (True, True), (True, True), (False, True)]
+
+
+async def keep_out(*_: object, **__: object) -> None:
+    raise BusError("init is not to be called with --every")
 
 
 async def test_init_waits_for_a_server_that_comes_later(tmp_path: Path, kyb: "Kyb") -> None:
