@@ -22,7 +22,7 @@ RETRY_SECONDS = 0.5
 _DAY = 86_400.0
 _OF_THE_SERVER = ("metadata", "consumer_limits")
 """Settings that the server fills in by itself."""
-_UNSET = (None, -1, 0, False, "", [], "limits", "none")
+_UNSET: tuple[object, ...] = (None, -1, 0, False, "", [], "limits", "none")
 """What the server returns for a setting that was not given: limits is a retention, none a compression."""
 NOWHERE = "kyb-check"
 """Name of a node that does not exist, so that no service subscribes to its subjects."""

@@ -32,7 +32,7 @@ def interpolated(text: str) -> str:
 
 COMPOSE: dict[str, Any] = yaml.safe_load(interpolated((ROOT / "compose.yaml").read_text()))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-ONE_SHOT = {"bus-init", "demo"}
+ONE_SHOT = {"demo"}
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -59,11 +59,16 @@ def test_only_the_router_is_reached_from_outside_and_only_on_loopback() -> None:
     assert [name for name, network in COMPOSE["networks"].items() if not network.get("internal")] == ["front", "egress"]
 
 
-def test_what_ends_by_itself_is_waited_for_as_such() -> None:
+def test_streams_are_made_again_when_nats_has_lost_its_store() -> None:
+    init = SERVICES["bus-init"]
+    assert "--every=10" in init["command"]
+    assert init["restart"] == "unless-stopped"
+    ready = next(option.partition("=")[2] for option in init["command"] if option.startswith("--ready="))
+    assert init["healthcheck"]["test"] == ["CMD", "test", "-f", ready]
     waiting = [
         s["depends_on"]["bus-init"]["condition"] for s in SERVICES.values() if "bus-init" in s.get("depends_on", {})
     ]
-    assert set(waiting) == {"service_completed_successfully"}
+    assert set(waiting) == {"service_healthy"}
 
 
 def test_engines_driver_manager_and_checkpointer_see_the_same_process_ids() -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import aiohttp
 
@@ -30,6 +30,8 @@ SERVICES = ("plugin", "gpu_manager", "checkpointer", "router")
 """The four programs, by the names they have in a stack."""
 END_SECONDS = 4.0
 """How long ending everything may take, wall time; what is left then is killed."""
+BUS_CHECK_SECONDS = 5.0
+"""Wall seconds between two checks that all streams and buckets exist: a nats-server may lose its store."""
 _POLL_SECONDS = 0.1
 _STOP_ORDER = (("kubelet",), SERVICES, ("driver",), ("nats", "node_nats"))
 """Kubelet first, so that engines end while the driver still knows them; the buses last."""
@@ -52,6 +54,7 @@ class Stack:
         self._ports = Ports()
         self._guard: asyncio.subprocess.Process | None = None
         self._processes: dict[str, SupervisedProcess] = {}
+        self._keeping_bus: asyncio.Task[NoReturn] | None = None
         self._layout: Layout | None = None
 
     # --- what others want to know ---------------------------------------------------------------------------------
@@ -157,6 +160,8 @@ class Stack:
     async def stop(self) -> None:
         """End everything within five seconds, in order; a second call (or cancellation) kills what is left."""
         deadline = time.monotonic() + END_SECONDS
+        if self._keeping_bus is not None:
+            self._keeping_bus.cancel()
         try:
             for names in _STOP_ORDER:
                 there = [self._processes[name] for name in names if name in self._processes]
@@ -184,6 +189,7 @@ class Stack:
             if name in self._processes:
                 self._processes[name].start()
         await self._set_up_bus()
+        self._keeping_bus = asyncio.create_task(self._keep_bus(), name="bus init")
         for process in self._processes.values():
             process.start()
 
@@ -209,6 +215,17 @@ class Stack:
                 await asyncio.sleep(0.05)
             else:
                 return
+
+    async def _keep_bus(self) -> NoReturn:
+        """Create lost streams and buckets again until cancelled; results and errors go into the log of ``nats``."""
+        nats = self._processes.get("nats")
+        await asyncio.sleep(BUS_CHECK_SECONDS)
+        await setup.keep(
+            self.layout.nats_url,
+            every=BUS_CHECK_SECONDS,
+            credentials=self.options.init_credentials,
+            report=lambda text: nats.say(f"bus init: {text}") if nats is not None else None,
+        )
 
     async def _start_guard(self) -> None:
         self._guard = await asyncio.create_subprocess_exec(
@@ -255,6 +272,9 @@ class Stack:
         return seats if isinstance(seats, list) else None
 
     def _raise_refusal(self) -> None:
+        keeping = self._keeping_bus
+        if keeping is not None and keeping.done() and not keeping.cancelled():
+            raise StackError(f"streams and buckets are no longer checked: {keeping.exception()}")
         for process in self._processes.values():
             if process.refused:
                 raise StackError(f"{process.name} refuses its configuration:\n{process.tail(8)}")
