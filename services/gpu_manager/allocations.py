@@ -12,8 +12,10 @@ S, T = SeatState, Trigger
 START_DEADLINE_SECONDS = 270.0
 """Wall: a runtime may take two minutes each to create and to start a container."""
 
-CLEARED = {"active": T.CLEARED_ACTIVE, "parked": T.CLEARED_PARKED, "gone": T.EXITED}
-"""How quarantine ends, by the driver's report."""
+CLEARED = {"active": T.CLEARED_ACTIVE, "parked": T.CLEARED_PARKED}
+"""How quarantine ends, by the driver's report; without a process it ends in any case."""
+CLEARED_CONFLICT = ("parked",)
+"""The reports that end a conflict: a process on the GPUs does not."""
 
 HAS_PROCESS = (S.STARTING, S.ACTIVE, S.DRAINING, S.PARKING, S.PARKED, S.ACTIVATING, S.MIGRATING, S.QUARANTINED)
 
@@ -89,7 +91,7 @@ def _follow_pod(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> N
             _delete(node, seat, now)
     elif pod.running:
         _runs(node, seat, pod, now)
-    elif seat.durable.seen_running and seat.state in HAS_PROCESS:
+    elif seat.durable.seen_running and seat.state in HAS_PROCESS and not seat.outlives_list:
         _exit(node, seat, f"its container exited with code {pod.exit_code}", now)
     if moved and seat.state is S.ACTIVE:
         node.emit(seat, SeatActivated, now, previous=S.ACTIVE)
@@ -103,6 +105,7 @@ def _runs(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
     without a ticket, while others hold the group: quarantine.
     """
     container_id, durable = pod.container_id or "", seat.durable
+    seat.outlives_list = False
     if container_id == durable.container_id or seat.state is S.LOST:  # (1)
         return
     if seat.state is S.RELEASING:  # (2)
@@ -143,7 +146,7 @@ def _release(node: NodeState, seat: ManagedSeat) -> None:
 def _exit(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:
     """The container is gone, and with it the VRAM it held."""
     switch.leave(node, seat)
-    seat.durable.seen_running = seat.conflict = False
+    seat.durable.seen_running = seat.conflict = seat.outlives_list = False
     node.transition(seat, T.EXITED, now, reason=reason)
 
 
@@ -171,11 +174,13 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     ran = seat.durable.seen_running and seat.state in HAS_PROCESS
     if (ran or seat.state is S.STARTING) and seat.gate.confirmed < 2:
         return
+    if ran and seat.outlives_list:
+        return
     if ran:
         _exit(node, seat, "its container is started again", now)
     if seat.state is S.BACKOFF:
         node.transition(seat, T.CALLED, now)
-    elif seat.state is S.STARTING and not seat.durable.inherited:
+    elif seat.state is S.STARTING and not (seat.durable.inherited or node.broken_on(seat.group)):
         arbiter.give_ticket(node, seat, now)
 
 
@@ -218,17 +223,29 @@ def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
         seat = node.seats.get(progress.seat)
         if seat is None or seat.pod is None or seat.pod.uid != progress.pod_uid:
             continue
+        same = progress.container_id == seat.target().container_id
         if seat.state in (S.RELEASING, S.LOST):
             seat.processes_gone = seat.processes_gone or progress.outcome == "gone"
             if seat.state is S.RELEASING and progress.outcome == "parked":
                 _release(node, seat)  # a checkpointer that died right after it took the first one has forgotten it
-        elif seat.state is S.QUARANTINED and not seat.conflict and progress.outcome in CLEARED:
+        elif progress.outcome == "gone" and same and (seat.outlives_list or seat.state is S.QUARANTINED):
+            _processes_gone(node, seat, now)
+        elif seat.state is S.QUARANTINED and progress.outcome in (CLEARED_CONFLICT if seat.conflict else CLEARED):
             _clear_quarantine(node, seat, progress, now)
+
+
+def _processes_gone(node: NodeState, seat: ManagedSeat, now: Now) -> None:
+    """None of its processes is left. A ticket that is still open keeps its lease for as long as a start may take."""
+    if seat.state is S.STARTING and seat.gate.ticket_open:
+        seat.durable.seen_running = seat.outlives_list = False
+    elif seat.state in HAS_PROCESS:
+        _exit(node, seat, "its processes are gone", now)
 
 
 def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
     seat.residence.group = view.group_with_gpus(node, seat, progress.gpus) or seat.group
     seat.residence.parked_on = None
+    seat.conflict = False
     node.transition(seat, CLEARED[progress.outcome], now, reason="the driver reports it as it should be")
 
 
@@ -259,9 +276,9 @@ def _ticket_may_start(seat: ManagedSeat, now: Now) -> bool:
     """True while the last ticket of a deleted pod may still lead to a process.
 
     A pod that vanishes without having been seen in deletion (forced, or its kubelet lost it) proves nothing: the
-    runtime may be about to start its container.
+    runtime may be about to start its container. The end of an heir proves nothing about the pod that took the ticket.
     """
-    ended = seat.owner.ends and seat.owner.misses >= 2
+    ended = seat.owner.ends and seat.owner.misses >= 2 and not seat.durable.inherited
     return seat.gate.ticket_open and not ended and now.wall <= seat.gate.ticket_given + START_DEADLINE_SECONDS
 
 

@@ -124,16 +124,17 @@ def _concerned(node: NodeState, message: object, *, repeated: bool) -> tuple[Gro
 def decide(node: NodeState, group: Group, now: Now) -> None:
     """Decide for a group that is in no switch.
 
-    (1) It pauses after a failed switch. (2) A foreign process uses its GPUs. (3) Its GPUs are being cleared for a seat
-    of another group. (4) Seats of other groups hold its GPUs: claim them. (5) Otherwise do what the policy decides,
+    (1) It pauses after a failed switch. (2) A foreign process uses its GPUs, or an invariant does not hold on them. (3)
+    Its GPUs are being cleared for a seat of another group. (4) Seats of other groups hold its GPUs: claim them. A
+    switch of another group may hold them, too, while no seat has their lease. (5) Otherwise do what the policy decides,
     which is asked again without the free slot when the seat that it picked has no room there.
     """
     state = node.groups[group.name]
     state.wake = None  # also where nothing is decided: a wake that is overdue would spin
     if state.backoff.active(now):  # (1)
         return
-    if foreign := node.foreign_on(group):  # (2)
-        state.why = foreign
+    if stopped := node.foreign_on(group) or node.broken_on(group):  # (2)
+        state.why = stopped
         node.claims.pop(group.name, None)
         return
     if claimed := view.claimed_for(node, group, now):  # (3)
@@ -142,6 +143,9 @@ def decide(node: NodeState, group: Group, now: Now) -> None:
     if others := view.in_the_way(node, group):  # (4)
         if _claim(node, group, others, now):
             _clear(node, group, others, now)
+        return
+    if other := view.switch_in_the_way(node, group):
+        state.why = f"its GPUs are held by the switch {other.op} of group {other.group}"
         return
     seen, policy = view.full_view(node, group, now), node.setup.policy  # (5)
     decision = policy.decide(seen)

@@ -5,9 +5,11 @@ group advance; decisions are made in the modules below, and imports run one way:
 
     board → allocations, commands, recovery → arbiter → switch → view → state
 
-Invariants, checked by ``view.validate`` and by property tests:
+Invariants, checked after each message that had an effect (a GPU on which one is broken gets no new grants) and by
+property tests:
 
-1. A physical GPU belongs to at most one group at a time, and a lease takes all GPUs of its group or none.
+1. A physical GPU belongs to at most one group at a time, and a lease takes all GPUs of its group or none. A switch
+   whose job was sent holds its group's GPUs until it ends, also while no seat has the lease.
 2. A group has no more holders than slots.
 3. VRAM counts as free only on park evidence; a lease ends only with evidence or with the end of the processes.
 4. Every switch has a new epoch, above everything this node has seen.
@@ -17,13 +19,14 @@ The shell (``manager``) writes the ledger before it carries out any effect.
 """
 
 from kybernate.messages import Command, DrainAck, JobProgress, Presence, TrafficSignal
-from services.gpu_manager import allocations, arbiter, commands, recovery, switch
+from services.gpu_manager import allocations, arbiter, commands, recovery, switch, view
 from services.gpu_manager.inputs import (
     BusChanged,
     DrainAnnounced,
     EndingAnswered,
     EngineSeen,
     ForeignProcessesSeen,
+    InvariantBroken,
     JobAnswered,
     JobsReported,
     Now,
@@ -92,7 +95,18 @@ class Board:
                 raise TypeError(f"the board does not know {type(message).__name__}")
         if node.recovered:
             self._advance(message, now, claims, repeated=repeated)
+            if node.effects or node.broken:
+                self._check_invariants()
         return node.effects
+
+    def _check_invariants(self) -> None:
+        """Where an invariant does not hold, nothing is granted any more, and it is logged and counted once."""
+        node, before = self.node, self.node.broken
+        node.broken = view.broken_invariants(node)
+        for gpu, text in node.broken.items():
+            if gpu not in before:
+                node.violations += 1
+                node.effects.append(InvariantBroken(gpu, text))
 
     def _advance(self, message: object, now: Now, claims: set[str], *, repeated: bool) -> None:
         """Let every concerned group follow its demand, decide if it is in no switch, and step its switch."""

@@ -170,6 +170,11 @@ class _NodeMetrics(Collector):
         for name in node.groups:
             switching.add_metric([node.name, name], float(name in node.switches))
         yield switching
+        broken = CounterMetricFamily(
+            "kybernate_invariant_violations", "Broken invariants; nothing is granted on their GPUs", labels=["node"]
+        )
+        broken.add_metric([node.name], node.violations)
+        yield broken
 
     def _of_policy(self, node: str) -> Iterable[Metric]:
         shadow = self._policy.shadow

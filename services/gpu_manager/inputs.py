@@ -208,6 +208,15 @@ class GroupDecided:
 
 
 @dataclass(frozen=True, slots=True)
+class InvariantBroken:
+    """An invariant does not hold on a GPU: nothing is granted there until it holds again. For the log."""
+
+    gpu: str
+    """UUID."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineProbe:
     """A question to an engine: is it healthy, or does it still compute."""
 

@@ -44,6 +44,7 @@ from services.gpu_manager.inputs import (
     ForeignProcess,
     ForeignProcessesSeen,
     GroupDecided,
+    InvariantBroken,
     ModelTime,
     Now,
     PodsSeen,
@@ -331,6 +332,8 @@ class Manager:
 def _log(effect: Effect) -> None:
     if isinstance(effect, GroupDecided):
         log.info("group.decided", group=effect.group, why=effect.text)
+    elif isinstance(effect, InvariantBroken):
+        log.error("invariant.broken", gpu=effect.gpu, reason=effect.text, meaning="nothing new is granted on this GPU")
     elif isinstance(effect, SeatEvent):
         log.info(
             f"seat.{effect.subject.rsplit('.', 1)[-1]}",

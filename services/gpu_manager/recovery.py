@@ -50,7 +50,8 @@ class ContainerEvidence(StrEnum):
 class DriverEvidence(StrEnum):
     """What the checkpointer tells about a seat's processes."""
 
-    ALIVE = "alive"  # they run, or it cannot tell
+    ALIVE = "alive"  # it cannot tell
+    ACTIVE = "active"  # they run
     PARKED = "parked"
     GONE = "gone"
     LOST = "lost"
@@ -76,26 +77,38 @@ _REMEMBERED = (S.STARTING, S.LOST, S.QUARANTINED)
 """States that a live process does not contradict, and that the driver does not know."""
 _GOING = "its pod is being deleted"
 _DELETED = (_C.DELETED_HOLDING, _C.DELETED_PARKED)
+_NOT_RUNNING = (_C.STOPPED, _C.ABSENT)
+_LIVE = (_D.ALIVE, _D.ACTIVE)
+_HOLDS = (_D.ACTIVE, _D.LOST, _D.QUARANTINED)
+"""Evidence of processes on the GPUs."""
 
 _Row = tuple[Iterable[ContainerEvidence], Iterable[DriverEvidence], Iterable[SeatState], RecoveredAs]
 _ROWS: tuple[_Row, ...] = (
     # Any state in the ledger, FREE when it has none; the rows below refine the ones above.
     ((_C.NEW,), _D, S, RecoveredAs(S.STARTING, True, True)),
-    ((_C.RUNNING,), (_D.ALIVE,), S, RecoveredAs(S.ACTIVE, True, True)),
-    *(((_C.RUNNING,), (_D.ALIVE,), (known,), RecoveredAs(known, True, True)) for known in _REMEMBERED),
+    ((_C.RUNNING,), _LIVE, S, RecoveredAs(S.ACTIVE, True, True)),
+    *(((_C.RUNNING,), _LIVE, (known,), RecoveredAs(known, True, True)) for known in _REMEMBERED),
     ((_C.RUNNING,), (_D.PARKED,), S, RecoveredAs(S.PARKED, False, True)),
     ((_C.RUNNING,), (_D.GONE,), S, RecoveredAs(S.BACKOFF, False, False, reason="its processes are gone")),
     ((_C.RUNNING,), (_D.LOST,), S, RecoveredAs(S.LOST, True, True)),
     ((_C.RUNNING,), (_D.QUARANTINED,), S, RecoveredAs(S.QUARANTINED, True, True)),
     ((_C.STOPPED,), _D, S, RecoveredAs(S.BACKOFF, False, False, reason="its container is not running")),
     ((_C.ABSENT,), _D, S, RecoveredAs(S.WAITING, False, False)),
-    ((_C.STOPPED, _C.ABSENT), _D, (S.STARTING,), RecoveredAs(S.STARTING, True, False, ticket_open=True)),
+    # Processes that the driver has hold their group, whatever the pods say: their list may be stale.
+    (_NOT_RUNNING, (_D.ACTIVE,), S, RecoveredAs(S.ACTIVE, True, True)),
+    *((_NOT_RUNNING, (_D.ACTIVE,), (known,), RecoveredAs(known, True, True)) for known in _REMEMBERED),
+    (_NOT_RUNNING, (_D.LOST,), S, RecoveredAs(S.LOST, True, True)),
+    (_NOT_RUNNING, (_D.QUARANTINED,), S, RecoveredAs(S.QUARANTINED, True, True)),
+    (_NOT_RUNNING, _D, (S.STARTING,), RecoveredAs(S.STARTING, True, False, ticket_open=True)),
+    (_NOT_RUNNING, _HOLDS, (S.STARTING,), RecoveredAs(S.STARTING, True, True, ticket_open=True)),
     ((_C.DELETED_WITH_TICKET,), _D, S, RecoveredAs(S.RELEASING, True, False, True, _GOING)),
     ((_C.DELETED_HOLDING,), _D, S, RecoveredAs(S.RELEASING, True, True, reason=_GOING)),
     ((_C.DELETED_HOLDING,), (_D.PARKED,), S, RecoveredAs(S.RELEASING, False, True, reason=_GOING)),
     ((_C.DELETED_PARKED,), _D, S, RecoveredAs(S.RELEASING, False, True, reason=_GOING)),
     (_DELETED, (_D.GONE,), S, RecoveredAs(S.RELEASING, False, False, reason=_GOING)),
     ((_C.DELETED,), _D, S, RecoveredAs(S.RELEASING, False, False, reason=_GOING)),
+    ((*_DELETED, _C.DELETED), _HOLDS, S, RecoveredAs(S.RELEASING, True, True, reason=_GOING)),
+    ((_C.DELETED_WITH_TICKET,), _HOLDS, S, RecoveredAs(S.RELEASING, True, True, True, _GOING)),
 )
 RECOVERED: dict[tuple[ContainerEvidence, DriverEvidence, SeatState], RecoveredAs] = {
     (container, driver, state): found
@@ -129,8 +142,10 @@ def container_evidence(pod: SeatPod, entry: LedgerEntry | None) -> ContainerEvid
 
 
 def driver_evidence(seen: SeatProgress | None) -> DriverEvidence:
-    """What the checkpointer's answer proves: anything that is no end counts as alive."""
+    """What the checkpointer's answer proves: without an answer, or before the first one, processes count as alive."""
     match seen.outcome if seen is not None else "":
+        case "active" | "started":
+            return _D.ACTIVE
         case "parked" | "gone" | "lost" | "quarantined" as outcome:
             return DriverEvidence(outcome)
     return _D.ALIVE
@@ -233,6 +248,7 @@ def _recover_seat(
     if pod.running and (entry is None or container is _C.NEW):
         seat.durable.container_id = pod.container_id or ""
     seat.durable.seen_running, seat.processes_gone = found.process, not found.process
+    seat.outlives_list = found.process and driver in _HOLDS and not (pod.running or pod.deleting)
     seat.state, seat.lease = found.state, found.lease
     seat.reason = found.reason or (seen.reason if seen is not None and driver in (_D.LOST, _D.QUARANTINED) else "")
     seat.entered, seat.entered_wall = now.unix, now.wall
@@ -275,7 +291,7 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
         job=JobExchange(journaled=True),
     )
     parked = victim is None or any(p.seat == victim.id and p.outcome == "parked" for p in status.park)
-    if victim is not None and victim.pod is not None:
+    if victim is not None and victim.pod is not None and victim.durable.seen_running:
         victim.state, victim.lease = (S.PARKED, False) if parked else (S.PARKING, True)
         victim.epoch, victim.op = status.epoch, status.op
         victim.residence.group = group

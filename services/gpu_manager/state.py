@@ -30,6 +30,7 @@ from services.gpu_manager.demand import DemandLevels, Learning, Routers
 from services.gpu_manager.inputs import (
     ForeignProcess,
     GroupDecided,
+    InvariantBroken,
     ModelTime,
     Now,
     StartCall,
@@ -41,7 +42,16 @@ from services.gpu_manager.ledger import Durable, Freeze
 from services.gpu_manager.seat_pod import SeatPod, refusal
 
 Effect = (
-    SeatEvent | SwitchJob | RetargetJob | ReleaseJob | KillJob | AskJobs | StartTicket | CommandReply | GroupDecided
+    SeatEvent
+    | SwitchJob
+    | RetargetJob
+    | ReleaseJob
+    | KillJob
+    | AskJobs
+    | StartTicket
+    | CommandReply
+    | GroupDecided
+    | InvariantBroken
 )
 """What follows from a message: the shell carries it out once the ledger is written."""
 
@@ -196,6 +206,8 @@ class ManagedSeat:
     """Quarantined only because other seats seem to hold its group too; over when they do not."""
     processes_gone: bool = False
     """While RELEASING or LOST: the checkpointer found none of its processes."""
+    outlives_list: bool = False
+    """Since the restart: the driver has its processes although the pods say that its container does not run."""
     entered: UnixTime = UnixTime(0.0)
     """It entered its state then."""
     entered_wall: WallTime = WallTime(0.0)
@@ -431,6 +443,11 @@ class GroupSwitch:
             raise IllegalPhaseError(f"a switch in phase {self.phase} cannot take {trigger}") from None
 
     @property
+    def holds_group(self) -> bool:
+        """Its job is sent, or about to be: the checkpointer may fill the group's GPUs until the switch ends."""
+        return self.phase is SwitchPhase.JOB
+
+    @property
     def beneficiary(self) -> str | None:
         """The seat for which the victim leaves: the incoming one, or one that needs more than the victim's place."""
         return self.incoming or self.clears_for or self.room_for
@@ -503,6 +520,10 @@ class NodeState:
     routers: Routers = field(default_factory=Routers)
     foreign: tuple[ForeignProcess, ...] = ()
     """Processes on the GPUs that belong to no seat."""
+    broken: dict[str, str] = field(default_factory=dict)
+    """GPU → the invariant that does not hold on it now: nothing is granted there."""
+    violations: int = 0
+    """How often an invariant was found broken on a GPU since the start."""
     move_seconds: float = MOVE_SECONDS
     """Learned, model seconds: what activating a seat on another group costs beyond activating it."""
     immovable: str = ""
@@ -564,6 +585,10 @@ class NodeState:
             f"group {group.name} is quarantined: {', '.join(found)} belongs to no seat; end it, or take these GPUs out "
             f"of the configuration"
         )
+
+    def broken_on(self, group: Group) -> str:
+        """The broken invariant that stops grants on this group. Empty: none."""
+        return next((self.broken[gpu.uuid] for gpu in group.gpus if gpu.uuid in self.broken), "")
 
     def why_immovable(self, seat: ManagedSeat) -> str:
         """Why this seat stays on its group although its profile rebalances; empty: it may move, or has no other

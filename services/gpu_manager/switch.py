@@ -233,8 +233,11 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     """Send the job; sending the same operation again is harmless, the checkpointer knows it by its name."""
     if switch.job.sent is None:
         _bind(node, switch, now)
-    switch.job.sent = now.wall
     group = node.groups[switch.group].group
+    untouched = switch.incoming is not None and node.seats[switch.incoming].state not in COMING
+    if switch.job.sent is None and untouched and node.broken_on(group):
+        switch.incoming = None  # nothing new is granted there; the victim may leave
+    switch.job.sent = now.wall
     victim = node.seats[switch.victim] if switch.victim else None
     incoming = node.seats[switch.incoming] if switch.incoming else None
     if incoming is not None:

@@ -13,7 +13,7 @@ from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.demand import ASSUMED_SERVICE_SECONDS, NO_DEMAND, SeatDemand
 from services.gpu_manager.inputs import EngineProbe, Now, WallTime
-from services.gpu_manager.state import ManagedSeat, NodeState, SwitchPhase
+from services.gpu_manager.state import GroupSwitch, ManagedSeat, NodeState, SwitchPhase
 
 S = SeatState
 
@@ -220,24 +220,49 @@ def in_the_way(node: NodeState, group: Group) -> list[ManagedSeat]:
     return [seat for other in node.groups[group.name].neighbours for seat in holders(node, other)]
 
 
+def switch_in_the_way(node: NodeState, group: Group) -> GroupSwitch | None:
+    """A switch of another group that holds a GPU of this one until it ends, whoever has the lease meanwhile."""
+    gpus = {gpu.uuid for gpu in group.gpus}
+    for switch in node.switches.values():
+        other = node.groups.get(switch.group)
+        if switch.group == group.name or other is None or not switch.holds_group:
+            continue
+        if gpus & {gpu.uuid for gpu in other.group.gpus}:
+            return switch
+    return None
+
+
 def room(node: NodeState, seat: ManagedSeat, *, without: ManagedSeat | None = None, on: Group | None = None) -> bool:
     """True when this seat may take a group's GPUs now: slots, other groups' GPUs, VRAM.
 
-    ``without``: a holder that counts as gone. ``on``: the group, if it is not the one that the seat is on.
+    ``without``: a holder that counts as gone, with the switch in which it leaves. ``on``: the group, if it is not the
+    one that the seat is on.
     """
     group = on or seat.group
     gpus = {gpu.uuid for gpu in group.gpus}
+    if node.broken_on(group) or switch_in_the_way(node, group) is not None:
+        return False
     leases = [other for other in node.seats.values() if other.lease and other is not seat and other is not without]
     same = [other for other in leases if other.group.name == group.name]
+    same += [other for other in _promised(node, group) if other is not seat and other is not without]
     if len(same) >= group.slots:
         return False
     if any(gpus & {gpu.uuid for gpu in o.group.gpus} for o in leases if o.group.name != group.name):
         return False
     for gpu in group.gpus:
-        taken = sum(other.reserved_bytes(gpu.memory_bytes) for other in same)
+        taken = sum(other.reserved_bytes(gpu.memory_bytes, group) for other in same)
         if taken + seat.reserved_bytes(gpu.memory_bytes, group) > gpu.memory_bytes:
             return False
     return True
+
+
+def _promised(node: NodeState, group: Group) -> list[ManagedSeat]:
+    """The seat for which a switch holds a place in its group, while neither it nor the victim has the lease."""
+    switch = node.switches.get(group.name)
+    if switch is None or not switch.holds_group:
+        return []
+    seats = [node.seats[name] for name in (switch.incoming, switch.victim) if name is not None]
+    return [] if any(seat.lease and seat.group.name == group.name for seat in seats) else seats[:1]
 
 
 def group_with_gpus(node: NodeState, seat: ManagedSeat, gpus: Collection[str]) -> Group | None:
@@ -274,22 +299,34 @@ def claimed_for(node: NodeState, group: Group, now: Now) -> str | None:
 
 
 def validate(node: NodeState) -> None:
-    """Raise AssertionError if an invariant does not hold. Quarantined seats may hold too much: that is why they are."""
-    by_gpu: dict[str, list[ManagedSeat]] = {}
+    """Raise AssertionError if an invariant does not hold."""
+    found = broken_invariants(node)
+    assert not found, "; ".join(sorted(set(found.values())))
+
+
+def broken_invariants(node: NodeState) -> dict[str, str]:
+    """GPU → the invariant that does not hold on it. Quarantined seats may hold too much: that is why they are."""
+    found: dict[str, str] = {}
+    by_gpu: dict[str, set[str]] = {}
     for group in node.setup.groups:
-        leases = holders(node, group)
-        known = any(seat.state is S.QUARANTINED for seat in leases)
-        assert len(leases) <= group.slots or known, f"{group.name}: {len(leases)} hold, {group.slots} may"
-        for gpu in group.gpus if leases else ():
-            by_gpu.setdefault(gpu.uuid, []).extend(leases)
-            reserved = sum(seat.reserved_bytes(gpu.memory_bytes) for seat in leases)
-            assert reserved <= gpu.memory_bytes or known, f"{gpu.uuid}: {reserved} bytes reserved of {gpu.memory_bytes}"
-    for gpu_uuid, seats in by_gpu.items():
-        known = any(seat.state is S.QUARANTINED for seat in seats)
-        assert known or len({seat.group.name for seat in seats}) == 1, f"{gpu_uuid} belongs to two groups"
-    for name, switch in node.switches.items():
-        assert switch.victim or switch.incoming, f"{switch.op} moves no seat"
-        assert (switch.group, switch.phase is SwitchPhase.DONE) == (name, False), f"{switch.op} is over or misplaced"
+        seats, switch = holders(node, group), node.switches.get(group.name)
+        if any(seat.state is S.QUARANTINED for seat in seats):
+            continue
+        text = "" if len(seats) <= group.slots else f"{group.name}: {len(seats)} hold, {group.slots} may"
+        if switch is not None and not (switch.victim or switch.incoming):
+            text = f"{switch.op} moves no seat"
+        elif switch is not None and (switch.group != group.name or switch.phase is SwitchPhase.DONE):
+            text = f"{switch.op} is over or misplaced"
+        for gpu in group.gpus:
+            reserved = sum(seat.reserved_bytes(gpu.memory_bytes) for seat in seats)
+            if reserved > gpu.memory_bytes:
+                text = f"{gpu.uuid}: {reserved} bytes reserved of {gpu.memory_bytes}"
+            if text:
+                found[gpu.uuid] = text
+            if seats or (switch is not None and switch.holds_group):
+                by_gpu.setdefault(gpu.uuid, set()).add(group.name)
+    shared = {gpu: groups for gpu, groups in by_gpu.items() if len(groups) > 1}
+    return found | {gpu: f"{gpu} belongs to two groups: {', '.join(sorted(names))}" for gpu, names in shared.items()}
 
 
 # --- what is due, for the shell ---------------------------------------------------------------------------------------
@@ -323,7 +360,8 @@ def checkpointer_questions(node: NodeState, sent_before: WallTime) -> list[AskJo
     late = [switch.op for switch in jobs if switch.job.sent is None or switch.job.sent < sent_before]
     seats = node.seats.values()
     dying = [seat for seat in seats if seat.state in (S.RELEASING, S.LOST) and not seat.processes_gone]
-    unclear = dying + [seat for seat in seats if seat.state is S.QUARANTINED and not seat.conflict]
+    unclear = [seat for seat in seats if seat.state is S.QUARANTINED or seat.outlives_list]
+    unclear = dying + [seat for seat in unclear if seat not in dying]
     questions = [question.model_copy(update={"ops": tuple(late)})] if late else []
     return questions + [question.model_copy(update={"targets": (seat.target(),)}) for seat in unclear]
 

@@ -185,3 +185,23 @@ def test_a_manager_that_died_meanwhile_remembers_the_ticket(world: World) -> Non
     world.tick(280)
     look(world)
     assert tickets(world, other)
+
+
+def test_an_heir_that_is_deleted_proves_nothing_about_the_pod_that_took_the_ticket(world: World) -> None:
+    seat = starting(world)
+    given(world, seat, "b")
+    look(world)
+    assert world.managed(seat).durable.inherited
+    other = rival(world)
+    world.pods[seat] = replace(world.pods[seat], deleting=True)
+    look(world)
+    del world.pods[seat]
+
+    look(world)
+    assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
+    assert not tickets(world, other)
+
+    world.tick(270)
+    look(world)
+    assert world.state(seat) is S.FREE
+    assert tickets(world, other)

@@ -11,11 +11,20 @@ from kybernate.messages import ActivateSeat, JobReply, PinSeat, SeatEvent, SeatP
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager import publish, view
-from services.gpu_manager.inputs import BusChanged, ForeignProcess, ForeignProcessesSeen, JobAnswered, Recovered
+from services.gpu_manager.inputs import (
+    BusChanged,
+    ForeignProcess,
+    ForeignProcessesSeen,
+    InvariantBroken,
+    JobAnswered,
+    PodsSeen,
+    Recovered,
+)
 from services.gpu_manager.ledger import Ledger
 from tests.manager.family import TREE, Busy, make_family
 from tests.manager.test_properties import AnyOrder
-from tests.manager.world import World, make_group
+from tests.manager.test_recovery import restart
+from tests.manager.world import World, make_group, status
 
 
 @pytest.fixture
@@ -96,6 +105,99 @@ def test_a_pair_goes_to_sleep_for_a_single_and_the_other_single_may_come_too(nod
     node.finish()
 
     assert (node.state(a), node.state(b), node.state(pair)) == (S.ACTIVE, S.ACTIVE, S.PARKED)
+
+
+def pair_switches(node: World) -> tuple[str, str]:
+    """A switch of the pairs' group is journaled: the first pair is parked for the second."""
+    incoming, victim = node.fill("p", "q", group=2)
+    node.tick(10)
+    node.traffic(incoming, waiting=1)
+    node.quiet(victim)
+    node.receive(JobAnswered(node.job().op, JobReply(accepted=True)))
+    assert node.state(victim) is S.PARKING
+    return incoming, victim
+
+
+def test_a_switch_keeps_its_gpus_while_nobody_has_the_lease(node: World) -> None:
+    incoming, victim = pair_switches(node)
+    job = node.job()
+    node.exit(victim)
+    assert not node.managed(victim).lease
+    single = node.seat(1, 0)
+    node.pod(single, "s")
+
+    node.call(single)
+
+    assert node.state(single) is S.WAITING
+    assert job.op in node.node.groups["G1"].why
+    node.progress(job, "gone", "started", done=False)
+    assert (node.state(incoming), node.state(single)) == (S.ACTIVATING, S.WAITING)
+    node.progress(job, "gone")
+    assert node.state(incoming) is S.ACTIVE
+
+
+def test_a_restart_in_the_middle_of_a_switch_adopts_no_victim_without_a_process(node: World) -> None:
+    incoming, victim = pair_switches(node)
+    job = node.job()
+    node.exit(victim)
+    single = node.seat(1, 0)
+    node.pod(single, "s")
+
+    restart(node, jobs=(status(job, "started", "pending", done=False),), p="parked", q="gone")
+    node.call(single)
+    node.tick(5)
+
+    assert (node.state(victim), node.managed(victim).lease) == (S.BACKOFF, False)
+    assert node.state(single) is S.WAITING
+    assert not any(seat.state is S.QUARANTINED for seat in node.node.seats.values())
+    node.progress(job, "gone")
+    assert node.state(incoming) is S.ACTIVE
+
+
+@pytest.mark.parametrize("outcome", ["gone", "parked"])
+def test_the_checkpointer_is_asked_about_a_conflict_and_its_answer_ends_it(node: World, outcome: str) -> None:
+    a, b = both_singles_active(node)
+    (pair,) = (node.seat(2, 0),)
+    node.pods[pair] = replace(node.pods[a], seat=pair, name="p", uid="uid-p", container_id="process://99")
+    restart(node)
+    assert {node.state(seat) for seat in (a, b, pair)} == {S.QUARANTINED}
+
+    asked = {target.seat for q in view.checkpointer_questions(node.node, node.now.wall) for target in q.targets}
+    assert asked == {a, b, pair}
+    node.look_at(a, "active")
+    assert node.state(a) is S.QUARANTINED, "that is what the conflict is about"
+    if outcome == "gone":
+        node.exit(pair)
+    node.look_at(pair, outcome)
+    node.tick(1)
+
+    assert (node.state(a), node.state(b)) == (S.ACTIVE, S.ACTIVE)
+    assert node.state(pair) is (S.BACKOFF if outcome == "gone" else S.PARKED)
+
+
+def test_a_broken_invariant_stops_grants_on_its_gpu_and_is_counted(node: World) -> None:
+    node.fill("p", group=2)
+    single, other = node.seat(1, 0), node.seat(0, 0)
+    node.pod(single, "s")
+    node.managed(single).state, node.managed(single).lease = S.ACTIVE, True  # what must never happen
+    owners = node.owners()
+    new = replace(node.pods[single], seat=other, name="o", uid="uid-o")
+    effects: list[object] = []
+
+    for _ in range(2):
+        owners = replace(owners, pods=(*owners.pods, new), listed=owners.listed | {new.uid})
+        effects += node.board.handle(PodsSeen(owners), node.now)
+
+    assert [e.gpu for e in effects if isinstance(e, InvariantBroken)] == ["GPU-1"]
+    assert node.node.violations == 1
+    assert "two groups" in node.node.broken["GPU-1"]
+    waiting = node.seat(1, 1)
+    assert not view.room(node.node, node.managed(waiting))
+
+    node.managed(single).state, node.managed(single).lease = S.WAITING, False
+    node.tick(1)
+    assert not node.node.broken
+    assert node.node.violations == 1
 
 
 def test_while_gpus_are_cleared_for_a_pair_no_single_takes_one(node: World) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from kybernate.messages import AskJobs, JobReply, KillJob, ReleaseJob, SeatActivated, SeatProgress, SeatQuarantined
 from kybernate.seat import SeatState as S
-from services.gpu_manager import recovery
+from services.gpu_manager import recovery, view
 from services.gpu_manager.inputs import BusChanged, Recovered, RecoveryBegun, StartTicket
 from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
 from tests.manager.world import World, status
@@ -290,3 +290,40 @@ def test_a_router_that_the_last_manager_knew_must_still_say_that_it_is_quiet(wor
     world.idle(b)
 
     assert world.state(b) is S.PARKING
+
+
+@pytest.mark.parametrize("outcome", ["active", "started", "quarantined", "lost"])
+def test_processes_that_the_driver_has_hold_although_the_pods_say_that_nothing_runs(world: World, outcome: str) -> None:
+    (a,) = world.fill("a")
+    rival = world.seat(0, 1)
+    world.pod(rival, "b")
+    world.pods[a] = replace(world.pods[a], running=False)  # the list is stale
+
+    restart(world, a=outcome)
+    world.call(rival)
+    for _ in range(5):
+        world.tick(1)
+        world.look()
+
+    assert world.managed(a).lease
+    assert world.state(rival) is S.WAITING
+    questions = view.checkpointer_questions(world.node, world.now.wall)
+    assert [target.seat for question in questions for target in question.targets] == [a]
+    world.end_processes(a)
+    world.tick(1)
+    assert not world.managed(a).lease
+    assert world.state(rival) is S.STARTING
+
+
+def test_a_list_that_was_stale_and_then_shows_the_container_is_believed_again(world: World) -> None:
+    (a,) = world.fill("a")
+    running = world.pods[a]
+    world.pods[a] = replace(running, running=False)
+    restart(world, a="active")
+    world.pods[a] = running
+    world.look()
+    assert world.state(a) is S.ACTIVE
+
+    world.exit(a)
+
+    assert world.state(a) is S.BACKOFF

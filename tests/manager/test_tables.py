@@ -30,6 +30,9 @@ from services.gpu_manager.state import (
 
 C, D = ContainerEvidence, DriverEvidence
 DELETED = "its pod is being deleted"
+HOLDS = (D.ACTIVE, D.LOST, D.QUARANTINED)
+SILENT = (D.ALIVE, D.PARKED, D.GONE)
+"""Evidence that does not contradict a list of pods in which the container does not run."""
 
 
 def entry(state: S = S.ACTIVE, *, lease: bool = True, **durable: object) -> LedgerEntry:
@@ -50,30 +53,43 @@ def pod(*, running: bool = True, deleting: bool = False, container_id: str | Non
         # A new container can only have started with a ticket, whatever was known before.
         (C.NEW, tuple(D), tuple(S), RecoveredAs(S.STARTING, True, True)),
         # A live process without park evidence holds its group, also when the ledger is lost.
-        (C.RUNNING, (D.ALIVE,), tuple({*S} - {S.STARTING, S.LOST, S.QUARANTINED}), RecoveredAs(S.ACTIVE, True, True)),
-        (C.RUNNING, (D.ALIVE,), (S.STARTING,), RecoveredAs(S.STARTING, True, True)),
-        (C.RUNNING, (D.ALIVE,), (S.LOST,), RecoveredAs(S.LOST, True, True)),
-        (C.RUNNING, (D.ALIVE,), (S.QUARANTINED,), RecoveredAs(S.QUARANTINED, True, True)),
+        (C.RUNNING, (D.ALIVE, D.ACTIVE), tuple({*S} - {S.STARTING, S.LOST, S.QUARANTINED}),
+         RecoveredAs(S.ACTIVE, True, True)),
+        (C.RUNNING, (D.ALIVE, D.ACTIVE), (S.STARTING,), RecoveredAs(S.STARTING, True, True)),
+        (C.RUNNING, (D.ALIVE, D.ACTIVE), (S.LOST,), RecoveredAs(S.LOST, True, True)),
+        (C.RUNNING, (D.ALIVE, D.ACTIVE), (S.QUARANTINED,), RecoveredAs(S.QUARANTINED, True, True)),
         (C.RUNNING, (D.PARKED,), tuple(S), RecoveredAs(S.PARKED, False, True)),
         (C.RUNNING, (D.GONE,), tuple(S), RecoveredAs(S.BACKOFF, False, False, reason="its processes are gone")),
         (C.RUNNING, (D.LOST,), tuple(S), RecoveredAs(S.LOST, True, True)),
         (C.RUNNING, (D.QUARANTINED,), tuple(S), RecoveredAs(S.QUARANTINED, True, True)),
         # A start that was under way keeps its lease and its ticket.
-        (C.STOPPED, tuple(D), (S.STARTING,), RecoveredAs(S.STARTING, True, False, ticket_open=True)),
-        (C.ABSENT, tuple(D), (S.STARTING,), RecoveredAs(S.STARTING, True, False, ticket_open=True)),
-        (C.STOPPED, tuple(D), tuple(s for s in S if s is not S.STARTING),
+        (C.STOPPED, SILENT, (S.STARTING,), RecoveredAs(S.STARTING, True, False, ticket_open=True)),
+        (C.ABSENT, SILENT, (S.STARTING,), RecoveredAs(S.STARTING, True, False, ticket_open=True)),
+        (C.STOPPED, SILENT, tuple(s for s in S if s is not S.STARTING),
          RecoveredAs(S.BACKOFF, False, False, reason="its container is not running")),
-        (C.ABSENT, tuple(D), tuple(s for s in S if s is not S.STARTING), RecoveredAs(S.WAITING, False, False)),
+        (C.ABSENT, SILENT, tuple(s for s in S if s is not S.STARTING), RecoveredAs(S.WAITING, False, False)),
+        # Processes that the driver has hold their group, whatever the list of pods says.
+        *((container, HOLDS, (S.STARTING,), RecoveredAs(S.STARTING, True, True, ticket_open=True))
+          for container in (C.STOPPED, C.ABSENT)),
+        *((container, (D.ACTIVE,), tuple({*S} - {S.STARTING, S.LOST, S.QUARANTINED}),
+           RecoveredAs(S.ACTIVE, True, True)) for container in (C.STOPPED, C.ABSENT)),
+        *((container, (D.ACTIVE,), (known,), RecoveredAs(known, True, True))
+          for container in (C.STOPPED, C.ABSENT) for known in (S.LOST, S.QUARANTINED)),
+        *((container, (D(str(end)),), tuple(s for s in S if s is not S.STARTING), RecoveredAs(end, True, True))
+          for container in (C.STOPPED, C.ABSENT) for end in (S.LOST, S.QUARANTINED)),
         # A deleted pod holds what its processes held, until they are gone.
-        (C.DELETED_WITH_TICKET, tuple(D), tuple(S), RecoveredAs(S.RELEASING, True, False, True, DELETED)),
-        (C.DELETED_HOLDING, (D.ALIVE, D.LOST, D.QUARANTINED), tuple(S),
+        (C.DELETED_WITH_TICKET, SILENT, tuple(S), RecoveredAs(S.RELEASING, True, False, True, DELETED)),
+        (C.DELETED_WITH_TICKET, HOLDS, tuple(S), RecoveredAs(S.RELEASING, True, True, True, DELETED)),
+        (C.DELETED_HOLDING, (D.ALIVE, *HOLDS), tuple(S),
          RecoveredAs(S.RELEASING, True, True, reason=DELETED)),
         (C.DELETED_HOLDING, (D.PARKED,), tuple(S), RecoveredAs(S.RELEASING, False, True, reason=DELETED)),
         (C.DELETED_HOLDING, (D.GONE,), tuple(S), RecoveredAs(S.RELEASING, False, False, reason=DELETED)),
-        (C.DELETED_PARKED, (D.ALIVE, D.PARKED, D.LOST, D.QUARANTINED), tuple(S),
+        (C.DELETED_PARKED, HOLDS, tuple(S), RecoveredAs(S.RELEASING, True, True, reason=DELETED)),
+        (C.DELETED_PARKED, (D.ALIVE, D.PARKED), tuple(S),
          RecoveredAs(S.RELEASING, False, True, reason=DELETED)),
         (C.DELETED_PARKED, (D.GONE,), tuple(S), RecoveredAs(S.RELEASING, False, False, reason=DELETED)),
-        (C.DELETED, tuple(D), tuple(S), RecoveredAs(S.RELEASING, False, False, reason=DELETED)),
+        (C.DELETED, SILENT, tuple(S), RecoveredAs(S.RELEASING, False, False, reason=DELETED)),
+        (C.DELETED, HOLDS, tuple(S), RecoveredAs(S.RELEASING, True, True, reason=DELETED)),
     ],
 )  # fmt: skip
 def test_what_a_seat_is_after_a_restart(
@@ -112,7 +128,8 @@ def test_what_the_pods_tell_about_a_container(seen: SeatPod, known: LedgerEntry 
 @pytest.mark.parametrize(
     ("outcome", "expected"),
     [
-        *((outcome, D.ALIVE) for outcome in ("pending", "started", "active")),
+        ("pending", D.ALIVE),
+        ("started", D.ACTIVE),
         *((str(driver), driver) for driver in D if driver is not D.ALIVE),
     ],
 )
