@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -28,9 +29,11 @@ def replace(path: Path, content: str | bytes, *, durable: bool, mode: int | None
             if mode is not None:
                 os.fchmod(handle, mode)
             file.write(data)
+            file.flush()
             if durable:
-                file.flush()
                 os.fsync(handle)
+            if os.fstat(handle).st_size != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.replace(draft, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -7,6 +7,8 @@ seat: every live process without park evidence then holds its group.
 """
 
 import contextlib
+import errno
+import hashlib
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -106,6 +108,8 @@ class Ledger(BaseModel):
 
     boot_id: str = ""
     epoch: int = 0
+    seq: int = 0
+    """The highest ``seq`` of an event; 0 in the ledger of a manager that did not keep it."""
     seats: tuple[LedgerEntry, ...] = ()
     routers: dict[str, str] = Field(default_factory=dict)
     """Present routers, instance → incarnation: a successor must not forget one that is off the bus."""
@@ -116,7 +120,9 @@ class Ledger(BaseModel):
 class LedgerFile:
     """The ledger on disk: one JSON line per change, and the last whole line is the truth.
 
-    Appending keeps a change below 0.1 ms (replacing a file makes ext4 flush it); the file is begun anew when it grows.
+    Each line carries a checksum of its bytes, so a damaged line is skipped and never read as another state.
+    Appending keeps a change below 0.1 ms (replacing a file makes ext4 flush it); the file is begun anew when it grows,
+    and by each process at its first change.
     """
 
     def __init__(self, path: Path, *, longest_bytes: int = 4 * 2**20) -> None:
@@ -133,32 +139,47 @@ class LedgerFile:
             data = self.path.read_bytes()
         except FileNotFoundError:
             return Ledger()
-        for line in reversed(data.splitlines()):
-            with contextlib.suppress(ValidationError):
-                return Ledger.model_validate_json(line)
+        for line in reversed(data.split(b"\n")):
+            if _intact(line):
+                with contextlib.suppress(ValidationError):
+                    return Ledger.model_validate_json(line)
         os.replace(self.path, self.path.with_suffix(".unreadable"))
         return Ledger()
 
     def write(self, ledger: Ledger, *, durable: bool) -> None:
-        """Append the ledger if it changed. It outlives this process; with ``durable`` also a crash of the machine."""
-        line = ledger.model_dump_json().encode() + b"\n"
-        if line != self._written:
-            if self._handle is None or self._size + len(line) > self._longest:
-                self._begin(line)
-            else:
-                os.write(self._handle, line)
-                self._size += len(line)
-                self._durable = False
-            self._written = line
-        if durable and not self._durable and self._handle is not None:
-            os.fdatasync(self._handle)
-            self._durable = True
+        """Append the ledger if it changed. It outlives this process; with ``durable`` also a crash of the machine.
+
+        Raises OSError when that cannot be promised (full disk, broken disk); the last good line is then still readable.
+        """
+        line = _line(ledger)
+        try:
+            if line != self._written:
+                if self._handle is None or self._size + len(line) > self._longest:
+                    self._begin(line)
+                else:
+                    self._append(self._handle, line)
+                self._written = line
+            if durable and not self._durable and self._handle is not None:
+                os.fdatasync(self._handle)
+                self._durable = True
+        except OSError:
+            self.close()  # what the disk holds is not known (a second fsync would succeed): the next write begins anew
+            self._written = b""
+            raise
 
     def close(self) -> None:
         """Close the file."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+
+    def _append(self, handle: int, line: bytes) -> None:
+        """Append the whole line or nothing: a full disk takes a part, to which the next line would be appended."""
+        if os.write(handle, line) != len(line):
+            os.ftruncate(handle, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        self._size += len(line)
+        self._durable = False
 
     def _begin(self, line: bytes) -> None:
         """A new file with this line only, whole and on disk before it takes the old one's place."""
@@ -167,3 +188,27 @@ class LedgerFile:
         files.replace(self.path, line, durable=True, mode=0o600)
         self._handle = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         self._size, self._durable = len(line), True
+
+
+_CHECKED = b'{"checksum":"'
+_UNCHECKED = b'{"boot_id":'
+"""How a line of a manager before checksums begins. No damage that leaves a line of today readable makes it one."""
+_DIGITS = 16
+
+
+def _line(ledger: Ledger) -> bytes:
+    """One JSON object with the checksum of the rest of the line as its first key."""
+    rest = ledger.model_dump_json().encode()[1:]
+    return _CHECKED + _checksum(rest) + b'",' + rest + b"\n"
+
+
+def _intact(line: bytes) -> bool:
+    """Whether a line is as it was written, as far as it tells: one without a checksum may be."""
+    if line.startswith(_UNCHECKED):
+        return True
+    begin = len(_CHECKED) + _DIGITS + 2
+    return line[:begin] == _CHECKED + _checksum(line[begin:]) + b'",'
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGITS // 2).hexdigest().encode()

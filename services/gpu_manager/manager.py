@@ -144,14 +144,14 @@ class Manager:
     async def _carry_out(
         self, effects: list[Effect], reply: asyncio.Future[CommandReply] | None, group: asyncio.TaskGroup
     ) -> None:
-        """Answer at once; everything else only after the ledger knows."""
+        """Everything only after the ledger knows, the reply first. A ledger that cannot be written ends the manager."""
         others = [effect for effect in effects if not isinstance(effect, CommandReply)]
-        for effect in effects:
-            if isinstance(effect, CommandReply) and reply is not None and not reply.done():
-                reply.set_result(effect)
         if others:
             durable = any(isinstance(effect, DURABLE) for effect in others)
             self.ledger.write(recovery.ledger(self.node, self.boot_id), durable=durable)
+        for effect in effects:
+            if isinstance(effect, CommandReply) and reply is not None and not reply.done():
+                reply.set_result(effect)
         for effect in sorted(others, key=lambda effect: not isinstance(effect, SwitchJob)):  # what takes longest first
             await self._publish(effect, group)
         if others:

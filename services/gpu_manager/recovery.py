@@ -214,6 +214,7 @@ def _departed(entry: LedgerEntry) -> SeatPod:
 def recover(node: NodeState, known: Recovered, now: Now) -> None:
     """Fill the state; from then on the board decides."""
     node.epoch = max(node.epoch, known.ledger.epoch, known.reply.highest_epoch)
+    node.seq = max(node.seq, known.ledger.seq)
     node.move_seconds = known.ledger.move_seconds
     entries = {entry.seat: entry for entry in known.ledger.seats}
     evidence = {(seat.seat, seat.pod_uid): seat for seat in known.reply.seats}
@@ -360,7 +361,14 @@ def ledger(node: NodeState, boot: str) -> Ledger:
     """What must survive a restart."""
     routers = {instance: incarnation for instance, (incarnation, _) in sorted(node.routers.present.items())}
     seats = tuple(_entry(seat, seat.pod) for seat in node.seats.values() if seat.pod is not None)
-    return Ledger(boot_id=boot, epoch=node.epoch, seats=seats, routers=routers, move_seconds=node.move_seconds)
+    return Ledger(
+        boot_id=boot,
+        epoch=node.epoch,
+        seq=node.seq,
+        seats=seats,
+        routers=routers,
+        move_seconds=node.move_seconds,
+    )
 
 
 def _entry(seat: ManagedSeat, pod: SeatPod) -> LedgerEntry:

@@ -675,7 +675,7 @@ class NodeState:
         last_call_at: float | None = None,
     ) -> None:
         """Publish an event about a seat as it is now."""
-        self.seq = max(self.seq + 1, int(float(now.unix) * 1_000_000))  # above all, also those before a restart
+        self.seq = max(self.seq + 1, int(float(now.unix) * 1_000_000))
         pod = seat.pod
         self.effects.append(
             kind(

@@ -88,6 +88,36 @@ def test_a_job_that_ended_meanwhile_is_known_by_its_evidence(world: World) -> No
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
 
 
+@pytest.mark.parametrize("hours", [0, -1])
+def test_events_and_roster_rows_after_a_restart_are_newer_than_those_before(world: World, hours: int) -> None:
+    """Also with the clock set back: routers drop what is older within the epoch of a seat."""
+    a, b = world.fill("a", "b")
+    before = world.events(b)[-1]
+    rows = [world.node.record(world.managed(seat), world.now).seq for seat in (a, b)]
+    world.unix_offset = hours * 3600.0
+
+    restart(world)
+
+    assert world.managed(b).epoch == before.epoch
+    assert all(
+        world.node.record(world.managed(seat), world.now).seq >= row for seat, row in zip((a, b), rows, strict=True)
+    )
+    world.node.emit(world.managed(b), SeatActivated, world.now)
+    after = world.node.effects[-1]
+    assert isinstance(after, SeatActivated)
+    assert (after.epoch, after.seq) > (before.epoch, before.seq)
+
+
+def test_a_ledger_without_seq_counts_from_the_clock(world: World) -> None:
+    world.fill("a", "b")
+
+    restart(world, ledger=recovery.ledger(world.node, "boot").model_copy(update={"seq": 0}))
+    world.receive(BusChanged(True))
+    world.node.emit(world.managed(world.seat(0, 0)), SeatActivated, world.now)
+
+    assert world.node.seq == int(world.now.unix * 1_000_000)
+
+
 def test_a_lost_ledger_loses_no_seat(world: World) -> None:
     a, b = world.fill("a", "b")
 

@@ -82,6 +82,8 @@ class World:
     pods: dict[str, SeatPod] = field(default_factory=dict)
     calls: dict[str, StartCall] = field(default_factory=dict)
     started: int = 0
+    unix_offset: float = 0.0
+    """By how much the clock of the machine was set, in seconds."""
     routers: dict[str, str] = field(default_factory=dict)
     retargeted: dict[str, SeatTarget | None] = field(default_factory=dict)
     """By op: the seat that the checkpointer activates instead of the one that the job names."""
@@ -102,7 +104,7 @@ class World:
 
     @property
     def now(self) -> Now:
-        return Now(wall=self.wall, model=self.wall, unix=1.8e9 + self.wall)
+        return Now(wall=self.wall, model=self.wall, unix=1.8e9 + self.unix_offset + self.wall)
 
     def receive(self, message: object) -> list[object]:
         effects: list[object] = list(self.board.handle(message, self.now))

@@ -1,0 +1,219 @@
+"""The ledger on a full, a failing and a damaging disk: it is the state before or after, never another one."""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from kybernate.bus.port import BusError
+from kybernate.envelope import Message
+from kybernate.messages import AskJobs, CommandReply, JobReply, PinSeat
+from kybernate.seat import SeatState as S
+from services.gpu_manager.inputs import PodsSeen, StartCall, StartCalls, UnixTime
+from services.gpu_manager.ledger import Durable, Ledger, LedgerEntry, LedgerFile
+from services.gpu_manager.manager import Manager
+from services.gpu_manager.seat_pod import Owners
+from tests.manager.test_manager import look, running, taken
+from tests.manager.world import World
+from tests.until import until
+
+
+def ledger(epoch: int) -> Ledger:
+    seats = tuple(
+        LedgerEntry(
+            seat=f"1x-742563.s{number:02}",
+            state=S.PARKED if number else S.ACTIVE,
+            epoch=epoch + number,
+            lease=not number,
+            pod=f"default/m{number}",
+            pod_uid=f"u-{number}",
+            annotations={"kyb.ai/model": f"m{number}"},
+            gpus=("GPU-0",),
+            durable=Durable(container_id=f"containerd://{number}", ticket=f"call-{epoch}"),
+        )
+        for number in range(3)
+    )
+    return Ledger(boot_id="b", epoch=epoch, seq=1_800_000_000_000_000 + epoch, seats=seats)
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from services.gpu_manager.ledger import LedgerFile
+from tests.manager.test_ledger import ledger
+
+path, kept, room = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+file = LedgerFile(path)
+for epoch in range(1, kept + 1):
+    file.write(ledger(epoch), durable=True)
+size = path.stat().st_size if path.exists() else 0
+new = LedgerFile(path) if sys.argv[4] == "begin" else file
+before = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (room if new is not file else size + room, before[1]))
+try:
+    new.write(ledger(50), durable=True)
+    print("durable")
+except OSError:
+    print("raised")
+resource.setrlimit(resource.RLIMIT_FSIZE, before)
+print(LedgerFile(path).read().epoch, path.stat().st_size == size)
+new.write(ledger(60), durable=True)
+print(LedgerFile(path).read().epoch)
+"""
+"""A disk with room for a part of a record only, made by the limit for the size of files; then there is room again."""
+
+
+@pytest.mark.parametrize("room", [0, 300])
+@pytest.mark.parametrize("how", ["append", "begin"])
+def test_a_record_that_a_full_disk_takes_in_part_is_no_record(tmp_path: Path, how: str, room: int) -> None:
+    command = [sys.executable, "-c", FULL, str(tmp_path / "ledger"), "3", str(room), how]
+
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+
+    assert said == ["raised", "3", "True", "60"], "the ledger is as before, and goes on once there is room"
+
+
+def test_a_part_of_a_record_is_cut_off_before_the_write_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = LedgerFile(tmp_path / "ledger")
+    file.write(ledger(1), durable=True)
+    good, write = (tmp_path / "ledger").read_bytes(), os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda handle, data: write(handle, data[: len(data) // 2]))
+        with pytest.raises(OSError, match="No space left"):
+            file.write(ledger(2), durable=True)
+
+    assert (tmp_path / "ledger").read_bytes() == good
+
+
+def test_a_failed_fsync_is_not_made_good_by_a_second_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an fsync that failed the kernel may drop the pages and report success to the next one."""
+    file = LedgerFile(tmp_path / "ledger")
+    file.write(ledger(1), durable=True)
+    inode = (tmp_path / "ledger").stat().st_ino
+
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            file.write(ledger(2), durable=True)
+    file.write(ledger(2), durable=True)
+
+    assert (tmp_path / "ledger").stat().st_ino != inode, "written anew as a whole"
+    assert LedgerFile(tmp_path / "ledger").read() == ledger(2)
+
+
+def test_a_durable_record_is_synced_before_the_write_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, synced = tmp_path / "ledger", []
+    fsync, fdatasync = os.fsync, os.fdatasync
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (synced.append(os.readlink(f"/proc/self/fd/{handle}")), fsync(handle))
+    )
+    monkeypatch.setattr(os, "fdatasync", lambda handle: (synced.append(os.fstat(handle).st_size), fdatasync(handle)))
+    file = LedgerFile(path)
+
+    file.write(ledger(1), durable=False)
+    assert len(synced) == 2, "the new file and then its folder"
+    assert synced[0] != str(path), "before it takes the old one's place"
+    assert synced[1] == str(tmp_path)
+    file.write(ledger(2), durable=False)
+    assert len(synced) == 2
+    file.write(ledger(2), durable=True)
+
+    assert synced[2:] == [path.stat().st_size]
+
+
+def test_a_damaged_ledger_is_read_as_the_state_before_or_after_or_not_at_all(tmp_path: Path) -> None:
+    path, chance = tmp_path / "ledger", random.Random(12)
+    file = LedgerFile(path)
+    for epoch in (1, 2):
+        file.write(ledger(epoch), durable=False)
+    whole = path.read_bytes()
+    last = whole.index(b"\n") + 1
+    flips = [{chance.randrange(last * 8, len(whole) * 8)} for _ in range(3000)]
+    flips += [{chance.randrange(len(whole) * 8) for _ in range(chance.randint(1, 6))} for _ in range(1000)]
+    found = []
+    for bits in flips:
+        data = bytearray(whole)
+        for bit in bits:
+            data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        found.append(LedgerFile(path).read())
+
+    assert all(one in (ledger(1), ledger(2)) for one in found[:3000])
+    assert all(one in (ledger(1), ledger(2), Ledger()) for one in found)
+
+
+def test_a_ledger_without_checksums_is_read(tmp_path: Path) -> None:
+    old = ledger(7).model_dump(mode="json", exclude={"seq"})
+    lines = [json.dumps(old | {"epoch": epoch}, separators=(",", ":")) for epoch in (6, 7)]
+    (tmp_path / "ledger").write_text("\n".join([*lines, lines[1][:200]]))
+
+    found = LedgerFile(tmp_path / "ledger").read()
+
+    assert (found.epoch, found.seq, found.seats) == (7, 0, ledger(7).seats)
+
+
+def test_a_manager_of_before_reads_the_ledger_of_today(tmp_path: Path) -> None:
+    file = LedgerFile(tmp_path / "ledger")
+    file.write(ledger(3), durable=True)
+
+    assert Ledger.model_validate_json((tmp_path / "ledger").read_bytes()) == ledger(3)
+
+
+@asynccontextmanager
+async def with_a_full_disk(folder: Path) -> AsyncIterator[tuple[Manager, str]]:
+    """A manager and a seat that a pod waits for; from now on no record can be written."""
+    world = World()
+    seat = world.seat(0, 0)
+
+    async def ask(job: Message) -> JobReply:
+        assert isinstance(job, AskJobs)
+        return look(job, "gone")
+
+    async def owners(_: object = ()) -> Owners:
+        return world.owners()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with running(world, folder, ask, taken) as manager:
+        await until(
+            lambda: manager.node.recovered and manager.node.seats[seat].state is S.FREE,
+            what="the seat of the deleted pod is free",
+        )
+        world.boot()
+        world.pod(seat, "a")
+        manager.pods.seats = owners  # type: ignore[method-assign]
+        await manager.receive(PodsSeen(world.owners()))
+        await until(lambda: manager.node.seats[seat].pod is not None, what="the pod owns the seat")
+        manager.ledger.write = full  # type: ignore[method-assign]
+        yield manager, seat
+
+
+async def test_a_ticket_that_the_ledger_could_not_record_is_not_published(tmp_path: Path) -> None:
+    async with with_a_full_disk(tmp_path) as (manager, seat):
+        unix = manager.now().unix
+        await manager.receive(StartCalls({seat: StartCall("call-1", unix, UnixTime(unix + 25))}))
+        await until(lambda: manager.node.seats[seat].state is S.STARTING, what="the board gave a ticket")
+        await asyncio.sleep(0.1)
+
+        assert not list(tmp_path.rglob("ticket.json"))
+
+
+async def test_a_pin_that_the_ledger_could_not_record_is_not_confirmed(tmp_path: Path) -> None:
+    async with with_a_full_disk(tmp_path) as (manager, seat):
+        pin = PinSeat(cause="c", node="n1", seat=seat, actor="me")
+
+        with pytest.raises(BusError):
+            await manager.bus.request(pin, CommandReply, timeout=1.0)
+
+        assert manager.node.seats[seat].durable.pinned, "the board took it, and ended with its manager"
