@@ -221,7 +221,7 @@ def in_the_way(node: NodeState, group: Group) -> list[ManagedSeat]:
 
 
 def switch_in_the_way(node: NodeState, group: Group) -> GroupSwitch | None:
-    """A switch of another group that holds a GPU of this one until it ends, whoever has the lease meanwhile."""
+    """A switch of another group that holds a GPU of this one until it ends, also while no seat has the lease."""
     gpus = {gpu.uuid for gpu in group.gpus}
     for switch in node.switches.values():
         other = node.groups.get(switch.group)

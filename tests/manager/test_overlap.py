@@ -118,7 +118,7 @@ def pair_switches(node: World) -> tuple[str, str]:
     return incoming, victim
 
 
-def test_a_switch_keeps_its_gpus_while_nobody_has_the_lease(node: World) -> None:
+def test_a_switch_keeps_its_gpus_while_no_seat_has_the_lease(node: World) -> None:
     incoming, victim = pair_switches(node)
     job = node.job()
     node.exit(victim)
