@@ -195,17 +195,23 @@ async def with_a_full_disk(folder: Path) -> AsyncIterator[tuple[Manager, str]]:
         manager.pods.seats = owners  # type: ignore[method-assign]
         await manager.receive(PodsSeen(world.owners()))
         await until(lambda: manager.node.seats[seat].pod is not None, what="the pod owns the seat")
+        assert runs()
         manager.ledger.write = full  # type: ignore[method-assign]
         yield manager, seat
+
+
+def runs() -> bool:
+    """Whether the manager's task goes on."""
+    return any(getattr(task.get_coro(), "__qualname__", "") == "Manager.run" for task in asyncio.all_tasks())
 
 
 async def test_a_ticket_that_the_ledger_could_not_record_is_not_published(tmp_path: Path) -> None:
     async with with_a_full_disk(tmp_path) as (manager, seat):
         unix = manager.now().unix
         await manager.receive(StartCalls({seat: StartCall("call-1", unix, UnixTime(unix + 25))}))
-        await until(lambda: manager.node.seats[seat].state is S.STARTING, what="the board gave a ticket")
-        await asyncio.sleep(0.1)
+        await until(lambda: not runs(), what="the manager has ended")
 
+        assert manager.node.seats[seat].state is S.STARTING, "the board gave a ticket"
         assert not list(tmp_path.rglob("ticket.json"))
 
 
@@ -216,4 +222,5 @@ async def test_a_pin_that_the_ledger_could_not_record_is_not_confirmed(tmp_path:
         with pytest.raises(BusError):
             await manager.bus.request(pin, CommandReply, timeout=1.0)
 
-        assert manager.node.seats[seat].durable.pinned, "the board took it, and ended with its manager"
+        assert manager.node.seats[seat].durable.pinned, "the board took it"
+        assert not runs(), "and ended with its manager"
