@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Generic, Self, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel
 
@@ -91,3 +92,33 @@ async def answer(
         get_logger().error("request.failed", subject=subject, cause=message.cause, error=repr(error), exc_info=error)
         return None
     return reply.model_dump_json(exclude_none=True).encode()
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None], *, name: str) -> AsyncIterator[None]:
+    """Run ``work`` until the context ends; if it ends earlier, the context raises RuntimeError.
+
+    A service that answers nobody must not stay up: the error ends its process, which is started again.
+    """
+    host = asyncio.current_task()
+    assert host is not None
+    failed = False
+
+    def end(_: object) -> None:
+        nonlocal failed
+        failed = True
+        host.cancel()
+
+    worker = asyncio.create_task(work, name=name)
+    worker.add_done_callback(end)
+    try:
+        try:
+            yield
+        finally:
+            worker.remove_done_callback(end)
+            worker.cancel()
+            await asyncio.wait([worker])
+    except asyncio.CancelledError:
+        if not failed or host.uncancel() > 0:
+            raise
+        raise RuntimeError(f"{name} ended") from (None if worker.cancelled() else worker.exception())

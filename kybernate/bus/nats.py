@@ -3,7 +3,6 @@
 Entering ``NatsBus(...).opened()`` returns at once, so that a service can serve its health while the server is away.
 """
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,7 +14,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from pydantic import BaseModel, ValidationError
 
 from kybernate.bus.credentials import ANY_INBOX, NO_CREDENTIALS, Credentials
-from kybernate.bus.inbox import Inbox, answer, merged, read
+from kybernate.bus.inbox import Inbox, answer, beside, merged, read
 from kybernate.bus.nats_bucket import NatsBucket
 from kybernate.bus.nats_connection import NatsConnection
 from kybernate.bus.nats_link import failures
@@ -99,6 +98,8 @@ class NatsBus(NatsConnection):
     ) -> AsyncIterator[None]:
         """Answer requests on this pattern, one at a time, until the context ends.
 
+        The context raises RuntimeError when answering ends before it.
+
         Messages whose reply subject is not an inbox are ignored: the answer would be published with this process'
         rights, and JetStream publishes its own answers to any subject that its client names, also to this one.
         """
@@ -123,13 +124,8 @@ class NatsBus(NatsConnection):
                 except BusError as error:
                     get_logger().warning("answer.unsent", subject=msg.subject, error=str(error))
 
-        worker = asyncio.create_task(work(), name=f"serve {pattern.subject}")
-        try:
-            async with self.route(pattern.subject, receive):
-                yield
-        finally:
-            worker.cancel()
-            await asyncio.wait([worker])
+        async with beside(work(), name=f"serve {pattern.subject}"), self.route(pattern.subject, receive):
+            yield
 
     async def replay(self, *, after_id: str | None = None) -> AsyncIterator[Message]:
         """Stored events, oldest first, after the one with this id; ends at the present.

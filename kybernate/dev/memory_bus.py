@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from kybernate.bus.inbox import Inbox, answer, read
+from kybernate.bus.inbox import Inbox, answer, beside, read
 from kybernate.bus.port import (
     BUCKETS,
     Bucket,
@@ -197,7 +197,8 @@ class MemoryBus:
     async def serve(
         self, pattern: Pattern[Message], handler: Callable[[Message], Awaitable[BaseModel]]
     ) -> AsyncIterator[None]:
-        """Answer requests on this pattern, one at a time, until the context ends."""
+        """Answer requests on this pattern, one at a time, until the context ends. It raises RuntimeError when that
+        stops."""
         inbox: Inbox[_Request] = Inbox()
 
         async def work() -> None:
@@ -208,13 +209,11 @@ class MemoryBus:
 
         row = (self, pattern, inbox)
         self.server.handlers.append(row)
-        worker = asyncio.create_task(work(), name=f"serve {pattern.subject}")
         try:
-            yield
+            async with beside(work(), name=f"serve {pattern.subject}"):
+                yield
         finally:
             self.server.handlers.remove(row)
-            worker.cancel()
-            await asyncio.wait([worker])
 
     async def replay(self, *, after_id: str | None = None) -> AsyncIterator[Message]:
         """Stored events, oldest first, after the one with this id; ends at the present."""

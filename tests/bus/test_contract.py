@@ -179,6 +179,32 @@ async def test_a_handler_that_raises_ends_no_other_request(world: World) -> None
         assert (await bus.request(good, CommandReply, timeout=5)).accepted
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_service_that_no_longer_answers_ends_instead_of_staying_silent(world: World, cancelled: bool) -> None:
+    async def broken(_: Message) -> CommandReply:
+        if cancelled:
+            raise asyncio.CancelledError
+        return None  # type: ignore[return-value]
+
+    async def serve() -> None:
+        async with world.client() as bus, bus.serve(ActivateSeat.pattern(), broken):
+            serving.set()
+            await asyncio.Event().wait()
+
+    serving = asyncio.Event()
+    service = asyncio.create_task(serve())
+    await within(serving.wait())
+    async with world.client() as bus:
+        with pytest.raises(NoAnswerError):
+            await bus.request(ActivateSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=0.2)
+    done, _ = await asyncio.wait([service], timeout=5)
+    if not done:
+        service.cancel()
+    assert done, "the service goes on and answers nobody"
+    with pytest.raises(RuntimeError, match=r"serve kyb\.v1\.cmd"):
+        await service
+
+
 async def test_nothing_is_sent_later_after_an_outage(world: World) -> None:
     changes: list[bool] = []
     async with world.client() as sender, world.client() as reader, reader.subscribe(SeatEvent.pattern()) as got:
