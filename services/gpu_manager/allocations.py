@@ -5,12 +5,9 @@ from kybernate.seat import SeatState, Trigger
 from services.gpu_manager import arbiter, switch, view
 from services.gpu_manager.inputs import EndingAnswered, JobsReported, Now, StartCall
 from services.gpu_manager.seat_pod import Owners, SeatPod
-from services.gpu_manager.state import ManagedSeat, NodeState
+from services.gpu_manager.state import START_DEADLINE_SECONDS, ManagedSeat, NodeState
 
 S, T = SeatState, Trigger
-
-START_DEADLINE_SECONDS = 270.0
-"""Wall: a runtime may take two minutes each to create and to start a container."""
 
 CLEARED = {"active": T.CLEARED_ACTIVE, "parked": T.CLEARED_PARKED}
 """How quarantine ends, by the driver's report; without a process it ends in any case."""

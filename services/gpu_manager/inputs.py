@@ -153,6 +153,17 @@ class JobsReported:
 
 
 @dataclass(frozen=True, slots=True)
+class SeatTicket:
+    """The last ticket in a seat's folder, taken or not."""
+
+    seat: str
+    call: str
+    pod_uid: str
+    epoch: int
+    age_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveryBegun:
     """A manager has started and read its ledger and the pods; the checkpointer's evidence is still missing."""
 
@@ -167,6 +178,8 @@ class Recovered:
     owners: Owners
     ledger: Ledger
     reply: JobReply
+    tickets: tuple[SeatTicket, ...] = ()
+    """Those that the ledger did not know."""
 
 
 @dataclass(frozen=True, slots=True)

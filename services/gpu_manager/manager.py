@@ -314,7 +314,9 @@ class Manager:
             try:
                 owners = await self.pods.seats()
                 began = self.clock.wall()
-                effects = self.board.handle(RecoveryBegun(owners, ledger), self.now())
+                tickets = recovery.open_tickets(ledger, owners, self.gate.tickets(self.node.seats))
+                known = recovery.with_tickets(ledger, tickets)
+                effects = self.board.handle(RecoveryBegun(owners, known), self.now())
                 question = next(effect for effect in effects if isinstance(effect, AskJobs))
                 reply = await self.jobs.ask(question, timeout)
                 break
@@ -323,7 +325,7 @@ class Manager:
                     timeout = min(timeout * 2, LONGEST_SECONDS)
                 log.info("manager.waits", error=str(error) or repr(error))
                 await asyncio.sleep(0.25)
-        recovered = Recovered(owners, ledger, reply)
+        recovered = Recovered(owners, known, reply, tickets)
         await self._carry_out(self.board.handle(recovered, self.now()), None, group)
         self.roster.all_changed()
         log.info("manager.recovered", seats=len(owners.pods), jobs=len(reply.jobs), epoch=self.node.epoch)

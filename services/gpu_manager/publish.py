@@ -11,6 +11,7 @@ are the wishes for groups that the plugin grants at the next fitting pod (``kybe
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from kybernate.node import wishes
 from kybernate.roster import BUCKET, seat_key
 from kybernate.seat import SeatState
 from services.gpu_manager import view
-from services.gpu_manager.inputs import DrainAnnounced, Now, StartCall, StartTicket, UnixTime
+from services.gpu_manager.inputs import DrainAnnounced, Now, SeatTicket, StartCall, StartTicket, UnixTime
 from services.gpu_manager.state import NodeState
 
 log = get_logger()
@@ -171,6 +172,22 @@ class GateFiles:
                 if taken.get("call") != call.call:
                     waiting[seat] = call
         return waiting
+
+    def tickets(self, seats: Iterable[str]) -> tuple[SeatTicket, ...]:
+        """The last ticket of each seat. The seat folders outlive the ledger."""
+        found = []
+        for seat in seats:
+            for name in ("ticket.json", "ticket.taken.json"):
+                path = self.seats / seat / name
+                data = _read(path)
+                if data is None:
+                    continue
+                with contextlib.suppress(KeyError, TypeError, ValueError, OSError):
+                    age = max(0.0, time.time() - path.stat().st_mtime)
+                    call, pod_uid, epoch = str(data["call"]), str(data["pod_uid"]), int(str(data["epoch"]))
+                    found.append(SeatTicket(seat, call, pod_uid, epoch, age))
+                    break
+        return tuple(found)
 
     def write_ticket(self, ticket: StartTicket) -> None:
         """Open the gate for one call."""

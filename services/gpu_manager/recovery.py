@@ -14,11 +14,12 @@ from kybernate.messages import EVENT_OF_STATE, AskJobs, JobStatus, KillJob, Rele
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager import view
-from services.gpu_manager.inputs import Now, Recovered, RecoveryBegun
+from services.gpu_manager.inputs import Now, Recovered, RecoveryBegun, SeatTicket
 from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry
 from services.gpu_manager.seat_pod import Owners, SeatPod
 from services.gpu_manager.state import (
     FROZEN_STATES,
+    START_DEADLINE_SECONDS,
     Drain,
     GroupSwitch,
     JobExchange,
@@ -211,6 +212,30 @@ def _departed(entry: LedgerEntry) -> SeatPod:
 # --- recovery ---------------------------------------------------------------------------------------------------------
 
 
+def open_tickets(ledger: Ledger, owners: Owners, tickets: tuple[SeatTicket, ...]) -> tuple[SeatTicket, ...]:
+    """The tickets of seats that the ledger does not know and that may still lead to a process: the ledger was lost."""
+    known = {entry.seat for entry in ledger.seats} | {pod.seat for pod in owners.pods if pod.running}
+    return tuple(one for one in tickets if one.seat not in known and one.age_seconds <= START_DEADLINE_SECONDS)
+
+
+def with_tickets(ledger: Ledger, tickets: tuple[SeatTicket, ...]) -> Ledger:
+    """The ledger with an entry for each of these tickets."""
+    entries = tuple(
+        LedgerEntry(
+            seat=ticket.seat,
+            state=S.STARTING,
+            epoch=ticket.epoch,
+            lease=True,
+            pod="",
+            pod_uid=ticket.pod_uid,
+            durable=Durable(ticket=ticket.call),
+        )
+        for ticket in tickets
+    )
+    epoch = max((ledger.epoch, *(ticket.epoch for ticket in tickets)))
+    return ledger.model_copy(update={"seats": (*ledger.seats, *entries), "epoch": epoch})
+
+
 def recover(node: NodeState, known: Recovered, now: Now) -> None:
     """Fill the state; from then on the board decides."""
     node.epoch = max(node.epoch, known.ledger.epoch, known.reply.highest_epoch)
@@ -223,6 +248,10 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
         node.own(seat, pod)
         seat.owner.misses = 0 if (seat.id, pod.uid) in listed else 2
         _recover_seat(node, seat, pod, entry, evidence.get((seat.id, pod.uid)), now)
+    for ticket in known.tickets:
+        seat = node.seats[ticket.seat]
+        given = now.wall + -ticket.age_seconds
+        seat.entered_wall, seat.gate.ticket_given = given, given
     for status in sorted(known.reply.jobs, key=lambda status: status.epoch):  # a seat may be in two: the later counts
         if not status.done:
             _adopt(node, status, entries, now)

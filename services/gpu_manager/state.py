@@ -55,6 +55,8 @@ Effect = (
 )
 """What follows from a message: the shell carries it out once the ledger is written."""
 
+START_DEADLINE_SECONDS = 270.0
+"""Wall: a runtime may take two minutes each to create and to start a container."""
 MOVE_SECONDS = 3.0
 """Model seconds that a move is assumed to cost until the first one was measured."""
 LAST_MOMENT_SECONDS = 0.5

@@ -4,14 +4,19 @@ Seen when kubelet was killed with all its pods: the same seats went to new pods,
 in the name of the one before.
 """
 
+import os
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from kybernate.messages import JobReply
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery
-from services.gpu_manager.inputs import BusChanged, Recovered, StartCalls, StartTicket
+from services.gpu_manager.inputs import BusChanged, Recovered, SeatTicket, StartCalls, StartTicket
+from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.publish import GateFiles
 from services.gpu_manager.seat_pod import SeatPod
 from tests.manager.world import World
 
@@ -205,3 +210,45 @@ def test_an_heir_that_is_deleted_proves_nothing_about_the_pod_that_took_the_tick
     look(world)
     assert world.state(seat) is S.FREE
     assert tickets(world, other)
+
+
+@pytest.mark.parametrize("vanished", [False, True])
+@pytest.mark.parametrize("name", ["ticket.json", "ticket.taken.json"])
+def test_a_start_under_way_survives_the_loss_of_the_ledger(
+    world: World, tmp_path: Path, name: str, *, vanished: bool
+) -> None:
+    seat = starting(world)
+    other = rival(world)
+    (ticket,) = tickets(world, seat)
+    gate = GateFiles(tmp_path)
+    (tmp_path / "seats" / seat).mkdir(parents=True)
+    gate.write_ticket(ticket)
+    written = tmp_path / "seats" / seat / "ticket.json"
+    written.rename(written.with_name(name))
+    os.utime(written.with_name(name), (time.time() - 100, time.time() - 100))
+    if vanished:
+        del world.pods[seat]
+    found = recovery.open_tickets(Ledger(), world.owners(), gate.tickets(world.node.seats))
+    ledger = recovery.with_tickets(Ledger(), found)
+
+    world.board = world.new_board()
+    world.receive(BusChanged(True))
+    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True), found))
+    world.receive(StartCalls(dict(world.calls)))
+    world.tick(160)
+    look(world)
+    assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING if vanished else S.STARTING, True)
+    assert len(tickets(world, other)) == 0
+
+    world.tick(10)
+    look(world)
+    assert not world.managed(seat).lease
+    assert tickets(world, other)
+
+
+def test_an_old_ticket_or_one_whose_container_runs_holds_nothing(world: World) -> None:
+    seat = world.seat(0, 0)
+    world.serve(seat, "a")
+    found = (SeatTicket(seat, "call-1", "uid-a", 1, 10.0), SeatTicket(world.seat(0, 1), "call-2", "uid-b", 2, 271.0))
+
+    assert recovery.open_tickets(Ledger(), world.owners(), found) == ()
