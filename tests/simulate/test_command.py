@@ -8,6 +8,8 @@ import pytest
 
 from kybernate.cli import main
 from kybernate.lab.cli.simulate_report import _finite
+from kybernate.seat import SeatState
+from services.gpu_manager.ledger import Costs, Durable, Ledger, LedgerEntry, LedgerFile
 
 
 @pytest.fixture
@@ -77,10 +79,18 @@ def test_only_some_models_of_a_trace(trace: Path, capsys: pytest.CaptureFixture[
 
 
 def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    ledger = tmp_path / "ledger.json"
-    seat = {"seat": "g0-0", "annotations": {"kyb.ai/model": "chat"}, "vram_bytes": 10**10}
-    ledger.write_text(json.dumps({"seats": [{**seat, "park_seconds": 2.0, "activate_seconds": 1.0}]}))
-    code, out, _ = kyb(capsys, trace, "--measured", ledger, "--json", "-", "--policy", "exhaustive")
+    path = tmp_path / "ledger"
+    costs = Costs(park_seconds=2.0, activate_seconds=1.0)
+    entry = LedgerEntry(
+        seat="g0-0", state=SeatState.PARKED, epoch=1, lease=False, pod="default/a", pod_uid="a",
+        annotations={"kyb.ai/model": "chat"}, durable=Durable(vram_bytes=10**10, costs=costs),
+    )  # fmt: skip
+    file = LedgerFile(path)
+    for epoch in (1, 2):
+        file.write(Ledger(boot_id="b", epoch=epoch, seats=(entry,)), durable=False)
+    with path.open("a") as ledger:
+        ledger.write('{"torn')
+    code, out, _ = kyb(capsys, trace, "--measured", path, "--json", "-", "--policy", "exhaustive")
     assert code == 0
     assert json.loads(out)["policies"][0]["switches_per_hour"] > 0
 

@@ -142,11 +142,18 @@ def _costs(inputs: Inputs) -> "tuple[Cost, dict[str, tuple[float, float]]]":
 
 
 def _ledger(path: Path) -> list[dict[str, Any]]:
+    """The seats of the last whole line of a manager's ledger, each with its learned costs beside its own fields."""
     try:
-        seats = json.loads(path.read_text(encoding="utf-8")).get("seats", [])
-    except (OSError, ValueError, AttributeError) as error:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
         raise CliError(f"{path}: no ledger of a GPU manager ({error})", 2) from None
-    return [seat for seat in seats if isinstance(seat, dict)]
+    for line in reversed(lines):
+        try:
+            seats = json.loads(line)["seats"]
+            return [{**seat, **(durable := seat.get("durable", {})), **durable.get("costs", {})} for seat in seats]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue  # torn by a crash, as the manager skips it
+    raise CliError(f"{path}: no ledger of a GPU manager (no line has seats)", 2)
 
 
 def _tiers(inputs: Inputs) -> dict[str, tuple[str, float, float, float]]:
