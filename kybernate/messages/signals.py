@@ -55,7 +55,7 @@ class Presence(Message):
     instance: str
     """Stable name, e.g. ``router-0``."""
     incarnation: str
-    """New at each start; a new incarnation replaces the old one of the same instance at once."""
+    """New at each start. A manager waits for each incarnation of a router until its presence expires."""
     node: str | None = None
     url: str | None = None
     """Where it answers HTTP."""

@@ -173,16 +173,16 @@ PERMIT_SECONDS = 1.5
 
 @dataclass
 class Routers:
-    """Present routers by instance, and their acknowledgements by seat.
+    """Present routers by instance and incarnation, and their acknowledgements by seat.
 
     Drained means that every router that may still forward has acknowledged that it does not. A router that fell silent
     proves nothing: it counts until its presence has expired, and by then it has stopped by its own clock.
     """
 
-    present: dict[str, tuple[str, WallTime]] = field(default_factory=dict)
-    """Instance → (incarnation, when it counts as dead)."""
-    acks: dict[str, dict[str, DrainAck]] = field(default_factory=dict)
-    """Seat → instance → its last acknowledgement."""
+    present: dict[tuple[str, str], WallTime] = field(default_factory=dict)
+    """(instance, incarnation) → when it counts as dead. Two routers with one instance name are both waited for."""
+    acks: dict[str, dict[tuple[str, str], DrainAck]] = field(default_factory=dict)
+    """Seat → (instance, incarnation) → its last acknowledgement."""
     settled_at: WallTime = WallTime(0.0)
     """The list of routers may be incomplete until then."""
     permitted_until: WallTime = WallTime(0.0)
@@ -197,13 +197,13 @@ class Routers:
         return now.wall >= self.settled_at
 
     def update(self, presence: Presence, now: Now) -> None:
-        """A router is alive; a new incarnation replaces the old one, whose requests died with it."""
-        self.present[presence.instance] = (presence.incarnation, now.wall + DEAD_AFTER_SECONDS)
+        """A router is alive. Its incarnation before counts until it expires: it may be another router of that name."""
+        self.present[presence.instance, presence.incarnation] = now.wall + DEAD_AFTER_SECONDS
 
-    def remember(self, known: dict[str, str], now: Now) -> None:
+    def remember(self, known: Iterable[tuple[str, str]], now: Now) -> None:
         """Routers that the previous manager knew: present until their next presence or until they expire."""
-        for instance, incarnation in known.items():
-            self.present.setdefault(instance, (incarnation, now.wall + DEAD_AFTER_SECONDS))
+        for router in known:
+            self.present.setdefault(router, now.wall + DEAD_AFTER_SECONDS)
 
     def permit(self, now: Now) -> None:
         """A router got the active seats over HTTP."""
@@ -211,12 +211,12 @@ class Routers:
 
     def expire(self, now: Now) -> None:
         """Drop routers that fell silent."""
-        for instance in [name for name, (_, dead_at) in self.present.items() if dead_at <= now.wall]:
-            del self.present[instance]
+        for router in [router for router, dead_at in self.present.items() if dead_at <= now.wall]:
+            del self.present[router]
 
     def acknowledge(self, ack: DrainAck) -> None:
         """Keep a router's acknowledgement of a draining seat."""
-        self.acks.setdefault(ack.seat, {})[ack.instance] = ack
+        self.acks.setdefault(ack.seat, {})[ack.instance, ack.incarnation] = ack
 
     def forget(self, seat: str) -> None:
         """The seat does not drain any more."""
@@ -230,9 +230,9 @@ class Routers:
         if not self.settled(now) or now.wall < self.permitted_until:
             return False
         acks = self.acks.get(seat, {})
-        for instance, (incarnation, _) in self.present.items():
-            ack = acks.get(instance)
-            if ack is None or ack.epoch != epoch or ack.incarnation != incarnation:
+        for router in self.present:
+            ack = acks.get(router)
+            if ack is None or ack.epoch != epoch:
                 return False
             if ack.in_flight and not (frozen and ack.permits == 0):
                 return False

@@ -113,6 +113,8 @@ class Ledger(BaseModel):
     seats: tuple[LedgerEntry, ...] = ()
     routers: dict[str, str] = Field(default_factory=dict)
     """Present routers, instance → incarnation: a successor must not forget one that is off the bus."""
+    more_routers: tuple[tuple[str, str], ...] = ()
+    """(instance, incarnation) of present routers whose instance ``routers`` has with another incarnation."""
     move_seconds: float = 3.0
     """Learned: what activating a seat on another group costs beyond activating it."""
 

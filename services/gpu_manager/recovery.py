@@ -260,7 +260,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
             seat.durable.freeze = Freeze()
     _quarantine_conflicts(node)  # after that: both seats of a switch seem to live while it is under way
     _publish(node, entries, now)
-    node.routers.remember(known.ledger.routers, now)
+    node.routers.remember((*known.ledger.routers.items(), *known.ledger.more_routers), now)
     node.routers.unsettle(now)
     node.recovered = True
 
@@ -388,7 +388,8 @@ def _publish(node: NodeState, entries: dict[str, LedgerEntry], now: Now) -> None
 
 def ledger(node: NodeState, boot: str) -> Ledger:
     """What must survive a restart."""
-    routers = {instance: incarnation for instance, (incarnation, _) in sorted(node.routers.present.items())}
+    present = sorted(node.routers.present)
+    routers = dict(present)
     seats = tuple(_entry(seat, seat.pod) for seat in node.seats.values() if seat.pod is not None)
     return Ledger(
         boot_id=boot,
@@ -396,6 +397,7 @@ def ledger(node: NodeState, boot: str) -> Ledger:
         seq=node.seq,
         seats=seats,
         routers=routers,
+        more_routers=tuple(router for router in present if routers[router[0]] != router[1]),
         move_seconds=node.move_seconds,
     )
 

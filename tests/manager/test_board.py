@@ -20,6 +20,7 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.seat import SeatState as S
+from services.gpu_manager import recovery
 from services.gpu_manager.inputs import BusChanged, JobAnswered, PodsSeen, RouterAskedOverHttp, StartCalls, StartTicket
 from services.gpu_manager.seat_pod import Owners
 from tests.manager.world import World, make_group, status
@@ -117,6 +118,22 @@ def test_an_incomplete_drain_is_no_drain(world: World, gap: str) -> None:
     world.idle(b)
 
     assert world.state(b) is S.DRAINING
+
+
+def test_two_routers_of_one_name_are_both_waited_for_also_by_the_next_manager(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.router("router-1", "x")
+    world.router("router-1", "y")
+    world.traffic(a, waiting=1)
+    world.ack(b, router="router-1")  # "y" of them
+    world.quiet(b)
+    assert world.state(b) is S.DRAINING, "the other router-1 may still forward"
+    kept = recovery.ledger(world.board.node, "")
+    assert {*kept.routers.items(), *kept.more_routers} >= {("router-1", "x"), ("router-1", "y")}
+    world.routers["router-1"] = "x"
+    world.ack(b, router="router-1")
+    world.idle(b)
+    assert world.state(b) is S.PARKING
 
 
 def test_a_router_that_fell_silent_counts_until_its_presence_expires(world: World) -> None:
