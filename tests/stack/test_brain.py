@@ -17,7 +17,7 @@ CONFIG = """
 profiles:
   - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 3}
 policy: {name: kyb-balanced, settings: {freezeRatio: 0.001, minVisitSeconds: 0}}
-shadow: {name: longest-queue}
+shadow: {name: exhaustive}
 tiers: {patient: {stallBudgetSeconds: 600}}
 """
 POD = """---
@@ -75,7 +75,7 @@ async def test_an_answer_is_frozen_for_others_and_goes_on_and_what_was_decided_r
     assert (seat["tier"], seat["slo_seconds"], seat["stall_budget_seconds"]) == ("patient", 5.0, 600.0)
     assert node["errors"] == 0
     assert node["shadow"]["groups"][0]["same"] > 0
-    assert any("longest-queue" in line for line in why_lines([node], shadow=True))
+    assert any("exhaustive" in line for line in why_lines([node], shadow=True))
 
     result = replay(record.read_text().splitlines())
     assert (result.share, result.different) == (1.0, [])

@@ -21,5 +21,5 @@ def test_without_numba_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     spec = importlib.util.spec_from_file_location("compiled_without_numba", str(module.__file__))
     assert spec is not None
     assert spec.loader is not None
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'kybernate\[simulate\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'kybernate\[lab\]'"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
