@@ -98,7 +98,7 @@ async def answer(
 async def beside(work: Coroutine[Any, Any, None], *, name: str) -> AsyncIterator[None]:
     """Run ``work`` until the context ends; if it ends earlier, the context raises RuntimeError.
 
-    A service that answers nobody must not stay up: the error ends its process, which is started again.
+    A service that no longer answers must not stay up: the error ends its process, which is started again.
     """
     host = asyncio.current_task()
     assert host is not None

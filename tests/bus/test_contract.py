@@ -200,7 +200,7 @@ async def test_a_service_that_no_longer_answers_ends_instead_of_staying_silent(w
     done, _ = await asyncio.wait([service], timeout=5)
     if not done:
         service.cancel()
-    assert done, "the service goes on and answers nobody"
+    assert done, "the service goes on without answering"
     with pytest.raises(RuntimeError, match=r"serve kyb\.v1\.cmd"):
         await service
 

@@ -75,9 +75,9 @@ print(LedgerFile(path).read().epoch)
 def test_a_record_that_a_full_disk_takes_in_part_is_no_record(tmp_path: Path, how: str, room: int) -> None:
     command = [sys.executable, "-c", FULL, str(tmp_path / "ledger"), "3", str(room), how]
 
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()
 
-    assert said == ["raised", "3", "True", "60"], "the ledger is as before, and goes on once there is room"
+    assert printed == ["raised", "3", "True", "60"], "the ledger is as before, and goes on once there is room"
 
 
 def test_a_part_of_a_record_is_cut_off_before_the_write_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
