@@ -87,22 +87,26 @@ async def test_kubelet_is_answered_while_nats_is_down_and_the_events_are_sent_af
                 await until_ready(kubelet, timeout=PATIENCE)
                 seats = sorted(kubelet.devices.endpoints["kyb.ai/gpu-1x-seat"].devices)
                 await allocate(kubelet.options.folder, seats)
-                async with NatsServer(folder / "nats", port=port) as server:
-                    await init(server.url)
-                    async with NatsBus(server.url, source="test", name="test").opened() as bus:
-                        await bus.until_connected()
-                        found: list[str] = []
+                # Streams exist before the plugin can connect: what it sends without them is kept nowhere.
+                async with NatsServer(folder / "nats", port=free_port()) as elsewhere:
+                    await init(elsewhere.url)
+                async with (
+                    NatsServer(folder / "nats", port=port) as server,
+                    NatsBus(server.url, source="test", name="test").opened() as bus,
+                ):
+                    await bus.until_connected()
+                    found: list[str] = []
 
-                        async def allocated() -> list[str]:
-                            kept = [m async for m in bus.replay() if isinstance(m, SeatAllocated)]
-                            return [message.seat for message in kept]
+                    async def allocated() -> list[str]:
+                        kept = [m async for m in bus.replay() if isinstance(m, SeatAllocated)]
+                        return [message.seat for message in kept]
 
-                        while len(found) < len(seats):
-                            found = await allocated()
-                            await asyncio.sleep(0.05)
-                        await allocate(kubelet.options.folder, seats[:1])
-                        while len(found) < len(seats) + 1:
-                            found = await allocated()
-                            await asyncio.sleep(0.05)
-                        assert found == [*seats, seats[0]]
+                    while len(found) < len(seats):
+                        found = await allocated()
+                        await asyncio.sleep(0.05)
+                    await allocate(kubelet.options.folder, seats[:1])
+                    while len(found) < len(seats) + 1:
+                        found = await allocated()
+                        await asyncio.sleep(0.05)
+                    assert found == [*seats, seats[0]]
                 assert logged(log, "plugin.allocation_refused") is None
