@@ -3,7 +3,7 @@ PY := .venv/bin/python
 KYB := .venv/bin/kyb
 TRACES ?= ../shared/data/traces
 
-.PHONY: setup up demo test test-fast test-nightly check bench gpu-bench replay-full lock image compose-test helm-test e2e sim-reference
+.PHONY: setup up demo test test-fast test-nightly mutants explore check bench gpu-bench replay-full lock image compose-test helm-test e2e sim-reference failures
 
 setup:
 	@sh scripts/setup.sh
@@ -24,14 +24,29 @@ test: setup
 
 # Unit and contract tests, at most a minute on two cores: no stack, and few processes besides nats-server.
 FAST := $(wildcard tests/test_*.py) $(addprefix tests/,bus checkpointer config manager plugin policy probe router topology traces webhook)
-SLOW := test_cluster.py test_coexistence.py test_credentials.py test_hazards.py test_missing_gpu.py test_moving.py \
-  test_nats.py test_process.py test_reconfigured.py test_reload.py test_service.py test_worker.py
+SLOW := test_auth.py test_cluster.py test_coexistence.py test_contract.py test_credentials.py test_faults.py test_hazards.py \
+  test_history.py test_missing_gpu.py test_moving.py test_nats.py test_overlap.py test_process.py test_reconfigured.py \
+  test_registration.py test_reload.py test_search.py test_service.py test_snapshots.py test_worker.py
 test-fast: setup
-	@$(PY) -m pytest -q -n 2 --dist loadfile $(addprefix --ignore-glob=*/,$(SLOW)) $(FAST) $(ARGS)
+	@$(PY) -m pytest -q -n 3 --dist loadfile $(addprefix --ignore-glob=*/,$(SLOW)) $(FAST) $(ARGS)
 
-# Property tests with 1,000 examples each instead of 60; hours.
+# Each safety rule is broken once, in memory, and a fast test must notice; minutes. ARGS="--sample 40" or "--only NAME"
+mutants: setup
+	@$(PY) scripts/mutants.py $(ARGS)
+
+# All mutants, a million steps of the exploration, and property tests with 1,000 examples each instead of 60; hours.
 test-nightly: setup
+	$(PY) scripts/mutants.py
+	$(PY) -m tests.exploration --steps 1000000
 	HYPOTHESIS_PROFILE=nightly KYB_TEST_TIME_FACTOR=60 $(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+
+# Random runs of the pure cores in a model of the node, or all interleavings: docs/exploration.md.
+explore: setup
+	@$(PY) -m tests.exploration $(ARGS)
+# Every failure of docs/failures.md on a real stack, about ten minutes; writes what was seen.
+failures: setup
+	KYB_FAILURES=write $(PY) -m pytest -q tests/failures $(ARGS)
+	$(PY) scripts/generate.py
 
 check: setup
 	.venv/bin/ruff format --check .
@@ -40,6 +55,7 @@ check: setup
 	.venv/bin/lint-imports
 	$(PY) scripts/check_imports.py
 	$(PY) scripts/check_language.py
+	$(PY) scripts/mutants.py --check
 	$(PY) scripts/generate.py --check
 	sh scripts/generate_pb.sh --check
 

@@ -3,6 +3,7 @@
 ``docs/config.md`` has the table for users.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from kybernate.sizes import parse_bytes, parse_seconds
 
 PREFIX = "kyb.ai/"
 BACKEND = "kyb.ai/backend"
+MAX_REQUESTS = "kyb.ai/max-requests"
 MODEL = "kyb.ai/model"
 PIN = "kyb.ai/pin"
 PORT = "kyb.ai/port"
@@ -53,6 +55,8 @@ class SeatAnnotations:
 
     backend: str = "cuda"
     """How it is parked."""
+    max_requests: int = 0
+    """Requests that the engine serves at once; 0: learned by the routers."""
     model: str = ""
     """The model that clients request; empty: the pod's name."""
     pin: bool = False
@@ -103,7 +107,7 @@ def tier_problem(tier: str, known: Iterable[str]) -> AnnotationProblem | None:
     return AnnotationProblem(TIER, tier, "is not a tier", remedy)
 
 
-def _port(least: int, most: int) -> Callable[[str], int]:
+def _number(least: int, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
             raise ValueError
@@ -134,11 +138,17 @@ _FLAG = "is neither true nor false", 'write "true" or "false"'
 _SECONDS = 'write seconds, such as "20s" or "500ms"'
 _PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
     BACKEND: ("backend", str, "", ""),
+    MAX_REQUESTS: (
+        "max_requests",
+        _number(1, 1_000_000),
+        "is not a number of requests",
+        'write a number, such as "256"',
+    ),
     MODEL: ("model", str, "", ""),
     PIN: ("pin", _flag, *_FLAG),
-    PORT: ("port", _port(1, 65535), "is not a port", "write a number from 1 to 65535"),
+    PORT: ("port", _number(1, 65535), "is not a port", "write a number from 1 to 65535"),
     PREFER_GROUP: ("prefer_group", str, "", ""),
-    PROBE_PORT: ("probe_port", _port(1024, 65000), "is not a port", "write a number from 1024 to 65000"),
+    PROBE_PORT: ("probe_port", _number(1024, 65000), "is not a port", "write a number from 1024 to 65000"),
     REBALANCE: ("rebalance", _flag, *_FLAG),
     SLO: ("slo_seconds", _slo, "is not a duration above 0", _SECONDS),
     STALL_BUDGET: ("stall_budget_seconds", parse_seconds, "is not a duration", _SECONDS),
@@ -148,3 +158,19 @@ _PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
 """By name: field, parser (ValueError: the value cannot be used), what is wrong then, remedy."""
 
 NAMES = tuple(_PARSERS)
+
+_SLOTS_OPTION = re.compile(
+    r"(?:^|\s)(?:--max-num-seqs|--max-running-requests|--max-concurrent-requests|--max_batch_size|--parallel|-np)"
+    r"[=\s]+([1-9]\d{0,5})(?=\s|$)"
+)
+"""Of vLLM, SGLang, TGI, TensorRT-LLM and llama.cpp."""
+_SEVERAL = re.compile(r"(?:^|\s)(?:--data-parallel-size|--dp-size|--dp|-dp)[=\s]")
+"""With data parallelism the option counts per rank, so that it does not tell the number of the engine."""
+
+
+def slots_option(container: Mapping[str, Any]) -> dict[str, str]:
+    """Return the annotation ``kyb.ai/max-requests`` that a container's command line implies; empty if there is none."""
+    words = [str(word) for part in ("command", "args") for word in container.get(part) or ()]
+    line = " ".join(words)
+    found = [] if _SEVERAL.search(line) else _SLOTS_OPTION.findall(line)
+    return {MAX_REQUESTS: found[-1]} if found else {}

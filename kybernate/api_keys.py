@@ -22,6 +22,8 @@ Scope = Literal["infer", "view", "signals", "admin"]
 """infer: inference calls, the list of models, /v1/hold, /v1/wake; view: /v1/seats, /v1/events, the list of models;
 signals: POST /v1/signals; admin: activate, park, pin, unpin, and all of view."""
 
+Priority = Literal["low", "normal", "high"]
+
 RESERVED = ("router",)
 """Names that managers take for a router itself."""
 
@@ -49,6 +51,8 @@ class ApiKey(Strict):
     sha256: Digest
     """Of the key, in hexadecimal digits."""
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1)]
+    priority: Priority = "normal"
+    """Highest priority that its requests may ask for with X-Kyb-Priority."""
 
     def may(self, scope: Scope) -> bool:
         """True if this caller has the scope."""
@@ -100,7 +104,11 @@ def digest_of(token: str) -> str:
 
 def dump(keys: Iterable[ApiKey]) -> str:
     """Return the text of a file with these keys."""
-    rows = [{"name": key.name, "sha256": key.sha256, "scopes": list(key.scopes)} for key in keys]
+    rows = [
+        {"name": key.name, "sha256": key.sha256, "scopes": list(key.scopes)}
+        | ({} if key.priority == "normal" else {"priority": key.priority})
+        for key in keys
+    ]
     return "# Keys of Kybernate's router, as hashes. Made by: kyb router keys\n" + yaml.safe_dump(
         {"keys": rows}, sort_keys=False
     )

@@ -146,7 +146,11 @@ class Cgroups:
         return self.at({**({} if place.unified is None else {"": place.unified}), **place.controllers})
 
     def find(self, container: str, pod_uid: str) -> Cgroup | None:
-        """The control group of a container of this pod; None when no process is in it."""
+        """The control group of a container of this pod; None when no process is in it.
+
+        Of several that bear its name the topmost: a container may make control groups of any name below its own.
+        """
+        places: list[dict[str, str]] = []
         for pid in pids(self.proc):
             place = self.of(pid)
             if place is None:
@@ -157,8 +161,9 @@ class Cgroups:
                 if (found := container_path(path, container, pod_uid)) is not None
             }
             if paths:
-                return self.at(paths, container, pod_uid)
-        return None
+                places.append(paths)
+        topmost = min(places, key=lambda paths: min(path.count("/") for path in paths.values()), default=None)
+        return None if topmost is None else self.at(topmost, container, pod_uid)
 
     def pids(self, cgroup: Cgroup) -> list[int]:
         """The processes in it and below it. Raises HiddenProcessesError."""
@@ -184,7 +189,7 @@ class Cgroups:
         if place.unified is not None and _word(self._unified(place.unified) / "cgroup.events", "frozen") == "1":
             return True
         freezer = place.controllers.get("freezer")
-        return freezer is not None and _read(self._below("freezer", freezer) / "freezer.state") in (
+        return freezer is not None and read_text(self._below("freezer", freezer) / "freezer.state") in (
             "FROZEN",
             "FREEZING",
         )
@@ -274,19 +279,19 @@ def _memory_room(folder: Path, where: str) -> MemoryRoom | None:
         (("memory.max", "memory.high"), "memory.current", "", ("file_dirty", "file_writeback")),
         (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_", ("total_dirty", "total_writeback")),
     ):
-        limits = [int(word) for file in limit_files if (word := _read(folder / file)).isdigit()]
-        limit, use = min(limits, default=UNLIMITED), _read(folder / use_file)
+        limits = [int(word) for file in limit_files if (word := read_text(folder / file)).isdigit()]
+        limit, use = min(limits, default=UNLIMITED), read_text(folder / use_file)
         if not use.isdigit() or limit >= UNLIMITED:
             continue
-        stat = dict(line.split(maxsplit=1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
+        stat = dict(line.split(maxsplit=1) for line in read_text(folder / "memory.stat").splitlines() if " " in line)
         cache = sum(int(stat.get(f"{prefix}{name}", 0)) for name in ("inactive_file", "active_file"))
         clean = max(0, cache - sum(int(stat.get(name, 0)) for name in dirty))
         return MemoryRoom(where, limit, max(0, limit - max(0, int(use) - clean)))
     return None
 
 
-def _read(file: Path) -> str:
-    """Its text; empty if it does not exist, since control groups come and go."""
+def read_text(file: Path) -> str:
+    """Return its text without surrounding space; empty if it cannot be read: control groups and processes end."""
     try:
         return file.read_text().strip()
     except OSError:
@@ -295,4 +300,4 @@ def _read(file: Path) -> str:
 
 def _word(file: Path, name: str) -> str:
     """The value of ``name`` in a file of ``name value`` lines."""
-    return next((line.split()[1] for line in _read(file).splitlines() if line.startswith(f"{name} ")), "")
+    return next((line.split()[1] for line in read_text(file).splitlines() if line.startswith(f"{name} ")), "")

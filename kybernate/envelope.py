@@ -5,7 +5,6 @@ Unknown fields in a body are ignored, so that a newer sender can talk to an olde
 """
 
 import hashlib
-import json
 import re
 import time
 import uuid
@@ -151,8 +150,3 @@ def _common_template(cls: type[Message]) -> str:
         raise TypeError(f"{cls.__name__} has no subject and no kinds below it")
     columns = zip(*(template.split(".") for template in below), strict=True)
     return ".".join(tokens[0] if len(set(tokens)) == 1 else "*" for tokens in columns)
-
-
-def json_schema(kind: type[BaseModel]) -> str:
-    """The published JSON schema of a message kind, as stable text."""
-    return json.dumps(kind.model_json_schema(mode="serialization"), indent=2, sort_keys=True) + "\n"

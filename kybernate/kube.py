@@ -1,12 +1,11 @@
 """Client of the Kubernetes API server, with this pod's service account.
 
 ``Kube`` reads and writes objects, lists collections and watches them. ``Mirror`` keeps a local copy of a collection:
-one list, then a watch. Services only read; Jobs also write single objects (``kyb bus keys`` and ``kyb webhook certs``
-their Secrets, ``kyb uninstall-check --force`` deletes pods).
+one list, then a watch. Services only read; Jobs also write single objects (``kyb bus keys``
+its Secrets, ``kyb uninstall-check --force`` deletes pods).
 """
 
 import asyncio
-import base64
 import contextlib
 import json
 import os
@@ -325,36 +324,6 @@ def _keep_alive(answer: aiohttp.ClientResponse) -> None:
         for option, value in _KEEPALIVE.items():
             if hasattr(socket, option):  # Linux; macOS lacks the first one
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def secret_path(namespace: str, name: str) -> str:
-    """Path of a Secret; without a name, of its collection."""
-    return f"/api/v1/namespaces/{namespace}/secrets/{name}".rstrip("/")
-
-
-def secret_data(secret: Object) -> dict[str, str]:
-    """The data of a Secret as text. Raises ValueError if some are not text."""
-    try:
-        return {key: base64.b64decode(value).decode() for key, value in (secret.get("data") or {}).items()}
-    except TypeError as error:
-        raise ValueError(f"a value is not text: {error}") from error
-
-
-def new_secret(namespace: str, name: str, *, kind: str = "Opaque", made_by: str) -> Object:
-    """A Secret that is not stored yet."""
-    labels = {"app.kubernetes.io/part-of": "kybernate", "app.kubernetes.io/managed-by": made_by}
-    meta = {"name": name, "namespace": namespace, "labels": labels}
-    return {"apiVersion": "v1", "kind": "Secret", "type": kind, "metadata": meta}
-
-
-async def write_secret(kube: Kube, secret: Object, data: Mapping[str, str]) -> None:
-    """Store a Secret, read before or new, with these data beside its others. Raises ConflictError, KubeError."""
-    encoded = {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
-    body, meta = {**secret, "data": {**(secret.get("data") or {}), **encoded}}, secret["metadata"]
-    if meta.get("resourceVersion"):
-        await kube.replace(secret_path(meta["namespace"], meta["name"]), body)
-    else:
-        await kube.create(secret_path(meta["namespace"], ""), body)
 
 
 class Mirror:

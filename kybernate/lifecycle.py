@@ -65,9 +65,10 @@ def main(serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @contextlib.contextmanager
-def alone(run_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SECONDS) -> Iterator[None]:
+def alone(run_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SECONDS) -> Iterator[str]:
     """Be the only process of this kind on the node: hold ``<run_dir>/<name>.lock``, which is lost with the process.
 
+    Yields the identity of the file, the same for all processes that ever hold this lock until the machine starts again.
     Ends the process with code 1 when another one holds it.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -90,10 +91,18 @@ def alone(run_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SEC
             get_logger().warning("lock.left_behind", file=str(path), by_pid=holder)
         os.ftruncate(file, 0)
         os.pwrite(file, str(os.getpid()).encode(), 0)
-        yield
+        stat = os.fstat(file)
+        yield f"{boot_id()}:{stat.st_dev}:{stat.st_ino}"
         os.ftruncate(file, 0)
     finally:
         os.close(file)
+
+
+def boot_id() -> str:
+    """Return the ID of this boot of the machine; empty where the kernel does not provide it."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 def _each(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:

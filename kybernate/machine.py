@@ -50,7 +50,9 @@ class GpuProcess:
     gpu: str
     """UUID; of the MIG instance, if it uses one."""
     bytes: int
-    """Its memory there; may be 0. Where the driver does not report it, all memory in use on the GPU."""
+    """Its memory there; may be 0."""
+    exact: bool = True
+    """False where the driver does not report it (NVML_VALUE_NOT_AVAILABLE): ``bytes`` is all memory in use there."""
 
 
 class PcieLevel(StrEnum):

@@ -47,12 +47,16 @@ class SeatRecord(BaseModel):
     reason: str = ""
     blocked: str = ""
     """Why it cannot be started or activated at present: a refused pod, a foreign process on its GPUs."""
+    drained: str = ""
+    """Its group is drained by an operator: the actor, and how it ends. Such groups also have rows of free seats."""
     fixed: str = ""
     """Why it is not moved to other groups although its profile rebalances; empty: it is, or its profile does not."""
     since: float = 0.0
     """Unix seconds at which it entered this state."""
     started: bool = False
     """It has been active at least once since its pod came."""
+    max_requests: int = 0
+    """Requests that its engine serves at once, as its pod declares; 0: not declared."""
     activate_seconds: float = 0.0
     """Learned: seconds (model time) from the order to activate until it serves, eviction included."""
     manager_url: str = ""

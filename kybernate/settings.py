@@ -131,6 +131,11 @@ class NodeSettings(Settings):
     fake_driver: Path | None = None
     """Socket of the fake GPU driver; set only with the fakes."""
 
+    @property
+    def helpers_dir(self) -> Path:
+        """Has a file ``<pid>-<start time>`` for each of the checkpointer's helpers, which open every GPU."""
+        return self.state_dir / "helpers"
+
     def node_credentials(self, role: str) -> Credentials:
         """This process' credentials on the node bus, in this role. Where one bus is both, it has the same CA."""
         if self.node_nats_url is not None:

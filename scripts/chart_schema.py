@@ -46,6 +46,8 @@ PROFILE: Json = {
         "groupSize": {"type": "integer", "minimum": 1, "maximum": 64},
         "seatsPerGroup": {"type": "integer", "maximum": 100},
         "activeSlots": {"type": "integer", "minimum": 1},
+        "packing": {"enum": ["slots", "memory"]},
+        "memoryReserve": SIZE,
     },
 }
 CONFIGS: Json = {

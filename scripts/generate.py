@@ -1,4 +1,4 @@
-"""Write what is generated from messages, seats, rights and conformance tests, or with --check say what has drifted."""
+"""Write what is generated from messages, seats, rights and tests, or with --check say what has drifted."""
 
 import argparse
 import sys
@@ -10,6 +10,7 @@ sys.path.insert(0, str(ROOT))  # a script's folder is on the path, the repositor
 from scripts import rights_page  # noqa: E402
 from scripts.schemas import documents  # noqa: E402
 from tests.conformance import table  # noqa: E402
+from tests.failures import page as failures  # noqa: E402
 
 
 def main(root: Path = ROOT) -> int:
@@ -17,7 +18,7 @@ def main(root: Path = ROOT) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and name the files that differ")
     parser.add_argument("--root", type=Path, default=root, help="the repository (default: this one)")
     options = parser.parse_args()
-    made = documents() | table.documents(ROOT)
+    made = documents() | table.documents(ROOT) | failures.documents(ROOT)
     page = options.root / rights_page.PATH  # written by people around a table that is not
     if page.exists():
         made[rights_page.PATH] = rights_page.embedded(page.read_text())

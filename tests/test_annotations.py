@@ -12,6 +12,7 @@ CONFIG_PAGE = Path(__file__).parent.parent / "docs" / "config.md"
 def test_every_annotation_has_its_field() -> None:
     notes = {
         "kyb.ai/backend": "restart",
+        "kyb.ai/max-requests": "64",
         "kyb.ai/model": "qwen",
         "kyb.ai/pin": "True",
         "kyb.ai/port": "9000",
@@ -25,6 +26,7 @@ def test_every_annotation_has_its_field() -> None:
     }
     assert parse(notes | {"example.com/other": "x"}) == SeatAnnotations(
         backend="restart",
+        max_requests=64,
         model="qwen",
         pin=True,
         port=9000,
@@ -91,3 +93,21 @@ def test_a_tier_must_be_one_of_the_configuration() -> None:
 def test_the_documentation_has_each_annotation() -> None:
     rows = re.findall(r"^\| `(kyb\.ai/[a-z-]+)` \|", CONFIG_PAGE.read_text(), re.M)
     assert sorted(rows) == sorted(annotations.NAMES)
+
+
+@pytest.mark.parametrize(
+    ("container", "slots"),
+    [
+        ({"args": ["--model", "x", "--max-num-seqs=64"]}, "64"),
+        ({"command": ["sh", "-c", "exec vllm serve x --max-num-seqs 32 --port 8000"]}, "32"),
+        ({"command": ["llama-server"], "args": ["-np", "4"]}, "4"),
+        ({"args": ["--max-running-requests", "128"]}, "128"),
+        ({"args": ["--max-num-seqs", "64", "--data-parallel-size", "2"]}, None),
+        ({"args": ["--tensor-parallel-size", "2", "--parallel", "auto"]}, None),
+        ({}, None),
+    ],
+)
+def test_the_slots_of_an_engine_are_read_from_its_command_line(
+    container: dict[str, list[str]], slots: str | None
+) -> None:
+    assert annotations.slots_option(container) == ({} if slots is None else {"kyb.ai/max-requests": slots})

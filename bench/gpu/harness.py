@@ -167,7 +167,7 @@ async def checkpointer(
         async with HelperPool(command, folder / "helpers") as pool:
             await pool.warm(GROUP)  # as for every group of a checkpointer that has worked before
             fake = os.environ.get("KYB_FAKE_DRIVER")  # set around the stub: its GPUs' copies exist by name only
-            host = open_host(Path(fake) if fake else None, timeouts.settle(), ALLOWED)
+            host = open_host(Path(fake) if fake else None, timeouts.settle(), ALLOWED, fake_kubelet=True)
             yield Checkpointer(journal, pool, open_backends(pool, timeouts, host)["cuda"], folder)
     finally:
         journal.close()

@@ -4,16 +4,7 @@ from contextlib import AbstractAsyncContextManager
 from urllib.parse import urlsplit
 
 from kybernate.bus.credentials import NO_CREDENTIALS, Credentials, CredentialsError
-from kybernate.bus.port import (
-    Bucket,
-    Bus,
-    BusDownError,
-    BusError,
-    Entry,
-    NoAnswerError,
-    NotSetUpError,
-    WrongRevisionError,
-)
+from kybernate.bus.port import Bucket, Bus, BusDownError, BusError, Entry, NoAnswerError, NotSetUpError
 
 __all__ = [
     "Bucket",
@@ -25,7 +16,6 @@ __all__ = [
     "Entry",
     "NoAnswerError",
     "NotSetUpError",
-    "WrongRevisionError",
     "open_bus",
 ]
 

@@ -4,6 +4,7 @@
 rights. That list is rewritten whenever it differs from the rights of this version; the keys stay.
 """
 
+import base64
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from kybernate.bus.credentials import new_seed, public_key
 from kybernate.bus.port import BusError
 from kybernate.bus.rights import ROLES, Place, Role
 from kybernate.bus.server_config import AUTH_FILES, authorization
-from kybernate.kube import ConflictError, Kube, new_secret, secret_data, secret_path, write_secret
+from kybernate.kube import ConflictError, Kube
 
 TRIES = 5
 
@@ -69,15 +70,23 @@ async def ensure(kube: Kube, namespace: str, name: str, place: Place, rotate: Ro
     Concurrent calls end with one set of keys. Raises KeysError, KubeError.
     """
     rotate = rotate if rotate in ROLES[place] else None
+    secrets = f"/api/v1/namespaces/{namespace}/secrets"
+    labels = {"app.kubernetes.io/part-of": "kybernate", "app.kubernetes.io/managed-by": "kyb-bus-keys"}
+    meta = {"name": name, "namespace": namespace, "labels": labels}
     for _ in range(TRIES):
-        secret = await kube.get(secret_path(namespace, name))
+        secret = await kube.get(f"{secrets}/{name}")
         data = _data(secret, name) if secret is not None else {}
         wanted = complete((place,), data, rotate)
         changed = tuple(key for key, text in wanted.items() if data.get(key) != text)
         if not changed:
             return ()
+        encoded = {key: base64.b64encode(text.encode()).decode() for key, text in wanted.items()}
         try:
-            await write_secret(kube, secret or new_secret(namespace, name, made_by="kyb-bus-keys"), wanted)
+            if secret is not None:
+                await kube.replace(f"{secrets}/{name}", {**secret, "data": {**(secret.get("data") or {}), **encoded}})
+            else:
+                new = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": meta, "data": encoded}
+                await kube.create(secrets, new)
         except ConflictError:
             continue
         return changed
@@ -88,6 +97,6 @@ def _data(secret: dict[str, Any], name: str) -> dict[str, str]:
     if secret.get("immutable"):
         raise KeysError(f"Secret {name} is immutable: delete it, or name another one")
     try:
-        return secret_data(secret)
-    except ValueError:
+        return {key: base64.b64decode(value).decode() for key, value in (secret.get("data") or {}).items()}
+    except (TypeError, ValueError):
         raise KeysError(f"Secret {name} holds data that are not text: name another one") from None

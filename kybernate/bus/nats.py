@@ -4,7 +4,7 @@ Entering ``NatsBus(...).opened()`` returns at once, so that a service can serve 
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -134,14 +134,16 @@ class NatsBus(NatsConnection):
         """
         start = 1
         if after_id is not None:
-            async for msg in self._stored(start, headers_only=True):
-                if (msg.headers or {}).get("Nats-Msg-Id") == after_id:
-                    start = msg.metadata.sequence.stream + 1
-                    break
-        async for msg in self._stored(start, headers_only=False):
-            message = read(msg.subject, msg.data, _ALL_EVENTS)
-            if message is not None:
-                yield message
+            async with contextlib.aclosing(self._stored(start, headers_only=True)) as stored:
+                async for msg in stored:
+                    if (msg.headers or {}).get("Nats-Msg-Id") == after_id:
+                        start = msg.metadata.sequence.stream + 1
+                        break
+        async with contextlib.aclosing(self._stored(start, headers_only=False)) as stored:
+            async for msg in stored:
+                message = read(msg.subject, msg.data, _ALL_EVENTS)
+                if message is not None:
+                    yield message
 
     async def bucket(self, name: str) -> Bucket:
         """Open an existing bucket. Raises NotSetUpError with ``kyb bus init`` as remedy if it is missing."""
@@ -149,7 +151,7 @@ class NatsBus(NatsConnection):
             await js.key_value(name)
         return NatsBucket(self, name, self._compare_seconds)
 
-    async def _stored(self, start: int, *, headers_only: bool) -> AsyncIterator[Msg]:
+    async def _stored(self, start: int, *, headers_only: bool) -> AsyncGenerator[Msg, None]:
         async with self.jetstream("stored events") as js:
             info = await js.stream_info(EVENTS)
         last = info.state.last_seq

@@ -16,16 +16,15 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 import nats.errors
-import nats.js.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 from nats.js.kv import KeyValue
 
-from kybernate.bus.inbox import Inbox
+from kybernate.bus.inbox import LIMIT, Inbox
 from kybernate.bus.nats_connection import NatsConnection
-from kybernate.bus.port import BusError, Entry, NoAnswerError, WrongRevisionError
+from kybernate.bus.port import BusError, Entry, NoAnswerError
 from kybernate.logs import OnceLogger, get_logger
 
 HEARTBEAT_SECONDS = 2.0
@@ -54,9 +53,10 @@ class IncompleteError(RunOverError):
 class Run:
     """The messages of one consumer: the snapshot, then changes; checked for gaps, silence and missing keys."""
 
-    def __init__(self, root: str, prefix: str) -> None:
+    def __init__(self, root: str, prefix: str, *, limit: int = LIMIT) -> None:
         self._root, self._prefix = root, prefix
-        self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
+        self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue(limit)
+        self._stopped = False
         self._sequence = 0
         self._missing: set[str] = set()
         """Subjects that the stream had before the run, and that were not delivered yet."""
@@ -65,12 +65,15 @@ class Run:
         """Everything that was there at the start has been delivered."""
 
     async def receive(self, msg: Msg) -> None:
-        """Take a message of the consumer."""
-        self._arrived.put_nowait(msg)
+        """Take a message of the consumer. While ``limit`` of them wait for the reader, further ones stay in nats-py;
+        what it drops beyond its own limits leaves a gap in the sequence, which ends the run."""
+        await self._arrived.put(msg)
 
     def stop(self) -> None:
         """End the run: its reader gets RunOverError."""
-        self._arrived.put_nowait(None)
+        self._stopped = True
+        with contextlib.suppress(asyncio.QueueFull):  # then the reader is not waiting
+            self._arrived.put_nowait(None)
 
     def expect(self, subjects: Iterable[str], pending: int) -> None:
         """Set what the snapshot has: at least these subjects, and ``pending`` entries by the server's count."""
@@ -89,7 +92,7 @@ class Run:
                     msg = await self._arrived.get()
             except TimeoutError:
                 raise RunOverError(f"no message for {SILENCE_SECONDS:g} s") from None
-            if msg is None:
+            if msg is None or self._stopped:
                 raise RunOverError("connection lost, or a difference was found")
             headers = msg.headers or {}
             if "Status" in headers and not msg.reply.startswith("$JS.ACK"):
@@ -146,25 +149,6 @@ class NatsBucket:
         """Write unconditionally."""
         async with self._store(f"put {key}") as store:
             return await store.put(key, value)
-
-    async def update(self, key: str, value: bytes, *, revision: int) -> int:
-        """Compare and set; revision 0: the key must not exist."""
-        async with self._store(f"update {key}") as store:
-            try:
-                if revision == 0:
-                    return await store.create(key, value)
-                return await store.update(key, value, last=revision)
-            except nats.js.errors.KeyWrongLastSequenceError as error:
-                raise WrongRevisionError(f"{self._name}: {key} is not at revision {revision}") from error
-
-    async def get(self, key: str) -> Entry | None:
-        """The present entry, or None."""
-        async with self._store(f"get {key}") as store:
-            try:
-                found = await store.get(key)
-            except nats.js.errors.KeyNotFoundError:
-                return None
-            return Entry(key, found.value or b"", found.revision or 0)
 
     async def delete(self, key: str) -> None:
         """Remove the key."""

@@ -41,10 +41,6 @@ class NoAnswerError(BusError):
     """No answer in time, or no handler. The request may have been carried out or not."""
 
 
-class WrongRevisionError(BusError):
-    """The entry is not at the revision that the writer knew; nothing was written."""
-
-
 class NotSetUpError(BusError):
     """A bucket or stream does not exist on the server; the text says to run ``kyb bus init``."""
 
@@ -63,14 +59,6 @@ class Bucket(Protocol):
 
     async def put(self, key: str, value: bytes) -> int:
         """Write, whatever was there; returns the new revision."""
-        ...
-
-    async def update(self, key: str, value: bytes, *, revision: int) -> int:
-        """Compare and set; ``revision=0`` means that the key must not exist. Raises WrongRevisionError."""
-        ...
-
-    async def get(self, key: str) -> Entry | None:
-        """The present entry, or None when there is none (never written, or deleted)."""
         ...
 
     async def delete(self, key: str) -> None:

@@ -20,6 +20,7 @@ from kybernate.messages import (
     GpuHealthChanged,
     Job,
     JobProgress,
+    OrderChanged,
     SeatAllocated,
     SeatEvent,
     TrafficSignal,
@@ -86,6 +87,7 @@ PUBLISHERS: Kinds = {
     SeatEvent: (Role.MANAGER,),
     SeatAllocated: (Role.PLUGIN,),
     GpuHealthChanged: (Role.PLUGIN,),
+    OrderChanged: (Role.MANAGER,),
     AuditRecord: (Role.ROUTER, Role.OPERATOR),
     Job: (Role.NODE_MANAGER,),
     JobProgress: (Role.NODE_CHECKPOINTER,),
@@ -99,6 +101,7 @@ SUBSCRIBERS: Kinds = {
     SeatEvent: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),
     SeatAllocated: (Role.MANAGER,),
     GpuHealthChanged: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),
+    OrderChanged: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),
     AuditRecord: (Role.OPERATOR,),
     Job: (Role.NODE_CHECKPOINTER,),
     JobProgress: (Role.NODE_MANAGER,),
@@ -115,7 +118,13 @@ PRESENT: Mapping[Role, str] = {
     Role.NODE_CHECKPOINTER: "checkpointer",
 }
 """Component whose presence a role publishes."""
-PRESENCE_SUBSCRIBERS: Mapping[Role, str] = {Role.MANAGER: "router", Role.VIEWER: "*", Role.OPERATOR: "*"}
+PRESENCE_SUBSCRIBERS: Mapping[Role, tuple[str, ...]] = {
+    Role.MANAGER: ("router", "gpu-manager"),
+    Role.NODE_CHECKPOINTER: ("checkpointer",),
+    Role.VIEWER: ("*",),
+    Role.OPERATOR: ("*",),
+}
+"""Components whose presence a role hears; its own kind, since a node has one manager and one checkpointer."""
 
 WRITERS: Mapping[str, tuple[Role, ...]] = {
     "kyb_seats": (Role.MANAGER,),
@@ -172,7 +181,10 @@ def _rights(role: Role, place: Place) -> Rights:
         if as_roles & {*subscribers}:
             subscribe.append(_family(listed) if role in BUCKET_SUBSCRIBERS else subject(listed))
     publish += [f"kyb.v1.hb.{component}.*" for each, component in PRESENT.items() if each in as_roles]
-    subscribe += [f"kyb.v1.hb.{component}.*" for each, component in PRESENCE_SUBSCRIBERS.items() if each in as_roles]
+    own = [
+        component for each, components in PRESENCE_SUBSCRIBERS.items() if each in as_roles for component in components
+    ]
+    subscribe += [f"kyb.v1.hb.{component}.*" for component in own]
     publish += _inboxes(as_roles, place)
     publish += _jetstream(role)
     subscribe += [f"$KV.{bucket}.>" for bucket in BUCKETS if role in BUCKET_SUBSCRIBERS]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kybernate.cli import operations
 from kybernate.cli.bus import bus
 from kybernate.cli.config import config_app
 from kybernate.cli.doctor import doctor_app
@@ -16,7 +17,6 @@ from kybernate.cli.output import Output, OutputOption
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.topology import topology
 from kybernate.cli.uninstall import uninstall_check
-from kybernate.cli.webhook import webhook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,6 @@ app.add_typer(bus, name="bus")
 app.add_typer(config_app, name="config")
 app.add_typer(router_app, name="router")
 app.add_typer(doctor_app, name="doctor")
-app.add_typer(webhook, name="webhook")
 
 
 Url = Annotated[
@@ -95,7 +94,6 @@ def events(
 @app.command()
 def why(
     name: Annotated[str | None, typer.Argument(metavar="[GROUP|SEAT|MODEL]", help="Only this one.")] = None,
-    shadow: Annotated[bool, typer.Option("--shadow", help="What the shadow policy would have done instead.")] = False,
     url: Url = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -107,32 +105,32 @@ def why(
     if output is Output.JSON:
         print(json.dumps({"nodes": nodes}))
         return
-    for line in why_lines(nodes, shadow=shadow):
+    for line in why_lines(nodes):
         print(line)
 
 
-@app.command()
-def activate(name: Seat, url: Url = None, output: OutputOption = Output.TEXT) -> None:
-    """Bring a seat to VRAM."""
-    _command(name, "activate", url, output)
+def _add_seat_command(verb: str, text: str) -> None:
+    def command(name: Seat, url: Url = None, output: OutputOption = Output.TEXT) -> None:
+        from kybernate.cli.router import Router, find_url
+
+        reply = Router(find_url(url)).command(name, verb)
+        if output is Output.JSON:
+            print(json.dumps({"verb": verb, **reply}))
+        else:
+            print(f"{verb} {reply.get('model') or name} (seat {reply.get('seat', '?')}): accepted; see kyb status")
+
+    app.command(verb, help=text)(command)
 
 
-@app.command()
-def park(name: Seat, url: Url = None, output: OutputOption = Output.TEXT) -> None:
-    """Take a seat out of VRAM."""
-    _command(name, "park", url, output)
+_add_seat_command("activate", "Bring a seat to VRAM.")
+_add_seat_command("park", "Take a seat out of VRAM.")
+_add_seat_command("pin", "Keep a seat active until it is unpinned.")
+_add_seat_command("unpin", "Let the policy park a seat again.")
 
 
-@app.command()
-def pin(name: Seat, url: Url = None, output: OutputOption = Output.TEXT) -> None:
-    """Keep a seat active until it is unpinned."""
-    _command(name, "pin", url, output)
-
-
-@app.command()
-def unpin(name: Seat, url: Url = None, output: OutputOption = Output.TEXT) -> None:
-    """Let the policy park a seat again."""
-    _command(name, "unpin", url, output)
+app.command()(operations.migrate)
+app.command()(operations.drain)
+app.command()(operations.resume)
 
 
 @app.command()
@@ -187,13 +185,3 @@ def _seats(router: "Router", watch: bool) -> "Iterator[dict[str, Any]]":
     while watch:
         time.sleep(1.0)
         yield router.seats()
-
-
-def _command(name: str, verb: str, url: str | None, output: Output) -> None:
-    from kybernate.cli.router import Router, find_url
-
-    reply: dict[str, Any] = Router(find_url(url)).command(name, verb)
-    if output is Output.JSON:
-        print(json.dumps({"verb": verb, **reply}))
-    else:
-        print(f"{verb} {reply.get('model') or name} (seat {reply.get('seat', '?')}): accepted; see kyb status")

@@ -1,4 +1,4 @@
-"""``kyb bus``: streams and buckets, keys, the server's configuration."""
+"""``kyb bus``: streams and buckets, keys."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kybernate.bus.rights import Place, Role
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-bus = typer.Typer(no_args_is_help=True, help="The NATS bus: streams, keys, configuration.")
+bus = typer.Typer(no_args_is_help=True, help="The NATS bus: streams, keys.")
 
 T = TypeVar("T")
 
@@ -124,55 +124,6 @@ def keys(
     if rotated is not None and not any(rotated in ROLES[place] for place in chosen):
         raise CliError(f"--rotate {rotated}: none of the named Secrets has this role", 2)
     _run(_secrets(service_account, namespace, chosen, rotated))
-
-
-@bus.command("config")
-def config(
-    node: Annotated[bool, typer.Option("--node", help="For the node bus: loopback, no JetStream.")] = False,
-    name: Annotated[str, typer.Option(help="The server's name; $POD_NAME reads it from the environment.")] = "kyb-nats",
-    host: Annotated[str | None, typer.Option(help="Listen address. Default: all, with --node loopback.")] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: 4222, with --node 4223.")] = None,
-    monitoring: Annotated[str, typer.Option(help="HOST:PORT of /healthz, served without a key. Default: none.")] = "",
-    store: Annotated[str, typer.Option(help="Folder of streams and buckets.")] = "/data",
-    store_bytes: Annotated[str, typer.Option(help="Size limit of that folder.")] = "4GiB",
-    auth: Annotated[str, typer.Option(help="auth.conf of kyb bus keys, relative to this file. Default: no keys.")] = "",
-    cert: Annotated[str, typer.Option(help="The server's certificate; clients must then use TLS.")] = "",
-    key: Annotated[str, typer.Option(help="Its private key.")] = "",
-    ca: Annotated[str, typer.Option(help="Authority of the certificates of clients and other servers.")] = "",
-    verify: Annotated[bool, typer.Option("--verify", help="Clients must show a certificate.")] = False,
-    route: Annotated[list[str] | None, typer.Option(help="HOST:PORT of each server of a cluster.")] = None,
-) -> None:
-    """Print a complete nats-server.conf."""
-    from kybernate.bus.rights import Place
-    from kybernate.bus.server_config import ServerOptions, server_config
-    from kybernate.sizes import parse_bytes
-
-    if bool(cert) != bool(key) or (ca and not cert):
-        raise CliError("--cert and --key belong together, and --ca to them", 2)
-    if not ca and (verify or (cert and route)):
-        raise CliError(
-            "name with --ca the authority of the certificates that --verify, or servers of a cluster, require", 2
-        )
-    try:
-        size = parse_bytes(store_bytes)
-    except ValueError as error:
-        raise CliError(f"--store-bytes {store_bytes}: {error}", 2) from None
-    options = ServerOptions(
-        place=Place.NODE if node else Place.CLUSTER,
-        name=name,
-        host=host or ("127.0.0.1" if node else "0.0.0.0"),
-        port=port or (4223 if node else 4222),
-        monitoring=monitoring,
-        store=store,
-        store_bytes=size,
-        auth=auth,
-        cert=cert,
-        key=key,
-        ca=ca,
-        verify=verify,
-        routes=tuple(route or ()),
-    )
-    print(server_config(options), end="")
 
 
 async def _secrets(account: Path, namespace: str, chosen: "dict[Place, str]", rotate: "Role | None") -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kybernate.cli.output import CliError, Output, OutputOption
+from kybernate.cli.topology import group_row
 
 if TYPE_CHECKING:
     from kybernate.config import NodeConfig
@@ -74,18 +75,7 @@ def _one(file: Path, config: "NodeConfig", gpus: int | None, pods: Path | None) 
         "file": str(file),
         "name": config.chosen,
         "profiles": [profile.name for profile in config.profiles],
-        "groups": [
-            {
-                "name": group.name,
-                "gpus": [gpu.index for gpu in group.gpus],
-                "resource": group.profile.resource,
-                "slots": group.slots,
-                "seats": list(group.seat_ids),
-                "why": group.why,
-                "overlaps": list(group.overlaps),
-            }
-            for group in topology.groups
-        ],
+        "groups": [group_row(group) for group in topology.groups],
         "warnings": list(topology.warnings),
     }
 

@@ -7,11 +7,15 @@ import typer
 
 
 class CliError(Exception):
-    """A command failed. The text names the cause and the remedy; ``code`` is the exit code."""
+    """A command failed. The text names the cause and the remedy; ``code`` is the exit code.
 
-    def __init__(self, text: str, code: int = 1) -> None:
+    ``reason``: the router's error code, or ``unreachable``.
+    """
+
+    def __init__(self, text: str, code: int = 1, *, reason: str = "") -> None:
         super().__init__(text)
         self.code = code
+        self.reason = reason
 
 
 class Output(StrEnum):

@@ -64,24 +64,26 @@ class Router:
     def seats(self) -> dict[str, Any]:
         """``GET /v1/seats``: ``{"seats": [...], "nodes": {...}}``."""
         body = self._call("GET", "/v1/seats")
-        if not isinstance(body, dict) or not isinstance(body.get("seats"), list):
+        if not isinstance(body.get("seats"), list):
             raise CliError(f"{self.url}/v1/seats does not answer like a Kybernate router; check the address")
         return body
 
     def why(self) -> dict[str, Any]:
         """``GET /v1/why``: ``{"nodes": [...]}``, the decisions of each node's manager and their reasons."""
-        body = self._call("GET", "/v1/why")
-        return body if isinstance(body, dict) else {}
+        return self._call("GET", "/v1/why")
 
     def command(self, name: str, verb: str) -> dict[str, Any]:
         """``POST /v1/seats/{name}/{verb}``: the manager's reply. The router knows which seat a name means."""
-        body = self._call("POST", f"/v1/seats/{quote(name)}/{verb}")
-        return body if isinstance(body, dict) else {}
+        return self._call("POST", f"/v1/seats/{quote(name)}/{verb}")
+
+    def order(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """``POST /v1/seats/…/migrate``, ``/v1/groups/…/drain`` and so on: begin an operation, or ask how far it is."""
+        reply = self._call("POST", f"/v1/{quote(path)}", body)
+        return reply if isinstance(reply, dict) else {}
 
     def wake(self, model: str) -> dict[str, Any]:
         """``POST /v1/wake``: ask for a model without waiting for it."""
-        body = self._call("POST", "/v1/wake", {"model": model})
-        return body if isinstance(body, dict) else {}
+        return self._call("POST", "/v1/wake", {"model": model})
 
     def events(self, last_id: str | None = None) -> Iterator[tuple[str, dict[str, Any] | None]]:
         """``GET /v1/events``: first ("", None) once it is open, then (id, event) until the router ends the stream."""
@@ -108,7 +110,7 @@ class Router:
         finally:
             connection.close()
 
-    def _call(self, method: str, path: str, body: object = None) -> Any:
+    def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         connection = self._connection(ANSWER_SECONDS)
         try:
             content = None if body is None else json.dumps(body)
@@ -117,13 +119,14 @@ class Router:
             answer = connection.getresponse()
             data = answer.read()
         except (OSError, http.client.HTTPException) as error:
-            raise CliError(self._unreachable(error)) from None
+            raise CliError(self._unreachable(error), reason="unreachable") from None
         finally:
             connection.close()
         if answer.status >= 400:
             raise self._refusal(answer.status, data)
         try:
-            return json.loads(data) if data else {}
+            found = json.loads(data) if data else {}
+            return found if isinstance(found, dict) else {}
         except ValueError:
             raise CliError(f"{self.url}{path} does not answer with JSON; is this a Kybernate router?") from None
 
@@ -143,7 +146,8 @@ class Router:
         """The router's error text; without one, the beginning of its answer."""
         try:
             error = json.loads(data)["error"]
-            return CliError(str(error["message"]), 2 if error.get("code") == "ambiguous_name" else 1)
+            code = str(error.get("code"))
+            return CliError(str(error["message"]), 2 if code == "ambiguous_name" else 1, reason=code)
         except (ValueError, KeyError, TypeError):
             reason = data[:200].decode(errors="replace").strip() or "without a reason"
             return CliError(f"the router at {self.url} refused (HTTP {status}): {reason}")

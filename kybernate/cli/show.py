@@ -12,8 +12,6 @@ from rich.tree import Tree
 from kybernate.cli.output import CliError
 from kybernate.sizes import format_bytes
 
-_RECENT = 10
-"""Disagreements of the shadow policy shown as text; JSON has all that the manager keeps."""
 STATE_STYLES = {
     "active": "bold green",
     "parked": "cyan",
@@ -44,7 +42,7 @@ def seat_tree(
 ) -> Tree:
     """Node, its groups, their seats; and the GPUs that are not healthy."""
     sick = [(str(node.get("node")), gpu) for node in nodes for gpu in node.get("gpus") or () if not gpu.get("healthy")]
-    rows = [seat for seat in seats if seat.get("state") != "free"]
+    rows = [seat for seat in seats if seat.get("state") != "free" or seat.get("drained")]
     lines = {id(seat): _columns(seat, time.time() if now is None else now) for seat in rows}
     widths = [max((len(line[column]) for line in lines.values()), default=0) for column in range(5)]
     root = Tree("", hide_root=True)
@@ -58,8 +56,12 @@ def seat_tree(
             there = [seat for seat in mine if str(seat.get("group") or seat.get("home_group") or "?") == group]
             title = Text(group, "bold")
             title.append(f"  {_gpus(there[0].get('gpus') or ())}", "dim")
+            if drained := next((seat["drained"] for seat in there if seat.get("drained")), ""):
+                title.append(f"  {drained}", "bold yellow")
             twig = branch.add(title)
             for seat in sorted(there, key=lambda row: str(row.get("seat"))):
+                if seat.get("state") == "free":  # its row only shows that the group is drained
+                    continue
                 twig.add(_seat_line(seat, lines[id(seat)], widths))
     if not rows and not sick:
         root.add(Text("no pod has a seat yet", "dim"))
@@ -70,6 +72,8 @@ def event_line(event: dict[str, Any]) -> Text:
     """One event on one line: when, what, which seat and model, why."""
     if "healthy" in event:
         return _health_line(event)
+    if "order" in event:
+        return _order_line(event)
     state = str(event.get("state", ""))
     at = datetime.fromtimestamp(float(event.get("at") or 0)).strftime("%H:%M:%S.%f")[:-3]
     text = Text(f"{at}  ", "dim")
@@ -94,6 +98,17 @@ def _health_line(event: dict[str, Any]) -> Text:
     text.append(f"GPU {event.get('index')}", "bold")
     text.append(f"  {', '.join(event.get('groups') or ()) or '-'}  node/{event.get('node')}", "dim")
     return text.append(f"  {event['reason']}" if event.get("reason") else "")
+
+
+def _order_line(event: dict[str, Any]) -> Text:
+    """A change of an operator's operation."""
+    order = event.get("order") or {}
+    at = datetime.fromtimestamp(float(event.get("at") or 0)).strftime("%H:%M:%S.%f")[:-3]
+    text = Text(f"{at}  ", "dim")
+    text.append(f"{order.get('verb')!s:12}", "bold magenta")
+    text.append(f"{order.get('target') or event.get('node')}", "bold")
+    text.append(f"{' → ' + order['to'] if order.get('to') else ''}  {order.get('phase')}")
+    return text.append(f"  op {event.get('op')}  {order.get('text') or ''}", "dim")
 
 
 def _columns(seat: dict[str, Any], now: float) -> tuple[str, str, str, str, str]:
@@ -122,7 +137,7 @@ def _seat_line(seat: dict[str, Any], columns: tuple[str, ...], widths: list[int]
         text.append(f"  home {seat['home_group']}", "magenta")
     if seat.get("pinned"):
         text.append("  pinned", "magenta")
-    if seat.get("blocked"):
+    if seat.get("blocked") and seat["blocked"] != seat.get("drained"):
         text.append(f"  {seat['blocked']}", "red")
     if seat.get("fixed"):
         text.append(f"  stays: {seat['fixed']}", "dim")
@@ -164,20 +179,14 @@ def select_why(body: dict[str, Any], name: str | None) -> list[dict[str, Any]]:
         for group in node.get("groups") or ():
             known |= {group["group"], *(seat["model"] for seat in group["seats"])}
         node["groups"] = [group for group in node.get("groups") or () if _means(group, plain)]
-        if node.get("shadow"):
-            kept = {group["group"] for group in node["groups"]}
-            of = node["shadow"]
-            for part in ("groups", "recent"):
-                of = of | {part: [one for one in of[part] if one["group"] in kept]}
-            node["shadow"] = of
     found = [node for node in nodes if node["groups"]]
     if not found:
         raise CliError(f"no group, seat or model is called {name!r}; known: {', '.join(sorted(known)) or 'none yet'}")
     return found
 
 
-def why_lines(nodes: list[dict[str, Any]], *, shadow: bool) -> Iterator[str]:
-    """Each node with its groups: the policy's last reason and the numbers it used; ``shadow``: what the shadow did."""
+def why_lines(nodes: list[dict[str, Any]]) -> Iterator[str]:
+    """Each node with its groups: the policy's last reason and the numbers it used."""
     for node in nodes:
         if "unanswered" in node:
             yield f"{node['node']}: {node['unanswered']}"
@@ -186,10 +195,13 @@ def why_lines(nodes: list[dict[str, Any]], *, shadow: bool) -> Iterator[str]:
         if node.get("errors"):
             yield f"  the policy failed {node['errors']} times, a plain rule decided; last: {node['last_error']}"
         yield from (f"  {problem}" for problem in node.get("problems") or ())
-        yield from (_shadow(node) if shadow else _live(node))
+        for one in node.get("operations") or ():
+            target = f"{one['target'] or 'the node'}{' to ' + one['to'] if one['to'] else ''}"
+            yield f"  {one['verb']} {target}, operation {one['op']} by {one['actor']}: {one['phase']}; {one['text']}"
+        yield from _groups(node)
 
 
-def _live(node: dict[str, Any]) -> Iterator[str]:
+def _groups(node: dict[str, Any]) -> Iterator[str]:
     for group in node["groups"]:
         switch = group.get("switch")
         under_way = f"  [{switch['phase']}: {switch['out'] or '-'} → {switch['in'] or '-'}]" if switch else ""
@@ -210,27 +222,9 @@ def _live(node: dict[str, Any]) -> Iterator[str]:
             if seat.get("blocked"):
                 parts.append(seat["blocked"])
             yield f"    {seat['model']!s:{width}}  {seat['state']:10}  {'; '.join(parts)}"
-
-
-def _shadow(node: dict[str, Any]) -> Iterator[str]:
-    shadow = node.get("shadow")
-    if not shadow:
-        yield "  no shadow policy; name one in the configuration: shadow: {name: …}"
-        return
-    if shadow["last_error"]:
-        yield f"  the shadow {shadow['policy']} failed; last: {shadow['last_error']}"
-    for group in shadow["groups"]:
-        looks = group["same"] + group["different"]
-        share = f"{group['same'] / looks:.0%} of {looks} looks alike" if looks else "no look yet"
-        gain = group["gain_seconds"]
-        worth = f"would have saved about {gain:.0f}" if gain >= 0 else f"would have cost about {-gain:.0f}"
-        yield f"  {group['group']}: {shadow['policy']}: {share}; {worth} request-seconds of waiting (an estimate)"
-        yield f"    live:   {group['live']}"
-        yield f"    shadow: {group['shadow']}"
-    for each in shadow["recent"][:_RECENT]:
-        yield f"  {each['age_seconds']:.0f} s ago, {each['group']}, {each['gain_seconds']:+.0f} request-seconds"
-        yield f"    live:   {each['live']}"
-        yield f"    shadow: {each['shadow']}"
+            stage = seat.get("stage") or {}
+            if stage.get("text") and stage["text"] not in (group["why"], seat.get("blocked")):
+                yield f"    {'':{width}}  {stage['stage']}: {stage['text']}"
 
 
 def _means(group: dict[str, Any], name: str) -> bool:

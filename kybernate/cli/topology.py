@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from kybernate.config import NodeConfig
     from kybernate.machine import Gpu, Link
+    from kybernate.topology import Group
 
     Machine = tuple[tuple[Gpu, ...], tuple[Link, ...], tuple[Gpu, ...]]
     """GPUs, links of every pair, MIG instances."""
@@ -96,21 +97,24 @@ def report(
         "links": [asdict(link) for link in links],
         "instances": [asdict(gpu) for gpu in instances],
         "matrix": matrix(gpus, links),
-        "groups": [
-            {
-                "name": group.name,
-                "profile": group.profile.name,
-                "resource": group.profile.resource,
-                "gpus": [gpu.index for gpu in group.gpus],
-                "uuids": [gpu.uuid for gpu in group.gpus],
-                "seats": list(group.seat_ids),
-                "why": group.why,
-                "overlaps": list(group.overlaps),
-            }
-            for group in found.groups
-        ],
+        "groups": [group_row(group) for group in found.groups],
         "warnings": list(found.warnings),
         "note": config.note,
+    }
+
+
+def group_row(group: "Group") -> dict[str, Any]:
+    """Return one group as data."""
+    return {
+        "name": group.name,
+        "profile": group.profile.name,
+        "resource": group.profile.resource,
+        "gpus": [gpu.index for gpu in group.gpus],
+        "uuids": [gpu.uuid for gpu in group.gpus],
+        "slots": group.slots,
+        "seats": list(group.seat_ids),
+        "why": group.why,
+        "overlaps": list(group.overlaps),
     }
 
 
@@ -134,11 +138,11 @@ def lines(body: dict[str, Any], config: Path | None) -> list[str]:
         groups = [group for group in body["groups"] if group["profile"] == profile]
         first = groups[0]
         text.append(f"{profile} ({first['resource']}, {len(first['seats'])} seats each)" if config else profile)
-        text += [f"  {line}" for line in _columns([_group_row(group) for group in groups])]
+        text += [f"  {line}" for line in _columns([_group_cells(group) for group in groups])]
     return [*text, *(f"warning: {warning}" for warning in body["warnings"])]
 
 
-def _group_row(group: dict[str, Any]) -> tuple[str, str, str]:
+def _group_cells(group: dict[str, Any]) -> tuple[str, str, str]:
     return group["name"], f"GPU {','.join(str(index) for index in group['gpus'])}", group["why"]
 
 

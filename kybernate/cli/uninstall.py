@@ -4,8 +4,9 @@ The hook's Job lists the pods with seats at the API server, and their states at 
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +17,8 @@ from kybernate.cli.output import CliError
 from kybernate.cli.uninstall_view import FORCE, SKIP, Look, Owner, owners, refusal
 from kybernate.seat import SeatState
 
-_MOVING = frozenset({SeatState.PARKING, SeatState.ACTIVATING, SeatState.MIGRATING})
 ASK_SECONDS = 3.0
 LOOK_SECONDS = 1.0
-REFUSED_SECONDS = 20.0
-"""A seat whose activation is refused for this long is not retried."""
 UNSURE_SECONDS = 20.0
 """How long to wait until the state of every pod's seat is known."""
 PAGE = 500
@@ -38,40 +36,28 @@ class Cluster:
     async def look(self) -> Look:
         """Read pods and the states of their seats. Raises CliError when the API server does not answer."""
         rows, failure = await self._by_router()
-        pods = owners(await self._pods(), self.prefixes, rows)
+        with _refused("cannot see which pods have seats"):
+            listed = (await self.kube.list("/api/v1/pods", page=PAGE)).items
+        pods = owners(listed, self.prefixes, rows)
         missing = [owner for owner in pods if owner.runs and owner.uid not in rows]
         for owner, row in zip(missing, await self._by_managers(missing), strict=True):
             if row is not None:
                 rows[owner.uid] = row
         return Look(pods, rows, failure)
 
-    async def accepts(self, seat: str, verb: str) -> bool:
-        """Send a command to a seat's manager, through the router; a router that just started knows no seats yet."""
+    async def pin(self, seats: Iterable[str], pinned: set[str]) -> None:
+        """Pin seats, so that neither a request nor a replaced pod parks them; new pods wait at the start gate."""
         from kybernate.cli.router import Router
 
-        try:
-            await asyncio.to_thread(Router(self.router).command, f"seat/{seat}", verb)
-        except CliError:
-            return False
-        return True
+        for seat in sorted(set(seats) - pinned) if self.router else ():
+            with contextlib.suppress(CliError):  # a router that just started knows no seats yet
+                await asyncio.to_thread(Router(self.router).command, f"seat/{seat}", "pin")
+                pinned.add(seat)
 
     async def delete(self, owner: Owner) -> None:
         """Delete a pod, unless it is gone already. Raises CliError."""
-        from kybernate.kube import KubeError
-
-        try:
+        with _refused(f"pod {owner.pod} cannot be deleted"):
             await self.kube.delete(f"/api/v1/namespaces/{owner.namespace}/pods/{owner.name}", uid=owner.uid)
-        except KubeError as error:
-            raise CliError(f"pod {owner.pod} cannot be deleted: {error}; {SKIP}") from None
-
-    async def _pods(self) -> list[dict[str, Any]]:
-        from kybernate.kube import KubeError
-
-        try:
-            found: list[dict[str, Any]] = (await self.kube.list("/api/v1/pods", page=PAGE)).items
-        except KubeError as error:
-            raise CliError(f"cannot see which pods have seats: {error}; {SKIP}") from None
-        return found
 
     async def _by_router(self) -> tuple[dict[str, Mapping[str, Any]], str]:
         from kybernate.cli.router import Router
@@ -105,17 +91,24 @@ class Cluster:
             return list(await asyncio.gather(*(request(owner) for owner in some)))
 
 
-async def force(cluster: Cluster, *, wake_seconds: float, delete_seconds: float) -> tuple[str, ...]:
-    """Activate the seats that fit and delete the other frozen pods; return what was done.
+@contextlib.contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """Turn an error of the API server into a CliError that begins with ``what``."""
+    from kybernate.kube import KubeError
 
-    Raises CliError with the pods that remain.
-    """
-    pinned = set[str]()
-    done = await _wake(cluster, wake_seconds, pinned)
-    deadline, deleted = time.monotonic() + delete_seconds, set[str]()
+    try:
+        yield
+    except KubeError as error:
+        raise CliError(f"{what}: {error}; {SKIP}") from None
+
+
+async def force(cluster: Cluster, delete_seconds: float) -> tuple[str, ...]:
+    """Delete the frozen pods; return what was done. Raises CliError with the pods that remain."""
+    look, done = await sure_look(cluster), []
+    pinned, deleted = set[str](), set[str]()
+    deadline = time.monotonic() + delete_seconds
     while True:
-        look = await cluster.look()
-        await _pin(cluster, look.holding, pinned)
+        await cluster.pin(look.holding, pinned)
         for one in look.held:
             if one.owner.uid not in deleted:
                 await cluster.delete(one.owner)
@@ -130,38 +123,7 @@ async def force(cluster: Cluster, *, wake_seconds: float, delete_seconds: float)
                 f"see kubectl describe pod; {SKIP}"
             )
         await asyncio.sleep(LOOK_SECONDS)
-
-
-async def _wake(cluster: Cluster, seconds: float, pinned: set[str]) -> list[str]:
-    """Activate one seat of each free group; return those that were activated."""
-    look = await sure_look(cluster)
-    if look.failure or not look.held:
-        return []
-    chosen = {one.seat: one for one in look.to_wake()}
-    begun, accepted = time.monotonic(), set[str]()
-    while True:
-        await _pin(cluster, (*look.holding, *chosen), pinned)
-        for seat in sorted(chosen.keys() - accepted):
-            if await cluster.accepts(seat, "activate"):
-                accepted.add(seat)
         look = await cluster.look()
-        asleep, spent = {one.owner.uid for one in look.held}, time.monotonic() - begun
-        refused = {one.owner.uid for seat, one in chosen.items() if seat not in accepted and spent > REFUSED_SECONDS}
-        waited = {one.owner.uid for one in chosen.values()} & asleep - refused
-        if spent > seconds or not (waited or any(one.state in _MOVING for one in look.held)):
-            return [
-                f"activated {one.owner.pod} (seat {seat})"
-                for seat, one in chosen.items()
-                if one.owner.uid not in asleep
-            ]
-        await asyncio.sleep(LOOK_SECONDS)
-
-
-async def _pin(cluster: Cluster, seats: Iterable[str], pinned: set[str]) -> None:
-    """Pin seats, so that neither a request nor a replaced pod parks them; new pods wait at the start gate."""
-    for seat in sorted(set(seats) - pinned):
-        if cluster.router and await cluster.accepts(seat, "pin"):
-            pinned.add(seat)
 
 
 async def sure_look(cluster: Cluster) -> Look:
@@ -175,9 +137,7 @@ async def sure_look(cluster: Cluster) -> Look:
 
 
 def uninstall_check(
-    forced: Annotated[
-        bool, typer.Option("--force", help="Activate the seats that fit, delete the other frozen pods, and allow it.")
-    ] = False,
+    forced: Annotated[bool, typer.Option("--force", help="Delete the frozen pods, and allow it.")] = False,
     url: Annotated[str, typer.Option(envvar="KYB_URL", help="The router.")] = "",
     manager_port: Annotated[
         int, typer.Option(envvar="KYB_MANAGER_PORT", min=0, max=65535, help="The managers' port on their hosts.")
@@ -190,7 +150,6 @@ def uninstall_check(
         str, typer.Option(envvar="KYB_NAMESPACE", help=f"Its annotation {FORCE}=force is --force, too.")
     ] = "",
     service_account: Annotated[Path | None, typer.Option(help="Folder of the pod's token.")] = None,
-    wake_seconds: Annotated[float, typer.Option(min=0, help="With --force: time limit of activations.")] = 120,
     delete_seconds: Annotated[float, typer.Option(min=0, help="With --force: time limit of deletions.")] = 300,
 ) -> None:
     """Refuse an uninstall that would leave engines frozen (exit code 1). Runs in a hook of the chart."""
@@ -208,7 +167,7 @@ def uninstall_check(
         kube = Kube(where, service_account or ACCOUNT)
         try:
             cluster = Cluster(kube, url.rstrip("/"), manager_port, prefixes)
-            await _check(cluster, forced or await annotated(kube, namespace), wake_seconds, delete_seconds)
+            await _check(cluster, forced or await annotated(kube, namespace), delete_seconds)
         finally:
             await kube.close()
 
@@ -218,21 +177,17 @@ def uninstall_check(
 
 async def annotated(kube: Any, namespace: str) -> bool:
     """True if the namespace's annotation forces the uninstall. Raises CliError."""
-    from kybernate.kube import KubeError
-
     if not namespace:
         return False
-    try:
+    with _refused(f"cannot see whether namespace {namespace} has annotation {FORCE}"):
         found = await kube.get(f"/api/v1/namespaces/{namespace}") or {}
-    except KubeError as error:
-        raise CliError(f"cannot see whether namespace {namespace} has annotation {FORCE}: {error}; {SKIP}") from None
     return bool((found.get("metadata", {}).get("annotations") or {}).get(FORCE) == "force")
 
 
-async def _check(cluster: Cluster, forced: bool, wake_seconds: float, delete_seconds: float) -> None:
+async def _check(cluster: Cluster, forced: bool, delete_seconds: float) -> None:
     """Run the check. Raises CliError when the uninstall is refused."""
     if forced:
-        for line in await force(cluster, wake_seconds=wake_seconds, delete_seconds=delete_seconds):
+        for line in await force(cluster, delete_seconds):
             print(line)
     elif why := refusal(await sure_look(cluster)):
         raise CliError(why)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kybernate.seat import HOLDING, SeatState
+from kybernate.seat import SeatState
 
 FROZEN = frozenset(
     {SeatState.PARKING, SeatState.PARKED, SeatState.ACTIVATING, SeatState.MIGRATING, SeatState.QUARANTINED}
@@ -41,8 +41,6 @@ class Held:
 
     owner: Owner
     seat: str
-    node: str
-    group: str
     state: SeatState | None
     """None: neither a router nor the node's manager answers."""
 
@@ -71,9 +69,7 @@ class Look:
             row = self.rows.get(owner.uid)
             state = None if row is None else SeatState(row["state"])
             if (state is None and owner.runs) or state in FROZEN:
-                row = row or {}
-                place = str(row.get("node", "")), str(row.get("group") or row.get("home_group") or "")
-                found.append(Held(owner, str(row.get("seat", "")), *place, state))
+                found.append(Held(owner, str((row or {}).get("seat", "")), state))
         return tuple(found)
 
     @property
@@ -81,15 +77,6 @@ class Look:
         """Seats that own their group's GPUs and are not being parked."""
         states = (SeatState.STARTING, SeatState.ACTIVE, SeatState.DRAINING)
         return tuple(str(row["seat"]) for row in self.rows.values() if row["state"] in states)
-
-    def to_wake(self) -> tuple[Held, ...]:
-        """The first parked seat of each free group: activating it parks no other seat."""
-        taken = {_place(row) for row in self.rows.values() if SeatState(row["state"]) in HOLDING}
-        chosen: dict[tuple[str, str], Held] = {}
-        for one in sorted(self.held, key=lambda held: held.seat):
-            if one.state is SeatState.PARKED and (one.node, one.group) not in taken:
-                chosen.setdefault((one.node, one.group), one)
-        return tuple(chosen.values())
 
 
 def owners(pods: Iterable[Mapping[str, Any]], prefixes: Sequence[str], known: Iterable[str] = ()) -> tuple[Owner, ...]:
@@ -122,14 +109,9 @@ def refusal(look: Look) -> str:
         f"{len(look.held)} pods would be left frozen, with no service to activate them: "
         f"{', '.join(one.text for one in look.held)}",
         "scale their Deployments to 0 (or delete these pods) and uninstall again",
-        f"or kubectl annotate namespace <of this release> {FORCE}=force and uninstall again: what fits is activated, "
-        "and the other pods are deleted",
+        f"or kubectl annotate namespace <of this release> {FORCE}=force and uninstall again: these pods are deleted",
     ]
     if any(one.state is None for one in look.held):
         why = f"; routers: {look.failure}" if look.failure else ""
         text.append(f"neither a router nor the node's manager answers for some of them{why}; {SKIP}")
     return "\n     ".join(text)
-
-
-def _place(row: Mapping[str, Any]) -> tuple[str, str]:
-    return str(row.get("node", "")), str(row.get("group") or row.get("home_group") or "")

@@ -21,7 +21,7 @@ def check(config: NodeConfig) -> None:
 
 
 def _check_names(config: NodeConfig) -> None:
-    profiles, groups = config.profiles, config.topology.groups
+    profiles, groups = config.profiles, config.gpu_topology.groups
     for what, top, values in (
         ("name", ("profiles",), [profile.name for profile in profiles]),
         ("resource", ("profiles",), [profile.resource for profile in profiles]),
@@ -63,14 +63,14 @@ def _check_groups(config: NodeConfig) -> None:
     """Check groups by their names; two names of one GPU are found on the machine only."""
     sizes = {profile.group_size for profile in config.profiles if profile.mig_profile is None}
     sizes |= {1 for profile in config.profiles if profile.mig_profile is not None}
-    if config.topology.overlap == "timeshare":
+    if config.gpu_topology.overlap == "timeshare":
         _check_nested(config)
     owners: dict[int | str, str] = {}
-    for index, group in enumerate(config.topology.groups):
+    for index, group in enumerate(config.gpu_topology.groups):
         place: Place = ("gpuTopology", "groups", index, "gpus")
         for position, gpu, _ in _repeated(group.gpus):
             raise config.error((*place, position), gpu, f"stands twice in group {group.name}", "name each GPU once")
-        for position, gpu in enumerate(group.gpus if config.topology.overlap == "none" else ()):
+        for position, gpu in enumerate(group.gpus if config.gpu_topology.overlap == "none" else ()):
             if gpu in owners:
                 what = f"groups {owners[gpu]} and {group.name} share this GPU"
                 remedy = "groups must be disjoint; take it out of one, or nest them and write overlap: timeshare"
@@ -84,7 +84,7 @@ def _check_groups(config: NodeConfig) -> None:
 
 def _check_nested(config: NodeConfig) -> None:
     """Check the groups of a time-shared node by their names; one by index and one by UUID may be nested."""
-    groups = config.topology.groups
+    groups = config.gpu_topology.groups
     for (_, first), (number, second) in itertools.combinations(enumerate(groups), 2):
         a, b = set(first.gpus), set(second.gpus)
         if a == b:

@@ -8,10 +8,12 @@ from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from kybernate.config_errors import suggest
+from kybernate.sizes import parse_bytes
 
 PLACEMENTS = ("first-fit", "best-fit", "worst-fit", "bin-pack", "spread", "topology-aware")
 MIG_STRATEGIES = ("none", "single", "mixed")
 OVERLAPS = ("none", "timeshare")
+PACKINGS = ("slots", "memory")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]+")
@@ -58,6 +60,13 @@ def _mig_profile(value: object) -> str:
     raise _wrong("is not a MIG profile", "write it as nvidia-smi mig -lgip does, without MIG: 3g.40gb")
 
 
+def _size(value: object) -> int:
+    try:
+        return parse_bytes(str(value))
+    except ValueError:
+        raise _wrong("is not a size", 'write bytes with a unit: "1GiB"') from None
+
+
 def _one_of(known: Collection[str], kind: str) -> Callable[[object], str]:
     def check(value: object) -> str:
         if not isinstance(value, str) or value not in known:
@@ -75,4 +84,7 @@ MigProfile = Annotated[str, PlainValidator(_mig_profile)]
 Placement = Annotated[str, PlainValidator(_one_of(PLACEMENTS, "a placement"))]
 MigStrategy = Annotated[str, PlainValidator(_one_of(MIG_STRATEGIES, "a MIG strategy"))]
 Overlap = Annotated[str, PlainValidator(_one_of(OVERLAPS, "known"))]
+Packing = Annotated[str, PlainValidator(_one_of(PACKINGS, "known"))]
+Size = Annotated[int, PlainValidator(_size)]
+"""Bytes; written with a unit, e.g. ``1GiB``."""
 Seconds = Annotated[float, Field(ge=0)]

@@ -111,11 +111,12 @@ def _read(entry: _Entry, name: str, note: str) -> NodeConfig:
     document, data, at = entry.document, entry.data, entry.at
     if not isinstance(data, dict):
         raise document.source.error(at, None, "is not a mapping", "begin with profiles: and gpuTopology:")
-    brains = ("policy", "shadow")
-    rest = {key: value for key, value in data.items() if key not in brains}
-    config = document.validate(NodeConfig, rest, at)
-    chosen = {key: _policy(document, data[key], (*at, key)) for key in brains if data.get(key) is not None}
-    config = config.model_copy(update=chosen)
+    if "shadow" in data:
+        what = "unknown key; the shadow policy was removed"
+        raise document.source.error((*at, "shadow"), None, what, "record the views and replay them (docs/config.md)")
+    config = document.validate(NodeConfig, {key: value for key, value in data.items() if key != "policy"}, at)
+    if data.get("policy") is not None:
+        config = config.model_copy(update={"policy": _policy(document, data["policy"], (*at, "policy"))})
     config.read_from(document.source, at, name, note)
     check(config)
     return config

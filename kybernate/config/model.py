@@ -6,7 +6,18 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, PrivateAttr
 
-from kybernate.config.fields import GpuName, MigProfile, MigStrategy, Name, Overlap, Placement, Resource, Seconds
+from kybernate.config.fields import (
+    GpuName,
+    MigProfile,
+    MigStrategy,
+    Name,
+    Overlap,
+    Packing,
+    Placement,
+    Resource,
+    Seconds,
+    Size,
+)
 from kybernate.config_errors import ConfigError, Place, Source, Strict
 from kybernate.policy import POLICIES, Policy
 
@@ -25,6 +36,11 @@ class Profile(Strict):
     seats_per_group: Annotated[int, Field(ge=1, le=100)]
     active_slots: Annotated[int, Field(ge=1)] = 1
     """How many seats of one group may hold VRAM at the same time."""
+    packing: Packing = "slots"
+    """``memory``: as many seats of a group are active together as their VRAM fits, at most ``active_slots`` if that is
+    written."""
+    memory_reserve: Size = 2**30
+    """With ``packing: memory``: bytes of each GPU that are given to no seat."""
     placement: Placement = "first-fit"
     """Which group gets the next seat."""
     expose_devices: Literal["group", "node"] = "group"
@@ -34,6 +50,16 @@ class Profile(Strict):
     anyway (``expose_devices: node``). True gives each container the device nodes of all groups that it may move to."""
     mig_profile: MigProfile | None = None
     """With ``migStrategy: mixed``: its groups are the MIG instances of this profile, e.g. ``3g.40gb``, one each."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether its seats share the memory of their group."""
+        return self.packing == "memory"
+
+    @property
+    def slots(self) -> int:
+        """The most seats of one group that are active together."""
+        return self.seats_per_group if self.packs and "active_slots" not in self.model_fields_set else self.active_slots
 
     @property
     def rebalances(self) -> bool:
@@ -119,8 +145,6 @@ class NodeConfig(Strict):
     """How a container gets its GPUs: variables and device nodes, CDI names, or what fits this node."""
     health: HealthConfig = HealthConfig()
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
-    shadow: PolicyConfig | None = None
-    """A second policy that decides on the same views and never acts; None: none."""
     tiers: dict[Name, TierChanges] = Field(default_factory=dict)
     """Changes to the known tiers, and further ones."""
     drain_seconds: Seconds = 60.0
@@ -134,11 +158,6 @@ class NodeConfig(Strict):
     _at: Place = PrivateAttr(default=())
     _chosen: str = PrivateAttr(default="default")
     _note: str = PrivateAttr(default="")
-
-    @property
-    def topology(self) -> GpuTopology:
-        """The listed groups."""
-        return self.gpu_topology
 
     @property
     def resources(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ Two bindings offer the same calls: cuda-bindings where it is installed, and ctyp
 """
 
 from kybernate.cuda.codes import (
+    FREED_SHARE,
     HOST_BYTES_PER_VRAM_BYTE,
     CudaResult,
     CudaState,
@@ -17,6 +18,7 @@ from kybernate.cuda.codes import (
 from kybernate.cuda.port import Binding, CheckpointApi, CudaUnavailableError, GpuPairs
 
 __all__ = [
+    "FREED_SHARE",
     "HOST_BYTES_PER_VRAM_BYTE",
     "Binding",
     "CheckpointApi",

@@ -1,4 +1,4 @@
-"""The checkpoint API through NVIDIA's cuda-bindings (13.0.2 or newer)."""
+"""The checkpoint API through NVIDIA's cuda-bindings (13.0.2 or newer, not 13.3.0)."""
 
 import ctypes
 import re
@@ -16,9 +16,11 @@ _NEEDED = (
     "cuCheckpointProcessRestore",
     "cuCheckpointProcessUnlock",
     "CUcheckpointGpuPair",
+    "CUcheckpointLockArgs",
+    "CUcheckpointRestoreArgs",  # cuda-bindings 13.3.0 lacks it
 )
 _UNKNOWN_NUMBER = re.compile(r"(-?\d+) is not a valid (CUresult|CUprocessState)")
-_WANTED = "install cuda-bindings>=13.0.2,<14, or set KYB_CUDA_BINDING=ctypes"
+_WANTED = "install cuda-bindings>=13.0.2,<14,!=13.3.0, or set KYB_CUDA_BINDING=ctypes"
 
 
 class BindingsApi:

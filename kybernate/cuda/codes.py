@@ -16,6 +16,9 @@ CUSTOM_STORAGE_CUDA = 13040
 HOST_BYTES_PER_VRAM_BYTE = 1.1
 """A checkpoint takes this much: copy, page tables and buffers (research/checkpoint.md §5.5: 1.05 measured)."""
 
+FREED_SHARE = 0.9
+"""Park evidence: memory in use must fall by this share of the footprint (research/checkpoint.md §7)."""
+
 _PREFIX = "GPU-"
 _BYTES = 16
 

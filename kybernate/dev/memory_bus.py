@@ -20,7 +20,6 @@ from kybernate.bus.port import (
     Entry,
     NoAnswerError,
     NotSetUpError,
-    WrongRevisionError,
 )
 from kybernate.envelope import Message, Pattern
 
@@ -286,10 +285,6 @@ class _Level:
     def revision_of(self, key: str) -> int:
         return self._last[key].revision if key in self._last else 0
 
-    def get(self, key: str) -> Entry | None:
-        entry = self._last.get(key)
-        return entry if entry is not None and entry.value is not None else None
-
     def present(self, prefix: str) -> list[Entry]:
         return [e for e in self._last.values() if e.value is not None and e.key.startswith(prefix)]
 
@@ -306,16 +301,6 @@ class _MemoryBucket:
 
     async def put(self, key: str, value: bytes) -> int:
         return self._write(key, value)
-
-    async def update(self, key: str, value: bytes, *, revision: int) -> int:
-        level = self._level()
-        now = level.revision_of(key) if revision or level.get(key) else 0
-        if now != revision:
-            raise WrongRevisionError(f"{self._name}: {key} is not at revision {revision}")
-        return self._write(key, value)
-
-    async def get(self, key: str) -> Entry | None:
-        return self._level().get(key)
 
     async def delete(self, key: str) -> None:
         self._write(key, None)

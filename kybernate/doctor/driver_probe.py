@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from typing import Any, TextIO
 
 from kybernate.cuda import Binding, CudaUnavailableError, open_cuda, support
@@ -58,7 +59,7 @@ class _DriverProbe:
             return []
         finally:
             reader.close()
-        self._write(gpus=gpus, uses=[use._asdict() for use in uses])
+        self._write(gpus=gpus, uses=[asdict(use) for use in uses])
         return sorted({use.pid for use in uses})
 
     def read_cuda(self, binding: Binding, pids: list[int]) -> None:

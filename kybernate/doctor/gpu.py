@@ -15,8 +15,9 @@ from kybernate.cuda import Binding
 from kybernate.doctor.driver_checks import check_driver
 from kybernate.doctor.host import read_host
 from kybernate.doctor.host_checks import check_host
-from kybernate.doctor.model import DriverFacts, Finding, GpuFacts, UseFacts
+from kybernate.doctor.model import DriverFacts, Finding, GpuFacts
 from kybernate.extras import ExtraMissingError, dev_part
+from kybernate.machine import GpuProcess
 
 
 class DoctorError(Exception):
@@ -82,7 +83,7 @@ def gather(lines: Iterable[str], ended: str) -> DriverFacts:
         facts["answers"] |= {int(pid): code for pid, code in entry.pop("answers", {}).items()}
         facts |= entry
     gpus = tuple(GpuFacts(index=index, **gpu) for index, gpu in enumerate(facts.pop("gpus", ())))
-    uses = tuple(UseFacts(**use) for use in facts.pop("uses", ()))
+    uses = tuple(GpuProcess(**use) for use in facts.pop("uses", ()))
     return DriverFacts(**facts, gpus=gpus, uses=uses, hung=f"{step} {ended}" if ended else "")
 
 

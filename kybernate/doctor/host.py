@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from kybernate.cgroups import Cgroups, HiddenLimitsError
+from kybernate.cgroups import Cgroups, HiddenLimitsError, read_text
 from kybernate.doctor.model import HostFacts, TargetFacts
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
@@ -17,9 +17,9 @@ def read_host(pids: Iterable[int], root: Path = Path("/")) -> HostFacts:
     status = _fields(root / "proc/self/status")
     cgroups = Cgroups(root / "sys/fs/cgroup", root / "proc")
     freezer = find_freezer(cgroups, pids)
-    gvisor = "gVisor" in _text(root / "proc/version")
-    scope = _text(root / "proc/sys/kernel/yama/ptrace_scope")
-    module = _text(root / "proc/driver/nvidia/version")
+    gvisor = "gVisor" in read_text(root / "proc/version")
+    scope = read_text(root / "proc/sys/kernel/yama/ptrace_scope")
+    module = read_text(root / "proc/driver/nvidia/version")
     available = _fields(root / "proc/meminfo").get("MemAvailable", "").removesuffix("kB").strip()
     return HostFacts(
         uid=_uid(status),
@@ -80,14 +80,7 @@ def _uid(status: dict[str, str]) -> int:
 
 def _fields(file: Path) -> dict[str, str]:
     """Lines of ``Name: value``; empty if the file does not exist."""
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in _text(file).splitlines())}
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in read_text(file).splitlines())}
 
 
 def _link(file: Path) -> str:

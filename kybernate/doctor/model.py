@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kybernate.machine import GpuProcess
+
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
@@ -18,16 +20,6 @@ class GpuFacts:
     persistence: bool | None = None
     """None if the driver does not report it."""
     mig: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class UseFacts:
-    """One process on one GPU."""
-
-    pid: int
-    gpu: str
-    bytes: int
-    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +42,7 @@ class DriverFacts:
     gpu_count: int = 0
     """Number of GPUs; ``gpus`` has those that answer."""
     gpus: tuple[GpuFacts, ...] = ()
-    uses: tuple[UseFacts, ...] = ()
+    uses: tuple[GpuProcess, ...] = ()
     answers: dict[int, int] = field(default_factory=dict)
     """Result code of the restore thread call, by pid."""
 

@@ -3,7 +3,7 @@
 import ctypes
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,7 @@ def numa_node_of(nvml: Any, handle: Any, device: Path) -> int | None:
 
 
 def _affine_node(nvml: Any, handle: Any) -> int | None:
-    try:
-        words = nvml.nvmlDeviceGetMemoryAffinity(handle, _WORDS, _NODE_SCOPE)
-    except nvml.NVMLError:
-        return None
+    words = _answer(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, _WORDS, _NODE_SCOPE) or ()
     mask = sum(int(word) << (64 * number) for number, word in enumerate(words))
     return (mask & -mask).bit_length() - 1 if mask else None
 
@@ -122,7 +119,8 @@ def read_ports(nvml: Any, handle: Any) -> NvLinkPorts:
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         if not _active(nvml, handle, link):
             continue
-        if _to_switch(nvml, handle, link):
+        kind = _answer(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+        if kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
             switch_links += 1
         else:
             peers.append(pci_address(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
@@ -139,12 +137,12 @@ def _active(nvml: Any, handle: Any, link: int) -> bool:
         raise
 
 
-def _to_switch(nvml: Any, handle: Any, link: int) -> bool:
+def _answer(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the function returns; None where driver or machine do not report it."""
     try:
-        kind = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
-    except nvml.NVMLError:  # unknown to old drivers
-        return False
-    return bool(kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH)
+        return function(*arguments)
+    except nvml.NVMLError:
+        return None
 
 
 def _clique(nvml: Any, handle: Any) -> tuple[bytes, int] | None:
@@ -160,14 +158,9 @@ def _clique(nvml: Any, handle: Any) -> tuple[bytes, int] | None:
 
 
 def _level(nvml: Any, a: Any, b: Any) -> PcieLevel:
-    try:
-        return _LEVELS.get(nvml.nvmlDeviceGetTopologyCommonAncestor(a, b), PcieLevel.SYS)
-    except nvml.NVMLError:  # some virtual machines do not report it; assume the farthest
-        return PcieLevel.SYS
+    ancestor = _answer(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, a, b)
+    return _LEVELS.get(ancestor, PcieLevel.SYS)  # some virtual machines do not report it: assume the farthest
 
 
 def _p2p(nvml: Any, a: Any, b: Any) -> bool:
-    try:
-        return bool(nvml.nvmlDeviceGetP2PStatus(a, b, _P2P_READ) == nvml.NVML_P2P_STATUS_OK)
-    except nvml.NVMLError:
-        return False
+    return bool(_answer(nvml, nvml.nvmlDeviceGetP2PStatus, a, b, _P2P_READ) == nvml.NVML_P2P_STATUS_OK)

@@ -7,7 +7,7 @@ context.
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from kybernate.gpus.nvml_hardware import mig_profile, numa_node_of, pci_address, read_links, text
 from kybernate.gpus.port import GpuError
@@ -20,16 +20,6 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 _FAKE = "use the fake driver: KYB_GPUS=fake, in the checkpointer KYB_DRIVER=fake"
-
-
-class ProcessReading(NamedTuple):
-    """One process with a compute context on one GPU. Parked processes do not appear."""
-
-    pid: int
-    gpu: str
-    bytes: int
-    exact: bool
-    """False if the driver does not report it (NVML_VALUE_NOT_AVAILABLE): ``bytes`` is all memory in use on the GPU."""
 
 
 class NvmlReader:
@@ -83,7 +73,7 @@ class NvmlReader:
         """
         return self.call(lambda _: dict(self._chosen(gpus, lambda uuid, handle: (uuid, self._memory(handle)))))
 
-    def gpu_processes(self, gpus: Iterable[str] | None = None) -> list[ProcessReading]:
+    def gpu_processes(self, gpus: Iterable[str] | None = None) -> list[GpuProcess]:
         """Processes with a compute context on physical GPUs; ``gpus`` as in ``memory``."""
         return self.call(lambda _: [entry for found in self._chosen(gpus, self._readings) for entry in found])
 
@@ -206,15 +196,14 @@ class NvmlReader:
     def _processes_of(self, _: int, handle: Any) -> Iterator[GpuProcess]:
         # In MIG mode the GPU itself would list the same processes once more, with their instances' numbers.
         for one in tuple(self._instance_handles(handle)) or (handle,):
-            for found in self._readings(text(self._nvml.nvmlDeviceGetUUID(one)), one):
-                yield GpuProcess(found.pid, found.gpu, found.bytes)
+            yield from self._readings(text(self._nvml.nvmlDeviceGetUUID(one)), one)
 
-    def _readings(self, uuid: str, handle: Any) -> list[ProcessReading]:
+    def _readings(self, uuid: str, handle: Any) -> list[GpuProcess]:
         found = []
         for process in self._nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle):
             size = process.usedGpuMemory  # pynvml returns None for NVML_VALUE_NOT_AVAILABLE (vGPU, WSL)
             exact = size is not None
-            found.append(ProcessReading(int(process.pid), uuid, int(size if exact else self._memory(handle)[0]), exact))
+            found.append(GpuProcess(int(process.pid), uuid, int(size if exact else self._memory(handle)[0]), exact))
         return found
 
 

@@ -25,6 +25,8 @@ class Goal:
     groups_max: int = 16
     slots: tuple[int, ...] = (1,)
     """Seats that a group runs at the same time, to be tried."""
+    memory_bytes: int = 0
+    """Of a group: groups whose seats share it are tried, too. 0: they are not."""
     move_seconds: float | None = 3.0
     """Extra seconds for a seat on another group than its own; None: seats stay at home."""
     gpus_per_group: int = 1
@@ -38,7 +40,8 @@ class PlannedLayout:
     """One way to place the seats, and what it gives."""
 
     name: str
-    """``seats`` share groups; ``dedicated``: one group per model."""
+    """``seats`` share groups; ``packed``: also their memory, as many are active as fit; ``dedicated``: one group per
+    model."""
     groups: int
     slots: int
     gpus: int
@@ -61,30 +64,29 @@ class PlannedLayout:
 
 
 def plan(scenario: Scenario, goal: Goal, options: RunOptions | None = None) -> list[PlannedLayout]:
-    """For each number of slots the fewest groups that are enough (or the most that were tried, if they are not), then
-    one group per model. Raises SimulationError, ValueError.
+    """For each number of slots the fewest groups that are enough (or the most that were tried, if they are not), the
+    same for seats that share memory, then one group per model. Raises SimulationError, ValueError.
     """
     found = [_fewest(scenario, goal, slots, options or RunOptions()) for slots in goal.slots]
+    if goal.memory_bytes:
+        found.append(_fewest(scenario, goal, len(scenario.seats), options or RunOptions(), goal.memory_bytes))
     return [*found, dedicated(scenario, goal, options or RunOptions())]
 
 
-def _fewest(scenario: Scenario, goal: Goal, slots: int, options: RunOptions) -> PlannedLayout:
+def _fewest(scenario: Scenario, goal: Goal, slots: int, options: RunOptions, memory_bytes: int = 0) -> PlannedLayout:
     policy = POLICIES[goal.policy]()
 
     def tried(groups: int) -> PlannedLayout:
-        played = regrouped(scenario, groups, slots, goal.move_seconds)
-        return _layout("seats", played, goal, _played(played, policy, options))
+        played = regrouped(scenario, groups, slots, goal.move_seconds, memory_bytes)
+        return _layout("packed" if memory_bytes else "seats", played, goal, _played(played, policy, options))
 
-    least = max(map(len, gangs(scenario)), default=1)
-    if least > goal.groups_max:
-        raise ValueError(f"a gang needs {least} groups and at most {goal.groups_max} are wanted; see --groups-max")
-    return fewest(tried, min(goal.groups_max, len(scenario.seats)), least)
+    return fewest(tried, min(goal.groups_max, len(scenario.seats)))
 
 
-def fewest(tried: Callable[[int], PlannedLayout], most: int, least: int = 1) -> PlannedLayout:
+def fewest(tried: Callable[[int], PlannedLayout], most: int) -> PlannedLayout:
     """The layout with fewest groups that is enough; that with ``most`` when none is. Each number is tried once."""
     known: dict[int, PlannedLayout] = {}
-    low, high = least, least
+    low, high = 1, 1
     while True:  # upwards by doubling, since few groups are the usual answer
         known[high] = tried(high)
         if known[high].enough or high == most:
@@ -130,40 +132,23 @@ def _layout(name: str, scenario: Scenario, goal: Goal, measured: Measures) -> Pl
     )
 
 
-def regrouped(scenario: Scenario, groups: int, slots: int, move_seconds: float | None) -> Scenario:
-    """The same seats and requests on so many groups: the heaviest first, each where least work is. Of a gang, each on
-    another group: there must be as many.
-    """
+def regrouped(
+    scenario: Scenario, groups: int, slots: int, move_seconds: float | None, memory_bytes: int = 0
+) -> Scenario:
+    """The same seats and requests on so many groups: the heaviest first, each where least work is."""
     work = [0.0] * len(scenario.seats)
     for seat, service in zip(scenario.seat, scenario.service, strict=True):
         work[seat] += service
-    for gang in gangs(scenario):  # what one of a gang has to do, all of it have
-        most = max(work[seat] for seat in gang)
-        for seat in gang:
-            work[seat] = most
     loads, home = [0.0] * groups, [0] * len(work)
-    taken: set[tuple[str, int]] = set()
     for seat in sorted(range(len(work)), key=lambda index: (-work[index], index)):
-        name = scenario.seats[seat].gang
-        free = [group for group in range(groups) if not name or (name, group) not in taken]
-        home[seat] = min(free, key=lambda group: (loads[group], group))
-        taken.add((name, home[seat]))
+        home[seat] = min(range(groups), key=lambda group: (loads[group], group))
         loads[home[seat]] += max(work[seat], 1e-9)
     return replace(
         scenario,
         seats=tuple(replace(seat, group=f"G{home[index]}") for index, seat in enumerate(scenario.seats)),
-        groups=tuple(SimGroup(f"G{group}", slots) for group in range(groups)),
+        groups=tuple(SimGroup(f"G{group}", slots, memory_bytes) for group in range(groups)),
         move_seconds=move_seconds if groups > 1 else None,
     )
-
-
-def gangs(scenario: Scenario) -> list[list[int]]:
-    """Indices of the seats of each gang."""
-    found: dict[str, list[int]] = {}
-    for index, seat in enumerate(scenario.seats):
-        if seat.gang:
-            found.setdefault(seat.gang, []).append(index)
-    return list(found.values())
 
 
 def saved(found: list[PlannedLayout]) -> float:

@@ -1,47 +1,120 @@
 """Commands to the node's manager, answered within milliseconds."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from kybernate.envelope import Message
 
+Purpose = Literal["maintenance", "upgrade"]
+"""Of a drain. Only ``upgrade`` also parks pinned seats."""
+OrderVerb = Literal["migrate", "drain", "resume"]
+OrderOutcome = Literal["", "done", "failed", "cancelled"]
+
 
 class Command(Message):
-    """Base of commands to a seat's manager."""
+    """Base of commands to a node's manager."""
 
     node: str
-    seat: str
     actor: str = "router"
     """Who asks: ``router``, ``operator`` or the name of an API key."""
     deadline: float | None = None
     """Unix seconds after which the command must not be begun any more."""
+
+
+class SeatCommand(Command):
+    """Base of commands about a seat that are done, or refused, at once."""
+
+    seat: str
     if_epoch: int | None = None
     """Refuse unless the seat's epoch is this one."""
 
 
-class ActivateSeat(Command):
+class OrderCommand(Command):
+    """Base of commands that begin an operation. The manager remembers it, also over a restart."""
+
+    op: str = ""
+    """Names the operation: the same name again answers the same operation. Empty: the message's id."""
+    dry_run: bool = False
+    """Only answer what would happen, or why it is refused."""
+
+
+class ActivateSeat(SeatCommand):
     """Bring this seat to VRAM. A router sends it beside its signal; an operator's is demand by itself."""
 
     subject_template: ClassVar[str] = "kyb.v1.cmd.{node}.{seat}.activate"
 
 
-class ParkSeat(Command):
+class ParkSeat(SeatCommand):
     """Take this seat out of VRAM."""
 
     subject_template: ClassVar[str] = "kyb.v1.cmd.{node}.{seat}.park"
 
 
-class PinSeat(Command):
+class PinSeat(SeatCommand):
     """Keep this seat active: it is activated, and never parked by policy until unpinned."""
 
     subject_template: ClassVar[str] = "kyb.v1.cmd.{node}.{seat}.pin"
 
 
-class UnpinSeat(Command):
+class UnpinSeat(SeatCommand):
     """Let policy park this seat again."""
 
     subject_template: ClassVar[str] = "kyb.v1.cmd.{node}.{seat}.unpin"
+
+
+class MigrateSeat(OrderCommand):
+    """Park this seat, if it is active, and activate it on another group of its node."""
+
+    subject_template: ClassVar[str] = "kyb.v1.cmd.{node}.{seat}.migrate"
+
+    seat: str
+    to: str
+    """Name of the group."""
+
+
+class DrainNode(OrderCommand):
+    """Park every seat that holds the node's GPUs, or those of one group, and start and activate none there."""
+
+    subject_template: ClassVar[str] = "kyb.v1.cmd.{node}.node.drain"
+
+    group: str = ""
+    """Name of the group; empty: all of the node."""
+    purpose: Purpose = "maintenance"
+
+
+class ResumeNode(OrderCommand):
+    """End a drain of the node, or of one group."""
+
+    subject_template: ClassVar[str] = "kyb.v1.cmd.{node}.node.resume"
+
+    group: str = ""
+    """Name of the group; empty: the drain of the node."""
+
+
+class OrderStatus(BaseModel):
+    """How far an operation is."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    op: str
+    verb: OrderVerb
+    target: str = ""
+    """A seat or a group; empty: the node."""
+    to: str = ""
+    """Of ``migrate``: the group."""
+    purpose: str = ""
+    """Of ``drain``."""
+    actor: str = ""
+    begun_at: float = 0.0
+    """Unix seconds."""
+    phase: str = ""
+    """``queued``, ``draining``, ``parking``, ``waiting``, ``activating``, ``starting``, ``held``, or how it ended:
+    ``done``, ``failed``, ``cancelled``."""
+    text: str = ""
+    """What it waits for, or how it ended, for people."""
+    outcome: OrderOutcome = ""
+    """Empty while it is under way."""
 
 
 class CommandReply(BaseModel):
@@ -58,3 +131,9 @@ class CommandReply(BaseModel):
     """``unknown-seat``, ``pinned``, ``quarantined``, ``stale-epoch``, ``too-late``, ``not-ready`` … when refused."""
     reason: str = ""
     retry_after_seconds: float | None = None
+    order: OrderStatus | None = None
+    """Of commands that begin an operation."""
+    repeated: bool = False
+    """The operation was ordered before, by a command with the same name."""
+    plan: tuple[str, ...] = ()
+    """Of a dry run: what would happen, in this order."""

@@ -5,6 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from kybernate.envelope import Message
+from kybernate.messages.commands import OrderStatus
 from kybernate.seat import SeatState
 
 
@@ -171,6 +172,16 @@ class GpuHealthChanged(Message):
     """Names of all groups that contain it."""
     seats: tuple[str, ...] = ()
     """All seats of these groups."""
+
+
+class OrderChanged(Message):
+    """An operation of an operator has begun, come to another phase, or ended."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{op}.operation"
+
+    node: str
+    op: str
+    order: OrderStatus
 
 
 class AuditRecord(Message):

@@ -21,6 +21,8 @@ class SeatTarget(BaseModel):
     vram_bytes: int = Field(default=0, ge=0)
     """Expected footprint over all GPUs together; 0 if not known yet."""
     backend: str = "cuda"
+    parked_on: tuple[str, ...] = ()
+    """UUIDs of the GPUs that it was parked on, where it is parked; for a checkpointer that lost its own record."""
 
 
 class Job(Message):
@@ -51,7 +53,7 @@ class RetargetJob(Job):
 
 
 class ReleaseJob(Job):
-    """The pod of this seat is deleted: thaw what is frozen so that it can end, and forget it."""
+    """The pod of this seat is deleted: end it if it is parked, thaw what else is frozen, and forget it."""
 
     subject_template: ClassVar[str] = "kyb.v1.job.{node}.release"
 
@@ -105,6 +107,8 @@ class SeatProgress(BaseModel):
     """Footprint seen at park, over all GPUs."""
     host_bytes: int = 0
     """Host memory that the parked copy takes."""
+    residue_bytes: int = 0
+    """VRAM that its parked processes keep, over all GPUs."""
     last_call_at: float | None = None
     """Unix seconds at which the last backend call of this half ended."""
     gpus: tuple[str, ...] = ()
@@ -153,3 +157,5 @@ class JobReply(BaseModel):
     """For AskJobs: the named operations, or all unfinished ones when none was named."""
     seats: tuple[SeatProgress, ...] = ()
     """For AskJobs: the state of each target's processes (active, parked, gone, lost)."""
+    ends: bool = False
+    """For ReleaseJob: the checkpointer ends the running processes itself, so kubelet's signal should wait for that."""

@@ -1,48 +1,70 @@
 """Signals: levels that expire."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from kybernate.envelope import Message
+
+MOST_REQUESTS = 100_000
+"""Requests of one level."""
+MOST_SECONDS = 86_400.0
+"""Of a wait, and of a window."""
+MOST_TTL_SECONDS = 300.0
+"""A source that is alive repeats its level earlier."""
+LONGEST_NAME = 512
+
+
+def _at_most(most: float) -> AfterValidator:
+    return AfterValidator(lambda value: min(value, most))
+
+
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+RequestCount = Annotated[int, Field(ge=0), _at_most(MOST_REQUESTS)]
+Seconds = Annotated[float, Field(ge=0), _at_most(MOST_SECONDS)]
+Counted = Annotated[int, Field(ge=0), _at_most(2**53)]
 
 
 class TrafficSignal(Message):
     """The present traffic of a model (or one seat of it) at one source: a level, not a change.
 
-    Expires ``ttl_seconds`` (wall) after receipt, by the receiver's clock. Levels of several sources add up.
+    Expires ``ttl_seconds`` (wall) after receipt, by the receiver's clock. Levels of several sources add up. A number
+    above its bound counts as the bound, so that a source that is wrong or hostile does not outweigh others for long.
     """
 
     subject_template: ClassVar[str] = "kyb.v1.sig.{source}.{model}"
     cloud_event: ClassVar[bool] = False
 
-    source: str
+    source: Name
     """Instance that publishes it, e.g. ``router-0`` or ``litellm/pod-3``."""
-    model: str
-    seat: str | None = None
+    model: Name
+    seat: Name | None = None
     """The seat that these requests are assigned to; None leaves the choice to the manager."""
-    tier: str = "standard"
-    waiting: int = Field(default=0, ge=0)
-    in_flight: int = Field(default=0, ge=0)
-    arrivals: int = Field(default=0, ge=0)
+    tier: Name = "standard"
+    waiting: RequestCount = 0
+    in_flight: RequestCount = 0
+    arrivals: RequestCount = 0
     """Requests that arrived during the last ``window_seconds``."""
-    window_seconds: float = Field(default=1.0, gt=0)
-    oldest_wait_seconds: float | None = Field(default=None, ge=0)
+    window_seconds: Annotated[float, Field(gt=0), _at_most(MOST_SECONDS)] = 1.0
+    oldest_wait_seconds: Seconds | None = None
     """Age of the oldest waiting request, model seconds, at sending."""
-    age_histogram: tuple[tuple[float, int], ...] = ()
+    age_histogram: Annotated[
+        tuple[tuple[Annotated[float, _at_most(MOST_SECONDS)], Annotated[int, _at_most(MOST_REQUESTS)]], ...],
+        Field(max_length=64),
+    ] = ()
     """Waiting requests, oldest first, in at most 16 steps: (their mean age in model seconds, how many). Optional; when
     there, the counts add up to ``waiting``, and the oldest stands alone."""
-    incarnation: str = ""
+    incarnation: Annotated[str, Field(max_length=LONGEST_NAME)] = ""
     """New at each start of the source: the three counters below then begin again at 0."""
-    arrived: int | None = Field(default=None, ge=0)
+    arrived: Counted | None = None
     """Requests that ever arrived for this seat, None: not counted. A receiver that missed signals misses no request."""
-    served: int | None = Field(default=None, ge=0)
+    served: Counted | None = None
     """Requests that were ever answered by it."""
-    served_seconds: float | None = Field(default=None, ge=0)
+    served_seconds: Annotated[float, Field(ge=0), _at_most(1e12)] | None = None
     """Model seconds that those spent in flight, summed."""
     seq: int = 0
     """Rises with each signal of one source; a lower one that comes late is dropped."""
-    ttl_seconds: float = Field(default=3.0, gt=0)
+    ttl_seconds: Annotated[float, Field(gt=0), _at_most(MOST_TTL_SECONDS)] = 3.0
 
 
 class Presence(Message):
@@ -55,10 +77,16 @@ class Presence(Message):
     instance: str
     """Stable name, e.g. ``router-0``."""
     incarnation: str
-    """New at each start. A manager waits for each incarnation of a router until its presence expires."""
+    """New at each start. A manager waits for each incarnation of a router until it leaves or its presence expires."""
     node: str | None = None
     url: str | None = None
     """Where it answers HTTP."""
+    serving: bool = True
+    """False: it has just started, and serves once no other process of its kind on its node objects."""
+    lock: str = ""
+    """Identity of the lock file that it holds; empty: it has none, or does not tell."""
+    leaving: bool = False
+    """The last one of this incarnation: it stops and forwards nothing any more, so no drain waits for it."""
 
 
 class DrainAck(Message):

@@ -4,7 +4,6 @@ Both form groups from them. The GPUs present when one of them starts would not d
 plugin and manager would form different groups. ``merge`` is pure.
 """
 
-import contextlib
 import fcntl
 import json
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from kybernate import files
+from kybernate.lifecycle import boot_id
 from kybernate.logs import get_logger
 from kybernate.machine import Gpu, Link
 
@@ -133,10 +133,3 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 _KNOWN: TypeAdapter[KnownGpus] = TypeAdapter(KnownGpus)
-
-
-def boot_id() -> str:
-    """Return the ID of this boot of the machine; empty where the kernel does not provide it."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""

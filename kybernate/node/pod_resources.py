@@ -1,6 +1,5 @@
 """Kubelet's PodResources socket: which container has which devices."""
 
-from collections.abc import Collection
 from pathlib import Path
 
 import grpc
@@ -48,13 +47,12 @@ class PodResources:
             await channel.close()
 
 
-def devices(answer: pb.ListPodResourcesResponse, resources: Collection[str] | None = None) -> dict[str, str]:
-    """Resource by device ID, of all containers or only of these resources. A device on two NUMA nodes counts once."""
+def devices(answer: pb.ListPodResourcesResponse) -> dict[str, str]:
+    """Resource by device ID, of all containers. A device on two NUMA nodes counts once."""
     return {
         device_id: entry.resource_name
         for pod in answer.pod_resources
         for container in pod.containers
         for entry in container.devices
-        if resources is None or entry.resource_name in resources
         for device_id in entry.device_ids
     }

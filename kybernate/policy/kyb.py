@@ -18,7 +18,9 @@ from kybernate.policy.turns import (
     FADE_SECONDS,
     LEAVING,
     blocked,
+    cheapest_victims,
     contenders,
+    fits,
     free_slots,
     guests,
     movable,
@@ -66,26 +68,53 @@ class Kyb:
         if not candidates:  # (4)
             return _without_demand(view, self.idle_seconds, self.keep_ratio, self.prefetch)
         urgency = self.urgency()
-        if free_slots(view) > 0:  # (1)
-            first, why = self._first([self._bid(seat, urgency, 0.0) for seat in candidates])
+        if free_slots(view) <= 0:
+            return self._make_room(view, candidates, urgency)
+        bids = [self._bid(seat, urgency, 0.0) for seat in candidates]  # (1)
+        first, why = self._first(bids)
+        if fits(view, first.seat):
             return Switch(first.seat.seat, None, f"slot free; {why}")
+        decision = self._make_room(view, candidates, urgency)
+        return decision if isinstance(decision, Switch) else self._beside(view, first, bids) or decision
+
+    def _make_room(self, view: GroupView, candidates: list[SeatView], urgency: Urgency) -> Decision:
+        """Rules 2, 3 and 5: which holder leaves, if any, as one of those whose leaving makes room."""
         holders = movable(view)
         if not holders:
             return blocked(view)
         idle = [seat for seat in holders if not own_load(seat)]
         ready = [seat for seat in idle if settles_in(seat) <= 0]
         if ready:  # (2)
-            victim = min(ready, key=lambda seat: (rate(seat) * (seat.park_seconds + seat.activate_seconds), seat.seat))
-            first, why = self._first([self._bid(seat, urgency, victim.park_seconds) for seat in candidates])
-            return Switch(first.seat.seat, victim.seat, f"{victim.seat} idle; {why}")
-        stays = [Stay(settles_in(seat), f"{seat.seat} has just come") for seat in idle]
-        for holder in sorted(holders, key=lambda seat: (own_load(seat), seat.seat)):  # (3), (5)
-            if own_load(holder):
-                answer = self._busy(holder, [self._bid(seat, urgency, holder.park_seconds) for seat in candidates])
-                if isinstance(answer, Switch):
-                    return answer
-                stays.append(answer)
-        return min(stays, key=lambda stay: stay.until if stay.until is not None else float("inf"))
+            least = min(ready, key=lambda seat: (_loss(seat), seat.seat))
+            first, why = self._first([self._bid(seat, urgency, least.park_seconds) for seat in candidates])
+            if victims := cheapest_victims(view, first.seat, ready, _loss):
+                return Switch(first.seat.seat, victims[0].seat, f"{victims[0].seat} idle; {why}")
+        fresh = [seat for seat in idle if seat not in ready]
+        stays = [Stay(settles_in(seat), f"{seat.seat} has just come", settles=True) for seat in fresh]
+        busy = sorted((seat for seat in holders if own_load(seat)), key=lambda seat: (own_load(seat), seat.seat))
+        for holder in busy:  # (3), (5)
+            bids = [self._bid(seat, urgency, holder.park_seconds) for seat in candidates]
+            first, _ = self._first(bids)
+            together = [holder]
+            for other in (*ready, *busy):
+                if other not in together and not fits(view, first.seat, together):
+                    together.append(other)
+            if not fits(view, first.seat, together):
+                continue
+            answers = [(own_load(one), self._busy(one, bids)) for one in together if own_load(one)]
+            waits = [answer for _, answer in answers if isinstance(answer, Stay)]
+            if not waits:  # the busiest first: what is left closes the more easily
+                return max(answers, key=lambda one: one[0])[1]
+            stays += waits
+        return min(stays, key=lambda stay: inf if stay.until is None else stay.until, default=Stay(None, _NO_ROOM))
+
+    def _beside(self, view: GroupView, first: Bid, bids: list[Bid]) -> Switch | None:
+        """Rule 1, while the first one waits for memory and is not beyond the cap: the best seat that fits."""
+        spare = [one for one in bids if one is not first and fits(view, one.seat)]
+        if not spare or first.overdue >= self.cap_slos:
+            return None
+        second, why = self._first(spare)
+        return Switch(second.seat.seat, None, f"{first.seat.seat} does not fit yet; room for {why}")
 
     def _bid(self, seat: SeatView, urgency: Urgency, park_seconds: float) -> Bid:
         """Return the seat's bid; a seat with frozen requests is beyond the cap once their stall budget is used up."""
@@ -110,20 +139,21 @@ class Kyb:
         settle = settles_in(holder)
         if first.overdue >= self.cap_slos or first.seat.pinned:
             if settle > 0:
-                return Stay(settle, f"{holder.seat} has just come; {why}")
+                return Stay(settle, f"{holder.seat} has just come; {why}", settles=True)
             return Switch(first.seat.seat, holder.seat, f"{holder.seat} closes; {why}")
         overdue_in = min((self.cap_slos - one.overdue) * _cap_unit(one.seat, self.cap_slos) for one in bids)
         dwell = max(self.min_visit_seconds - holder.active_seconds, settle)
         if self._freezes(holder, first, bids):
             if dwell <= 0:
                 return Switch(first.seat.seat, holder.seat, f"{holder.seat} frozen; {why}", "freeze")
-            return Stay(_soon(dwell, overdue_in), f"{holder.seat} is frozen in {dwell:.1f} s; {why}")
+            return Stay(_soon(dwell, overdue_in), f"{holder.seat} is frozen in {dwell:.1f} s; {why}", settles=True)
         saved, caused, numbers = self._closing(holder, first, bids)
         if not self.close_ratio or saved <= self.close_ratio * caused:
             fades = FADE_SECONDS if self.close_ratio and caused > 0 else inf
             return Stay(_soon(overdue_in, fades), f"{holder.seat} admits: {numbers}; {why}")
         if dwell > 0:
-            return Stay(_soon(dwell, overdue_in), f"{holder.seat} stays {dwell:.1f} s more; {numbers}; {why}")
+            stays = f"{holder.seat} stays {dwell:.1f} s more; {numbers}; {why}"
+            return Stay(_soon(dwell, overdue_in), stays, settles=True)
         return Switch(first.seat.seat, holder.seat, f"{holder.seat} closes: {numbers}; {why}")
 
     def _closing(self, holder: SeatView, first: Bid, bids: list[Bid]) -> tuple[float, float, str]:
@@ -223,6 +253,14 @@ class KybSlo(Kyb):
         return saved, caused, f"closing saves {saved:.2g} requests their SLO and costs {caused:.2g}"
 
 
+_NO_ROOM = "no holder that may leave makes room"
+
+
+def _loss(holder: SeatView) -> float:
+    """What parking a holder costs its expected requests."""
+    return rate(holder) * (holder.park_seconds + holder.activate_seconds)
+
+
 def _lost(slack: float, seconds: float) -> float:
     """Probability that an exponential time with mean ``seconds`` exceeds ``slack``."""
     return exp(-slack / max(seconds, 0.001))
@@ -245,15 +283,17 @@ def _soon(*seconds: float) -> float | None:
 def _without_demand(view: GroupView, idle_seconds: float, keep_ratio: float, prefetch: bool) -> Decision:
     """Rule 4: park an idle holder whose share of the expected requests is below break-even, else stay."""
     parked = [seat for seat in view.seats if seat.state is SeatState.PARKED]
-    coming = sum(rate(seat) for seat in parked)
-    if coming <= 0:
+    if sum(rate(seat) for seat in parked) <= 0:
         return Stay(None, "no demand")
-    if free_slots(view) > 0:
-        return _ahead(view, parked, keep_ratio) if prefetch else Stay(None, "no demand; a slot is free")
-    activate = sum(rate(seat) * seat.activate_seconds for seat in parked) / coming
+    ready = [seat for seat in parked if fits(view, seat)]
+    if len(ready) == len(parked) or (ready and prefetch):
+        return _ahead(view, ready, keep_ratio) if prefetch else Stay(None, "no demand; a slot is free")
     idle = [seat for seat in movable(view) if not own_load(seat)]
-    if not idle or not keep_ratio:
+    outside = [seat for seat in parked if seat not in ready and fits(view, seat, idle)]
+    coming = sum(rate(seat) for seat in outside)
+    if not idle or not keep_ratio or coming <= 0:
         return Stay(None, "no demand")
+    activate = sum(rate(seat) * seat.activate_seconds for seat in outside) / coming
     holder = min(idle, key=lambda seat: (rate(seat), seat.seat))
     share = rate(holder) / (rate(holder) + coming)
     even = keep_ratio * _break_even(holder.park_seconds, activate)
@@ -272,13 +312,14 @@ def _unused(holder: SeatView) -> float:
     return _UNUSED_SECONDS - holder.active_seconds if came_for_nothing else 0.0
 
 
-def _ahead(view: GroupView, parked: list[SeatView], keep_ratio: float) -> Decision:
+def _ahead(view: GroupView, ready: list[SeatView], keep_ratio: float) -> Decision:
     """Activate the likeliest seat if guesses hit often enough to pay, and if it would not be parked again at once.
 
     A seat that is leaving counts among the seats that may be wanted next, but is not itself activated.
     """
-    guess = max(parked, key=lambda seat: (rate(seat), seat.seat))
-    others = [seat for seat in view.seats if seat is not guess and (seat in parked or seat.state in LEAVING)]
+    guess = max(ready, key=lambda seat: (rate(seat), seat.seat))
+    parked = (SeatState.PARKED, *LEAVING)
+    others = [seat for seat in view.seats if seat is not guess and seat.state in parked]
     their_rate = sum(map(rate, others))
     activate = sum(rate(seat) * seat.activate_seconds for seat in others)
     next_activate = activate / their_rate if their_rate > 0 else guess.activate_seconds

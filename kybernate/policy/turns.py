@@ -1,6 +1,7 @@
 """Reading a view: seats with demand, holders, possible victims; and the frame of the simple policies. Pure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
 
 from kybernate.policy.view import Decision, GroupView, SeatView, Stay, Switch
 from kybernate.seat import HOLDING, SeatState
@@ -9,6 +10,9 @@ FADE_SECONDS = 15.0
 """A decision that follows from rates is renewed after this time: rates fade without any event."""
 GRACE_SECONDS = 2.0
 """Grace period after an activation until the request that caused it must appear in flight."""
+
+_MOST_COMBINED = 8
+"""Holders of which every combination is tried as victims; beyond, only the cheapest ones."""
 
 LEAVING = (SeatState.DRAINING, SeatState.PARKING)
 """States of a victim: a policy that decides while it leaves decides about the slot that becomes free."""
@@ -29,6 +33,33 @@ def guests(view: GroupView) -> list[SeatView]:
 def free_slots(view: GroupView) -> int:
     """How many more seats may hold the group; 0 or negative: a holder has to leave first."""
     return view.slots - sum(seat.state in HOLDING and seat.state not in LEAVING for seat in view.seats)
+
+
+def fits(view: GroupView, seat: SeatView, without: Sequence[SeatView] = ()) -> bool:
+    """True when there is a slot and memory for one more seat once these holders have left. Holders beyond the slots
+    leave one by one."""
+    if free_slots(view) <= 0 and not without:
+        return False
+    return view.free_bytes is None or view.free_bytes + sum(one.vram_bytes for one in without) >= seat.vram_bytes
+
+
+def cheapest_victims(
+    view: GroupView, incoming: SeatView, holders: Sequence[SeatView], loss: Callable[[SeatView], float]
+) -> tuple[SeatView, ...]:
+    """Return the holders with the least summed loss that make room for a seat when they leave; empty: none do."""
+    ranked = sorted(holders, key=lambda seat: (loss(seat), seat.seat))
+    if not fits(view, incoming, ranked):
+        return ()
+    if fits(view, incoming, ranked[:1]):
+        return tuple(ranked[:1])
+    best = list(ranked)
+    for seat in reversed(ranked):
+        rest = [one for one in best if one is not seat]
+        best = rest if fits(view, incoming, rest) else best
+    costs, near = {seat.seat: loss(seat) for seat in ranked}, ranked[:_MOST_COMBINED]
+    chosen = (set_ for count in range(1, len(near) + 1) for set_ in combinations(near, count))
+    found = [tuple(best), *(set_ for set_ in chosen if fits(view, incoming, set_))]
+    return min(found, key=lambda set_: (sum(costs[seat.seat] for seat in set_), len(set_)))
 
 
 def movable(view: GroupView) -> list[SeatView]:
@@ -80,7 +111,7 @@ def take_turns(
         return Stay(None, "no demand")
     incoming = choose(waiting)
     what = f"{incoming.seat} has {demand(incoming)} waiting, {incoming.wait_seconds or 0.0:.1f} s the longest"
-    if free_slots(view) > 0:
+    if fits(view, incoming):
         return Switch(incoming.seat, None, f"slot free; {what}")
     holders = movable(view)
     if not holders:
@@ -89,9 +120,12 @@ def take_turns(
     due = [(wait, holder) for wait, holder in times if wait is not None]
     if not due:
         return Stay(None, f"no holder is idle; {what}")
-    wait, holder = min(due, key=lambda one: (one[0], own_load(one[1]), -one[1].active_seconds, one[1].seat))
+    alone = {one.seat: fits(view, incoming, (one,)) for _, one in due}
+    wait, holder = min(
+        due, key=lambda one: (one[0], not alone[one[1].seat], own_load(one[1]), -one[1].active_seconds, one[1].seat)
+    )
     if wait > 0:
-        return Stay(wait, f"{holder.seat} keeps the group for {wait:.1f} s more; {what}")
+        return Stay(wait, f"{holder.seat} keeps the group for {wait:.1f} s more; {what}", settles=True)
     how = f"{holder.in_flight} in flight" if own_load(holder) else f"idle for {holder.idle_seconds:.1f} s"
     return Switch(incoming.seat, holder.seat, f"{what}; {holder.seat} {how}")
 

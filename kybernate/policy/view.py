@@ -2,7 +2,7 @@
 what has happened so far. ``checked`` refuses a decision that no node could carry out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal, Protocol
 
@@ -56,6 +56,8 @@ class SeatView:
     """The same, half-life 900 s."""
     stall_budget_seconds: float = 0.0
     """How long its requests in flight may be frozen; 0: it is always drained."""
+    vram_bytes: int = 0
+    """Of each GPU's memory in ``GroupView.free_bytes``: what activating it takes, and parking it gives back."""
 
     @property
     def wait_seconds(self) -> float | None:
@@ -90,6 +92,9 @@ class GroupView:
     """Model time of this view; only differences mean anything."""
     hit_share: float | None = None
     """Share of requests that were for the seat with the highest rate at that time; None: not measured."""
+    free_bytes: int | None = None
+    """Memory for further holders on each GPU of the group, with the seats that are leaving gone; None: only slots
+    count."""
 
     def holders(self) -> tuple[SeatView, ...]:
         """Seats that are active now."""
@@ -102,6 +107,8 @@ class Stay:
 
     until: float | None
     reason: str
+    settles: bool = field(default=False, compare=False)
+    """Only time has to pass: a holder has not been active for long enough."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ def resolve(
     by_name |= {gpu.index: gpu for gpu in gpus}
     groups: dict[int, Members] = {}
     incomplete = []
-    for number, spec in enumerate(config.topology.groups):
+    for number, spec in enumerate(config.gpu_topology.groups):
         missing = tuple(name for name in spec.gpus if name not in by_name) if lenient else ()
         members = tuple(_members(config, gpus, by_name, number, without=missing))
         if missing:
@@ -49,7 +49,7 @@ def _members(
     *,
     without: tuple[int | str, ...] = (),
 ) -> Iterator[Gpu]:
-    spec = config.topology.groups[number]
+    spec = config.gpu_topology.groups[number]
     seen: set[str] = set()
     for position, wanted in enumerate(spec.gpus):
         if wanted in without:
@@ -79,7 +79,7 @@ def _members(
 
 def _check_shared(config: NodeConfig, groups: dict[int, Members]) -> None:
     """Raise ConfigError unless groups are disjoint, or with ``overlap: timeshare`` nested."""
-    if config.topology.overlap == "none":
+    if config.gpu_topology.overlap == "none":
         owners: dict[str, str] = {}
         for number, (name, gpus) in groups.items():
             for position, gpu in enumerate(gpus):
@@ -87,7 +87,7 @@ def _check_shared(config: NodeConfig, groups: dict[int, Members]) -> None:
                     place: Place = ("gpuTopology", "groups", number, "gpus", position)
                     what = f"GPU {gpu.index} is in group {owners[gpu.uuid]} already"
                     remedy = "groups must be disjoint; take it out of one, or nest them and write overlap: timeshare"
-                    raise config.error(place, config.topology.groups[number].gpus[position], what, remedy)
+                    raise config.error(place, config.gpu_topology.groups[number].gpus[position], what, remedy)
                 owners[gpu.uuid] = name
         return
     for (name, gpus), (other, others), shared in crossing(tuple(groups.values())):
@@ -98,7 +98,7 @@ def _check_shared(config: NodeConfig, groups: dict[int, Members]) -> None:
         else:
             what = f"groups {name} and {other} share GPU {shared.index} and neither lies inside the other"
             remedy = "with overlap: timeshare groups are nested or disjoint (4 ⊃ 2 ⊃ 1); change one of them"
-        raise config.error(place, config.topology.groups[number].gpus[others.index(shared)], what, remedy)
+        raise config.error(place, config.gpu_topology.groups[number].gpus[others.index(shared)], what, remedy)
 
 
 def _profile_of(config: NodeConfig, number: int, gpus: tuple[Gpu, ...]) -> Profile:
@@ -107,7 +107,7 @@ def _profile_of(config: NodeConfig, number: int, gpus: tuple[Gpu, ...]) -> Profi
     for profile in config.profiles:
         if profile.group_size == len(gpus) and profile.mig_profile == kind:
             return profile
-    name = config.topology.groups[number].name
+    name = config.gpu_topology.groups[number].name
     what = (
         f"group {name} is {'a MIG instance of ' + kind if kind else counted(len(gpus))} and no profile advertises that"
     )

@@ -18,7 +18,7 @@ def mig_refusal(group: Group, backend: str) -> str | None:
         return None
     return (
         f"backend {backend} cannot park MIG instances ({group.name}): the CUDA driver's checkpoint does not support "
-        f"MIG; set the annotation kyb.ai/backend: engine or restart, or ask for a resource of whole GPUs"
+        f"MIG; set the annotation kyb.ai/backend: restart, or ask for a resource of whole GPUs"
     )
 
 

@@ -52,7 +52,8 @@ def plan(
         draft.add(profile, *group, f"listed; {draft.describe(group[1])}")
     waiting = {name for group in incomplete for name in candidate_profiles(config, group)}
     listed = {profile.name for profile in config.profiles if draft.groups[profile.name]} | waiting
-    for profile in _by_precedence(config):
+    disjoint = config.gpu_topology.overlap == "none"
+    for profile in config.profiles if disjoint else sorted(config.profiles, key=lambda profile: -profile.group_size):
         if profile.name in listed:
             continue
         if profile.group_size > len(gpus) and not lenient:
@@ -76,7 +77,7 @@ class _Draft:
         self.config, self.stock, self.wiring, self.incomplete = config, stock, wiring, incomplete
         self.groups: dict[str, list[tuple[Members, str]]] = {profile.name: [] for profile in config.profiles}
         """By profile: the group's name and GPUs, and the reason."""
-        self.names: set[str] = {spec.name for spec in config.topology.groups}
+        self.names: set[str] = {spec.name for spec in config.gpu_topology.groups}
 
     def add(self, profile: Profile, name: str, gpus: tuple[Gpu, ...], why: str) -> None:
         self.names.add(name)
@@ -97,7 +98,7 @@ class _Draft:
         size = profile.group_size
         family = [gpus for groups in self.groups.values() for (_, gpus), _ in groups]
         free = self.stock.of(profile, self.config.mig_strategy)
-        if self.config.topology.overlap == "none":
+        if self.config.gpu_topology.overlap == "none":
             taken = {gpu.uuid for gpus in family for gpu in gpus}
             free, family = tuple(gpu for gpu in free if gpu.uuid not in taken), []
         regions = self._regions(size, free)
@@ -119,7 +120,7 @@ class _Draft:
         regions: dict[str, list[Gpu]] = {}
         for gpu in free:
             around = [group for group in self.incomplete if gpu in group.gpus]
-            if any(group.size <= size for group in around) or (around and self.config.topology.overlap == "none"):
+            if any(group.size <= size for group in around) or (around and self.config.gpu_topology.overlap == "none"):
                 continue
             inner = min(around, key=lambda group: group.size, default=None)
             regions.setdefault("" if inner is None else inner.name, []).append(gpu)
@@ -140,7 +141,7 @@ class _Draft:
         for (profile, (name, gpus), why), others in zip(entries, shared, strict=True):
             key = _key(gpus) if short[len(gpus), _key(gpus)] == 1 else _key(gpus, LONG_KEY_DIGITS)
             seats = tuple(seat_id(profile.group_size, key, number) for number in range(profile.seats_per_group))
-            groups.append(Group(name, key, profile, gpus, seats, profile.active_slots, why, others))
+            groups.append(Group(name, key, profile, gpus, seats, profile.slots, why, others))
         return tuple(groups)
 
 
@@ -160,13 +161,6 @@ def _regions_and_atoms(
         atom = next((number for number, group in enumerate(smaller) if gpu in group), len(smaller) + gpus.index(gpu))
         regions.setdefault(region, {}).setdefault(atom, []).append(gpu)
     return tuple(tuple(tuple(atom) for atom in atoms.values()) for atoms in regions.values())
-
-
-def _by_precedence(config: NodeConfig) -> list[Profile]:
-    """Return the profiles in the order in which they take GPUs."""
-    if config.topology.overlap == "none":
-        return list(config.profiles)
-    return sorted(config.profiles, key=lambda profile: -profile.group_size)
 
 
 def _key(gpus: tuple[Gpu, ...], digits: int = KEY_DIGITS) -> str:
@@ -196,7 +190,7 @@ def _no_seats(config: NodeConfig, profile: Profile, stock: GpuStock, gpus: int) 
     if len(stock.whole) < size:
         have = f"only {counted(len(stock.whole))} of this machine" if stock.whole else "no GPU of this machine"
         return head + f"{have} can be used as a whole, the others are in MIG mode; turn MIG off there"
-    if config.topology.overlap == "none":
+    if config.gpu_topology.overlap == "none":
         return head + (
             f"every group of {counted(size)} would overlap another group; "
             f"list groups of this size, or write overlap: timeshare, to change that"

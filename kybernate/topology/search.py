@@ -4,144 +4,62 @@ A cut partitions *atoms*: single GPUs, or sets that must stay together (smaller 
 has as many groups as possible; among those, the largest sum of nearness over the pairs inside groups; among equal ones,
 it is the first in the order of the atoms.
 
-The exact search takes the first free atom, tries every group that contains it (and leaving it out, where GPUs must be
-left over), and caches the best cut of every set of atoms. Two rules prune it: *twins*, atoms that are equally near to
-everything else, are taken in order; and a branch ends where the nearest neighbours of every GPU bound it below the best
-cut found. Regular machines need a handful of steps, irregular ones of up to 12 GPUs a few thousand. Past ``STEPS`` the
-search is greedy: the best group that grows from any atom, repeatedly, then swaps between groups until no swap improves
-the cut. The same input always gives the same cut; nothing depends on time.
+Up to ``EXACT`` atoms every cut is tried: the first free atom with every group that contains it, or left out, and the
+best cut of every set of atoms is cached. Beyond, the search is greedy: the best group that grows from any atom,
+repeatedly, then swaps between groups until no swap improves the cut. The same input always gives the same cut.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 
-STEPS = 100_000
-"""Limit of complete and partial groups that the exact search tries; about 0.2 s."""
-_MORE_GROUPS = 1 << 120
-"""Larger than any sum of nearness: one more group always outweighs nearness."""
+EXACT = 12
+"""Most atoms for which all cuts are tried, in at most about 0.2 s."""
 
 Cut = list[tuple[int, ...]]
 """Groups as tuples of atom numbers, ascending, in the order of their first atoms."""
-
-
-class _TooManyStepsError(Exception):
-    pass
+_Atoms = tuple[int, ...]
 
 
 def best_cut(weights: Sequence[int], near: Sequence[Sequence[int]], size: int) -> Cut:
     """Return the best groups of exactly ``size`` GPUs. ``near[a][b]``: summed nearness of all pairs between two atoms
     (``near[a][a]``: of all pairs inside one); ``weights``: GPUs per atom.
     """
-    exact = _Exact(weights, near, size)
-    try:
-        return exact.cut()
-    except _TooManyStepsError:
-        return _swapped(_grown(weights, near, size), weights, near)
+    if len(weights) <= EXACT:
+        return _tried(weights, near, size)
+    return _swapped(_grown(weights, near, size), weights, near)
 
 
-class _Exact:
-    """The exact search, memoized. A set of atoms is a bit mask; worth is twice the summed nearness."""
+def _tried(weights: Sequence[int], near: Sequence[Sequence[int]], size: int) -> Cut:
+    """Try every cut."""
 
-    def __init__(self, weights: Sequence[int], near: Sequence[Sequence[int]], size: int) -> None:
-        self.weights, self.near, self.size = weights, near, size
-        self.atoms = range(len(weights))
-        self.single = all(weight == 1 for weight in weights)
-        self.twins_before = [self._twins_before(atom) for atom in self.atoms]
-        self.potential = [self._potential(atom) for atom in self.atoms]
-        self.best: dict[int, tuple[int, int, bool]] = {0: (0, 0, False)}
-        """By set of atoms: worth of its best cut, the atoms to remove first, whether these are a group."""
-        self.steps = 0
+    @functools.cache
+    def best(free: _Atoms) -> tuple[int, int, tuple[_Atoms, ...]]:
+        """Number of groups, their nearness, and the groups; of equal ones the first."""
+        if not free:
+            return 0, 0, ()
+        found: tuple[int, int, tuple[_Atoms, ...]] = (-1, 0, ())
+        for group in _groups(free, weights, size):
+            count, worth, others = best(tuple(atom for atom in free if atom not in group))
+            if (count + 1, worth + _inside(group, near)) > found[:2]:
+                found = count + 1, worth + _inside(group, near), (group, *others)
+        left_out = best(free[1:])
+        return left_out if left_out[:2] > found[:2] else found
 
-    def cut(self) -> Cut:
-        free = (1 << len(self.weights)) - 1
-        self._worth(free)
-        found: Cut = []
-        while free:
-            _, atoms, is_group = self.best[free]
-            if is_group:
-                found.append(tuple(atom for atom in self.atoms if atoms >> atom & 1))
-            free &= ~atoms
-        return found
+    return list(best(tuple(range(len(weights))))[2])
 
-    def _worth(self, free: int) -> int:
-        """Return the worth of the best cut of these atoms."""
-        if free in self.best:
-            return self.best[free][0]
-        bound = self._bound(free)
-        lowest = free & -free
-        best = (-1, 0, False)
-        for group, worth in self._groups(lowest.bit_length() - 1, free):
-            total = _MORE_GROUPS + worth + self._worth(free & ~group)
-            if total > best[0]:
-                best = (total, group, True)
-            if best[0] >= bound:
-                break
-        if best[0] < bound and not (self.single and free.bit_count() % self.size == 0):
-            self._step()
-            total = self._worth(free & ~lowest)
-            if total > best[0]:
-                best = (total, lowest, False)
-        self.best[free] = best
-        return best[0]
 
-    def _step(self) -> None:
-        self.steps += 1
-        if self.steps > STEPS:
-            raise _TooManyStepsError
+def _groups(free: _Atoms, weights: Sequence[int], size: int) -> Iterator[_Atoms]:
+    """Yield every group with the first free atom, in the order of the atoms."""
 
-    def _groups(self, first: int, free: int) -> Iterator[tuple[int, int]]:
-        """Yield every group with ``first`` as its first atom, up to twins, and its worth.
+    def grown(members: _Atoms, rest: _Atoms, missing: int) -> Iterator[_Atoms]:
+        if missing == 0:
+            yield members
+        for position, atom in enumerate(rest):
+            if weights[atom] <= missing:
+                yield from grown((*members, atom), rest[position + 1 :], missing - weights[atom])
 
-        Depth first, lower atoms first: among equal cuts, the one with consecutive GPUs is found first.
-        """
-        stack: list[tuple[tuple[int, ...], int, int, int]] = [
-            ((first,), 1 << first, self.weights[first], 2 * self.near[first][first])
-        ]
-        while stack:
-            members, group, weight, worth = stack.pop()
-            self._step()
-            if weight == self.size:
-                yield group, worth
-                continue
-            for atom in reversed(self.atoms[members[-1] + 1 :]):
-                passed_over = self.twins_before[atom] & free & ~group
-                if free >> atom & 1 and not passed_over and weight + self.weights[atom] <= self.size:
-                    row = self.near[atom]
-                    gain = 2 * (row[atom] + sum(row[member] for member in members))
-                    grown = (*members, atom), group | 1 << atom, weight + self.weights[atom], worth + gain
-                    stack.append(grown)
-
-    def _twins_before(self, atom: int) -> int:
-        """Return the earlier atoms that are interchangeable with it: equally near to everything else."""
-        found = 0
-        for other in range(atom):
-            alike = self.weights[other] == self.weights[atom] and self.near[other][other] == self.near[atom][atom]
-            if alike and all(self.near[other][x] == self.near[atom][x] for x in self.atoms if x not in (other, atom)):
-                found |= 1 << other
-        return found
-
-    def _potential(self, atom: int) -> int:
-        """Bound what an atom adds to the worth of a group: its inside and the nearest neighbours that fit."""
-        room = self.size - self.weights[atom]
-        others = [other for other in self.atoms if other != atom and self.weights[other] <= room]
-        others.sort(key=lambda other: Fraction(self.near[atom][other], self.weights[other]), reverse=True)
-        total = 2 * self.near[atom][atom]
-        for other in others:
-            if room <= 0:
-                break
-            total += self.near[atom][other]
-            room -= self.weights[other]
-        return total
-
-    def _bound(self, free: int) -> int:
-        """Return an upper bound on the worth of any cut of these atoms."""
-        atoms = [atom for atom in self.atoms if free >> atom & 1]
-        weight = sum(self.weights[atom] for atom in atoms)
-        values = sorted((self.potential[atom] for atom in atoms), reverse=True)
-        if self.single:
-            values = values[: weight - weight % self.size]
-        return weight // self.size * _MORE_GROUPS + sum(values)
+    return grown(free[:1], free[1:], size - weights[free[0]])
 
 
 def _grown(weights: Sequence[int], near: Sequence[Sequence[int]], size: int) -> Cut:

@@ -64,7 +64,7 @@ class Wiring:
     def describe(self, gpus: Sequence[Gpu]) -> str:
         """Describe in one phrase how these GPUs are connected, for users."""
         if len(gpus) == 1:
-            return f"a single GPU{_on_node(gpus)}"
+            return f"a single GPU{f' on NUMA node{_node(gpus)}' if _node(gpus) else ''}"
         pairs = list(itertools.combinations(gpus, 2))
         linked = [(a, b) for a, b in pairs if self.nvlinks(a, b)]
         if len(linked) == len(pairs):
@@ -146,10 +146,6 @@ def _place(gpu: Gpu) -> tuple[list[int], int, int, str]:
 def _node(gpus: Sequence[Gpu]) -> str:
     nodes = {gpu.numa_node for gpu in gpus}
     return f" {gpus[0].numa_node}" if len(nodes) == 1 and None not in nodes else ""
-
-
-def _on_node(gpus: Sequence[Gpu]) -> str:
-    return f" on NUMA node{_node(gpus)}" if _node(gpus) else ""
 
 
 def _shared(gpus: Sequence[Gpu]) -> str:

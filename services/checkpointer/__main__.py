@@ -10,8 +10,9 @@ from aiohttp import web
 from kybernate import lifecycle, logs
 from kybernate.bus import open_bus
 from kybernate.extras import ExtraMissingError
-from kybernate.health import BusMetrics, Health, HttpServer, be_present
+from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.lifecycle import alone
+from kybernate.presence import NodePresence
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.backends.host import Host, open_host
@@ -24,22 +25,25 @@ from services.checkpointer.worker import CheckpointWorker
 PROBE_SECONDS = 5.0
 
 
-async def serve(settings: CheckpointerSettings, timeouts: Timeouts, command: Sequence[str], host: Host) -> None:
-    """Run until SIGTERM. ``command`` starts a helper."""
+async def serve(
+    settings: CheckpointerSettings, timeouts: Timeouts, command: Sequence[str], host: Host, lock: str
+) -> None:
+    """Run until SIGTERM. ``command`` starts a helper; ``lock``: identity of the lock file."""
     journal = Journal(settings.state_dir)
     journal.load()
     url = settings.node_nats_url or settings.nats_url
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(journal.close)
-        pool = await stack.enter_async_context(HelperPool(command, settings.state_dir / "helpers"))
+        pool = await stack.enter_async_context(HelperPool(command, settings.helpers_dir))
         source = f"kyb/checkpointer/{settings.node}"
         who = settings.node_credentials("node-checkpointer")
         bus = await stack.enter_async_context(
             open_bus(url, source=source, name=f"checkpointer {settings.node}", credentials=who)
         )
         margin_bytes = settings.room_margin_bytes if settings.fake_driver is None else 0
-        backends = open_backends(pool, timeouts, host, margin_bytes)
+        backends = open_backends(pool, timeouts, host, margin_bytes, fake=settings.driver == "fake")
         worker = CheckpointWorker(settings.node, bus, journal, pool, backends)
+        presence = NodePresence(bus, "checkpointer", instance=settings.instance, node=settings.node, lock=lock)
         driver_problem: list[str] = ["not probed yet"]
         health = Health()
         health.registry.register(BusMetrics(node=bus))
@@ -60,10 +64,10 @@ async def serve(settings: CheckpointerSettings, timeouts: Timeouts, command: Seq
                 await asyncio.sleep(PROBE_SECONDS)
 
         await lifecycle.run(
-            worker=worker.serve(),
+            worker=worker.serve(presence.claim),
             reports=worker.reporter.run(),
             probe=probe(),
-            presence=be_present(bus, "checkpointer", instance=settings.instance, node=settings.node),
+            presence=presence.keep(),
             bus=bus.closed(),
         )
 
@@ -80,12 +84,13 @@ def main() -> None:
     )
     try:
         command = helper_command(settings)
-        host = open_host(settings.fake_driver, timeouts.settle(), comma_list(settings.park_allow))
+        allowed = comma_list(settings.park_allow)
+        host = open_host(settings.fake_driver, timeouts.settle(), allowed, fake_kubelet=settings.fake_kubelet)
     except (ValueError, ExtraMissingError) as error:
         sys.stderr.write(f"kyb-checkpointer: {error}\n")
         raise SystemExit(2) from None
-    with alone(settings.run_dir, "checkpointer"):
-        lifecycle.main(lambda: serve(settings, timeouts, command, host))
+    with alone(settings.run_dir, "checkpointer") as lock:
+        lifecycle.main(lambda: serve(settings, timeouts, command, host, lock))
 
 
 if __name__ == "__main__":

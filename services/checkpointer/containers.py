@@ -33,6 +33,8 @@ class Containers:
     """Containers of this machine; tests pass other folders."""
 
     cgroups: Cgroups = field(default_factory=Cgroups)
+    fake_kubelet: bool = False
+    """Accept ``process://<pid>``. A real kubelet reports none: a pod's status that has one is forged."""
     _known: dict[tuple[str, str], Cgroup] = field(default_factory=dict)
     """By (container, pod); a container never moves."""
 
@@ -41,11 +43,11 @@ class Containers:
         if not target.container_id:
             return None  # its container was never started
         scheme, _, name = target.container_id.partition("://")
-        if scheme == "process" and name.isdigit():
+        if self.fake_kubelet and scheme == "process" and name.isdigit():
             root = identify(int(name), self.cgroups.proc)
             return None if root is None else SeatContainer(root, None)
         if scheme not in RUNTIMES or not name or not target.pod_uid:
-            known = ", ".join(f"{runtime}://" for runtime in (*RUNTIMES, "process"))
+            known = ", ".join(f"{one}://" for one in (*RUNTIMES, *(("process",) if self.fake_kubelet else ())))
             raise UnknownContainerError(
                 f"container {target.container_id!r} of pod {target.pod_uid!r}; known are {known}"
             )
@@ -66,7 +68,7 @@ class Containers:
         ``root``: its first process as last known, since the pid of ``process://<pid>`` may have been reused.
         ``strays``: also search all of /proc for members of its process group whose parents are gone.
         """
-        if not target.container_id.startswith("process://"):
+        if not (self.fake_kubelet and target.container_id.startswith("process://")):
             container = self.find(target)
             if container is None or container.cgroup is None:
                 return []

@@ -180,6 +180,12 @@ class HelperPool:
         await _cancelled(*self._watching)
 
     @property
+    def pids(self) -> frozenset[int]:
+        """Pids of its helpers, which the driver lists as users of every GPU."""
+        lines = (line.helper for line in self._lines.values())
+        return frozenset(helper.who.pid for helper in (*lines, *self._spares) if helper is not None)
+
+    @property
     def stuck(self) -> dict[str, str]:
         """Reason by key of helpers that were killed and do not end. Key "" stands for spares."""
         reasons: dict[str, str] = {}

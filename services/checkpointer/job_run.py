@@ -20,14 +20,14 @@ from services.checkpointer.backends.port import (
     Note,
     SeatProcesses,
 )
-from services.checkpointer.core.failures import JobGoal
+from services.checkpointer.core.failures import SPENT, JobGoal
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import DEMOTE_AFTER, HalfName, JobFile, Record
 
 ROOM_MADE = ("parked", "gone")
 """Outcomes of the park half after which the second half may begin."""
 
-ANOTHER_BACKEND = "read the reasons, and give its pod another annotation kyb.ai/backend if they do not go away"
+ANOTHER_BACKEND = "read the reasons, and give its pod the annotation kyb.ai/backend: restart if they do not go away"
 
 log = get_logger()
 
@@ -121,8 +121,10 @@ class JobRun:
             self._report_first(_started(target))
             if half == "kill":
                 ending = await backend.kill(found, note)
+            elif begun:
+                ending = await backend.replay(found, self._intent(half, target, JobGoal.PARKED), note)
             else:
-                ending = await (backend.replay(found, JobGoal.PARKED, note) if begun else backend.park(found, note))
+                ending = await backend.park(found, note)
         progress = self._judged(target, ending)
         # Before the report: the manager may use the seat in another job at once.
         await self._close(half, progress, processes, ending)
@@ -145,7 +147,10 @@ class JobRun:
             ending = found
         else:
             self._report_second(_started(target))
-            ending = await (backend.replay(found, JobGoal.ACTIVE, note) if begun else backend.activate(found, note))
+            if begun:
+                ending = await backend.replay(found, self._intent("activate", target, JobGoal.ACTIVE), note)
+            else:
+                ending = await backend.activate(found, note)
         progress = self._judged(target, ending)
         self._report_second(progress)
         await self._close("activate", progress, processes, ending)
@@ -171,14 +176,21 @@ class JobRun:
             return None
         if half == "activate" and processes.moves and self.file.stepped(half, target.seat, "checkpoint"):
             processes = processes.moved()  # it had been restored elsewhere, and then been checkpointed there
-        return processes.model_copy(update={"hangs": self._hangs(target)})
+        return processes.model_copy(update=self._past(target))
 
-    def _hangs(self, target: SeatTarget) -> int:
-        return self._journal.history.hangs(target.seat, target.container_id, time.time())
+    def _intent(self, half: HalfName, target: SeatTarget, goal: JobGoal) -> JobGoal:
+        """Goal of a replay. A process that a restore has spent reads CHECKPOINTED for ever: it is ended."""
+        return JobGoal.DEAD if self.file.stepped(half, target.seat, SPENT) else goal
+
+    def _past(self, target: SeatTarget) -> dict[str, int]:
+        """What earlier halves recorded about this container."""
+        history = self._journal.history
+        hangs = history.hangs(target.seat, target.container_id, time.time())
+        return {"hangs": hangs, "refusals": history.refusals(target.seat, target.container_id)}
 
     def _judged(self, target: SeatTarget, ending: Ending) -> SeatProgress:
         """The progress to report, with advice after DEMOTE_AFTER failures in a row."""
-        failures = self._journal.history.failures(target.seat, target.container_id) + 1
+        failures = self._journal.history.failures(target.seat, target.pod_uid) + 1
         if ending.failed and failures >= DEMOTE_AFTER:
             advice = f"failure {failures} in a row with backend {target.backend}: {ANOTHER_BACKEND}"
             ending.reason = f"{ending.reason}; {advice}" if ending.reason else advice
@@ -188,7 +200,7 @@ class JobRun:
         """The seat's processes, from the journal if it is parked, else from the driver; without any, the ending."""
         try:
             processes = await find_processes(self._journal, backend, target, key, self.file.epoch)
-            return processes.model_copy(update={"hangs": self._hangs(target)})
+            return processes.model_copy(update=self._past(target))
         except NoProcessError as error:
             return Ending("gone", str(error))
         except NoMemberError as error:
@@ -211,7 +223,7 @@ class JobRun:
         self, half: HalfName, progress: SeatProgress, processes: SeatProcesses | None, ending: Ending
     ) -> None:
         """Keep or forget the seat's processes, and journal how the half ended."""
-        if progress.outcome == "parked" and processes is not None:
+        if progress.outcome == "parked" and processes is not None and self._keeps(progress.seat):
             await self._journal.remember(processes)
         elif progress.outcome not in ("parked", "quarantined"):
             await self._journal.forget(progress.seat)
@@ -227,6 +239,10 @@ class JobRun:
             reason=progress.reason,
             seconds={name: round(value, 4) for name, value in progress.seconds.items()},
         )
+
+    def _keeps(self, seat: str) -> bool:
+        backend = next(target.backend for target in self.file.targets if target.seat == seat)
+        return self._backends[backend].keeps_processes
 
     def _report_first(self, progress: SeatProgress) -> None:
         self._first[progress.seat] = progress
@@ -268,6 +284,7 @@ def progress_of(target: SeatTarget, ending: Ending) -> SeatProgress:
         seconds=ending.seconds,
         vram_bytes=ending.vram_bytes,
         host_bytes=ending.host_bytes,
+        residue_bytes=ending.residue_bytes,
         last_call_at=ending.last_call_at,
         gpus=ending.gpus,
         move_refused=ending.move_refused,

@@ -1,4 +1,4 @@
-"""The records of the journal: those of one job, and the hangs and failures of a seat's container derived from all."""
+"""The records of the journal: those of one job, and the past of a seat's container derived from all."""
 
 import time
 from dataclasses import dataclass, field
@@ -35,7 +35,8 @@ class Record(BaseModel):
     step: str | None = None
     pid: int | None = None
     detail: str | None = None
-    """step: the means, for steps that have several; of ``hung``: the verb of the call."""
+    """step: the means, for steps that have several; of ``hung`` and ``refused``: the verb of the call; ``attached``:
+    the step is about all members without VRAM."""
     progress: SeatProgress | None = None
     """end: how the half ended for this seat."""
     failed: bool | None = None
@@ -170,40 +171,53 @@ def hung_recently(job: JobFile, now: float) -> bool:
 
 @dataclass
 class _ContainerPast:
-    """Hangs and failures of one container."""
+    """Hangs and refused restores of one container, and failures of its pod."""
 
     container_id: str
+    pod_uid: str
     hung_at: list[float] = field(default_factory=list)
     failures: int = 0
+    refusals: int = 0
 
 
 class History:
-    """Hangs and failures in a row by seat; they survive a restart with the journal, and a new container resets them."""
+    """Hangs and failures in a row by seat; they survive a restart with the journal. A new container resets hangs and
+    refusals, a new pod also failures: a container that a failed park ended is followed by one that fails alike."""
 
     def __init__(self) -> None:
         self._pasts: dict[str, _ContainerPast] = {}
 
     def add(self, job: JobFile, record: Record) -> None:
         """Count a record; called for each one, in the order of the journal."""
-        container_id = next((t.container_id for t in job.targets if t.seat == record.seat), None)
-        if record.seat is None or container_id is None:
+        target = next((t for t in job.targets if t.seat == record.seat), None)
+        if record.seat is None or target is None:
             return
         past = self._pasts.get(record.seat)
-        if past is None or past.container_id != container_id:
-            past = self._pasts[record.seat] = _ContainerPast(container_id)
+        if past is None or past.container_id != target.container_id:
+            failures = self.failures(target.seat, target.pod_uid)
+            past = self._pasts[record.seat] = _ContainerPast(target.container_id, target.pod_uid, failures=failures)
         if record.kind == "step" and record.step == StepTrouble.HUNG:
             past.hung_at.append(record.at)
+        elif record.kind == "step" and record.step == StepTrouble.REFUSED:
+            past.refusals += 1
         elif record.kind == "end" and record.failed is not None:
             past.failures = past.failures + 1 if record.failed else 0
+            if record.half == "activate" and record.progress is not None and record.progress.outcome == "active":
+                past.refusals = 0
 
     def hangs(self, seat: str, container_id: str, now: float) -> int:
         """Driver calls about this container that hung within REMEMBERED_SECONDS. ``now``: Unix seconds."""
         past = self._past(seat, container_id)
         return sum(now - at < REMEMBERED_SECONDS for at in past.hung_at)
 
-    def failures(self, seat: str, container_id: str) -> int:
-        """Number of halves of this container that failed in a row."""
-        return self._past(seat, container_id).failures
+    def refusals(self, seat: str, container_id: str) -> int:
+        """Restores of this container that the driver refused, without a success since."""
+        return self._past(seat, container_id).refusals
+
+    def failures(self, seat: str, pod_uid: str) -> int:
+        """Number of halves of this pod that failed in a row."""
+        past = self._pasts.get(seat)
+        return past.failures if past is not None and past.pod_uid == pod_uid else 0
 
     def left_alone(self, seat: str, container_id: str, now: float) -> str | None:
         """The reason to make no driver call about this container now; None if calls are allowed."""
@@ -219,4 +233,4 @@ class History:
 
     def _past(self, seat: str, container_id: str) -> _ContainerPast:
         past = self._pasts.get(seat)
-        return past if past is not None and past.container_id == container_id else _ContainerPast(container_id)
+        return past if past is not None and past.container_id == container_id else _ContainerPast(container_id, "")

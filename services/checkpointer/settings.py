@@ -30,7 +30,10 @@ class CheckpointerSettings(NodeSettings):
     Not applied to fake GPUs."""
     park_allow: str = ""
     """Refusals that are lifted for this node, comma-separated: several-gpus, several-processes, nccl, managed-memory.
-    The same variable in an engine's environment lifts them for its pod. See docs/checkpointer.md."""
+    The same variable in an engine's environment keeps only those that it names. See docs/checkpointer.md."""
+    fake_kubelet: bool = False
+    """Containers are processes of the fake kubelet (``process://<pid>``). Never with a real one: anyone who may patch a
+    pod's status could have any process of the node killed."""
 
     @field_validator("park_allow")
     @classmethod

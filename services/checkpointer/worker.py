@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -101,8 +101,11 @@ class CheckpointWorker:
         self._ended = asyncio.Event()
         self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def serve(self) -> None:
-        """Replay interrupted jobs and serve until cancelled. Raises the unexpected error of a job."""
+    async def serve(self, claim: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """Replay interrupted jobs and serve until cancelled. Raises the unexpected error of a job.
+
+        ``claim``: returns when this checkpointer may take jobs. Replays do not wait for it: they need no bus.
+        """
         for file in list(self._journal.jobs.values()):
             if not file.done:
                 log.warning("job.replayed", op=file.op, epoch=file.epoch, records=len(file.records))
@@ -117,6 +120,8 @@ class CheckpointWorker:
             (AskJobs, _typed(AskJobs, self.ask)),
         )
         try:
+            if claim is not None:
+                await self._unless_crashed(claim())
             async with contextlib.AsyncExitStack() as stack:
                 for kind, handler in handlers:
                     await stack.enter_async_context(self._bus.serve(kind.pattern(node=self._node), handler))
@@ -149,13 +154,14 @@ class CheckpointWorker:
         return self._taken(run.status)
 
     async def release(self, job: ReleaseJob) -> JobReply:
-        """Thaw a seat whose pod is deleted and drop its record, after the job that has the seat, if any."""
+        """End a parked seat whose pod is deleted and drop its record, after the job that has the seat, if any."""
         refusal = self._refusal((job.target,), job.target.gpus, job.epoch, wait=True)
         if refusal is not None:
             return refusal
         await self._guarded(self._journal.fence(job.target.gpus, job.epoch))
         self._spawn(self._release(job.target), f"release {job.target.seat}")
-        return self._taken()
+        ends = self._backends[job.target.backend].ends_released()
+        return self._taken().model_copy(update={"ends": ends})
 
     async def kill(self, job: KillJob) -> JobReply:
         """Journal a kill and begin it after the job that has the seat, if any."""
@@ -252,11 +258,23 @@ class CheckpointWorker:
         await self._until_free(frozenset(target.gpus), frozenset({target.seat}), "")
         backend = self._backends[target.backend]
         known = self._journal.parked.get(target.seat)
-        same = known is not None and known.target.container_id == target.container_id
-        await backend.thaw(known if known is not None and same else backend.container(target, "ask", 0))
-        if same:  # another container of the seat may have been parked since
+        if known is None or known.target.container_id != target.container_id:
+            seat = backend.container(target, "ask", 0)
+            await backend.thaw(seat)  # stopped by something else: let it end
+            if backend.ends_released():
+                with contextlib.suppress(NoProcessError, NoMemberError, DriverUnreadableError):
+                    seat = await backend.discover(target, "ask", 0)
+                ending = await backend.kill(seat, _not_journaled)
+                log.info("seat.released", seat=target.seat, outcome=ending.outcome, reason=ending.reason)
+            else:
+                log.info("seat.released", seat=target.seat)
+            return
+        # Killed and not thawed: a SIGTERM handler of a checkpointed process blocks in the driver until the grace period
+        # is over. The record goes last: after a crash the manager asks the next checkpointer for the same again.
+        ending = await backend.kill(known.model_copy(update={"group": "ask"}), _not_journaled)
+        if ending.outcome == "gone":
             await self._journal.forget(target.seat)
-        log.info("seat.released", seat=target.seat)
+        log.info("seat.released", seat=target.seat, outcome=ending.outcome, reason=ending.reason)
 
     async def _until_free(self, gpus: frozenset[str], seats: frozenset[str], besides: str) -> None:
         """Wait until no earlier job uses these GPUs, or these seats elsewhere. Waiting jobs run in order of arrival."""
@@ -279,20 +297,30 @@ class CheckpointWorker:
             if run.under_way and target.seat in run.seats:  # a driver call would block until the transfer ends
                 known = self._journal.parked.get(target.seat)
                 return Ending("started", f"{op} is under way", gpus=known.memory_on if known is not None else ())
-        backend = self._backends.get(target.backend)
-        if backend is None:
-            return Ending("quarantined", f"this node has no backend {target.backend!r}")
+        lacking = target.backend not in self._backends
+        backend = next(iter(self._backends.values())) if lacking else self._backends[target.backend]
         alone = self._journal.history.left_alone(target.seat, target.container_id, time.time())
         if alone is not None and backend.container(target, "ask", 0).root is not None:
             return Ending("quarantined", alone)
         try:
-            return await backend.state(await find_processes(self._journal, backend, target, "ask", 0))
+            ending = await backend.state(await find_processes(self._journal, backend, target, "ask", 0))
         except NoProcessError:
             return Ending("gone")
         except NoMemberError as error:
-            return Ending("active", str(error))
+            ending = Ending("active", str(error))
         except DriverUnreadableError as error:
-            return Ending("quarantined", f"the driver does not answer: {error}")
+            ending = Ending("quarantined", f"its state is not known: {error}")
+        else:
+            if ending.outcome == "parked" and not self._on_record(target):
+                ending.gpus = ()  # learned from the driver: only the manager may know where it was parked
+        if lacking and ending.outcome != "gone":
+            has = ", ".join(sorted(self._backends))
+            return Ending("quarantined", f"its pod wants backend {target.backend!r}; this node has {has}: delete it")
+        return ending
+
+    def _on_record(self, target: SeatTarget) -> bool:
+        known = self._journal.parked.get(target.seat)
+        return known is not None and known.target.container_id == target.container_id
 
     def _status(self, file: JobFile) -> JobStatus:
         run = self.running.get(file.op)
@@ -331,6 +359,15 @@ class CheckpointWorker:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def _unless_crashed(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await ``work``, or raise the unexpected error of a job."""
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait([task, self._crashed], return_when=asyncio.FIRST_COMPLETED)
+            (self._crashed if self._crashed.done() else task).result()
+        finally:
+            task.cancel()
+
     def _crash(self, error: Exception) -> None:
         if not self._crashed.done():
             self._crashed.set_exception(error)
@@ -343,6 +380,10 @@ class CheckpointWorker:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=GRACE_SECONDS / 2)
+
+
+async def _not_journaled(step: str, pid: int | None, detail: str = "") -> None:
+    """Note of a kill whose interruption needs no replay."""
 
 
 def _typed(kind: type[J], handler: Callable[[J], Awaitable[BaseModel]]) -> Callable[[Message], Awaitable[BaseModel]]:

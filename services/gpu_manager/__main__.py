@@ -17,13 +17,14 @@ from kybernate.clock import Clock
 from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.files import changes
 from kybernate.gpus import GpuError, Gpus, open_gpus
-from kybernate.health import BusMetrics, Health, HttpServer, be_present
+from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.kube import Kube, in_cluster
 from kybernate.lifecycle import alone
 from kybernate.logs import get_logger
 from kybernate.node import known_gpus
 from kybernate.node.config import label_decides, load_by_label, load_now
 from kybernate.node.known_gpus import KnownGpus
+from kybernate.presence import NodePresence
 from kybernate.topology import Group, Topology, plan
 from services.gpu_manager.board import Board
 from services.gpu_manager.engines import EngineProbes
@@ -38,6 +39,9 @@ from services.gpu_manager.seat_pod import with_owned
 from services.gpu_manager.settings import ManagerSettings
 from services.gpu_manager.state import NodeSetup
 
+BUS_SECONDS = 1.0
+"""Wall: how long a manager that starts waits for the cluster bus, on which another one of its node could object."""
+
 
 @dataclass
 class GroupSources:
@@ -49,8 +53,8 @@ class GroupSources:
     """The GPUs; None: read them."""
 
 
-async def serve(settings: ManagerSettings, sources: GroupSources) -> None:
-    """Run until cancelled. Raises ChangedError when it is to be called again."""
+async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> None:
+    """Run until cancelled. Raises ChangedError when it is to be called again. ``lock``: identity of the lock file."""
     clock = Clock(settings.speed)
     async with contextlib.AsyncExitStack() as stack:
         gpus = open_gpus(settings.gpus, settings.fake_driver)
@@ -67,7 +71,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources) -> None:
         setup = NodeSetup(
             node=settings.node,
             groups=with_owned(topology.groups, ledger.read(), known),
-            policy=policy.guarded,
+            policy=policy,
             tiers=config.all_tiers,
             drain_seconds=config.drain_seconds,
             warmup=config.warmup,
@@ -90,23 +94,32 @@ async def serve(settings: ManagerSettings, sources: GroupSources) -> None:
             ledger=ledger,
             clock=clock,
             engines=EngineProbes(session),
-            gpu_processes=GpuProcesses(gpus),
+            gpu_processes=GpuProcesses(gpus, settings.helpers_dir),
         )
         health.conditions["bus"] = lambda: (
             None if bus.connected else f"no connection to NATS at {settings.nats_url.rsplit('@')[-1]}"
         )
+        health.conditions["ledger"] = manager.stalled
         health.conditions["recovered"] = lambda: None if board.node.recovered else "still reading its seats"
         app = web.Application()
         app.add_routes([*health.routes(), *routes(manager, policy, health.registry)])
         http = await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
         board.node.manager_url = http.url
         learned.read(board.node.learning, manager.now(), board.node.seats)
+        presence = NodePresence(
+            bus, "gpu-manager", instance=settings.instance, node=settings.node, lock=lock, url=http.url
+        )
+
+        async def manage() -> None:
+            await presence.claim(BUS_SECONDS)
+            await manager.run()
+
         await lifecycle.together(
-            manager=manager.run(),
+            manager=manage(),
             learned=learned.keep(board.node.learning, manager.now),
             config=_until_reconfigured(settings, sources, kube if api is not None else None),
             gpus=_until_gpus_changed(settings, sources),
-            presence=be_present(bus, "gpu-manager", instance=settings.instance, node=settings.node, url=http.url),
+            presence=presence.keep(),
             bus=bus.closed(),
             node_bus=node_bus.closed(),
         )
@@ -210,7 +223,7 @@ def main() -> None:
         while task is not None and not task.cancelling():  # a stop that arrived together with a change counts
             try:
                 # A separate task: a TaskGroup of Python 3.11 that failed leaves its task marked as cancelled.
-                await asyncio.create_task(serve(settings, sources))
+                await asyncio.create_task(serve(settings, sources, lock))
             except* (ConfigError, GpuError) as group:
                 for error in group.exceptions:
                     logs.get_logger().error("manager.cannot_start", reason=str(error))
@@ -219,7 +232,7 @@ def main() -> None:
                 get_logger().debug("manager.restarting", changes=len(group.exceptions))
         raise asyncio.CancelledError
 
-    with alone(settings.run_dir, "gpu-manager"):
+    with alone(settings.run_dir, "gpu-manager") as lock:
         # Signals are handled all the time, also between the end of one run and the beginning of the next.
         lifecycle.main(lambda: lifecycle.run(manager=run()))
 

@@ -35,7 +35,7 @@ def on_pods(node: NodeState, owners: Owners, now: Now) -> None:
             if pod is not None and not pod.deleting:  # (2)
                 _inherit(node, seat, pod, now)
             continue
-        seat.owner.misses = 0
+        seat.owner.misses, seat.owner.seen = 0, now.wall
         seat.gate.confirmed += seat.id not in owners.unproven
         if seat.state is not S.FREE:  # (3)
             _follow_pod(node, seat, pod, now)
@@ -65,6 +65,7 @@ def _inherit(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None
         return
     if seat.gate.call is not None or not _ticket_may_start(seat, now):
         return
+    before = seat.durable.reserved_bytes or 0
     fresh = _free(node, seat, now)
     node.own(fresh, pod)
     fresh.owner.misses = 0
@@ -72,6 +73,14 @@ def _inherit(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None
     fresh.durable.ticket, fresh.durable.inherited = seat.durable.ticket, True
     fresh.gate.ticket_open, fresh.gate.ticket_given = True, seat.gate.ticket_given
     node.transition(fresh, T.TICKET, now, reason="its call took the ticket of the pod that had its seat before")
+    reserved = (before, fresh.durable.reserved_bytes or 0)
+    fresh.durable.reserved_bytes = max(reserved) if all(reserved) else 0  # the container may be the other pod's
+    if not view.fit_together(node, fresh.group, view.holders(node, fresh.group)):
+        fresh.conflict = True
+        reason = (
+            f"its container may start by the ticket of pod {seat.pod.pod if seat.pod else ''}, which needs less VRAM"
+        )
+        node.transition(fresh, T.QUARANTINE, now, reason=reason)
     if pod.running:
         _runs(node, fresh, pod, now)
 
@@ -128,7 +137,7 @@ def _delete(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     """Its pod is going: thaw what is frozen; its GPUs stay with it until its processes are gone."""
     switch.leave(node, seat)
     held, has_process = seat.lease, seat.durable.seen_running
-    seat.processes_gone = not has_process
+    seat.processes_gone, seat.ended_here = not has_process, None
     node.transition(seat, T.DELETED, now)
     seat.lease = held and (has_process or seat.gate.ticket_open)  # a ticket may still be used
     if has_process:
@@ -177,7 +186,9 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         _exit(node, seat, "its container is started again", now)
     if seat.state is S.BACKOFF:
         node.transition(seat, T.CALLED, now)
-    elif seat.state is S.STARTING and not (seat.durable.inherited or node.broken_on(seat.group)):
+    elif seat.state is S.STARTING and not (
+        seat.durable.inherited or node.broken_on(seat.group) or node.drain_on(seat.group)
+    ):
         arbiter.give_ticket(node, seat, now)
 
 
@@ -202,6 +213,9 @@ def on_ending_answer(node: NodeState, answer: EndingAnswered, now: Now) -> None:
     job, reply = answer.job, answer.reply
     stale = reply is not None and reply.code == "stale-epoch"
     if reply is not None and not stale:  # (1)
+        released = node.seats.get(job.target.seat)
+        if isinstance(job, ReleaseJob) and released is not None and released.state is S.RELEASING:
+            released.ended_here = reply.ends
         on_jobs_report(node, JobsReported(reply), now)
         return
     seat = node.seats.get(job.target.seat)
@@ -222,7 +236,8 @@ def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
             continue
         same = progress.container_id == seat.target().container_id
         if seat.state in (S.RELEASING, S.LOST):
-            seat.processes_gone = seat.processes_gone or progress.outcome == "gone"
+            # The late end of a container before says nothing about the one that has the GPUs now.
+            seat.processes_gone = seat.processes_gone or (same and progress.outcome == "gone")
             if seat.state is S.RELEASING and progress.outcome == "parked":
                 _release(node, seat)  # a checkpointer that died right after it took the first one has forgotten it
         elif progress.outcome == "gone" and same and (seat.outlives_list or seat.state is S.QUARANTINED):
@@ -249,15 +264,15 @@ def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress
 def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     """What time and evidence end.
 
-    (1) A quarantine for a conflict that is over. (2) A start without a process. (3) A lost seat whose processes are
-    gone. (4) A deleted pod whose processes are gone: it holds nothing any more, and once the pod is gone the seat is
-    free.
+    (1) A quarantine for a conflict that is over. (2) A start without a process, as a read of the pods after the
+    deadline shows it: while they cannot be read, a container may run unseen. (3) A lost seat whose processes are gone.
+    (4) A deleted pod whose processes are gone: it holds nothing any more, and once the pod is gone the seat is free.
     """
     if seat.state is S.QUARANTINED and seat.conflict and view.room(node, seat):  # (1)
         seat.conflict = False
         node.transition(seat, T.CLEARED_ACTIVE, now, reason="it holds its group alone again")
     elif seat.state is S.STARTING and not seat.durable.seen_running:  # (2)
-        if now.wall > seat.entered_wall + START_DEADLINE_SECONDS:
+        if min(now.wall, seat.owner.seen) > seat.entered_wall + START_DEADLINE_SECONDS:
             reason = f"no process came within {START_DEADLINE_SECONDS:.0f} s of the ticket"
             node.transition(seat, T.NO_PROCESS, now, reason=reason)
     elif seat.state is S.LOST and seat.processes_gone:  # (3)

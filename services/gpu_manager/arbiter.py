@@ -17,7 +17,7 @@ from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group
 from services.gpu_manager import switch as switches
 from services.gpu_manager import view
-from services.gpu_manager.inputs import ForeignProcess, JobAnswered, Now, RetargetAnswered, StartTicket
+from services.gpu_manager.inputs import ForeignProcessesSeen, JobAnswered, Now, RetargetAnswered, StartTicket
 from services.gpu_manager.state import GpuClaim, ManagedSeat, NodeState
 
 S, T = SeatState, Trigger
@@ -56,10 +56,13 @@ def follow_demand(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         usage.wanted_since = None
 
 
-def on_foreign_processes(node: NodeState, processes: tuple[ForeignProcess, ...]) -> None:
-    """A group with a foreign process on one of its GPUs is quarantined until the process is gone."""
+def on_gpu_processes(node: NodeState, seen: ForeignProcessesSeen) -> None:
+    """A group with a foreign process on one of its GPUs is quarantined until the process is gone. What seats use is
+    learned."""
+    for seat in node.seats.values():
+        seat.durable.peak_bytes = max(seat.durable.peak_bytes, seen.peaks.get(seat.durable.container_id, 0))
     before = {group.name: node.foreign_on(group) for group in node.setup.groups}
-    node.foreign = processes
+    node.foreign = seen.processes
     for group in node.setup.groups:
         why = node.foreign_on(group)
         if bool(why) != bool(before[group.name]):
@@ -124,30 +127,38 @@ def _concerned(node: NodeState, message: object, *, repeated: bool) -> tuple[Gro
 def decide(node: NodeState, group: Group, now: Now) -> None:
     """Decide for a group that is in no switch.
 
-    (1) It pauses after a failed switch. (2) A foreign process uses its GPUs, or an invariant does not hold on them. (3)
-    Its GPUs are being cleared for a seat of another group. (4) Seats of other groups hold its GPUs: claim them. A
-    switch of another group may hold them, too, while no seat has their lease. (5) Otherwise do what the policy decides,
-    which is asked again without the free slot when the seat that it picked has no room there.
+    (1) It pauses after a failed switch. (2) An operator wants a seat off it. (3) A foreign process uses its GPUs, an
+    invariant does not hold on them, or they are drained. (4) Its GPUs are being cleared for a seat of another group.
+    (5) Seats of other groups hold its GPUs: claim them. A switch of another group may hold them, too, while no seat has
+    their lease. (6) Otherwise do what the policy decides, which is asked again without the free slot when the seat that
+    it picked has no room there.
     """
     state = node.groups[group.name]
-    state.wake = None  # also where nothing is decided: a wake that is overdue would spin
+    state.wake, state.settles = None, False  # also where nothing is decided: a wake that is overdue would spin
     if state.backoff.active(now):  # (1)
         return
-    if stopped := node.foreign_on(group) or node.broken_on(group):  # (2)
+    leaves = view.ordered_out(node, group, now)  # (2)
+    if leaves is not None and node.bus_up and node.routers.settled(now):
+        leaving, state.why = leaves
+        node.claims.pop(group.name, None)
+        node.decided(group, state.why)
+        switches.drain(node, leaving, None, state.why, now).ordered = True
+        return
+    if stopped := node.foreign_on(group) or node.broken_on(group) or node.drained_on(group):  # (3)
         state.why = stopped
         node.claims.pop(group.name, None)
         return
-    if claimed := view.claimed_for(node, group, now):  # (3)
+    if claimed := view.claimed_for(node, group, now):  # (4)
         state.why = f"its GPUs are being cleared for {claimed}"
         return
-    if others := view.in_the_way(node, group):  # (4)
+    if others := view.in_the_way(node, group):  # (5)
         if _claim(node, group, others, now):
             _clear(node, group, others, now)
         return
     if other := view.switch_in_the_way(node, group):
         state.why = f"its GPUs are held by the switch {other.op} of group {other.group}"
         return
-    seen, policy = view.full_view(node, group, now), node.setup.policy  # (5)
+    seen, policy = view.full_view(node, group, now), node.setup.policy  # (6)
     decision = policy.decide(seen)
     incoming = node.seats[decision.activate] if isinstance(decision, Switch) and decision.evict is None else None
     if incoming is not None and not view.room(node, incoming, on=group):
@@ -160,7 +171,7 @@ def decide(node: NodeState, group: Group, now: Now) -> None:
             _grant(node, group, node.seats[name], decision.reason, now)
         case Switch(activate=name, evict=str(victim), how=how):
             holder = node.seats[victim]
-            freeze = how == "freeze" and holder.owner.terms.tier.stall_budget_seconds > 0
+            freeze = how == "freeze" and holder.owner.terms.tier.stall_budget_seconds > 0 and not holder.starts_cold
             _evict(node, holder, node.seats[name], decision.reason, now, freeze=freeze)
         case Park(seat=victim):
             _park(node, node.seats[victim], decision.reason, now)
@@ -169,6 +180,7 @@ def decide(node: NodeState, group: Group, now: Now) -> None:
 def _wake(node: NodeState, group: Group, decision: Decision, now: Now) -> None:
     if isinstance(decision, Stay) and decision.until is not None:
         node.groups[group.name].wake = now.model + max(decision.until, 0.0)
+        node.groups[group.name].settles = decision.settles
 
 
 def _grant(node: NodeState, group: Group, incoming: ManagedSeat, reason: str, now: Now) -> None:
@@ -201,7 +213,7 @@ def give_ticket(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         node.transition(seat, T.TICKET, now, epoch=epoch)
     else:
         seat.epoch, seat.entered_wall = epoch, now.wall
-    node.effects.append(StartTicket(seat.id, call.call, pod.uid, epoch))
+    node.effects.append(StartTicket(seat.id, call.call, pod.uid, epoch, pod.vram_bytes))
 
 
 def _evict(
@@ -254,7 +266,7 @@ def _claim(node: NodeState, group: Group, others: list[ManagedSeat], now: Now) -
     decision = _decide_among(node, group, others, now)
     state.why = decision.reason
     _wake(node, group, decision, now)
-    if not isinstance(decision, Switch) or node.seats[decision.activate].group.name != group.name:  # (3)
+    if not isinstance(decision, Switch) or decision.activate in {seat.id for seat in others}:  # (3)
         return False
     node.claims[group.name] = GpuClaim(decision.activate, now.model)  # (4)
     node.decided(group, decision.reason)

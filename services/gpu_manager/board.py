@@ -3,7 +3,7 @@
 ``handle`` is the only entry point: nothing else changes the state. It dispatches the message, then lets every concerned
 group advance; decisions are made in the modules below, and imports run one way:
 
-    board → allocations, commands, recovery → arbiter → switch → view → state
+    board → allocations, commands, recovery → operations → arbiter → switch → why → view → state
 
 Invariants, checked after each message that had an effect (a GPU on which one is broken gets no new grants) and by
 property tests:
@@ -19,12 +19,13 @@ The shell (``manager``) writes the ledger before it carries out any effect.
 """
 
 from kybernate.messages import Command, DrainAck, JobProgress, Presence, TrafficSignal
-from services.gpu_manager import allocations, arbiter, commands, recovery, switch, view
+from services.gpu_manager import allocations, arbiter, commands, operations, recovery, switch, view
 from services.gpu_manager.inputs import (
     BusChanged,
     DrainAnnounced,
     EndingAnswered,
     EngineSeen,
+    FaultyGpusSeen,
     ForeignProcessesSeen,
     InvariantBroken,
     JobAnswered,
@@ -79,8 +80,10 @@ class Board:
                 allocations.on_pods(node, owners, now)
             case StartCalls(calls=calls):
                 allocations.on_start_calls(node, calls, now)
-            case ForeignProcessesSeen(processes=processes):
-                arbiter.on_foreign_processes(node, processes)
+            case ForeignProcessesSeen():
+                arbiter.on_gpu_processes(node, message)
+            case FaultyGpusSeen(faults=faults):
+                node.faulty = faults
             case BusChanged(connected=connected):
                 node.on_bus(connected, now)
             case RouterAskedOverHttp():
@@ -120,3 +123,4 @@ class Board:
                 arbiter.decide(node, group, now)
             if group.name in node.switches:
                 switch.step(node, node.switches[group.name], now)
+        operations.advance(node, now)

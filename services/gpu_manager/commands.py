@@ -4,15 +4,18 @@ from kybernate.messages import (
     ActivateSeat,
     Command,
     CommandReply,
+    OrderCommand,
     ParkSeat,
     PinSeat,
+    SeatCommand,
     SeatPinned,
     SeatUnpinned,
     UnpinSeat,
 )
 from kybernate.seat import SeatState
-from services.gpu_manager import switch
+from services.gpu_manager import operations, switch, view
 from services.gpu_manager.inputs import Now, WallTime
+from services.gpu_manager.operations import no as _no
 from services.gpu_manager.state import ManagedSeat, NodeState
 
 S = SeatState
@@ -23,19 +26,19 @@ WISH_SECONDS = 600.0
 
 def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
     """Accept a command, or refuse it with a reason."""
-    seat = node.seats.get(command.seat)
-    if seat is None or seat.state is S.FREE:
-        return _no("unknown-seat", f"no pod owns seat {command.seat} on node {node.name}")
     if not node.recovered:
         return _no("not-ready", "the node's manager has just started and is still reading its seats", retry=1.0)
     if command.deadline is not None and command.deadline < float(now.unix):
         return _no("too-late", "the command arrived after its deadline")
+    if isinstance(command, OrderCommand):
+        return operations.answer(node, command, now)
+    if not isinstance(command, SeatCommand):
+        return _no("unsupported", f"this manager does not know {type(command).__name__}")
+    if (refused := operations.seat_refused(node, command.seat)) is not None:
+        return refused
+    seat = node.seats[command.seat]
     if command.if_epoch is not None and command.if_epoch != seat.epoch:
         return _no("stale-epoch", f"seat {seat.id} is at epoch {seat.epoch} now", epoch=seat.epoch)
-    if seat.state is S.QUARANTINED:
-        return _no("quarantined", f"seat {seat.id} is quarantined: {seat.reason}", epoch=seat.epoch)
-    if seat.state is S.RELEASING:
-        return _no("deleted", f"the pod {seat.pod.pod if seat.pod else ''} of seat {seat.id} is being deleted")
     match command:
         case ActivateSeat():
             return _activate(node, seat, command, now)
@@ -51,6 +54,8 @@ def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
 def _activate(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
     if seat.state is S.ACTIVE:
         return _yes(seat)
+    if drained := node.shut_out(seat):
+        return _no("drained", drained, epoch=seat.epoch)
     pinned = _pinned_holders(node, seat)
     if pinned:
         text = f"group {seat.group.name} is kept by pinned {pinned}; unpin it first"
@@ -88,6 +93,8 @@ def _park(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> Com
 
 
 def _pin(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
+    if not seat.durable.pinned and (drained := node.drained_on(seat.group)):
+        return _no("drained", drained, epoch=seat.epoch)
     pinned = _pinned_holders(node, seat)
     if pinned:
         return _no("pinned", f"every slot of group {seat.group.name} is kept by pinned {pinned}", epoch=seat.epoch)
@@ -109,20 +116,16 @@ def _unpin(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> Co
 
 
 def _pinned_holders(node: NodeState, seat: ManagedSeat) -> str:
-    """Other pinned seats, when they fill every slot of every group that the seat could be on; else empty."""
+    """Other pinned seats, when they fill slots or memory of every group that the seat could be on; else empty."""
     groups = [seat.group, *(node.groups[seat.group.name].peers if node.may_move(seat) else ())]
     full = []
     for group in groups:
-        pinned = [other.id for other in node.seats_on(group) if other.pinned and other is not seat]
-        if len(pinned) < group.slots:
+        pinned = [other for other in node.seats_on(group) if other.pinned and other is not seat]
+        if len(pinned) < group.slots and view.fit_together(node, group, [*pinned, seat]):
             return ""
-        full += pinned
+        full += [other.id for other in pinned]
     return ", ".join(full)
 
 
 def _yes(seat: ManagedSeat) -> CommandReply:
     return CommandReply(accepted=True, epoch=seat.epoch, op=seat.op)
-
-
-def _no(code: str, reason: str, *, epoch: int = 0, retry: float | None = None) -> CommandReply:
-    return CommandReply(accepted=False, code=code, reason=reason, epoch=epoch, retry_after_seconds=retry)

@@ -23,6 +23,9 @@ MOST_AT_ONCE = 64
 MOST_SOURCES = 4096
 """Counters that are remembered; the ones updated longest ago are dropped first."""
 
+MOST_LEVELS = 1000
+"""Sources of one seat or model at a time; further ones count when some have expired."""
+
 
 # --- levels -----------------------------------------------------------------------------------------------------------
 
@@ -80,6 +83,8 @@ class DemandLevels:
         sources = self.places.setdefault(place, {})
         known = sources.get((signal.source, signal.tier))
         if known is not None and signal.seq < known.seq and known.expires > now.wall:
+            return False
+        if known is None and len(sources) >= MOST_LEVELS:
             return False
         oldest: ModelTime | None = None
         since: tuple[tuple[ModelTime, int], ...] = ()
@@ -175,8 +180,9 @@ PERMIT_SECONDS = 1.5
 class Routers:
     """Present routers by instance and incarnation, and their acknowledgements by seat.
 
-    Drained means that every router that may still forward has acknowledged that it does not. A router that fell silent
-    proves nothing: it counts until its presence has expired, and by then it has stopped by its own clock.
+    Drained means that every router that may still forward has acknowledged that it does not. One that stops says so
+    once it has ended its last call. One that fell silent proves nothing: it counts until its presence has expired, and
+    by then it has stopped by its own clock.
     """
 
     present: dict[tuple[str, str], WallTime] = field(default_factory=dict)
@@ -197,7 +203,11 @@ class Routers:
         return now.wall >= self.settled_at
 
     def update(self, presence: Presence, now: Now) -> None:
-        """A router is alive. Its incarnation before counts until it expires: it may be another router of that name."""
+        """A router is alive, or leaves. Its incarnation before counts until it expires: it may be another router of
+        that name."""
+        if presence.leaving:
+            self.present.pop((presence.instance, presence.incarnation), None)
+            return
         self.present[presence.instance, presence.incarnation] = now.wall + DEAD_AFTER_SECONDS
 
     def remember(self, known: Iterable[tuple[str, str]], now: Now) -> None:
@@ -229,14 +239,19 @@ class Routers:
         """
         if not self.settled(now) or now.wall < self.permitted_until:
             return False
+        return not self.busy(seat, epoch, frozen=frozen)
+
+    def busy(self, seat: str, epoch: int, *, frozen: bool = False) -> dict[str, int | None]:
+        """The present routers for which a drain waits: how many requests each has in flight; None: not acknowledged."""
+        found: dict[str, int | None] = {}
         acks = self.acks.get(seat, {})
         for router in self.present:
             ack = acks.get(router)
             if ack is None or ack.epoch != epoch:
-                return False
-            if ack.in_flight and not (frozen and ack.permits == 0):
-                return False
-        return True
+                found[router[0]] = None
+            elif ack.in_flight and not (frozen and ack.permits == 0):
+                found[router[0]] = ack.in_flight
+        return found
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------

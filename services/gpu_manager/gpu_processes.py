@@ -1,7 +1,9 @@
-"""Processes on the GPUs that belong to no seat: while one is there, nothing is started or restored on its groups.
+"""Processes on the GPUs: how much VRAM seats use, and which belong to no seat: while such a one is there, nothing is
+started or restored on its groups.
 
 A restore that runs out of memory destroys what it restores, and a foreign process may allocate more at any time. Seats
-that run already go on. This module reads /proc; the decision what follows is the board's.
+that run already go on. A process that holds 0 bytes is none: NVML lists whatever opened a device, for example one that
+asked for the number of GPUs (llm-d #148). This module reads /proc; the decision what follows is the board's.
 """
 
 import asyncio
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from kybernate.gpus import GpuError, Gpus
 from kybernate.logs import OnceLogger
-from services.gpu_manager.inputs import ForeignProcess
+from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen
 
 PROC = Path("/proc")
 READS = 2
@@ -22,35 +24,62 @@ _PROCESS = "process://"
 class GpuProcesses:
     """Reads which processes use the GPUs."""
 
-    def __init__(self, gpus: Gpus, proc: Path = PROC) -> None:
-        self._gpus, self._proc = gpus, proc
+    def __init__(self, gpus: Gpus, helpers: Path, proc: Path = PROC) -> None:
+        """``helpers``: folder in which the checkpointer notes its helpers."""
+        self._gpus, self._helpers, self._proc = gpus, helpers, proc
         self._seen: dict[tuple[int, str], int] = {}
+        self._peaks: dict[str, int] = {}
         self._unread = OnceLogger("gpu_processes.read_failed")
 
-    async def foreign(self, containers: Collection[str]) -> tuple[ForeignProcess, ...] | None:
-        """Processes that are in none of these containers, by GPU; None when the driver does not answer."""
+    async def read(self, containers: Collection[str]) -> ForeignProcessesSeen | None:
+        """Processes that are in none of these containers, by GPU, and what each container used at most; None when the
+        driver does not answer."""
         try:
             processes = await self._gpus.processes()
         except GpuError as error:
             self._unread.log(reason=str(error))
             return None
         self._unread.clear()
-        on = {(process.pid, process.gpu) for process in processes}
-        names = await asyncio.to_thread(self._names, {pid for pid, _ in on}, tuple(containers))
+        on = {(process.pid, process.gpu) for process in processes if process.bytes > 0}
+        names, homes = await asyncio.to_thread(self._names, {pid for pid, _ in on}, tuple(containers))
         self._seen = {key: self._seen.get(key, 0) + 1 for key in on if key[0] in names}
-        return tuple(
-            ForeignProcess(gpu, pid, names[pid]) for (pid, gpu), times in sorted(self._seen.items()) if times >= READS
+        used: dict[str, dict[str, int]] = {}
+        for process in processes:
+            if process.pid in homes:
+                gpus = used.setdefault(homes[process.pid], {})
+                gpus[process.gpu] = gpus.get(process.gpu, 0) + process.bytes
+        now = {container: max(gpus.values()) * len(gpus) for container, gpus in used.items()}
+        self._peaks = {one: max(now.get(one, 0), self._peaks.get(one, 0)) for one in containers}
+        return ForeignProcessesSeen(
+            tuple(ForeignProcess(gpu, pid, names[pid]) for (pid, gpu), n in sorted(self._seen.items()) if n >= READS),
+            self._peaks,
         )
 
-    def _names(self, pids: set[int], containers: tuple[str, ...]) -> dict[int, str]:
-        """Names of the processes that belong to no container; a process that cannot be read here is left out."""
-        found = {}
-        for pid in pids:
+    def _names(self, pids: set[int], containers: tuple[str, ...]) -> tuple[dict[int, str], dict[int, str]]:
+        """By process: the name of one that belongs to no container, else its container. A process that cannot be read
+        here is left out."""
+        found: dict[int, str] = {}
+        homes: dict[int, str] = {}
+        for pid in pids - self._own() if pids else ():
             with contextlib.suppress(OSError):
                 name = self._read(pid, "comm").strip()
-                if not any(self._inside(pid, container) for container in containers):
+                home = next((container for container in containers if self._inside(pid, container)), None)
+                if home is None:
                     found[pid] = name
-        return found
+                else:
+                    homes[pid] = home
+        return found, homes
+
+    def _own(self) -> set[int]:
+        """Pids of the checkpointer's helpers, whose bytes a driver may not report; a reused pid does not count."""
+        own = set()
+        with contextlib.suppress(OSError):
+            for note in self._helpers.iterdir():
+                pid, _, start = note.name.partition("-")
+                with contextlib.suppress(OSError, ValueError):
+                    if self._read(int(pid), "stat").rpartition(")")[2].split()[19] == start:
+                        own.add(int(pid))
+        return own
 
     def _inside(self, pid: int, container: str) -> bool:
         if container.startswith(_PROCESS):

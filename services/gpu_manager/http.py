@@ -11,32 +11,32 @@ from prometheus_client.registry import Collector
 
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import view
+from services.gpu_manager import operations, view, why
 from services.gpu_manager.inputs import Now, RouterAskedOverHttp
-from services.gpu_manager.live_policy import LivePolicy
+from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.manager import Manager
-from services.gpu_manager.shadow import Shadow
 from services.gpu_manager.state import ManagedSeat, NodeState
 
 
-def routes(manager: Manager, policy: LivePolicy, registry: CollectorRegistry) -> list[web.RouteDef]:
-    """The routes under ``/v1`` and, into the registry, the metrics of the board and the policies."""
+def routes(manager: Manager, policy: GuardedPolicy, registry: CollectorRegistry) -> list[web.RouteDef]:
+    """The routes under ``/v1`` and, into the registry, the metrics of the board and the policy."""
     registry.register(_NodeMetrics(manager.node, policy))
 
     async def seats(_: web.Request) -> web.Response:
         if not manager.node.recovered:
             return _error("the manager has just started", 503)
         await manager.receive(RouterAskedOverHttp())  # before the answer is made: a drain that begins now waits for it
+        await manager.until_recorded()
         node, now = manager.node, manager.now()
         owned = [seat for seat in node.seats.values() if seat.state is not SeatState.FREE]
         records = [node.record(seat, now).model_dump(mode="json") for seat in owned]
-        reasons = {name: group.why for name, group in node.groups.items() if group.why}
-        return web.json_response({"seats": records, "why": reasons})
+        texts = {name: group.why for name, group in node.groups.items() if group.why}
+        return web.json_response({"seats": records, "why": texts})
 
-    async def why(_: web.Request) -> web.Response:
+    async def reasons(_: web.Request) -> web.Response:
         return web.json_response(why_answer(manager.node, policy, manager.now()))
 
-    return [web.get("/v1/seats", seats), web.get("/v1/why", why), pod_route(manager)]
+    return [web.get("/v1/seats", seats), web.get("/v1/why", reasons), pod_route(manager), stop_route(manager)]
 
 
 def pod_route(manager: Manager) -> web.RouteDef:
@@ -47,6 +47,7 @@ def pod_route(manager: Manager) -> web.RouteDef:
 
     async def pod(request: web.Request) -> web.Response:
         node, uid = manager.node, request.match_info["uid"]
+        await manager.until_recorded()
         if not node.recovered:
             return _error("the manager has just started and reads its seats; ask again", 503)
         for seat in node.seats.values():
@@ -57,6 +58,22 @@ def pod_route(manager: Manager) -> web.RouteDef:
     return web.get("/v1/pods/{uid}", pod)
 
 
+def stop_route(manager: Manager) -> web.RouteDef:
+    """``GET /v1/pods/<uid>/stop``, for the preStop hook of an engine: ``wait`` is true while kubelet should not signal
+    it yet, since its deletion has not been seen (``deleted``) or the checkpointer ends its processes."""
+
+    async def stop(request: web.Request) -> web.Response:
+        uid = request.match_info["uid"]
+        seat = next((s for s in manager.node.seats.values() if s.pod is not None and s.pod.uid == uid), None)
+        waits = seat is not None and seat.durable.seen_running and not seat.processes_gone
+        deleted = seat is not None and seat.state is SeatState.RELEASING
+        if seat is not None and deleted:
+            waits = waits and seat.ended_here is not False
+        return web.json_response({"wait": waits, "deleted": deleted})
+
+    return web.get("/v1/pods/{uid}/stop", stop)
+
+
 def _error(text: str, status: int) -> web.Response:
     return web.json_response({"error": {"message": text}}, status=status)
 
@@ -64,49 +81,23 @@ def _error(text: str, status: int) -> web.Response:
 # --- why --------------------------------------------------------------------------------------------------------------
 
 
-def why_answer(node: NodeState, policy: LivePolicy, now: Now) -> dict[str, Any]:
+def why_answer(node: NodeState, policy: GuardedPolicy, now: Now) -> dict[str, Any]:
     """``GET /v1/why``, shown by ``kyb why``: the policy, the reason of its last decision about each group, and the
     numbers that it sees there."""
     recorder = policy.recorder
     return {
         "node": node.name,
-        "policy": policy.guarded.name,
-        "errors": policy.guarded.errors,
-        "last_error": policy.guarded.last_error,
+        "policy": policy.name,
+        "errors": policy.errors,
+        "last_error": policy.last_error,
         "groups": [_why_group(node, group, now) for group in node.setup.groups],
+        "operations": [
+            operations.status(node, order, now).model_dump(mode="json")
+            for order in node.orders.values()
+            if not order.outcome or order.op in {drain.op for drain in node.drains.values()}
+        ],
         "problems": [text for seat in node.seats.values() for text in seat.owner.terms.problems],
-        "shadow": None if policy.shadow is None else _why_shadow(policy.shadow, now),
         "recording": None if recorder is None else {"written": recorder.written, "left_out": recorder.left_out},
-    }
-
-
-def _why_shadow(shadow: Shadow, now: Now) -> dict[str, Any]:
-    return {
-        "policy": shadow.name,
-        "last_error": shadow.last_error,
-        "groups": [
-            {
-                "group": name,
-                "same": score.evaluations["same"],
-                "different": score.evaluations["different"],
-                "errors": score.evaluations["error"],
-                "disagreements": score.disagreements,
-                "gain_seconds": round(score.gain_seconds, 3),
-                "live": score.live,
-                "shadow": score.shadow,
-            }
-            for name, score in sorted(shadow.scores.items())
-        ],
-        "recent": [
-            {
-                "group": each.group,
-                "age_seconds": round(float(now.model) - each.at, 3),
-                "live": each.live,
-                "shadow": each.shadow,
-                "gain_seconds": round(each.gain_seconds, 3),
-            }
-            for each in reversed(shadow.recent)
-        ],
     }
 
 
@@ -115,6 +106,7 @@ def _why_group(node: NodeState, group: Group, now: Now) -> dict[str, Any]:
     return {
         "group": group.name,
         "why": node.groups[group.name].why,
+        "drained": node.drained_on(group),
         "switch": None
         if switch is None
         else {"out": switch.victim, "in": switch.incoming, "phase": str(switch.phase), "op": switch.op},
@@ -128,6 +120,7 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         "seat": seen.seat,
         "model": seat.model,
         "blocked": node.blocked(seat, now),
+        "stage": why.seat_stage(node, seat, now).as_json(),
         "state": str(seen.state),
         "tier": seen.tier,
         "weight": seen.weight,
@@ -149,9 +142,9 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
 
 
 class _NodeMetrics(Collector):
-    """The seats, the live policy's failures and the shadow's comparison. Read at scrape time, so there is no copy."""
+    """The seats and the policy's failures. Read at scrape time, so there is no copy."""
 
-    def __init__(self, node: NodeState, policy: LivePolicy) -> None:
+    def __init__(self, node: NodeState, policy: GuardedPolicy) -> None:
         self._node, self._policy = node, policy
 
     def collect(self) -> Iterable[Metric]:
@@ -170,41 +163,28 @@ class _NodeMetrics(Collector):
         for name in node.groups:
             switching.add_metric([node.name, name], float(name in node.switches))
         yield switching
+        drained = GaugeMetricFamily(
+            "kybernate_group_drained", "1 while a drain keeps seats off the group", labels=["node", "group"]
+        )
+        for group in node.setup.groups:
+            drained.add_metric([node.name, group.name], float(node.drain_on(group) is not None))
+        yield drained
         broken = CounterMetricFamily(
             "kybernate_invariant_violations", "Broken invariants; nothing is granted on their GPUs", labels=["node"]
         )
         broken.add_metric([node.name], node.violations)
         yield broken
+        refused = CounterMetricFamily(
+            "kybernate_inputs_refused", "Inputs that contradict the state and changed nothing", labels=["node"]
+        )
+        refused.add_metric([node.name], node.refused)
+        yield refused
 
     def _of_policy(self, node: str) -> Iterable[Metric]:
-        shadow = self._policy.shadow
         failed = CounterMetricFamily(
             "kybernate_policy_errors",
             "Policy evaluations that raised and were replaced by the fallback",
             labels=["node"],
         )
-        failed.add_metric([node], self._policy.guarded.errors)
+        failed.add_metric([node], self._policy.errors)
         yield failed
-        if shadow is None:
-            return
-        evaluations = CounterMetricFamily(
-            "kybernate_shadow_looks",
-            "Decisions of the shadow policy: same as the live one's, different, error",
-            labels=["node", "group", "policy", "outcome"],
-        )
-        apart = CounterMetricFamily(
-            "kybernate_shadow_disagreements",
-            "Times that the shadow policy began to decide differently",
-            labels=["node", "group", "policy"],
-        )
-        gain = GaugeMetricFamily(
-            "kybernate_shadow_gain_seconds",
-            "Estimated request-seconds of waiting that the shadow policy would have saved; below 0: cost",
-            labels=["node", "group", "policy"],
-        )
-        for group, score in shadow.scores.items():
-            for outcome in ("same", "different", "error"):
-                evaluations.add_metric([node, group, shadow.name, outcome], score.evaluations[outcome])
-            apart.add_metric([node, group, shadow.name], score.disagreements)
-            gain.add_metric([node, group, shadow.name], score.gain_seconds)
-        yield from (evaluations, apart, gain)

@@ -4,6 +4,7 @@ The three clocks are three types: an instant minus an instant of the same clock 
 to compare or subtract instants of different clocks. The interpreter sees plain floats.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -77,6 +78,15 @@ class ForeignProcessesSeen:
     """All foreign processes, as of one read of the GPUs' process lists."""
 
     processes: tuple[ForeignProcess, ...]
+    peaks: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """By container: the most VRAM that its processes were seen to use, over its GPUs, as if all used the fullest's."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyGpusSeen:
+    """All GPUs that the device plugin takes for faulty: UUID → why."""
+
+    faults: Mapping[str, str] = field(hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +171,8 @@ class SeatTicket:
     pod_uid: str
     epoch: int
     age_seconds: float
+    vram_bytes: int = 0
+    """As the pod declared when it got the ticket; 0: nothing, or the ticket of a manager that did not write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +181,8 @@ class RecoveryBegun:
 
     owners: Owners
     ledger: Ledger
+    published: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Seat → the epoch of its row of the roster; empty if it could not be read. Routers refuse lower ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +194,8 @@ class Recovered:
     reply: JobReply
     tickets: tuple[SeatTicket, ...] = ()
     """Those that the ledger did not know."""
+    published: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """As in RecoveryBegun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +226,8 @@ class StartTicket:
     call: str
     pod_uid: str
     epoch: int
+    vram_bytes: int = 0
+    """As its pod declares; 0: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +244,13 @@ class InvariantBroken:
 
     gpu: str
     """UUID."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputRefused:
+    """An input that contradicts the state was refused and changed nothing. For the log."""
+
     text: str
 
 

@@ -17,6 +17,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kybernate import files
+from kybernate.logs import get_logger
+from kybernate.messages import OrderOutcome, OrderVerb
 from kybernate.seat import SeatState
 
 
@@ -59,6 +61,16 @@ class Durable:
     fixed: str = ""
     """Why it is not moved to other groups any more: the driver refused it."""
     vram_bytes: int = 0
+    """Footprint at its last park, over all its GPUs; 0: it was not parked yet."""
+    peak_bytes: int = 0
+    """The most VRAM that its processes were seen to use, over all its GPUs."""
+    residue_bytes: int = 0
+    """VRAM that its processes keep while parked, over all its GPUs."""
+    measured: bool = False
+    """The present container was parked, so its residue is known."""
+    reserved_bytes: int | None = None
+    """VRAM that its lease reserves over all its GPUs, 0: all of it; None: it has no lease, or one from before this was
+    kept."""
     host_bytes: int = 0
     started: bool = False
     """It has been active at least once since its pod came."""
@@ -70,6 +82,36 @@ class Durable:
     def copy(self) -> "Durable":
         """A copy that does not follow the original."""
         return replace(self, costs=replace(self.costs))
+
+
+@dataclass(slots=True)
+class OperatorOrder:
+    """An operation that an operator began: a move, a drain, or its end. It answers for its name, also when it is
+    over."""
+
+    op: str
+    verb: OrderVerb
+    target: str = ""
+    """A seat or a group; empty: the node."""
+    to: str = ""
+    """Of a move: the group."""
+    purpose: str = ""
+    """Of a drain."""
+    gpus: tuple[str, ...] = ()
+    """Of the drain of a group: UUIDs, since groups change with the configuration."""
+    actor: str = ""
+    cause: str = ""
+    begun: float = 0.0
+    """Unix seconds."""
+    outcome: OrderOutcome = ""
+    """Empty while it is under way. A drain that is done stays in force until it is resumed."""
+    reason: str = ""
+    """How it ended."""
+
+    @property
+    def scope(self) -> str:
+        """The GPUs of a drain, for people."""
+        return f"group {self.target}" if self.target else "the node"
 
 
 class LedgerEntry(BaseModel):
@@ -117,6 +159,10 @@ class Ledger(BaseModel):
     """(instance, incarnation) of present routers whose instance ``routers`` has with another incarnation."""
     move_seconds: float = 3.0
     """Learned: what activating a seat on another group costs beyond activating it."""
+    orders: tuple[OperatorOrder, ...] = ()
+    """Operations of operators, oldest first."""
+    drains: tuple[str, ...] = ()
+    """Names of the drains in force."""
 
 
 class LedgerFile:
@@ -134,6 +180,7 @@ class LedgerFile:
         self._size = 0
         self._written = b""
         self._durable = True
+        self._reported = False
 
     def read(self) -> Ledger:
         """The last whole ledger, or an empty one. A file without one is set aside, not overwritten."""
@@ -141,12 +188,26 @@ class LedgerFile:
             data = self.path.read_bytes()
         except FileNotFoundError:
             return Ledger()
-        for line in reversed(data.split(b"\n")):
+        lines, damaged = data.split(b"\n"), list[int]()
+        for number in range(len(lines), 0, -1):
+            line = lines[number - 1]
             if _intact(line):
                 with contextlib.suppress(ValidationError):
-                    return Ledger.model_validate_json(line)
-        os.replace(self.path, self.path.with_suffix(".unreadable"))
+                    found = Ledger.model_validate_json(line)
+                    if damaged:
+                        self._tell("ledger.damaged", damaged, used=number, epoch=found.epoch, meaning=_FORGOTTEN)
+                    return found
+            damaged += [number] if line else []
+        aside = self.path.with_suffix(".unreadable")
+        os.replace(self.path, aside)
+        self._tell("ledger.unreadable", damaged, kept_as=str(aside), meaning=_LOST)
         return Ledger()
+
+    def _tell(self, event: str, damaged: list[int], **data: object) -> None:
+        """Log once which lines (from 1) are damaged and what follows."""
+        if not self._reported:
+            self._reported = True
+            get_logger().warning(event, file=str(self.path), lines=sorted(damaged), **data)
 
     def write(self, ledger: Ledger, *, durable: bool) -> None:
         """Append the ledger if it changed. It outlives this process; with ``durable`` also a crash of the machine.
@@ -191,6 +252,11 @@ class LedgerFile:
         self._handle = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         self._size, self._durable = len(line), True
 
+
+_FORGOTTEN = (
+    "what was decided after the line that is used is forgotten: evidence of the processes decides, pins may be older"
+)
+_LOST = "nothing is remembered: evidence of the processes and the tickets in the seat folders decide; pins are lost"
 
 _CHECKED = b'{"checksum":"'
 _UNCHECKED = b'{"boot_id":'

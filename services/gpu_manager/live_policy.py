@@ -1,4 +1,4 @@
-"""The policy as the manager runs it: guarded, with the observers that the configuration asks for, and what it learned.
+"""The policy as the manager runs it: guarded, recorded where the settings ask for it, and what it learned.
 
 A policy is code that people write and change. Whatever it raises or returns, the node goes on: its decision is checked,
 and where there is none to be used a plain rule decides instead, which starves no seat.
@@ -26,12 +26,8 @@ from kybernate.policy.view import checked
 from services.gpu_manager.demand import Learning
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.settings import ManagerSettings
-from services.gpu_manager.shadow import Shadow
 
 log = get_logger()
-
-Observer = Callable[[GroupView, Decision, str], None]
-"""Called after each evaluation: the view, the decision, and what the policy raised instead ("": nothing)."""
 
 RETRY_SECONDS = 1.0
 """Model: how soon to decide again where even the plain rule failed."""
@@ -53,7 +49,7 @@ class GuardedPolicy:
     live: Policy
     fallback: Policy = field(default_factory=Quantum)
     """The plain rule: first come, first served, and no seat stays longer than a while."""
-    observers: list[Observer] = field(default_factory=list)
+    recorder: "ViewRecorder | None" = None
     errors: int = 0
     last_error: str = ""
 
@@ -68,8 +64,8 @@ class GuardedPolicy:
             self.last_error = f"group {view.group}: {error}"
             decision = self._fall_back(view, error)
             log.error("policy.failed", group=view.group, error=error, instead=decision.reason)
-        for observe in self.observers:
-            observe(view, decision, error)
+        if self.recorder is not None:
+            self.recorder.observe(view, decision, error)
         return decision
 
     def _fall_back(self, view: GroupView, error: str) -> Decision:
@@ -81,32 +77,16 @@ class GuardedPolicy:
         return replace(decision, reason=reason)
 
 
-@dataclass
-class LivePolicy:
-    """The guarded policy and its observers."""
-
-    guarded: GuardedPolicy
-    shadow: Shadow | None = None
-    recorder: "ViewRecorder | None" = None
-
-
 @contextmanager
-def open_policy(config: NodeConfig, settings: ManagerSettings) -> Iterator[LivePolicy]:
-    """Everything that the configuration and the settings ask for; recordings are whole when it is left."""
-    policy = LivePolicy(GuardedPolicy(config.policy.name, config.policy.build()))
-    observers = policy.guarded.observers
-    if config.shadow is not None:
-        policy.shadow = Shadow(config.shadow.name, config.shadow.build())
-        observers.append(policy.shadow.observe)
-    if settings.record_views is not None:
-        name, constants = config.policy.name, config.policy.settings
-        policy.recorder = ViewRecorder(settings.record_views, name, constants, settings.node)
-        observers.append(policy.recorder.observe)
+def open_policy(config: NodeConfig, settings: ManagerSettings) -> Iterator[GuardedPolicy]:
+    """The configured policy; its recording, if the settings ask for one, is whole when this is left."""
+    name, constants, path = config.policy.name, config.policy.settings, settings.record_views
+    recorder = None if path is None else ViewRecorder(path, name, constants, settings.node)
     try:
-        yield policy
+        yield GuardedPolicy(name, config.policy.build(), recorder=recorder)
     finally:
-        if policy.recorder is not None:
-            policy.recorder.close()
+        if recorder is not None:
+            recorder.close()
 
 
 # --- recording --------------------------------------------------------------------------------------------------------

@@ -8,11 +8,13 @@ All other tasks here only put messages into the inbox (bus, pods, start gate, en
 import asyncio
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from kybernate.annotations import PREFER_GROUP
 from kybernate.bus.port import Bus, BusDownError, BusError
 from kybernate.clock import Clock
+from kybernate.lifecycle import boot_id
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import (
     AskJobs,
@@ -21,6 +23,7 @@ from kybernate.messages import (
     DrainAck,
     JobProgress,
     KillJob,
+    OrderChanged,
     Presence,
     ReleaseJob,
     RetargetJob,
@@ -31,7 +34,6 @@ from kybernate.messages import (
     SwitchJob,
     TrafficSignal,
 )
-from kybernate.node.known_gpus import boot_id
 from kybernate.node.wishes import Wish
 from kybernate.seat import SeatState
 from services.gpu_manager import publish, recovery, view
@@ -39,11 +41,13 @@ from services.gpu_manager.allocations import HAS_PROCESS
 from services.gpu_manager.board import Board
 from services.gpu_manager.engines import EngineProbes
 from services.gpu_manager.gpu_processes import GpuProcesses
+from services.gpu_manager.inbox import BoardInbox
 from services.gpu_manager.inputs import (
     BusChanged,
-    ForeignProcess,
+    FaultyGpusSeen,
     ForeignProcessesSeen,
     GroupDecided,
+    InputRefused,
     InvariantBroken,
     ModelTime,
     Now,
@@ -72,7 +76,11 @@ WISH_SECONDS = 10.0
 """Wall: how long a pending pod's wish for a group outlives the last read of the pod."""
 EVIDENCE_SECONDS = 5.0
 """Wall: first time-out of the question about all processes."""
-DURABLE = (StartTicket, SeatPinned, SeatUnpinned)
+BUSY_SECONDS = 1.5
+"""Wall: how long a command waits for the board before it is refused as busy; its sender waits 2 s."""
+BRIEF_SECONDS = 0.005
+"""Wall: how long the loop itself waits for the ledger. Most records take 0.2 ms; to leave the loop costs as much."""
+DURABLE = (StartTicket, SeatPinned, SeatUnpinned, OrderChanged)
 """Effects that must not be forgotten even if the machine crashes right after they were carried out."""
 
 
@@ -90,7 +98,11 @@ class Manager:
     engines: EngineProbes
     gpu_processes: GpuProcesses | None = None
     """Reads the processes on the GPUs; None: foreign ones are not detected."""
-    inbox: asyncio.Queue[tuple[object, asyncio.Future[CommandReply] | None]] = field(default_factory=asyncio.Queue)
+    inbox: BoardInbox = field(default_factory=BoardInbox)
+    recorded: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while all that the board has decided is in the ledger: only then its state may leave the node."""
+    recording_since: WallTime | None = None
+    """The ledger is being written since then."""
     look_now: asyncio.Event = field(default_factory=asyncio.Event)
     """Pods may have changed."""
     calling: Mapping[str, StartCall] = field(default_factory=dict)
@@ -98,12 +110,14 @@ class Manager:
     boot_id: str = field(default_factory=boot_id)
     roster: RosterWriter = field(init=False)
     jobs: CheckpointerClient = field(init=False)
+    _writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="ledger"))
     problems: set[str] = field(default_factory=set)
     """Logged problems of pods' annotations."""
 
     def __post_init__(self) -> None:
+        self.recorded.set()
         self.jobs = CheckpointerClient(self.node_bus, self.receive)
-        self.roster = RosterWriter(self.bus, self.now, self.node, self.receive)
+        self.roster = RosterWriter(self.bus, self.now, self.node, self.receive, self.until_recorded)
 
     @property
     def node(self) -> NodeState:
@@ -116,12 +130,15 @@ class Manager:
         return Now(wall=WallTime(wall), model=ModelTime(self.clock.to_model(wall)), unix=UnixTime(time.time()))
 
     async def receive(self, message: object) -> None:
-        """Put something into the inbox."""
-        self.inbox.put_nowait((message, None))
+        """Put something into the inbox. Waits while too much waits there."""
+        await self.inbox.receive(message)
+
+    def _bus_changed(self, connected: bool) -> None:
+        self.inbox.put(BusChanged(connected))
 
     async def run(self) -> None:
         """Listen from the first moment, recover, then decide; until cancelled."""
-        self.bus.on_change(lambda up: self.inbox.put_nowait((BusChanged(up), None)))
+        self.bus.on_change(self._bus_changed)
         self.pods.on_change(self.look_now.set)
         async with asyncio.TaskGroup() as group:
             for job in (self._listen_cluster, self._listen_node, self._answer, self.roster.run, self.pods.run):
@@ -138,7 +155,7 @@ class Manager:
             message, reply = await self._next()
             await self._carry_out(self.board.handle(message, self.now()), reply, group)
             if isinstance(message, Presence):
-                self.ledger.write(recovery.ledger(self.node, self.boot_id), durable=False)
+                await self._record(durable=False)
             self.engines.follow(view.engine_probes(self.node), group, self.receive)
 
     async def _carry_out(
@@ -147,8 +164,7 @@ class Manager:
         """Everything only after the ledger knows, the reply first. A ledger that cannot be written ends the manager."""
         others = [effect for effect in effects if not isinstance(effect, CommandReply)]
         if others:
-            durable = any(isinstance(effect, DURABLE) for effect in others)
-            self.ledger.write(recovery.ledger(self.node, self.boot_id), durable=durable)
+            await self._record(durable=any(isinstance(effect, DURABLE) for effect in others))
         for effect in effects:
             if isinstance(effect, CommandReply) and reply is not None and not reply.done():
                 reply.set_result(effect)
@@ -159,9 +175,28 @@ class Manager:
         for effect in others:
             _log(effect)
 
+    async def _record(self, *, durable: bool) -> None:
+        """Write the ledger in a thread: a disk that hangs stops the board, and not presence, health and the buses."""
+        self.recording_since = self.now().wall
+        entry = recovery.ledger(self.node, self.boot_id)
+        writing = self._writer.submit(lambda: self.ledger.write(entry, durable=durable))
+        try:
+            writing.result(BRIEF_SECONDS)
+        except TimeoutError:
+            self.recorded.clear()
+            await _until_done(asyncio.wrap_future(writing))
+            self.recorded.set()
+            await asyncio.sleep(0)  # publishers that waited run before the board decides again
+        self.recording_since = None
+
+    async def until_recorded(self) -> None:
+        """Return when the state is in the ledger, before anything else runs."""
+        while not self.recorded.is_set():
+            await self.recorded.wait()
+
     async def _next(self) -> tuple[object, asyncio.Future[CommandReply] | None]:
-        if not self.inbox.empty():
-            return self.inbox.get_nowait()
+        if len(self.inbox):
+            return await self.inbox.get()
         try:
             async with asyncio.timeout(view.next_wake(self.node, self.now())):
                 return await self.inbox.get()
@@ -176,6 +211,12 @@ class Manager:
                     await self.bus.publish(effect)
                 except BusDownError:
                     log.warning("event.publish_failed", seat=effect.seat, state=str(effect.state), epoch=effect.epoch)
+            case OrderChanged():
+                self.roster.refresh()
+                try:
+                    await self.bus.publish(effect)
+                except BusDownError:
+                    log.warning("event.publish_failed", op=effect.op, phase=effect.order.phase)
             case StartTicket():
                 self.gate.write_ticket(effect)
                 self.look_now.set()
@@ -218,8 +259,17 @@ class Manager:
         future: asyncio.Future[CommandReply] = asyncio.get_running_loop().create_future()
         if not self.node.recovered:
             return CommandReply(accepted=False, code="not-ready", reason="the manager has just started")
-        self.inbox.put_nowait((message, future))
+        key = self.inbox.put(message, future)
+        await asyncio.wait([future], timeout=BUSY_SECONDS)
+        if not future.done() and self.inbox.withdraw(key):
+            return CommandReply(accepted=False, code="busy", reason=f"{self.stalled() or 'too much waits'}; ask again")
         return await future
+
+    def stalled(self) -> str | None:
+        """Why the board stands still; None while it does not."""
+        since = self.recording_since
+        seconds = 0.0 if since is None else self.now().wall - since
+        return f"the ledger is being written for {seconds:.1f} s: is its disk broken?" if seconds > 1.0 else None
 
     async def _watch_pods(self) -> None:
         pace, pending, failed = Pace(self.pods.settled_seconds), False, OnceLogger("pods.read_failed")
@@ -292,14 +342,17 @@ class Manager:
             await asyncio.sleep(GATE_SECONDS)
 
     async def _watch_gpu_processes(self) -> None:
-        known: tuple[ForeignProcess, ...] = ()
+        known = ForeignProcessesSeen(())
         while True:
             await asyncio.sleep(FOREIGN_SECONDS)
+            faults = self.gate.faulty_gpus()
+            if faults != self.node.faulty:
+                await self.receive(FaultyGpusSeen(faults))
             containers = {seat.durable.container_id for seat in self.node.seats.values() if seat.durable.container_id}
-            found = await self.gpu_processes.foreign(containers) if self.gpu_processes is not None else known
+            found = await self.gpu_processes.read(containers) if self.gpu_processes is not None else known
             if found is not None and found != known:
                 known = found
-                await self.receive(ForeignProcessesSeen(found))
+                await self.receive(found)
 
     async def _ask_checkpointer(self) -> None:
         await self.jobs.ask_regularly(lambda since: view.checkpointer_questions(self.node, self.now().wall + -since))
@@ -316,7 +369,8 @@ class Manager:
                 began = self.clock.wall()
                 tickets = recovery.open_tickets(ledger, owners, self.gate.tickets(self.node.seats))
                 known = recovery.with_tickets(ledger, tickets)
-                effects = self.board.handle(RecoveryBegun(owners, known), self.now())
+                published = await self.roster.published()
+                effects = self.board.handle(RecoveryBegun(owners, known, published), self.now())
                 question = next(effect for effect in effects if isinstance(effect, AskJobs))
                 reply = await self.jobs.ask(question, timeout)
                 break
@@ -325,17 +379,32 @@ class Manager:
                     timeout = min(timeout * 2, LONGEST_SECONDS)
                 log.info("manager.waits", error=str(error) or repr(error))
                 await asyncio.sleep(0.25)
-        recovered = Recovered(owners, known, reply, tickets)
+        recovered = Recovered(owners, known, reply, tickets, published)
         await self._carry_out(self.board.handle(recovered, self.now()), None, group)
         self.roster.all_changed()
         log.info("manager.recovered", seats=len(owners.pods), jobs=len(reply.jobs), epoch=self.node.epoch)
 
 
+async def _until_done(writing: asyncio.Future[None]) -> None:
+    """Await a write that takes long; also when cancelled: the next manager of this process writes the same file."""
+    try:
+        await asyncio.wait([writing])
+    finally:
+        await asyncio.wait([writing])
+    writing.result()
+
+
 def _log(effect: Effect) -> None:
     if isinstance(effect, GroupDecided):
         log.info("group.decided", group=effect.group, why=effect.text)
+    elif isinstance(effect, OrderChanged):
+        seen = effect.order
+        facts = {"op": seen.op, "verb": seen.verb, "target": seen.target, "actor": seen.actor}
+        log.info("operation.changed", **facts, phase=seen.phase, why=seen.text)
     elif isinstance(effect, InvariantBroken):
         log.error("invariant.broken", gpu=effect.gpu, reason=effect.text, meaning="nothing new is granted on this GPU")
+    elif isinstance(effect, InputRefused):
+        log.warning("input.refused", reason=effect.text, meaning="it changed nothing")
     elif isinstance(effect, SeatEvent):
         log.info(
             f"seat.{effect.subject.rsplit('.', 1)[-1]}",

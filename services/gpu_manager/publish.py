@@ -15,12 +15,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from kybernate import files
 from kybernate.bus.port import Bucket, Bus, BusError
 from kybernate.envelope import slug
 from kybernate.logs import get_logger
-from kybernate.node import wishes
-from kybernate.roster import BUCKET, seat_key
+from kybernate.node import gpu_faults, wishes
+from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import SeatState
 from services.gpu_manager import view
 from services.gpu_manager.inputs import DrainAnnounced, Now, SeatTicket, StartCall, StartTicket, UnixTime
@@ -30,6 +32,7 @@ log = get_logger()
 
 RETRY_SECONDS = 0.25
 COMPARE_SECONDS = 60.0
+_NONE = ("", "")
 
 
 # --- the roster -------------------------------------------------------------------------------------------------------
@@ -44,16 +47,17 @@ class RosterWriter:
         now: Callable[[], Now],
         node: NodeState,
         receive: Callable[[object], Awaitable[None]],
+        until_recorded: Callable[[], Awaitable[None]],
         *,
         compare_seconds: float = COMPARE_SECONDS,
     ) -> None:
         self._bus, self._now, self._node, self._receive = bus, now, node, receive
-        self._compare_seconds = compare_seconds
+        self._until_recorded, self._compare_seconds = until_recorded, compare_seconds
         self._dirty: dict[str, None] = {}
         self._written: dict[str, bytes | None] = {}
         """What each key of this node should hold, as far as it was written; None: nothing."""
-        self._blocked: dict[str, str] = {}
-        """The reasons written for blocked seats: they begin and end without an event."""
+        self._blocked: dict[str, tuple[str, str]] = {}
+        """The reasons written for blocked seats and drained groups: they begin and end without an event."""
         self._wake = asyncio.Event()
 
     def changed(self, seat: str) -> None:
@@ -70,8 +74,20 @@ class RosterWriter:
         """Mark the rows whose reason for being blocked has changed."""
         now = self._now()
         for seat in self._node.seats.values():
-            if self._node.blocked(seat, now) != self._blocked.get(seat.id, ""):
+            if (self._node.blocked(seat, now), self._node.drained_on(seat.group)) != self._blocked.get(seat.id, _NONE):
                 self.changed(seat.id)
+
+    async def published(self) -> dict[str, int]:
+        """Seat → the epoch of its row, which routers have seen; empty while the bus is away."""
+        found = {}
+        if self._bus.connected:
+            with contextlib.suppress(BusError):
+                bucket = await self._bus.bucket(BUCKET)
+                for entry in await bucket.entries(f"{slug(self._node.name)}."):
+                    with contextlib.suppress(ValidationError):
+                        row = SeatRecord.model_validate_json(entry.value or b"")
+                        found[row.seat] = row.epoch
+        return found
 
     async def run(self) -> None:
         """Write and compare until cancelled. What could not be written is written after the bus has come back."""
@@ -96,13 +112,15 @@ class RosterWriter:
                 self._wake.set()
 
     async def _write(self, bucket: Bucket, seat: str) -> None:
-        """Write one row. A time-out may mean that it was written: it is written again, with what is then true."""
+        """Write one row, as the ledger has it. A time-out may mean that it was written: it is written again, with what
+        is then true."""
+        await self._until_recorded()
         del self._dirty[seat]
         state = self._node.seats[seat].state
         record = self._node.record(self._node.seats[seat], self._now())
-        self._blocked[seat] = record.blocked
+        self._blocked[seat] = record.blocked, record.drained
         try:
-            if state is SeatState.FREE:
+            if state is SeatState.FREE and not record.drained:  # a drained node without pods is still known by its rows
                 self._written[record.key] = None
                 await bucket.delete(record.key)
             else:
@@ -183,17 +201,31 @@ class GateFiles:
                 if data is None:
                     continue
                 with contextlib.suppress(KeyError, TypeError, ValueError, OSError):
-                    age = max(0.0, time.time() - path.stat().st_mtime)
+                    age = time.time() - path.stat().st_mtime
+                    if "given" in data:  # the clock of the day may have been set since
+                        age = time.monotonic() - float(str(data["given"]))
                     call, pod_uid, epoch = str(data["call"]), str(data["pod_uid"]), int(str(data["epoch"]))
-                    found.append(SeatTicket(seat, call, pod_uid, epoch, age))
+                    vram_bytes = int(str(data.get("vram_bytes", 0)))
+                    found.append(SeatTicket(seat, call, pod_uid, epoch, max(0.0, age), vram_bytes))
                     break
         return tuple(found)
+
+    def faulty_gpus(self) -> dict[str, str]:
+        """The GPUs that the plugin takes for faulty: UUID → why."""
+        return gpu_faults.read(self._run_dir)
 
     def write_ticket(self, ticket: StartTicket) -> None:
         """Open the gate for one call."""
         _write(
             self.seats / ticket.seat / "ticket.json",
-            {"call": ticket.call, "seat": ticket.seat, "pod_uid": ticket.pod_uid, "epoch": ticket.epoch},
+            {
+                "call": ticket.call,
+                "seat": ticket.seat,
+                "pod_uid": ticket.pod_uid,
+                "epoch": ticket.epoch,
+                "vram_bytes": ticket.vram_bytes,
+                "given": time.monotonic(),
+            },
         )
 
     def write_texts(self, texts: dict[str, str]) -> None:
@@ -239,7 +271,8 @@ def gate_texts(node: NodeState, now: Now) -> dict[str, str]:
             f"{seat.id} (model {seat.model}, {seat.state} for {now.unix - seat.entered:.0f} s)"
             for seat in view.holders(node, group) or view.in_the_way(node, group)
         )
-        foreign, claimed = node.foreign_on(group), view.claimed_for(node, group, now)
+        foreign = node.foreign_on(group) or node.drained_on(group)
+        claimed = view.claimed_for(node, group, now)
         why = f"its GPUs are being cleared for {claimed}" if claimed else f"group {group.name} is free"
         why = f"group {group.name} is held by {held}" if held else why
         why = f"{foreign}; {why}" if foreign else why

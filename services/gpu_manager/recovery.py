@@ -6,14 +6,15 @@ quarantined and nothing is granted there. An unfinished job of the checkpointer 
 A drain that was under way is over: no router was asked to go on with it, so the seat serves.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from kybernate.cuda import FREED_SHARE
 from kybernate.messages import EVENT_OF_STATE, AskJobs, JobStatus, KillJob, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import view
+from services.gpu_manager import operations, view
 from services.gpu_manager.inputs import Now, Recovered, RecoveryBegun, SeatTicket
 from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry
 from services.gpu_manager.seat_pod import Owners, SeatPod
@@ -160,7 +161,7 @@ def ask(node: NodeState, begun: RecoveryBegun, now: Now) -> None:
 
     It fences all GPUs of the node: seats of others may be on their way there.
     """
-    node.epoch = max(node.epoch, begun.ledger.epoch)
+    node.epoch = max(node.epoch, begun.ledger.epoch, _published_epoch(begun.ledger, begun.published))
     entries = {entry.seat: entry for entry in begun.ledger.seats}
     targets = []
     for seat, pod, entry in _owned(node, begun.owners, entries):
@@ -176,6 +177,16 @@ def ask(node: NodeState, begun: RecoveryBegun, now: Now) -> None:
     epoch = node.next_epoch(now)
     question = AskJobs(cause="recovery", node=node.name, epoch=epoch, targets=tuple(targets), gpus=tuple(gpus))
     node.effects.append(question)
+
+
+_ROWS_LATE = 60_000
+"""Epochs, about milliseconds: by how much rows of the roster may lie behind the events, which routers have seen too."""
+
+
+def _published_epoch(ledger: Ledger, published: Mapping[str, int]) -> int:
+    """An epoch above those that routers have seen, when the ledger was lost or is older than the roster; else 0."""
+    highest = max(published.values(), default=0)
+    return highest + _ROWS_LATE if highest > ledger.epoch else 0
 
 
 def _owned(
@@ -213,34 +224,40 @@ def _departed(entry: LedgerEntry) -> SeatPod:
 
 
 def open_tickets(ledger: Ledger, owners: Owners, tickets: tuple[SeatTicket, ...]) -> tuple[SeatTicket, ...]:
-    """The tickets of seats that the ledger does not know and that may still lead to a process: the ledger was lost."""
-    known = {entry.seat for entry in ledger.seats} | {pod.seat for pod in owners.pods if pod.running}
-    return tuple(one for one in tickets if one.seat not in known and one.age_seconds <= START_DEADLINE_SECONDS)
+    """The tickets that are younger than the ledger and may still lead to a process: it, or its last record, was lost.
+
+    An older one that the ledger has no start for is over: its seat was freed.
+    """
+    running = {pod.seat for pod in owners.pods if pod.running}
+    return tuple(
+        one
+        for one in tickets
+        if one.epoch > ledger.epoch and one.seat not in running and one.age_seconds <= START_DEADLINE_SECONDS
+    )
 
 
 def with_tickets(ledger: Ledger, tickets: tuple[SeatTicket, ...]) -> Ledger:
-    """The ledger with an entry for each of these tickets."""
-    entries = tuple(
-        LedgerEntry(
-            seat=ticket.seat,
-            state=S.STARTING,
-            epoch=ticket.epoch,
-            lease=True,
-            pod="",
-            pod_uid=ticket.pod_uid,
-            durable=Durable(ticket=ticket.call),
-        )
-        for ticket in tickets
-    )
+    """The ledger with an entry for each of these tickets, in the place of an older one."""
+    entries = {entry.seat: entry for entry in ledger.seats}
+    for ticket in tickets:
+        known = entries.get(ticket.seat)
+        if known is None or known.pod_uid != ticket.pod_uid:
+            known = LedgerEntry(seat=ticket.seat, state=S.STARTING, epoch=0, lease=True, pod="", pod_uid=ticket.pod_uid)
+        durable = replace(known.durable, ticket=ticket.call, seen_running=False)
+        durable.vram_bytes = durable.vram_bytes or ticket.vram_bytes
+        now = {"state": S.STARTING, "lease": True, "epoch": ticket.epoch, "on": (), "durable": durable}
+        entries[ticket.seat] = known.model_copy(update=now)
     epoch = max((ledger.epoch, *(ticket.epoch for ticket in tickets)))
-    return ledger.model_copy(update={"seats": (*ledger.seats, *entries), "epoch": epoch})
+    return ledger.model_copy(update={"seats": tuple(entries.values()), "epoch": epoch})
 
 
 def recover(node: NodeState, known: Recovered, now: Now) -> None:
     """Fill the state; from then on the board decides."""
-    node.epoch = max(node.epoch, known.ledger.epoch, known.reply.highest_epoch)
+    published = _published_epoch(known.ledger, known.published)
+    node.epoch = max(node.epoch, known.ledger.epoch, known.reply.highest_epoch, published)
     node.seq = max(node.seq, known.ledger.seq)
     node.move_seconds = known.ledger.move_seconds
+    operations.restore(node, known.ledger)
     entries = {entry.seat: entry for entry in known.ledger.seats}
     evidence = {(seat.seat, seat.pod_uid): seat for seat in known.reply.seats}
     listed = {(pod.seat, pod.uid) for pod in known.owners.pods}
@@ -258,8 +275,9 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     for seat in node.seats.values():
         if seat.state not in FROZEN_STATES:  # a switch that goes on may have frozen it a moment ago
             seat.durable.freeze = Freeze()
-    _quarantine_conflicts(node)  # after that: both seats of a switch seem to live while it is under way
-    _publish(node, entries, now)
+    serving = {seat.seat for seat in known.reply.seats if seat.outcome == "active" and seat.gpus}
+    _quarantine_conflicts(node, serving)  # after that: both seats of a switch seem to live while it is under way
+    _publish(node, entries, now, behind=published > 0)
     node.routers.remember((*known.ledger.routers.items(), *known.ledger.more_routers), now)
     node.routers.unsettle(now)
     node.recovered = True
@@ -271,10 +289,16 @@ def _recover_seat(
     """One owned seat, by the table."""
     container, driver = container_evidence(pod, entry), driver_evidence(seen)
     found = RECOVERED[container, driver, entry.state if entry is not None else S.FREE]
+    if found.state is S.PARKED and _nowhere(node, seat, entry, seen):
+        found = RecoveredAs(S.LOST, False, True, reason="nothing tells on which GPUs it was parked; it starts cold")
     if entry is not None:
         seat.epoch, seat.durable = entry.epoch, entry.durable.copy()
     elif pod.running:
         seat.durable.started = True
+        seat.durable.vram_bytes = seen.vram_bytes if seen is not None else 0
+        if found.state is S.PARKED:  # what it keeps was forgotten: as much as park evidence admits
+            most = max(seat.durable.vram_bytes, pod.vram_bytes)
+            seat.durable.residue_bytes = round(most * (1 - FREED_SHARE))
     if pod.running and (entry is None or container is _C.NEW):
         seat.durable.container_id = pod.container_id or ""
     seat.durable.seen_running, seat.processes_gone = found.process, not found.process
@@ -299,9 +323,24 @@ def _group(node: NodeState, seat: ManagedSeat, entry: LedgerEntry | None, seen: 
     )
 
 
+def _nowhere(node: NodeState, seat: ManagedSeat, entry: LedgerEntry | None, seen: SeatProgress | None) -> bool:
+    """True for a parked seat that may have been parked on another group than its home, where nothing tells which.
+
+    A restore without a map goes to the GPUs that it was parked on, which another seat may have by now.
+    """
+    reported = seen is not None and bool(seen.gpus)
+    known = reported or (entry is not None and entry.state is not S.MIGRATING)
+    return not known and bool(node.groups[seat.home.name].peers)
+
+
 def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], now: Now) -> None:
-    """Go on with a switch that the checkpointer has not finished."""
-    victim = next((node.seats[p.seat] for p in status.park if p.seat in node.seats), None)
+    """Go on with a switch that the checkpointer has not finished.
+
+    All seats that it parks are leaving, though the switch names one victim. A seat whose pod is another one now has
+    processes that the job does not touch: it stays as its evidence has it.
+    """
+    parks = [(node.seats[p.seat], p) for p in status.park if p.seat in node.seats]
+    victim = parks[0][0] if parks else None
     incoming = node.seats.get(status.activate.seat) if status.activate else None
     concerned = incoming or victim
     if concerned is None:
@@ -320,14 +359,21 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
         times=SwitchTimes(decided=now.wall, drained=now.wall),
         job=JobExchange(journaled=True),
     )
-    parked = victim is None or any(p.seat == victim.id and p.outcome == "parked" for p in status.park)
-    if victim is not None and victim.pod is not None and victim.durable.seen_running:
-        victim.state, victim.lease = (S.PARKED, False) if parked else (S.PARKING, True)
-        victim.epoch, victim.op = status.epoch, status.op
-        victim.residence.group = group
-    if incoming is not None and incoming.pod is not None and incoming.durable.seen_running:
-        _adopt_incoming(incoming, group, entries.get(incoming.id), free=parked)
+    for seat, progress in parks:
+        if _concerns(progress, seat):
+            parked = progress.outcome == "parked"
+            seat.state, seat.lease = (S.PARKED, False) if parked else (S.PARKING, True)
+            seat.epoch, seat.op = status.epoch, status.op
+            seat.residence.group = group
+    if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
+        free = all(progress.outcome in ("parked", "gone") for progress in status.park)
+        _adopt_incoming(incoming, group, entries.get(incoming.id), free=free)
         incoming.epoch, incoming.op = status.epoch, status.op
+
+
+def _concerns(progress: SeatProgress, seat: ManagedSeat) -> bool:
+    """True if the seat has a process, and it belongs to the pod that the job names."""
+    return seat.pod is not None and seat.pod.uid == progress.pod_uid and seat.durable.seen_running
 
 
 def _adopt_incoming(seat: ManagedSeat, group: Group, entry: LedgerEntry | None, *, free: bool) -> None:
@@ -347,14 +393,22 @@ def _adopt_incoming(seat: ManagedSeat, group: Group, entry: LedgerEntry | None, 
     seat.residence.group = group
 
 
-def _quarantine_conflicts(node: NodeState) -> None:
-    """More seats on a group than may hold it, or seats of two groups on one GPU: the evidence contradicts itself."""
+def _quarantine_conflicts(node: NodeState, listed: set[str]) -> None:
+    """More seats on a group than may hold it, or seats of two groups on one GPU: the evidence contradicts itself.
+
+    ``listed``: seats whose processes the driver lists there. Where those alone are no conflict, they serve on, and only
+    the others are quarantined.
+    """
     for group in node.setup.groups:
         holders = view.holders(node, group)
         others = view.in_the_way(node, group) if holders else []
         if len(holders) > group.slots or others:
             names = ", ".join(seat.id for seat in (*holders, *others))
+            sure = [seat for seat in holders if seat.id in listed]
+            clear = len(sure) <= group.slots and not any(seat.id in listed for seat in others)
             for seat in holders:
+                if clear and seat in sure:
+                    continue
                 seat.state, seat.conflict = S.QUARANTINED, True
                 seat.reason = f"{names} all seem to hold group {group.name}; delete the pods that should not"
 
@@ -362,8 +416,9 @@ def _quarantine_conflicts(node: NodeState) -> None:
 _AT_REST = frozenset({S.WAITING, S.PARKED, S.BACKOFF, S.ACTIVE, S.STARTING, S.QUARANTINED})
 
 
-def _publish(node: NodeState, entries: dict[str, LedgerEntry], now: Now) -> None:
-    """Publish what is not as the ledger had it; what is, is only written to the roster again.
+def _publish(node: NodeState, entries: dict[str, LedgerEntry], now: Now, *, behind: bool) -> None:
+    """Publish what is not as the ledger had it, or all, if it lies ``behind`` the roster; what is, is only written to
+    the roster again.
 
     Whether a kill or a release was ever received is not known: send it again, it does no harm twice.
     """
@@ -371,7 +426,8 @@ def _publish(node: NodeState, entries: dict[str, LedgerEntry], now: Now) -> None
     owned = [seat for seat in node.seats.values() if seat.pod is not None]
     for seat in owned:
         entry = entries.get(seat.id)
-        if entry is not None and entry.state is seat.state and entry.state in _AT_REST:
+        as_known = entry is not None and entry.state is seat.state and not behind
+        if as_known and seat.state in _AT_REST:
             continue
         if seat.id not in switching:
             seat.epoch = node.next_epoch(now)
@@ -399,6 +455,8 @@ def ledger(node: NodeState, boot: str) -> Ledger:
         routers=routers,
         more_routers=tuple(router for router in present if routers[router[0]] != router[1]),
         move_seconds=node.move_seconds,
+        orders=tuple(replace(order) for order in node.orders.values()),
+        drains=tuple(drain.op for drain in node.drains.values()),
     )
 
 

@@ -16,6 +16,7 @@ from kybernate.messages import (
     AskJobs,
     CommandReply,
     KillJob,
+    OrderChanged,
     ReleaseJob,
     RetargetJob,
     SeatEvent,
@@ -24,12 +25,13 @@ from kybernate.messages import (
 )
 from kybernate.policy import Policy, SeatView
 from kybernate.roster import SeatRecord
-from kybernate.seat import HOLDING, SeatState, Trigger, advance
+from kybernate.seat import COMING, HOLDING, SeatState, Trigger, advance
 from kybernate.topology import Group, peers
 from services.gpu_manager.demand import DemandLevels, Learning, Routers
 from services.gpu_manager.inputs import (
     ForeignProcess,
     GroupDecided,
+    InputRefused,
     InvariantBroken,
     ModelTime,
     Now,
@@ -38,11 +40,12 @@ from services.gpu_manager.inputs import (
     UnixTime,
     WallTime,
 )
-from services.gpu_manager.ledger import Durable, Freeze
+from services.gpu_manager.ledger import Durable, Freeze, OperatorOrder
 from services.gpu_manager.seat_pod import SeatPod, refusal
 
 Effect = (
     SeatEvent
+    | OrderChanged
     | SwitchJob
     | RetargetJob
     | ReleaseJob
@@ -52,6 +55,7 @@ Effect = (
     | CommandReply
     | GroupDecided
     | InvariantBroken
+    | InputRefused
 )
 """What follows from a message: the shell carries it out once the ledger is written."""
 
@@ -61,6 +65,10 @@ MOVE_SECONDS = 3.0
 """Model seconds that a move is assumed to cost until the first one was measured."""
 LAST_MOMENT_SECONDS = 0.5
 """Wall: a waiting call that ends within this time gets no ticket any more."""
+RESTART = "restart"
+"""Backend that parks by ending the container."""
+PEAK_MARGIN = 1.05
+"""Times the most VRAM that a seat was seen to use: what is reserved for it where seats share memory."""
 MOVABLE_BACKENDS = ("cuda", "fake")
 """Backends that restore through the driver's checkpoint, which can place a process on another GPU."""
 FROZEN_STATES = (SeatState.PARKING, SeatState.PARKED, SeatState.ACTIVATING, SeatState.MIGRATING)
@@ -143,6 +151,8 @@ class Ownership:
     pod: SeatPod | None = None
     misses: int = 0
     """Reads of the pods in a row in which the pod did not own the seat."""
+    seen: WallTime = WallTime(0.0)
+    """The last read of the pods in which the pod owned the seat."""
     ends: bool = False
     """The pod was seen in deletion: once it is not listed any more, kubelet has ended its containers."""
 
@@ -208,6 +218,8 @@ class ManagedSeat:
     """Quarantined only because other seats seem to hold its group too; over when they do not."""
     processes_gone: bool = False
     """While RELEASING or LOST: the checkpointer found none of its processes."""
+    ended_here: bool | None = None
+    """While RELEASING: the checkpointer ends its processes, so kubelet's signal waits; None: not known yet."""
     outlives_list: bool = False
     """Since the restart: the driver has its processes although the pods say that its container does not run."""
     entered: UnixTime = UnixTime(0.0)
@@ -262,8 +274,13 @@ class ManagedSeat:
             place.parked_on = None
         if self.state in _AT_HOME:
             place.group, place.parked_on = place.home, None
+            self.durable.residue_bytes, self.durable.measured = 0, False
         if self.state is not SeatState.RELEASING:
-            self.lease = self.state in HOLDING
+            held, self.lease = self.lease, self.state in HOLDING
+            if not self.lease:
+                self.durable.reserved_bytes = None
+            elif not held:
+                self.durable.reserved_bytes = self.needed_bytes(self.group)
         if self.state not in FROZEN_STATES:
             self.durable.freeze = Freeze()
         match self.state:
@@ -293,15 +310,47 @@ class ManagedSeat:
         """Why its container can never start; empty when it can."""
         return refusal(self.pod, self.group) if self.pod is not None else ""
 
-    def reserved_bytes(self, memory_bytes: int, on: Group | None = None) -> int:
-        """VRAM reserved on each GPU: all of it, unless the group has several slots and the pod declares less."""
+    @property
+    def starts_cold(self) -> bool:
+        """True if it is parked by restart: its container ends, and starts again at its gate."""
+        return self.pod is not None and self.pod.notes.backend == RESTART
+
+    def needed_bytes(self, group: Group) -> int:
+        """VRAM that a lease of this group is to reserve over all its GPUs; 0: all of it.
+
+        Where seats share memory, what the pod declares counts as long as it uses no more; else the most that was seen,
+        with a margin, once it was seen for a whole visit.
+        """
+        declared, durable = self.pod.vram_bytes if self.pod else 0, self.durable
+        if group.slots == 1:
+            return 0
+        if not group.profile.packs:
+            return max(declared, durable.vram_bytes)
+        seen = max(durable.vram_bytes, durable.peak_bytes)
+        if declared >= seen:
+            return declared
+        return round(seen * PEAK_MARGIN) if declared or durable.vram_bytes else 0
+
+    def reserved_bytes(self, memory_bytes: int, on: Group | None = None, *, granted: bool = False) -> int:
+        """VRAM to reserve on each GPU of its group, or of ``on``; of a holder at least what its lease reserves.
+
+        ``granted``: only that.
+        """
         group = on or self.group
-        declared = max(self.pod.vram_bytes if self.pod else 0, self.durable.vram_bytes) if group.slots > 1 else 0
-        return min(memory_bytes, -(-declared // len(group.gpus))) if declared else memory_bytes
+        needs, held = self.needed_bytes(group), self.durable.reserved_bytes
+        if self.lease and held is not None and group.name == self.group.name:
+            needs = held if granted or not held else max(held, needs) if needs else 0
+        return min(memory_bytes, -(-needs // len(group.gpus))) if needs else memory_bytes
+
+    def residue_on(self, gpu: str) -> int:
+        """VRAM on this GPU that its processes keep while it is parked."""
+        gpus = self.group.gpus if self.durable.residue_bytes else ()
+        return -(-self.durable.residue_bytes // len(gpus)) if any(one.uuid == gpu for one in gpus) else 0
 
     def target(self, on: Group | None = None) -> SeatTarget:
         """How the checkpointer finds its processes. ``on``: the group that it is to be on, if it is to move."""
-        pod = self.pod
+        pod, place = self.pod, self.residence
+        copied = (place.parked_on or place.group).gpus if self.state is SeatState.PARKED or self.state in COMING else ()
         return SeatTarget(
             seat=self.id,
             pod_uid=pod.uid if pod else "",
@@ -309,6 +358,7 @@ class ManagedSeat:
             gpus=tuple(gpu.uuid for gpu in (on or self.group).gpus),
             vram_bytes=self.durable.vram_bytes or (pod.vram_bytes if pod else 0),
             backend=pod.notes.backend if pod else "cuda",
+            parked_on=tuple(gpu.uuid for gpu in copied),
         )
 
 
@@ -481,6 +531,8 @@ class GroupState:
     """When the policy wants to decide again."""
     why: str = ""
     """The reason of the last decision."""
+    settles: bool = False
+    """That decision only waits until a holder has been active for long enough."""
 
 
 @dataclass(frozen=True)
@@ -522,10 +574,22 @@ class NodeState:
     routers: Routers = field(default_factory=Routers)
     foreign: tuple[ForeignProcess, ...] = ()
     """Processes on the GPUs that belong to no seat."""
+    faulty: Mapping[str, str] = field(default_factory=dict)
+    """GPU → why it is faulty, as the device plugin sees it. No seat is touched for that."""
+    orders: dict[str, OperatorOrder] = field(default_factory=dict)
+    """Operations of operators by name, oldest first."""
+    drains: dict[str, OperatorOrder] = field(default_factory=dict)
+    """Drains in force by group; under the empty name that of the node. Nothing is started or activated there."""
+    phases: dict[str, str] = field(default_factory=dict)
+    """Operation → the phase that was reported last."""
+    moves: dict[str, str] = field(default_factory=dict)
+    """Seat → the group to which an operator moves it: no other group brings it back."""
     broken: dict[str, str] = field(default_factory=dict)
     """GPU → the invariant that does not hold on it now: nothing is granted there."""
     violations: int = 0
     """How often an invariant was found broken on a GPU since the start."""
+    refused: int = 0
+    """How many inputs contradicted the state and were refused since the start."""
     move_seconds: float = MOVE_SECONDS
     """Learned, model seconds: what activating a seat on another group costs beyond activating it."""
     immovable: str = ""
@@ -592,6 +656,30 @@ class NodeState:
         """The broken invariant that stops grants on this group. Empty: none."""
         return next((self.broken[gpu.uuid] for gpu in group.gpus if gpu.uuid in self.broken), "")
 
+    def drain_on(self, group: Group) -> OperatorOrder | None:
+        """The drain that empties GPUs of this group, also that of a group that shares one with it."""
+        if not self.drains or "" in self.drains:
+            return self.drains.get("")
+        mine = {gpu.uuid for gpu in group.gpus}
+        return next((drain for drain in self.drains.values() if not mine.isdisjoint(drain.gpus)), None)
+
+    def drained_on(self, group: Group) -> str:
+        """Why nothing is started or activated on this group: an operator drained it. Empty: no one did."""
+        drain = self.drain_on(group)
+        if drain is None:
+            return ""
+        command = f"kyb resume group {drain.target}" if drain.target else f"kyb resume node {self.name}"
+        scope = drain.scope if drain.target else f"node {self.name}"
+        return f"{scope} is drained for {drain.purpose} by {drain.actor}; it ends with: {command}"
+
+    def shut_out(self, seat: ManagedSeat) -> str:
+        """Why a drain keeps this seat from being activated anywhere; empty: nothing does, or it may move elsewhere."""
+        drained = self.drained_on(seat.group)
+        if not drained or seat.state in _AT_HOME or self.why_immovable(seat):
+            return drained
+        peers = self.groups[seat.group.name].peers
+        return drained if all(self.drain_on(peer) is not None for peer in peers) else ""
+
     def why_immovable(self, seat: ManagedSeat) -> str:
         """Why this seat stays on its group although its profile rebalances; empty: it may move, or has no other
         group."""
@@ -613,7 +701,7 @@ class NodeState:
         """Why a seat is not started or activated at present, whatever the demand; empty: nothing prevents it."""
         if seat.yields_group(now):
             return seat.backoff.activation.reason
-        return seat.refused() or ("" if self.may_move(seat) else self.foreign_on(seat.group))
+        return seat.refused() or self.shut_out(seat) or ("" if self.may_move(seat) else self.foreign_on(seat.group))
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
@@ -703,6 +791,11 @@ class NodeState:
             )
         )
 
+    def refuse(self, text: str) -> None:
+        """Count and log an input that contradicts the state. The caller changes nothing."""
+        self.refused += 1
+        self.effects.append(InputRefused(text))
+
     def decided(self, group: Group, reason: str) -> None:
         """Log a decision and its reason."""
         self.effects.append(GroupDecided(group.name, reason))
@@ -731,9 +824,11 @@ class NodeState:
             reason=seat.reason,
             since=float(seat.entered),
             started=seat.durable.started,
+            max_requests=pod.notes.max_requests if pod else 0,
             activate_seconds=seat.durable.costs.switch_seconds,
             manager_url=self.manager_url,
             blocked=self.blocked(seat, now),
+            drained=self.drained_on(seat.group),
             fixed=self.why_immovable(seat),
             stall_seconds=seat.stall_seconds(now),
             reported_at=float(now.unix),

@@ -203,6 +203,11 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
     if seat.state is S.STARTING and answer.healthy:
         found, usage = view.demand(node, seat), seat.usage
         seat.durable.started = True
+        if seat.starts_cold:
+            costs = seat.durable.costs
+            costs.activations += 1
+            took = (now.wall - seat.entered_wall) * now.pace
+            costs.activate_seconds = _mean(costs.activate_seconds, took, costs.activations)
         usage.unclaimed = not (found.waiting or found.in_flight or usage.wanted_since is not None or seat.pinned)
         _serves(node, seat, now)
         node.transition(seat, T.HEALTHY, now, epoch=seat.epoch)
@@ -235,11 +240,13 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
         _bind(node, switch, now)
     group = node.groups[switch.group].group
     untouched = switch.incoming is not None and node.seats[switch.incoming].state not in COMING
-    if switch.job.sent is None and untouched and node.broken_on(group):
-        switch.incoming = None  # nothing new is granted there; the victim may leave
-    switch.job.sent = now.wall
     victim = node.seats[switch.victim] if switch.victim else None
     incoming = node.seats[switch.incoming] if switch.incoming else None
+    if switch.job.sent is None and untouched and incoming is not None:
+        granted = node.drain_on(group) is None and view.room(node, incoming, without=victim, on=group)
+        if not granted:
+            switch.incoming = incoming = None  # the victim may leave
+    switch.job.sent = now.wall
     if incoming is not None:
         _call_off(node, incoming, group, now)
         if incoming.state is not S.PARKED and not arrives(incoming, switch):
@@ -266,7 +273,7 @@ def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
     again under a new one. (4) Busy: it is sent again. (5) Refused: everything stays as it was before.
     """
     switch, reply = node.switch_of_op(answer.op), answer.reply
-    if switch is None or switch.job.journaled or reply is None:  # (1)
+    if switch is None or switch.job.journaled or reply is None or _unsent(node, switch, "answer"):  # (1)
         return
     if reply.accepted:  # (2)
         _journaled(switch, now)
@@ -319,13 +326,15 @@ def on_jobs_forgotten(node: NodeState, ops: set[str]) -> None:
 def on_job_status(node: NodeState, status: JobStatus, now: Now) -> None:
     """Take in the whole truth about a job; receiving it twice changes nothing.
 
-    (1) It belongs to no switch: it may be a kill. (2) The checkpointer has journaled it, and the status tells which
-    seat arrives. (3) The victim: only while it is on this group. (4) The incoming seat: once all victims are off the
-    GPUs. (5) The job is done: so is the switch.
+    (1) It belongs to no switch: it may be a kill. Or the switch has sent no job yet: it is refused. (2) The
+    checkpointer has journaled it, and the status tells which seat arrives. (3) The victim: only while it is on this
+    group. (4) The incoming seat: once all victims are off the GPUs. (5) The job is done: so is the switch.
     """
     switch = node.switch_of_op(status.op)
     if switch is None:  # (1)
         _on_kill_status(node, status, now)
+        return
+    if _unsent(node, switch, "status"):
         return
     _journaled(switch, now)  # (2)
     _follow(node, switch, status, now)
@@ -340,6 +349,14 @@ def on_job_status(node: NodeState, status: JobStatus, now: Now) -> None:
             _on_incoming_progress(node, switch, incoming, status.activate, now, done=status.done)
     if status.done:  # (5)
         end(node, switch, SwitchTrigger.FINISHED)
+
+
+def _unsent(node: NodeState, switch: GroupSwitch, what: str) -> bool:
+    """True, and the input refused, for a report about a job that was never sent: its switch still drains."""
+    if switch.phase is SwitchPhase.JOB:
+        return False
+    node.refuse(f"a {what} of job {switch.op}, which was not sent: its switch is {switch.phase}")
+    return True
 
 
 def _on_kill_status(node: NodeState, status: JobStatus, now: Now) -> None:
@@ -380,7 +397,7 @@ def _on_victim_progress(
 def _parked(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
     durable, times, costs = seat.durable, switch.times, seat.durable.costs
     durable.vram_bytes = progress.vram_bytes or durable.vram_bytes
-    durable.host_bytes = progress.host_bytes
+    durable.host_bytes, durable.residue_bytes, durable.measured = progress.host_bytes, progress.residue_bytes, True
     took, verify = sum(progress.seconds.values()), progress.seconds.get("verify", 0.0)
     leaving = now.wall - (times.drained if times.leaves is None else times.leaves)
     costs.parks += 1
@@ -593,6 +610,8 @@ def _choice(node: NodeState, switch: GroupSwitch, now: Now) -> ManagedSeat | Non
     seat = node.seats[decision.activate]
     ready = seat.state is S.PARKED or (seat.state is S.WAITING and seat.calls(now))
     if not ready or seat is victim or not view.room(node, seat, without=victim, on=group.group):
+        return None
+    if node.drain_on(group.group):
         return None
     if seat.id != switch.incoming:
         group.why = decision.reason

@@ -7,8 +7,10 @@ sees the parked seats of its peers beside its own: moves are pulled (``docs/deci
 from collections.abc import Collection
 from dataclasses import replace
 
+from kybernate.cuda import FREED_SHARE
 from kybernate.messages import AskJobs
 from kybernate.policy import GroupView, SeatView
+from kybernate.policy.turns import LEAVING
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.demand import ASSUMED_SERVICE_SECONDS, NO_DEMAND, SeatDemand
@@ -57,13 +59,17 @@ def wanted(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
 
 
 def _may_start(node: NodeState, seat: ManagedSeat, of_seat: SeatDemand, now: Now) -> bool:
-    """True when a container at the gate is in the queue: always with warm-up, else with demand or after a long wait."""
+    """True when a container at the gate is in the queue: always with warm-up, else with demand or after a long wait.
+
+    A seat that is parked by restart waits there until it has demand, once it has been started.
+    """
     if seat.state is not S.WAITING or seat.refused():
         return False
     setup, called = node.setup, seat.gate.called
-    if setup.warmup or of_seat.waiting or seat.usage.wanted_since is not None or seat.pinned:
+    rests = seat.starts_cold and seat.durable.started
+    if (setup.warmup and not rests) or of_seat.waiting or seat.usage.wanted_since is not None or seat.pinned:
         return True
-    return called is not None and now.wall - called > setup.start_within_seconds
+    return not rests and called is not None and now.wall - called > setup.start_within_seconds
 
 
 def _with_frozen(node: NodeState, seat: ManagedSeat, now: Now) -> SeatDemand:
@@ -100,11 +106,12 @@ def _must_return(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
 def group_view(node: NodeState, group: Group, now: Now) -> GroupView:
     """The policy's view of a group, without seats elsewhere.
 
-    (1) A seat that another group may be bringing back is left out. (2) Seats that back off from activation are left out
-    where another one serves or waits. (3) Holders that back off from parking count as pinned where another one can
-    leave.
+    (1) A seat that another group may be bringing back is left out; one that an operator moves here is shown. (2) Seats
+    that back off from activation are left out where another one serves or waits. (3) Holders that back off from parking
+    count as pinned where another one can leave.
     """
-    present = [seat for seat in node.seats_on(group) if _available(node, seat, group)]  # (1)
+    own = [*node.seats_on(group), *_ordered_to(node, group)]
+    present = [seat for seat in own if _available(node, seat, group)]  # (1)
     ready = [seat for seat in present if not seat.yields_group(now)]
     if len(ready) < len(present) and any(_of_use(node, seat, now) for seat in ready):  # (2)
         present = ready
@@ -114,7 +121,8 @@ def group_view(node: NodeState, group: Group, now: Now) -> GroupView:
         seats = tuple(replace(seat, pinned=True) if seat.seat in stuck else seat for seat in seats)
     hits = node.learning.hits.get(group.name)
     share = hits.share if hits is not None else None
-    return GroupView(group.name, group.slots, seats, now=float(now.model), hit_share=share)
+    free = free_bytes(node, group)
+    return GroupView(group.name, group.slots, seats, now=float(now.model), hit_share=share, free_bytes=free)
 
 
 def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
@@ -151,10 +159,11 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         home_busy=on is not None and _home_busy(node, seat, now),
         weight=tier.weight,
         slo_seconds=tier.slo_seconds,
-        stall_budget_seconds=tier.stall_budget_seconds,
+        stall_budget_seconds=0.0 if seat.starts_cold else tier.stall_budget_seconds,
         service_seconds=ASSUMED_SERVICE_SECONDS if learned is None else learned.service.value,
         rate_fast=0.0 if learned is None else learned.arrivals.fast.at(float(now.model)),
         rate_slow=0.0 if learned is None else learned.arrivals.slow.at(float(now.model)),
+        vram_bytes=max(taken.values()) if (taken := taken_bytes(node, seat, on or seat.group)) else 0,
     )
 
 
@@ -171,7 +180,7 @@ def _elsewhere(node: NodeState, group: Group, now: Now) -> tuple[SeatView, ...]:
         return ()
     found = []
     for seat in node.seats.values():
-        if seat.state is not S.PARKED or seat.group.name not in names:
+        if seat.state is not S.PARKED or seat.group.name not in names or seat.id in node.moves:
             continue
         if seat.id not in node.moved_views and not seat.backoff.move.active(now) and node.may_move(seat):
             node.moved_views[seat.id] = seat_view(node, seat, now, on=group)
@@ -182,25 +191,54 @@ def _elsewhere(node: NodeState, group: Group, now: Now) -> tuple[SeatView, ...]:
 
 
 def _available(node: NodeState, seat: ManagedSeat, group: Group) -> bool:
-    """True when this group may bring a seat back: no switch of another one does so already.
+    """True when this group may bring a seat back: its process lives, and no switch of another group does so already.
 
     A drain that makes room for it there is called off if it can come here without one.
     """
     if seat.state is not S.PARKED:
         return True
+    if seat.starts_cold:  # its container is ending, and comes back at its gate
+        return False
+    if node.moves.get(seat.id, group.name) != group.name:
+        return False
     others = [switch for switch in node.switches.values() if switch.group != group.name]
     if any(seat.id in switch.retarget.offered for switch in others):  # the checkpointer may have accepted it already
         return False
     switch = next((switch for switch in others if switch.incoming == seat.id), None)
     if switch is None:
         return True
-    return switch.phase is SwitchPhase.DRAINING and len(holders(node, group)) < group.slots
+    return (
+        switch.phase is SwitchPhase.DRAINING
+        and len(holders(node, group)) < group.slots
+        and (not group.profile.packs or room(node, seat, on=group))
+    )
+
+
+def _ordered_to(node: NodeState, group: Group) -> list[ManagedSeat]:
+    """Parked seats of other groups that an operator moves to this one."""
+    seats = [node.seats[seat] for seat, to in node.moves.items() if to == group.name]
+    return [seat for seat in seats if seat.group.name != group.name and node.may_move(seat)]
+
+
+def ordered_out(node: NodeState, group: Group, now: Now) -> tuple[ManagedSeat, str] | None:
+    """An active seat that an operator wants off this group now, and why."""
+    drain = node.drain_on(group)
+    for seat in holders(node, group):
+        if seat.state is not S.ACTIVE or seat.backoff.park.active(now):
+            continue
+        if drain is not None and (drain.purpose == "upgrade" or not seat.pinned):
+            return seat, node.drained_on(group)
+        if (to := node.moves.get(seat.id, group.name)) != group.name:
+            return seat, f"it moves to group {to}"
+    return None
 
 
 def _home_busy(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
     """True when the group that a parked seat is on has no slot for it now."""
     group = seat.group
     if node.groups[group.name].backoff.active(now) or group.name in node.switches or node.foreign_on(group):
+        return True
+    if node.drain_on(group) is not None:
         return True
     if not group.seat_ids:  # GPUs that are no group of this configuration any more: it is there until it leaves
         return True
@@ -249,11 +287,61 @@ def room(node: NodeState, seat: ManagedSeat, *, without: ManagedSeat | None = No
         return False
     if any(gpus & {gpu.uuid for gpu in o.group.gpus} for o in leases if o.group.name != group.name):
         return False
-    for gpu in group.gpus:
-        taken = sum(other.reserved_bytes(gpu.memory_bytes, group) for other in same)
-        if taken + seat.reserved_bytes(gpu.memory_bytes, group) > gpu.memory_bytes:
+    if not fit_together(node, group, [*same, seat], leaving=without):
+        return False
+    switch = node.switches.get(group.name)
+    if without is not None or switch is None or not switch.holds_group or switch.incoming in (None, seat.id):
+        return True
+    victim, incoming = node.seats.get(switch.victim or ""), node.seats[switch.incoming or ""]
+    later = [other for other in same if other is not victim and other is not incoming]
+    return fit_together(node, group, [*later, incoming, seat], leaving=victim)  # also once the switch has ended
+
+
+def fit_together(
+    node: NodeState, group: Group, seats: Collection[ManagedSeat], *, leaving: ManagedSeat | None = None
+) -> bool:
+    """True when these seats fit into a group's memory side by side; one seat alone always may try.
+
+    ``leaving``: a holder that is about to be parked: before its first park its residue is not known, and park evidence
+    admits some.
+    """
+    if len(seats) <= 1 or group.slots == 1:
+        return True
+    left = {} if leaving is None or leaving.durable.measured else taken_bytes(node, leaving, group)
+    taken = [taken_bytes(node, seat, group) for seat in seats]
+    for gpu, capacity in capacities(node, group).items():
+        unproven = round(left.get(gpu, 0) * (1 - FREED_SHARE)) if group.profile.packs else 0
+        if sum(one[gpu] for one in taken) > capacity - unproven:
             return False
     return True
+
+
+def capacities(node: NodeState, group: Group) -> dict[str, int]:
+    """Bytes for holders on each GPU of a group, beyond what processes keep while parked, those of any group."""
+    if not group.profile.packs:
+        return {gpu.uuid: gpu.memory_bytes for gpu in group.gpus}
+    reserve, seats = group.profile.memory_reserve, [seat for seat in node.seats.values() if seat.durable.residue_bytes]
+    return {gpu.uuid: gpu.memory_bytes - reserve - sum(s.residue_on(gpu.uuid) for s in seats) for gpu in group.gpus}
+
+
+def taken_bytes(node: NodeState, seat: ManagedSeat, group: Group) -> dict[str, int]:
+    """What a lease of this group takes of the capacity of each GPU; nothing where only one seat holds it at a time."""
+    if group.slots == 1:
+        return {}
+    found = {}
+    for gpu, (uuid, capacity) in zip(group.gpus, capacities(node, group).items(), strict=True):
+        kept = seat.residue_on(uuid) if group.profile.packs else 0
+        found[uuid] = max(1, min(seat.reserved_bytes(gpu.memory_bytes, group) - kept, capacity))
+    return found
+
+
+def free_bytes(node: NodeState, group: Group) -> int | None:
+    """Bytes for further holders on each GPU of a group, without holders that leave; None: it has one slot."""
+    if group.slots == 1:
+        return None
+    staying = [seat for seat in holders(node, group) if seat.state not in LEAVING]
+    taken = [taken_bytes(node, seat, group) for seat in staying]
+    return min(capacity - sum(one[gpu] for one in taken) for gpu, capacity in capacities(node, group).items())
 
 
 def _promised(node: NodeState, group: Group) -> list[ManagedSeat]:
@@ -315,12 +403,16 @@ def broken_invariants(node: NodeState) -> dict[str, str]:
         text = "" if len(seats) <= group.slots else f"{group.name}: {len(seats)} hold, {group.slots} may"
         if switch is not None and not (switch.victim or switch.incoming):
             text = f"{switch.op} moves no seat"
+        elif switch is not None and switch.incoming and not switch.holds_group and node.drain_on(group) is not None:
+            text = f"{switch.op} brings {switch.incoming} to a drained group"
         elif switch is not None and (switch.group != group.name or switch.phase is SwitchPhase.DONE):
             text = f"{switch.op} is over or misplaced"
         for gpu in group.gpus:
-            reserved = sum(seat.reserved_bytes(gpu.memory_bytes) for seat in seats)
-            if reserved > gpu.memory_bytes:
-                text = f"{gpu.uuid}: {reserved} bytes reserved of {gpu.memory_bytes}"
+            granted = [seat for seat in seats if seat.durable.reserved_bytes is not None]  # the ledger may be lost
+            reserved = sum(seat.reserved_bytes(gpu.memory_bytes, granted=True) for seat in granted)
+            budget = gpu.memory_bytes - (group.profile.memory_reserve if group.profile.packs and len(seats) > 1 else 0)
+            if reserved > budget:
+                text = f"{gpu.uuid}: {reserved} bytes reserved of {budget}"
             if text:
                 found[gpu.uuid] = text
             if seats or (switch is not None and switch.holds_group):

@@ -4,7 +4,7 @@ Pure: every answer is computed from groups that were built before, so that none 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kybernate.machine import Gpu, Link
@@ -104,10 +104,6 @@ class Offer:
             if seat.resource == resource
         )
 
-    def is_orphaned(self, group: Group) -> bool:
-        """Whether the group is offered only for orphaned seats."""
-        return all(seat in self.orphaned for seat in group.seat_ids)
-
     def groups_with(self, gpus: Collection[str]) -> frozenset[str]:
         """Return the names of the groups that contain one of these GPUs (UUIDs), or a MIG instance of one."""
         return frozenset(group.name for group in self.groups if not group.physical.isdisjoint(gpus))
@@ -143,7 +139,7 @@ class Offer:
             first = min(seats)
             seats.remove(first)
             chosen.append(self._ordered[first].id)
-            loads[load.name] = load.after_allocation()
+            loads[load.name] = replace(load, free=load.free - 1, nearby_allocated=load.nearby_allocated + 1)
         return tuple(chosen)
 
     def _free(self, available: set[str], faulty: frozenset[str]) -> dict[str, list[int]]:

@@ -43,12 +43,11 @@ class Probation:
     _last_event: dict[str, int] = field(default_factory=dict)
     """By UUID: the number of its last event."""
 
-    def expect(self, gpus: frozenset[str], present: Collection[str], healthy: Collection[str]) -> bool:
-        """Replace the GPUs that must be present; return whether the faulty ones changed.
+    def expect(self, gpus: frozenset[str], present: Collection[str], healthy: Collection[str]) -> None:
+        """Replace the GPUs that must be present.
 
         ``present``: GPUs that the driver lists. ``healthy``: added GPUs that need no probation.
         """
-        before = self.faulty
         for uuid in sorted(gpus - self.expected):
             if uuid not in present:
                 self._fault(uuid, GONE, None)
@@ -58,7 +57,6 @@ class Probation:
             self.reasons.pop(uuid, None)
             self._good_reads.pop(uuid, None)
         self.expected = gpus
-        return self.faulty != before
 
     @property
     def faulty(self) -> frozenset[str]:

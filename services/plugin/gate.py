@@ -37,7 +37,7 @@ class StartGate:
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
 
     def prepare(self, seat_ids: Iterable[str]) -> None:
-        """Create the folders of all seats and delete the calls of an earlier plugin. Blocking; before Register."""
+        """Create the folders of new seats and delete the calls of an earlier plugin. Blocking. Raises OSError."""
         for seat_id in seat_ids:
             folder = self.seats_dir / seat_id
             folder.mkdir(parents=True, exist_ok=True)

@@ -43,11 +43,6 @@ class GpuReading:
     """By UUID of a MIG instance: its device nodes."""
 
     @property
-    def gpus(self) -> tuple[Gpu, ...]:
-        """All known GPUs, by index."""
-        return self.known.gpus
-
-    @property
     def parents(self) -> dict[str, str]:
         """By UUID of a MIG instance: the UUID of its GPU."""
         return {gpu.uuid: gpu.mig.parent for gpu in self.known.instances if gpu.mig is not None}
@@ -120,46 +115,50 @@ class GpuWatch:
         self,
         settings: PluginSettings,
         gpus: Gpus,
+        node: NodeSeats,
         reading: GpuReading,
         adopt: Callable[[GpuReading], Awaitable[None]],
         health_changed: Callable[[], None],
     ) -> None:
         """``adopt`` makes an offer from a new reading; ``health_changed`` is called after faults and recoveries."""
-        self._settings, self._gpus, self._adopt, self._health_changed = settings, gpus, adopt, health_changed
+        self._settings, self._gpus, self._node = settings, gpus, node
+        self._adopt, self._health_changed = adopt, health_changed
         self.reading = reading
         self._present = reading.present
         self._new = NewGpus()
 
-    def expect(self, node: NodeSeats, reading: GpuReading) -> None:
+    def expect(self, reading: GpuReading) -> None:
         """Watch the health of every known GPU, and of those of orphaned seats."""
-        known = {gpu.uuid for gpu in reading.gpus}
+        known = {gpu.uuid for gpu in reading.known.gpus}
         parts = {gpu.uuid for gpu in reading.known.instances}
-        orphaned = {uuid for group in node.offer.groups if node.offer.is_orphaned(group) for uuid in group.physical}
-        needed = node.probation.recovery_reads
+        offer = self._node.offer
+        only_orphaned = [group for group in offer.groups if offer.orphaned.issuperset(group.seat_ids)]
+        orphaned = {uuid for group in only_orphaned for uuid in group.physical}
+        needed = self._node.probation.recovery_reads
         # At the start every present GPU counts as healthy: there are no earlier readings.
-        healthy = self._new.healthy(needed) if node.probation.expected else reading.present
+        healthy = self._new.healthy(needed) if self._node.probation.expected else reading.present
         self.reading = reading
-        node.probation.expect(frozenset(known | (orphaned - parts)), reading.present, healthy)
+        self._node.probation.expect(frozenset(known | (orphaned - parts)), reading.present, healthy)
         self._health_changed()
 
-    async def poll(self, node: NodeSeats) -> NoReturn:
+    async def poll(self) -> NoReturn:
         """Read the GPUs periodically. A missing GPU is faulty; a driver that does not answer proves nothing."""
         while True:
             await asyncio.sleep(self._settings.reread_seconds)
-            events = node.probation.events
+            events = self._node.probation.events
             try:
                 present = frozenset(gpu.uuid for gpu in await self._gpus.list())
-                await self.apply(node, present, events)
+                await self.apply(present, events)
             except GpuError as error:
                 get_logger().warning("gpus.read_failed", reason=str(error))
 
-    async def apply(self, node: NodeSeats, present: frozenset[str], events: int) -> None:
+    async def apply(self, present: frozenset[str], events: int) -> None:
         """Apply a reading that began when the probation had counted ``events``. Raises GpuError."""
-        reading, probation = self.reading, node.probation
+        reading, probation = self.reading, self._node.probation
         self._present = present
         if probation.read(present, events):
             self._health_changed()
-        known = frozenset(gpu.uuid for gpu in reading.gpus)
+        known = frozenset(gpu.uuid for gpu in reading.known.gpus)
         if self._new.read(present - known, probation.recovery_reads):
             found, present = await learn(self._gpus, self._settings.state_dir, reading.known)
             self._present = present
@@ -180,7 +179,7 @@ class GpuWatch:
                 await self._adopt(await read_device_nodes(known, self._present & {gpu.uuid for gpu in known.gpus}))
         raise AssertionError("changes ended")
 
-    async def watch_events(self, node: NodeSeats) -> NoReturn:
+    async def watch_events(self) -> NoReturn:
         """Apply XID events as they are reported."""
         failed = OnceLogger("gpu_events.read_failed")
         while True:
@@ -193,11 +192,11 @@ class GpuWatch:
                 continue
             failed.clear()
             for event, times in Counter(events).items():
-                ignored = event.xid in node.probation.ignored_xids
+                ignored = event.xid in self._node.probation.ignored_xids
                 get_logger().warning("gpu.xid", gpu=event.gpu, xid=event.xid, times=times, ignored=ignored)
                 if not ignored:
                     self._new.event(event.gpu)
-                if node.probation.event(event, parents):
+                if self._node.probation.event(event, parents):
                     self._health_changed()
             if events:
                 await asyncio.sleep(EVENT_BATCH_SECONDS)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from kybernate.config import NodeConfig
 from kybernate.logs import get_logger
@@ -75,7 +74,8 @@ async def write_cdi_spec(settings: PluginSettings, offer: Offer, strategy: str, 
     """
     if offer.cdi is None:
         if not any_allocated and settings.gpus != "fake":
-            await remove_cdi_spec(settings.cdi_dir)
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(cdi.remove, settings.cdi_dir)
         return offer
     if not any(len(names) > 1 for names in offer.cdi.values()):
         text = "no CDI spec of NVIDIA's has these GPUs; the driver's libraries must come from runtimeClass nvidia"
@@ -88,15 +88,3 @@ async def write_cdi_spec(settings: PluginSettings, offer: Offer, strategy: str, 
         if strategy == "auto":  # a name that no runtime resolves would fail every container
             return replace(offer, cdi=None)
     return offer
-
-
-async def remove_cdi_spec(folder: Path) -> None:
-    """Remove our CDI spec, if there is one."""
-    with contextlib.suppress(OSError):
-        await asyncio.to_thread(cdi.remove, folder)
-
-
-def create_folders(seats_dir: Path, seats: Iterable[str]) -> None:
-    """Create the folders of new seats. Blocking. Raises OSError."""
-    for seat in seats:
-        (seats_dir / seat).mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ topology-aware  a group with an idle slot before one without; then the closest G
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 
 from kybernate.machine import Link, distance
@@ -57,10 +57,6 @@ class GroupLoad:
     """Distance between its GPUs, as in ``GroupRelations``."""
     numa_nodes: int = 1
     """Number of NUMA nodes of its GPUs."""
-
-    def after_allocation(self) -> "GroupLoad":
-        """Return the load after one more allocation."""
-        return replace(self, free=self.free - 1, nearby_allocated=self.nearby_allocated + 1)
 
     @property
     def allocated(self) -> int:

@@ -7,6 +7,7 @@ first, since a gRPC server that stops late would unlink its successor's socket o
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
 import socket
@@ -61,10 +62,6 @@ class Registration:
     """Why it is not registered; None when it is."""
     _tried: Identity | None = None
     """Identity of kubelet's socket at the last attempt."""
-
-    def why_not(self) -> str | None:
-        """Return ``unmet``, as a readiness condition."""
-        return self.unmet
 
     async def run(self) -> NoReturn:
         """Register, and again whenever the registration fails or ends."""
@@ -181,7 +178,7 @@ class Registrations:
                 for resource in self._wanted:
                     if resource not in tasks:
                         registration = self._make(resource)
-                        self._health.conditions[resource] = registration.why_not
+                        self._health.conditions[resource] = functools.partial(getattr, registration, "unmet")
                         tasks[resource] = group.create_task(registration.run(), name=f"register {resource}")
 
 

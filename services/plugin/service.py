@@ -17,7 +17,7 @@ from kybernate.gpus import Gpus
 from kybernate.health import Health, be_present
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import GpuHealthChanged, SeatAllocated
-from kybernate.node import wishes
+from kybernate.node import gpu_faults, wishes
 from kybernate.node.config import load_now
 from kybernate.node.pod_resources import PodResources, PodResourcesError, devices
 from kybernate.seat import SeatState
@@ -83,8 +83,8 @@ class NodePlugin:
                     await self.neighbours.checked()
                 jobs: tuple[Callable[[], object], ...] = (
                     self.registrations.run,
-                    lambda: self.gpu_watch.poll(self.node),
-                    lambda: self.gpu_watch.watch_events(self.node),
+                    self.gpu_watch.poll,
+                    self.gpu_watch.watch_events,
                     self.gpu_watch.watch_known,
                     self._watch_pod_resources,
                     self._watch_wishes,
@@ -119,8 +119,9 @@ class NodePlugin:
         offer = await offers.write_cdi_spec(settings, offer, strategy, any_allocated=bool(known.seats))
         self.node.replace_offer(offer)
         self._inventory = InventoryWriter(self.bus, settings.node, self.node)
-        self.gpu_watch = GpuWatch(settings, self.gpus, self.reading, self._adopt, self._health_changed)
+        self.gpu_watch = GpuWatch(settings, self.gpus, self.node, self.reading, self._adopt, self._health_changed)
         self._offered(topology)
+        self._write_faults()
         self.health.conditions["config"] = lambda: self.refused_config
         self.health.conditions["neighbours"] = self._conflict
         self.health.notes["gpus"] = lambda: "; ".join(group.why for group in self._incomplete) or None
@@ -136,15 +137,12 @@ class NodePlugin:
                     self.settings, config, reading, allocated.values(), former=before.groups, nvidia=nvidia
                 )
                 new = offer.seats.keys() - before.seats.keys()
-                await asyncio.to_thread(offers.create_folders, offer.seats_dir, new)
+                await asyncio.to_thread(self.node.gate.prepare, new)
                 strategy = config.device_list_strategy
                 offer = await offers.write_cdi_spec(self.settings, offer, strategy, any_allocated=bool(allocated))
                 # Repeat if kubelet allocated a seat meanwhile that the new offer lacks.
-                if (
-                    not (self.node.allocations.seats.keys() & before.seats.keys())
-                    - allocated.keys()
-                    - offer.seats.keys()
-                ):
+                meanwhile = (self.node.allocations.seats.keys() & before.seats.keys()) - allocated.keys()
+                if meanwhile <= offer.seats.keys():
                     break
             probation = self.node.probation
             probation.ignored_xids, probation.recovery_reads = config.health.ignored_xids, config.health.recovery_reads
@@ -159,8 +157,8 @@ class NodePlugin:
         if orphaned := sorted(self.node.offer.orphaned):
             get_logger().info("plugin.seats_orphaned", seats=orphaned, reason="allocated, but no longer configured")
         self._incomplete = topology.incomplete
-        self._inventory.show(self.reading.gpus, topology.incomplete)
-        self.gpu_watch.expect(self.node, self.reading)
+        self._inventory.show(self.reading.known.gpus, topology.incomplete)
+        self.gpu_watch.expect(self.reading)
         self.registrations.follow(self.node.offer.resources)
         self._unsaved.set()
 
@@ -176,7 +174,7 @@ class NodePlugin:
         except (ConfigError, OSError) as error:
             get_logger().error("gpus.refused", reason=str(error), meaning="the groups stay as they are")
         else:
-            get_logger().info("gpus.changed", gpus=len(reading.gpus), seats=len(self.node.offer.seats))
+            get_logger().info("gpus.changed", gpus=len(reading.known.gpus), seats=len(self.node.offer.seats))
 
     async def watch_config(self) -> NoReturn:
         """Apply changes of the configuration; one that is invalid is logged, and the last valid one stays."""
@@ -207,7 +205,9 @@ class NodePlugin:
     def _health_changed(self) -> None:
         """Log and publish the changes of the probation, and send kubelet the new health of the seats."""
         offer, log = self.node.offer, get_logger()
-        known = {gpu.uuid: gpu for gpu in (*(gpu for group in offer.groups for gpu in group.gpus), *self.reading.gpus)}
+        known = {
+            gpu.uuid: gpu for gpu in (*(gpu for group in offer.groups for gpu in group.gpus), *self.reading.known.gpus)
+        }
         changed = [change for change in self.node.probation.take_changes() if change.gpu in known]
         for change in changed:
             gpu, groups = known[change.gpu], sorted(offer.groups_with({change.gpu}))
@@ -239,6 +239,14 @@ class NodePlugin:
             )
         if changed:
             self.node.notify()
+            self._write_faults()
+
+    def _write_faults(self) -> None:
+        """Tell the node's manager which GPUs are faulty."""
+        try:
+            gpu_faults.write(self.settings.run_dir, self.node.probation.reasons)
+        except OSError as error:
+            get_logger().warning("faults.write_failed", folder=str(self.settings.run_dir), reason=str(error))
 
     # --- allocated seats ----------------------------------------------------------------------------------------
 
@@ -313,4 +321,5 @@ class NodePlugin:
         """Remove the CDI spec unless a seat is allocated: each restart of a container resolves its names again."""
         await self._pod_resources.close()
         if self.settings.gpus != "fake" and not self.node.allocations.seats:
-            await offers.remove_cdi_spec(self.settings.cdi_dir)
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(cdi.remove, self.settings.cdi_dir)

@@ -34,6 +34,8 @@ _GRACE_SECONDS = 5.0
 """Time after which an idle connection is closed, in addition to the probe's timeout."""
 FRESH_SECONDS = 1.0
 """How long an answer, or a missing answer, is valid."""
+STOP_SECONDS = 10.0
+STOP_POLL_SECONDS = 0.2
 _RUNS = frozenset({"starting", "active", "draining"})
 _FROZEN = frozenset({"parking", "parked", "activating", "migrating"})
 
@@ -84,6 +86,23 @@ class ManagerClient:
             self._request = asyncio.create_task(self._fetch(timeout))
         done, _ = await asyncio.wait([self._request], timeout=timeout)
         return self._request.result() if done else SeatStatus()
+
+    async def wait_before_stop(self) -> None:
+        """Return when kubelet may signal the engine: the checkpointer has ended its processes or will not, or for
+        STOP_SECONDS the manager has seen no deletion (kubelet restarts the container) or has not answered."""
+        deadline = time.monotonic() + STOP_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                async with asyncio.timeout(STOP_SECONDS):
+                    response = await fetch(self.host, self.port, f"/v1/pods/{self.uid}/stop")
+                answer = json.loads(response.body)
+                if response.status != 200 or not answer["wait"]:
+                    return
+                if answer["deleted"]:
+                    deadline = time.monotonic() + STOP_SECONDS
+            except (OSError, TimeoutError, WireError, ValueError, KeyError):
+                pass
+            await asyncio.sleep(STOP_POLL_SECONDS)
 
     def forget(self) -> None:
         """Make the next probe send a request."""
@@ -226,12 +245,15 @@ class _Listener:
         target = self._target
         seconds = _GRACE_SECONDS + (target.timeout if target is not None else 0.0)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as limit:
                 if target is not None and target.scheme == "GRPC":
                     await self._grpc(target, reader, writer)
                     return
                 try:
-                    response = await self._http(target, await read_request(reader))
+                    request = await read_request(reader)
+                    if target is None and request.path == "/stop":
+                        limit.reschedule(None)  # kubelet's grace period is the limit
+                    response = await self._http(target, request)
                 except WireError as error:
                     response = ProbeResponse(400, f"{error}\n".encode())
                 writer.write(response.bytes())
@@ -242,6 +264,9 @@ class _Listener:
             writer.close()
 
     async def _http(self, target: ProbeTarget | None, request: ProbeRequest) -> ProbeResponse:
+        if target is None and request.path.partition("?")[0] == "/stop":
+            await self._probe.manager.wait_before_stop()
+            return ProbeResponse(200, b"the engine may be stopped\n")
         if target is None:
             return ProbeResponse(200, b"ok\n") if request.path.partition("?")[0] == "/healthz" else ProbeResponse(404)
         if target.scheme == "TCP":

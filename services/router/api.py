@@ -1,18 +1,22 @@
 """The router's HTTP messages: requests with JSON bodies, and responses and errors in OpenAI's shape."""
 
 import json
+import math
+import re
 import uuid
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
 from multidict import CIMultiDict
 
+from kybernate.config_errors import ConfigError
 from services.router.core.step import Reject
 
 LONGEST_NAME = 512
 """Characters of a model's name, and of a caller's request id."""
-_TYPES = dict.fromkeys((400, 404, 405, 413, 415), "invalid_request_error")
+_TYPES = dict.fromkeys((400, 404, 405, 408, 413, 415, 431, 505), "invalid_request_error")
 _TYPES |= {401: "authentication_error", 403: "permission_error", 409: "conflict_error", 429: "rate_limit_error"}
 
 
@@ -24,6 +28,8 @@ class RouterError(Exception):
         self.status = status
         self.code = code
         self.retry_after = retry_after
+        self.closes = False
+        """The connection ends with this response."""
 
     @classmethod
     def of(cls, reject: Reject) -> "RouterError":
@@ -42,11 +48,56 @@ class RouterError(Exception):
             more["Retry-After"] = str(self.retry_after)
         if self.status == 401:
             more["WWW-Authenticate"] = "Bearer"
-        return web.json_response(self.body(), status=self.status, headers=more)
+        response = web.json_response(self.body(), status=self.status, headers=more)
+        if self.closes:
+            response.force_close()
+        return response
+
+    def raw(self) -> bytes:
+        """Return the bytes of the HTTP response, for a connection on which no request was read; it closes then."""
+        body = json.dumps(self.body()).encode()
+        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}", "Content-Type: application/json"]
+        lines += [f"Content-Length: {len(body)}", "Connection: close"]
+        lines += [f"Retry-After: {self.retry_after}"] if self.retry_after is not None else []
+        return "\r\n".join([*lines, "", ""]).encode() + body
 
     def sse(self) -> bytes:
         """Return the error as an event for a stream that has begun."""
         return b"data: " + json.dumps(self.body()).encode() + b"\n\n"
+
+
+# --- engine paths ----------------------------------------------------------------------------------------------------
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "openai": (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/moderations",
+        "/v1/audio/speech",
+        "/v1/images/generations",
+    ),
+    "anthropic": ("/v1/messages", "/v1/messages/count_tokens"),
+    "rerank": ("/v1/rerank", "/v1/score", "/v1/classify", "/v1/pooling"),
+}
+"""Paths of inference calls by API. Engines have further ones below /v1/ that load adapters or run code."""
+
+
+def engine_paths(families: str, more: str) -> frozenset[str]:
+    """Return the paths that are forwarded. Raises ConfigError."""
+    found: set[str] = set()
+    for family in filter(None, (name.strip() for name in families.split(","))):
+        if family not in FAMILIES:
+            raise ConfigError(f"KYB_API_FAMILIES={families!r}: {family!r} is none of {', '.join(FAMILIES)}")
+        found.update(FAMILIES[family])
+    for path in filter(None, (path.strip() for path in more.split(","))):
+        if re.fullmatch(r"/v1(/[\w.~-]*[\w~-])+", path, re.ASCII) is None:
+            raise ConfigError(
+                f"KYB_ENGINE_PATHS={more!r}: {path!r} is not a plain path below /v1/, such as /v1/tokenize"
+            )
+        found.add(path)
+    return frozenset(found)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -63,18 +114,6 @@ def cause_of(request: web.Request) -> str:
     return given if printable(given) else uuid.uuid4().hex
 
 
-async def body_of(request: web.Request) -> bytes:
-    """Return the whole body, decompressed. Raises RouterError 413 if it is too large, 400 if it cannot be decoded."""
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        text = f"the body is larger than {request.client_max_size} bytes (KYB_BODY_BYTES)"
-        raise RouterError(413, "body_too_large", text) from error
-    except web.RequestPayloadError as error:
-        text = f"the body does not match its headers (Content-Encoding, Transfer-Encoding): {error}"
-        raise RouterError(400, "invalid_body", " ".join(text.split())) from error
-
-
 def json_of(body: bytes) -> Any:
     """Parse a body. Raises RouterError 400."""
     try:
@@ -85,20 +124,37 @@ def json_of(body: bytes) -> Any:
         raise RouterError(400, "invalid_json", f"the body is not JSON: {error}") from error
 
 
-def object_of(body: bytes) -> dict[str, object]:
-    """Parse a body that must be a JSON object. Raises RouterError 400."""
-    parsed = json_of(body)
-    if not isinstance(parsed, dict):
-        raise RouterError(400, "invalid_json", f"the body must be a JSON object, not {type(parsed).__name__}")
-    return parsed
-
-
-def model_of(parsed: Mapping[str, object], how: str = 'the body must name its model: {"model": "…"}') -> str:
+def model_of(model: object, how: str = 'the body must name its model: {"model": "…"}') -> str:
     """Return the model of a request; ``how`` explains in the error where to name it. Raises RouterError 400."""
-    model = parsed.get("model")
     if not isinstance(model, str) or not printable(model):
         raise RouterError(400, "model_missing", f"{how}, in at most {LONGEST_NAME} printable characters")
     return model
+
+
+PRIORITIES = {"low": -1, "normal": 0, "high": 1}
+
+
+def priority_of(request: web.Request, most: int) -> int:
+    """Return the priority that X-Kyb-Priority asks for, at most ``most``. Raises RouterError 400."""
+    name = request.headers.get("X-Kyb-Priority", "normal").strip().lower()
+    if name not in PRIORITIES:
+        raise RouterError(400, "invalid_priority", f"X-Kyb-Priority: {name[:40]!r}: send low, normal or high")
+    return min(PRIORITIES[name], most)
+
+
+_PATIENCE = (("X-Kyb-Timeout", 1.0), ("X-Stainless-Read-Timeout", 1.0), ("X-Envoy-Expected-Rq-Timeout-Ms", 0.001))
+"""Headers with the time after which a caller gives up, and their unit in seconds: ours, OpenAI's clients', Envoy's."""
+
+
+def patience_of(request: web.Request) -> float | None:
+    """Return after how many wall seconds without an answer the caller gives up; None: it does not say."""
+    found = []
+    for name, unit in _PATIENCE:
+        try:
+            found.append(float(request.headers[name]) * unit)
+        except (KeyError, ValueError):
+            continue
+    return min((seconds for seconds in found if 0 < seconds < math.inf), default=None)
 
 
 # --- responses --------------------------------------------------------------------------------------------------------

@@ -1,33 +1,36 @@
 """API keys and TLS of the router's port."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from aiohttp import web
 
-from kybernate.api_keys import ApiKey, Scope, find, load
+from kybernate.api_keys import ApiKey, Scope, digest_of, find, load
 from kybernate.config_errors import ConfigError
 from kybernate.files import changes
 from kybernate.logs import get_logger
 from kybernate.tls import ServerCertificate
-from services.router.api import RouterError
+from services.router.api import PRIORITIES, RouterError
 from services.router.settings import RouterSettings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HEADER = "X-Kyb-Key"
 """Header for callers that send the engine's key as Authorization; without it, Authorization has the router's key."""
-_CALLER, _WITHHELD = "kyb.caller", "kyb.withheld"
+_KEY, _WITHHELD = "kyb.key", "kyb.withheld"
 _NOTHING: frozenset[str] = frozenset()
+_HIGHEST = max(PRIORITIES.values())
 
 
 class ApiKeyGuard:
     """Admits callers by the API keys of a file; without a file, all callers."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, path: Path | None, most_requests: int = 4096) -> None:
+        self._path, self._most_requests = path, most_requests
+        self._requests: Counter[str] = Counter()
         self._keys: tuple[ApiKey, ...] = load(path) if path is not None else ()
 
     def needs(self, *scopes: Scope) -> Callable[[Handler], Handler]:
@@ -35,8 +38,12 @@ class ApiKeyGuard:
 
         def guard(handler: Handler) -> Handler:
             async def guarded(request: web.Request) -> web.StreamResponse:
-                self._admit(request, scopes)
-                return await handler(request)
+                key = self._admit(request, scopes)
+                self._requests[key.name] += 1
+                try:
+                    return await handler(request)
+                finally:
+                    self._requests[key.name] -= 1
 
             return guarded if self._path is not None else handler
 
@@ -58,8 +65,8 @@ class ApiKeyGuard:
                 get_logger().info("keys.applied", names=[key.name for key in keys])
         raise AssertionError("changes ended")
 
-    def _admit(self, request: web.Request, scopes: tuple[Scope, ...]) -> None:
-        token, header = _token(request)
+    def _admit(self, request: web.Request, scopes: tuple[Scope, ...]) -> ApiKey:
+        token = _token(request)
         key = find(self._keys, token) if token else None
         if key is None:
             what = "this API key is not known" if token else "an API key is needed"
@@ -68,13 +75,30 @@ class ApiKeyGuard:
             get_logger().warning("caller.forbidden", caller=key.name, method=request.method, path=request.path)
             text = f"the key {key.name!r} has the scopes {', '.join(key.scopes)}; this call needs {' or '.join(scopes)}"
             raise RouterError(403, "insufficient_permissions", text)
-        request[_CALLER], request[_WITHHELD] = key.name, frozenset({header.lower()})
+        if self._requests[key.name] >= self._most_requests:
+            text = f"the key {key.name!r} has {self._requests[key.name]} requests open (KYB_CALLER_REQUESTS)"
+            raise RouterError(429, "too_many_requests", f"{text}; try again in 1 s", 1)
+        request[_KEY], request[_WITHHELD] = key, frozenset(self._secret(request))
+        return key
+
+    def _secret(self, request: web.Request) -> Iterator[str]:
+        """Yield the names of the headers that carry a known key, of any caller."""
+        digests = {key.sha256 for key in self._keys}
+        for name, value in request.headers.items():
+            if not digests.isdisjoint(digest_of(part) for part in {value.strip(), value.split(" ")[-1].strip()}):
+                yield name.lower()
 
 
 def caller_of(request: web.Request) -> str | None:
     """Return the name of the caller's key; None if the router needs no keys."""
-    name: str | None = request.get(_CALLER)
-    return name
+    key: ApiKey | None = request.get(_KEY)
+    return None if key is None else key.name
+
+
+def highest_priority(request: web.Request) -> int:
+    """Return the highest priority that the caller may ask for."""
+    key: ApiKey | None = request.get(_KEY)
+    return _HIGHEST if key is None else PRIORITIES[key.priority]
 
 
 def withheld(request: web.Request) -> frozenset[str]:
@@ -83,16 +107,16 @@ def withheld(request: web.Request) -> frozenset[str]:
     return found
 
 
-def _token(request: web.Request) -> tuple[str, str]:
-    """Return the key and the name of its header."""
+def _token(request: web.Request) -> str:
+    """Return the caller's key."""
     for header in (HEADER, "Authorization", "X-Api-Key"):  # Anthropic's clients send the last one
         value = request.headers.get(header, "").strip()
         if header == "Authorization":
             kind, _, token = value.partition(" ")
             value = token.strip() if kind.lower() == "bearer" else ""
         if value:
-            return value, header
-    return "", HEADER
+            return value
+    return ""
 
 
 def open_auth(settings: RouterSettings) -> tuple[ApiKeyGuard, ServerCertificate | None]:
@@ -100,4 +124,6 @@ def open_auth(settings: RouterSettings) -> tuple[ApiKeyGuard, ServerCertificate 
     cert, key = settings.tls_cert_file, settings.tls_key_file
     if cert is None and key is not None:
         raise ConfigError(f"KYB_TLS_KEY_FILE={key}: KYB_TLS_CERT_FILE is not set; set both, or none")
-    return ApiKeyGuard(settings.api_keys_file), ServerCertificate(cert, key) if cert is not None else None
+    return ApiKeyGuard(settings.api_keys_file, settings.caller_requests), ServerCertificate(
+        cert, key
+    ) if cert is not None else None

@@ -9,11 +9,22 @@ from aiohttp import web
 
 from kybernate.clock import Clock
 from kybernate.logs import get_logger
-from services.router.api import CallerGoneError, CallerResponse, RouterError, body_of, cause_of, model_of, object_of
+from services.router.api import (
+    LONGEST_NAME,
+    CallerGoneError,
+    CallerResponse,
+    RouterError,
+    cause_of,
+    model_of,
+    patience_of,
+    priority_of,
+)
+from services.router.auth import highest_priority
 from services.router.core.step import CallReturned, Forward, Reject
 from services.router.dispatch import CallTicket, Dispatcher, SeatCutError
+from services.router.intake import Intake
 from services.router.metrics import Metrics
-from services.router.proxy import CallTimes, ConnectionPools, UpstreamRefusedError, forward
+from services.router.proxy import CallTimes, ConnectionPools, EngineClock, UpstreamRefusedError, forward
 from services.router.settings import RouterSettings
 
 MOST_BREAKS = 3
@@ -29,6 +40,8 @@ class Calls:
     dispatcher: Dispatcher
     pools: ConnectionPools
     metrics: Metrics
+    intake: Intake
+    paths: frozenset[str]
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Hold if the model is parked, then stream the engine's response byte for byte."""
@@ -37,18 +50,25 @@ class Calls:
         model, code = "", "499"
         response = CallerResponse(request)
         try:
-            body = await body_of(request)
-            parsed = object_of(body)
-            model = model_of(parsed)
-            ticket = self.dispatcher.arrive(model, cause, size=len(body))
-            try:
-                reply = await self._serve(request, body, ticket, response, arrived_at, parsed.get("stream") is True)
-            finally:
-                self.dispatcher.end(ticket)
+            self._check_path(request)
+            priority, patience = priority_of(request, highest_priority(request)), patience_of(request)
+            with self.intake.body(request, self.settings.body_bytes) as received:
+                body = await received.read()
+                fields = await received.fields(body)
+                model = model_of(fields.model)
+                ticket = self.dispatcher.arrive(model, cause, hold_seconds=patience, priority=priority)
+                answered = False
+                try:
+                    reply = await self._serve(request, body, ticket, response, arrived_at, fields.stream is True)
+                    answered = 200 <= reply.status < 300  # an error tells nothing about the engine's capacity
+                finally:
+                    self.dispatcher.end(ticket, answered=answered)
             code = str(reply.status)
             return reply
         except RouterError as error:
             code = str(error.status)
+            if error.code == "queue_full":
+                self.intake.rejected("queue")
             return await self._fail(response, error, cause)
         except CallerGoneError:
             return web.Response(status=499)
@@ -79,17 +99,26 @@ class Calls:
         stream: bool,
     ) -> web.StreamResponse:
         retried, breaks = False, 0
+        silent: RouterError | None = None
         while True:
             to = await self._outcome(ticket, response, stream)
             if isinstance(to, Reject):
-                raise RouterError.of(to)
+                raise silent or RouterError.of(to)
             headers, times = partial(self._headers, ticket, to, arrived_at), CallTimes()
+            clock = EngineClock(ticket, self.settings.first_byte_seconds, self.settings.silence_seconds)
+            clock.frozen = partial(self.dispatcher.traffic.frozen, to.key)
             try:
-                reply = await forward(request, body, to, ticket, self.pools, response, headers, times)
-            except SeatCutError:
+                reply = await forward(request, body, to, ticket, self.pools, response, headers, times, clock)
+            except SeatCutError as error:
                 ticket.renew()  # nothing was sent to the caller: it can wait for its model again
+                late = error.code == "engine_silent"
+                if late and silent is not None:
+                    raise silent from error
+                if late:
+                    silent = _silent(to, self.settings.first_byte_seconds)
+                    self.metrics.rejections.labels("engine_silent").inc()
                 self.metrics.cuts.labels("before_first_byte").inc()
-                self.dispatcher.feed(CallReturned(ticket.request, suspect=False))
+                self.dispatcher.feed(CallReturned(ticket.request, suspect=late))
             except UpstreamRefusedError as error:
                 again = error.stale and not retried
                 retried = True
@@ -108,6 +137,15 @@ class Calls:
                 if times.first_byte_at is not None:
                     self.metrics.first_byte_seconds.observe(times.first_byte_at - arrived_at)
                 return reply
+
+    def _check_path(self, request: web.Request) -> None:
+        """Raise RouterError 404 for a path that is no inference call: engines have others that are not for callers."""
+        path = request.rel_url.raw_path
+        if path not in self.paths:
+            text = (
+                f"POST {path[:LONGEST_NAME]} is not forwarded to engines; allow it with KYB_ENGINE_PATHS if it is safe"
+            )
+            raise RouterError(404, "not_found", text)
 
     async def _outcome(self, ticket: CallTicket, response: CallerResponse, stream: bool) -> Forward | Reject:
         """Wait for the decision; a waiting stream gets a comment every ``keepalive_seconds``, if that is set."""
@@ -157,6 +195,11 @@ class Calls:
         overhead = sum(parts.values())
         self.metrics.control_seconds.observe(overhead)
         return overhead, release
+
+
+def _silent(to: Forward, seconds: float) -> RouterError:
+    text = f"the engine of seat {to.seat} sent nothing within {seconds:g} s (KYB_FIRST_BYTE_SECONDS), twice"
+    return RouterError(504, "engine_timeout", f"{text}; try again later", 10)
 
 
 def _breaks(to: Forward, error: UpstreamRefusedError) -> RouterError:

@@ -108,23 +108,30 @@ class Dispatcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._acks: asyncio.Queue[DrainAck] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
-        self._stopping = False
+        self.stopping = False
+        """True once ``stop`` was called."""
 
     def arrive(
-        self, model: str, cause: str, *, size: int = 0, kind: step.Kind = "call", hold_seconds: float | None = None
+        self,
+        model: str,
+        cause: str,
+        *,
+        kind: step.Kind = "call",
+        hold_seconds: float | None = None,
+        priority: int = 0,
     ) -> CallTicket:
         """Feed a new call and return its ticket, which receives the decisions. ``hold_seconds`` in wall seconds."""
         ticket = CallTicket(next(self._numbers), cause)
         self._tickets[ticket.request] = ticket
-        self.feed(step.CallArrived(ticket.request, model, cause, size, kind, hold_seconds))
-        if self._stopping and ticket.decided is None:
+        self.feed(step.CallArrived(ticket.request, model, cause, kind, hold_seconds, priority))
+        if self.stopping and ticket.decided is None:
             self._reject_stopping(ticket)
         return ticket
 
-    def end(self, ticket: CallTicket) -> None:
-        """End the call: it was answered, or its caller disconnected."""
+    def end(self, ticket: CallTicket, *, answered: bool = False) -> None:
+        """End the call: it was answered completely, or it failed, or its caller disconnected."""
         if self._tickets.pop(ticket.request, None) is not None:
-            self.feed(step.CallEnded(ticket.request))
+            self.feed(step.CallEnded(ticket.request, answered))
 
     def forget(self, ticket: CallTicket) -> None:
         """Drop the ticket without ending the call: a permit stays in flight until it expires."""
@@ -147,7 +154,7 @@ class Dispatcher:
 
     def stop(self) -> None:
         """Reject all waiting calls, because the router stops; their callers can retry at another router."""
-        self._stopping = True
+        self.stopping = True
         for ticket in list(self._tickets.values()):
             self._reject_stopping(ticket)
 

@@ -4,6 +4,7 @@
 ``POST /v1/signals`` publishes their load.
 """
 
+import asyncio
 import math
 import time
 from typing import Any
@@ -14,16 +15,24 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
-from services.router.api import RouterError, body_of, cause_of, json_of, model_of, object_of, printable
+from services.router.api import RouterError, cause_of, json_of, model_of, printable
+from services.router.auth import caller_of
+from services.router.core.reports import SignalQuota
 from services.router.core.step import Reject
 from services.router.dispatch import Dispatcher
+from services.router.intake import Intake
 from services.router.settings import RouterSettings
 
 SIGNAL_TYPES = ("application/cloudevents+json", "application/cloudevents-batch+json", "application/json")
 SIGNAL_LIMIT = 1000
 """Signals in one call."""
+SIGNAL_BYTES = 512 * 1024
+"""Largest body of one call."""
+SIGNALS_PER_STEP = 20
+"""Other calls go on after so many."""
+WAKE_BYTES = 64 * 1024
 MOST_REQUESTS = 1_000_000_000
-"""Largest count in one signal; a higher one is a mistake, and an unbounded integer cannot become a float."""
+"""Largest count in one signal; a higher one is a mistake. What counts of it: ``kybernate.messages.signals``."""
 
 
 class SignalData(BaseModel):
@@ -48,13 +57,17 @@ class SignalData(BaseModel):
 class GatewayApi:
     """The handlers of the three routes."""
 
-    def __init__(self, settings: RouterSettings, clock: Clock, bus: Bus, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, settings: RouterSettings, clock: Clock, bus: Bus, dispatcher: Dispatcher, intake: Intake
+    ) -> None:
         self._settings, self._clock, self._bus, self._dispatcher = settings, clock, bus, dispatcher
+        self._intake = intake
+        self._quota = SignalQuota(settings.signals_per_second, SIGNAL_LIMIT, settings.signal_sources)
         self._seq = 0
 
     async def hold(self, request: web.Request) -> web.StreamResponse:
         """Wait until the model is active: 200 with its endpoint, valid for ``valid_ms``; else 404, 429 or 503."""
-        model = model_of(request.query, "name the model: GET /v1/hold?model=…&timeout=30s")
+        model = model_of(request.query.get("model"), "name the model: GET /v1/hold?model=…&timeout=30s")
         timeout = _duration(request.query.get("timeout"))
         ticket = self._dispatcher.arrive(model, cause_of(request), kind="permit", hold_seconds=timeout)
         try:
@@ -80,7 +93,8 @@ class GatewayApi:
 
     async def wake(self, request: web.Request) -> web.StreamResponse:
         """Request the activation of a model: 202, or 200 if it is active already."""
-        model = model_of(object_of(await body_of(request)))
+        with self._intake.body(request, WAKE_BYTES) as received:
+            model = model_of((await received.fields(await received.read())).model)
         cause = cause_of(request)
         ticket = self._dispatcher.arrive(
             model, cause, kind="wake", hold_seconds=self._clock.to_wall(self._settings.wake_seconds)
@@ -97,14 +111,23 @@ class GatewayApi:
         if request.content_type not in SIGNAL_TYPES:
             text = f"content type {request.content_type}: send application/cloudevents+json or application/json"
             raise RouterError(415, "unsupported_content_type", text)
-        parsed: Any = json_of(await body_of(request))
+        with self._intake.body(request, SIGNAL_BYTES) as received:
+            parsed: Any = json_of(await received.read())
         items = parsed if isinstance(parsed, list) else [parsed]
         if len(items) > SIGNAL_LIMIT:
             raise RouterError(413, "too_many_signals", f"{len(items)} signals in one call; at most {SIGNAL_LIMIT}")
+        caller = caller_of(request) or f"address {request.remote}"
+        wait = self._quota.take(caller, len(items), time.monotonic())
+        if wait is not None:
+            self._intake.rejected("signal_rate")
+            text = f"more than {self._settings.signals_per_second:g} signals per second (KYB_SIGNALS_PER_SECOND)"
+            raise RouterError(429, "too_many_signals", f"{text}; try again in {wait} s", wait)
         errors: list[dict[str, Any]] = []
         for index, item in enumerate(items):
             try:
-                await self._bus.publish(self._signal(item))
+                await self._bus.publish(self._signal(item, caller))
+                if index % SIGNALS_PER_STEP == SIGNALS_PER_STEP - 1:
+                    await asyncio.sleep(0)
             except RouterError as error:
                 if not isinstance(parsed, list):
                     raise
@@ -115,7 +138,7 @@ class GatewayApi:
         status = 202 if not errors else 207 if accepted else int(errors[0]["status"])
         return web.json_response({"accepted": accepted, "errors": errors}, status=status)
 
-    def _signal(self, item: Any) -> TrafficSignal:
+    def _signal(self, item: Any, caller: str) -> TrafficSignal:
         if not isinstance(item, dict) or not isinstance(item.get("data"), dict):
             raise RouterError(
                 400, "invalid_signal", 'a signal is a CloudEvent: {"specversion", "id", "source", "data": {…}}'
@@ -130,6 +153,11 @@ class GatewayApi:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
             raise RouterError(400, "invalid_signal", f"data.{place}: {first['msg']}") from error
+        ttl = data.ttl_seconds or self._settings.signal_ttl_seconds
+        if not self._quota.admits(caller, source, time.monotonic(), ttl):
+            self._intake.rejected("signal_sources")
+            text = f"signals of this caller name {self._settings.signal_sources} sources already (KYB_SIGNAL_SOURCES)"
+            raise RouterError(429, "too_many_sources", f"{text}; try again when some have expired", 1)
         oldest = data.oldest_wait_seconds
         if oldest is None and data.oldest_wait_ms is not None:
             oldest = data.oldest_wait_ms / 1000
@@ -146,7 +174,7 @@ class GatewayApi:
             window_seconds=data.window_seconds or (data.window_ms or 1000.0) / 1000,
             oldest_wait_seconds=oldest,
             seq=self._seq,
-            ttl_seconds=data.ttl_seconds or self._settings.signal_ttl_seconds,
+            ttl_seconds=ttl,
         )
 
     def _seat(self, data: SignalData) -> str | None:

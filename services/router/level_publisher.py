@@ -11,6 +11,7 @@ from typing import Any
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
+from services.router.core.reports import level_of
 from services.router.core.traffic import Traffic
 
 Key = tuple[str, str | None]
@@ -62,7 +63,7 @@ class LevelPublisher:
     async def _publish(self, key: Key) -> None:
         now = time.monotonic()
         model, seat_key = key
-        level = self._traffic.level(model, seat_key, now)
+        level = level_of(self._traffic.table, model, seat_key, now)
         before, at = self._published.get(key, (0, now - REPEAT_SECONDS))
         counters: dict[str, Any] = {}
         if level.seat is not None:

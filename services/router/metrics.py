@@ -19,8 +19,11 @@ class Metrics(Collector):
         held: Callable[[], Iterable[tuple[str, int]]],
         in_flight: Callable[[], int],
         connected: Callable[[], bool] = lambda: True,
+        body_bytes: Callable[[], int] = lambda: 0,
+        connections: Callable[[], int] = lambda: 0,
     ) -> None:
         self._held, self._in_flight, self._connected = held, in_flight, connected
+        self._body_bytes, self._connections = body_bytes, connections
         registry.register(self)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -33,6 +36,8 @@ class Metrics(Collector):
         text = "Calls that failed at an engine before the first byte and were routed again"
         self.retries = counter("kybernate_router_retries", text)
         self.cuts = counter("kybernate_router_cuts", "Calls cut because their seat lost its VRAM", "code")
+        text = "Requests and connections that were rejected to protect the router and its engines"
+        self.rejections = counter("kybernate_router_rejections", text, "reason")
         self.switches = counter("kybernate_router_switches_seen", "Activations that this router received as events")
         self.disconnects = counter("kybernate_nats_disconnects", "Losses of the bus")
         self.hold_seconds = histogram("kybernate_router_hold_seconds", "Wait of requests that were held", _SWITCH)
@@ -54,5 +59,10 @@ class Metrics(Collector):
         yield held
         text = "Requests that an engine answers now"
         yield GaugeMetricFamily("kybernate_router_in_flight_requests", text, value=self._in_flight())
+        text = "Request bodies in memory, from their first byte until they are answered"
+        yield GaugeMetricFamily("kybernate_router_body_bytes", text, value=self._body_bytes())
+        yield GaugeMetricFamily(
+            "kybernate_router_connections", "Open connections of callers", value=self._connections()
+        )
         text = "1 while connected to NATS"
         yield GaugeMetricFamily("kybernate_router_nats_connected", text, value=float(self._connected()))

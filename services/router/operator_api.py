@@ -1,6 +1,7 @@
-"""The operator's API: state of the cluster, seat events as a stream, and commands to the managers.
+"""The operator's API: state of the cluster, events as a stream, and commands to the managers.
 
-Every command is published as an audit record.
+Every command is published as an audit record. A command that begins an operation has a name (``op``); the same name
+again answers how far that operation is.
 """
 
 import asyncio
@@ -19,20 +20,43 @@ from kybernate.messages import (
     AuditRecord,
     Command,
     CommandReply,
+    DrainNode,
     GpuHealthChanged,
+    MigrateSeat,
+    OrderChanged,
+    OrderCommand,
     ParkSeat,
     PinSeat,
+    ResumeNode,
+    SeatCommand,
     SeatEvent,
     UnpinSeat,
 )
 from kybernate.roster import SeatRecord
-from services.router.api import RouterError, cause_of
+from services.router.api import RouterError, cause_of, json_of, printable
 from services.router.auth import caller_of
-from services.router.core.reports import Loads, SeatNameError, by_model, model_state, overview, resolve
+from services.router.core.reports import (
+    Loads,
+    SeatNameError,
+    by_model,
+    model_state,
+    node_of,
+    overview,
+    resolve,
+    resolve_group,
+)
 from services.router.core.traffic import Traffic
+from services.router.intake import Intake
 from services.router.roster_sync import GpuInventory
 
-VERBS: Mapping[str, type[Command]] = {"activate": ActivateSeat, "park": ParkSeat, "pin": PinSeat, "unpin": UnpinSeat}
+VERBS: Mapping[str, type[SeatCommand]] = {
+    "activate": ActivateSeat,
+    "park": ParkSeat,
+    "pin": PinSeat,
+    "unpin": UnpinSeat,
+}
+SCOPE_VERBS: Mapping[str, type[DrainNode | ResumeNode]] = {"drain": DrainNode, "resume": ResumeNode}
+COMMAND_BYTES = 64 * 1024
 COMMAND_TIMEOUT_SECONDS = 3.0
 WHY_TIMEOUT_SECONDS = 3.0
 RECENT_EVENTS = 1024
@@ -41,16 +65,23 @@ BACKLOG = 1024
 """Events that may wait for one reader; a slower reader is disconnected and can resume with its Last-Event-ID."""
 KEEP_ALIVE_SECONDS = 15.0
 
-Event = SeatEvent | GpuHealthChanged
+Event = SeatEvent | GpuHealthChanged | OrderChanged
 
 
 class OperatorApi:
     """``/v1/seats``, ``GET /v1/why`` and ``GET /v1/models``."""
 
     def __init__(
-        self, bus: Bus, traffic: Traffic, loads: Loads, inventory: GpuInventory, http: aiohttp.ClientSession
+        self,
+        bus: Bus,
+        traffic: Traffic,
+        loads: Loads,
+        inventory: GpuInventory,
+        http: aiohttp.ClientSession,
+        intake: Intake,
     ) -> None:
         self._bus, self._traffic, self._loads, self._inventory, self._http = bus, traffic, loads, inventory, http
+        self._intake = intake
 
     async def seats(self, _: web.Request) -> web.StreamResponse:
         """Return all seats, models and nodes with their present load."""
@@ -87,40 +118,103 @@ class OperatorApi:
 
     async def command(self, request: web.Request) -> web.StreamResponse:
         """Send activate, park, pin or unpin to the seat's manager: 202 accepted, 409 refused, 503 no manager."""
-        verb, name = request.match_info["verb"], request.match_info["seat"]
-        try:
-            record = resolve(name, self._records())
-        except SeatNameError as error:
-            status, code = (409, "ambiguous_name") if error.candidates else (404, "seat_not_found")
-            raise RouterError(status, code, str(error)) from error
-        actor = caller_of(request) or "operator"
-        command = VERBS[verb](cause=cause_of(request), node=record.node, seat=record.seat, actor=actor)
-        try:
-            reply = await self._bus.request(command, CommandReply, timeout=COMMAND_TIMEOUT_SECONDS)
-        except BusError as error:
-            await self._audit(command, verb, False, str(error), request)
-            code = "bus_down" if isinstance(error, BusDownError) else "manager_unanswered"
-            text = f"the manager of node {record.node} did not answer: {error}; it may have received the command or not"
-            raise RouterError(503, code, text, 2) from error
-        await self._audit(command, verb, reply.accepted, reply.reason, request)
-        if not reply.accepted:
-            why = reply.reason or reply.code
-            text = why if record.seat in why else f"seat {record.seat}: {why}"
-            raise RouterError(409, reply.code or "refused", text)
+        verb, record = request.match_info["verb"], self._record(request)
+        command = VERBS[verb](node=record.node, seat=record.seat, **_caller(request))
+        reply = await self._send(command, verb, record.seat, request)
         body = {"accepted": True, "op": reply.op, "epoch": reply.epoch, "node": record.node, "seat": record.seat}
         body |= {"model": record.model, "cause": command.cause, "reason": reply.reason}
         return web.json_response(body, status=202)
 
-    def _records(self) -> list[SeatRecord]:
-        return [upstream.record for upstream in self._traffic.upstreams.values()]
+    async def migrate(self, request: web.Request) -> web.StreamResponse:
+        """Begin to move a seat to another group, or answer how far the move of this name is."""
+        record, given = self._record(request), await self._order_of(request, "to")
+        to = given.pop("to", "")
+        if not to:
+            raise RouterError(400, "group_missing", 'name the group that the seat moves to: {"to": "G1"}')
+        to = str(to).removeprefix("group/").removeprefix(f"{record.node}/")
+        command = MigrateSeat(node=record.node, seat=record.seat, to=to, **given, **_caller(request))
+        return await self._order(command, "migrate", record.seat, request, {"seat": record.seat, "model": record.model})
 
-    async def _audit(self, command: Command, verb: str, accepted: bool, reason: str, request: web.Request) -> None:
+    async def group(self, request: web.Request) -> web.StreamResponse:
+        """Begin to drain a group, or resume it, or answer how far the operation of this name is."""
+        try:
+            node, group = resolve_group(request.match_info["group"], self._records())
+        except SeatNameError as error:
+            raise _unresolved(error, "group_not_found") from error
+        return await self._scope(node, group, request)
+
+    async def node(self, request: web.Request) -> web.StreamResponse:
+        """Begin to drain a node, or resume it, or answer how far the operation of this name is."""
+        return await self._scope(node_of(request.match_info["node"]), "", request)
+
+    async def _scope(self, node: str, group: str, request: web.Request) -> web.StreamResponse:
+        verb = request.match_info["verb"]
+        given = await self._order_of(request, *(("purpose",) if verb == "drain" else ()))
+        if given.get("purpose", "maintenance") not in ("maintenance", "upgrade"):
+            raise RouterError(400, "purpose_unknown", "a drain is for maintenance or for upgrade")
+        command = SCOPE_VERBS[verb](node=node, group=group, **given, **_caller(request))
+        return await self._order(command, verb, "", request, {"group": group})
+
+    async def _order(
+        self, command: OrderCommand, verb: str, seat: str, request: web.Request, facts: dict[str, str]
+    ) -> web.StreamResponse:
+        reply = await self._send(command, verb, seat, request)
+        body: dict[str, Any] = {"accepted": True, "op": reply.op, "node": command.node, **facts, "cause": command.cause}
+        body |= {"repeated": reply.repeated, "dry_run": command.dry_run, "plan": list(reply.plan)}
+        body["operation"] = reply.order.model_dump(mode="json") if reply.order is not None else None
+        return web.json_response(body, status=202)
+
+    def _record(self, request: web.Request) -> SeatRecord:
+        """The seat that a request names. Raises RouterError."""
+        try:
+            return resolve(request.match_info["seat"], self._records())
+        except SeatNameError as error:
+            raise _unresolved(error, "seat_not_found") from error
+
+    async def _send(self, command: Command, verb: str, seat: str, request: web.Request) -> CommandReply:
+        """Send a command with its audit record; what changes nothing has none. Raises RouterError."""
+        try:
+            reply = await self._bus.request(command, CommandReply, timeout=COMMAND_TIMEOUT_SECONDS)
+        except BusError as error:
+            await self._audit(command, verb, seat, False, str(error), request)
+            code = "bus_down" if isinstance(error, BusDownError) else "manager_unanswered"
+            text = (
+                f"the manager of node {command.node} did not answer: {error}; it may have received the command or not"
+            )
+            raise RouterError(503, code, text, 2) from error
+        if not (reply.repeated or (isinstance(command, OrderCommand) and command.dry_run)):
+            await self._audit(command, verb, seat, reply.accepted, reply.reason, request)
+        if not reply.accepted:
+            why = reply.reason or reply.code
+            text = why if seat in why else f"seat {seat}: {why}"
+            raise RouterError(409, reply.code or "refused", text)
+        return reply
+
+    async def _order_of(self, request: web.Request, *more: str) -> dict[str, Any]:
+        """The fields of a command that begins an operation. Raises RouterError 400 for any other one."""
+        with self._intake.body(request, COMMAND_BYTES) as received:
+            body = await received.read()
+        parsed = json_of(body) if body.strip() else {}
+        if not isinstance(parsed, dict):
+            raise RouterError(400, "invalid_json", f"the body must be a JSON object, not {type(parsed).__name__}")
+        known = {"op": str, "dry_run": bool, **dict.fromkeys(more, str)}
+        for name, value in parsed.items():
+            if name not in known or not isinstance(value, known[name]) or (name == "op" and not printable(str(value))):
+                raise RouterError(400, "invalid_field", f"{name}: {value!r} cannot be used; known: {', '.join(known)}")
+        return parsed
+
+    def _records(self) -> list[SeatRecord]:
+        return [upstream.record for upstream in self._traffic.table.upstreams.values()]
+
+    async def _audit(
+        self, command: Command, verb: str, seat: str, accepted: bool, reason: str, request: web.Request
+    ) -> None:
         record = AuditRecord(
             cause=command.cause,
             actor=command.actor,
             verb=verb,
             node=command.node,
-            seat=command.seat,
+            seat=seat,
             accepted=accepted,
             reason=reason,
             remote=request.remote or "",
@@ -130,6 +224,15 @@ class OperatorApi:
             await self._bus.publish(record)
         except BusError as error:
             get_logger().warning("audit.publish_failed", cause=command.cause, error=str(error))
+
+
+def _caller(request: web.Request) -> dict[str, Any]:
+    return {"cause": cause_of(request), "actor": caller_of(request) or "operator"}
+
+
+def _unresolved(error: SeatNameError, missing: str) -> RouterError:
+    status, code = (409, "ambiguous_name") if error.candidates else (404, missing)
+    return RouterError(status, code, str(error))
 
 
 def _row(name: str, records: list[SeatRecord]) -> dict[str, object]:

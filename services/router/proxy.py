@@ -12,8 +12,9 @@ from aiohttp.payload import Payload
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from services.router.api import CallerResponse, RouterError, is_stream
-from services.router.auth import HEADER, withheld
+from kybernate.logs import get_logger
+from services.router.api import LONGEST_NAME, CallerResponse, RouterError, is_stream
+from services.router.auth import withheld
 from services.router.core.step import Forward
 from services.router.dispatch import CallTicket, SeatCutError
 
@@ -22,7 +23,7 @@ HOP_BY_HOP = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
     "te", "trailer", "trailers", "transfer-encoding", "upgrade",
 })  # fmt: skip
-_NOT_SENT = HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect", "x-request-id", HEADER.lower()}
+_NOT_SENT = HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect", "x-request-id"}
 """The body was read and, if it was compressed, decompressed; its length and encoding are set anew."""
 WHOLE_BYTES = 256 * 1024
 """A response of known length up to this is read completely before it is sent, so that the call can be repeated."""
@@ -134,11 +135,46 @@ class CallTimes:
     first_byte_at: float | None = None
 
 
+class EngineClock:
+    """Cuts a call whose engine is silent for too long, unless the seat is frozen. Wall seconds."""
+
+    def __init__(self, ticket: CallTicket, first_byte_seconds: float, silence_seconds: float) -> None:
+        self._ticket, self._seconds, self._silence_seconds = ticket, first_byte_seconds, silence_seconds
+        self._loop = asyncio.get_running_loop()
+        self._received_at = self._loop.time()
+        self._timer = self._loop.call_later(first_byte_seconds, self._ring)
+        self.frozen: Callable[[], bool] = lambda: False
+
+    def received(self) -> None:
+        """The engine has sent a piece of its answer."""
+        self._received_at = self._loop.time()
+        if self._seconds != self._silence_seconds:
+            self._seconds = self._silence_seconds
+            self.stop()
+            self._timer = self._loop.call_later(self._seconds, self._ring)
+
+    def stop(self) -> None:
+        """End the clock."""
+        self._timer.cancel()
+
+    def _ring(self) -> None:
+        now = self._loop.time()
+        if self.frozen():
+            self._received_at = now
+        if now >= self._received_at + self._seconds:
+            self._ticket.cut("engine_silent")
+        else:
+            self._timer = self._loop.call_at(self._received_at + self._seconds, self._ring)
+
+
 def passed(headers: CIMultiDictProxy[str], without: frozenset[str]) -> CIMultiDict[str]:
-    """Return the headers to pass on: all except ``without`` and those of this connection."""
+    """Return the headers to pass on: all except ``without``, those of this connection, and Kybernate's own."""
     listed = headers.getall("Connection", ())
     drop = without.union(name.strip().lower() for value in listed for name in value.split(","))
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in drop)
+    pairs = ((name, value, name.lower()) for name, value in headers.items())
+    return CIMultiDict(
+        (name, value) for name, value, lower in pairs if lower not in drop and not lower.startswith("x-kyb-")
+    )
 
 
 async def forward(
@@ -150,6 +186,7 @@ async def forward(
     response: CallerResponse,
     more: Callable[[CallTimes], Mapping[str, str]],
     times: CallTimes,
+    clock: EngineClock,
 ) -> web.StreamResponse:
     """Send the call to the engine and its response to the caller; ``more`` returns headers when the response begins.
 
@@ -164,7 +201,9 @@ async def forward(
                 pool, request, URL(to.endpoint + request.rel_url.raw_path_qs, encoded=True), headers, body, times
             )
             try:
-                return await _through(reply, response, more, times)
+                if not 200 <= reply.status < 600:
+                    raise UpstreamRefusedError(f"it answered with status {reply.status}", stale=False)
+                return await _through(reply, response, more, times, clock)
             finally:
                 reply.close()  # closes the connection unless the response was read completely
     except (SeatCutError, aiohttp.ClientError, OSError) as error:
@@ -173,9 +212,10 @@ async def forward(
                 raise
             stale = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
             stale = stale and not isinstance(error, aiohttp.ClientConnectorError)
-            raise UpstreamRefusedError(repr(error), stale=stale) from error
+            raise UpstreamRefusedError(_what(error), stale=stale) from error
         raise _broken(to, error) from error
     finally:
+        clock.stop()
         pools.give_back(pool)
 
 
@@ -194,6 +234,7 @@ async def _through(
     response: CallerResponse,
     more: Callable[[CallTimes], Mapping[str, str]],
     times: CallTimes,
+    clock: EngineClock,
 ) -> web.StreamResponse:
     headers = passed(reply.headers, HOP_BY_HOP)
     length = reply.content_length
@@ -208,9 +249,10 @@ async def _through(
     times.first_byte_at = time.time()
     headers.update(more(times))
     await response.begin(reply.status, headers, sse=is_stream(reply.headers.get("Content-Type", "")))
-    write, read = response.write, content.readany
+    write, read, received = response.write, content.readany, clock.received
     while chunk:
         await write(chunk)
+        received()
         chunk = await read()
     return await response.end()
 
@@ -220,4 +262,20 @@ def _broken(to: Forward, error: Exception) -> RouterError:
         return RouterError(
             503, "seat_evicted", f"seat {to.seat} was parked before the answer was complete; try again", 1
         )
-    return RouterError(503, "upstream_failed", f"the engine of seat {to.seat} broke off: {error!r}; try again", 1)
+    get_logger().info("engine.broke_off", seat=to.seat, error=repr(error)[:LONGEST_NAME])
+    return RouterError(503, "upstream_failed", f"the engine of seat {to.seat} broke off: {_what(error)}; try again", 1)
+
+
+_FAILURES: tuple[tuple[type[Exception], str], ...] = (
+    (SeatCutError, "it was silent for too long"),
+    (aiohttp.ServerTimeoutError, "it accepted no connection in time"),
+    (aiohttp.ClientConnectorError, "it refused the connection"),
+    (aiohttp.ServerDisconnectedError, "it closed the connection"),
+    (aiohttp.ClientPayloadError, "it ended in the middle of its answer"),
+    (aiohttp.ClientResponseError, "its answer is not valid HTTP"),
+)
+
+
+def _what(error: Exception) -> str:
+    """Say what failed, without words of the engine, which are not for callers."""
+    return next((text for kind, text in _FAILURES if isinstance(error, kind)), "the connection failed")

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from kybernate.bus.port import Bus, BusError, Entry
 from kybernate.health import PRESENCE_SECONDS
 from kybernate.logs import OnceLogger, get_logger
-from kybernate.messages import GpuHealthChanged, Presence, SeatEvent, TrafficSignal
+from kybernate.messages import GpuHealthChanged, OrderChanged, Presence, SeatEvent, TrafficSignal
 from kybernate.roster import BUCKET, INVENTORY_BUCKET, GpuRecord, SeatRecord
 from services.router.core.step import BusLost, PresenceConfirmed, RosterRead, SeatMissing
 from services.router.dispatch import Dispatcher
@@ -51,7 +51,7 @@ class RosterSync:
         self._wanted.set()
         self._listening = asyncio.Event()
         self._revisions: dict[str, int] = {}
-        self.on_event: Callable[[SeatEvent | GpuHealthChanged], None] = lambda _: None
+        self.on_event: Callable[[SeatEvent | GpuHealthChanged | OrderChanged], None] = lambda _: None
         self.on_signal: Callable[[TrafficSignal], None] = lambda _: None
         self.on_loss: Callable[[], None] = lambda: None
         bus.on_change(self._connection_changed)
@@ -91,14 +91,14 @@ class RosterSync:
 
     async def listen(self) -> None:
         """Take events, which arrive before the roster's rows, and the traffic levels of all sources."""
-        patterns = SeatEvent.pattern(), GpuHealthChanged.pattern(), TrafficSignal.pattern()
+        patterns = SeatEvent.pattern(), GpuHealthChanged.pattern(), OrderChanged.pattern(), TrafficSignal.pattern()
         async with self._bus.subscribe(*patterns) as messages:
             self._listening.set()
             async for message in messages:
                 if isinstance(message, SeatEvent):
                     self._dispatcher.feed(message)
                     self.on_event(message)
-                elif isinstance(message, GpuHealthChanged):
+                elif isinstance(message, GpuHealthChanged | OrderChanged):
                     self.on_event(message)
                 elif isinstance(message, TrafficSignal):
                     self.on_signal(message)

@@ -1,29 +1,34 @@
 """One router, put together: its parts, its jobs, and which route goes where. Only ``/v1/*`` is ever forwarded."""
 
+import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, NoReturn
 
 import aiohttp
 from aiohttp import web
 
-from kybernate.bus.port import Bus
+from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.logs import get_logger
 from kybernate.messages import Presence, SeatActivated
 from kybernate.seat import COMING
-from services.router.api import RouterError
+from services.router.api import RouterError, engine_paths
 from services.router.auth import open_auth
 from services.router.calls import Calls
 from services.router.core.admission import Limits
+from services.router.core.body import BodyMemory
 from services.router.core.managers import RouterIdentity
 from services.router.core.reports import Loads
 from services.router.core.traffic import Traffic
 from services.router.dispatch import Dispatcher
+from services.router.front import VERSION, ApiServer, ConnectionLimits
 from services.router.gateways import GatewayApi
+from services.router.intake import Intake, expect_later
 from services.router.level_publisher import LevelPublisher
 from services.router.metrics import Metrics
 from services.router.operator_api import VERBS, Event, EventLog, OperatorApi
@@ -31,6 +36,11 @@ from services.router.proxy import ConnectionPools
 from services.router.roster_sync import GpuInventory, RosterSync
 from services.router.settings import RouterSettings
 
+FORGET_SECONDS = 10.0
+"""Interval at which expired levels are forgotten."""
+
+LEAVE_SECONDS = 0.5
+"""Wall: how long a router that stops waits for the end of calls that it has cancelled."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -45,7 +55,7 @@ class RunningRouter:
         limits = Limits(
             hold_seconds=clock.to_wall(settings.hold_seconds),
             queue_limit=settings.queue_limit,
-            held_bytes=settings.held_bytes,
+            queue_seconds=settings.queue_seconds,
             permit_seconds=settings.permit_seconds,
             speed=settings.speed,
         )
@@ -54,22 +64,28 @@ class RunningRouter:
         self.dispatcher = Dispatcher(traffic, bus, http, self.pools.disconnect)
         self.levels = LevelPublisher(bus, traffic, clock, settings.instance, self._identity.incarnation)
         self.dispatcher.on_level = self.levels.touch
-        self.inventory, self.events, loads = GpuInventory(bus), EventLog(bus), Loads()
-        health = self._health()
+        self.inventory, self.events, self.loads = GpuInventory(bus), EventLog(bus), Loads()
+        self.health = health = self._health()
+        memory = BodyMemory(settings.held_bytes, settings.caller_bytes)
+        self.connections = ConnectionLimits(settings.connections, settings.address_connections, self._rejected)
         self._metrics = Metrics(
             health.registry,
-            held=lambda: [(model.name, len(model.held)) for model in traffic.models.values()],
-            in_flight=lambda: sum(len(upstream.in_flight) for upstream in traffic.upstreams.values()),
+            held=lambda: [(model.name, len(model.held)) for model in traffic.table.models.values()],
+            in_flight=lambda: sum(len(upstream.in_flight) for upstream in traffic.table.upstreams.values()),
             connected=lambda: bus.connected,
+            body_bytes=lambda: memory.total,
+            connections=lambda: self.connections.open,
         )
         self.sync = RosterSync(bus, self.dispatcher, self._presence)
         self.sync.on_event = self._on_event
-        self.sync.on_signal = lambda signal: loads.add(signal, time.monotonic())
+        self.sync.on_signal = lambda signal: self.loads.add(signal, time.monotonic())
         self.sync.on_loss = self._metrics.disconnects.inc
-        calls = Calls(settings, clock, self.dispatcher, self.pools, self._metrics)
-        gateways = GatewayApi(settings, clock, bus, self.dispatcher)
-        operator = OperatorApi(bus, traffic, loads, self.inventory, http)
-        self.app = self._application(health, calls, gateways, operator)
+        intake = Intake(memory, settings.body_seconds, self._rejected)
+        paths = engine_paths(settings.api_families, settings.engine_paths)
+        calls = Calls(settings, clock, self.dispatcher, self.pools, self._metrics, intake, paths)
+        gateways = GatewayApi(settings, clock, bus, self.dispatcher, intake)
+        operator = OperatorApi(bus, traffic, self.loads, self.inventory, http, intake)
+        self.app = self._application(calls, gateways, operator)
 
     def jobs(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return the jobs that run until the router ends, by name."""
@@ -81,9 +97,36 @@ class RunningRouter:
             "levels": self.levels.run(),
             "acks": self.dispatcher.run(),
             "inventory": self.inventory.watch(),
+            "loads": self._forget_loads(),
             "keys": self.guard.watch(),
             **({"certificate": self.certificate.watch()} if self.certificate is not None else {}),
         }
+
+    def _rejected(self, reason: str) -> None:
+        self._metrics.rejections.labels(reason).inc()
+
+    async def _forget_loads(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(FORGET_SECONDS)
+            self.loads.forget(time.monotonic())
+
+    async def leave(self) -> None:
+        """Announce that this router forwards nothing any more, once it is closed: no drain then waits until its
+        presence expires. Cancelled calls end within moments. Gateways may still use its permits for as long as those
+        are valid; a call that does not end leaves it to the expiry."""
+        until = time.monotonic() + LEAVE_SECONDS
+        while (kinds := self._kinds_in_flight()) - {"permit"}:
+            if time.monotonic() > until:
+                return
+            await asyncio.sleep(0.01)
+        if kinds:
+            await asyncio.sleep(self._settings.permit_seconds)
+        with contextlib.suppress(BusError):
+            await self._bus.publish(self._presence().model_copy(update={"leaving": True}))
+
+    def _kinds_in_flight(self) -> set[str]:
+        upstreams = self.traffic.table.upstreams.values()
+        return {call.kind for upstream in upstreams for call in upstream.in_flight.values()}
 
     def _presence(self) -> Presence:
         return Presence(
@@ -105,25 +148,38 @@ class RunningRouter:
         health.registry.register(BusMetrics(cluster=bus))
         return health
 
-    def _application(
-        self, health: Health, calls: Calls, gateways: GatewayApi, operator: OperatorApi
-    ) -> web.Application:
-        """Return the application. Health and metrics need no key."""
-        app, needs = web.Application(client_max_size=self._settings.body_bytes, middlewares=[_errors]), self.guard.needs
+    def _application(self, calls: Calls, gateways: GatewayApi, operator: OperatorApi) -> web.Application:
+        """Return the application. Health needs no key; metrics are here only without a port of their own."""
+        app, needs = web.Application(middlewares=[_errors]), self.guard.needs
         app.on_shutdown.append(self._stop)
+        app.on_response_prepare.append(self._finish)
+        health = self.health.routes()
+        if self._settings.health_port:
+            health = [route for route in health if route.path != "/metrics"]
         app.add_routes(
             [
-                *health.routes(),
+                *health,
                 web.get("/v1/models", needs("infer", "view")(operator.models)),
                 web.get("/v1/models/{model:.+}", needs("infer", "view")(operator.model)),
                 web.get("/v1/hold", needs("infer")(gateways.hold)),
-                web.post("/v1/wake", needs("infer")(gateways.wake)),
-                web.post("/v1/signals", needs("signals")(gateways.signals)),
+                web.post("/v1/wake", needs("infer")(gateways.wake), expect_handler=expect_later),
+                web.post("/v1/signals", needs("signals")(gateways.signals), expect_handler=expect_later),
                 web.get("/v1/events", needs("view")(self.events.handle)),
                 web.get("/v1/seats", needs("view")(operator.seats)),
                 web.get("/v1/why", needs("view")(operator.why)),
                 web.post("/v1/seats/{seat:.+}/{verb:" + "|".join(VERBS) + "}", needs("admin")(operator.command)),
-                web.post("/v1/{path:.+}", needs("infer")(calls.handle)),
+                web.post("/v1/seats/{seat:.+}/migrate", needs("admin")(operator.migrate), expect_handler=expect_later),
+                web.post(
+                    "/v1/groups/{group:.+}/{verb:drain|resume}",
+                    needs("admin")(operator.group),
+                    expect_handler=expect_later,
+                ),
+                web.post(
+                    "/v1/nodes/{node:.+}/{verb:drain|resume}",
+                    needs("admin")(operator.node),
+                    expect_handler=expect_later,
+                ),
+                web.post("/v1/{path:.+}", needs("infer")(calls.handle), expect_handler=expect_later),
             ]
         )
         return app
@@ -132,6 +188,13 @@ class RunningRouter:
         self.events.add(event)
         if isinstance(event, SeatActivated) and event.previous in COMING:
             self._metrics.switches.inc()
+
+    async def _finish(self, _: web.Request, response: web.StreamResponse) -> None:
+        """Tell callers to leave while the router stops, and not which software answers."""
+        response.headers.popall("Server", None)
+        if self.dispatcher.stopping:
+            response.headers["Connection"] = "close"
+            response.force_close()
 
     async def _stop(self, _: web.Application) -> None:
         self.dispatcher.stop()
@@ -145,18 +208,26 @@ async def open_router(settings: RouterSettings, bus: Bus) -> AsyncIterator[Runni
         router = RunningRouter(settings, bus, http)
         tls = router.certificate.context if router.certificate is not None else None
         try:
-            async with HttpServer(router.app, settings.host, settings.port, tls=tls) as server:
-                router.url = server.url
+            async with AsyncExitStack() as ports:
+                api = ApiServer(router.app, settings, router.connections, tls)
+                router.url = (await ports.enter_async_context(api)).url
+                if settings.health_port:
+                    app = web.Application()
+                    app.add_routes(router.health.routes())
+                    await ports.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
                 yield router
         finally:
             await router.dispatcher.close()
             await router.pools.close()
+            await router.leave()
 
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Return errors in OpenAI's shape, also those that aiohttp raises."""
     try:
+        if request.get(VERSION):
+            raise RouterError(505, "http_version", "only HTTP/1.1 and HTTP/1.0 are served here")
         if not {".", ".."}.isdisjoint(request.path.split("/")):
             raise web.HTTPNotFound  # a server before an engine may resolve dots, and /v1/../admin leads out of /v1
         return await handler(request)

@@ -9,9 +9,11 @@ class RouterSettings(Settings):
     """Settings of a router. Durations are wall seconds unless model seconds are named."""
 
     host: str = "127.0.0.1"
-    """Address of the OpenAI API; health and metrics answer on the same port."""
+    """Address of the OpenAI API."""
     port: int = Field(8780, ge=0, le=65535)
     """Port of the OpenAI API; 0 takes a free one."""
+    health_port: int = Field(0, ge=0, le=65535)
+    """Port of /metrics, /healthz and /readyz at KYB_HEALTH_HOST; 0: they are on the port of the API."""
     api_keys_file: OptionalFile = None
     """API keys and their scopes (YAML, kyb router keys); none: every caller may use every route."""
     tls_cert_file: OptionalFile = None
@@ -24,10 +26,34 @@ class RouterSettings(Settings):
     """Model seconds that a request may wait for its model before it gets a 503."""
     queue_limit: int = Field(2000, ge=0)
     """Most requests that wait for one model; further ones get a 429."""
+    queue_seconds: float = Field(5.0, ge=0)
+    """Longest expected wait for a place at an active seat whose engine is full; further requests get a 429."""
     held_bytes: int = Field(256 * 2**20, ge=0)
-    """Most bytes of waiting request bodies over all models; further requests get a 429."""
+    """Most bytes of request bodies in memory, from their first byte until they are answered; more get a 429."""
+    caller_bytes: int = Field(128 * 2**20, ge=0)
+    """Most of these bytes for one API key, or one address where no keys are used."""
     body_bytes: int = Field(32 * 2**20, gt=0)
-    """Largest request body; a larger one gets a 413."""
+    """Largest request body, unpacked; a larger one gets a 413."""
+    caller_requests: int = Field(4096, ge=1)
+    """Most requests of one API key at a time; further ones get a 429."""
+    connections: int = Field(16384, ge=1)
+    """Most open connections; further ones get a 503. The limit of open files can make it less."""
+    address_connections: int = Field(12288, ge=1)
+    """Most open connections of one address; further ones get a 429."""
+    head_seconds: float = Field(15.0, gt=0)
+    """Time for the head of a connection's first request, else 408."""
+    body_seconds: float = Field(30.0, gt=0)
+    """Time for a request body, plus 1 s for each 64 KiB of it, else 408."""
+    idle_seconds: float = Field(75.0, gt=0)
+    """Time until the next request of a kept connection, else it is closed."""
+    first_byte_seconds: float = Field(600.0, gt=0)
+    """Time for the first byte of an engine's answer; then the request is sent once more, then it gets a 504."""
+    silence_seconds: float = Field(120.0, gt=0)
+    """Longest pause within an engine's answer; then the answer is broken off."""
+    api_families: str = "openai,anthropic,rerank"
+    """APIs whose paths are forwarded to engines: openai, anthropic, rerank (also score, classify, pooling)."""
+    engine_paths: str = ""
+    """Further paths that are forwarded to engines, separated by commas, such as /v1/tokenize."""
     permit_seconds: float = Field(2.0, gt=0)
     """Validity of a permit of GET /v1/hold; parking waits until it expires."""
     wake_seconds: float = Field(60.0, gt=0)
@@ -36,3 +62,7 @@ class RouterSettings(Settings):
     """Interval of SSE comments to a waiting stream, which commit a 200; 0: none."""
     signal_ttl_seconds: float = Field(15.0, gt=0)
     """Validity of a signal of POST /v1/signals that names none."""
+    signals_per_second: float = Field(1000.0, gt=0)
+    """Most signals of POST /v1/signals per second and caller, on average; further ones get a 429."""
+    signal_sources: int = Field(500, ge=1)
+    """Most sources that one caller's signals name at a time; further ones get a 429."""

@@ -10,20 +10,20 @@ from kybernate.config_errors import ConfigError
 from kybernate.health import Health, HttpServer
 from kybernate.logs import get_logger
 from kybernate.tls import ServerCertificate
-from services.webhook.core.mutation import MutationOptions, ReviewError, outcome, respond
+from services.webhook.core.mutation import ReviewError, outcome, respond
 from services.webhook.settings import WebhookSettings
 
 REVIEW_BYTES = 8 * 2**20
 """The API server accepts requests of 3 MiB, and a review has the old and the new object."""
 
 
-def application(options: MutationOptions, health: Health) -> web.Application:
+def application(settings: WebhookSettings, health: Health) -> web.Application:
     """Return the application with ``POST /mutate``."""
     reviews = Counter("kybernate_webhook_reviews", "Reviewed pods", ["outcome"], registry=health.registry)
 
     async def mutate(request: web.Request) -> web.Response:
         try:
-            review = respond(await request.json(), options)
+            review = respond(await request.json(), settings)
         except (ValueError, ReviewError) as error:
             return web.json_response({"error": {"message": f"{error}"}}, status=400)
         reviews.labels(outcome(review)).inc()
@@ -38,18 +38,9 @@ def application(options: MutationOptions, health: Health) -> web.Application:
 
 async def serve(settings: WebhookSettings) -> None:
     """Run until stopped. Raises ConfigError, OSError."""
-    options = MutationOptions(
-        image=settings.probe_image,
-        manager_port=settings.manager_port,
-        first_port=settings.probe_port,
-        user=settings.probe_user,
-        memory=settings.probe_memory,
-        prefixes=settings.prefixes,
-    )
     health, certificate = Health(), ServerCertificate(settings.tls_cert_file, settings.tls_key_file)
-    async with HttpServer(
-        application(options, health), settings.host, settings.port, tls=certificate.context
-    ) as server:
+    webhook = application(settings, health)
+    async with HttpServer(webhook, settings.host, settings.port, tls=certificate.context) as server:
         app = web.Application()
         app.add_routes(health.routes())
         async with HttpServer(app, settings.health_host, settings.health_port) as probes:
@@ -64,7 +55,7 @@ def main() -> None:
     try:
         ServerCertificate(settings.tls_cert_file, settings.tls_key_file)
     except ConfigError as error:
-        sys.stderr.write(f"kyb-webhook: {error}; kyb webhook certs makes them\n")
+        sys.stderr.write(f"kyb-webhook: {error}; the chart makes them (docs/webhook.md)\n")
         raise SystemExit(1) from None
     lifecycle.main(lambda: serve(settings))
 

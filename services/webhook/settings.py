@@ -27,6 +27,9 @@ class WebhookSettings(Settings):
     """First port of kyb-probe in a pod; annotation kyb.ai/probe-port overrides it."""
     probe_memory: str = "40Mi"
     """Memory of kyb-probe: request and limit."""
+    stop_hook: bool = False
+    """Let engines be checkpointed before kubelet signals them (preStop): for nodes with driver 595 and the open kernel
+    module, where the end of a once restored process can hang the machine."""
     manager_port: int = Field(9471, ge=0, le=65535)
     """Port of the GPU managers on their hosts; 0: none, so kyb-probe cannot distinguish parked engines from others."""
     resource_prefixes: str = "kyb.ai/"

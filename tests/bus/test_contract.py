@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.bus.port import BusDownError, Entry, NoAnswerError, NotSetUpError, WrongRevisionError
+from kybernate.bus.port import BusDownError, Entry, NoAnswerError, NotSetUpError
 from kybernate.envelope import Message
 from kybernate.messages import (
     ActivateSeat,
@@ -220,7 +220,7 @@ async def test_nothing_is_sent_later_after_an_outage(world: World) -> None:
             sender.request(ActivateSeat(cause="x", node="n1", seat="s1"), CommandReply, timeout=1),
             sender.flush(),
             bucket.put("n1.s1", b"during"),
-            bucket.get("n1.s1"),
+            bucket.entries("n1.s1"),
             sender.bucket(SEATS),
         ):
             with pytest.raises(BusDownError):
@@ -232,9 +232,7 @@ async def test_nothing_is_sent_later_after_an_outage(world: World) -> None:
         (message,) = await take(got, 1)
         assert isinstance(message, SeatActivated)
         assert message.epoch == 2
-        entry = await bucket.get("n1.s1")
-        assert entry is not None
-        assert entry.value == b"before"
+        assert [entry.value for entry in await bucket.entries("n1.s1")] == [b"before"]
         await until(
             lambda: changes == [False, True], what="the client reports that it is away and back", saw=lambda: changes
         )
@@ -279,46 +277,16 @@ async def test_what_was_entered_during_an_outage_is_in_force_after_it(world: Wor
 async def test_a_bucket_keeps_the_last_value_of_each_key(world: World) -> None:
     async with world.client() as bus:
         bucket = await bus.bucket(SEATS)
-        assert await bucket.get("n1.s1") is None
+        assert await bucket.entries("n1.s1") == []
         first = await bucket.put("n1.s1", b"1")
         second = await bucket.put("n1.s1", b"2")
         await bucket.put("n10.s1", b"other")
         assert second > first
-        assert await bucket.get("n1.s1") == Entry("n1.s1", b"2", second)
         assert [e.key for e in await bucket.entries()] == ["n1.s1", "n10.s1"]
         assert await bucket.entries("n1.") == [Entry("n1.s1", b"2", second)]
         assert len(await bucket.entries("n1")) == 2
         await bucket.delete("n1.s1")
-        assert await bucket.get("n1.s1") is None
         assert await bucket.entries("n1.") == []
-
-
-async def test_compare_and_set_refuses_a_writer_that_does_not_know_the_present_revision(world: World) -> None:
-    async with world.client() as bus:
-        bucket = await bus.bucket(SEATS)
-        first = await bucket.update("n1.s1", b"1", revision=0)
-        with pytest.raises(WrongRevisionError):
-            await bucket.update("n1.s1", b"x", revision=0)
-        second = await bucket.update("n1.s1", b"2", revision=first)
-        with pytest.raises(WrongRevisionError):
-            await bucket.update("n1.s1", b"x", revision=first)
-        with pytest.raises(WrongRevisionError):
-            await bucket.update("n1.s2", b"x", revision=second)
-        assert await bucket.get("n1.s1") == Entry("n1.s1", b"2", second)
-        await bucket.delete("n1.s1")
-        with pytest.raises(WrongRevisionError):
-            await bucket.update("n1.s1", b"x", revision=second)
-        assert await bucket.update("n1.s1", b"again", revision=0) > second
-
-
-async def test_of_two_writers_with_the_same_knowledge_one_wins(world: World) -> None:
-    async with world.client() as one, world.client() as other:
-        buckets = [await bus.bucket(SEATS) for bus in (one, other)]
-        revision = await buckets[0].put("n1.s1", b"0")
-        outcomes = await asyncio.gather(
-            *(bucket.update("n1.s1", b"mine", revision=revision) for bucket in buckets), return_exceptions=True
-        )
-    assert {type(outcome) for outcome in outcomes} == {int, WrongRevisionError}
 
 
 async def test_a_watch_gives_the_present_then_none_then_changes(world: World) -> None:

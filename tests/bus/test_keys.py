@@ -1,7 +1,8 @@
-"""``kyb bus keys`` and ``config``: made once, kept, rotated one by one; as files and as Secrets."""
+"""``kyb bus keys``: made once, kept, rotated one by one; as files and as Secrets."""
 
 import asyncio
 import base64
+import re
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from kybernate.bus.credentials import public_key
 from kybernate.bus.keys import KeysError, complete, write
 from kybernate.bus.rights import ROLES, Place, Role
+from kybernate.bus.server_config import AUTH_FILES
 from kybernate.cli import main
 from kybernate.dev.nats_server import find_server
 from tests.bus.api_server import ApiServer, api_server
@@ -86,10 +88,6 @@ def test_what_is_no_seed_is_not_overwritten(tmp_path: Path) -> None:
         (("keys", "--out", "x", "--rotate", "rooter"), "there is no role 'rooter'; there are router"),
         (("keys", "--node-secret", "y", "--rotate", "router"), "none of the named Secrets has this role"),
         (("keys", "--secret", "y"), "works in a pod only"),
-        (("config", "--cert", "x"), "--cert and --key belong together"),
-        (("config", "--cert", "x", "--key", "y", "--verify"), "name with --ca"),
-        (("config", "--cert", "x", "--key", "y", "--route", "a:6222"), "name with --ca"),
-        (("config", "--store-bytes", "lots"), "--store-bytes lots: 'lots' is not a size"),
     ],
 )
 async def test_wrong_usage_is_named(kyb: Kyb, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], why: str) -> None:
@@ -98,35 +96,17 @@ async def test_wrong_usage_is_named(kyb: Kyb, monkeypatch: pytest.MonkeyPatch, a
     assert (code, why in printed) == (2, True), printed
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        (),
-        ("--auth", "auth.conf"),
-        ("--auth", "auth.conf", "--monitoring", "127.0.0.1:8222", "--store-bytes", "10GiB"),
-        ("--auth", "auth.conf", "--cert", "server.crt", "--key", "server.key"),
-        ("--auth", "auth.conf", "--cert", "server.crt", "--key", "server.key", "--ca", "ca.crt", "--verify"),
-        ("--cert", "server.crt", "--key", "server.key", "--ca", "ca.crt", "--route", "a:6222"),
-        ("--name", "$POD_NAME", "--route", "a:6222", "--route", "b:6222", "--route", "c:6222"),
-        ("--node", "--auth", "node-auth.conf"),
-        ("--auth", "one-auth.conf"),
-    ],
-)
-async def test_the_server_takes_its_configuration(
-    pki: Path, kyb: Kyb, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
-) -> None:
-    monkeypatch.setenv("POD_NAME", "kyb-nats-0")
+@pytest.mark.parametrize("place", [Place.CLUSTER, Place.NODE])
+def test_the_server_takes_the_configuration_of_the_docs(place: Place, pki: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    blocks = [block for block in re.findall(r"```\n(.*?)```", page, re.DOTALL) if "server_name" in block]
+    (text,) = [block for block in blocks if f'include "{AUTH_FILES[place]}"' in block]
     write(pki, BOTH)
-    write(pki, (Place.ONE,))
-    code, text, printed = await kyb("bus", "config", "--store", str(pki / "store"), *options)
-    assert code == 0, printed
     file = pki / "nats.conf"
-    file.write_text(text)
+    file.write_text(text.replace("/data", str(pki / "store")))
     argv = [str(find_server()), "-t", "-c", str(file)]
-    tested = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, cwd=pki, timeout=30)
+    tested = subprocess.run(argv, capture_output=True, text=True, cwd=pki, timeout=30, check=False)
     assert tested.returncode == 0, tested.stderr
-    assert ("jetstream" in text) is ("--node" not in options)
-    assert ("127.0.0.1:4223" in text) is ("--node" in options)
 
 
 # --- Secrets ------------------------------------------------------------------------------------------------------

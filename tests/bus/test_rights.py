@@ -320,7 +320,7 @@ async def test_an_answer_goes_into_inboxes_only(worlds: Worlds) -> None:
                     lambda: any(line["event"] == "request.ignored" for line in logs),
                     what="the log event request.ignored",
                 )
-        assert await bucket.get("n1.forged") is None
+        assert not [entry for entry in await bucket.entries("n1.") if entry.key == "n1.forged"]
 
 
 # --- everybody's work ---------------------------------------------------------------------------------------------
@@ -390,7 +390,6 @@ async def _a_day_on_the_cluster_bus(world: Guarded) -> None:
         for bus in (router, operator, plugin):
             bucket = await bus.bucket("kyb_inventory")
             assert [found.key for found in await bucket.entries("n9.")] == ["n9.g1"]
-            assert await bucket.get("n9.g1") is not None
         await inventory.delete("n9.g1")
         await seats.delete("n9.s1")
         for bus in (router, operator):

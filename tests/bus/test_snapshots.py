@@ -1,5 +1,6 @@
 """A bucket is believed empty, or complete, only when everything came that its stream has. Faults are injected."""
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -7,15 +8,18 @@ from typing import Any
 
 import pytest
 import structlog
+from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.client import JetStreamContext
 
 from kybernate.bus import nats_bucket
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.nats_bucket import NatsBucket
+from kybernate.bus.nats_bucket import NatsBucket, Run, RunOverError
 from kybernate.bus.port import Bucket, NoAnswerError
 from kybernate.bus.setup import init
 from kybernate.dev.nats_server import NatsServer
+from kybernate.messages import SeatActivated
+from kybernate.seat import SeatState
 from tests.bus.worlds import within
 
 KEYS = ["n1.s0", "n1.s1", "n1.s2"]
@@ -114,3 +118,32 @@ async def test_an_empty_bucket_and_one_with_nothing_but_deleted_keys_are_empty(b
     assert await within(bucket.entries()) == []
     assert await watched(bucket) == []
     assert bus.troubles["incomplete"] == 0
+
+
+async def test_what_arrives_faster_than_it_is_read_waits_within_a_limit_and_the_run_still_ends() -> None:
+    run = Run("$KV.kyb_seats.", "", limit=2)
+    for _ in range(2):
+        await within(run.receive(Msg(None)))  # type: ignore[arg-type]
+    waiting = asyncio.create_task(run.receive(Msg(None)))  # type: ignore[arg-type]
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    run.stop()
+    with pytest.raises(RunOverError, match="connection lost"):
+        await within(run.next())
+    waiting.cancel()
+
+
+async def test_a_replay_after_an_id_leaves_no_subscription_behind(bus: NatsBus) -> None:
+    sent = [
+        SeatActivated(cause="c", node="n", seat="s", state=SeatState.ACTIVE, epoch=number, model="m")
+        for number in range(3)
+    ]
+    for event in sent:
+        await bus.publish(event)
+    await bus.flush()
+    assert [message async for message in bus.replay()] == sent  # the client keeps one subscription for answers
+    before = len(bus.link.client._subs)
+
+    assert [message async for message in bus.replay(after_id=sent[0].id)] == sent[1:]
+
+    assert len(bus.link.client._subs) == before

@@ -32,6 +32,7 @@ class Sim:
     states: list[ProcessState]
     frozen: bool = False
     faults: list[Fault] = field(default_factory=list)
+    attached: frozenset[int] = frozenset()
     room: bool = True
     done: list[Step] = field(default_factory=list)
     killed: bool = False
@@ -54,11 +55,16 @@ class Sim:
         if step.verb is Verb.ROOM and not self.room:
             raise TroubleError(StepTrouble.REFUSED)
         assert step.verb not in (Verb.STATE, Verb.VERIFY) or not self.frozen, f"{step} of a frozen process hangs"
-        if step.verb is Verb.VERIFY and set(self.states) != {ProcessState.RUNNING}:
+        if step.verb is Verb.VERIFY and self.present != {ProcessState.RUNNING}:
             raise TroubleError(StepTrouble.REFUSED)
-        if step.verb is Verb.EVIDENCE and set(self.states) != {ProcessState.CHECKPOINTED}:
+        if step.verb is Verb.EVIDENCE and self.present != {ProcessState.CHECKPOINTED}:
             raise TroubleError(StepTrouble.REFUSED)
         return self._change(step)
+
+    @property
+    def present(self) -> set[ProcessState]:
+        """The states, without attached processes that are gone."""
+        return {s for i, s in enumerate(self.states) if s is not ProcessState.GONE or i not in self.attached}
 
     def _change(self, step: Step) -> ProcessState | None:
         if step.member is not None:
@@ -78,7 +84,7 @@ class Sim:
         elif step.verb in (Verb.CHECKS, Verb.MAP):
             assert not {Verb.LOCK, Verb.RESTORE} & {one.verb for one in self.done}, "too late for a refusal"
         elif step.verb is Verb.FREEZE:
-            assert set(self.states) == {ProcessState.CHECKPOINTED}, "froze what is not checkpointed"
+            assert self.present == {ProcessState.CHECKPOINTED}, "froze what is not checkpointed"
             self.frozen = True
         elif step.verb is Verb.THAW:
             self.frozen = False
@@ -100,8 +106,10 @@ class Sim:
         ]
 
     def procedure(self, goal: JobGoal, *, replaying: bool = False, hangs: int = 0, moving: bool = False) -> Procedure:
-        states, frozen = self.observed(), self.frozen
-        return Procedure(goal, states, frozen=frozen, replaying=replaying, hangs=hangs, moving=moving)
+        states, frozen, attached = self.observed(), self.frozen, self.attached
+        return Procedure(
+            goal, states, frozen=frozen, replaying=replaying, attached=attached, hangs=hangs, moving=moving
+        )
 
 
 class TroubleError(Exception):

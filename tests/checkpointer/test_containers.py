@@ -80,6 +80,19 @@ def test_only_processes_of_the_container_are_found_the_oldest_first(tmp_path: Pa
 
 
 @VERSIONS
+def test_a_control_group_of_the_same_name_inside_another_container_is_not_taken_for_it(
+    tmp_path: Path, version: int
+) -> None:
+    """A privileged container can make any folder below its own."""
+    m = machine(tmp_path, version)
+    m.process(40, f"{SLICE}/cri-containerd-{'4e' * 32}.scope{SCOPE}")
+    m.process(50, SCOPE)
+    found = m.containers.find(target())
+    assert found is not None
+    assert found.root.pid == 50
+
+
+@VERSIONS
 def test_a_control_group_that_is_not_mounted_is_found_by_its_processes(tmp_path: Path, version: int) -> None:
     m = machine(tmp_path, version)
     m.process(50, SCOPE)
@@ -104,6 +117,15 @@ def test_a_seat_whose_container_never_started_has_no_process(tmp_path: Path) -> 
     assert machine(tmp_path, 2).containers.find(target("")) is None
 
 
+def test_b6_a_process_container_is_an_error_unless_the_fake_kubelet_reports_containers() -> None:
+    """Who may patch a pod's status could have any process of the node killed."""
+    with pytest.raises(UnknownContainerError, match=r"process://1' .* known are containerd://, cri-o://, docker://$"):
+        Containers().find(target("process://1"))
+    found = Containers(fake_kubelet=True).find(target(f"process://{os.getpid()}"))
+    assert found is not None
+    assert found.root == identify(os.getpid())
+
+
 @pytest.mark.parametrize("container_id", ["process://x", "rkt://abc", "containerd://"])
 def test_an_unknown_container_id_is_an_error_and_not_a_gone_container(container_id: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownContainerError, match="containerd://"):
@@ -119,7 +141,7 @@ async def test_a_process_container_is_its_tree_and_its_group_and_no_reused_pid()
     assert root is not None
     assert shell.stdout is not None
     await shell.stdout.readline()
-    containers, mine = Containers(), target(f"process://{shell.pid}")
+    containers, mine = Containers(fake_kubelet=True), target(f"process://{shell.pid}")
     try:
         found = containers.find(mine)
         assert found is not None

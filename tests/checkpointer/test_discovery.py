@@ -1,11 +1,13 @@
 """Which processes are members and what counts as evidence, with a driver that reports what real ones report."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ import pytest
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.driver import DriverBackend
 from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Timeouts
-from services.checkpointer.backends.evidence import Discovery, Evidence
+from services.checkpointer.backends.evidence import Discovery, Evidence, room_needed
 from services.checkpointer.backends.host import open_host
 from services.checkpointer.backends.port import DriverUnreadableError, Member, NoMemberError, SeatProcesses
-from services.checkpointer.processes import ProcessIdentity, identify
+from services.checkpointer.core.failures import ProcessState
+from services.checkpointer.processes import ProcessIdentity, alive, identify
+from tests.until import until
 
 GPU = "GPU-a"
 PATIENCE = Timeouts(settle_seconds=0.05, settle_floor_wall_seconds=0.05)
@@ -33,11 +37,16 @@ class Driver:
     state: str = "RUNNING"
     tid_code: int = 3
     asked: list[tuple[str, int]] = field(default_factory=list)
+    drops_at_the_kill: bool = False
+    """A process that has ended is not listed, and its memory stays in use."""
+    pids: frozenset[int] = frozenset()
 
     async def call(self, key: str, verb: str, *, deadline: float, **arguments: Any) -> dict[str, Any]:
         pid = arguments.get("pid", 0)
         self.asked.append((verb, pid))
         ok = {"code": 0, "name": "SUCCESS"}
+        if self.drops_at_the_kill:
+            self.uses = [use for use in self.uses if identify(use["pid"]) is not None]
         match verb:
             case "processes":
                 return {**ok, "processes": self.uses}
@@ -65,27 +74,44 @@ class Stand:
 
     def __post_init__(self) -> None:
         self.calls = DriverCalls(self.driver, PATIENCE)  # type: ignore[arg-type]
-        self.host = open_host(Path("nowhere"), 1.0)
+        self.host = open_host(Path("nowhere"), 1.0, fake_kubelet=True)
         self.evidence = Evidence(self.calls, self.host.freezer)
 
     async def find(self) -> SeatProcesses:
         return await Discovery(self.calls, self.host).find(self.target, "G0", 1)
 
 
+CUDA = """
+import time
+from kybernate.dev.fakes.gpu.sync_client import start_cuda_thread
+start_cuda_thread()
+print(flush=True)
+time.sleep(60)
+"""
+
+
 @asynccontextmanager
-async def stand() -> AsyncIterator[Stand]:
-    """A container: a shell and its child."""
+async def stand(*, cuda: bool = False) -> AsyncIterator[Stand]:
+    """A container: a shell and its child. ``cuda``: the child has the thread of a process that uses CUDA."""
+    child = f"{sys.executable} -c '{CUDA}'" if cuda else "sleep 60"
     shell = await asyncio.create_subprocess_exec(
-        "sh", "-c", "sleep 60 & echo $!; wait", stdout=asyncio.subprocess.PIPE, start_new_session=True
+        "sh",
+        "-c",
+        f"{child} & echo $!; wait",
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
     assert shell.stdout is not None
     child, root = identify(int(await shell.stdout.readline())), identify(shell.pid)
+    if cuda:
+        await shell.stdout.readline()
     assert child is not None
     assert root is not None
     try:
         yield Stand(Driver(), root, child)
     finally:
-        os.killpg(shell.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # a test has killed both
+            os.killpg(shell.pid, signal.SIGKILL)
         await shell.communicate()
 
 
@@ -167,3 +193,181 @@ async def test_a_process_that_ends_during_the_state_request_does_not_make_the_se
         assert (await backend.state(unit)).outcome == "active"
         parked = unit.model_copy(update={"parked_on": (GPU,)})
         assert (await backend.state(parked)).outcome == "lost"
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "LOCKED"])
+async def test_a_process_that_the_driver_does_not_report_as_checkpointed_is_not_parked(state: str) -> None:
+    async with stand() as it:
+        it.driver.cuda, it.driver.state = {it.child.pid}, state
+        unit = await it.find()
+
+        with pytest.raises(StepFailedError, match=f"is {state} and not CHECKPOINTED"):
+            await it.evidence.prove(unit)
+
+
+async def test_a_process_that_the_driver_reports_under_another_seat_is_no_member() -> None:
+    """A pid of the container was used again."""
+    async with stand() as it:
+        it.driver.cuda = {it.child.pid, it.root.pid}
+        it.driver.uses_gpu(it.child.pid, 100)
+        it.driver.uses_gpu(it.root.pid, 100)
+        it.driver.uses[1]["seat"] = "s99"
+
+        unit = await it.find()
+
+        assert [member.who for member in unit.members] == [it.child]
+
+
+async def test_a_seat_belongs_to_the_gpus_that_the_driver_lists_where_the_manager_names_others() -> None:
+    async with stand() as it:
+        it.driver.cuda = {it.child.pid}
+        it.driver.uses_gpu(it.child.pid, 100)
+        wrong = it.target.model_copy(update={"gpus": ("GPU-z",)})
+
+        unit = await Discovery(it.calls, it.host).find(wrong, "G0", 1)
+
+        assert unit.target.gpus == (GPU,)
+
+
+async def test_a_stopped_process_counts_as_checkpointed_only_while_it_holds_no_memory() -> None:
+    async with stand() as it:
+        it.driver.cuda = {it.child.pid}
+        it.driver.uses_gpu(it.child.pid, 100)
+        unit = (await it.find()).model_copy(update={"parked_on": (GPU,)})
+        living = lambda: [it.root, it.child]  # noqa: E731
+        await it.host.freezer.freeze(None, living)
+        backend = DriverBackend(it.calls, it.host, it.evidence)
+
+        assert (await Discovery(it.calls, it.host).observe(unit, "G0"))[0] == [ProcessState.UNKNOWN]
+        it.driver.uses.clear()
+        assert (await Discovery(it.calls, it.host).observe(unit, "G0"))[0] == [ProcessState.CHECKPOINTED]
+        assert (await backend.state(unit)).outcome == "parked"
+        await it.host.freezer.thaw(None, living)
+        it.driver.state = "CHECKPOINTED"
+        it.driver.uses_gpu(it.child.pid, 100)
+
+        assert (await backend.state(unit)).outcome == "lost", "its memory is still there"
+
+
+async def test_a_container_without_gpu_processes_is_gone_when_none_of_its_processes_lives() -> None:
+    async with stand() as it:
+        it.driver.cuda = {it.child.pid}
+        unit = await it.find()
+        ended = Member(who=ProcessIdentity(pid=it.child.pid, start=it.child.start - 1))
+        backend = DriverBackend(it.calls, it.host, it.evidence)
+
+        unit = unit.model_copy(update={"members": (ended,)})
+        assert (await backend.state(unit)).outcome == "lost", "the shell lives"
+        os.killpg(it.root.pid, signal.SIGKILL)
+        await until(lambda: not alive(it.root) and not alive(it.child), what="the container has ended")
+
+        assert (await backend.state(unit)).outcome == "gone"
+
+
+@pytest.mark.parametrize(("used", "beside", "room"), [(500, False, True), (501, False, False), (500, True, False)])
+async def test_room_is_the_footprint_and_beside_other_processes_a_margin(used: int, beside: bool, room: bool) -> None:
+    async with stand() as it:
+        it.driver.cuda = {it.child.pid}
+        it.driver.uses_gpu(it.child.pid, 500)
+        unit = await it.find()
+        it.driver.uses.clear()
+        it.driver.used = used
+        if beside:
+            it.driver.uses_gpu(1, 500)
+        evidence = Evidence(it.calls, it.host.freezer, margin_bytes=100)
+
+        if room:
+            await evidence.wait_for_room(unit, [ProcessState.CHECKPOINTED])
+        else:
+            with pytest.raises(StepFailedError, match="bytes free"):
+                await evidence.wait_for_room(unit, [ProcessState.CHECKPOINTED])
+
+
+async def test_a_seat_of_unknown_footprint_has_room_only_on_an_idle_gpu() -> None:
+    async with stand() as it:
+        it.driver.cuda = {it.child.pid}
+        unit = await it.find()
+        it.driver.used = 50
+        await it.evidence.wait_for_room(unit, [ProcessState.CHECKPOINTED])
+        it.driver.used = 51
+
+        with pytest.raises(StepFailedError, match="footprint is unknown"):
+            await it.evidence.wait_for_room(unit, [ProcessState.CHECKPOINTED])
+
+
+async def test_room_is_needed_on_the_gpu_to_which_a_seat_moves() -> None:
+    async with stand() as it:
+        it.driver.cuda = {it.child.pid}
+        it.driver.uses_gpu(it.child.pid, 500)
+        unit = await it.find()
+        there = unit.target.model_copy(update={"gpus": ("GPU-b",)})
+        moving = unit.model_copy(update={"parked_on": (GPU,), "target": there})
+
+        assert room_needed(moving, [ProcessState.CHECKPOINTED]) == {"GPU-b": 500}
+
+
+@pytest.mark.parametrize("held", ["listed", "unaccounted"])
+async def test_a_killed_seat_whose_memory_stays_held_is_quarantined(held: str) -> None:
+    async with stand() as it:
+        it.driver.cuda = {it.child.pid}
+        it.driver.uses_gpu(it.child.pid, 500)
+        it.driver.used = 500
+        unit = await it.find()
+        if held == "unaccounted":
+            it.driver.drops_at_the_kill, it.driver.used = True, 2**30
+            it.driver.uses[0]["bytes"] = 2**30
+        it.calls = DriverCalls(it.driver, replace(PATIENCE, base_seconds=1.5, floor_wall_seconds=1.5))  # type: ignore[arg-type]
+        backend = DriverBackend(it.calls, it.host, it.evidence)
+
+        end = await backend.kill(unit, no_journal)
+
+        reason = "no process accounts for" if held == "unaccounted" else "still hold GPU memory"
+        assert (end.outcome, reason in end.reason) == ("quarantined", True), end
+        assert not alive(it.child)
+
+
+async def no_journal(step: str, pid: int | None, detail: str = "") -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("used", "listed", "size", "why"),
+    [
+        (300, (300, None), 0, ""),
+        (340, (300, None), 100, ""),
+        (360, (300, None), 0, "60 bytes on GPU-a that no process accounts for"),
+        (340, (300, None), 30, "40 bytes on GPU-a that no process accounts for"),
+        (300, (), 0, "300 bytes on GPU-a that no process accounts for"),
+    ],
+    ids=["accounted-for", "less-than-its-footprint", "too-much", "as-much-as-its-footprint", "nothing-is-listed"],
+)
+async def test_a_frozen_container_without_a_record_is_parked_if_other_processes_have_all_memory(
+    used: int, listed: tuple[int | None, ...], size: int, why: str
+) -> None:
+    """``listed``: memory of a stranger. The GPU has 1000 bytes."""
+    async with stand(cuda=True) as it:
+        await it.host.freezer.freeze(None, lambda: [it.root, it.child])
+        it.driver.used = used
+        for one in filter(None, listed):
+            it.driver.uses_gpu(1, one)
+        target = it.target.model_copy(update={"vram_bytes": size})
+        found = Discovery(it.calls, it.host).find(target, "G0", 1)
+        if why:
+            with pytest.raises(DriverUnreadableError, match=why):
+                await found
+            return
+        seat = await found
+        assert ([member.who for member in seat.members], seat.parked_on) == ([it.child], (GPU,))
+        assert seat.vram_bytes == size
+        assert (await DriverBackend(it.calls, it.host, it.evidence).state(seat)).outcome == "parked"
+        assert not [call for call in it.driver.asked if call[1]], "a call about a frozen process hangs"
+
+
+async def test_a_frozen_process_that_the_driver_lists_is_not_parked() -> None:
+    async with stand(cuda=True) as it:
+        await it.host.freezer.freeze(None, lambda: [it.root, it.child])
+        it.driver.used = 300
+        it.driver.uses_gpu(it.child.pid, 300)
+        seat = await it.find()
+        assert seat.parked_on == ()
+        assert (await DriverBackend(it.calls, it.host, it.evidence).state(seat)).outcome != "parked"

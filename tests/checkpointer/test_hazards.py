@@ -200,7 +200,7 @@ def nccl(folder: Path) -> str:
 async def test_h7_and_h8_ranks_of_a_communicator_are_not_parked() -> None:
     """(The rule for one process, H7, is in test_refusals: the stub has no driver 595.)"""
     async with stand() as (here, it):
-        engine = await here.engine("s00", processes=2, library=nccl(here.folder))
+        engine = await here.engine("s00", processes=2, thread="pt_nccl_watchdg")
         end = await park(it, engine)
         assert (end.outcome, "NCCL" in end.reason, steps(it)) == ("active", True, []), end
         await runs_on(here, it, engine)
@@ -221,18 +221,33 @@ async def test_h9_several_processes_are_not_parked_unless_allowed_since_they_may
         engine = await here.engine("s00", gib=20, processes=2)
         end = await park(it, engine)
         assert (end.outcome, "CUDA IPC" in end.reason, steps(it)) == ("active", True, []), end
-        pair = await here.engine("t00", gib=20, processes=2, environment={"KYB_PARK_ALLOW": "several-processes"})
+    async with stand(allowed=frozenset({"several-processes"})) as (here, it):
+        pair = await here.engine("t00", gib=20, processes=2)
         assert (await park(it, pair)).outcome == "parked"
 
 
+async def test_a_pod_cannot_allow_itself_more_than_its_node_does_but_less() -> None:
+    """The engine can write the environment that /proc shows of it."""
+    async with stand(allowed=NOTHING) as (here, it):
+        pair = await here.engine("s00", gib=20, processes=2, environment={"KYB_PARK_ALLOW": "several-processes"})
+        end = await park(it, pair)
+        assert (end.outcome, "CUDA IPC" in end.reason, steps(it)) == ("active", True, []), end
+    async with stand(allowed=frozenset({"several-processes"})) as (here, it):
+        pair = await here.engine("s00", gib=20, processes=2, environment={"KYB_PARK_ALLOW": "nccl"})
+        end = await park(it, pair)
+        assert (end.outcome, "CUDA IPC" in end.reason, steps(it)) == ("active", True, []), end
+
+
 @pytest.mark.parametrize("mark", ["ipc", "managed"])
-async def test_h9_and_h10_a_hazard_that_only_the_driver_detects_is_rolled_back_with_its_result(mark: str) -> None:
+async def test_h9_and_h10_a_hazard_that_only_the_driver_detects_is_a_cold_start_with_its_result(mark: str) -> None:
+    """States and unlock would look well, and the engine's contexts are dead."""
     async with stand() as (here, it):
         engine = await here.engine("s00", marks={mark: True})
         end = await park(it, engine)
-        assert (end.outcome, "NOT_SUPPORTED" in end.reason) == ("active", True), end
+        assert (end.outcome, "NOT_SUPPORTED" in end.reason) == ("lost", True), end
         assert "managed memory" in end.reason or "CUDA IPC" in end.reason
-        await runs_on(here, it, engine)
+        assert await engine.process.wait() == -signal.SIGKILL
+        assert set((await here.used()).values()) == {0}
 
 
 async def test_h10_an_engine_configured_for_managed_memory_is_not_parked() -> None:

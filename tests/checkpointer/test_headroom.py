@@ -8,7 +8,14 @@ import pytest
 
 from kybernate.cgroups import Cgroup, Cgroups
 from services.checkpointer.backends.host import Inspection, NoDeviceError
-from services.checkpointer.backends.reservations import Headroom, KernelMemory, NoHeadroomError, UnreadableMemoryError
+from services.checkpointer.backends.reservations import (
+    GpuReservations,
+    Headroom,
+    KernelMemory,
+    NoHeadroomError,
+    ReservedError,
+    UnreadableMemoryError,
+)
 from services.checkpointer.containers import Containers
 from services.checkpointer.processes import ProcessIdentity
 from tests.checkpointer.machine import CONTAINER, SLICE, Machine, machine, target
@@ -132,16 +139,20 @@ def test_facts_about_a_process_from_proc(tmp_path: Path) -> None:
     m.process(50, SCOPE)
     one, who, look = m.proc / "50", ProcessIdentity(pid=50, start=100), Inspection(m.proc)
     (one / "environ").write_bytes(b"A=1\0KYB_PARK_ALLOW=nccl, several-gpus\0broken\0")
-    (one / "maps").write_text("7f00-7f01 r-xp 0 00:00 1 /usr/lib/libnccl.so.2.27\n")
+    (one / "maps").write_text(
+        "7f00-7f01 r-xp 0 00:00 1 /usr/lib/libnccl.so.2.27\n" + "7f02-7f03 rw-s 0 00:05 9 /dev/nvidia-uvm\n" * 2
+    )
     (one / "task" / "50" / "comm").write_text("cuda0123456789a\n")
     seen = look.process(who)
-    assert (seen.nccl_library, seen.communicates, look.uses_cuda(who)) == (True, False, True)
-    assert look.allowances(who) == {"nccl", "several-gpus"}
+    assert (seen.uvm_mappings, seen.communicates, look.uses_cuda(who)) == (2, False, True)
+    assert look.allowed(who, frozenset({"nccl", "managed-memory"})) == {"nccl"}, "never more than the node's"
+    (one / "environ").write_bytes(b"A=1\0")
+    assert look.allowed(who, frozenset({"nccl", "managed-memory"})) == {"nccl", "managed-memory"}
     (one / "task" / "50" / "comm").write_text("pt_nccl_watchdg\n")
     assert look.process(who).communicates
     assert not look.uses_cuda(who)
     gone = look.process(ProcessIdentity(pid=51, start=1))
-    assert (gone.nccl_library, gone.threads, gone.environment) == (False, frozenset(), {})
+    assert (gone.uvm_mappings, gone.threads, gone.environment) == (0, frozenset(), {})
 
 
 @VERSIONS
@@ -166,3 +177,17 @@ async def test_h6_memory_high_is_a_limit_for_the_copy(tmp_path: Path) -> None:
         await headroom.reserve("s00", mine, 40 * GIB, 1.0)
     (m.folders(SCOPE)[0] / "memory.high").write_text("max\n")
     await headroom.reserve("s00", mine, 40 * GIB, 1.0)
+
+
+async def test_gpus_are_reserved_as_a_whole_for_one_owner_until_it_releases_them() -> None:
+    gpus = GpuReservations()
+    await gpus.take("s00", ("GPU-a",), 1.0)
+    await gpus.take("s01", ("GPU-b", "GPU-c"), 1.0)
+    assert not gpus.holds("s00", ("GPU-a", "GPU-b"))
+    with pytest.raises(ReservedError, match="s01 restores there"):
+        await gpus.take("s00", ("GPU-a", "GPU-b"), 0.0)
+
+    gpus.release("s00")
+
+    assert gpus.holds("s01", ("GPU-b", "GPU-c"))
+    assert not gpus.holds("s00", ("GPU-a",))

@@ -144,18 +144,62 @@ def test_a_member_that_dies_in_a_lock_makes_the_seat_lost() -> None:
 
 
 @pytest.mark.parametrize("trouble", [T.REFUSED, T.OUT_OF_MEMORY, T.OPERATING_SYSTEM, T.NOT_READY])
-def test_a_checkpoint_that_fails_restores_those_before_it_and_unlocks_all(trouble: StepTrouble) -> None:
+def test_b4_a_checkpoint_that_fails_is_a_cold_start_since_its_contexts_may_be_dead(trouble: StepTrouble) -> None:
     end, sim = park(Fault(V.CHECKPOINT, trouble, member=2))
-    assert (end.outcome, sim.states, sim.frozen) == ("active", [R, R, R], False)
-    assert verbs(sim)[8:] == [
-        (V.ROOM, None),
-        (V.RESTORE, 0),
-        (V.RESTORE, 1),
-        (V.UNLOCK, 2),
-        (V.UNLOCK, 1),
-        (V.UNLOCK, 0),
-        (V.VERIFY, None),
-    ]
+    assert (end.outcome, sim.killed) == ("lost", True)
+    assert verbs(sim)[8:] == [(V.CHECKPOINT, 2), (V.KILL, None)], "tried once more: a kill is safer of what is parked"
+
+
+def attached(states: list[ProcessState], goal: JobGoal, *faults: Fault, frozen: bool = False) -> tuple[End, Sim]:
+    """Member 0 is attached (an API server), member 1 a holder, member 2 attached."""
+    sim = Sim(states, frozen=frozen, faults=list(faults), attached=frozenset({0, 2}))
+    end = run(sim.procedure(goal), sim)
+    assert end is not None
+    return end, sim
+
+
+def test_b1_attached_processes_are_locked_and_checkpointed_with_the_holder_and_restored_before_it() -> None:
+    end, sim = attached([R, R, R], JobGoal.PARKED)
+    assert (end, sim.states) == (End("parked"), [C, C, C])
+    end, sim = attached([C, C, C], JobGoal.ACTIVE, frozen=True)
+    assert end == End("active")
+    assert [member for verb, member in verbs(sim) if verb is V.RESTORE] == [0, 2, 1]
+
+
+def test_b1_an_attached_process_that_is_gone_or_not_initialized_is_left_out() -> None:
+    end, sim = attached([R, R, R], JobGoal.PARKED, Fault(V.LOCK, T.GONE, member=0, becomes=G))
+    assert (end, sim.states) == (End("parked"), [G, C, C])
+    end, sim = attached([G, C, C], JobGoal.ACTIVE, frozen=True)
+    assert (end.outcome, sim.states, sim.killed) == ("active", [G, R, R], False)
+    end, sim = attached([R, R, R], JobGoal.PARKED, Fault(V.LOCK, T.GONE, member=1, becomes=G))
+    assert end.outcome == "lost", "the holder is the engine"
+
+
+def test_b1_an_attached_process_that_cannot_be_restored_moves_no_memory_and_the_second_time_condemns() -> None:
+    """A forked child keeps a stale context: INVALID_VALUE at each restore (vLLM #42873)."""
+    end, sim = attached([C, C, C], JobGoal.ACTIVE, Fault(V.RESTORE, T.REFUSED, member=2), frozen=True)
+    assert (end.outcome, sim.states) == ("parked", [C, C, C])
+    assert (V.RESTORE, 1) not in verbs(sim)
+    sim = Sim([C, C, C], frozen=True, faults=[Fault(V.RESTORE, T.REFUSED, member=2)], attached=frozenset({0, 2}))
+    again = sim.procedure(JobGoal.ACTIVE)
+    again.refusals = 1
+    found = run(again, sim)
+    assert found is not None
+    assert (found.outcome, sim.killed) == ("lost", True)
+
+
+@pytest.mark.parametrize("verb", [V.CHECKS, V.EVIDENCE])
+def test_b5_a_slow_reading_is_no_hang_of_the_seat(verb: Verb) -> None:
+    for hangs in (0, 1):
+        sim = Sim([R], faults=[Fault(verb, T.SLOW)])
+        end = run(sim.procedure(JobGoal.PARKED, hangs=hangs), sim)
+        assert end is not None
+        assert end.outcome == ("active" if verb is V.CHECKS else "parked"), (hangs, end)
+
+
+def test_b5_a_slow_reading_of_room_leaves_the_seat_parked() -> None:
+    end, sim = activate(Fault(V.ROOM, T.SLOW))
+    assert (end.outcome, sim.states, sim.frozen) == ("parked", [C, C, C], True)
 
 
 def test_a_checkpoint_that_leaves_a_process_failed_is_a_cold_start() -> None:
@@ -200,6 +244,27 @@ def test_a_restore_without_memory_is_terminal(trouble: StepTrouble) -> None:
     assert end.outcome == "lost"
     assert verbs(sim).count((V.RESTORE, 1)) == 1, "never restored again"
     assert verbs(sim)[-2:] == [(V.CHECKPOINT, 0), (V.KILL, None)], "what was restored is checkpointed before the kill"
+
+
+def test_the_room_is_looked_at_again_before_a_restore_that_hung_is_repeated() -> None:
+    end, sim = activate(Fault(V.RESTORE, T.HUNG), members=1)
+    assert end.outcome == "active"
+    assert [verb for verb, _ in verbs(sim)] == [V.ROOM, V.THAW, V.RESTORE, V.ROOM, V.RESTORE, V.UNLOCK, V.VERIFY]
+
+
+def test_the_evidence_is_read_again_after_a_step_that_failed() -> None:
+    end, sim = park(Fault(V.FREEZE, T.HELPER_DIED), members=1)
+    assert end.outcome == "parked"
+    assert [verb for verb, _ in verbs(sim)][-4:] == [V.EVIDENCE, V.FREEZE, V.EVIDENCE, V.FREEZE]
+
+
+@pytest.mark.parametrize("trouble", [T.OUT_OF_MEMORY, T.OPERATING_SYSTEM])
+def test_a_restore_without_memory_is_not_repeated_even_where_the_driver_reports_a_parked_process(
+    trouble: StepTrouble,
+) -> None:
+    end, sim = activate(Fault(V.RESTORE, trouble), members=1)
+    assert end.outcome == "lost"
+    assert verbs(sim).count((V.RESTORE, 0)) == 1
 
 
 @pytest.mark.parametrize("trouble", [T.REFUSED, T.NOT_READY])

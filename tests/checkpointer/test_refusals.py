@@ -20,8 +20,7 @@ D570, D580, D595 = (
     DriverInfo(version=v, checkpoint=True, gpu_map=v > "575") for v in ("570.158.01", "580.95.05", "595.84")
 )
 PLAIN = ProcessFacts(1, environment={})
-WATCHDOG = ProcessFacts(1, nccl_library=True, threads=frozenset({"python", "pt_nccl_watchdg"}), environment={})
-LOADED = ProcessFacts(1, nccl_library=True, environment={})
+WATCHDOG = ProcessFacts(1, threads=frozenset({"python", "pt_nccl_watchdg"}), environment={})
 
 
 def why(
@@ -44,6 +43,12 @@ def test_a_driver_without_the_api_is_refused_with_its_version() -> None:
     assert "570 or newer" in (why(driver=DriverInfo(version="550.54", checkpoint=False)) or "")
 
 
+def test_an_arm_host_is_refused_before_the_lock_which_would_succeed() -> None:
+    refused = park_refusal((A,), D580, (PLAIN,), (), (), machine="aarch64")
+    assert "aarch64" in (refused or "")
+    assert "backend restart" in (refused or "")
+
+
 def test_h11_mig_is_refused_by_the_instances_name_and_by_the_gpus_mode() -> None:
     assert "MIG" in (why(gpus=("MIG-1",)) or "")
     assert "MIG" in (why(driver=DriverInfo(mig={A: True})) or "")
@@ -61,18 +66,30 @@ def test_h10_managed_memory_is_refused_where_the_environment_asks_for_it(name: s
     assert why(ProcessFacts(1, environment={name: "1"}), allowed=("managed-memory",)) is None
 
 
-def test_h7_a_process_group_of_one_gpu_is_refused_from_driver_590_on() -> None:
+def test_b7_managed_memory_shows_in_the_number_of_mappings_of_the_uvm_device() -> None:
+    """gpunap: every CUDA process has one, those with managed memory had 2 and 5."""
+    assert why(ProcessFacts(1, uvm_mappings=1, environment={})) is None
+    refused = why(PLAIN, ProcessFacts(2, uvm_mappings=2, environment={}), allowed=("several-processes",))
+    assert "pid 2 uses managed memory (2 mappings of /dev/nvidia-uvm)" in (refused or "")
+    assert why(ProcessFacts(1, uvm_mappings=5, environment={}), allowed=("managed-memory",)) is None
+
+
+def test_h7_a_process_group_of_one_gpu_is_refused_on_driver_595_where_it_was_seen_to_abort() -> None:
     assert "aborts on driver 595.84" in (why(WATCHDOG, driver=D595) or "")
     assert why(WATCHDOG, driver=D580) is None
-    assert why(LOADED, driver=D595) is None, "PyTorch loads the library always: that alone says nothing"
+    for version in ("590.48.01", "610.10", "615.36.02"):
+        assert why(WATCHDOG, driver=DriverInfo(version=version, gpu_map=True)) is None, version
     assert why(WATCHDOG, driver=D595, allowed=("nccl",)) is None
 
 
 def test_h8_nccl_in_a_seat_of_several_is_refused_even_where_several_are_allowed() -> None:
     both = ("several-gpus", "several-processes")
-    assert "NCCL" in (why(LOADED, ProcessFacts(2, nccl_library=True), allowed=both) or "")
-    assert "NCCL" in (why(LOADED, gpus=(A, B), allowed=both) or "")
-    assert why(LOADED, LOADED, gpus=(A, B), allowed=(*both, "nccl")) is None
+    assert "NCCL" in (why(WATCHDOG, PLAIN, allowed=both) or "")
+    assert "NCCL" in (why(WATCHDOG, gpus=(A, B), allowed=both) or "")
+    assert why(WATCHDOG, WATCHDOG, gpus=(A, B), allowed=(*both, "nccl")) is None
+    assert why(PLAIN, PLAIN, gpus=(A, B), allowed=both) is None, (
+        "a loaded library says nothing: PyTorch always loads it"
+    )
 
 
 def test_h9_several_processes_and_several_gpus_each_need_their_allowance() -> None:

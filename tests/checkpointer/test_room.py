@@ -6,7 +6,7 @@ The real backend with a driver in memory whose answers come in any order, while 
 import asyncio
 import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,7 @@ class Model:
     evidence: dict[str, dict[str, int]] = field(default_factory=dict)
     """Free bytes by GPU that each seat read since it got its reservation."""
     restores: int = 0
+    pids: frozenset[int] = frozenset()
 
     async def call(self, key: str, verb: str, *, deadline: float, **arguments: Any) -> dict[str, Any]:
         turn = asyncio.Event()
@@ -173,7 +174,9 @@ def test_no_restore_without_reservation_and_evidence_of_room(borrowed: list[Proc
         model = Model(random.Random(seed))
         freezer = Stopping(Cgroups(), 1.0)
         everything = frozenset({"several-gpus", "several-processes"})
-        host = Host(Containers(), freezer, Headroom(Roomy(), None), model.reservations, allowed=everything)
+        host = Host(
+            Containers(fake_kubelet=True), freezer, Headroom(Roomy(), None), model.reservations, allowed=everything
+        )
         host.device_nodes = False
         calls = DriverCalls(model, PATIENCE)  # type: ignore[arg-type]
         backend = DriverBackend(calls, host, Evidence(calls, freezer))
@@ -188,3 +191,55 @@ def test_no_restore_without_reservation_and_evidence_of_room(borrowed: list[Proc
         assert not any(host.reservations.holds(f"s{index}", (gpu,)) for index in range(4) for gpu in GPUS)
 
     asyncio.run(story())
+
+
+def parked_seat(model: Model, who: ProcessIdentity) -> tuple[SeatProcesses, DriverBackend]:
+    """A parked seat of one process on both GPUs, which are free."""
+    ((seat, _),) = units(model, [who])
+    model.held.clear()
+    model.parked[who.pid] = seat.footprint
+    model.states[who.pid] = "CHECKPOINTED"
+    freezer = Stopping(Cgroups(), 1.0)
+    host = Host(Containers(), freezer, Headroom(Roomy(), None), model.reservations, device_nodes=False)
+    calls = DriverCalls(model, PATIENCE)  # type: ignore[arg-type]
+    return seat, DriverBackend(calls, host, Evidence(calls, freezer))
+
+
+class Forgetful(GpuReservations):
+    """Loses a reservation at once."""
+
+    async def take(self, owner: str, gpus: Iterable[str], seconds: float) -> None:
+        await super().take(owner, gpus, seconds)
+        self.release(owner)
+
+
+async def test_a_restore_whose_reservation_is_lost_is_refused(borrowed: list[ProcessIdentity]) -> None:
+    model = Model(random.Random(0), Forgetful())
+    seat, backend = parked_seat(model, borrowed[0])
+    task = asyncio.create_task(backend.activate(seat, note))
+
+    await model.run([task])
+
+    assert "its GPUs are not reserved" in (await task).reason
+    assert model.restores == 0
+
+
+async def test_a_step_is_noted_before_the_driver_is_called(borrowed: list[ProcessIdentity]) -> None:
+    model, order = Model(random.Random(1)), list[str]()
+    seat, backend = parked_seat(model, borrowed[0])
+    do = model.do
+
+    def called(key: str, verb: str, pid: int, moves: dict[str, str]) -> dict[str, Any] | int:
+        order.append(f"call {verb}")
+        return do(key, verb, pid, moves)
+
+    async def noted(step: str, pid: int | None, detail: str = "") -> None:
+        order.append(f"note {step}")
+
+    model.do = called  # type: ignore[method-assign]
+    task = asyncio.create_task(backend.activate(seat, noted))
+    await model.run([task])
+
+    assert (await task).outcome == "active"
+    changes = [one for one in order if one.split()[1] in ("restore", "unlock")]
+    assert changes == ["note restore", "call restore", "note unlock", "call unlock"]

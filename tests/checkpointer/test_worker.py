@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 
 from kybernate.bus.port import NoAnswerError
 from kybernate.messages import AskJobs, JobReply, KillJob, ReleaseJob, RetargetJob
-from tests.checkpointer.world import GIB, NODE, Checkpointer, checkpointer, node
+from services.checkpointer.backends.driver_calls import Timeouts
+from tests.checkpointer.world import GIB, NODE, SPEED, Checkpointer, Kind, checkpointer, node
 from tests.until import until
 
 
@@ -189,17 +191,29 @@ async def test_work_that_does_not_end_leaves_the_seat_active_and_the_other_parke
         assert (await here.violations())["count"] == 0
 
 
-async def test_a_hang_costs_its_own_group_only_and_is_undone() -> None:
-    async with node() as here, checkpointer(here, floor_wall_seconds=1.0) as it:
+async def test_a_hang_costs_its_own_group_only_and_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline of the call that hangs passes when the test says so, however slow the machine is."""
+    floor, locks, timeout = 20.0, [], asyncio.timeout
+
+    def ours(seconds: float | None) -> asyncio.Timeout:
+        if seconds != Timeouts(speed=SPEED, floor_wall_seconds=floor).lock():
+            return timeout(seconds)
+        locks.append(timeout(None))
+        return locks[-1]
+
+    monkeypatch.setattr(asyncio, "timeout", ours)
+    async with node() as here, checkpointer(here, floor_wall_seconds=floor) as it:
         stuck, other = await here.engine("s00"), await here.engine("t00", gpus=(1,))
         await here.inject("hang", verb="lock", seat="s00")
         op = await it.begin(park=(stuck.target,))
+        await until(lambda: locks, what="the lock is called")
         for _ in range(3):
             assert (await it.do(park=(other.target,), group="G1")).park[0].outcome == "parked"
             status = await it.do(activate=other.target, group="G1")
             assert status.activate is not None
             assert status.activate.outcome == "active"
         assert not any(one.op == op and one.done for one in it.reports), "it hung all the while"
+        locks[0].reschedule(asyncio.get_running_loop().time())
         status = await it.done(op)
         assert (status.park[0].outcome, await here.state(stuck)) == ("active", "RUNNING")
         assert "helper was killed" in status.park[0].reason
@@ -257,7 +271,7 @@ async def test_a_job_goes_on_while_the_bus_is_down_and_is_reported_after() -> No
         assert (await it.done(op)).park[0].outcome == "parked"
 
 
-async def test_a_released_seat_is_thawed_so_that_it_can_end() -> None:
+async def test_a_released_parked_seat_is_killed_though_a_sigterm_waits_in_it() -> None:
     async with node() as here, checkpointer(here) as it:
         engine = await here.engine("s00")
         await it.do(park=(engine.target,))
@@ -265,7 +279,7 @@ async def test_a_released_seat_is_thawed_so_that_it_can_end() -> None:
         assert here.frozen(engine)
         reply = await it.ask(ReleaseJob(cause="test", node=NODE, epoch=it.epoch + 1, target=engine.target))
         assert reply.accepted
-        assert await asyncio.wait_for(engine.process.wait(), 10) == -signal.SIGTERM
+        assert await asyncio.wait_for(engine.process.wait(), 10) == -signal.SIGKILL
         assert await it.outcome(engine) == "gone"
         parked = here.folder / "state" / "parked"
         await until(lambda: not list(parked.iterdir()), what="the release removes the record of the parked processes")
@@ -445,3 +459,48 @@ async def test_a_driver_that_does_not_answer_leaves_a_parked_seat_frozen() -> No
         assert here.frozen(engine)
         it.pool.call = call  # type: ignore[method-assign]
         assert await it.outcome(engine) == "parked"
+
+
+@pytest.mark.parametrize("kind", ["fake", "ctypes"])
+async def test_a_checkpointer_that_lost_its_state_folder_learns_its_parked_seats_again(kind: Kind) -> None:
+    async with node(kind) as here:
+        parked, other = await here.engine("s00", processes=1), await here.engine("t00", gib=30, gpus=(1,))
+        async with checkpointer(here) as it:
+            assert (await it.do(park=(parked.target,))).park[0].outcome == "parked"
+            active = await here.engine("s01")
+        shutil.rmtree(here.folder / "state")
+        epoch = it.epoch
+        async with checkpointer(here) as it:
+            it.epoch = epoch
+            seats = await it.look(parked, active, other)
+            assert [(seat.outcome, seat.reason) for seat in seats] == [("parked", ""), ("active", ""), ("active", "")]
+            assert seats[0].gpus == (), "only the manager may know where it was parked"
+            assert here.frozen(parked)
+            status = await it.do(park=(active.target,), activate=parked.target)
+            assert status.activate is not None
+            assert (status.park[0].outcome, status.activate.outcome) == ("parked", "active"), status
+            assert (await here.used())[here.gpus[0]] == 40 * GIB
+            assert (await here.violations())["count"] == 0
+
+
+async def test_a_seat_parked_elsewhere_is_restored_with_a_map_although_its_record_is_lost() -> None:
+    async with node() as here:
+        engine = await here.engine("s00")
+        async with checkpointer(here) as it:
+            await it.do(park=(engine.target,))
+        shutil.rmtree(here.folder / "state" / "parked")
+        there = engine.target.model_copy(update={"gpus": (here.gpus[1],), "parked_on": (here.gpus[0],)})
+        async with checkpointer(here) as it:
+            status = await it.do(activate=there, group="G1")
+            assert status.activate is not None
+            assert (status.activate.outcome, status.activate.gpus) == ("active", (here.gpus[1],))
+            assert await here.used() == {here.gpus[0]: 0, here.gpus[1]: 40 * GIB}
+
+
+async def test_a_seat_of_a_backend_that_the_node_lacks_is_gone_once_its_container_has_ended() -> None:
+    async with node() as here, checkpointer(here) as it:
+        engine = await here.engine("s00", backend="sleep")
+        (seat,) = await it.look(engine)
+        assert (seat.outcome, "'sleep'" in seat.reason) == ("quarantined", True)
+        await engine.end()
+        assert await it.outcome(engine) == "gone"

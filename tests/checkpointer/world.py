@@ -42,13 +42,14 @@ GIB = 2**30
 
 ENGINE = """
 import os, sys
-from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
+from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient, start_cuda_thread
 path, seat, processes, uuids, size = sys.argv[1:]
 for number in range(int(processes) - 1):
     if os.fork() == 0:
         break
 client = SyncDriverClient(path)
 assert client.request("attach", seat=seat)["code"] == 0
+start_cuda_thread()
 for uuid in uuids.split(","):
     assert client.request("alloc", gpu=uuid, bytes=int(size))["code"] == 0
 sys.stdout.write("ready\\n")
@@ -58,16 +59,35 @@ sys.stdin.read()
 
 
 STUB_ENGINE = """
-import json, mmap, os, sys
+import ctypes, json, mmap, os, sys, threading
 from kybernate.dev.fakes.engine.libcuda import Libcuda
 from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
-processes, size, marks, library = sys.argv[1:]
-for number in range(int(processes) - 1):
+processes, size, marks, library, attached, thread = sys.argv[1:]
+role = 0
+for number in range(1, int(processes) + int(attached)):
     if os.fork() == 0:
+        role = number
         break
+if role >= int(processes):  # cuInit, and every second one a context without memory
+    cuda = ctypes.CDLL("libcuda.so.1")
+    assert cuda.cuInit(0) == 0
+    assert role % 2 or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0) == 0
+    sys.stdout.write("ready\\n")
+    sys.stdout.flush()
+    sys.stdin.read()
 driver = Libcuda()
+if thread:
+    named = threading.Event()
+    def run():
+        assert ctypes.CDLL(None).prctl(15, thread.encode(), 0, 0, 0) == 0
+        named.set()
+        threading.Event().wait()
+    threading.Thread(target=run, daemon=True).start()
+    named.wait()
 for device in range(driver.devices if os.environ["SPREAD"] else 1):
     driver.alloc(device, int(size))
+if os.environ.get("MANAGED"):
+    assert driver._lib.cuMemAllocManaged(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(1 << 20), 1) == 0
 if json.loads(marks):
     assert SyncDriverClient(os.environ["KYB_FAKE_DRIVER"]).request("mark", **json.loads(marks))["code"] == 0
 if library:
@@ -149,17 +169,20 @@ class Node:
         backend: str = "",
         marks: dict[str, Any] | None = None,
         library: str = "",
+        attached: int = 0,
+        thread: str = "",
         environment: dict[str, str] | None = None,
         visible: tuple[int, ...] = (),
     ) -> Engine:
         """Start an engine and wait until it holds its memory. ``marks``: what its processes tell the fake driver about
-        themselves; ``library``: a file that they map; ``visible``: GPUs in its container, its own if none is named."""
+        themselves; ``library``: a file that they map; ``attached``: number of further processes without memory;
+        ``thread``: name of a thread; ``visible``: GPUs in its container, its own if none is named."""
         uuids = tuple(self.gpus[index] for index in gpus)
         share = str(gib * GIB // len(gpus) // processes)
         if self.kind == "fake":
             command = (ENGINE, str(self.socket), seat, str(processes), ",".join(uuids), share)
         else:
-            command = (STUB_ENGINE, str(processes), share, json.dumps(marks or {}), library)
+            command = (STUB_ENGINE, str(processes), share, json.dumps(marks or {}), library, str(attached), thread)
         device = {
             "NVIDIA_VISIBLE_DEVICES": ",".join(self.gpus[index] for index in (visible or gpus)),
             "CUDA_VISIBLE_DEVICES": ",".join(uuids),
@@ -188,7 +211,7 @@ class Node:
         engine = Engine(process, target)
         self.engines.append(engine)
         assert process.stdout is not None
-        for _ in range(processes):
+        for _ in range(processes + attached):
             assert await process.stdout.readline() == b"ready\n"
         return engine
 
@@ -337,9 +360,10 @@ async def checkpointer(
         pool = await stack.enter_async_context(HelperPool(node.helper_command, node.folder / "state" / "helpers"))
         own = await stack.enter_async_context(MemoryBus.connect(node.server))
         managers = await stack.enter_async_context(MemoryBus.connect(node.server))
-        host = open_host(node.socket, waits.settle())
+        host = open_host(node.socket, waits.settle(), fake_kubelet=True)
         host.allowed = host.allowed if allowed is None else allowed
-        worker = CheckpointWorker(NODE, own, journal, pool, open_backends(pool, waits, host, margin_bytes))
+        backends = open_backends(pool, waits, host, margin_bytes, fake=node.kind == "fake")
+        worker = CheckpointWorker(NODE, own, journal, pool, backends)
         here = Checkpointer(node, worker, managers, journal, pool, host)
         listening = asyncio.Event()
         tasks = [
@@ -373,6 +397,7 @@ def environment(node: Node, nats_url: str) -> dict[str, str]:
         "KYB_NODE": NODE,
         "KYB_NATS_URL": nats_url,
         "KYB_FAKE_DRIVER": str(node.socket),
+        "KYB_FAKE_KUBELET": "true",
         "KYB_RUN_DIR": str(node.folder / "run"),
         "KYB_STATE_DIR": str(node.folder / "state"),
         "KYB_SPEED": str(SPEED),

@@ -87,31 +87,6 @@ WHY = {
                 },
                 {"group": "G1", "why": "no demand", "switch": None, "seats": [seen("s2", "phi")]},
             ],
-            "shadow": {
-                "policy": "longest-queue",
-                "last_error": "",
-                "groups": [
-                    {
-                        "group": "G0",
-                        "same": 9,
-                        "different": 1,
-                        "errors": 0,
-                        "disagreements": 1,
-                        "gain_seconds": -12.25,
-                        "live": "a idle",
-                        "shadow": "c has 9",
-                    }
-                ],
-                "recent": [
-                    {
-                        "group": "G0",
-                        "age_seconds": 4.0,
-                        "live": "stay: a",
-                        "shadow": "drain a for c",
-                        "gain_seconds": 3.0,
-                    }
-                ],
-            },
             "recording": None,
         },
         {"node": "other", "unanswered": "its manager at http://x does not answer: TimeoutError()"},

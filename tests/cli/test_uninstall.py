@@ -48,11 +48,6 @@ def test_frozen_engines_refuse_the_uninstall(states: tuple[str, ...], held: int)
     assert len(look(*(row(f"p{n}", state) for n, state in enumerate(states))).held) == held
 
 
-def test_one_parked_seat_of_each_free_group_is_activated() -> None:
-    seen = look(row("b", "parked"), row("a", "parked"), row("c", "active", "G1"), row("d", "parked", "G1"))
-    assert [one.owner.name for one in seen.to_wake()] == ["a"]
-
-
 def test_pods_that_are_over_or_request_no_seat_are_ignored() -> None:
     every = [pod("over", phase="Succeeded"), pod("plain", limits={"nvidia.com/gpu": "1"}), pod("own", limits={})]
     assert owners(every, ["kyb.ai/"]) == ()
@@ -116,9 +111,6 @@ class World:
             self.unknown -= 1
             return web.json_response({"error": {"message": "no seat is called so"}}, status=404)
         self.commands.append(f"{verb} {seat}")
-        for one in self.seats:
-            if verb == "activate" and seat == f"seat/{one['seat']}":
-                one["state"] = "active"
         return web.json_response({})
 
     async def pod(self, request: web.Request) -> web.Response:
@@ -138,7 +130,6 @@ async def cluster(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "token").write_text("t")
     monkeypatch.setattr(uninstall, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(uninstall, "UNSURE_SECONDS", 0.05)
-    monkeypatch.setattr(uninstall, "REFUSED_SECONDS", 0.05)
     app = web.Application()
     app.add_routes(
         [
@@ -158,7 +149,7 @@ async def cluster(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 async def force(cluster: Cluster) -> tuple[str, ...]:
-    return await uninstall.force(cluster, wake_seconds=30, delete_seconds=30)
+    return await uninstall.force(cluster, 30)
 
 
 @pytest.mark.parametrize("router", [True, False])
@@ -188,23 +179,18 @@ async def test_without_any_answer_the_error_says_how_to_go_on(cluster: Cluster, 
     assert refusal(await cluster.look()) == ""
 
 
-async def test_forced_the_seats_that_fit_are_activated_and_the_other_pods_deleted(
-    cluster: Cluster, world: World
-) -> None:
+async def test_forced_the_frozen_pods_are_deleted_and_the_holders_pinned(cluster: Cluster, world: World) -> None:
     done = await force(cluster)
-    assert done == ("activated demo/c (seat s-c)", "deleted pod demo/b (seat s-b is parked)")
-    assert world.commands == ["pin seat/s-a", "pin seat/s-c", "activate seat/s-c", "delete b"]
+    assert done == ("deleted pod demo/b (seat s-b is parked)", "deleted pod demo/c (seat s-c is parked)")
+    assert world.commands == ["pin seat/s-a", "delete b", "delete c"]
     assert refusal(await cluster.look()) == ""
 
 
-async def test_forced_a_command_is_repeated_until_the_router_knows_the_seat(cluster: Cluster, world: World) -> None:
-    uninstall.REFUSED_SECONDS = 30.0
-    world.unknown = 3
-    assert (await force(cluster))[0] == "activated demo/c (seat s-c)"
-    world.commands.clear()
-    world.pods, world.seats, world.unknown = [pod("d")], [row("d", "parked")], 10**6
-    uninstall.REFUSED_SECONDS = 0.05
-    assert await force(cluster) == ("deleted pod demo/d (seat s-d is parked)",)
+async def test_forced_a_pin_is_repeated_until_the_router_knows_the_seat(cluster: Cluster, world: World) -> None:
+    world.unknown = 1
+    world.remade = [pod("new")], [row("new", "starting")]
+    await force(cluster)
+    assert {"pin seat/s-a", "pin seat/s-new"} <= set(world.commands)
 
 
 async def test_replaced_pods_park_no_seat(cluster: Cluster, world: World) -> None:
@@ -226,9 +212,9 @@ async def test_forced_without_any_answer_pods_that_may_be_frozen_are_deleted(clu
 
 async def test_forced_it_ends_after_its_time_limit(cluster: Cluster, world: World) -> None:
     world.stubborn = True
-    with pytest.raises(CliError, match=r"demo/b; see kubectl describe pod"):
+    with pytest.raises(CliError, match=r"demo/b, demo/c; see kubectl describe pod"):
         async with asyncio.timeout(30):
-            await uninstall.force(cluster, wake_seconds=0, delete_seconds=0)
+            await uninstall.force(cluster, 0)
 
 
 @pytest.mark.parametrize(("annotations", "forced"), [({"kyb.ai/uninstall": "force"}, True), ({"a": "b"}, False)])

@@ -33,14 +33,3 @@ async def test_why_of_one_model_shows_its_group_only(kyb: "Kyb", router: "SmallR
     result = await kyb("why", "nothing", "--url", router.url)
     assert result.code == 1
     assert "known: G0, G1, gemma, phi, qwen" in result.err
-
-
-async def test_why_shadow_says_what_it_would_have_done_and_that_the_gain_is_an_estimate(
-    kyb: "Kyb", router: "SmallRouter"
-) -> None:
-    out = (await kyb("why", "--shadow", "--url", router.url)).out
-
-    assert "G0: longest-queue: 90% of 10 looks alike; would have cost about 12 request-seconds" in out
-    assert "(an estimate)" in out
-    assert "4 s ago, G0, +3 request-seconds" in out
-    assert "shadow: drain a for c" in out

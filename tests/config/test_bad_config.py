@@ -206,9 +206,9 @@ BAD = {
         ONE + "policy:\n  name: quantum\n  quantumSeconds: 3\n",
         ":8: policy.quantumSeconds: unknown key; write it below settings: in policy",
     ),
-    "unknown policy in the shadow": (
-        ONE + "shadow:\n  name: kyb-slow\n",
-        ":7: shadow.name: 'kyb-slow': no such policy; did you mean kyb-slo?",
+    "the removed shadow policy": (
+        ONE + "shadow:\n  name: kyb-slo\n",
+        ":6: shadow: unknown key; the shadow policy was removed; record the views and replay them",
     ),
     "tier without weight": (
         ONE + "tiers:\n  gold:\n    weight: 0\n",

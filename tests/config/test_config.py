@@ -53,7 +53,7 @@ def test_the_customers_sample_loads_as_it_is(tmp_path: Path) -> None:
         ("gpu-2x-seat", 2, 3, 1),
         ("gpu-4x-seat", 4, 2, 1),
     ]
-    assert [(group.name, group.gpus) for group in config.topology.groups] == [("G01", (0, 1)), ("G23", (2, 3))]
+    assert [(group.name, group.gpus) for group in config.gpu_topology.groups] == [("G01", (0, 1)), ("G23", (2, 3))]
     assert config.policy == PolicyConfig("kyb-balanced", {})
     assert (config.mig_strategy, config.drain_seconds, config.warmup) == ("none", 60.0, True)
 
@@ -74,7 +74,7 @@ def test_the_examples_of_the_documentation_load_and_name_the_defaults(tmp_path: 
     assert config.model_dump(exclude=rest) == least.model_dump(exclude=rest)
     assert config.policy.build() == least.policy.build()
     assert config.all_tiers == least.all_tiers
-    assert (len(config.topology.groups), config.topology.overlap) == (1, "none")
+    assert (len(config.gpu_topology.groups), config.gpu_topology.overlap) == (1, "none")
     (tmp_path / "config.yaml").write_text(several)
     assert list(load_all(tmp_path / "config.yaml")) == ["default", "a100"]
 
@@ -143,16 +143,12 @@ def test_what_a_tier_leaves_out_comes_from_the_known_one_or_from_standard(tmp_pa
     text = (
         "profiles:\n"
         + profile(1)
-        + (
-            "tiers: {standard: {stallBudgetSeconds: 3}, gold: {weight: 4}, night: {sloSeconds: 600}}\n"
-            "shadow: {name: exhaustive}\n"
-        )
+        + ("tiers: {standard: {stallBudgetSeconds: 3}, gold: {weight: 4}, night: {sloSeconds: 600}}\n")
     )
     config = read(tmp_path, text)
     tiers = config.all_tiers
     assert (tiers["gold"].weight, tiers["gold"].slo_seconds, tiers["gold"].stall_budget_seconds) == (4.0, 12.0, 0.0)
     assert (tiers["night"].weight, tiers["night"].slo_seconds, tiers["night"].stall_budget_seconds) == (1.0, 600.0, 3.0)
-    assert config.shadow == PolicyConfig("exhaustive", {})
 
 
 def test_several_slots_and_durations_are_read(tmp_path: Path) -> None:

@@ -196,7 +196,18 @@ def test_auto_takes_ctypes_where_cuda_bindings_are_13_0_1_which_cannot_restore(r
     before = "from cuda.bindings import driver\ndel driver.cuCheckpointProcessRestore"
     auto, bindings = parsed(recorder.python(CHOICE.format(before=before)))
     assert auto == "ctypes on libcuda.so.1"
-    assert "lacks cuCheckpointProcessRestore; install cuda-bindings>=13.0.2,<14" in str(bindings)
+    assert "lacks cuCheckpointProcessRestore; install cuda-bindings>=13.0.2,<14,!=13.3.0" in str(bindings)
+
+
+@pytest.mark.parametrize("struct", ["CUcheckpointLockArgs", "CUcheckpointRestoreArgs", "CUcheckpointGpuPair"])
+def test_b3_auto_takes_ctypes_where_cuda_bindings_are_13_3_0_which_lack_a_struct(
+    recorder: Recorder, struct: str
+) -> None:
+    """Without it a restore to another GPU would end the helper in the middle of a job."""
+    before = f"from cuda.bindings import driver\ndel driver.{struct}"
+    auto, bindings = parsed(recorder.python(CHOICE.format(before=before)))
+    assert auto == "ctypes on libcuda.so.1"
+    assert f"lacks {struct}; install cuda-bindings" in str(bindings)
 
 
 def test_importing_the_package_loads_no_binding(recorder: Recorder) -> None:

@@ -38,6 +38,6 @@ def test_what_is_written_is_what_the_stack_reads(tmp_path: Path) -> None:
     config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
     config.write_text(config_yaml(layout))
     pods.write_text(pods_yaml(layout))
-    assert [group.name for group in load(config).topology.groups] == ["G0", "G1", "G2"]
+    assert [group.name for group in load(config).gpu_topology.groups] == ["G0", "G1", "G2"]
     read = check(StackOptions(config=config, pods=pods))
     assert [pod.model for pod in read.pods] == list(layout.models)

@@ -48,10 +48,23 @@ def test_without_rebalancing_nothing_may_move() -> None:
     assert scenario.failures(played(1.0, moves=1) | {"rebalance": False}) == ["1 moves although rebalancing is off"]
 
 
+def test_packing_is_compared_with_one_slot() -> None:
+    first, packed = played(10.0, moves=0), played(4.0, moves=0)
+    result = scenario.compared(first, packed, scenario.DemoScenario.PACKED)
+    assert (result["scenario"], result["packing"], result["without_packing"]) == ("packed", True, first)
+    assert scenario.failures(result) == []
+    crowded = scenario.compared(first, played(9.0, moves=0), scenario.DemoScenario.PACKED)
+    assert scenario.failures(crowded) == ["the mean wait fell by 10% and not by 25%"]
+    broken = scenario.compared(played(10.0, moves=0, violations=1), packed, scenario.DemoScenario.PACKED)
+    assert scenario.failures(broken) == ["with one slot: 1 violations"]
+    assert {one.model for one in scenario.arrivals(Demo(), scenario.DemoScenario.PACKED)} == set(scenario.SIZES)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--no-rebalance",), "--no-rebalance is for --scenario hot-group"),
+        (("--scenario", "packed", "--no-rebalance"), "--no-rebalance is for --scenario hot-group"),
         (("--scenario", "hot-group", "--chaos"), "brings its own stack and workload"),
     ],
 )

@@ -7,7 +7,8 @@ import pytest
 from kybernate.doctor import Finding, Severity, exit_code
 from kybernate.doctor.driver_checks import check_driver
 from kybernate.doctor.host_checks import check_host
-from kybernate.doctor.model import DriverFacts, GpuFacts, HostFacts, TargetFacts, UseFacts
+from kybernate.doctor.model import DriverFacts, GpuFacts, HostFacts, TargetFacts
+from kybernate.machine import GpuProcess
 
 GIB = 2**30
 GPUS = tuple(
@@ -22,7 +23,7 @@ DRIVER = DriverFacts(
     release="580.95.05",
     gpu_count=2,
     gpus=GPUS,
-    uses=(UseFacts(41, "GPU-0", 40 * GIB),),
+    uses=(GpuProcess(41, "GPU-0", 40 * GIB),),
     answers={41: 0},
 )
 TARGET = TargetFacts(41, "vllm", 0, "/kubepods/pod1/c1", limit_bytes=64 * GIB, free_bytes=50 * GIB)
@@ -61,7 +62,7 @@ def test_on_a_good_node_every_line_is_ok_and_nothing_is_to_be_done() -> None:
 
 def test_whatever_is_not_ok_says_what_to_do() -> None:
     bad = HostFacts(machine="aarch64", ptrace_scope=3, targets=(replace(TARGET, uid=7, free_bytes=0),))
-    broken = replace(DRIVER, init_code=802, gpu_count=3, uses=(*DRIVER.uses, UseFacts(99, "GPU-1", 1, exact=False)))
+    broken = replace(DRIVER, init_code=802, gpu_count=3, uses=(*DRIVER.uses, GpuProcess(99, "GPU-1", 1, exact=False)))
     found = [*findings(broken, bad), *findings(DriverFacts(trouble="none; try", nvml_trouble="none; try"), bad)]
     assert [finding for finding in found if finding.level is not Severity.OK and not finding.remedy] == []
 
@@ -185,13 +186,13 @@ def test_a_container_limit_must_hold_the_vram_once_more_and_a_tenth() -> None:
 
 
 def test_processes_of_one_container_share_its_limit() -> None:
-    driver = replace(DRIVER, uses=(*DRIVER.uses, UseFacts(42, "GPU-1", 20 * GIB)))
+    driver = replace(DRIVER, uses=(*DRIVER.uses, GpuProcess(42, "GPU-1", 20 * GIB)))
     finding = the("memory", driver, replace(HOST, targets=(TARGET, replace(TARGET, pid=42))))
     assert (finding.level, finding.finding[:35]) == (Severity.FAIL, "vllm (41), vllm (42): 60.0 GiB of V")
 
 
 def test_memory_that_the_driver_does_not_tell_is_a_warning() -> None:
-    driver = replace(DRIVER, uses=(UseFacts(41, "GPU-0", 40 * GIB, exact=False),))
+    driver = replace(DRIVER, uses=(GpuProcess(41, "GPU-0", 40 * GIB, exact=False),))
     found = [finding for finding in findings(driver) if finding.check == "memory"]
     assert [finding.level for finding in found] == [Severity.OK, Severity.WARN]
 

@@ -47,6 +47,16 @@ def test_marks_stay_until_they_are_taken_back(stand):
     assert stand.done("checkpoint", 1) is S
 
 
+def test_after_a_failed_checkpoint_the_state_looks_well_and_every_call_of_the_process_fails(stand):
+    stand.locked(1)
+    stand.read("mark", 1, managed=True)
+    assert stand.verb("checkpoint", 1) is Code.NOT_SUPPORTED
+    assert (stand.verb("unlock", 1), stand.state(1)) == (S, "RUNNING")
+    assert stand.code("touch", 1) is Code.UNKNOWN
+    assert stand.code("begin", 1, request="r") is Code.UNKNOWN
+    assert stand.kinds == {"request-not-running": 1}
+
+
 def test_a_communicator_can_be_left_before_a_park_and_joined_again_after_it(stand):
     """What a hook that destroys and rebuilds communicators does."""
     for pid in (1, 2):

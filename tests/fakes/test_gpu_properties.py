@@ -91,7 +91,7 @@ class AnySequence(RuleBasedStateMachine):
         assert self.stand.read("host")["used_bytes"] <= world.spec.host_memory_bytes
         for process in world.processes.values():
             assert all(count >= 0 for count in [*process.memory.values(), *process.parked.values()])
-            parked = process.state == "CHECKPOINTED"
+            parked = process.state == "CHECKPOINTED" and not process.spent
             restoring = process.operation is not None and process.operation.call.name == "restore"
             assert not parked or restoring or process.memory == {}
             assert parked or process.parked == {}

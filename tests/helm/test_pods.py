@@ -145,7 +145,7 @@ def test_only_pods_that_use_the_api_server_have_a_token() -> None:
         for one in render("forced-uninstall").containers()
         if any(mount["name"] == "api-token" for mount in one.spec.get("volumeMounts", ()))
     }
-    assert with_token == {"plugin", "manager", "keys", "certs", "check"}
+    assert with_token == {"plugin", "manager", "keys", "check"}
 
 
 @every_set
@@ -268,7 +268,7 @@ def test_a_router_drains_where_it_listens() -> None:
         command = render(values).one("Deployment", "-router")["spec"]["template"]["spec"]["containers"][0]["lifecycle"][
             "preStop"
         ]["exec"]["command"]
-        assert f"--url=http://{host}:8780" in command
+        assert f"--url=http://{host}:9474" in command
 
 
 def test_no_two_things_are_mounted_at_one_place() -> None:

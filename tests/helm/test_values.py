@@ -38,6 +38,11 @@ WRONG = {
         ["nats.tls.enabled=true", "nats.tls.existingSecret=x", "nats.tls.verify=true"],
         "set nats.tls.clientSecret",
     ),
+    "two certificates of the webhook": (
+        ["webhook.enabled=true", "webhook.certManager.enabled=true", "webhook.tls.existingSecret=x"],
+        "webhook.tls.existingSecret and webhook.certManager.enabled are two certificates: keep one of them",
+    ),
+    "an authority of no certificate": (["webhook.tls.caBundle=x"], "set that, too"),
     "a volume that overflows": (["nats.persistence.size=1Gi"], "set size above maxFileStore"),
     "a bus without room for its streams": (["nats.jetstream.maxFileStore=1Gi"], "set 1408Mi or more"),
     "another NATS without a version": (["nats.image.repository=nats"], "set nats.image.tag"),

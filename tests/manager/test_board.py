@@ -10,6 +10,7 @@ from kybernate.messages import (
     KillJob,
     ParkSeat,
     PinSeat,
+    Presence,
     ReleaseJob,
     SeatActivated,
     SeatClosed,
@@ -152,6 +153,25 @@ def test_a_router_that_fell_silent_counts_until_its_presence_expires(world: Worl
     world.idle(b)
 
     assert world.state(b) is S.PARKING
+
+
+def test_a_drain_does_not_wait_for_a_router_that_left_but_for_another_one_of_its_name(world: World) -> None:
+    a, b = world.fill("a", "b")
+    for incarnation in ("x", "y"):
+        world.router("router-1", incarnation)
+    world.traffic(a, waiting=1)
+    world.quiet(b)
+
+    def leave(incarnation: str) -> None:
+        gone = Presence(cause="p", component="router", instance="router-1", incarnation=incarnation, leaving=True)
+        world.receive(gone)
+        world.idle(b)
+
+    leave("x")
+    assert world.state(b) is S.DRAINING, "the other router-1 may still forward"
+    leave("y")
+    assert world.state(b) is S.PARKING
+    assert ("router-1", "y") not in recovery.ledger(world.board.node, "").routers.items()
 
 
 def test_a_drain_is_cut_at_its_deadline_and_the_engine_gets_a_moment(world: World) -> None:
@@ -309,8 +329,10 @@ def test_a_ticket_without_a_process_is_taken_back_after_270_seconds(world: World
     world.calls.clear()
 
     world.tick(269)
+    world.look()
     assert world.state(seat) is S.STARTING
     world.tick(2)
+    world.look()
 
     assert world.state(seat) is S.WAITING
 

@@ -1,4 +1,4 @@
-"""The live policy and its observers: failures, the shadow, recording and replaying."""
+"""The live policy: failures, recording and replaying."""
 
 import json
 from dataclasses import dataclass, replace
@@ -12,7 +12,6 @@ from kybernate.policy import Decision, GroupView, KybBalanced, Park, SeatView, S
 from kybernate.policy.recording import encode, heading
 from kybernate.seat import SeatState as S
 from services.gpu_manager.live_policy import GuardedPolicy, ViewRecorder
-from services.gpu_manager.shadow import Shadow, projected
 from tests.manager.world import World
 
 
@@ -99,60 +98,13 @@ def test_a_node_goes_on_with_a_policy_that_always_fails() -> None:
     assert "policy broken failed" in world.node.groups["G0"].why
 
 
-# --- the shadow ---------------------------------------------------------------------------------------------------
-
-
-def test_a_shadow_counts_what_it_would_have_done_differently_once_while_it_lasts() -> None:
-    shadow = Shadow("longest-queue", LongestQueue())
-    few, many = Switch("few", "i", "oldest"), shadow.policy.decide(TWO)
-
-    for _ in range(3):
-        shadow.observe(TWO, few)
-    score = shadow.scores["G0"]
-
-    assert isinstance(many, Switch)
-    assert many.activate == "many"
-    assert (score.evaluations["different"], score.disagreements) == (3, 1)
-    assert score.gain_seconds == projected(TWO, few) - projected(TWO, many)
-    assert score.gain_seconds > 0
-    assert (score.live, score.shadow) == ("oldest", many.reason)
-
-    shadow.observe(TWO, many)
-    shadow.observe(TWO, few)
-    assert (score.evaluations["same"], score.disagreements, len(shadow.recent)) == (1, 2, 2)
-
-
-def test_a_shadow_that_raises_is_counted_and_does_no_harm() -> None:
-    shadow = Shadow("broken", Says(RuntimeError("no")))
-    brain = GuardedPolicy("kyb-balanced", KybBalanced(), observers=[shadow.observe])
-
-    assert isinstance(brain.decide(TWO), Switch)
-    assert shadow.scores["G0"].evaluations["error"] == 1
-    assert "RuntimeError" in shadow.last_error
-    assert brain.errors == 0
-
-
-def test_the_projection_counts_who_waits_until_when() -> None:
-    view = group(IDLE, seat("a", waiting=2), seat("b", waiting=1))
-
-    # a is served after 2 + 3 s, then 5 s of serving, 2 s of parking, 3 s of activating: b.
-    assert projected(view, Switch("a", "i", "")) == 2 * 5.0 + 1 * 15.0
-    assert projected(view, Switch("b", "i", "")) == 1 * 5.0 + 2 * 15.0
-    busy = group(replace(IDLE, in_flight=1), *view.seats[1:])
-    assert projected(busy, Switch("a", "i", "")) == projected(view, Switch("a", "i", "")) + 3 * 5.0
-    assert projected(busy, Switch("a", "i", "", "freeze")) == projected(view, Switch("a", "i", ""))
-    assert projected(busy, Stay(30.0, "")) > projected(busy, Stay(None, ""))
-
-
 # --- recording ----------------------------------------------------------------------------------------------------
 
 
 def test_what_a_board_decided_is_decided_again(tmp_path: Path) -> None:
     file = tmp_path / "views" / "n1.jsonl"
     recorder = ViewRecorder(file, "kyb-balanced", {"min_visit_seconds": 3.0}, "n1")
-    world = World(
-        policy=GuardedPolicy("kyb-balanced", KybBalanced(min_visit_seconds=3.0), observers=[recorder.observe])
-    )
+    world = World(policy=GuardedPolicy("kyb-balanced", KybBalanced(min_visit_seconds=3.0), recorder=recorder))
     world.boot()
     seats = world.fill("a", "b", "c")
     for number in range(40):
@@ -169,11 +121,12 @@ def test_what_a_board_decided_is_decided_again(tmp_path: Path) -> None:
     assert result.looks == recorder.written > 50
     assert replay(file.read_text().splitlines(), Says(Stay(None, ""))).share < 1.0
     assert main([str(file)]) == 0
+    assert main(["--policy", "longest-queue", str(file)]) == 1, "the difference to another policy"
 
 
 def test_failures_replay_as_failures(tmp_path: Path) -> None:
     recorder = ViewRecorder(tmp_path / "r", "longest-queue", {})
-    wrong = GuardedPolicy("longest-queue", Says(Switch("who?", None, "")), observers=[recorder.observe])
+    wrong = GuardedPolicy("longest-queue", Says(Switch("who?", None, "")), recorder=recorder)
     wrong.decide(TWO)
     recorder.close()
 
@@ -218,16 +171,6 @@ def test_a_recorder_without_disk_leaves_out_and_says_so(tmp_path: Path) -> None:
 def test_what_is_no_recording_is_refused(lines: list[str], reason: str) -> None:
     with pytest.raises(RecordingError, match=reason):
         replay(lines)
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_a_shadow_whose_answer_is_none_is_only_counted(kind: str) -> None:
-    shadow = Shadow("mine", Says(BAD[kind]))
-
-    shadow.observe(TWO, Stay(None, "so"))
-
-    assert shadow.scores["G0"].evaluations == {"error": 1}
-    assert "group G0" in shadow.last_error
 
 
 def test_a_look_that_cannot_be_written_does_not_end_the_recording(tmp_path: Path) -> None:

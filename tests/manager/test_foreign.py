@@ -1,6 +1,7 @@
 """Processes on the GPUs that belong to no seat, and what is done beside them: nothing new, and nothing is ended."""
 
 import os
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,11 +70,33 @@ class Processes:
         return self.found
 
 
-def proc(folder: Path, pid: int, *, parent: int = 1, session: int = 1, cgroup: str = "0::/", name: str = "x") -> None:
+def proc(
+    folder: Path, pid: int, *, parent: int = 1, session: int = 1, cgroup: str = "0::/", name: str = "x", start: int = 0
+) -> None:
     (folder / str(pid)).mkdir()
     (folder / str(pid) / "comm").write_text(f"{name}\n")
     (folder / str(pid) / "cgroup").write_text(cgroup)
-    (folder / str(pid) / "stat").write_text(f"{pid} (a) b) S {parent} {pid} {session} 0 0")
+    (folder / str(pid) / "stat").write_text(f"{pid} (a) b) S {parent} {pid} {session}{' 0' * 15} {start}")
+
+
+async def foreign(watch: GpuProcesses, containers: Collection[str]) -> tuple[ForeignProcess, ...] | None:
+    seen = await watch.read(containers)
+    return None if seen is None else seen.processes
+
+
+async def test_what_a_container_used_at_most_is_kept_while_it_exists(tmp_path: Path) -> None:
+    for pid in (10, 11):
+        proc(tmp_path, pid, cgroup="0::/kubepods/pod1/cri-containerd-abcdef.scope")
+    gpus = Processes(GpuProcess(10, "GPU-0", 30), GpuProcess(11, "GPU-0", 5), GpuProcess(11, "GPU-1", 20))
+    watch = GpuProcesses(gpus, tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
+    for _ in range(2):
+        seen = await watch.read(["containerd://abcdef"])
+        assert seen is not None
+        assert seen.peaks == {"containerd://abcdef": 70}, "as if both GPUs were as full as the fuller one"
+        gpus.found = (GpuProcess(10, "GPU-0", 3),)
+    seen = await watch.read([])
+    assert seen is not None
+    assert seen.peaks == {}
 
 
 async def test_a_process_belongs_to_a_seat_by_its_cgroup_or_by_its_ancestors(tmp_path: Path) -> None:
@@ -83,29 +106,50 @@ async def test_a_process_belongs_to_a_seat_by_its_cgroup_or_by_its_ancestors(tmp
     proc(tmp_path, 18, parent=1, session=18)
     proc(tmp_path, 30, parent=29, session=28, name="train.py")  # its parents ended
     gpus = Processes(*(GpuProcess(pid, "GPU-0", 1) for pid in (10, 20, 30, 40)))
-    watch = GpuProcesses(gpus, tmp_path)  # type: ignore[arg-type]
+    watch = GpuProcesses(gpus, tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
     containers = ["containerd://abcdef", "process://18"]
     for _ in range(READS - 1):
-        assert await watch.foreign(containers) == ()
+        assert await foreign(watch, containers) == ()
     # 30 belongs to no container; 40 cannot be read from here, so it is left out.
-    assert await watch.foreign(["containerd://abcdef", "process://18"]) == ()
+    assert await foreign(watch, ["containerd://abcdef", "process://18"]) == ()
     proc(tmp_path, 29)
     proc(tmp_path, 28)
     for _ in range(READS):
-        found = await watch.foreign(containers)
+        found = await foreign(watch, containers)
     assert found == (ForeignProcess("GPU-0", 30, "train.py"),)
-    assert await watch.foreign([*containers, "process://28"]) == ()
+    assert await foreign(watch, [*containers, "process://28"]) == ()
     gpus.found = None
-    assert await watch.foreign(containers) is None
+    assert await foreign(watch, containers) is None
 
 
 async def test_this_very_process_is_its_own_and_its_childrens_ancestor() -> None:
-    watch = GpuProcesses(Processes(GpuProcess(os.getpid(), "GPU-0", 1)))  # type: ignore[arg-type]
+    watch = GpuProcesses(Processes(GpuProcess(os.getpid(), "GPU-0", 1)), Path("/nowhere"))  # type: ignore[arg-type]
     for _ in range(READS):
-        found = await watch.foreign([])
+        found = await foreign(watch, [])
     assert found is not None
     assert [one.pid for one in found] == [os.getpid()]
-    assert await watch.foreign([f"process://{os.getpid()}"]) == ()
+    assert await foreign(watch, [f"process://{os.getpid()}"]) == ()
+
+
+async def test_b0_a_process_with_0_bytes_of_vram_is_no_stranger() -> None:
+    """NVML lists whatever opened a device; Ray, dashboards and the checkpointer's helpers would stop every start."""
+    watch = GpuProcesses(Processes(GpuProcess(os.getpid(), "GPU-0", 0)), Path("/nowhere"))  # type: ignore[arg-type]
+    for _ in range(READS + 1):
+        assert await foreign(watch, []) == ()
+
+
+async def test_b0_helpers_of_the_checkpointer_are_no_strangers_even_where_bytes_are_unknown(tmp_path: Path) -> None:
+    """Then the driver's answer for each process is all memory in use on its GPU."""
+    (tmp_path / "helpers").mkdir()
+    for pid in (10, 11):
+        proc(tmp_path, pid, name="helper", start=500)
+    (tmp_path / "helpers" / "10-500").touch()
+    (tmp_path / "helpers" / "11-400").touch()  # its pid was reused
+    gpus = Processes(*(GpuProcess(pid, "GPU-0", 70) for pid in (10, 11)))
+    watch = GpuProcesses(gpus, tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
+    for _ in range(READS):
+        found = await foreign(watch, [])
+    assert [one.pid for one in found or ()] == [11]
 
 
 def entry(seat: str, *gpus: str) -> LedgerEntry:
@@ -142,8 +186,8 @@ async def test_a_name_that_is_no_text_is_a_name(tmp_path: Path) -> None:
         (tmp_path / "10" / file).write_bytes(
             (tmp_path / "10" / file).read_bytes().replace(b"x", b"\xff").replace(b"a", b"\xff")
         )
-    watch = GpuProcesses(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path)  # type: ignore[arg-type]
+    watch = GpuProcesses(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
     for _ in range(READS):
-        found = await watch.foreign(["process://1234", "containerd://abc"])
+        found = await foreign(watch, ["process://1234", "containerd://abc"])
     assert found is not None
     assert [stranger.pid for stranger in found] == [10]

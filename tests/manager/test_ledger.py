@@ -11,14 +11,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 
 from kybernate.bus.port import BusError
 from kybernate.envelope import Message
-from kybernate.messages import AskJobs, CommandReply, JobReply, PinSeat
+from kybernate.messages import AskJobs, CommandReply, DrainNode, JobReply, PinSeat, Presence
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import PodsSeen, StartCall, StartCalls, UnixTime
+from services.gpu_manager.inputs import PodsSeen, StartCall, StartCalls, StartTicket, UnixTime
 from services.gpu_manager.ledger import Durable, Ledger, LedgerEntry, LedgerFile
 from services.gpu_manager.manager import Manager
+from services.gpu_manager.publish import GateFiles
 from services.gpu_manager.seat_pod import Owners
 from tests.manager.test_manager import look, running, taken
 from tests.manager.world import World
@@ -152,6 +154,30 @@ def test_a_damaged_ledger_is_read_as_the_state_before_or_after_or_not_at_all(tmp
     assert all(one in (ledger(1), ledger(2), Ledger()) for one in found)
 
 
+@pytest.mark.parametrize("lines", ["last", "all"])
+def test_damaged_lines_are_named_in_the_log_with_what_follows(tmp_path: Path, lines: str) -> None:
+    path = tmp_path / "ledger"
+    file = LedgerFile(path)
+    for epoch in (1, 2, 3):
+        file.write(ledger(epoch), durable=False)
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    kept = first if lines == "last" else first[:40] + b"#" + first[41:]
+    path.write_bytes(kept + b"".join(line[:40] + b"#" + line[41:] for line in others))
+
+    with structlog.testing.capture_logs() as logs:
+        again = LedgerFile(path)
+        assert again.read().epoch == (1 if lines == "last" else 0)
+        again.read()
+
+    (line,) = logs
+    if lines == "last":
+        assert (line["event"], line["lines"], line["used"], line["epoch"]) == ("ledger.damaged", [2, 3], 1, 1)
+        assert "forgotten" in line["meaning"]
+    else:
+        assert (line["event"], line["lines"]) == ("ledger.unreadable", [1, 2, 3])
+        assert Path(line["kept_as"]).exists()
+
+
 def test_a_ledger_without_checksums_is_read(tmp_path: Path) -> None:
     old = ledger(7).model_dump(mode="json", exclude={"seq"})
     lines = [json.dumps(old | {"epoch": epoch}, separators=(",", ":")) for epoch in (6, 7)]
@@ -170,8 +196,8 @@ def test_a_manager_of_before_reads_the_ledger_of_today(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def with_a_full_disk(folder: Path) -> AsyncIterator[tuple[Manager, str]]:
-    """A manager and a seat that a pod waits for; from now on no record can be written."""
+async def with_a_pod(folder: Path) -> AsyncIterator[tuple[Manager, str]]:
+    """A manager and a seat that a pod waits for."""
     world = World()
     seat = world.seat(0, 0)
 
@@ -182,9 +208,7 @@ async def with_a_full_disk(folder: Path) -> AsyncIterator[tuple[Manager, str]]:
     async def owners(_: object = ()) -> Owners:
         return world.owners()
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
+    (folder / "seats" / seat).mkdir(parents=True)  # the plugin's: tickets are written there
     async with running(world, folder, ask, taken) as manager:
         await until(
             lambda: manager.node.recovered and manager.node.seats[seat].state is S.FREE,
@@ -196,6 +220,17 @@ async def with_a_full_disk(folder: Path) -> AsyncIterator[tuple[Manager, str]]:
         await manager.receive(PodsSeen(world.owners()))
         await until(lambda: manager.node.seats[seat].pod is not None, what="the pod owns the seat")
         assert runs()
+        yield manager, seat
+
+
+@asynccontextmanager
+async def with_a_full_disk(folder: Path) -> AsyncIterator[tuple[Manager, str]]:
+    """The same; from now on no record can be written."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with with_a_pod(folder) as (manager, seat):
         manager.ledger.write = full  # type: ignore[method-assign]
         yield manager, seat
 
@@ -224,3 +259,85 @@ async def test_a_pin_that_the_ledger_could_not_record_is_not_confirmed(tmp_path:
 
         assert manager.node.seats[seat].durable.pinned, "the board took it"
         assert not runs(), "and ended with its manager"
+
+
+def follow(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The order of what the manager makes durable and publishes from now on."""
+    order: list[str] = []
+    write, fdatasync, ticket = manager.ledger.write, os.fdatasync, manager.gate.write_ticket
+
+    def record(found: Ledger, *, durable: bool) -> None:
+        order.append("record")
+        write(found, durable=durable)
+
+    monkeypatch.setattr(manager.ledger, "write", record)
+    monkeypatch.setattr(os, "fdatasync", lambda handle: (order.append("sync"), fdatasync(handle)))
+    monkeypatch.setattr(manager.gate, "write_ticket", lambda one: (order.append("ticket"), ticket(one)))
+    return order
+
+
+async def test_the_record_of_a_ticket_is_on_disk_before_the_ticket_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with with_a_pod(tmp_path) as (manager, seat):
+        order, unix = follow(manager, monkeypatch), manager.now().unix
+        await manager.receive(StartCalls({seat: StartCall("call-1", unix, UnixTime(unix + 25))}))
+        await until(lambda: "ticket" in order, what="the ticket is published")
+
+        before = order[: order.index("ticket")]
+        assert before[-2:] == ["record", "sync"]
+        (entry,) = [one for one in LedgerFile(tmp_path / "ledger").read().seats if one.seat == seat]
+        assert (entry.state, entry.lease, entry.durable.ticket) == (S.STARTING, True, "call-1")
+
+
+async def test_the_record_of_a_pin_is_on_disk_before_the_pin_is_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with with_a_pod(tmp_path) as (manager, seat):
+        order = follow(manager, monkeypatch)
+        pin = PinSeat(cause="c", node="n1", seat=seat, actor="me")
+
+        assert (await manager.bus.request(pin, CommandReply, timeout=30.0)).accepted
+
+        assert order[:2] == ["record", "sync"]
+        assert [one.durable.pinned for one in LedgerFile(tmp_path / "ledger").read().seats if one.seat == seat] == [
+            True
+        ]
+
+
+async def test_the_record_of_an_operation_is_on_disk_before_it_is_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with with_a_pod(tmp_path) as (manager, _):
+        order = follow(manager, monkeypatch)
+        drain = DrainNode(cause="c", node="n1", group="G0", purpose="maintenance", actor="me", op="op-1")
+
+        assert (await manager.bus.request(drain, CommandReply, timeout=30.0)).accepted
+
+        assert order[:2] == ["record", "sync"]
+        assert [one.op for one in LedgerFile(tmp_path / "ledger").read().orders] == ["op-1"]
+
+
+async def test_a_router_that_appears_is_in_the_ledger(tmp_path: Path) -> None:
+    async with with_a_pod(tmp_path) as (manager, _):
+        await manager.receive(Presence(cause="p", component="router", instance="router-1", incarnation="x"))
+
+        await until(lambda: ("router-1", "x") in manager.node.routers.present, what="the manager knows the router")
+
+        assert LedgerFile(tmp_path / "ledger").read().routers.get("router-1") == "x", "and so does the next one"
+
+
+async def test_a_manager_without_its_ledger_reads_the_tickets_in_the_seat_folders(tmp_path: Path) -> None:
+    world = World()
+    seat = world.seat(0, 2)
+    GateFiles(tmp_path).seats.joinpath(seat).mkdir(parents=True)
+    GateFiles(tmp_path).write_ticket(StartTicket(seat, "call-1", "uid-a", 7))
+
+    async def ask(job: Message) -> JobReply:
+        assert isinstance(job, AskJobs)
+        return look(job, "gone")
+
+    async with running(world, tmp_path, ask, taken) as manager:
+        await until(lambda: manager.node.recovered, what="the board is recovered")
+
+        assert manager.node.seats[seat].lease, "a container may come of it"

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
-from kybernate.messages import JobProgress, JobReply, KillJob, ReleaseJob, SwitchJob
+import pytest
+
+from kybernate.messages import JobProgress, JobReply, JobStatus, KillJob, ReleaseJob, SeatProgress, SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import EndingAnswered, JobAnswered, JobsReported, StartTicket
+from services.gpu_manager.inputs import EndingAnswered, InputRefused, JobAnswered, JobsReported, StartTicket
 from tests.manager.world import World, status
 
 
@@ -177,3 +179,38 @@ def test_a_deleted_seat_that_is_still_frozen_is_released_again(world: World) -> 
     world.look_at(a, "gone")
 
     assert world.state(a) is S.FREE
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_a_report_about_a_job_that_was_never_sent_is_refused_and_counted(world: World, *, answer: bool) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    switch = world.node.switches[world.managed(b).group.name]
+    assert switch.phase == "draining"
+    progress = SeatProgress(seat=b, pod_uid="uid-b", container_id="", outcome="parked")
+    done = JobStatus(op=switch.op, epoch=switch.epoch, group=switch.group, park=(progress,), done=True)
+
+    reply = JobReply(accepted=False, code="unsupported", jobs=(done,))
+    effects = world.receive(JobAnswered(switch.op, reply) if answer else JobProgress(cause="c", node="n1", status=done))
+
+    assert world.state(b) is S.DRAINING
+    assert (switch.phase, switch.job.journaled) == ("draining", False)
+    assert world.node.refused == 1
+    assert [switch.op in effect.text for effect in effects if isinstance(effect, InputRefused)] == [True]
+
+
+def test_the_late_end_of_a_container_before_does_not_free_the_gpus_of_the_next_one(world: World) -> None:
+    a, *_ = world.fill("a")
+    delete(world, a)
+    assert world.state(a) is S.RELEASING
+    gone = SeatProgress(seat=a, pod_uid="uid-a", container_id="process://before", outcome="gone")
+
+    world.receive(JobsReported(JobReply(accepted=True, seats=(gone,))))
+    world.tick()
+    assert world.managed(a).lease
+
+    now = gone.model_copy(update={"container_id": world.managed(a).durable.container_id})
+    world.receive(JobsReported(JobReply(accepted=True, seats=(now,))))
+    world.tick()
+    assert not world.managed(a).lease

@@ -16,11 +16,15 @@ from kybernate.messages import (
     ActivateSeat,
     AskJobs,
     Command,
+    DrainNode,
     JobProgress,
     JobReply,
     JobStatus,
+    MigrateSeat,
+    OrderCommand,
     ParkSeat,
     PinSeat,
+    ResumeNode,
     RetargetJob,
     SeatProgress,
     SeatTarget,
@@ -192,7 +196,7 @@ class AnyMove(RuleBasedStateMachine):
         self.world.fill("a", "b", "c")
         self.world.fill("d", "e", group=1)
         self.seats = [seat for group in groups for seat in group.seat_ids]
-        self.node = Node()
+        self.node, self.orders = Node(), 0
         for seat in self.seats:
             gpu = self.world.managed(seat).home.gpus[0].uuid
             (self.node.memory if self.world.state(seat) is S.ACTIVE else self.node.parked)[seat] = gpu
@@ -231,6 +235,16 @@ class AnyMove(RuleBasedStateMachine):
     @rule(number=SEATS, kind=st.sampled_from([PinSeat, UnpinSeat, ParkSeat, ActivateSeat]))
     def an_operator_wants(self, number: int, kind: type[Command]) -> None:
         self.world.command(kind, self.seats[number])
+
+    @rule(number=SEATS, to=st.sampled_from(["G0", "G1"]))
+    def an_operator_moves(self, number: int, to: str) -> None:
+        self.orders += 1
+        self.world.order(MigrateSeat, f"op-{self.orders}", seat=self.seats[number], to=to)
+
+    @rule(group=st.sampled_from(["G0", "G1"]), kind=st.sampled_from([DrainNode, ResumeNode]))
+    def an_operator_drains_or_resumes(self, group: str, kind: type[OrderCommand]) -> None:
+        self.orders += 1
+        self.world.order(kind, f"op-{self.orders}", group=group)
 
     @rule(seconds=st.sampled_from([0.1, 1.5, 5.0]))
     def time_passes(self, seconds: float) -> None:

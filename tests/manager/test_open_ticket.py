@@ -4,6 +4,7 @@ Seen when kubelet was killed with all its pods: the same seats went to new pods,
 in the name of the one before.
 """
 
+import json
 import os
 import time
 from dataclasses import replace
@@ -18,7 +19,7 @@ from services.gpu_manager.inputs import BusChanged, Recovered, SeatTicket, Start
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import GateFiles
 from services.gpu_manager.seat_pod import SeatPod
-from tests.manager.world import World
+from tests.manager.world import GIB, World
 
 
 @pytest.fixture
@@ -225,7 +226,9 @@ def test_a_start_under_way_survives_the_loss_of_the_ledger(
     gate.write_ticket(ticket)
     written = tmp_path / "seats" / seat / "ticket.json"
     written.rename(written.with_name(name))
-    os.utime(written.with_name(name), (time.time() - 100, time.time() - 100))
+    written = written.with_name(name)
+    written.write_text(json.dumps({**json.loads(written.read_text()), "given": time.monotonic() - 100}))
+    os.utime(written, (time.time() - 3600, time.time() - 3600))  # the clock of the day was set since
     if vanished:
         del world.pods[seat]
     found = recovery.open_tickets(Ledger(), world.owners(), gate.tickets(world.node.seats))
@@ -246,9 +249,112 @@ def test_a_start_under_way_survives_the_loss_of_the_ledger(
     assert tickets(world, other)
 
 
+def test_a_ticket_is_open_although_the_ledger_that_is_left_is_older(world: World) -> None:
+    seat = world.seat(0, 0)
+    world.pod(seat, "a", vram="30GiB")
+    before = recovery.ledger(world.node, "")
+    world.call(seat)
+    (ticket,) = tickets(world, seat)
+    read = SeatTicket(seat, ticket.call, ticket.pod_uid, ticket.epoch, 5.0, ticket.vram_bytes)
+
+    found = recovery.open_tickets(before, world.owners(), (read,))
+    ledger = recovery.with_tickets(before, found)
+
+    assert found == (read,)
+    (entry,) = ledger.seats
+    assert (entry.state, entry.lease, entry.pod, entry.epoch) == (S.STARTING, True, "default/a", ticket.epoch)
+    assert entry.durable.vram_bytes == 30 * GIB
+    assert ledger.epoch == ticket.epoch
+    assert not recovery.open_tickets(recovery.ledger(world.node, ""), world.owners(), (read,))
+
+
+def test_the_ticket_of_a_seat_that_was_freed_is_not_open_again_after_a_restart(world: World) -> None:
+    seat = starting(world)
+    other = rival(world)
+    (ticket,) = tickets(world, seat)
+    world.pods[seat] = replace(world.pods[seat], deleting=True)
+    world.look()
+    del world.pods[seat]
+    world.look()
+    world.look()
+    assert (world.state(seat), len(tickets(world, other))) == (S.FREE, 1)
+    read = tuple(SeatTicket(t.seat, t.call, t.pod_uid, t.epoch, 5.0) for t in (ticket, *tickets(world, other)))
+
+    assert recovery.open_tickets(recovery.ledger(world.node, ""), world.owners(), read) == ()
+
+
+def test_a_start_is_not_given_up_while_the_pods_cannot_be_read(world: World) -> None:
+    seat = starting(world)
+    other = rival(world)
+
+    world.tick(600)  # no observation: a container may run unseen
+    assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
+    assert not tickets(world, other)
+
+    world.look()
+    assert world.state(seat) is S.WAITING
+
+
 def test_an_old_ticket_or_one_whose_container_runs_holds_nothing(world: World) -> None:
     seat = world.seat(0, 0)
     world.serve(seat, "a")
     found = (SeatTicket(seat, "call-1", "uid-a", 1, 10.0), SeatTicket(world.seat(0, 1), "call-2", "uid-b", 2, 271.0))
 
     assert recovery.open_tickets(Ledger(), world.owners(), found) == ()
+
+
+def test_a_call_that_has_ended_gets_no_ticket(world: World) -> None:
+    seat, other = world.seat(0, 0), world.seat(0, 1)
+    world.serve(seat, "a")
+    world.pod(other, "b")
+    world.call(other)
+    world.tick(25)
+
+    world.exit(seat)
+    assert not tickets(world, other), "kubelet does not wait for it any more"
+    world.call(other)
+
+    assert [ticket.call for ticket in tickets(world, other)] == [world.calls[other].call]
+
+
+def test_a_pod_that_is_missing_in_the_list_gets_no_ticket(world: World) -> None:
+    seat, other = world.seat(0, 0), world.seat(0, 1)
+    world.serve(seat, "a")
+    world.pod(other, "b")
+    world.call(other)
+    waits = world.pods.pop(other)
+
+    world.exit(seat)
+    assert not tickets(world, other)
+    world.pods[other] = waits
+    world.look()
+
+    assert tickets(world, other)
+
+
+def test_a_call_whose_ticket_was_used_ends_no_container(world: World) -> None:
+    """The plugin was killed before it removed the announcement of the call."""
+    seat = world.seat(0, 0)
+    world.pod(seat, "a")
+    world.call(seat)
+    world.pods[seat] = replace(world.pods[seat], container_id="process://9", running=True)
+    world.look()
+    world.healthy(seat)
+
+    for _ in range(4):
+        world.receive(StartCalls(dict(world.calls)))
+        world.look()
+
+    assert (world.state(seat), world.managed(seat).lease) == (S.ACTIVE, True)
+    assert len(tickets(world, seat)) == 1
+
+
+def test_a_call_whose_ticket_is_taken_does_not_wait(tmp_path: Path) -> None:
+    gate, folder = GateFiles(tmp_path), tmp_path / "seats" / "s00"
+    folder.mkdir(parents=True)
+    (folder / "call.json").write_text('{"call": "call-1", "since": 1.0, "until": 26.0}')
+    assert set(gate.calls(["s00"])) == {"s00"}
+
+    (folder / "ticket.taken.json").write_text('{"call": "call-1", "seat": "s00"}')
+
+    assert gate.calls(["s00"]) == {}

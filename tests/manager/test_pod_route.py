@@ -1,11 +1,13 @@
 from typing import cast
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from kybernate.health import HttpServer
-from services.gpu_manager.http import pod_route
-from services.gpu_manager.inputs import Now
+from kybernate.messages import JobReply, ReleaseJob
+from services.gpu_manager.http import pod_route, stop_route
+from services.gpu_manager.inputs import EndingAnswered, Now
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.state import NodeState
 from tests.manager.world import World
@@ -23,6 +25,9 @@ class ReadOnlyManager:
 
     def now(self) -> Now:
         return self._world.now
+
+    async def until_recorded(self) -> None:
+        pass
 
 
 async def test_what_the_seat_of_a_pod_does(world: World) -> None:
@@ -42,3 +47,32 @@ async def test_what_the_seat_of_a_pod_does(world: World) -> None:
         assert (await ask("unknown"))[0] == 404
         world.node.recovered = False
         assert (await ask("uid-m"))[0] == 503
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_b8_kubelet_waits_for_a_deleted_pod_while_the_checkpointer_ends_its_processes(
+    world: World, ends: bool
+) -> None:
+    seat = world.seat(0, 0)
+    world.serve(seat, "m")
+    app = web.Application()
+    app.add_routes([stop_route(cast(Manager, ReadOnlyManager(world)))])
+    async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
+
+        async def ask(uid: str = "uid-m") -> tuple[bool, bool]:
+            async with http.get(f"{server.url}/v1/pods/{uid}/stop") as answer:
+                found = await answer.json()
+                return found["wait"], found["deleted"]
+
+        assert await ask() == (True, False), "its deletion may not have been seen yet"
+        assert await ask("unknown") == (False, False)
+        world.pods.pop(seat)
+        world.look()
+        world.look()
+        assert await ask() == (True, True), "the checkpointer has not answered"
+        job = world.last(ReleaseJob)
+        assert isinstance(job, ReleaseJob)
+        world.receive(EndingAnswered(job, JobReply(accepted=True, ends=ends)))
+        assert await ask() == (ends, True)
+        world.look_at(seat, "gone")
+        assert (await ask())[0] is False

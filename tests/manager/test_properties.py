@@ -5,7 +5,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kybernate.messages import ActivateSeat, JobReply, KillJob, ParkSeat, PinSeat, ReleaseJob, UnpinSeat
+from kybernate.messages import (
+    ActivateSeat,
+    DrainNode,
+    JobReply,
+    KillJob,
+    OrderCommand,
+    ParkSeat,
+    PinSeat,
+    ReleaseJob,
+    ResumeNode,
+    UnpinSeat,
+)
 from kybernate.seat import HOLDING
 from kybernate.seat import SeatState as S
 from services.gpu_manager import view
@@ -24,7 +35,7 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.world = World(groups=(make_group("G0", [0], 3), make_group("G23", [2, 3], 3, slots=2)))
         self.world.boot()
-        self.pods = 0
+        self.pods = self.orders = 0
 
     def seat(self, group: int, number: int) -> str:
         return self.world.seat(group % len(self.world.groups), number)
@@ -80,11 +91,19 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(group=GROUPS, number=NUMBERS, waiting=st.integers(0, 2), in_flight=st.integers(0, 2))
     def traffic(self, group: int, number: int, waiting: int, in_flight: int) -> None:
-        self.world.traffic(self.seat(group, number), waiting=waiting, in_flight=in_flight, ttl=20)
+        if self.world.managed(self.seat(group, number)).model:  # a signal without a model is no message
+            self.world.traffic(self.seat(group, number), waiting=waiting, in_flight=in_flight, ttl=20)
 
     @rule(group=GROUPS, number=NUMBERS, kind=st.sampled_from([ActivateSeat, ParkSeat, PinSeat, UnpinSeat]))
     def command(self, group: int, number: int, kind: type[ActivateSeat]) -> None:
         self.world.command(kind, self.seat(group, number))
+
+    @rule(group=GROUPS, kind=st.sampled_from([DrainNode, ResumeNode]), node=st.booleans())
+    def drain_or_resume(self, group: int, kind: type[OrderCommand], node: bool) -> None:
+        """The world checks that a drained group starts nothing."""
+        self.orders += 1
+        name = "" if node else self.world.groups[group % len(self.world.groups)].name
+        self.world.order(kind, f"op-{self.orders}", group=name)
 
     @rule(group=GROUPS)
     def routers_are_quiet(self, group: int) -> None:

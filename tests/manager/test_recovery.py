@@ -1,19 +1,29 @@
 """What a manager believes after its start, whatever happened before."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
 from kybernate.messages import AskJobs, JobReply, KillJob, ReleaseJob, SeatActivated, SeatProgress, SeatQuarantined
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery, view
-from services.gpu_manager.inputs import BusChanged, Recovered, RecoveryBegun, StartTicket
+from services.gpu_manager.inputs import BusChanged, JobsReported, Recovered, RecoveryBegun, StartTicket
 from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
-from tests.manager.world import World, status
+from tests.manager.world import World, make_group, status
 
 
-def restart(world: World, *, ledger: Ledger | None = None, jobs: tuple[object, ...] = (), **outcomes: str) -> None:
-    """The manager dies and comes back; ``outcomes`` is what the checkpointer sees, by model (default: as it is)."""
+def restart(
+    world: World,
+    *,
+    ledger: Ledger | None = None,
+    jobs: tuple[object, ...] = (),
+    gpus: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    **outcomes: str,
+) -> None:
+    """The manager dies and comes back; ``outcomes`` is what the checkpointer sees, by model (default: as it is), and
+    ``gpus`` where it sees it."""
     kept = recovery.ledger(world.node, "boot") if ledger is None else ledger
     kept = Ledger.model_validate_json(kept.model_dump_json())
     old = world.node
@@ -27,7 +37,13 @@ def restart(world: World, *, ledger: Ledger | None = None, jobs: tuple[object, .
         default = "parked" if row.state in (S.PARKED, S.ACTIVATING) else "active"
         outcome = outcomes.get(row.model, default)
         seen.append(
-            SeatProgress(seat=target.seat, pod_uid=target.pod_uid, container_id=target.container_id, outcome=outcome)  # type: ignore[arg-type]
+            SeatProgress(
+                seat=target.seat,
+                pod_uid=target.pod_uid,
+                container_id=target.container_id,
+                outcome=outcome,  # type: ignore[arg-type]
+                gpus=gpus.get(row.model, ()),
+            )
         )
     reply = JobReply(accepted=True, highest_epoch=7, jobs=jobs, seats=tuple(seen))  # type: ignore[arg-type]
     world.receive(BusChanged(True))
@@ -357,3 +373,177 @@ def test_a_list_that_was_stale_and_then_shows_the_container_is_believed_again(wo
     world.exit(a)
 
     assert world.state(a) is S.BACKOFF
+
+
+def test_the_first_question_fences_all_gpus_above_everything_that_the_ledger_knows(world: World) -> None:
+    """Also with the clock set back, and GPUs on which no seat is known: seats may be on their way there."""
+    world.fill("a", "b")
+    kept = recovery.ledger(world.node, "boot")
+    world.board = world.new_board()
+    world.unix_offset = -3600.0
+
+    effects = world.board.handle(RecoveryBegun(world.owners(), kept), world.now)
+
+    (question,) = [effect for effect in effects if isinstance(effect, AskJobs)]
+    assert question.epoch > kept.epoch
+    assert question.gpus == ("GPU-0", "GPU-2", "GPU-3")
+
+
+def test_after_a_start_operations_are_above_what_the_checkpointer_has_seen(world: World) -> None:
+    a, _ = world.fill("a", "b")
+    kept, highest = recovery.ledger(world.node, "boot"), 4_000_000_000_000
+    seen = tuple(
+        SeatProgress(
+            seat=seat, pod_uid=world.pods[seat].uid, container_id=world.pods[seat].container_id or "", outcome=o
+        )  # type: ignore[arg-type]
+        for seat, o in ((a, "parked"), (world.seat(0, 1), "gone"))
+    )
+    world.board = world.new_board()
+    world.receive(BusChanged(True))
+
+    world.receive(Recovered(world.owners(), kept, JobReply(accepted=True, highest_epoch=highest, seats=seen)))
+    world.tick(5)
+    world.traffic(a, waiting=1)
+
+    assert world.state(a) is S.ACTIVATING
+    assert world.job().epoch > highest
+
+
+def test_after_a_start_that_took_long_nothing_is_evicted_before_the_routers_are_known(world: World) -> None:
+    a, b = world.fill("a", "b")
+    kept = recovery.ledger(world.node, "boot").model_copy(update={"routers": {}, "more_routers": ()})
+    seen = tuple(
+        SeatProgress(
+            seat=seat, pod_uid=world.pods[seat].uid, container_id=world.pods[seat].container_id or "", outcome=o
+        )  # type: ignore[arg-type]
+        for seat, o in ((a, "parked"), (b, "active"))
+    )
+    world.board = world.new_board()
+    world.receive(BusChanged(True))
+    world.tick(10)  # until the checkpointer answers; no message of a router was taken in
+
+    world.receive(Recovered(world.owners(), kept, JobReply(accepted=True, seats=seen)))
+    world.traffic(a, waiting=1)
+    world.tick(2.9)
+    assert world.state(b) is S.ACTIVE
+    world.router("router-0")
+    world.tick(0.2)
+
+    assert world.state(b) is S.DRAINING
+
+
+def test_what_was_published_before_the_ledger_and_the_clock_were_lost_has_lower_epochs(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.exit(a)
+    published = {seat: world.managed(seat).epoch for seat in (a, b)}
+    older = recovery.ledger(world.new_board().node, "")
+    world.unix_offset -= 3600
+    world.effects.clear()
+
+    world.board = world.new_board()
+    effects = world.receive(RecoveryBegun(world.owners(), older, published))
+    question = next(effect for effect in effects if isinstance(effect, AskJobs))
+    world.receive(Recovered(world.owners(), older, JobReply(accepted=True), published=published))
+
+    assert question.epoch > max(published.values())
+    for seat in (a, b):
+        assert world.events(seat)[-1].epoch > max(published.values()) + 1000  # rows lie behind the events
+
+
+def test_a_seat_that_is_as_an_older_ledger_has_it_is_published_again(world: World) -> None:
+    (a,) = world.fill("a")
+    older = recovery.ledger(world.node, "")
+    published = {a: world.managed(a).epoch + 7}  # it drained, and that record of the ledger is lost
+    world.effects.clear()
+
+    world.board = world.new_board()
+    world.receive(RecoveryBegun(world.owners(), older, published))
+    world.receive(Recovered(world.owners(), older, JobReply(accepted=True), published=published))
+
+    assert [event.state for event in world.events(a)] == [S.ACTIVE]
+    assert world.managed(a).epoch > published[a]
+
+
+def test_every_seat_that_an_adopted_job_parks_is_leaving(world: World) -> None:
+    """A job may park several seats: one that is not adopted would seem to hold the group beside the incoming one."""
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.quiet(b)
+    found = status(world.job(), "parked", "started", done=False)
+    other = found.park[0].model_copy(update={"seat": a, "pod_uid": "uid-a", "container_id": "", "outcome": "started"})
+    jobs = (found.model_copy(update={"park": (*found.park, other), "activate": None}),)
+
+    restart(world, jobs=jobs, a="started", b="parked")
+
+    assert (world.state(b), world.state(a)) == (S.PARKED, S.PARKING)
+    assert (world.managed(b).lease, world.managed(a).lease) == (False, True)
+
+
+def test_a_job_about_the_pod_before_says_nothing_about_the_one_that_has_its_seat_now(world: World) -> None:
+    """The ledger was lost, and the seat was given to another pod while the switch ran."""
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.quiet(b)
+    found = status(world.job(), "parked", "started", done=False)
+    assert found.activate is not None
+    before = found.activate.model_copy(update={"pod_uid": "uid-before"})
+
+    restart(world, jobs=(found.model_copy(update={"activate": before}),), a="parked", b="parked")
+
+    assert world.state(a) is S.PARKED
+    assert not world.managed(a).lease
+
+
+def test_a_conflict_quarantines_the_seats_without_evidence_and_not_the_one_that_the_driver_lists(world: World) -> None:
+    a, b = world.fill("a", "b")
+    b_is_on = tuple(gpu.uuid for gpu in world.managed(b).group.gpus)
+
+    restart(world, ledger=Ledger(), gpus={"b": b_is_on}, a="quarantined", b="active")
+
+    assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.ACTIVE)
+    parked = SeatProgress(seat=a, pod_uid="uid-a", container_id=world.managed(a).durable.container_id, outcome="parked")
+    world.receive(JobsReported(JobReply(accepted=True, seats=(parked,))))
+    assert (world.state(a), world.state(b)) == (S.PARKED, S.ACTIVE)
+
+
+def test_two_seats_that_the_driver_lists_on_one_group_are_both_quarantined(world: World) -> None:
+    a, b = world.fill("a", "b")
+    on = tuple(gpu.uuid for gpu in world.managed(b).group.gpus)
+
+    restart(world, ledger=Ledger(), gpus={"a": on, "b": on}, a="active", b="active")
+
+    assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.QUARANTINED)
+
+
+@pytest.mark.parametrize("known", ["nothing", "by-the-ledger", "by-the-driver"])
+def test_a_parked_seat_that_may_be_on_any_group_starts_cold_unless_its_group_is_known(known: str) -> None:
+    """Its copy would be restored to the GPUs that it was parked on, and another seat may have them."""
+    world = World(groups=(make_group("G0", [0], 2, rebalance=True), make_group("G1", [1], 2, rebalance=True)))
+    world.boot()
+    a, b = world.fill("a", "b")
+    ledger = None if known == "by-the-ledger" else Ledger()
+    gpus = {"a": ("GPU-1",)} if known == "by-the-driver" else {}
+
+    restart(world, ledger=ledger, gpus=gpus, a="parked", b="active")
+
+    if known == "nothing":
+        assert (world.state(a), world.managed(a).lease) == (S.LOST, False)
+        assert world.state(b) is S.ACTIVE
+        assert world.last(KillJob).target.seat == a  # type: ignore[attr-defined]
+    else:
+        assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G1" if known == "by-the-driver" else "G0")
+    assert not world.managed(a).conflict
+
+
+def test_the_checkpointer_learns_where_a_seat_was_parked(world: World) -> None:
+    a, b = world.fill("a", "b")
+    gpus = tuple(gpu.uuid for gpu in world.managed(a).home.gpus)
+    assert (world.managed(a).target().parked_on, world.managed(b).target().parked_on) == (gpus, ())
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.quiet(b)
+    job = world.job()
+    assert job.activate is not None
+    assert (job.activate.parked_on, job.park[0].parked_on) == (gpus, ())

@@ -8,7 +8,7 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager import switch
 from services.gpu_manager.http import why_answer
 from services.gpu_manager.inputs import JobAnswered
-from services.gpu_manager.live_policy import GuardedPolicy, LivePolicy
+from services.gpu_manager.live_policy import GuardedPolicy
 from tests.manager.world import World, make_group
 
 
@@ -88,7 +88,7 @@ def test_it_says_so(world: World, a: str) -> None:
     text = world.node.record(row, world.now).blocked
     assert f"did not come back {row.backoff.activation.count} times in a row; others go first for" in text
     assert "made parked" in text, "the checkpointer's reason"
-    thinking = LivePolicy(GuardedPolicy("kyb-balanced", KybBalanced()))
+    thinking = GuardedPolicy("kyb-balanced", KybBalanced())
     (seen,) = [
         seat
         for group in why_answer(world.node, thinking, world.now)["groups"]

@@ -3,14 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
+import pytest
 import structlog
 
-from kybernate.bus.port import Bucket
+from kybernate.bus.port import Bucket, BusError, Entry
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
+from kybernate.messages import DrainNode, ResumeNode
 from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import SeatState
-from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen
+from services.gpu_manager import publish
+from services.gpu_manager.inputs import DrainAnnounced, ForeignProcess, ForeignProcessesSeen
 from services.gpu_manager.publish import RosterWriter
 from tests.bus.worlds import within
 from tests.manager.world import World
@@ -25,7 +29,7 @@ async def writing(world: World) -> AsyncIterator[Bucket]:
         return None
 
     async with MemoryBus.connect(MemoryServer()) as bus:
-        writer = RosterWriter(bus, lambda: world.now, world.node, receive, compare_seconds=0.02)
+        writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded, compare_seconds=0.02)
         writer.all_changed()
         task = asyncio.create_task(writer.run())
         try:
@@ -35,8 +39,16 @@ async def writing(world: World) -> AsyncIterator[Bucket]:
             await asyncio.wait([task])
 
 
+async def entry_of(bucket: Bucket, key: str) -> Entry | None:
+    return next((entry for entry in await bucket.entries(key) if entry.key == key), None)
+
+
+async def recorded() -> None:
+    """Everything is in the ledger."""
+
+
 async def state_of(bucket: Bucket, key: str) -> SeatState | None:
-    entry = await bucket.get(key)
+    entry = await entry_of(bucket, key)
     try:
         return SeatRecord.model_validate_json(entry.value or b"").state if entry is not None else None
     except ValueError:
@@ -64,7 +76,7 @@ async def test_what_another_one_wrote_is_replaced_and_logged() -> None:
         record = SeatRecord(node="another-node", seat="s1", state=SeatState.PARKED)
         await bucket.put(other, record.model_dump_json().encode())
         with structlog.testing.capture_logs() as logs:
-            entry = await bucket.get(key)
+            entry = await entry_of(bucket, key)
             assert entry is not None
             assert entry.value is not None
             old = SeatRecord.model_validate_json(entry.value).model_copy(update={"state": SeatState.PARKED})
@@ -93,7 +105,7 @@ async def test_a_change_under_way_is_no_difference() -> None:
             await until_state(bucket, key, SeatState.ACTIVE)
             strange = seat_key(world.node.name, "unknown")
             await bucket.put(strange, b"{}")  # once it is gone, the whole roster was compared
-            while await bucket.get(strange) is not None:
+            while await entry_of(bucket, strange) is not None:
                 await asyncio.sleep(0.005)
     assert [line["keys"] for line in logs if line["event"] == "roster.differs"] == [[strange]]
 
@@ -110,13 +122,13 @@ async def test_a_manager_that_has_not_recovered_leaves_the_rows_of_its_seats_alo
         bucket = await bus.bucket(BUCKET)
         await bucket.put(key, b"by the manager before")
         bus.cut()
-        writer = RosterWriter(bus, lambda: world.now, world.node, receive)
+        writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
         task = asyncio.create_task(writer.run())
         await asyncio.sleep(0)  # it listens to the bus now
         bus.restore()
         while writer._dirty:
             await asyncio.sleep(0)
-        entry = await bucket.get(key)
+        entry = await entry_of(bucket, key)
         task.cancel()
         await asyncio.wait([task])
     assert entry is not None
@@ -134,7 +146,7 @@ async def test_what_blocks_a_seat_is_written_when_it_begins_and_when_it_ends_wit
         return None
 
     async with MemoryBus.connect(MemoryServer()) as bus:
-        writer = RosterWriter(bus, lambda: world.now, world.node, receive)
+        writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
         writer.all_changed()
         task = asyncio.create_task(writer.run())
         try:
@@ -151,5 +163,109 @@ async def test_what_blocks_a_seat_is_written_when_it_begins_and_when_it_ends_wit
 
 
 async def _blocked(bucket: Bucket, key: str, wanted: bool) -> bool:
-    entry = await bucket.get(key)
+    entry = await entry_of(bucket, key)
     return entry is not None and bool(SeatRecord.model_validate_json(entry.value or b"").blocked) == wanted
+
+
+async def test_a_drained_node_without_pods_is_still_known_by_its_rows_until_it_is_resumed() -> None:
+    world = World()
+    world.boot()
+    key = seat_key(world.node.name, world.seat(0, 0))
+
+    async def receive(_: object) -> None:
+        return None
+
+    async with MemoryBus.connect(MemoryServer()) as bus:
+        writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
+        task = asyncio.create_task(writer.run())
+        bucket = await bus.bucket(BUCKET)
+        try:
+            world.order(DrainNode, purpose="upgrade")
+            writer.refresh()
+            await until_state(bucket, key, SeatState.FREE)
+            entry = await entry_of(bucket, key)
+            assert entry is not None
+            assert "node n1 is drained for upgrade" in SeatRecord.model_validate_json(entry.value or b"").drained
+            world.order(ResumeNode, "op-2")
+            writer.refresh()
+            await until_state(bucket, key, None)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+@dataclass
+class FullBucket:
+    """A bucket that takes no row while it is full."""
+
+    bucket: Bucket
+    full: bool = True
+    refused: int = 0
+
+    async def put(self, key: str, value: bytes) -> int:
+        if self.full:
+            self.refused += 1
+            raise BusError("maximum bytes exceeded")
+        return await self.bucket.put(key, value)
+
+    async def delete(self, key: str) -> None:
+        await self.bucket.delete(key)
+
+
+async def test_a_row_that_could_not_be_written_is_written_later_and_a_drain_is_announced_only_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publish, "RETRY_SECONDS", 0.01)
+    world = World()
+    world.boot()
+    waits, drains = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(waits, waiting=1)
+    assert world.state(drains) is SeatState.DRAINING
+    received: list[object] = []
+
+    async def receive(message: object) -> None:
+        received.append(message)
+
+    async with MemoryBus.connect(MemoryServer()) as bus:
+        bucket = FullBucket(await bus.bucket(BUCKET))
+
+        async def full(_: str) -> FullBucket:
+            return bucket
+
+        monkeypatch.setattr(bus, "bucket", full)
+        writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
+        writer.changed(drains)
+        task = asyncio.create_task(writer.run())
+        try:
+            await until(lambda: bucket.refused >= 2, what="the row was refused twice")
+            assert received == []
+            bucket.full = False
+            await until(lambda: received, what="the drain is announced")
+            assert received == [DrainAnnounced(drains, world.managed(drains).epoch)]
+            assert await state_of(bucket.bucket, seat_key(world.node.name, drains)) is SeatState.DRAINING
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def test_a_manager_that_starts_reads_the_epochs_that_routers_have_seen() -> None:
+    world = World()
+    world.boot()
+    name, seat = world.node.name, world.seat(0, 0)
+
+    async def receive(_: object) -> None:
+        return None
+
+    async with MemoryBus.connect(MemoryServer()) as bus:
+        bucket = await bus.bucket(BUCKET)
+        row = SeatRecord(node=name, seat=seat, state=SeatState.PARKED, epoch=77)
+        await bucket.put(row.key, row.model_dump_json().encode())
+        await bucket.put(seat_key(name, "torn"), b"{")
+        other = row.model_copy(update={"node": "another-node", "epoch": 99})
+        await bucket.put(other.key, other.model_dump_json().encode())
+        writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
+
+        assert await writer.published() == {seat: 77}
+        bus.cut()
+        assert await writer.published() == {}

@@ -17,6 +17,8 @@ from kybernate.messages import (
     JobProgress,
     JobReply,
     JobStatus,
+    OrderChanged,
+    OrderCommand,
     Presence,
     RetargetJob,
     SeatEvent,
@@ -26,9 +28,9 @@ from kybernate.messages import (
     TrafficSignal,
 )
 from kybernate.policy import KybBalanced, Policy
-from kybernate.seat import SeatState
+from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group, group_key, seat_id
-from services.gpu_manager import recovery, view
+from services.gpu_manager import recovery, view, why
 from services.gpu_manager.board import Board
 from services.gpu_manager.inputs import (
     BusChanged,
@@ -47,6 +49,7 @@ from services.gpu_manager.inputs import (
 )
 from services.gpu_manager.seat_pod import Owners, SeatPod
 from services.gpu_manager.state import ManagedSeat, NodeSetup, NodeState
+from services.gpu_manager.why import SeatStage
 
 GIB = 2**30
 C = TypeVar("C", bound=Command)
@@ -107,10 +110,24 @@ class World:
         return Now(wall=self.wall, model=self.wall, unix=1.8e9 + self.unix_offset + self.wall)
 
     def receive(self, message: object) -> list[object]:
+        drained = {group.name for group in self.groups if self.node.drain_on(group) is not None}
+        coming = {seat.id for seat in self.node.seats.values() if seat.state in COMING}
         effects: list[object] = list(self.board.handle(message, self.now))
+        if drained:
+            self._starts_nothing(drained & {*self.node.groups}, coming, effects)
         self.effects += effects
         view.validate(self.node)
         return effects
+
+    def _starts_nothing(self, drained: set[str], coming: set[str], effects: list[object]) -> None:
+        """No ticket and no new activation on groups that were drained before the message and still are."""
+        drained = {name for name in drained if self.node.drain_on(self.node.groups[name].group) is not None}
+        sent = {effect.op for effect in self.effects if isinstance(effect, SwitchJob)}
+        for effect in effects:
+            if isinstance(effect, StartTicket):
+                assert self.managed(effect.seat).home.name not in drained, effect
+            if isinstance(effect, SwitchJob) and effect.op not in sent and effect.activate is not None:
+                assert effect.group not in drained or effect.activate.seat in coming, effect
 
     def tick(self, seconds: float = 1.0) -> list[object]:
         self.wall += seconds
@@ -229,22 +246,34 @@ class World:
         cause: str = "req-1",
         ttl: float = 1e9,
     ) -> None:
-        self.receive(
-            TrafficSignal(
-                cause=cause,
-                source="router-0",
-                model=self.managed(seat).model,
-                seat=seat,
-                waiting=waiting,
-                in_flight=in_flight,
-                oldest_wait_seconds=oldest if waiting else None,
-                ttl_seconds=ttl,
-            )
+        """A level that holds for ``ttl`` seconds; without it, as of a source that repeats it for ever."""
+        signal = TrafficSignal(
+            cause=cause,
+            source="router-0",
+            model=self.managed(seat).model,
+            seat=seat,
+            waiting=waiting,
+            in_flight=in_flight,
+            oldest_wait_seconds=oldest if waiting else None,
         )
+        self.receive(signal.model_copy(update={"ttl_seconds": ttl}))  # a single message holds for 300 s at most
 
     def command(self, kind: type[C], seat: str, **extra: object) -> CommandReply:
         effects = self.receive(kind(cause="op-1", node="n1", seat=seat, **{"actor": "operator", **extra}))
         return next(effect for effect in effects if isinstance(effect, CommandReply))
+
+    def order(self, kind: type[OrderCommand], op: str = "op", **fields: object) -> CommandReply:
+        """Begin an operation, or ask about it."""
+        effects = self.receive(kind(cause="c", node="n1", actor="alice", op=op, **fields))  # type: ignore[arg-type]
+        return next(effect for effect in effects if isinstance(effect, CommandReply))
+
+    def phases(self, op: str = "op") -> list[str]:
+        """The phases of an operation that were reported."""
+        return [effect.order.phase for effect in self.effects if isinstance(effect, OrderChanged) and effect.op == op]
+
+    def stage(self, seat: str) -> SeatStage:
+        """What a seat waits for."""
+        return why.seat_stage(self.node, self.managed(seat), self.now)
 
     def wish(self, seat: str) -> CommandReply:
         return self.command(ActivateSeat, seat)

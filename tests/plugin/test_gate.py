@@ -86,6 +86,7 @@ async def test_a_ticket_of_an_earlier_call_is_void(gate: StartGate) -> None:
     ticket(gate, "earlier")
     async with waiting(gate) as (task, _):
         assert not (gate.seats_dir / SEAT / "ticket.json").exists()
+        assert not (gate.seats_dir / SEAT / "ticket.taken.json").exists(), "a recovering manager reads what was taken"
         assert not task.done()
 
 

@@ -123,7 +123,7 @@ async def test_two_changes_at_once_end_with_the_later_one(monkeypatch: pytest.Mo
         goes_on.set()
         await asyncio.gather(owners, config_changed)
         assert [group.name for group in plugin.node.offer.groups] == ["N0", "N1", "N2", "N3"]
-        assert plugin.config.topology.groups[0].name == "N0"
+        assert plugin.config.gpu_topology.groups[0].name == "N0"
 
 
 async def test_an_allocated_seat_that_pod_resources_shows_late_is_listed() -> None:
@@ -147,7 +147,7 @@ async def test_a_disk_that_is_full_refuses_a_change_and_ends_nothing(monkeypatch
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(offers, "create_folders", full)
+        monkeypatch.setattr(plugin.node.gate, "prepare", full)
         plugin.hangup.set()
         changed(folder, **without_pairs())
         following = asyncio.create_task(plugin.watch_config())
@@ -162,7 +162,7 @@ async def test_a_disk_that_is_full_refuses_a_change_and_ends_nothing(monkeypatch
 async def test_a_device_node_that_is_created_later_is_in_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as (plugin, _):
         monkeypatch.setattr(gpu_watch, "existing_paths", lambda _: frozenset({"/dev/nvidiactl", "/dev/nvidia-uvm"}))
-        await plugin.gpu_watch.apply(plugin.node, frozenset(gpu.uuid for gpu in GPUS), 0)
+        await plugin.gpu_watch.apply(frozenset(gpu.uuid for gpu in GPUS), 0)
         assert plugin.node.offer.present == {"/dev/nvidiactl", "/dev/nvidia-uvm"}
 
 
@@ -170,7 +170,7 @@ async def test_an_unchanged_reading_makes_no_new_offer() -> None:
     async with opened() as (plugin, _):
         offer = plugin.node.offer
         plugin.reading = plugin.gpu_watch.reading = GpuReading(plugin.reading.known, plugin.reading.present)
-        await plugin.gpu_watch.apply(plugin.node, plugin.reading.present, 0)
+        await plugin.gpu_watch.apply(plugin.reading.present, 0)
         assert plugin.node.offer is offer
 
 

@@ -1,6 +1,6 @@
 """What every policy must keep, whatever it sees; also for one of your own."""
 
-from kybernate.policy import Decision, GroupView, Park, Policy, Stay, Switch
+from kybernate.policy import Decision, GroupView, Park, Policy, SeatView, Stay, Switch
 from kybernate.seat import HOLDING
 from kybernate.seat import SeatState as S
 
@@ -23,12 +23,14 @@ def can_be_carried_out(policy: Policy, shown: GroupView, decision: Decision) -> 
             far = {one.seat: one for one in shown.elsewhere if one.home_busy and one.wait_seconds is not None}
             ahead = getattr(policy, "prefetch", False) and incoming in here and here[incoming].state is S.PARKED
             assert incoming in far or here[incoming].wait_seconds is not None or ahead
+            needs = (here | far)[incoming].vram_bytes
+            room = holding < shown.slots and (shown.free_bytes is None or needs <= shown.free_bytes)
             if victim is None:
-                assert holding < shown.slots
+                assert room
             else:
                 assert here[victim].state is S.ACTIVE
                 assert not here[victim].pinned
-                assert holding >= shown.slots
+                assert not room
             if decision.how == "freeze":
                 assert victim is not None
                 assert here[victim].stall_budget_seconds > 0
@@ -38,6 +40,14 @@ def is_looked_at_again(shown: GroupView, decision: Decision, *, bounded: bool) -
     """With demand and a holder that may leave, only a rule that waits for idleness (not ``bounded``) may stay."""
     waits = any(one.wait_seconds is not None for one in shown.seats)
     movable = [one for one in shown.seats if one.state is S.ACTIVE and not one.pinned]
+    if shown.free_bytes is not None and not movable_make_room(shown, movable):
+        return
     idle = any(not (one.in_flight or one.waiting) for one in movable)
     if waits and movable and (bounded or idle) and isinstance(decision, Stay):
         assert decision.until is not None
+
+
+def movable_make_room(shown: GroupView, movable: list[SeatView]) -> bool:
+    """Whether every seat with demand would fit if all holders left that may."""
+    waiting = [one.vram_bytes for one in (*shown.seats, *shown.elsewhere) if one.wait_seconds is not None]
+    return max(waiting, default=0) <= (shown.free_bytes or 0) + sum(one.vram_bytes for one in movable)

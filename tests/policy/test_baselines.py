@@ -3,10 +3,9 @@
 import pytest
 
 from kybernate.lab.baselines import POLICIES, RandomSeat
-from kybernate.lab.simulate.views import as_one
 from kybernate.policy import Policy, Stay, Switch
 from kybernate.policy.rules import IdleTimeout
-from tests.policy.views import active, queue, seat, view
+from tests.policy.views import active, queue, view
 
 
 def policy(name: str) -> Policy:
@@ -67,17 +66,3 @@ def test_chance_takes_everybody_in_the_end_and_the_same_seat_for_the_same_view()
     drawn = [RandomSeat(seed).decide(view(*waiting)) for seed in range(40)]
     assert {one.activate for one in drawn if isinstance(one, Switch)} == set("abcd")
     assert drawn == [RandomSeat(seed).decide(view(*waiting)) for seed in range(40)]
-
-
-def test_a_gang_is_the_sum_of_its_demand_and_the_cost_of_its_slowest() -> None:
-    first, second = queue("a", 4.0, park_seconds=2.0), queue("b", 9.0, 1.0, activate_seconds=8.0, weight=2.0)
-    gang = as_one([first, second])
-    assert (gang.seat, gang.waiting, gang.ages) == ("a", 3, ((9.0, 1), (4.0, 1), (1.0, 1)))
-    assert (gang.park_seconds, gang.activate_seconds, gang.weight) == (3.0, 8.0, 2.0)
-    with pytest.raises(ValueError, match="at least one seat"):
-        as_one([])
-
-
-def test_a_gang_with_unknown_ages_says_so() -> None:
-    gang = as_one([queue("a", 4.0), seat("b", waiting=2, oldest_wait_seconds=9.0)])
-    assert (gang.waiting, gang.ages, gang.oldest_wait_seconds) == (3, (), 9.0)

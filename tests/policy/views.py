@@ -70,6 +70,7 @@ def seats(draw: st.DrawFn, name: str, states: st.SearchStrategy[S] = _states) ->
         stall_budget_seconds=draw(st.sampled_from([0.0, 30.0])),
         move_seconds=3.0 if name.startswith("far") else None,
         home_busy=draw(st.booleans()) if name.startswith("far") else False,
+        vram_bytes=draw(st.integers(1, 8)),
     )
 
 
@@ -79,4 +80,5 @@ def views(draw: st.DrawFn) -> GroupView:
     here = tuple(draw(seats(f"s{number}")) for number in range(draw(st.integers(0, 5))))
     far = tuple(draw(seats(f"far{n}", st.just(S.PARKED))) for n in range(draw(st.integers(0, 2))))
     hits = draw(st.none() | st.floats(0.0, 1.0))
-    return GroupView("G0", draw(st.integers(0, 3)), here, far, now=draw(_seconds), hit_share=hits)
+    slots, free = draw(st.integers(0, 3)), draw(st.none() | st.integers(-4, 8))
+    return GroupView("G0", slots, here, far, now=draw(_seconds), hit_share=hits, free_bytes=free)

@@ -47,6 +47,8 @@ class Node:
     states: list[str] = field(default_factory=lambda: ["active"])
     """States it reports, one per request; the last one is repeated. Empty text: HTTP 503."""
     requests: int = 0
+    stops: list[tuple[bool, bool]] = field(default_factory=list)
+    """(wait, deleted), one per question of a preStop hook."""
 
     async def handle(self, _: web.Request) -> web.Response:
         self.requests += 1
@@ -54,6 +56,13 @@ class Node:
         if not state:
             return web.json_response({}, status=503)
         return web.json_response({"state": state, "since": hash(state) % 1000})
+
+    async def stop(self, _: web.Request) -> web.Response:
+        self.requests += 1
+        if not self.stops:
+            return web.json_response({}, status=503)
+        wait, deleted = self.stops.pop(0) if len(self.stops) > 1 else self.stops[0]
+        return web.json_response({"wait": wait, "deleted": deleted})
 
 
 @dataclass
@@ -88,6 +97,7 @@ async def stand() -> AsyncIterator[Stand]:
     one, two = web.Application(), web.Application()
     one.router.add_route("*", "/{path:.*}", engine.handle)
     two.router.add_get("/v1/pods/u1", node.handle)
+    two.router.add_get("/v1/pods/u1/stop", node.stop)
     async with AsyncExitStack() as stack:
         serving = await stack.enter_async_context(HttpServer(one, "127.0.0.1", 0))
         manager = await stack.enter_async_context(HttpServer(two, "127.0.0.1", 0))
@@ -260,3 +270,33 @@ def test_the_program_imports_only_the_standard_library_and_names_a_missing_setti
     )
     assert failed.returncode == 2
     assert "KYB_HOST_IP is not set" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("stops", "questions"),
+    [
+        ([(False, False)], 1),  # no seat with a process
+        ([(True, False), (True, True), (True, True), (False, True)], 4),  # until its processes are gone
+        ([(True, False), (False, True)], 2),  # this node's driver needs no checkpoint before the end
+    ],
+)
+async def test_b8_a_prestop_hook_returns_when_kubelet_may_signal_the_engine(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, stops: list[tuple[bool, bool]], questions: int
+) -> None:
+    monkeypatch.setattr(server, "STOP_POLL_SECONDS", 0.01)
+    stand.node.stops = list(stops)
+    probe = await stand.probe()
+    assert await stand.get(probe.ports[0], "/stop") == 200
+    assert stand.node.requests == questions
+
+
+@pytest.mark.parametrize("stops", [[(True, False)], []])
+async def test_b8_a_prestop_hook_gives_up_without_a_deletion_or_a_manager(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, stops: list[tuple[bool, bool]]
+) -> None:
+    """Kubelet restarts the container of a pod that is not deleted: kubelet's signal is not to wait."""
+    monkeypatch.setattr(server, "STOP_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(server, "STOP_SECONDS", 0.2)
+    stand.node.stops = list(stops)
+    probe = await stand.probe()
+    assert await stand.get(probe.ports[0], "/stop") == 200

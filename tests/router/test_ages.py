@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.core import step
-from services.router.core.reports import HISTOGRAM_STEPS, age_histogram
+from services.router.core.reports import HISTOGRAM_STEPS, age_histogram, level_of
 from tests.router.test_traffic import K0, S, arrive, event, record, router
 
 AGES = st.lists(st.floats(0, 1000, allow_nan=False), max_size=200)
@@ -31,13 +31,13 @@ def test_a_level_has_ages_and_counters() -> None:
     traffic = router(record())
     for request, at in ((1, 1.0), (2, 3.0)):
         arrive(traffic, request, at)
-    assert traffic.level("m", K0, 4.0).ages == ((3.0, 1), (1.0, 1))
+    assert level_of(traffic.table, "m", K0, 4.0).ages == ((3.0, 1), (1.0, 1))
 
     traffic.handle(event(epoch=11), 5.0)
     traffic.handle(step.CallEnded(1), 9.0)
     traffic.handle(step.CallEnded(2), 10.0)
 
-    level = traffic.level("m", K0, 10.0)
+    level = level_of(traffic.table, "m", K0, 10.0)
     assert (level.arrivals, level.served, level.served_seconds, level.ages) == (2, 2, 9.0, ())
 
 
@@ -48,4 +48,4 @@ def test_permits_and_returned_calls_do_not_count_as_served() -> None:
     traffic.handle(step.CallEnded(1), 2.0)
     traffic.handle(step.CallReturned(2), 2.0)
 
-    assert traffic.level("m", K0, 3.0).served == 0
+    assert level_of(traffic.table, "m", K0, 3.0).served == 0

@@ -50,6 +50,9 @@ CALLS = [
     ("POST", "/v1/wake", {"app"}),
     ("POST", "/v1/signals", {"gateway"}),
     ("POST", "/v1/seats/m/park", {"ops"}),
+    ("POST", "/v1/seats/m/migrate", {"ops"}),
+    ("POST", "/v1/groups/G0/drain", {"ops"}),
+    ("POST", "/v1/nodes/n1/resume", {"ops"}),
     ("POST", "/v1/chat/completions", {"app"}),
     ("POST", "/v1/anything/else", {"app"}),
 ]

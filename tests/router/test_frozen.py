@@ -2,6 +2,7 @@
 
 from kybernate.messages import DrainAck
 from services.router.core import step
+from services.router.core.reports import level_of
 from services.router.core.traffic import Traffic
 from tests.router.test_traffic import K0, S, arrive, event, kinds, record, router
 
@@ -40,7 +41,7 @@ def test_frozen_calls_are_kept_and_frozen_time_does_not_count_as_served() -> Non
     assert not kinds(traffic.handle(step.TimePassed(), 20.0), step.Cut)
     traffic.handle(step.CallEnded(1), 21.0)
 
-    level = traffic.level("m", K0, 21.0)
+    level = level_of(traffic.table, "m", K0, 21.0)
     assert (level.served, level.served_seconds) == (1, 20.0 - 6.0)
 
 

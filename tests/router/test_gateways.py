@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from kybernate.messages import ActivateSeat, AuditRecord, CommandReply, ParkSeat, TrafficSignal
+from kybernate.messages import (
+    ActivateSeat,
+    AuditRecord,
+    CommandReply,
+    DrainNode,
+    MigrateSeat,
+    OrderChanged,
+    OrderStatus,
+    ParkSeat,
+    ResumeNode,
+    TrafficSignal,
+)
 from kybernate.seat import SeatState
 from tests.router.world import World, world
 from tests.until import until
@@ -200,13 +211,112 @@ async def test_refused_and_unanswered_commands_return_the_reason():
         assert answer.json["error"]["message"] == "seat s0 is pinned; unpin it first"
         await w.manager.put("s9", node="elsewhere", model="far")
         await until(
-            lambda: "elsewhere.s9" in w.router.traffic.upstreams, what="the router knows the seat of the other node"
+            lambda: "elsewhere.s9" in w.router.traffic.table.upstreams,
+            what="the router knows the seat of the other node",
         )
         answer = await w.call("POST", "/v1/seats/s9/pin")
         assert (answer.status, answer.code) == (503, "manager_unanswered")
         w.bus.cut()
         answer = await w.call("POST", "/v1/seats/s0/unpin")
         assert (answer.status, answer.code) == (503, "bus_down")
+
+
+async def test_an_operation_is_sent_to_the_manager_of_its_node_and_its_repetition_is_not_audited():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        status = OrderStatus(op="op-1", verb="drain", target="G0", phase="draining")
+        w.manager.reply = CommandReply(accepted=True, op="op-1", order=status)
+        body = {"op": "op-1", "purpose": "upgrade"}
+        for path in ("groups/G0", "groups/group/G0", "groups/n1/G0"):
+            answer = await w.call("POST", f"/v1/{path}/drain", json=body)
+            assert (answer.status, answer.json["operation"]["phase"]) == (202, "draining")
+            w.manager.reply = w.manager.reply.model_copy(update={"repeated": True})
+        assert {(one.node, one.group, one.purpose, one.op) for one in w.manager.of(DrainNode)} == {
+            ("n1", "G0", "upgrade", "op-1")
+        }
+        await w.call("POST", "/v1/nodes/node/n1/resume")
+        assert [(one.node, one.group, one.op, one.actor) for one in w.manager.of(ResumeNode)] == [
+            ("n1", "", "", "operator")
+        ]
+        await w.call("POST", "/v1/seats/llama/migrate", json={"to": "group/G1", "dry_run": True})
+        assert [(one.seat, one.to, one.dry_run) for one in w.manager.of(MigrateSeat)] == [("s0", "G1", True)]
+        w.manager.reply = CommandReply(accepted=False, code="pinned", reason="pinned s0 would stay")
+        refused = await w.call("POST", "/v1/nodes/n1/drain")
+        assert (refused.status, refused.code, refused.json["error"]["message"]) == (
+            409,
+            "pinned",
+            "pinned s0 would stay",
+        )
+        audits = await until(lambda: len(w.manager.of(AuditRecord)) == 2, what="two audit records")
+        assert audits
+        assert [(one.verb, one.accepted) for one in w.manager.of(AuditRecord)] == [("drain", True), ("drain", False)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code"),
+    [
+        ("seats/llama/migrate", {}, "group_missing"),
+        ("seats/llama/migrate", {"to": 7}, "invalid_field"),
+        ("seats/unknown/migrate", {"to": "G1"}, "seat_not_found"),
+        ("nodes/n1/drain", {"purpose": "fun"}, "purpose_unknown"),
+        ("nodes/n1/drain", {"force": True}, "invalid_field"),
+        ("nodes/n1/resume", {"purpose": "upgrade"}, "invalid_field"),
+        ("nodes/n1/resume", {"op": ""}, "invalid_field"),
+        ("nodes/nowhere/drain", {}, "manager_unanswered"),
+    ],
+)
+async def test_an_operation_that_cannot_be_sent_is_refused(path: str, body: dict[str, Any], code: str):
+    async with world() as w:
+        await w.seat("s0", "llama")
+        answer = await w.call("POST", f"/v1/{path}", json=body)
+        assert answer.code == code
+        assert not w.manager.of(DrainNode)
+
+
+async def test_a_refusal_for_a_drain_ends_with_the_drain_and_another_seat_of_the_model_serves_meanwhile():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        drained = "group G0 is drained for upgrade by alice; it ends with: kyb resume group G0"
+        await w.manager.put("s0", drained=drained, blocked=drained)
+        w.manager.reply = CommandReply(accepted=False, code="drained", reason=drained)
+        refused = await w.ask("llama")
+        assert (refused.status, refused.code) == (503, "activation_refused")
+        assert drained in refused.json["error"]["message"]
+        assert "Retry-After" in refused.headers
+        w.manager.reply = None
+        await w.seat("s1", "llama", SeatState.ACTIVE)
+        assert (await w.ask("llama")).headers["x-kyb-seat"] == "s1"
+        await w.manager.put("s1", SeatState.QUARANTINED)
+        row = w.manager.rows["s0"]
+        await w.manager.put("s0", epoch=row.epoch, drained="", blocked="")
+        await until(lambda: w.upstream("s1").record.state is SeatState.QUARANTINED, what="the router knows of s1")
+        await until(lambda: not w.upstream("s0").record.drained, what="the router knows that the drain is over")
+        assert (await w.ask("llama")).headers["x-kyb-seat"] == "s0"
+
+
+async def test_a_group_that_several_nodes_have_must_name_its_node():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        await w.manager.put("s9", node="elsewhere", model="far", group="G0")
+        await until(
+            lambda: "elsewhere.s9" in w.router.traffic.table.upstreams, what="the seat of the other node is known"
+        )
+        answer = await w.call("POST", "/v1/groups/G0/drain")
+        assert (answer.status, answer.code) == (409, "ambiguous_name")
+        assert "elsewhere/G0, n1/G0" in answer.json["error"]["message"]
+
+
+async def test_events_show_operations():
+    async with world() as w:
+        async with w.http.get(f"{w.url}/v1/events") as stream:
+            status = OrderStatus(op="op-1", verb="drain", phase="done", outcome="done")
+            await w.manager.bus.publish(OrderChanged(cause="c", node="n1", op="op-1", order=status))
+            async with asyncio.timeout(20):
+                async for line in stream.content:
+                    if line.startswith(b"data: "):
+                        break
+        event = json.loads(line[6:])
+        assert (event["type"], event["order"]["phase"]) == ("ai.kyb.v1.order-changed", "done")
 
 
 async def test_metrics_have_the_published_names():

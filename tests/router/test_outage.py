@@ -72,7 +72,7 @@ async def test_a_flush_that_fails_keeps_the_seats_closed():
         w.bus.restore()
         call = w.ask("llama")
         await until(
-            lambda: w.held("llama") == 1 and w.router.traffic.upstreams,
+            lambda: w.held("llama") == 1 and w.router.traffic.table.upstreams,
             what="the router holds the request and knows the seats",
         )
         assert not w.router.traffic.trust.ever_synced
@@ -119,6 +119,18 @@ async def test_changes_during_an_outage_are_read_before_calls_are_forwarded():
         assert not engine.requests
         await w.manager.activate("s0")
         assert (await call).status == 200
+
+
+async def test_a_presence_that_arrives_after_an_outage_renews_no_trust_before_the_roster_is_read():
+    async with world() as w:
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        await w.ready()
+        trust = w.router.traffic.trust
+        assert trust.synced
+
+        w.bus.cut()
+
+        await until(lambda: not trust.synced, what="the router knows that the bus was away")
 
 
 async def test_levels_are_published_again_after_an_outage():

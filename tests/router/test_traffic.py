@@ -11,7 +11,9 @@ from kybernate.seat import SeatState
 from services.router.core import step
 from services.router.core.admission import Limits
 from services.router.core.managers import RouterIdentity
+from services.router.core.reports import level_of
 from services.router.core.traffic import Traffic
+from services.router.core.upstreams import Rank
 
 S = SeatState
 K0, K1 = seat_key("n", "s0"), seat_key("n", "s1")
@@ -63,10 +65,10 @@ def test_a_call_for_a_parked_seat_requests_activation_once_and_waits():
     (wake,) = kinds(arrive(traffic), step.RequestActivation)
     assert (wake.command.seat, wake.command.cause) == ("s0", "c1")
     assert not kinds(arrive(traffic, 2), step.RequestActivation, step.Forward)
-    assert traffic.level("m", K0, 3.0)[:4] == (2, 0, 2, 2.0)
+    assert level_of(traffic.table, "m", K0, 3.0)[:4] == (2, 0, 2, 2.0)
     forwards = kinds(traffic.handle(event(epoch=11), 4.0), step.Forward)
     assert [(f.request, f.opened, f.held_seconds) for f in forwards] == [(1, True, 3.0), (2, True, 3.0)]
-    assert traffic.level("m", K0, 4.0)[:2] == (0, 2)
+    assert level_of(traffic.table, "m", K0, 4.0)[:2] == (0, 2)
 
 
 def test_an_unanswered_activation_request_is_repeated_after_one_second_and_an_answered_one_after_five():
@@ -101,32 +103,46 @@ def test_a_lower_epoch_changes_nothing():
     traffic = router(record(state=S.PARKED, epoch=20))
     traffic.handle(event(state=S.ACTIVE, epoch=19, at=99.0), 1.0)
     traffic.handle(record(state=S.ACTIVE, epoch=19, since=99.0), 1.0)
-    assert traffic.upstreams[K0].record.state is S.PARKED
+    assert traffic.table.upstreams[K0].record.state is S.PARKED
 
 
 def test_within_an_epoch_reports_are_ordered_by_seq():
     traffic = router(record(state=S.ACTIVE, epoch=20, since=1.0))
     traffic.handle(event(state=S.DRAINING, epoch=20, at=2.0), 1.0)
     traffic.handle(record(state=S.ACTIVE, epoch=20, since=1.0), 1.0)
-    assert traffic.upstreams[K0].record.state is S.DRAINING
+    assert traffic.table.upstreams[K0].record.state is S.DRAINING
     traffic.handle(record(state=S.ACTIVE, epoch=20, since=3.0), 1.0)
-    assert traffic.upstreams[K0].record.state is S.ACTIVE
+    assert traffic.table.upstreams[K0].record.state is S.ACTIVE
+
+
+def test_an_older_event_within_an_epoch_changes_nothing():
+    traffic = router(record(state=S.PARKED, epoch=20, since=5.0))
+    traffic.handle(event(state=S.ACTIVE, epoch=20, at=4.0), 1.0)
+    assert traffic.table.upstreams[K0].record.state is S.PARKED
+
+
+def test_a_complete_reading_with_a_lower_epoch_changes_nothing():
+    """The reading began before the event."""
+    traffic = router(record(state=S.ACTIVE, epoch=20))
+    traffic.handle(event(state=S.DRAINING, epoch=21, at=5.0), 1.0)
+    traffic.handle(synced(record(state=S.ACTIVE, epoch=20, since=9.0), at=1.0), 1.5)
+    assert traffic.table.upstreams[K0].record.state is S.DRAINING
 
 
 def test_a_complete_reading_overrides_the_order_within_an_epoch():
     traffic = router(record(state=S.ACTIVE, epoch=20))
     traffic.handle(event(state=S.DRAINING, epoch=20, at=500.0), 1.0)
     traffic.handle(synced(record(state=S.ACTIVE, epoch=20, since=3.0), at=1.0), 1.5)
-    assert traffic.upstreams[K0].record.state is S.ACTIVE
+    assert traffic.table.upstreams[K0].record.state is S.ACTIVE
 
 
 def test_pins_and_the_plugins_hints_do_not_change_a_seats_state():
     traffic = router(record(state=S.ACTIVE))
     pinned = SeatPinned(cause="c", node="n", seat="s0", state=S.ACTIVE, epoch=10, at=5.0, seq=5, model="m")
     traffic.handle(pinned, 1.0)
-    assert traffic.upstreams[K0].record.pinned
+    assert traffic.table.upstreams[K0].record.pinned
     traffic.handle(SeatAllocated(cause="c", node="n", seat="s0", state=S.WAITING, epoch=99), 1.0)
-    assert traffic.upstreams[K0].record.state is S.ACTIVE
+    assert traffic.table.upstreams[K0].record.state is S.ACTIVE
 
 
 def test_a_closing_seat_gets_no_calls_and_is_acknowledged_until_empty():
@@ -164,7 +180,7 @@ def test_eviction_cuts_calls_in_flight():
     out = traffic.handle(step.CallReturned(1, suspect=False), 3.1)
     assert len(kinds(out, step.RequestActivation)) == 1
     assert [a.in_flight for a in kinds(out, DrainAck)] == [0]
-    assert traffic.level("m", K0, 3.1)[:2] == (1, 0)
+    assert level_of(traffic.table, "m", K0, 3.1)[:2] == (1, 0)
     assert not kinds(traffic.handle(event(state=S.PARKED, epoch=11, at=4.0), 4.0), step.RequestActivation), (
         "asked a moment ago"
     )
@@ -187,9 +203,9 @@ def test_a_permit_counts_in_flight_until_it_expires():
 def test_a_wake_counts_as_waiting_and_ends_with_the_activation():
     traffic = router(record())
     assert kinds(arrive(traffic, 1, kind="wake"), step.RequestActivation)
-    assert traffic.level("m", K0, 1.0).waiting == 1
+    assert level_of(traffic.table, "m", K0, 1.0).waiting == 1
     assert kinds(traffic.handle(event(epoch=11), 2.0), step.Forward)
-    assert traffic.level("m", K0, 2.0)[:2] == (0, 0)
+    assert level_of(traffic.table, "m", K0, 2.0)[:2] == (0, 0)
 
 
 def test_a_suspect_seat_gets_calls_again_after_a_moment_or_a_change():
@@ -212,11 +228,11 @@ def test_a_call_that_returns_after_its_deadline_is_timed_out():
 def test_held_calls_move_to_a_better_seat():
     traffic = router(record("s0"), record("s1", S.WAITING))
     arrive(traffic, 1)
-    assert traffic.level("m", K0, 1.0).waiting == 1
+    assert level_of(traffic.table, "m", K0, 1.0).waiting == 1
     traffic.handle(event("s0", S.BACKOFF, epoch=11), 2.0)
     (wake,) = kinds(traffic.handle(event("s1", S.PARKED, epoch=12), 2.0), step.RequestActivation)
     assert wake.command.seat == "s1"
-    assert (traffic.level("m", K0, 1.0).waiting, traffic.level("m", K1, 1.0).waiting) == (0, 1)
+    assert (level_of(traffic.table, "m", K0, 1.0).waiting, level_of(traffic.table, "m", K1, 1.0).waiting) == (0, 1)
 
 
 def test_two_routers_choose_the_same_parked_seat():
@@ -229,9 +245,9 @@ def test_calls_of_a_freed_seat_wait_for_another_seat_of_the_model():
     traffic = router(record())
     arrive(traffic, 1)
     traffic.handle(event(state=S.FREE, epoch=11, model=""), 2.0)
-    assert traffic.level("m", None, 3.0)[:1] == (1,)
+    assert level_of(traffic.table, "m", None, 3.0)[:1] == (1,)
     assert kinds(traffic.handle(record("s1", S.ACTIVE, 12), 4.0), step.Forward)
-    assert traffic.level("m", None, 4.0).waiting == 0
+    assert level_of(traffic.table, "m", None, 4.0).waiting == 0
 
 
 def test_a_final_refusal_rejects_calls_until_it_expires():
@@ -298,10 +314,10 @@ def test_a_seat_that_vanished_from_the_roster_is_not_trusted_and_later_forgotten
     traffic.handle(synced(at=2.0), 2.0)
     traffic.handle(step.CallEnded(1), 2.1)
     traffic.handle(step.TimePassed(), 11.5)
-    assert K0 in traffic.upstreams
+    assert K0 in traffic.table.upstreams
     traffic.handle(step.PresenceConfirmed(9.0), 9.0)
     traffic.handle(step.TimePassed(), 22.0)
-    assert not traffic.upstreams
+    assert not traffic.table.upstreams
     assert [r.status for r in kinds(arrive(traffic, 2, now=22.1), step.Reject)] == [404]
 
 
@@ -312,11 +328,12 @@ def test_a_seat_can_be_learned_from_an_event_alone():
 
 
 def test_an_unknown_model_is_forgotten_with_its_last_call_before_the_first_reading():
-    traffic = Traffic(Limits(held_bytes=10), RouterIdentity("r", "i1"))
-    assert [r.status for r in kinds(arrive(traffic, 1, model="invented", size=11), step.Reject)] == [429]
+    traffic = Traffic(Limits(queue_limit=0), RouterIdentity("r", "i1"))
+    assert [r.status for r in kinds(arrive(traffic, 1, model="invented"), step.Reject)] == [429]
+    traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
     arrive(traffic, 2, model="invented too")
     traffic.handle(step.CallEnded(2), 2.0)
-    assert not traffic.models
+    assert not traffic.table.models
 
 
 def test_alarms_of_ended_calls_are_removed():
@@ -325,12 +342,14 @@ def test_alarms_of_ended_calls_are_removed():
         arrive(traffic, number, now=1.0)
         traffic.handle(step.CallEnded(number), 1.0)
     assert len(traffic._step.alarms._heap) < 200
-    assert traffic._admission._queue.bytes == 0
+    assert not traffic.table.models["m"].held
+    assert not traffic.table.models["m"].priorities
 
 
+PRIORITY = st.integers(-1, 1)
 actions = st.one_of(
-    st.tuples(st.just("arrive"), st.sampled_from(["m", "o"]), st.sampled_from(["call", "permit", "wake"])),
-    st.tuples(st.just("end"), st.integers(1, 30)),
+    st.tuples(st.just("arrive"), st.sampled_from(["m", "o"]), st.sampled_from(["call", "permit", "wake"]), PRIORITY),
+    st.tuples(st.just("end"), st.integers(1, 30), st.booleans()),
     st.tuples(st.just("refuse"), st.integers(1, 30), st.booleans()),
     st.tuples(st.just("event"), st.sampled_from(["s0", "s1", "s2"]), st.sampled_from(list(S))),
     st.tuples(st.just("row"), st.sampled_from(["s0", "s1", "s2"]), st.sampled_from(list(S))),
@@ -357,9 +376,10 @@ def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
         for effect in traffic.handle(happening, now):
             if isinstance(effect, step.Forward):
                 assert state[effect.request] == "held", "forwarded twice, or after its end"
-                upstream = traffic.upstreams[effect.key]
+                upstream = traffic.table.upstreams[effect.key]
                 assert upstream.record.state is S.ACTIVE
                 assert traffic.trust.sure(upstream.record.node, now)
+                assert len(upstream.in_flight) <= upstream.limit
                 state[effect.request] = "done" if kind_of[effect.request] == "wake" else "sent"
             elif isinstance(effect, step.Reject):
                 assert state[effect.request] == "held"
@@ -369,30 +389,44 @@ def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
         check()
 
     def check() -> None:
-        for model in {*traffic.models, "m", "o"}:
-            held = traffic.models[model].held if model in traffic.models else {}
-            keys: list[str | None] = [None, *traffic.upstreams]
-            assert len(held) == sum(traffic.level(model, key, now).waiting for key in keys)
-        assert {r for m in traffic.models.values() for r in m.held} == {r for r, s in state.items() if s == "held"}
+        for model in {*traffic.table.models, "m", "o"}:
+            held = traffic.table.models[model].held if model in traffic.table.models else {}
+            keys: list[str | None] = [None, *traffic.table.upstreams]
+            upstreams = [u for u in traffic.table.upstreams.values() if u.model == model]
+            levels = [level_of(traffic.table, model, key, now) for key in keys]
+            at_full = sum(len(u.waiting) for u in upstreams if u.full)
+            assert len(held) == sum(level.waiting for level in levels) + at_full
+            in_flight = sum(len(u.in_flight) for u in upstreams)
+            assert sum(level.in_flight for level in levels) == in_flight + at_full
+            ranks = {u.rank(now, traffic.trust.sure(u.record.node, now)) for u in upstreams}
+            assert not held or Rank.OPEN not in ranks, "calls wait although there is a place"
+            assert sum(traffic.table.models[model].priorities.values() if held else ()) == sum(
+                call.kind != "wake" for call in held.values()
+            )
+        assert {r for m in traffic.table.models.values() for r in m.held} == {
+            r for r, s in state.items() if s == "held"
+        }
 
     for action in script:
         now += 0.01
         epoch += 1
         match action:
-            case ("arrive", model, kind):
+            case ("arrive", model, kind, priority):
                 requests += 1
                 state[requests], kind_of[requests] = "held", kind
-                perform(step.CallArrived(requests, model, f"c{requests}", 10, kind))
-            case ("end", request) if state.get(request) in ("held", "sent"):
+                if kind == "wake" and model in traffic.table.models and traffic.table.models[model].wake is not None:
+                    state[requests] = "done"  # the pending wake is also for this one
+                perform(step.CallArrived(requests, model, f"c{requests}", kind, priority=priority))
+            case ("end", request, answered) if state.get(request) in ("held", "sent"):
                 state[request] = "done"
-                perform(step.CallEnded(request))
+                perform(step.CallEnded(request, answered))
             case ("refuse", request, suspect) if state.get(request) == "sent" and kind_of[request] == "call":
                 state[request] = "held"
                 perform(step.CallReturned(request, suspect))
             case ("event", seat, to):
                 perform(event(seat, to, epoch, at=now, model=models[seat], endpoint=f"http://{seat}"))
             case ("row", seat, to):
-                rows[seat] = record(seat, to, epoch, since=now, model=models[seat])
+                rows[seat] = record(seat, to, epoch, since=now, model=models[seat], max_requests=2)
                 perform(rows[seat])
             case ("missing", seat):
                 rows.pop(seat, None)
@@ -418,4 +452,3 @@ def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
     now += 1000.0
     perform(step.TimePassed())
     assert not [request for request, was in state.items() if was == "held"]
-    assert traffic._admission._queue.bytes == 0

@@ -20,9 +20,12 @@ from kybernate.messages import (
     Command,
     CommandReply,
     DrainAck,
+    DrainNode,
+    MigrateSeat,
     ParkSeat,
     PinSeat,
     Presence,
+    ResumeNode,
     SeatEvent,
     TrafficSignal,
     UnpinSeat,
@@ -140,9 +143,9 @@ class World:
             seat, state, model=model, endpoint=engine.endpoint, group="G0", home_group="G0", gpus=(0,), **fields
         )
         await until(
-            lambda: f"{NODE}.{seat}" in self.router.traffic.upstreams or not self.bus.connected,
+            lambda: f"{NODE}.{seat}" in self.router.traffic.table.upstreams or not self.bus.connected,
             what=f"the router knows seat {seat}",
-            saw=lambda: self.router.traffic.upstreams.keys(),
+            saw=lambda: self.router.traffic.table.upstreams.keys(),
         )
         return engine
 
@@ -162,11 +165,11 @@ class World:
             return Answered(response.status, response.headers.copy(), await response.read())
 
     def held(self, model: str) -> int:
-        known = self.router.traffic.models.get(model)
+        known = self.router.traffic.table.models.get(model)
         return len(known.held) if known else 0
 
     def upstream(self, seat: str) -> Any:
-        return self.router.traffic.upstreams[f"{NODE}.{seat}"]
+        return self.router.traffic.table.upstreams[f"{NODE}.{seat}"]
 
 
 class Answered:
@@ -197,7 +200,7 @@ async def world(*, connected: bool = True, **settings: Any) -> AsyncIterator[Wor
         app = web.Application()
         app.router.add_get("/v1/seats", manager.seats)
         manager.url = (await stack.enter_async_context(HttpServer(app, "127.0.0.1", 0))).url
-        for kind in (ActivateSeat, ParkSeat, PinSeat, UnpinSeat):
+        for kind in (ActivateSeat, ParkSeat, PinSeat, UnpinSeat, MigrateSeat, DrainNode, ResumeNode):
             await stack.enter_async_context(other.serve(kind.pattern(node=NODE), manager.answer))
         values = {"host": "127.0.0.1", "port": 0, "instance": "router-0", **settings}
         router = await stack.enter_async_context(open_router(RouterSettings.model_validate(values), bus))

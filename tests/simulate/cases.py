@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, SimSeat
+from kybernate.lab.simulate.model import Scenario, SimGroup, SimSeat
 from kybernate.policy import Decision, GroupView, Park, SeatView, Stay, Switch
 from kybernate.seat import SeatState
 
@@ -78,27 +77,3 @@ class ParksWhenIdle:
 
 def idle_now(holder: SeatView) -> bool:
     return holder.state is SeatState.ACTIVE and not holder.waiting and not holder.in_flight
-
-
-def together(made: Scenario, outcome: Outcome) -> None:
-    """All members of a gang serve, or none: each of its visits is one of every member, from the same moment to the
-    same moment, and whatever it serves, it serves then.
-    """
-    gangs: dict[str, list[int]] = {}
-    for index, one in enumerate(made.seats):
-        if one.gang:
-            gangs.setdefault(one.gang, []).append(index)
-    for members in gangs.values():
-        visits = {index: [visit for visit in outcome.visits if visit.seat == index] for index in members}
-        spans = [[(visit.begun, visit.active, visit.closed) for visit in own] for own in visits.values()]
-        assert all(own == spans[0] for own in spans)
-        for earlier, later in pairwise(zip(*visits.values(), strict=True)):
-            assert max(visit.gone for visit in earlier) <= min(visit.begun for visit in later)
-        for at, index, wait, stall, end in zip(
-            made.at, made.seat, outcome.wait, outcome.stall, outcome.finished, strict=True
-        ):
-            if index in members and spans[0]:
-                place = max(range(len(spans[0])), key=lambda one: (spans[0][one][1] <= at + wait + 1e-6, one))
-                begun, closed = spans[0][place][1:]
-                assert begun - 1e-6 <= at + wait <= closed + 1e-6
-                assert stall or end <= min(own[place].gone for own in visits.values()) + 1e-6

@@ -259,7 +259,6 @@ def test_a_policy_that_freezes_two_seats_by_turns_for_ever_is_named(monkeypatch:
         (scenario([], [seat("a", vram_bytes=2)], [SimGroup("A", 2, 1)]), "more memory than the group has"),
         (scenario([], [seat("a"), seat("a")]), "two seats are called a"),
         (scenario([], [seat("a")], [SimGroup("A"), SimGroup("A")]), "two groups are called A"),
-        (scenario([], [seat("a", gang="g"), seat("b", gang="g")]), "one seat per group"),
         (scenario([(0.0, 0, float("nan"))], [seat("a")]), "service time nan"),
         (scenario([(0.0, 0, -1.0)], [seat("a")]), "service time -1.0"),
         (scenario([(-1.0, 0, 1.0)], [seat("a")]), "arrival time -1.0"),

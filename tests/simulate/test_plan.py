@@ -73,11 +73,14 @@ def kyb(*words: object) -> int:
 
 def test_as_people_call_it(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "plan.json"
-    assert kyb(trace, "--slo", "15:0.9", "--cost", "2s/2s", "--slots", "1,2", "--price", 3, "--json", out) == 0
+    assert (
+        kyb(trace, "--slo", "15:0.9", "--cost", "2s/2s", "--slots", "1,2", "--memory", 80, "--price", 3, "--json", out)
+        == 0
+    )
     captured = capsys.readouterr().out
     assert captured.startswith("E[active] = ")
     report = json.loads(out.read_text())
-    assert [one["name"] for one in report["layouts"]] == ["seats", "seats", "dedicated"]
+    assert [one["name"] for one in report["layouts"]] == ["seats", "seats", "packed", "dedicated"]
     assert all(one["enough"] for one in report["layouts"])
     assert report["goal"]["slo_seconds"] == 15
 

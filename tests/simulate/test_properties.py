@@ -13,7 +13,7 @@ from kybernate.lab.simulate.engine import RunOptions, SimulationError, run
 from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, SimSeat, check
 from kybernate.policy import POLICIES, Decision, GroupView, Park, Policy, Stay, Switch
 from kybernate.seat import SeatState
-from tests.simulate.cases import Impatient, together
+from tests.simulate.cases import Impatient
 
 SECONDS = st.floats(0.0, 20.0)
 
@@ -43,16 +43,7 @@ class Erratic:
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
     groups = draw(st.integers(1, 3))
-    gangs: set[tuple[str, str]] = set()
     pins = draw(st.sampled_from([0, 0, 1, 2]))
-
-    def gang(group: str) -> str:
-        """One of two, if it has no seat on this group yet."""
-        name = draw(st.sampled_from(["", "", "g", "h"]))
-        free = (name, group) not in gangs
-        gangs.add((name, group))
-        return name if free else ""
-
     homes = [f"G{draw(st.integers(0, groups - 1))}" for _ in range(draw(st.integers(1, 6)))]
     seats = tuple(
         SimSeat(
@@ -66,7 +57,6 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             weight=draw(st.sampled_from([0.5, 1.0, 2.0])),
             stall_budget_seconds=draw(st.sampled_from([0.0, 100.0])),
             pinned=index < pins and draw(st.booleans()),
-            gang=gang(home),
         )
         for index, home in enumerate(homes)
     )
@@ -125,7 +115,6 @@ def test_whatever_is_decided_each_request_is_served_once_and_slots_are_never_exc
     each_request_ends_once(scenario, outcome, options)
     holders_fit(scenario, outcome)
     visits_add_up(scenario, outcome)
-    together(scenario, outcome)
     assert run(scenario, policy, options) == outcome
 
 

@@ -1,4 +1,4 @@
-"""The brain on a real stack: freezing, the shadow, why, and a recording that replays."""
+"""The brain on a real stack: freezing, why, and a recording that replays."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,6 @@ CONFIG = """
 profiles:
   - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 3}
 policy: {name: kyb-balanced, settings: {freezeRatio: 0.001, minVisitSeconds: 0}}
-shadow: {name: exhaustive}
 tiers: {patient: {stallBudgetSeconds: 600}}
 """
 POD = """---
@@ -74,8 +73,7 @@ async def test_an_answer_is_frozen_for_others_and_goes_on_and_what_was_decided_r
     seat = node["groups"][0]["seats"][0]
     assert (seat["tier"], seat["slo_seconds"], seat["stall_budget_seconds"]) == ("patient", 5.0, 600.0)
     assert node["errors"] == 0
-    assert node["shadow"]["groups"][0]["same"] > 0
-    assert any("exhaustive" in line for line in why_lines([node], shadow=True))
+    assert any("SLO 5 s" in line for line in why_lines([node]))
 
     result = replay(record.read_text().splitlines())
     assert (result.share, result.different) == (1.0, [])

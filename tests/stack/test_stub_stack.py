@@ -65,7 +65,7 @@ async def test_a_request_to_a_parked_model_is_answered_and_nothing_is_violated(s
     parked = next(seat for seat in seats if seat["state"] == "parked")["model"]
     async with await FakeDriverClient.connect(stack.layout.driver_socket) as driver:
         before = await driver.call("stats")
-        (holder,) = {entry["pid"] for entry in (await driver.call("processes"))["processes"]}
+        (holder,) = {entry["pid"] for entry in (await driver.call("processes"))["processes"] if entry["bytes"]}
         environment = _environment(holder)
         assert environment["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
         assert environment["CUDA_VISIBLE_DEVICES"] == "0"

@@ -161,6 +161,10 @@ class Stand:
         report = Counter((await self.client.call("stats"))["violations"]["by_kind"])
         return dict(report - self._before)
 
+    async def mark(self, pid: int, **marks: Any) -> None:
+        """Say what a process does that the library does not know; marks of a process come from itself."""
+        await self.client.call("inject", fault="mark", pid=pid, marks=marks)
+
     async def inject(self, fault: str, **arguments: Any) -> None:
         """Arm a fault."""
         await self.client.call("inject", fault=fault, **arguments)

@@ -15,6 +15,7 @@ from tests.stubs.stand import (
     FAILED,
     GIB,
     ILLEGAL,
+    INVALID,
     LOCKED,
     NO_ROOM,
     NOT_SUPPORTED,
@@ -37,7 +38,7 @@ async def test_a_restore_without_room_loses_the_process_and_part_of_the_memory_u
     await caller.park(parked.pid)
     winner = await machine.user(gib=50)
     assert await caller.code("restore", parked.pid) == NO_ROOM
-    assert await caller.value("state", parked.pid) == FAILED
+    assert await caller.value("state", parked.pid) == CHECKPOINTED, "as if nothing had happened (cuda-checkpoint #44)"
     winner.process.kill()
     await winner.ended()
     await until_equal(machine.used_gib, [15, 0], what="GiB used on each GPU")
@@ -259,7 +260,7 @@ async def test_a_communicator_of_one_rank_is_harmless_unless_the_driver_aborts(m
 
 @pytest.mark.parametrize("how", ["share", "managed"])
 async def test_shared_and_managed_memory_cannot_be_checkpointed(machine: Stand, how: str):
-    """H9 and H10. The process stays locked and goes on after an unlock."""
+    """H9 and H10. The process stays locked and can be unlocked; states look well, and its contexts are dead."""
     caller, engine = await machine.caller(), await machine.user(gib=0)
     address = await engine.value("alloc", GIB)
     assert await engine.code(how, address if how == "share" else GIB) == SUCCESS
@@ -267,7 +268,42 @@ async def test_shared_and_managed_memory_cannot_be_checkpointed(machine: Stand, 
     assert await caller.code("checkpoint", engine.pid) == NOT_SUPPORTED
     assert await caller.value("state", engine.pid) == LOCKED
     assert await caller.code("unlock", engine.pid) == SUCCESS
-    await engine.value("info")
+    assert await caller.value("state", engine.pid) == RUNNING
+    assert [await engine.code(call) for call in ("info", "synchronize")] == [UNKNOWN, UNKNOWN]
+
+
+async def test_managed_memory_shows_in_the_mappings_of_the_uvm_device(machine: Stand):
+    """gpunap: a CUDA process has one mapping of it, one with managed memory has 2 and more."""
+    engine = await machine.user(gib=1)
+
+    def mappings() -> int:
+        lines = Path(f"/proc/{engine.pid}/maps").read_text().splitlines()
+        return sum(line.endswith("/dev/nvidia-uvm") for line in lines)
+
+    assert mappings() == 1
+    assert await engine.code("managed", GIB) == SUCCESS
+    assert mappings() == 2
+
+
+async def test_a_forked_child_with_its_parents_context_is_never_restored(machine: Stand):
+    """vLLM #42873: INVALID_VALUE each time; the child holds no memory, and the seat never comes back."""
+    caller, engine = await machine.caller(), await machine.user(gib=0)
+    await machine.mark(engine.pid, stale=True)
+    await caller.park(engine.pid)
+    assert [await caller.code("restore", engine.pid) for _ in range(2)] == [INVALID, INVALID]
+    assert await caller.value("state", engine.pid) == CHECKPOINTED
+
+
+async def test_nvml_stalls_and_checkpoint_calls_do_not(machine: Stand):
+    """Under RM-lock contention (teardown of large processes, an XID) readings take seconds."""
+    caller, engine = await machine.caller(), await machine.user(gib=1)
+    await machine.inject("stall", seconds=1_000_000)
+    reading = asyncio.create_task(machine.client.call("processes"))
+    assert await caller.value("state", engine.pid) == RUNNING
+    await caller.park(engine.pid)
+    assert not reading.done()
+    await machine.inject("clear")
+    await asyncio.wait_for(reading, SECONDS)
 
 
 async def test_a_checkpoint_on_a_mig_instance_says_out_of_memory(stubs, binding: str, tmp_path: Path):
@@ -279,7 +315,7 @@ async def test_a_checkpoint_on_a_mig_instance_says_out_of_memory(stubs, binding:
         assert "MIG-" + (await engine.value("device", 0))[1] == instances[0]["uuid"]
         second = await machine.user(gib=1, CUDA_VISIBLE_DEVICES=instances[1]["uuid"])
         shown = (await machine.client.call("processes"))["processes"]
-        assert {entry["pid"]: entry["gpu"] for entry in shown} == {
+        assert {entry["pid"]: entry["gpu"] for entry in shown if entry["bytes"]} == {
             engine.pid: instances[0]["uuid"],
             second.pid: instances[1]["uuid"],
         }

@@ -82,7 +82,7 @@ def test_whatever_is_missing_the_complete_groups_stay_as_they_are(data: st.DataO
         return
     assert len(ids(found)) == sum(len(group.seat_ids) for group in found.groups)
     before = {group.name: group for group in whole.groups}
-    for spec in chosen.topology.groups:
+    for spec in chosen.gpu_topology.groups:
         if not lost & {gpu.uuid for gpu in before[spec.name].gpus}:
             assert next(group for group in found.groups if group.name == spec.name).gpus == before[spec.name].gpus
 

@@ -135,7 +135,7 @@ def test_groups_are_disjoint_or_nested_and_name_their_overlaps(
     for a, b in combinations(found.groups, 2):
         shared = members(a) & members(b)
         assert (b.name in a.overlaps) == (a.name in b.overlaps) == bool(shared)
-        if config.topology.overlap == "none":
+        if config.gpu_topology.overlap == "none":
             assert not shared
         else:
             assert not shared or (shared in (members(a), members(b)) and members(a) != members(b))
@@ -192,7 +192,7 @@ def test_another_profile_changes_no_id_of_a_listed_group(case: Case, data: st.Da
     place = data.draw(st.integers(0, len(config.profiles)))
     changed = config.model_copy(update={"profiles": (*config.profiles[:place], extra, *config.profiles[place:])})
     after = plan(changed, *machine)
-    listed = {spec.name for spec in config.topology.groups}
+    listed = {spec.name for spec in config.gpu_topology.groups}
     for group in found.groups:
         if group.name in listed:
             assert next(each for each in after.groups if each.name == group.name).seat_ids == group.seat_ids

@@ -4,11 +4,12 @@ from typing import Any
 import pytest
 
 from services.probe.settings import read
-from services.webhook.core.mutation import Mutation, MutationOptions, mutate, quantity
+from services.webhook.core.mutation import Mutation, mutate, quantity
 from services.webhook.core.probes import PodRefusedError
+from services.webhook.settings import WebhookSettings
 from tests.webhook.patching import patched
 
-OPTIONS = MutationOptions(image="registry/kybernate:1")
+OPTIONS = WebhookSettings(probe_image="registry/kybernate:1")
 SEAT = "kyb.ai/gpu-1x-seat"
 Json = dict[str, Any]
 
@@ -40,7 +41,7 @@ def http(port: Any = "http", scheme: str = "HTTP", **more: Any) -> Json:
     return {"httpGet": {"path": "/health", "port": port, "scheme": scheme}, "timeoutSeconds": 2, **more}
 
 
-def done(given: Json, options: MutationOptions = OPTIONS) -> tuple[Json, Json, Mutation]:
+def done(given: Json, options: WebhookSettings = OPTIONS) -> tuple[Json, Json, Mutation]:
     """The mutated pod, its engine, and the mutation."""
     change = mutate(given, options)
     after = patched(given, change.patch)
@@ -94,7 +95,7 @@ def test_the_sidecar_is_restricted_has_no_seat_and_comes_last() -> None:
     security = probe["securityContext"]
     assert (security["runAsNonRoot"], security["runAsUser"], security["readOnlyRootFilesystem"]) == (True, 65532, True)
     assert (security["allowPrivilegeEscalation"], security["capabilities"]) == (False, {"drop": ["ALL"]})
-    openshift = MutationOptions(image="i", user=None)
+    openshift = WebhookSettings(probe_image="i", probe_user=None)
     after, _, _ = done(pod({"livenessProbe": http()}), openshift)
     assert "runAsUser" not in after["spec"]["initContainers"][0]["securityContext"]
 
@@ -212,3 +213,30 @@ def test_kubernetes_quantities_are_parsed() -> None:
     assert quantity("1Ki") == quantity("1024") == quantity("1024000m")
     assert quantity("129e6") == quantity("129M") == quantity(129000000)
     assert quantity("5 apples") is None
+
+
+HOOKED = WebhookSettings(probe_image="registry/kybernate:1", stop_hook=True)
+
+
+def test_b8_an_engine_waits_at_kyb_probe_before_kubelet_signals_it_where_the_cluster_wants_that() -> None:
+    given = pod({"livenessProbe": http(), "lifecycle": {"postStart": {"exec": {"command": ["true"]}}}})
+    given["spec"]["terminationGracePeriodSeconds"] = 300
+    after, engine, change = done(given, HOOKED)
+    (probe,) = (one for one in after["spec"]["initContainers"] if one["name"] == "kyb-probe")
+    port = probe["livenessProbe"]["httpGet"]["port"]
+    assert engine["lifecycle"]["preStop"] == {"httpGet": {"path": "/stop", "port": port, "scheme": "HTTP"}}
+    assert engine["lifecycle"]["postStart"] == {"exec": {"command": ["true"]}}
+    assert "lifecycle" not in after["spec"]["containers"][0]
+    assert change.warnings == ()
+    assert "preStop" not in done(given)[1]["lifecycle"], "not elsewhere"
+
+
+def test_b8_a_short_grace_period_and_a_hook_of_the_pods_own_are_warned_about() -> None:
+    _, engine, change = done(pod({"livenessProbe": http()}), HOOKED)
+    assert "raise terminationGracePeriodSeconds (30) to 300" in change.warnings[0]
+    own = {"preStop": {"exec": {"command": ["sleep", "5"]}}}
+    _, engine, change = done(pod({"livenessProbe": http(), "lifecycle": own}), HOOKED)
+    assert engine["lifecycle"] == own
+    assert "preStop hook already" in change.warnings[0]
+    parked_otherwise = pod({"livenessProbe": http()}, annotations={"kyb.ai/backend": "fake"})
+    assert "lifecycle" not in done(parked_otherwise, HOOKED)[1]

@@ -114,10 +114,10 @@ async def test_it_answers_reviews_over_https_and_uses_a_renewed_certificate(
     await until(trusted, what="the webhook serves the new certificate", interval=0.2)
 
 
-def test_without_a_certificate_the_error_names_the_command_that_makes_one(tmp_path: Path) -> None:
+def test_without_a_certificate_the_error_tells_where_one_comes_from(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "services.webhook"], env=env(tmp_path), capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
     assert "KYB_TLS_CERT_FILE" in done.stderr
-    assert "kyb webhook certs makes them" in done.stderr
+    assert "the chart makes them (docs/webhook.md)" in done.stderr

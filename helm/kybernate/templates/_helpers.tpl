@@ -354,19 +354,6 @@ runtimeClassName: {{ .Values.gpu.runtimeClassName }}
 {{- default (printf "%s-config" (include "kybernate.fullname" .)) .Values.config.existingConfigMap -}}
 {{- end -}}
 
-{{/* Name of a Job that is made anew when it differs or at each upgrade: Jobs cannot be changed. */}}
-{{- define "kybernate.jobName" -}}
-{{- printf "%s-%s-%s" (include "kybernate.fullname" .root) .component (printf "%d %s %s" .root.Release.Revision (toJson .root.Chart) (toJson .root.Values) | sha256sum | trunc 8) -}}
-{{- end -}}
-
-{{- define "kybernate.jobSpec" -}}
-backoffLimit: 20
-activeDeadlineSeconds: 900
-{{- if not (kindIs "invalid" .Values.jobs.ttlSecondsAfterFinished) }}
-ttlSecondsAfterFinished: {{ .Values.jobs.ttlSecondsAfterFinished }}
-{{- end }}
-{{- end -}}
-
 {{/* Where a pod that needs no GPU goes. (dict "root" $ "values" .Values.router "component" …) */}}
 {{- define "kybernate.placement" -}}
 {{- with .values.priorityClassName }}

@@ -30,6 +30,12 @@
 {{- end -}}
 {{- end -}}
 
+{{- if and $v.webhook.tls.existingSecret $v.webhook.certManager.enabled -}}
+{{- $wrong = append $wrong "webhook.tls.existingSecret and webhook.certManager.enabled are two certificates: keep one of them" -}}
+{{- end -}}
+{{- if and $v.webhook.tls.caBundle (not $v.webhook.tls.existingSecret) -}}
+{{- $wrong = append $wrong "webhook.tls.caBundle is the authority of webhook.tls.existingSecret: set that, too" -}}
+{{- end -}}
 {{- if and (not $v.nats.enabled) (not $v.externalNats.url) -}}
 {{- $wrong = append $wrong "nats.enabled=false needs a NATS of yours: set externalNats.url (nats://host:4222), or nats.enabled=true" -}}
 {{- end -}}

@@ -25,6 +25,12 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
+class DemoBackend(StrEnum):
+    """Backends that replace the one in the pods' file."""
+
+    RESTART = "restart"
+
+
 class DemoDriver(StrEnum):
     """The drivers of a stack."""
 
@@ -44,7 +50,9 @@ def demo(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
     scenario_: Annotated[
         scenario.DemoScenario | None,
-        typer.Option("--scenario", help="hot-group: one group gets all the load; with and without rebalancing."),
+        typer.Option(
+            "--scenario", help="hot-group: without and with rebalancing. packed: one slot, then packed by memory."
+        ),
     ] = None,
     no_rebalance: Annotated[
         bool, typer.Option("--no-rebalance", help="Play the scenario without rebalancing only.")
@@ -57,6 +65,9 @@ def demo(
     driver: Annotated[
         DemoDriver, typer.Option(help="How the private stack reaches its fake GPUs; stub: by CUDA and NVML libraries.")
     ] = DemoDriver.FAKE,
+    backend: Annotated[
+        DemoBackend | None, typer.Option(help="How the private stack's engines are parked. Default: by the driver.")
+    ] = None,
     map_: Annotated[
         list[str] | None, typer.Option("--map", metavar="TRACE=MODEL", help="Let MODEL play the trace's model TRACE.")
     ] = None,
@@ -76,10 +87,11 @@ def demo(
             chaos=chaos,
             router=router,
             driver=driver.value,
+            backend=None if backend is None else backend.value,
             models=_mapping(map_ or []),
             logs=keep_logs,
         )
-        if no_rebalance and scenario_ is None:
+        if no_rebalance and scenario_ is not scenario.DemoScenario.HOT_GROUP:
             raise DemoError("--no-rebalance is for --scenario hot-group")
         result = asyncio.run(_run(asked, errors, scenario_, rebalance=not no_rebalance))
     except (DemoError, TraceError, LayoutError, ConfigError) as error:
@@ -105,7 +117,7 @@ async def _run(asked: Demo, console: Console, which: scenario.DemoScenario | Non
 
     async with _progress(live, console):
         if which is not None:
-            return await scenario.play(asked, expected_text, live, say, rebalance=rebalance)
+            return await scenario.play(which, asked, expected_text, live, say, both=rebalance)
         return await play(asked, expected_text, live, say)
 
 

@@ -116,9 +116,10 @@ def show(report: Report, console: Console) -> None:
         console.print(f"  {count} × {reason}", markup=False, highlight=False)
     if "chaos" in report:
         _show_chaos(report["chaos"], console)
-    if "without_rebalance" in report:
+    if "without_rebalance" in report or "without_packing" in report:
         before, after, fall = report["wait_mean_without_s"], report["wait_mean_s"], report["wait_fall"]
-        text = f"{_text(after)} s with rebalancing, {_text(before)} s without it: {-(fall or 0.0):+.0%}"
+        what = ("rebalancing", "it") if "without_rebalance" in report else ("packing by memory", "it")
+        text = f"{_text(after)} s with {what[0]}, {_text(before)} s without {what[1]}: {-(fall or 0.0):+.0%}"
         console.print(f"\n{report['scenario']}: mean wait {text}; {report['moves']} moves", style="bold")
 
 

@@ -50,6 +50,8 @@ class Demo:
     router: str | None = None
     driver: Literal["fake", "stub"] = "fake"
     """How the private stack reaches its fake GPUs."""
+    backend: str | None = None
+    """How its pods are parked; None: by the driver."""
     models: Mapping[str, str] = field(default_factory=dict)
     """Trace model → model that plays it."""
     logs: Path | None = None
@@ -190,7 +192,7 @@ def _stack_options(demo: Demo, folder: Path, speed: float) -> StackOptions:
     """The laptop stack, or for traces one with a seat per model."""
     settings = {"router": {"KYB_HOLD_SECONDS": str(HOLD_MODEL_SECONDS)}}
     if not demo.traces:
-        return StackOptions(driver=demo.driver, port=0, gpus=GPUS, speed=speed, settings=settings)
+        return StackOptions(driver=demo.driver, backend=demo.backend, port=0, gpus=GPUS, speed=speed, settings=settings)
     weights: dict[str, float] = {}
     for arrival in arrivals(demo)():
         weights[arrival.model] = weights.get(arrival.model, 0.0) + arrival.output_tokens
@@ -198,7 +200,16 @@ def _stack_options(demo: Demo, folder: Path, speed: float) -> StackOptions:
     config, pods = folder / "config.yaml", folder / "pods.yaml"
     config.write_text(workload.config_yaml(seats))
     pods.write_text(workload.pods_yaml(seats, demo.driver))
-    return StackOptions(driver=demo.driver, config=config, pods=pods, port=0, gpus=GPUS, speed=speed, settings=settings)
+    return StackOptions(
+        driver=demo.driver,
+        backend=demo.backend,
+        config=config,
+        pods=pods,
+        port=0,
+        gpus=GPUS,
+        speed=speed,
+        settings=settings,
+    )
 
 
 def _shipped(models: list[str], demo: Demo) -> Callable[[], Iterator[Arrival]]:

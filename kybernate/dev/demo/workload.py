@@ -28,6 +28,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import yaml
@@ -148,11 +149,16 @@ def plan(weights: Mapping[str, float], gpus: int) -> TraceLayout:
     return TraceLayout(tuple(tuple(group) for group in groups), seats)
 
 
-def config_yaml(layout: TraceLayout, *, rebalance: bool = False, policy: str = "") -> str:
-    """The node configuration of this layout: groups G0, G1, … of one GPU, one active slot each."""
-    profile = {"name": "1x", "resource": RESOURCE, "groupSize": 1, "seatsPerGroup": layout.seats_per_group}
+def config_yaml(layout: TraceLayout, *, rebalance: bool = False, packed: bool = False, policy: str = "") -> str:
+    """The node configuration of this layout: groups G0, G1, … of one GPU; one active slot each, or packed by memory."""
+    profile: dict[str, Any] = {
+        "name": "1x",
+        "resource": RESOURCE,
+        "groupSize": 1,
+        "seatsPerGroup": layout.seats_per_group,
+    }
     document: dict[str, Any] = {
-        "profiles": [profile | {"rebalance": True} if rebalance else profile],
+        "profiles": [profile | ({"rebalance": True} if rebalance else {}) | ({"packing": "memory"} if packed else {})],
         "gpuTopology": {"groups": [{"name": f"G{index}", "gpus": [index]} for index in range(len(layout.groups))]},
     }
     if policy:
@@ -160,17 +166,21 @@ def config_yaml(layout: TraceLayout, *, rebalance: bool = False, policy: str = "
     return yaml.safe_dump(document, sort_keys=False)
 
 
-def pods_yaml(layout: TraceLayout, driver: Literal["fake", "stub"] = "fake") -> str:
-    """One pod per model, in the order of the seats, for a stack with this driver."""
+def pods_yaml(
+    layout: TraceLayout, driver: Literal["fake", "stub"] = "fake", vram: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """One pod per model, in the order of the seats, for a stack with this driver. ``vram``: of models, where it is not
+    ``VRAM``."""
     names = _pod_names(layout.models)
-    return yaml.safe_dump_all((_pod(names[model], model, driver) for model in layout.models), sort_keys=False)
+    pods = (_pod(names[model], model, driver, vram.get(model, VRAM)) for model in layout.models)
+    return yaml.safe_dump_all(pods, sort_keys=False)
 
 
-def _pod(name: str, model: str, driver: str) -> dict[str, Any]:
-    command = ["python", "-m", "kybernate.dev.fakes.engine", "--model", model, "--vram", VRAM]
+def _pod(name: str, model: str, driver: str, vram: str) -> dict[str, Any]:
+    command = ["python", "-m", "kybernate.dev.fakes.engine", "--model", model, "--vram", vram]
     command += ["--cuda"] if driver == "stub" else []
     backend = "cuda" if driver == "stub" else "fake"
-    annotations = {"kyb.ai/model": model, "kyb.ai/vram": VRAM, "kyb.ai/backend": backend}
+    annotations = {"kyb.ai/model": model, "kyb.ai/vram": vram, "kyb.ai/backend": backend}
     container = {"name": "engine", "image": "fake", "command": command, "resources": {"limits": {RESOURCE: 1}}}
     return {
         "apiVersion": "v1",

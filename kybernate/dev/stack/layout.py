@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import shutil
 import socket
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kybernate.annotations import BACKEND
 from kybernate.dev.nats_server import free_port, server_argv
 from kybernate.dev.stack.guard import MARK
 from kybernate.dev.stack.options import GPU_NAME, NODE, StackOptions
@@ -107,7 +109,10 @@ def lay_out(options: StackOptions, ports: Ports, stubs: Path | None = None) -> L
     port = ports.router(options.port)
     folder = _short_folder()
     shutil.copy(options.config, folder / "config.yaml")
-    shutil.copy(options.pod_file, folder / "pods.yaml")
+    pods = options.pod_file.read_text()
+    if options.backend is not None:
+        pods = re.sub(rf"({re.escape(BACKEND)}: )\w+", rf"\g<1>{options.backend}", pods)
+    (folder / "pods.yaml").write_text(pods)
     for name in ("kubelet", "run", "state", "logs"):
         (folder / name).mkdir()
     kubelet_port, nats_port, node_nats_port = (ports.free() for _ in range(3))
@@ -155,9 +160,10 @@ def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[s
     router = _settings(layout, options) | {"KYB_HOST": HOST, "KYB_PORT": str(layout.port)}
     gpus = {"KYB_GPUS": "fake"} if layout.stubs is None else {"KYB_GPUS": "nvml"} | _libraries(layout)
     driver_kind = {"KYB_DRIVER": "fake"} if layout.stubs is None else {"KYB_DRIVER": "cuda"} | _libraries(layout)
+    local = {"KYB_FAKE_KUBELET": "true"}
     found = servers | {
         "driver": _python("driver", "kybernate.dev.fakes.gpu", plain, *driver),
-        "checkpointer": _python("checkpointer", "services.checkpointer", plain | node | driver_kind),
+        "checkpointer": _python("checkpointer", "services.checkpointer", plain | node | driver_kind | local),
         "gpu_manager": _python("gpu_manager", "services.gpu_manager", plain | node | config | manager | gpus),
         "plugin": _python("plugin", "services.plugin", plain | node | config | plugin | gpus),
         "router": _python("router", "services.router", plain | router),

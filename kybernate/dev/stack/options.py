@@ -34,6 +34,8 @@ class StackOptions:
     config: Path = LAPTOP / "config.yaml"
     pods: Path | None = None
     """None: seven models, with the backend that ``driver`` needs."""
+    backend: str | None = None
+    """Backend of all pods; None: as the pods' file has it."""
     port: int | None = None
     """The router's port; None takes 8780, or a free one when that is taken."""
     gpus: int = 4

@@ -33,7 +33,8 @@ class StackPod:
 
 
 def load_pods(path: Path | str, config: NodeConfig, backend: Literal["fake", "cuda"] = "fake") -> tuple[StackPod, ...]:
-    """Read and check a file of Pods (several documents, or a List), all parked by ``backend``. Raises ConfigError."""
+    """Read and check a file of Pods (several documents, or a List), all parked by ``backend`` or by restart. Raises
+    ConfigError."""
     pods = []
     seen: set[tuple[str, str]] = set()
     for document in read_documents(Path(path)):
@@ -102,7 +103,7 @@ def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, ba
     for problem in (tier_problem(parsed.tier, config.all_tiers), *parsed.problems):
         if problem is not None:
             raise source.error((*notes, problem.name), problem.value, problem.what, problem.remedy)
-    if parsed.backend != backend:
+    if parsed.backend not in (backend, "restart"):
         value = annotations.get(BACKEND)
         cannot = "cannot park on fake GPUs" if backend == "fake" else "cannot park with --driver stub"
         what = "is missing (the default is cuda)" if value is None else cannot

@@ -102,13 +102,21 @@ class Stack:
         """Send a signal to a process; the supervisor starts it again when it ends. Returns its pid, None if down."""
         return self._process(name).send(signum)
 
+    async def pause(self, name: str) -> None:
+        """End a process (SIGTERM, then SIGKILL) and do not start it again; its files and ports stay."""
+        await self._process(name).stop()
+
+    async def resume(self, name: str) -> None:
+        """Start a process that was paused, where it was."""
+        self._process(name).start()
+
     async def pause_nats(self) -> None:
         """Take the nats-server away; its port and its store stay."""
-        await self._process("nats").stop()
+        await self.pause("nats")
 
     async def resume_nats(self) -> None:
         """Start the nats-server again where it was."""
-        self._process("nats").start()
+        await self.resume("nats")
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -137,7 +145,7 @@ class Stack:
                     self._raise_refusal()
                     seats = await self._seats(session)
                     if seats is not None:
-                        missing = unready(seats, len(self.plan.pods))
+                        missing = unready(seats, len(self.plan.pods), restart=self.options.backend == "restart")
                         if missing is None:
                             return seats
                         unmet = missing
@@ -178,7 +186,7 @@ class Stack:
         await self._start_guard()
         if self.options.announce:
             self._file.claim()
-        slots = max(profile.active_slots for profile in self.plan.config.profiles)
+        slots = max(profile.slots for profile in self.plan.config.profiles)
         for name, command in commands(self.layout, self.options, slots=slots).items():
             process = SupervisedProcess(command, self.folder / "logs" / f"{name}.log", self._sink)
             process.on_start = self._write_file
@@ -291,10 +299,12 @@ def why(seat: dict[str, Any]) -> str:
     return f" ({seat['reason']})" if seat.get("reason") else ""
 
 
-def unready(seats: list[dict[str, Any]], pods: int) -> str | None:
-    """Why these rows of ``GET /v1/seats`` are not a ready stack of so many pods; None when they are."""
+def unready(seats: list[dict[str, Any]], pods: int, *, restart: bool = False) -> str | None:
+    """Why these rows of ``GET /v1/seats`` are not a ready stack of so many pods; None when they are. ``restart``: those
+    that are parked wait at the start gate."""
+    settled_in = ("active", "parked", *(("waiting", "backoff") if restart else ()))
     owned = [seat for seat in seats if seat.get("state") != "free"]
-    settled = [seat for seat in owned if seat.get("started") and seat.get("state") in ("active", "parked")]
+    settled = [seat for seat in owned if seat.get("started") and seat.get("state") in settled_in]
     if len(settled) >= pods:
         return None
     late = [f"{seat.get('seat')} ({seat.get('model') or '?'}) is {seat.get('state')}{why(seat)}" for seat in owned]

@@ -3,7 +3,7 @@
 Pure.
 
 Groups that seats cannot leave are separate problems; groups between which seats move are one. What is left out makes
-the best schedule only better, so a lower bound stays one: pins, gangs, memory of groups and of the host, the cost of
+the best schedule only better, so a lower bound stays one: pins, memory of groups and of the host, the cost of
 moving, failures, slower decoding of large batches. Outcomes with frozen requests must not be compared with the bounds.
 
 ``replay`` is independent of the search that made the plan: slots, drains, moves, the cap and the order of requests are

@@ -24,6 +24,8 @@ def plan(
     slots: Annotated[
         str, typer.Option(metavar="N,…", help="Seats that a group runs side by side; all are tried.")
     ] = "1",
+    memory: given.Memory = 0.0,
+    sharing: given.Sharing = 0.0,
     gpus_per_group: Annotated[int, typer.Option(min=1, max=64, help="GPUs of one group.")] = 1,
     price: Annotated[float, typer.Option(min=0, help="Of one GPU for an hour, any currency.")] = 0.0,
     move_seconds: given.MoveSeconds = 3.0,
@@ -31,7 +33,6 @@ def plan(
     policy: Annotated[str, typer.Option(help="The name of a policy.")] = "kyb-balanced",
     only: given.Only = None,
     seats: given.Seats = 64,
-    gang: given.Gang = None,
     cost: given.Cost = "stock",
     measured: given.Measured = None,
     vram: given.Vram = None,
@@ -46,7 +47,7 @@ def plan(
     """
     from kybernate.lab.plan import Goal, saved
     from kybernate.lab.plan import plan as planned
-    from kybernate.lab.simulate.engine import SimulationError
+    from kybernate.lab.simulate.engine import RunOptions, SimulationError
     from kybernate.lab.simulate.measures import needed
 
     seconds, share = wanted(slo)
@@ -56,14 +57,17 @@ def plan(
         raise CliError(f"--policy {policy}: plan with one policy", 2)
     scenario = read_scenario(
         Inputs(
-            traces=tuple(traces), only=tuple(only or ()), groups=groups_max, seats=seats, gangs=tuple(gang or ()),
+            traces=tuple(traces), only=tuple(only or ()), groups=groups_max, seats=seats,
             cost=cost, measured=measured, vram=tuple(vram or ()), slo=seconds, cap=cap, start=start, duration=duration,
             speed_up=speed_up,
         )
     )  # fmt: skip
-    goal = Goal(share, groups_max, _counts(slots), None if fixed else move_seconds, gpus_per_group, price, names[0])
+    goal = Goal(
+        share, groups_max, _counts(slots), int(memory * 1e9), None if fixed else move_seconds, gpus_per_group, price,
+        names[0],
+    )  # fmt: skip
     try:
-        found = planned(scenario, goal)
+        found = planned(scenario, goal, RunOptions(sharing=sharing))
     except SimulationError as error:
         raise CliError(str(error)) from None
     except ValueError as error:
@@ -76,7 +80,7 @@ def plan(
         layouts = [one.row() for one in found]
         goals = {"slo_seconds": seconds, **asdict(goal)}
         write(json_file, {**about, "needed": asdict(need), "goal": goals, "layouts": layouts, "saved": saved(found)})
-    if not any(one.enough for one in found if one.name == "seats"):
+    if not any(one.enough for one in found if one.name != "dedicated"):
         raise CliError(f"{groups_max} groups are not enough for {share:.1%} within {seconds:g} s; see --groups-max")
 
 
@@ -130,7 +134,7 @@ def _show(scenario: "Scenario", goal: "Goal", seconds: float, found: "list[Plann
         table.add_column(column, justify="left" if column == "layout" else "right", no_wrap=True)
     for one in found:
         cells = [
-            one.name, str(one.groups), str(one.slots), str(one.gpus),
+            one.name, str(one.groups), "by memory" if one.name == "packed" else str(one.slots), str(one.gpus),
             f"{100 * one.slo_attainment:.1f}" + ("" if one.enough else " (too few)"), f"{one.wait_mean_s:.2f}",
             f"{one.wait_p99_s:.1f}", f"{one.switches_per_hour:.0f}", f"{one.moves_per_hour:.0f}",
             f"{one.gpu_hours:.0f}",

@@ -29,8 +29,9 @@ def simulate(
     only: given.Only = None,
     groups: given.Groups = 1,
     slots: given.Slots = 1,
+    memory: given.Memory = 0.0,
+    sharing: given.Sharing = 0.0,
     seats: given.Seats = 64,
-    gang: given.Gang = None,
     cost: given.Cost = "stock",
     measured: given.Measured = None,
     vram: given.Vram = None,
@@ -81,14 +82,14 @@ def simulate(
         return
     inputs = Inputs(
         traces=tuple(traces or ()), scenario=scenario, window=window, only=tuple(only or ()), groups=groups,
-        slots=slots, seats=seats, cost=cost, measured=measured, vram=tuple(vram or ()),
-        tiers=tuple(tier or ()), pinned=frozenset(pin or ()), slo=slo, gangs=tuple(gang or ()),
+        slots=slots, memory=memory, seats=seats, cost=cost, measured=measured, vram=tuple(vram or ()),
+        tiers=tuple(tier or ()), pinned=frozenset(pin or ()), slo=slo,
         stall_budget=stall_budget, move_seconds=move_seconds, host_memory=host_memory, cap=cap, start=start,
         duration=duration, speed_up=speed_up, seed=seed,
     )  # fmt: skip
     options = RunOptions(
         seed=seed, jitter=jitter, park_failure=park_failure, restore_failure=restore_failure,
-        cold_start_seconds=cold_start, slowdown=slowdown_points(slowdown),
+        cold_start_seconds=cold_start, slowdown=slowdown_points(slowdown), sharing=sharing,
     )  # fmt: skip
     _report(inputs, chosen_policies(policy), options, bound_seconds if bound else None, json_file, plot)
 

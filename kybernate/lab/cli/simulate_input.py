@@ -27,8 +27,8 @@ class Inputs:
     window: int = 0
     groups: int = 1
     slots: int = 1
+    memory: float = 0.0
     seats: int = 64
-    gangs: tuple[str, ...] = ()
     cost: str = "stock"
     measured: Path | None = None
     vram: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ def _whole(inputs: Inputs) -> None:
 def _known(inputs: Inputs, made: "Scenario") -> None:
     """Models that are named in options must be there."""
     models = {seat.model for seat in made.seats}
-    named = {text.rpartition("=")[0] for text in (*inputs.vram, *inputs.tiers, *inputs.gangs)} | inputs.pinned
+    named = {text.rpartition("=")[0] for text in (*inputs.vram, *inputs.tiers)} | inputs.pinned
     for name in sorted(named - models - {""}):
         raise CliError(f"no seat serves model {name!r}; {suggest(name, models)}", 2)
 
@@ -109,13 +109,13 @@ def _node(inputs: Inputs) -> "Node":
     return Node(
         groups=inputs.groups,
         slots=inputs.slots,
+        memory_bytes=int(inputs.memory * _GB),
         seats=inputs.seats,
         cost=cost,
         vram_bytes=vram,
         measured=known,
         tiers=_tiers(inputs),
         pinned=inputs.pinned,
-        gangs=_gangs(inputs),
         cap=inputs.cap,
         move_seconds=inputs.move_seconds,
         host_bytes=int(inputs.host_memory * _GB),
@@ -167,19 +167,6 @@ def _tiers(inputs: Inputs) -> dict[str, tuple[str, float, float, float]]:
         slo = tier.slo_seconds if inputs.slo is None else inputs.slo
         budget = max(tier.stall_budget_seconds, inputs.stall_budget)
         found[model] = (name, tier.weight, slo, budget)
-    return found
-
-
-def _gangs(inputs: Inputs) -> dict[str, int]:
-    """How many groups each of these models takes at the same time."""
-    found = {}
-    for model, count in map(_split, inputs.gangs):
-        if not model or not count.isdecimal() or not 2 <= int(count) <= inputs.groups:
-            raise CliError(
-                f"--gang {model + '=' if model else ''}{count}: write MODEL=N with N from 2 to the number of groups, "
-                f"which is {inputs.groups}", 2,
-            )  # fmt: skip
-        found[model] = int(count)
     return found
 
 

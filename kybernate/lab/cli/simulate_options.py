@@ -17,12 +17,14 @@ SpeedUp = Annotated[float, typer.Option(min=0.001, help="2: gaps half as long, t
 
 Groups = Annotated[int, typer.Option(min=1, max=512, help="Groups of GPUs on the node.")]
 Slots = Annotated[int, typer.Option(min=1, help="Seats that a group runs at the same time.")]
+Memory = Annotated[
+    float, typer.Option(min=0, metavar="GB", help="Of a group: its seats share it, as many run as fit. 0: slots count.")
+]
+Sharing = Annotated[
+    float, typer.Option(min=0, help="Each other busy seat of a group slows a seat's requests by this share, e.g. 0.3.")
+]
 Seats = Annotated[int, typer.Option(min=1, help="At most; models with most work first.")]
 Cap = Annotated[int, typer.Option(min=1, help="Requests that a seat serves side by side.")]
-Gang = Annotated[
-    list[str] | None,
-    typer.Option(metavar="MODEL=N", help="It runs on N groups at the same time or not at all; again for more."),
-]
 Cost = Annotated[
     str, typer.Option(help="stock-slow, stock, fast, pinned; GB/s out/in like 4/7; seconds to park/activate, 2.5s/3s.")
 ]

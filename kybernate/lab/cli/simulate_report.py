@@ -129,6 +129,8 @@ def certified(played: "Scenario", seconds: float) -> "BoundCertificate":
 
 def incomparable(played: "Scenario", options: "RunOptions") -> str:
     """Why runs with these options may be better than any schedule at the scenario's own costs; empty: they are not."""
+    if any(group.memory_bytes for group in played.groups):
+        return "the search for the best schedule knows slots and not --memory; leave it out"
     if options.jitter:
         return "with --jitter some switches are quicker than the bound assumes; leave it out"
     if any(factor < 1 for _, factor in options.slowdown):

@@ -32,7 +32,6 @@ def tune(
     groups: given.Groups = 1,
     slots: given.Slots = 1,
     seats: given.Seats = 64,
-    gang: given.Gang = None,
     cost: given.Cost = "stock",
     measured: given.Measured = None,
     vram: given.Vram = None,
@@ -60,7 +59,7 @@ def tune(
     scenario = read_scenario(
         Inputs(
             traces=tuple(traces), only=tuple(only or ()), groups=groups, slots=slots, seats=seats,
-            gangs=tuple(gang or ()), cost=cost, measured=measured, vram=tuple(vram or ()), tiers=tuple(tier or ()),
+            cost=cost, measured=measured, vram=tuple(vram or ()), tiers=tuple(tier or ()),
             pinned=frozenset(pin or ()), slo=slo, move_seconds=move_seconds, cap=cap, start=start, duration=duration,
             speed_up=speed_up,
         )

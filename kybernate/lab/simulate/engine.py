@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from kybernate.lab.simulate.model import Outcome, Scenario
 from kybernate.lab.simulate.switches import Switching
+from kybernate.lab.simulate.views import look
 from kybernate.lab.simulate.world import (
     FINISHED,
     SWITCHED,
@@ -103,8 +104,7 @@ class _Run:
             self.switched += 1
             if self.switched > _SWITCHED_FOR_NOTHING:
                 raise SimulationError(self._restless())
-            asked = self.switching.due(world.groups[who], self.policy)
-            self._ask((*asked, *world.groups) if world.gangs else asked)  # a claim may wait for this
+            self._ask(self.switching.due(world.groups[who], self.policy))
         elif token == world.groups[who].wake:
             world.now = time
             self._ask((world.groups[who],))
@@ -112,13 +112,12 @@ class _Run:
     def _finishes(self, seat: SimulatedSeat) -> None:
         """Requests of a seat end; others of its queue may be admitted; its group may want something else now."""
         seat.finishes(self.world.now)
-        for one in seat.together:
-            operation = one.group.operation
-            if operation is None:
-                if seat.in_flight == 0 or self.world.wanted(one.group):
-                    self._ask((one.group,))
-            elif operation.victim is one and operation.phase == "draining":
-                self.switching.drained(one.group)
+        group, operation = seat.group, seat.group.operation
+        if operation is None:
+            if seat.in_flight == 0 or self.world.wanted(group):
+                self._ask((group,))
+        elif operation.victim is seat and operation.phase == "draining":
+            self.switching.drained(group)
 
     def _ask(self, groups: Sequence[SimulatedGroup]) -> None:
         """Decide about these groups, one after the other, and begin what is decided."""
@@ -130,9 +129,6 @@ class _Run:
             group = pending.pop(0)
             if group.operation is not None or group.paused_until > world.now:
                 continue
-            if group.claimed is not None:
-                self.switching.gangs.prepare(group, self.policy)
-                continue
             self.asked += 1
             if self.asked > _ASKED_AT_ONCE:
                 raise SimulationError(
@@ -140,7 +136,7 @@ class _Run:
                     f"without time passing; it runs in circles"
                 )
             world.counters["decisions"] += 1
-            pending += self.switching.carry_out(group, self.switching.decision(group, self.policy), self.policy)
+            pending += self.switching.carry_out(group, self.policy.decide(look(world, group)), self.policy)
 
     @property
     def _name(self) -> str:

@@ -28,8 +28,6 @@ class SimSeat:
     slo_seconds: float = 20.0
     pinned: bool = False
     stall_budget_seconds: float = 0.0
-    gang: str = ""
-    """Seats of one gang serve one model together and run only together; empty: it stands alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class SimGroup:
     name: str
     slots: int = 1
     memory_bytes: int = 0
-    """Of the whole group; 0: as much as the slots' seats need."""
+    """Shared by its seats, where it has several slots; 0: as much as they need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ def _check_numbers(scenario: Scenario) -> None:
 
 
 def _check_names(scenario: Scenario) -> None:
-    """Groups and seats are called by their names; a gang has at most one seat on each group."""
+    """Groups and seats are called by their names."""
     name, groups = scenario.name, {group.name for group in scenario.groups}
     for what, names in (("seats", scenario.seats), ("groups", scenario.groups)):
         twice = [one for one, count in Counter(each.name for each in names).items() if count > 1]
@@ -145,29 +143,16 @@ def _check_names(scenario: Scenario) -> None:
     for seat in scenario.seats:
         if seat.group not in groups:
             raise ValueError(f"scenario {name}: seat {seat.name} belongs to group {seat.group}, which is not there")
-    placed = Counter((seat.gang, seat.group) for seat in scenario.seats if seat.gang)
-    for (gang, group), count in placed.items():
-        if count > 1:
-            raise ValueError(
-                f"scenario {name}: {count} seats of gang {gang} are on group {group}; a gang has one seat per group"
-            )
 
 
 def _check_pins(scenario: Scenario) -> None:
-    """Pinned seats must fit, and leave a slot where anything else is asked for. Seats that may move count together,
-    but where a gang has a place, since that cannot move.
-    """
+    """Pinned seats must fit, and leave a slot where anything else is asked for. Seats that may move count together."""
     asked = _asked(scenario)
-    fixed = {seat.group for seat in scenario.seats if seat.gang}
-    parts: list[tuple[SimGroup, ...]]
-    parts = [(group,) for group in scenario.groups if scenario.move_seconds is None or group.name in fixed]
-    if scenario.move_seconds is not None:
-        parts.append(scenario.groups)
-    for groups in parts:
+    for groups in [(group,) for group in scenario.groups] if scenario.move_seconds is None else [scenario.groups]:
         names, slots = {group.name for group in groups}, sum(group.slots for group in groups)
         here = [seat for seat in scenario.seats if seat.group in names]
-        pinned = sum(_pinned(scenario, seat) for seat in here)
-        others = any(not _pinned(scenario, seat) and seat.name in asked for seat in here)
+        pinned = sum(seat.pinned for seat in here)
+        others = any(not seat.pinned and seat.name in asked for seat in here)
         if pinned > slots or (others and pinned == slots):
             raise ValueError(
                 f"scenario {scenario.name}: {pinned} pinned seats take all {slots} slots of {', '.join(sorted(names))} "
@@ -190,10 +175,10 @@ def _check_memory(scenario: Scenario) -> None:
 
 
 def _check_beside_pinned(scenario: Scenario, group: SimGroup, here: list[SimSeat], asked: set[str]) -> None:
-    if group.slots == 1 or (scenario.move_seconds is not None and not any(seat.gang for seat in here)):
+    if group.slots == 1 or scenario.move_seconds is not None:
         return
-    taken = sum(seat.vram_bytes for seat in here if _pinned(scenario, seat))
-    most = max((s.vram_bytes for s in here if s.name in asked and not _pinned(scenario, s)), default=0)
+    taken = sum(seat.vram_bytes for seat in here if seat.pinned)
+    most = max((s.vram_bytes for s in here if s.name in asked and not s.pinned), default=0)
     left = group.memory_bytes - taken
     if most > left:
         raise ValueError(
@@ -203,12 +188,5 @@ def _check_beside_pinned(scenario: Scenario, group: SimGroup, here: list[SimSeat
 
 
 def _asked(scenario: Scenario) -> set[str]:
-    """Names of the seats with requests, or with a gang member that has requests."""
-    asked = {scenario.seats[index] for index in set(scenario.seat)}
-    gangs = {seat.gang for seat in asked} - {""}
-    return {seat.name for seat in scenario.seats if seat in asked or seat.gang in gangs}
-
-
-def _pinned(scenario: Scenario, seat: SimSeat) -> bool:
-    """Whether the seat or one of its gang is pinned."""
-    return seat.pinned or any(other.pinned for other in scenario.seats if seat.gang and other.gang == seat.gang)
+    """Names of the seats with requests."""
+    return {scenario.seats[index].name for index in set(scenario.seat)}

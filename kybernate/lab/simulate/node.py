@@ -120,6 +120,9 @@ class Node:
 
     groups: int = 1
     slots: int = 1
+    memory_bytes: int = 0
+    """Of a group: as many of its seats are active together as fit, at most ``slots`` where that is above 1. 0: only
+    ``slots`` count."""
     seats: int = 64
     """At most; the models with most work get one, requests for others are left out (and counted)."""
     cost: Cost = HARDWARE["stock"]
@@ -130,8 +133,6 @@ class Node:
     tiers: Mapping[str, tuple[str, float, float, float]] = field(default_factory=dict)
     """(tier, weight, SLO seconds, stall budget seconds) of a model, or under ``""`` of all others."""
     pinned: frozenset[str] = frozenset()
-    gangs: Mapping[str, int] = field(default_factory=dict)
-    """On how many groups a model runs at the same time, where that is more than one."""
     cap: int = 64
     move_seconds: float | None = None
     host_bytes: int = 0
@@ -165,7 +166,7 @@ def from_arrivals(
     return Scenario(
         name=name,
         seats=node_seats(tuple(place), work, node),
-        groups=tuple(SimGroup(f"G{index}", node.slots) for index in range(node.groups)),
+        groups=node_groups(node, len(place)),
         at=at,
         seat=tuple(place[row.model] for row in kept),
         service=tuple(service_seconds(row.prompt_tokens, row.output_tokens) for row in kept),
@@ -186,23 +187,27 @@ def on_node(scenario: Scenario, node: Node) -> Scenario:
     return replace(
         scenario,
         seats=node_seats(tuple(work), work, node),
-        groups=tuple(SimGroup(f"G{index}", node.slots) for index in range(node.groups)),
+        groups=node_groups(node, len(work)),
         cap=node.cap,
         move_seconds=node.move_seconds,
         host_bytes=node.host_bytes,
     )
 
 
+def node_groups(node: Node, seats: int) -> tuple[SimGroup, ...]:
+    """The node's groups for so many seats."""
+    slots = max(1, seats) if node.memory_bytes and node.slots == 1 else node.slots
+    return tuple(SimGroup(f"G{index}", slots, node.memory_bytes) for index in range(node.groups))
+
+
 def node_seats(models: Sequence[str], work: Mapping[str, float], node: Node) -> tuple[SimSeat, ...]:
     """Seats for these models with what the node says of each, spread over its groups."""
     loads = [0.0] * node.groups
-    groups_of: dict[str, list[int]] = {}
+    group_of: dict[str, int] = {}
     for model in sorted(models, key=lambda model: -work.get(model, 0.0)):
-        least = sorted(range(node.groups), key=lambda index: (loads[index], index))
-        groups_of[model] = least[: node.gangs.get(model, 1)]
-        for group in groups_of[model]:
-            loads[group] += max(work.get(model, 0.0), 1e-9)
-    made, others = [], []
+        group_of[model] = min(range(node.groups), key=lambda index: (loads[index], index))
+        loads[group_of[model]] += max(work.get(model, 0.0), 1e-9)
+    made = []
     for seat in sized_seats(models, node.cost, node.vram_bytes):
         if seat.model in node.measured:
             park, activate = node.measured[seat.model]
@@ -210,13 +215,8 @@ def node_seats(models: Sequence[str], work: Mapping[str, float], node: Node) -> 
         tier = node.tiers.get(seat.model, node.tiers.get(""))
         if tier is not None:
             seat = replace(seat, tier=tier[0], weight=tier[1], slo_seconds=tier[2], stall_budget_seconds=tier[3])
-        first, *more = groups_of[seat.model]
-        seat = replace(
-            seat, group=f"G{first}", pinned=seat.model in node.pinned, gang=seat.model if more else seat.gang
-        )
-        made.append(seat)
-        others += [replace(seat, name=f"{seat.name} on G{group}", group=f"G{group}") for group in more]
-    return (*made, *others)  # requests name the seats of models by place, so those come first
+        made.append(replace(seat, group=f"G{group_of[seat.model]}", pinned=seat.model in node.pinned))
+    return tuple(made)
 
 
 def sized_seats(models: Sequence[str], cost: Cost, vram_bytes: Mapping[str, int] | None = None) -> tuple[SimSeat, ...]:

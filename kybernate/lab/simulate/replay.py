@@ -1,12 +1,13 @@
 """Replaying what a manager recorded: the same views through the same policy must give the same decisions.
 
-    python -m kybernate.lab.simulate.replay FILE…
+    python -m kybernate.lab.simulate.replay [--policy NAME] FILE…
 
 A recording (``KYB_RECORD_VIEWS=FILE`` in the manager) has one JSON object per line: first which policy with which
 settings decided and how seats are written down, then each look, as a view and the decision about it. A manager that
 restarts writes a new first line. Everything here but ``main`` is pure.
 """
 
+import argparse
 import json
 import sys
 import typing
@@ -91,15 +92,15 @@ def _built(name: str, settings: Mapping[str, Any]) -> Policy:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay files; 0 when every decision was the same, 1 when not, 2 when a file is no recording."""
-    names = sys.argv[1:] if arguments is None else arguments
-    if not names:
-        sys.stderr.write("usage: python -m kybernate.lab.simulate.replay FILE…\n")
-        return 2
+    parser = argparse.ArgumentParser("python -m kybernate.lab.simulate.replay")
+    parser.add_argument("--policy", choices=sorted(POLICIES), help="decide with this one; default: the recorded one")
+    parser.add_argument("files", nargs="+", metavar="FILE")
+    chosen = parser.parse_args(arguments)
     bad = 0
-    for name in names:
+    for name in chosen.files:
         try:
             with Path(name).open(encoding="utf-8") as lines:
-                result = replay(lines)
+                result = replay(lines, POLICIES[chosen.policy]() if chosen.policy else None)
         except (RecordingError, OSError) as error:
             sys.stderr.write(f"{name}: {error}\n")
             return 2

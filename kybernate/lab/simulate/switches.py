@@ -1,16 +1,9 @@
-"""Carrying out decisions in the simulator: drain or freeze, park, decide again, activate; and claims of gangs. Pure.
+"""Carrying out decisions in the simulator: drain or freeze, park, decide again, activate. Pure.
 
 As in the GPU manager, a group is in one switch at a time, and the invariants do not depend on the policy: a decision
 that cannot be carried out is refused and counted.
-
-Gangs are seats on several groups that are active together or not at all. The GPU manager has no gangs; they are
-simulated as it treats a larger group over smaller ones (``arbiter.py``): each group's policy sees a gang as one seat. A
-gang that a policy would activate has a *claim* on all its groups, if each of them would give it the next free slot. The
-seats in the way drain on every group, each group keeps its slot for the gang, and when all have room the members are
-activated together; the slowest one determines when they serve. A gang also leaves as a whole.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from kybernate.lab.simulate.model import Visit
@@ -25,7 +18,6 @@ from kybernate.lab.simulate.world import (
     SimulationError,
 )
 from kybernate.policy import Decision, Park, Policy, Stay, Switch
-from kybernate.policy.turns import FADE_SECONDS, free_slots
 from kybernate.seat import SeatState
 
 S = SeatState
@@ -37,21 +29,11 @@ class Switching:
     def __init__(self, world: RunState) -> None:
         self.world = world
         self.by_name = {seat.spec.name: seat for seat in world.seats}
-        self.gangs = Gangs(world, self)
-
-    def decision(self, group: SimulatedGroup, policy: Policy) -> Decision:
-        """Return the policy's decision about a group."""
-        return self.gangs.decision(group, policy) if self.world.gangs else policy.decide(look(self.world, group))
 
     def carry_out(self, group: SimulatedGroup, decision: Decision, policy: Policy) -> tuple[SimulatedGroup, ...]:
         """Begin the decided switch; return the groups that lost a switch by it and need a new decision."""
         group.wake += 1
-        if isinstance(decision, Switch):
-            incoming = self.named(decision.activate)
-            if incoming.gang and incoming.state is S.PARKED:
-                self.gangs.claim(group, incoming, decision, policy)
-                return ()
-        if isinstance(decision, Switch) and decision.evict is None and _no_memory(group, incoming):
+        if isinstance(decision, Switch) and decision.evict is None and _no_memory(group, self.named(decision.activate)):
             self.world.counters["no_room"] += 1
             decision = policy.decide(replace(look(self.world, group), slots=0))
         match decision:
@@ -92,7 +74,7 @@ class Switching:
         if other is None or other is group or operation is None or operation.incoming is not incoming:
             return ()
         operation.incoming = None
-        if operation.phase != "draining" or operation.victim is None or operation.victim.gang:
+        if operation.phase != "draining" or operation.victim is None:
             return ()
         self.world.counters["called_off"] += 1
         other.operation = None
@@ -103,45 +85,37 @@ class Switching:
     def evict(
         self, group: SimulatedGroup, victim: SimulatedSeat, incoming: SimulatedSeat | None, *, freeze: bool = False
     ) -> None:
-        """Close the admission of a holder and its gang; park it when nothing is in flight, or at once if frozen."""
+        """Close the admission of a holder; park it when nothing is in flight, or at once if frozen."""
         unfit = incoming is not None and incoming.group is not group and not self.world.soft
-        if victim.state is not S.ACTIVE or victim.group is not group or unfit or not may_close(victim):
+        if victim.state is not S.ACTIVE or victim.group is not group or unfit or group.operation is not None:
             self.world.counters["refused"] += 1
             return
         if incoming is not None and (incoming.state is not S.PARKED or not group.has_room(incoming, victim)):
             incoming = None  # one more has to yield before it fits
         if incoming is not None:
             incoming.claim = group
-        frozen = freeze and any(one.in_flight for one in victim.together)
-        frozen = frozen and all(one.spec.stall_budget_seconds > 0 for one in victim.together)
-        for one in victim.together:
-            one.state, one.closed_at = S.DRAINING, self.world.now
-            one.group.operation = SimulatedSwitch(
-                one, incoming if one is victim else one.group.claimed, "draining", frozen
-            )
-            if frozen and one.in_flight:
-                one.freeze(self.world.now)
+        frozen = freeze and victim.in_flight > 0 and victim.spec.stall_budget_seconds > 0
+        victim.state, victim.closed_at = S.DRAINING, self.world.now
+        group.operation = SimulatedSwitch(victim, incoming, "draining", frozen)
+        if frozen:
+            victim.freeze(self.world.now)
         self.world.counters["freezes"] += frozen
-        for one in victim.together:
-            self.drained(one.group)
+        self.drained(group)
 
     def drained(self, group: SimulatedGroup) -> None:
-        """Park the victim once nothing of it or its gang is in flight."""
+        """Park the victim once nothing of it is in flight."""
         operation = group.operation
         assert operation is not None
         assert operation.victim is not None
         victim = operation.victim
-        if not operation.frozen and any(one.in_flight for one in victim.together):
+        if not operation.frozen and victim.in_flight:
             return
         victim.state = S.PARKING
         operation.phase = "parking"
-        self._park(group, victim)
-
-    def _park(self, group: SimulatedGroup, victim: SimulatedSeat, pause: float = 0.0) -> None:
         victim.parks += 1
         mean, failure = victim.spec.park_seconds, self.world.options.park_failure
         victim.took, victim.failing = self.world.drawn(victim, "park", victim.parks, mean, failure)
-        self._takes(group, victim.took, pause)
+        self._takes(group, victim.took)
 
     def due(self, group: SimulatedGroup, policy: Policy) -> tuple[SimulatedGroup, ...]:
         """End a park or an activation of this group."""
@@ -151,20 +125,15 @@ class Switching:
             assert operation.victim is not None
             return self._parked(group, operation, operation.victim, policy)
         assert operation.incoming is not None
-        return self._activated(operation.incoming)
+        return (self._serves(group, operation.incoming),)
 
     def _parked(
         self, group: SimulatedGroup, operation: SimulatedSwitch, victim: SimulatedSeat, policy: Policy
     ) -> tuple[SimulatedGroup, ...]:
         world, planned = self.world, operation.incoming
-        if victim.failing and victim.gang:  # the others are on their way out already: it follows them
-            self._park(group, victim, self._failed(group))
-            return ()
         if victim.failing:
             self._free(group, operation)
             self._rolled_back(group, victim)
-            if group.claimed is not None:
-                return self.gangs.drop_claim(group.claimed)
             return self._others(group, planned)
         incoming = self._newest(group, operation, victim, policy)
         self._free(group, operation)
@@ -179,10 +148,10 @@ class Switching:
                   victim.served, victim.moved, victim.failed)
         )  # fmt: skip
         self._keep_copy(victim, incoming)
-        if any(one.waiting or one.in_flight or one.pinned for one in victim.together):
+        if victim.waiting or victim.in_flight or victim.spec.pinned:
             world.demand(victim)
         asked = self._others(group, victim, None if planned is incoming else planned)
-        if incoming is None or incoming.state is not S.PARKED or group.claimed is not None:
+        if incoming is None or incoming.state is not S.PARKED:
             return (group, *asked)
         asked = (*self._forestall(group, incoming), *asked)
         self.activate(group, incoming)
@@ -196,16 +165,13 @@ class Switching:
         The newest decision counts if it can be carried out, else the planned seat. The victim is not parked yet.
         """
         planned = operation.incoming
-        if not self.world.options.late_binding or group.claimed is not None:
+        if not self.world.options.late_binding:
             return planned
         self.world.counters["decisions"] += 1
-        decision = self.decision(group, policy)
+        decision = policy.decide(look(self.world, group))
         if not isinstance(decision, Switch) or decision.evict is not None:
             return planned
         incoming = self.named(decision.activate)
-        if incoming.gang and incoming.state is S.PARKED:
-            self.gangs.claim(group, incoming, decision, policy)
-            return operation.incoming
         fits = incoming.state is S.PARKED and group.has_room(incoming, victim)
         return incoming if fits and (incoming.group is group or self.world.soft) else planned
 
@@ -214,25 +180,15 @@ class Switching:
         if operation.incoming is not None and operation.incoming.claim is group:
             operation.incoming.claim = None
 
-    def instead(self, group: SimulatedGroup, operation: SimulatedSwitch, incoming: SimulatedSeat) -> None:
-        """Give the slot that is being cleared to another seat."""
-        if operation.incoming is not None and operation.incoming.claim is group:
-            operation.incoming.claim = None
-        operation.incoming = incoming
-
-    def _failed(self, group: SimulatedGroup) -> float:
-        """Count a failed park; return the group's pause, exponential in the failures."""
-        self.world.counters["park_failures"] += 1
-        group.failures += 1
-        return min(30.0, 0.25 * 2.0 ** min(group.failures, 10))
-
     def _rolled_back(self, group: SimulatedGroup, victim: SimulatedSeat) -> None:
-        """The victim of a failed park is active again."""
+        """The victim of a failed park is active again; the group pauses, longer after each failure."""
         world = self.world
         victim.state = S.ACTIVE
         victim.thaw(world.now)
         victim.admit(world.now)
-        pause = self._failed(group)
+        world.counters["park_failures"] += 1
+        group.failures += 1
+        pause = min(30.0, 0.25 * 2.0 ** min(group.failures, 10))
         group.paused_until = world.now + pause
         group.wake += 1
         world.schedule(pause, WAKE, group.index, group.wake)
@@ -272,16 +228,6 @@ class Switching:
         world.counters["cold_starts"] += extra >= options.cold_start_seconds > 0
         self._takes(group, incoming.took + extra)
 
-    def _activated(self, incoming: SimulatedSeat) -> tuple[SimulatedGroup, ...]:
-        """The seat is active as soon as its whole gang is ready."""
-        operations = [one.group.operation for one in incoming.together]
-        for operation in operations:
-            if operation is not None and operation.incoming is incoming:
-                operation.phase = "ready"
-        if any(operation is None or operation.phase != "ready" for operation in operations):
-            return ()
-        return tuple(self._serves(one.group, one) for one in incoming.together)
-
     def _serves(self, group: SimulatedGroup, incoming: SimulatedSeat) -> SimulatedGroup:
         world = self.world
         group.operation = None
@@ -312,112 +258,13 @@ class Switching:
         victim.host_used = need
         world.host_used += need
 
-    def _takes(self, group: SimulatedGroup, seconds: float, pause: float = 0.0) -> None:
+    def _takes(self, group: SimulatedGroup, seconds: float) -> None:
         assert group.operation is not None
-        group.operation.until = self.world.now + pause + seconds
+        group.operation.until = self.world.now + seconds
         self.world.switching_seconds += seconds
-        self.world.schedule(pause + seconds, SWITCHED, group.index)
+        self.world.schedule(seconds, SWITCHED, group.index)
 
 
 def _no_memory(group: SimulatedGroup, incoming: SimulatedSeat) -> bool:
     """Whether a slot is free but a holder has to leave for its memory."""
     return len(group.holders) < group.spec.slots and not group.has_room(incoming, None)
-
-
-class Gangs:
-    """Claims of gangs. ``switching`` carries out their evictions and activations."""
-
-    def __init__(self, world: RunState, switching: "Switching") -> None:
-        self.world = world
-        self.switching = switching
-
-    def decision(self, group: SimulatedGroup, policy: Policy) -> Decision:
-        """Return the policy's decision; a gang that cannot have all its groups now is not in its view."""
-        view = look(self.world, group)
-        decision = policy.decide(view)
-        withheld = False
-        while isinstance(decision, Switch) and self._withheld(decision.activate, group, policy):
-            name, withheld = decision.activate, True
-            view = replace(view, seats=tuple(seat for seat in view.seats if seat.seat != name))
-            decision = policy.decide(view)
-        if withheld and isinstance(decision, Stay):  # the other groups' decisions change without an event here
-            soon = FADE_SECONDS if decision.until is None else min(FADE_SECONDS, decision.until)
-            return Stay(soon, decision.reason)
-        return decision
-
-    def _withheld(self, name: str, group: SimulatedGroup, policy: Policy) -> bool:
-        member = self.switching.by_name.get(name)
-        if member is None or not member.gang or member.state is not S.PARKED:
-            return False
-        if not any(one.waiting or one.in_flight or one.pinned for one in member.gang):
-            # Without demand no seat leaves for it.
-            return not all(other.operation is None and other.has_room(one, None) for one, other in _pairs(member))
-        return not all(self._votes(one, other, policy) for one, other in _pairs(member) if other is not group)
-
-    def _votes(self, member: SimulatedSeat, group: SimulatedGroup, policy: Policy) -> bool:
-        """Whether the policy would give the next free slot of this group to the gang."""
-        self.world.counters["decisions"] += 1
-        view = look(self.world, group)
-        decision = policy.decide(replace(view, slots=view.slots - free_slots(view) + 1))
-        return isinstance(decision, Switch) and decision.activate == member.spec.name
-
-    def claim(self, group: SimulatedGroup, member: SimulatedSeat, decision: Switch, policy: Policy) -> None:
-        """Begin to activate a gang: all its groups make room."""
-        if member.group is not group or any(
-            one.state is not S.PARKED or other.claimed for one, other in _pairs(member)
-        ):
-            self.world.counters["refused"] += 1
-            return
-        for one, other in _pairs(member):
-            other.claimed = one
-        if decision.evict is not None and group.operation is None:
-            self.switching.evict(group, self.switching.named(decision.evict), member, freeze=decision.how == "freeze")
-        for _, other in _pairs(member):
-            self.prepare(other, policy)
-
-    def prepare(self, group: SimulatedGroup, policy: Policy) -> None:
-        """Make room in a claimed group; when all groups of the gang have room, activate it."""
-        member, operation = group.claimed, group.operation
-        if member is None:
-            return
-        if operation is not None:
-            if operation.phase in ("draining", "parking") and operation.incoming is not member:
-                self.switching.instead(group, operation, member)
-            return
-        if group.has_room(member, None):
-            if all(other.operation is None and other.has_room(one, None) for one, other in _pairs(member)):
-                for one, other in _pairs(member):
-                    other.claimed = None
-                    self.switching.activate(other, one)
-            return
-        victim, how = self._victim(group, policy)
-        if victim is not None:
-            self.switching.evict(group, victim, member, freeze=how == "freeze")
-
-    def _victim(self, group: SimulatedGroup, policy: Policy) -> tuple[SimulatedSeat | None, str]:
-        """The victim of a claim: the policy's choice, else the least busy holder. None: no holder can leave yet."""
-        self.world.counters["decisions"] += 1
-        decision = policy.decide(replace(look(self.world, group), slots=0))
-        can = [seat for seat in group.holders if not seat.pinned and may_close(seat)]
-        if isinstance(decision, Switch) and decision.evict is not None:
-            named = self.switching.named(decision.evict)
-            if named in can:
-                return named, decision.how
-        return min(can, key=lambda seat: (seat.waiting + seat.in_flight, seat.index), default=None), "drain"
-
-    def drop_claim(self, member: SimulatedSeat) -> tuple[SimulatedGroup, ...]:
-        """Drop a gang's claim after a failed park; return its groups, which decide anew."""
-        for one, group in _pairs(member):
-            group.claimed = None
-            if group.operation is not None and group.operation.incoming is one:
-                group.operation.incoming = None
-        return tuple(group for _, group in _pairs(member))
-
-
-def may_close(seat: SimulatedSeat) -> bool:
-    """Whether a holder, with its whole gang, can begin to leave now."""
-    return all(one.state is S.ACTIVE and one.group.operation is None for one in seat.together)
-
-
-def _pairs(member: SimulatedSeat) -> Iterable[tuple[SimulatedSeat, SimulatedGroup]]:
-    return [(one, one.group) for one in member.gang]

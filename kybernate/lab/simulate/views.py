@@ -3,8 +3,6 @@
 Pure. States, ages, rates and learned costs mean what they mean in the manager's views.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from kybernate.lab.simulate.world import RunState, SimulatedGroup, SimulatedSeat
@@ -19,21 +17,17 @@ def look(world: RunState, group: SimulatedGroup) -> GroupView:
     among them, unless that group still drains and a slot is free here.
     """
     present = [seat for seat in group.seats if _may_come(seat, group)] if world.soft else group.seats
-    if world.gangs:
-        present = [seat for seat in present if not seat.gang or _whole(world, seat)]
     seats = tuple([_resting(world, seat) or seat_view(world, seat) for seat in present])
-    if world.gangs:
-        seats = tuple([_gang_view(world, seat, own) for seat, own in zip(present, seats, strict=True)])
     elsewhere: tuple[SeatView, ...] = ()
     if world.soft and world.demanded:
         elsewhere = tuple(
             [
                 seat_view(world, seat, moving=True)
                 for seat in world.demanded.values()
-                if seat.group is not group and _may_come(seat, group) and _may_move(world, seat, group)
+                if seat.group is not group and _may_come(seat, group)
             ]
         )
-    return GroupView(group.name, group.spec.slots, seats, elsewhere, world.now, group.hits.share)
+    return GroupView(group.name, group.spec.slots, seats, elsewhere, world.now, group.hits.share, group.free_bytes)
 
 
 def _resting(world: RunState, seat: SimulatedSeat) -> SeatView | None:
@@ -71,7 +65,7 @@ def seat_view(world: RunState, seat: SimulatedSeat, *, moving: bool = False) -> 
         oldest,
         seat.in_flight,
         spec.tier,
-        seat.pinned,
+        spec.pinned,
         None,  # wanted_seconds
         None,  # start_wait_seconds
         now - seat.active_since,
@@ -87,27 +81,8 @@ def seat_view(world: RunState, seat: SimulatedSeat, *, moving: bool = False) -> 
         seat.rates.fast.at(now),
         seat.rates.slow.at(now),
         spec.stall_budget_seconds,
+        spec.vram_bytes,
     )
-
-
-def _gang_view(world: RunState, seat: SimulatedSeat, own: SeatView) -> SeatView:
-    """A gang as one seat, called by its member on the group that is looked at."""
-    return as_one([own, *(seat_view(world, other) for other in seat.gang if other is not seat)]) if seat.gang else own
-
-
-def _whole(world: RunState, seat: SimulatedSeat) -> bool:
-    """Whether its gang can be decided about as one: all members parked, none of its groups claimed or paused."""
-    if seat.state is not SeatState.PARKED:
-        return True
-    return all(
-        one.state is SeatState.PARKED and one.group.claimed is None and one.group.paused_until <= world.now
-        for one in seat.gang
-    )
-
-
-def _may_move(world: RunState, seat: SimulatedSeat, group: SimulatedGroup) -> bool:
-    """Gangs stay at home; a pinned seat would keep the group of a gang for ever."""
-    return not world.gangs or not (seat.gang or (seat.pinned and any(one.gang for one in group.seats)))
 
 
 def _ages(seat: SimulatedSeat, now: float, buckets: int) -> tuple[tuple[float, int], ...]:
@@ -133,40 +108,3 @@ def _busy(world: RunState, seat: SimulatedSeat) -> bool:
     """Whether the group that a seat belongs to has no slot for it now."""
     home = seat.group
     return home.operation is not None or home.paused_until > world.now or not home.has_room(seat, None)
-
-
-def as_one(members: Sequence[SeatView]) -> SeatView:
-    """One seat that stands for a gang: the sum of its demand, the cost of its slowest member.
-
-    Named after its first member. A decision about it is one about all members. Raises ValueError for no members.
-    """
-    if not members:
-        raise ValueError("a gang needs at least one seat")
-    wanted = [seat.wanted_seconds for seat in members if seat.wanted_seconds is not None]
-    moves = [seat.move_seconds for seat in members if seat.move_seconds is not None]
-    in_line = [seat.start_wait_seconds for seat in members if seat.start_wait_seconds is not None]
-    ages = sorted((age for seat in members for age in seat.ages), reverse=True)
-    complete = all(seat.ages or not seat.waiting for seat in members)
-    return replace(
-        members[0],
-        waiting=sum(seat.waiting for seat in members),
-        ages=tuple(ages) if complete else (),
-        oldest_wait_seconds=max(seat.oldest_wait_seconds for seat in members),
-        in_flight=sum(seat.in_flight for seat in members),
-        pinned=any(seat.pinned for seat in members),
-        wanted_seconds=max(wanted, default=None),
-        start_wait_seconds=max(in_line, default=None),
-        active_seconds=min(seat.active_seconds for seat in members),
-        unclaimed=all(seat.unclaimed for seat in members),
-        idle_seconds=min(seat.idle_seconds for seat in members),
-        park_seconds=max(seat.park_seconds for seat in members),
-        activate_seconds=max(seat.activate_seconds for seat in members),
-        move_seconds=max(moves, default=None),
-        home_busy=any(seat.home_busy for seat in members),
-        weight=max(seat.weight for seat in members),
-        slo_seconds=min(seat.slo_seconds for seat in members),
-        service_seconds=max(seat.service_seconds for seat in members),
-        rate_fast=sum(seat.rate_fast for seat in members),
-        rate_slow=sum(seat.rate_slow for seat in members),
-        stall_budget_seconds=min(seat.stall_budget_seconds for seat in members),
-    )

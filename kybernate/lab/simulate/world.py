@@ -6,7 +6,7 @@ No I/O; random numbers come from a seed.
 import heapq
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappush
 from math import log, sqrt
@@ -14,6 +14,7 @@ from math import log, sqrt
 from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, SimSeat, Visit, check
 from kybernate.policy import SeatView
 from kybernate.policy.estimators import COST_WEIGHT, SERVICE_WEIGHT, Arrivals, Ewma, Hits
+from kybernate.policy.turns import LEAVING
 from kybernate.seat import SeatState
 
 FINISHED, SWITCHED, WAKE = 0, 1, 2
@@ -31,10 +32,10 @@ class SimulatedSeat:
     """
 
     __slots__ = (
-        "_done", "_done_at", "_ends", "_slowdown", "activate_cost", "active_since", "at", "begun", "busy_at", "claim",
-        "closed_at", "cold", "failed", "failing", "frozen_at", "gang", "group", "head", "host_used", "in_flight",
-        "index", "moved", "park_cost", "parks", "pinned", "rates", "requests", "restores", "seen", "seen_at", "served",
-        "service", "spec", "state", "sums", "tail", "token", "took", "touched_at", "world",
+        "_computes", "_done", "_done_at", "_ends", "_slowdown", "activate_cost", "active_since", "at", "begun",
+        "busy_at", "claim", "closed_at", "cold", "failed", "failing", "frozen_at", "group", "head", "host_used",
+        "in_flight", "index", "moved", "park_cost", "parks", "rates", "requests", "restores", "seen",
+        "seen_at", "served", "service", "spec", "state", "sums", "tail", "token", "took", "touched_at", "world",
     )  # fmt: skip
 
     def __init__(self, world: "RunState", index: int, spec: SimSeat, group: "SimulatedGroup") -> None:
@@ -42,10 +43,6 @@ class SimulatedSeat:
         self.index = index
         self.spec = spec
         self.group = group
-        self.gang: tuple[SimulatedSeat, ...] = ()
-        """The seats that run only together with it, itself among them; empty: no gang."""
-        self.pinned = spec.pinned
-        """It, or one of its gang."""
         self.state = SeatState.PARKED
         self.requests: list[int] = []
         """Indices into the scenario's columns, all of them; those from head to tail wait now."""
@@ -79,11 +76,8 @@ class SimulatedSeat:
         """(``done`` at which it ends, request), a heap."""
         self._done = self._done_at = 0.0
         self._slowdown = 1.0
-
-    @property
-    def together(self) -> tuple["SimulatedSeat", ...]:
-        """Its gang, or it alone."""
-        return self.gang or (self,)
+        self._computes = False
+        """It had requests in flight when the seats beside it were last slowed down."""
 
     @property
     def waiting(self) -> int:
@@ -159,12 +153,23 @@ class SimulatedSeat:
     def _time_next(self, now: float) -> None:
         """The event of the next end; an older one is void from now on."""
         self.token += 1
+        if self.world.options.sharing and self._computes != bool(self.in_flight):
+            self._computes = not self._computes
+            for other in self._beside():
+                other._advance(now)
+                other._time_next(now)
         if not self._ends:
             return
-        if self.world.slowdown is not None:
-            self._slowdown = self.world.slowdown(self.in_flight)
+        if self.world.slowdown is not None or self.world.options.sharing:
+            alone = self.world.slowdown(self.in_flight) if self.world.slowdown is not None else 1.0
+            self._slowdown = alone * (1.0 + self.world.options.sharing * len(self._beside()))
         left = max(0.0, self._ends[0][0] - self._done) * self._slowdown
         heapq.heappush(self.world.events, (now + left, FINISHED, self.index, self.token))
+
+    def _beside(self) -> list["SimulatedSeat"]:
+        """The other seats of its group that compute."""
+        holders = self.group.holders
+        return [one for one in holders if one is not self and one._computes and one.frozen_at is None]
 
 
 __all__ = [
@@ -203,6 +208,8 @@ class RunOptions:
     """Start from disk: after a failed activation, or when the parked copy was given up for lack of host memory."""
     slowdown: tuple[tuple[float, float], ...] = ()
     """(requests in flight, how many times longer each takes than alone): straight lines between; empty: no effect."""
+    sharing: float = 0.0
+    """By what share each other busy seat of its group slows a seat's requests; 0: they do not share its compute."""
     assumed_service_seconds: float = 5.0
     """The service time in views until the first request of a seat has ended."""
     refresh_seconds: float = 1.0
@@ -221,7 +228,7 @@ class SimulatedSwitch:
     victim: SimulatedSeat | None
     incoming: SimulatedSeat | None
     phase: str
-    """draining, parking, activating, or ready: activated, but its gang is not yet."""
+    """draining, parking or activating."""
     frozen: bool = False
     until: float = 0.0
     """When the park or activation under way ends."""
@@ -240,8 +247,6 @@ class SimulatedGroup:
     demanded: dict[int, SimulatedSeat] = field(default_factory=dict)
     """Its parked seats with demand, by index."""
     operation: SimulatedSwitch | None = None
-    claimed: SimulatedSeat | None = None
-    """The member of a gang for which it makes room, or keeps a slot until the gang's other groups have room."""
     wake: int = 0
     failures: int = 0
     paused_until: float = 0.0
@@ -258,10 +263,18 @@ class SimulatedGroup:
         held = [seat for seat in self.holders if seat is not without]
         if len(held) >= self.spec.slots:
             return False
-        memory = self.spec.memory_bytes
-        if not memory or self.spec.slots == 1:
-            return True
-        return sum(seat.spec.vram_bytes for seat in held) + incoming.spec.vram_bytes <= memory
+        return not self.packs or sum(seat.spec.vram_bytes for seat in (*held, incoming)) <= self.spec.memory_bytes
+
+    @property
+    def packs(self) -> bool:
+        """Whether its seats share its memory."""
+        return bool(self.spec.memory_bytes) and self.spec.slots > 1
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Memory for further seats once those that leave have left; None: only slots count."""
+        staying = (seat for seat in self.holders if seat.state not in LEAVING)
+        return self.spec.memory_bytes - sum(seat.spec.vram_bytes for seat in staying) if self.packs else None
 
 
 class RunState:
@@ -293,7 +306,6 @@ class RunState:
         ]
         self.demanded: dict[int, SimulatedSeat] = {}
         """The same over all groups."""
-        self.gangs = _gangs(self.seats)
         self._fill(scenario)
 
     def _fill(self, scenario: Scenario) -> None:
@@ -304,7 +316,7 @@ class RunState:
             seat.sums.append(seat.sums[-1] + at)
         for seat in self.seats:
             seat.group.seats.append(seat)
-            if seat.pinned:
+            if seat.spec.pinned:
                 self.demand(seat)
             fits = not scenario.host_bytes or self.host_used + seat.spec.host_bytes <= scenario.host_bytes
             seat.cold = not fits
@@ -317,10 +329,8 @@ class RunState:
         heappush(self.events, (self.now + after, kind, who, token))
 
     def demand(self, seat: SimulatedSeat) -> None:
-        """Mark this parked seat, and with it its gang once all of that is parked, as in demand."""
-        if all(one.state is SeatState.PARKED for one in seat.gang):
-            for one in seat.together:
-                self.demanded[one.index] = one.group.demanded[one.index] = one
+        """Mark this parked seat as in demand."""
+        self.demanded[seat.index] = seat.group.demanded[seat.index] = seat
 
     def wanted(self, group: SimulatedGroup) -> bool:
         """Whether a seat in demand could be activated in this group."""
@@ -328,10 +338,10 @@ class RunState:
 
     def asked_for(self, seat: SimulatedSeat) -> list[SimulatedGroup]:
         """Which groups a new request of a seat that is not served concerns, best first: free ones, then its home."""
-        if not self.soft or seat.gang or seat.state is not SeatState.PARKED:
-            return [one.group for one in seat.together]
+        if not self.soft or seat.state is not SeatState.PARKED:
+            return [seat.group]
         home = seat.group
-        return sorted(self.groups, key=lambda group: (len(group.holders) >= group.spec.slots, group is not home))
+        return sorted(self.groups, key=lambda group: (not group.has_room(seat, None), group is not home))
 
     def drawn(self, seat: SimulatedSeat, what: str, count: int, mean: float, failure: float) -> tuple[float, bool]:
         """How long the count-th park or activation of a seat takes and whether it fails: the same in every run."""
@@ -369,18 +379,6 @@ class RunState:
             switching_seconds=self.switching_seconds,
             counters=self.counters,
         )
-
-
-def _gangs(seats: Sequence[SimulatedSeat]) -> tuple[tuple[SimulatedSeat, ...], ...]:
-    """Give each seat its gang; return the gangs of two or more."""
-    by_name: dict[str, list[SimulatedSeat]] = {}
-    for seat in seats:
-        by_name.setdefault(seat.spec.gang, []).append(seat)
-    found = tuple(tuple(members) for name, members in by_name.items() if name and len(members) > 1)
-    for members in found:
-        for seat in members:
-            seat.gang, seat.pinned = members, any(one.spec.pinned for one in members)
-    return found
 
 
 def _curve(points: tuple[tuple[float, float], ...]) -> Callable[[int], float]:

@@ -6,6 +6,7 @@ steps, ``evidence`` finds the processes and proves the results.
 
 import contextlib
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kybernate.cgroups import HiddenProcessesError
 from kybernate.messages import SeatTarget
@@ -16,6 +17,7 @@ from services.checkpointer.backends.job_half import JobHalf
 from services.checkpointer.backends.port import Ending, Note, SeatProcesses
 from services.checkpointer.containers import UnknownContainerError
 from services.checkpointer.core.failures import JobGoal, ProcessState
+from services.checkpointer.core.refusals import kill_hangs
 
 
 @dataclass
@@ -25,6 +27,9 @@ class DriverBackend:
     calls: DriverCalls
     host: Host
     evidence: Evidence
+    keeps_processes: ClassVar[bool] = True
+    gentle: ClassVar[bool] = True
+    """Lock and checkpoint processes before they are killed."""
 
     async def probe(self) -> str | None:
         """None if the driver answers and can checkpoint, else the reason."""
@@ -87,7 +92,8 @@ class DriverBackend:
             uses = [use for use in await self.calls.processes("ask") if use.holds]
         except StepFailedError as error:
             return Ending("quarantined", f"the driver does not report the seat's state: {error.text}")
-        seen, listed = set(states), {use.pid for use in uses}
+        seen = _judged(seat, states)
+        listed = {use.pid for use in uses}
         pids = {member.who.pid for member in seat.members}
         ending = Ending("lost", "its processes are " + ", ".join(sorted(seen)), vram_bytes=seat.vram_bytes)
         if not seat.parked_on and ProcessState.RUNNING in seen:
@@ -102,10 +108,22 @@ class DriverBackend:
             ending.outcome, ending.reason = "gone", ""
         return ending
 
+    def ends_released(self) -> bool:
+        """True where the end of a once restored process can hang the machine (H2)."""
+        return kill_hangs(self.calls.known, self.host.inspection.kernel_module())
+
     async def thaw(self, seat: SeatProcesses) -> None:
         """Thaw all processes of the seat; does not wait for the effect."""
         with contextlib.suppress(StepFailedError):  # processes that are not visible were not frozen from here
             self.host.freezer.release(self.host.cgroup(seat), lambda: self.host.living(seat))
 
     def _half(self, seat: SeatProcesses, note: Note) -> JobHalf:
-        return JobHalf(seat, note, self.calls, self.host, self.evidence)
+        return JobHalf(seat, note, self.calls, self.host, self.evidence, gentle=self.gentle)
+
+
+def _judged(seat: SeatProcesses, states: list[ProcessState]) -> set[ProcessState]:
+    """The states that tell what the seat is: those of its holders. An attached process counts where it blocks a running
+    engine, and where the seat has no holder."""
+    attached = {states[index] for index in seat.attached} - {ProcessState.GONE}
+    seen = {state for index, state in enumerate(states) if index not in seat.attached}
+    return seen | attached if not seen or ProcessState.RUNNING in seen else seen

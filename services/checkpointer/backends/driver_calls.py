@@ -18,10 +18,14 @@ DESCRIBED_SECONDS = 30.0
 
 _TROUBLES = {
     CudaResult.NOT_READY: StepTrouble.NOT_READY,
+    CudaResult.ILLEGAL_STATE: StepTrouble.ILLEGAL,
     CudaResult.OUT_OF_MEMORY: StepTrouble.OUT_OF_MEMORY,
     CudaResult.OPERATING_SYSTEM: StepTrouble.OPERATING_SYSTEM,
     UNREACHABLE: StepTrouble.HELPER_DIED,
 }
+
+_ABOUT_A_PROCESS = frozenset(str(verb) for verb in (Verb.STATE, Verb.LOCK, Verb.CHECKPOINT, Verb.RESTORE, Verb.UNLOCK))
+"""Calls that hang because of the process that they name; of these a seat's hangs are counted."""
 
 _HINTS = {
     ("state", CudaResult.OPERATING_SYSTEM): "may the checkpointer look into it? it needs hostPID: true and SYS_PTRACE",
@@ -45,7 +49,9 @@ class Timeouts:
     settle_seconds: float = 5.0
     """Time for memory to show as free after a call."""
     slack_seconds: float = 5.0
-    """Added to the driver's own time-out; also the deadline of calls that only read."""
+    """Added to the driver's own time-out; also the deadline of a quick look at a state."""
+    read_seconds: float = 30.0
+    """Deadline of readings (NVML, restore threads), which stall while the driver's locks are contended."""
     floor_wall_seconds: float = 2.0
     """Minimum of every deadline, so that a busy machine does not look like a hang."""
     settle_floor_wall_seconds: float = 2.0
@@ -144,6 +150,8 @@ class DriverCalls:
         reply = await self._call(key, str(verb), deadline, **arguments)
         if reply["code"] != CudaResult.SUCCESS and not alive(member.who):
             raise StepFailedError(StepTrouble.GONE, f"pid {member.who.pid} ended during {verb}")
+        if reply["code"] == CudaResult.NOT_INITIALIZED and not member.holds:
+            raise StepFailedError(StepTrouble.GONE, f"pid {member.who.pid} has no context: nothing to {verb}")
         self._check(reply, str(verb), member.who)
 
     async def describe(self, key: str, *, fresh: bool = False) -> DriverInfo:
@@ -152,24 +160,29 @@ class DriverCalls:
         Reading takes several NVML calls per GPU, and a GPU in use does not change its MIG mode.
         """
         if self._driver is None or fresh or time.monotonic() - self._described_at > DESCRIBED_SECONDS:
-            reply = await self._call(key, "describe", self._short())
+            reply = await self._call(key, "describe", self._reading())
             self._check(reply, "describe", None)
             self._driver, self._described_at = driver_from(reply), time.monotonic()
         return self._driver
+
+    @property
+    def known(self) -> DriverInfo:
+        """The driver as last described, however old; unknown before the first answer."""
+        return self._driver or DriverInfo()
 
     async def knows(self, key: str, process: ProcessIdentity, *, surely: bool = False) -> bool:
         """True if this process uses CUDA: only then it has a restore thread.
 
         ``surely``: the driver's process list has it, so every other result raises.
         """
-        reply = await self._call(key, "restore_tid", self._short(), pid=process.pid)
+        reply = await self._call(key, "restore_tid", self._reading(), pid=process.pid)
         if reply["code"] == UNREACHABLE or (surely and reply["code"] != CudaResult.NOT_INITIALIZED and alive(process)):
             self._check(reply, "restore_tid", process)
         return bool(reply["code"] == CudaResult.SUCCESS) and alive(process)
 
     async def processes(self, key: str, gpus: Iterable[str] | None = None) -> list[Use]:
         """Processes that use these GPUs, or any GPU; parked processes are not listed."""
-        return _uses(await self._read("processes", key, gpus))
+        return self._uses(await self._read("processes", key, gpus))
 
     async def memory(self, key: str, gpus: Iterable[str] | None = None) -> dict[str, tuple[int, int]]:
         """(bytes in use, total bytes) by GPU, for these GPUs or all."""
@@ -178,21 +191,34 @@ class DriverCalls:
     async def usage(self, key: str, gpus: Iterable[str] | None = None) -> tuple[list[Use], dict[str, tuple[int, int]]]:
         """``processes`` and ``memory`` in one call of the helper."""
         reply = await self._read("usage", key, gpus)
-        return _uses(reply), _sizes(reply)
+        return self._uses(reply), _sizes(reply)
+
+    def _uses(self, reply: Mapping[str, Any]) -> list[Use]:
+        """Processes of a reply, without the helpers, which open every GPU."""
+        own = self.pool.pids
+        return [
+            Use(int(e["pid"]), str(e["gpu"]), int(e["bytes"]) if e.get("exact", True) else None, e.get("seat") or "")
+            for e in reply["processes"]
+            if int(e["pid"]) not in own
+        ]
 
     async def _read(self, verb: str, key: str, gpus: Iterable[str] | None) -> dict[str, Any]:
-        reply = await self._call(key, verb, self._short(), **({} if gpus is None else {"gpus": sorted(gpus)}))
+        reply = await self._call(key, verb, self._reading(), **({} if gpus is None else {"gpus": sorted(gpus)}))
         self._check(reply, verb, None)
         return reply
 
     def _short(self) -> float:
         return self.timeouts.wall(self.timeouts.slack_seconds)
 
+    def _reading(self) -> float:
+        return self.timeouts.wall(self.timeouts.read_seconds)
+
     async def _call(self, key: str, verb: str, deadline: float, **arguments: Any) -> dict[str, Any]:
         try:
             return await self.pool.call(key, verb, deadline=deadline, **arguments)
         except HelperHungError as error:
-            raise StepFailedError(StepTrouble.HUNG, str(error)) from error
+            trouble = StepTrouble.HUNG if verb in _ABOUT_A_PROCESS else StepTrouble.SLOW
+            raise StepFailedError(trouble, str(error)) from error
         except HelperDiedError as error:
             raise StepFailedError(StepTrouble.HELPER_DIED, str(error)) from error
 
@@ -216,13 +242,6 @@ def unaccounted(
         if use.pid not in ours and use.gpu in left:
             left[use.gpu] -= use.size or 0
     return left
-
-
-def _uses(reply: Mapping[str, Any]) -> list[Use]:
-    return [
-        Use(int(e["pid"]), str(e["gpu"]), int(e["bytes"]) if e.get("exact", True) else None, e.get("seat") or "")
-        for e in reply["processes"]
-    ]
 
 
 def _sizes(reply: Mapping[str, Any]) -> dict[str, tuple[int, int]]:

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from kybernate.cgroups import HiddenProcessesError
+from kybernate.cuda import FREED_SHARE
+from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Use, unaccounted
 from services.checkpointer.backends.host import Host
@@ -21,11 +23,10 @@ from services.checkpointer.core.failures import ProcessState, StepTrouble
 from services.checkpointer.freezer import Freezer
 from services.checkpointer.processes import ProcessIdentity, alive
 
-FREED_SHARE = 0.9
-"""Park evidence: memory in use must fall by this share of the footprint (research/checkpoint.md §7)."""
 POLL_SECONDS = 0.01
 UNKNOWN_FOOTPRINT_IDLE_SHARE = 0.05
-"""A seat of unknown footprint is restored only on GPUs with at most this share of their memory in use."""
+"""A seat of unknown footprint is restored only on GPUs with at most this share of their memory in use; and a frozen
+one without record is parked only if no process accounts for at most this share on its GPUs."""
 
 
 @dataclass(frozen=True)
@@ -77,19 +78,48 @@ class Discovery:
         found = self.host.containers.processes(target, container.root)
         listed = [use.pid for use in uses if use.pid not in {process.pid for process in found}]
         found += self.host.containers.own(container, listed) if listed else []
-        members = [
-            Member(who=process, gpu_bytes={use.gpu: use.size or 0 for use in uses if use.pid == process.pid})
-            for process in found
-            if process.pid not in strangers and await self._uses_gpu(process, group, uses)
-        ]
+        members = _classified(
+            [one for one in found if one.pid not in strangers and await self._uses_gpu(one, group, uses)], uses
+        )
         if not members and any(self.host.freezer.stopped(process) for process in found):
-            text = f"container {target.container_id} is frozen and its GPU processes are not on record; delete its pod"
-            raise DriverUnreadableError(text)
+            raise DriverUnreadableError(f"{_unrecorded(target)}; delete its pod")
         if not members:
             raise NoMemberError(f"no process of container {target.container_id} uses a GPU")
+        holding = {use.pid for use in uses if use.holds}
+        if all(self.host.freezer.stopped(one.who) and one.who.pid not in holding for one in members):
+            return await self._parked_without_record(target, group, epoch, container, members, uses)
         target = _with_observed_gpus(target, members, uses)
         seat = SeatProcesses(target=target, group=group, epoch=epoch, root=container.root, members=tuple(members))
         return seat if seat.vram_bytes else await self._estimated(seat, uses)
+
+    async def _parked_without_record(
+        self,
+        target: SeatTarget,
+        group: str,
+        epoch: int,
+        container: SeatContainer,
+        members: list[Member],
+        uses: list[Use],
+    ) -> SeatProcesses:
+        """A frozen container that this checkpointer has no record of (its state folder was lost), and whose processes
+        the driver does not list.
+
+        Processes are frozen only once they are checkpointed. So it is parked if the memory in use on its GPUs belongs
+        to other processes. Raises DriverUnreadableError where that is not proven.
+        """
+        gpus = target.parked_on or target.gpus
+        memory = await self.calls.memory(group, gpus)
+        size = target.vram_bytes // max(1, len(gpus))
+        for gpu, left in unaccounted(uses, memory).items():
+            if left > UNKNOWN_FOOTPRINT_IDLE_SHARE * memory[gpu][1] or (size and left >= size):
+                text = f"{left} bytes on {gpu} that no process accounts for may be its own; delete its pod"
+                raise DriverUnreadableError(f"{_unrecorded(target)}; {text}")
+        share = {gpu: size // len(members) for gpu in gpus}
+        known = tuple(member.model_copy(update={"gpu_bytes": share}) for member in members)
+        get_logger().info("seat.learned", seat=target.seat, pids=[member.who.pid for member in known], parked_on=gpus)
+        return SeatProcesses(
+            target=target, group=group, epoch=epoch, root=container.root, members=known, parked_on=gpus
+        )
 
     async def _uses_gpu(self, process: ProcessIdentity, group: str, uses: list[Use]) -> bool:
         """True if the driver reports it; a stopped process is judged by its threads, as a driver call may hang."""
@@ -107,7 +137,9 @@ class Discovery:
         if any(use.pid in ours and use.size is not None for use in uses):
             return seat
         sizes = unaccounted(uses, await self.calls.memory(seat.group, seat.at), ours)
-        first, *others = seat.members
+        if not seat.holders:
+            return seat
+        first, *others = sorted(seat.members, key=lambda member: not member.holds)
         known = first.model_copy(update={"gpu_bytes": {gpu: max(0, size) for gpu, size in sizes.items()}})
         return seat.model_copy(update={"members": (known, *others)})
 
@@ -127,23 +159,26 @@ class Evidence:
         return {gpu: max(size, now.get(gpu, 0)) for gpu, size in seat.footprint.items()}
 
     async def verify(self, seat: SeatProcesses) -> None:
-        """Every process is RUNNING."""
+        """Every process is RUNNING. Attached ones are read too: one that stays locked blocks its engine."""
         for member in seat.members:
             await self._require(seat, member, ProcessState.RUNNING)
 
-    async def prove(self, seat: SeatProcesses) -> None:
-        """Park evidence: all CHECKPOINTED, none listed, memory fell. Waits up to ``settle``: drivers report it late.
+    async def prove(self, seat: SeatProcesses) -> int:
+        """Park evidence: all holders CHECKPOINTED, none listed, memory fell. Waits up to ``settle``: drivers report it
+        late. Returns the bytes that are still in use.
 
         No state call is made for a stopped process (it hangs): only checkpointed ones are stopped.
         """
-        for member in seat.members:
+        for member in seat.holders:
             if not self.freezer.stopped(member.who):
                 await self._require(seat, member, ProcessState.CHECKPOINTED)
-        await self._wait_until_none(lambda: self._missing_evidence(seat))
+        left: dict[str, int] = {}
+        await self._wait_until_none(lambda: self._missing_evidence(seat, left))
+        return sum(left.values())
 
     async def _require(self, seat: SeatProcesses, member: Member, wanted: ProcessState) -> None:
         state = await self.calls.state(seat.group, member)
-        if state is not wanted:
+        if state is not wanted and (member.holds or state is not ProcessState.GONE):
             raise StepFailedError(StepTrouble.REFUSED, f"pid {member.who.pid} is {state} and not {wanted}")
 
     async def _wait_until_none(self, missing: Callable[[], Awaitable[str]]) -> None:
@@ -154,8 +189,8 @@ class Evidence:
                 raise StepFailedError(StepTrouble.REFUSED, text)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _missing_evidence(self, seat: SeatProcesses) -> str:
-        """The condition of the park evidence that does not hold yet; empty if all hold."""
+    async def _missing_evidence(self, seat: SeatProcesses, left: dict[str, int]) -> str:
+        """The condition of the park evidence that does not hold yet; empty if all hold. Fills in the bytes ``left``."""
         uses, memory = await self.calls.usage(seat.group, seat.reach)
         listed = {use.pid for use in uses if use.holds}
         still = sorted(listed & {member.who.pid for member in seat.members})
@@ -166,6 +201,7 @@ class Evidence:
         now = _not_others(seat, uses, memory)
         for gpu, size in seat.footprint.items():
             fell = seat.baseline.get(gpu, 0) - now.get(gpu, 0)
+            left[gpu] = max(0, size - fell)
             if fell < FREED_SHARE * size:
                 return f"memory in use on {gpu} fell by {fell} of {size} bytes"
         return ""
@@ -208,10 +244,29 @@ def room_needed(seat: SeatProcesses, states: list[ProcessState]) -> dict[str, in
             for gpu, size in member.gpu_bytes.items():
                 new = seat.moves.get(gpu, gpu)
                 need[new] = need.get(new, 0) + size
-    if not need:
+    if not need and not seat.vram_bytes:
         share = seat.target.vram_bytes // max(1, len(seat.target.gpus))
         need = dict.fromkeys(seat.target.gpus, share)
     return need
+
+
+def _classified(processes: list[ProcessIdentity], uses: list[Use]) -> list[Member]:
+    """Holders and attached ones. A process is attached if the driver lists it with 0 bytes, or not at all beside a
+    listed holder. Where no holder is listed (virtual machines, other pid namespaces), the rest may hold anything."""
+    on = {who.pid: [use for use in uses if use.pid == who.pid] for who in processes}
+    listed = any(use.holds for found in on.values() for use in found)
+
+    def holds(found: list[Use]) -> bool:
+        return any(use.holds for use in found) or not (found or listed)
+
+    return [
+        Member(who=who, holds=holds(found), gpu_bytes={use.gpu: use.size or 0 for use in found if use.holds})
+        for who, found in ((who, on[who.pid]) for who in processes)
+    ]
+
+
+def _unrecorded(target: SeatTarget) -> str:
+    return f"container {target.container_id} is frozen and its GPU processes are not on record"
 
 
 def _with_observed_gpus(target: SeatTarget, members: list[Member], uses: list[Use]) -> SeatTarget:

@@ -1,5 +1,6 @@
 """The machine besides its driver: containers, freezers, reservations, and what /proc shows of GPU processes."""
 
+import contextlib
 import os
 import stat
 from dataclasses import dataclass, field
@@ -17,7 +18,10 @@ from services.checkpointer.freezer import Freezer
 from services.checkpointer.processes import ProcessIdentity, alive, thread_names
 
 ALLOW_VARIABLE = "KYB_PARK_ALLOW"
-"""In an engine's environment: allowances of its pod, comma-separated."""
+"""In an engine's environment: those of the node's allowances that its pod wants, comma-separated."""
+
+
+UVM_DEVICE = "/dev/nvidia-uvm"
 
 
 class NoDeviceError(Exception):
@@ -30,12 +34,12 @@ class Inspection:
 
     proc: Path = PROC
 
-    def process(self, who: ProcessIdentity, *, nccl: bool = True) -> ProcessFacts:
-        """Facts about one process; its libraries and threads, which are slow to read, only with ``nccl``."""
+    def process(self, who: ProcessIdentity) -> ProcessFacts:
+        """Facts about one process."""
         return ProcessFacts(
             pid=who.pid,
-            nccl_library=nccl and "/libnccl" in self._text(who.pid, "maps"),
-            threads=thread_names(who.pid, self.proc) if nccl else frozenset(),
+            uvm_mappings=sum(line.endswith(UVM_DEVICE) for line in self._text(who.pid, "maps").splitlines()),
+            threads=thread_names(who.pid, self.proc),
             environment=self.environment(who),
         )
 
@@ -44,9 +48,11 @@ class Inspection:
         pairs = [entry.partition("=") for entry in self._text(who.pid, "environ").split("\0") if "=" in entry]
         return {name: value for name, _, value in pairs}
 
-    def allowances(self, who: ProcessIdentity) -> frozenset[str]:
-        """Allowances of its pod (KYB_PARK_ALLOW)."""
-        return comma_list(self.environment(who).get(ALLOW_VARIABLE, ""))
+    def allowed(self, who: ProcessIdentity, ceiling: frozenset[str]) -> frozenset[str]:
+        """Allowances that hold for a process: the node's, or of these the ones that its pod names. Never more, since an
+        engine can write its environment."""
+        own = self.environment(who).get(ALLOW_VARIABLE)
+        return ceiling if own is None else ceiling & comma_list(own)
 
     def name(self, pid: int) -> str:
         """Name of a process; empty if it is gone."""
@@ -73,6 +79,12 @@ class Inspection:
         if not there:
             remedy = "write rebalance: true in its profile, and recreate the pod to give it the device node"
             raise NoDeviceError(f"/dev/nvidia{minor} of {gpu} is not in the container; {remedy}")
+
+    def kernel_module(self) -> str:
+        """Version text of the kernel driver; empty if there is none."""
+        with contextlib.suppress(OSError):
+            return (self.proc / "driver" / "nvidia" / "version").read_text()
+        return ""
 
     def _minor(self, gpu: str) -> int | None:
         """N of /dev/nvidiaN, from the kernel driver's /proc files; None if unknown."""
@@ -101,6 +113,8 @@ class Host:
     inspection: Inspection = field(default_factory=Inspection)
     allowed: frozenset[str] = frozenset()
     """Allowances of the node (``Allowance``)."""
+    machine: str = "x86_64"
+    """As ``uname -m`` names it; a fake machine is none that the driver does not support."""
     device_nodes: bool = True
     """False on a fake machine, whose GPUs have no device nodes."""
 
@@ -126,16 +140,23 @@ class Host:
         return found + [m.who for m in seat.members if m.who not in found and alive(m.who)]
 
 
-def open_host(fake_driver: Path | None, freeze_seconds: float, allowed: frozenset[str] = frozenset()) -> Host:
+def open_host(
+    fake_driver: Path | None,
+    freeze_seconds: float,
+    allowed: frozenset[str] = frozenset(),
+    *,
+    fake_kubelet: bool = False,
+) -> Host:
     """This machine, or with ``fake_driver`` (the daemon's socket) the fake one. Raises ExtraMissingError.
 
     On the fake machine copies take no host memory, so no memory limit applies; GPUs have no device nodes; and seats of
     several GPUs and processes are allowed, because the fake driver fails only where a test injects a fault.
     """
-    containers = Containers()
+    containers = Containers(fake_kubelet=fake_kubelet)
     freezer = Freezer(containers.cgroups, freeze_seconds)
     if fake_driver is None:
-        return Host(containers, freezer, Headroom(KernelMemory(), containers.cgroups), allowed=allowed)
+        headroom = Headroom(KernelMemory(), containers.cgroups)
+        return Host(containers, freezer, headroom, allowed=allowed, machine=os.uname().machine)
     together = {Allowance.SEVERAL_GPUS, Allowance.SEVERAL_PROCESSES}
     headroom = Headroom(dev_part("host_memory", "KYB_FAKE_DRIVER")(fake_driver), None)
     return Host(containers, freezer, headroom, allowed=allowed | together, device_nodes=False)

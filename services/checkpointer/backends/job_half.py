@@ -11,9 +11,9 @@ from services.checkpointer.backends.evidence import Discovery, Evidence, room_ne
 from services.checkpointer.backends.host import Host, NoDeviceError
 from services.checkpointer.backends.port import Ending, Note, SeatProcesses
 from services.checkpointer.backends.reservations import NoHeadroomError, ReservedError, UnreadableMemoryError
-from services.checkpointer.core.failures import READS, JobGoal, ProcessState, StepTrouble, Verb
+from services.checkpointer.core.failures import READS, SPENT, TERMINAL, JobGoal, ProcessState, StepTrouble, Verb
 from services.checkpointer.core.procedure import Procedure, Step
-from services.checkpointer.core.refusals import MoveRefusal, move_refusal, nccl_matters, park_refusal, permutation
+from services.checkpointer.core.refusals import MoveRefusal, move_refusal, park_refusal, permutation
 from services.checkpointer.freezer import FreezeError
 from services.checkpointer.processes import ProcessIdentity, alive, send
 
@@ -35,9 +35,14 @@ class JobHalf:
     calls: DriverCalls
     host: Host
     evidence: Evidence
+    gentle: bool = True
+    """Lock and checkpoint processes before they are killed."""
     _gpu_map: dict[str, str] | None = None
     _failed: set[Verb] = field(default_factory=set)
+    _noted: set[Verb] = field(default_factory=set)
+    """Verbs about attached members that are journaled: one record each, since there may be a hundred of them."""
     _unmovable: MoveRefusal | None = None
+    _residue_bytes: int = 0
 
     async def run(self, goal: JobGoal, *, replaying: bool = False) -> Ending:
         """Run to the end. Raises only what the journal raises."""
@@ -51,7 +56,15 @@ class JobHalf:
             states = [ProcessState.CHECKPOINTED if one and remembered else ProcessState.UNKNOWN for one in stopped]
             frozen = any(stopped)
         procedure = Procedure(
-            goal, states, frozen=frozen, replaying=replaying, hangs=seat.hangs, moving=bool(seat.moves)
+            goal,
+            states,
+            frozen=frozen,
+            replaying=replaying,
+            moving=bool(seat.moves),
+            gentle=self.gentle,
+            attached=seat.attached,
+            hangs=seat.hangs,
+            refusals=seat.refusals,
         )
         try:
             while isinstance(step := procedure.next(), Step):
@@ -60,7 +73,8 @@ class JobHalf:
             self.host.headroom.release(seat.owner)
             self.host.reservations.release(seat.owner)
         ending.outcome, ending.reason = step.outcome, step.reason
-        ending.host_bytes = seat.vram_bytes if step.outcome == "parked" else 0
+        if step.outcome == "parked":
+            ending.host_bytes, ending.residue_bytes = seat.vram_bytes, self._residue_bytes
         ending.gpus = self._gpus_of(ending)
         ending.move_refused = self._unmovable.whose if self._unmovable is not None else ""
         ending.failed = ending.outcome != goal and bool(self._failed - _REFUSALS)
@@ -69,8 +83,7 @@ class JobHalf:
     async def _step(self, procedure: Procedure, step: Step, ending: Ending) -> None:
         pid = None if step.member is None else self.seat.members[step.member].who.pid
         if step.verb not in READS:
-            how = self.host.freezer.means(self.host.cgroup(self.seat)) if step.verb is Verb.FREEZE else ""
-            await self.note(step.verb, pid, how)
+            await self._journal(step, pid)
         began = time.monotonic()
         try:
             seen, killed = await self._do(step, procedure.states, dying=procedure.goal is JobGoal.DEAD)
@@ -78,8 +91,14 @@ class JobHalf:
             self._failed.add(step.verb)
             if error.trouble is StepTrouble.HUNG:
                 await self.note(StepTrouble.HUNG, pid, str(step.verb))
-            elif step.verb is Verb.RESTORE and self.seat.moves and error.trouble is StepTrouble.REFUSED:
-                self._unmovable = MoveRefusal(error.text)
+            elif step.verb is Verb.RESTORE and error.trouble in TERMINAL:
+                # At once: its state reads CHECKPOINTED on, and a replay must not believe it.
+                await self.note(SPENT, pid)
+            elif step.verb is Verb.RESTORE and error.trouble is StepTrouble.REFUSED:
+                if self.seat.moves:
+                    self._unmovable = MoveRefusal(error.text)
+                else:
+                    await self.note(StepTrouble.REFUSED, pid, str(step.verb))
             procedure.failed(step, error.trouble, error.text)
         else:
             procedure.done(step, seen, killed)
@@ -88,6 +107,15 @@ class JobHalf:
         ending.last_call_at = time.time()
         label = _LABELS.get(step.verb, str(step.verb))
         ending.seconds[label] = ending.seconds.get(label, 0.0) + time.monotonic() - began
+
+    async def _journal(self, step: Step, pid: int | None) -> None:
+        if step.member in self.seat.attached:
+            if step.verb not in self._noted:
+                self._noted.add(step.verb)
+                await self.note(step.verb, None, "attached")
+            return
+        how = self.host.freezer.means(self.host.cgroup(self.seat)) if step.verb is Verb.FREEZE else ""
+        await self.note(step.verb, pid, how)
 
     async def _do(self, step: Step, states: list[ProcessState], *, dying: bool) -> tuple[ProcessState | None, int]:
         """Execute one step. Returns (state that STATE read, processes that KILL killed). Raises StepFailedError."""
@@ -106,7 +134,7 @@ class JobHalf:
                 case Verb.HEADROOM:
                     await self._reserve_memory(states)
                 case Verb.EVIDENCE:
-                    await self.evidence.prove(seat)
+                    self._residue_bytes = await self.evidence.prove(seat)
                 case Verb.MAP:
                     await self._make_map()
                 case Verb.ROOM:
@@ -136,12 +164,13 @@ class JobHalf:
         seat, inspection = self.seat, self.host.inspection
         driver = await self.calls.describe(seat.group)
         uses = await self.calls.processes(seat.group, seat.at)
-        allowed = self.host.allowed.union(*(inspection.allowances(member.who) for member in seat.members))
-        nccl = nccl_matters(seat.at, len(seat.members), driver)
-        processes = [inspection.process(member.who, nccl=nccl) for member in seat.members]
+        allowed = self.host.allowed
+        for member in seat.holders:
+            allowed = inspection.allowed(member.who, allowed)
+        processes = [inspection.process(member.who) for member in seat.holders]
         neighbours = {inspection.name(pid) for pid in {use.pid for use in uses}}
         gpus = tuple(dict.fromkeys((*seat.at, *(gpu for gpu, size in seat.footprint.items() if size))))
-        why = park_refusal(gpus, driver, processes, neighbours, allowed)
+        why = park_refusal(gpus, driver, processes, neighbours, allowed, self.host.machine)
         if why is not None:
             raise StepFailedError(StepTrouble.REFUSED, why)
 
@@ -174,12 +203,12 @@ class JobHalf:
         """Build the driver's map for a restore to other GPUs; every refusal of a move happens here, before the thaw."""
         seat = self.seat
         driver = await self.calls.describe(seat.group)
-        count = len(seat.members)
+        count = len(seat.holders)
         why = move_refusal(seat.at, seat.target.gpus, count, driver_can=driver.gpu_map, driver=driver.version)
         try:
             if why is None and self.host.device_nodes:
                 for gpu in seat.moves.values():
-                    self.host.inspection.check_device(seat.members[0].who, gpu)
+                    self.host.inspection.check_device(seat.holders[0].who, gpu)
             self._gpu_map = None if why else permutation(await self.calls.memory(seat.group), seat.moves)
         except NoDeviceError as error:
             why = MoveRefusal(str(error))

@@ -1,7 +1,7 @@
 """The interface of a backend, and the records that it shares with jobs and journal."""
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,6 +18,9 @@ class Member(BaseModel):
 
     who: ProcessIdentity
     gpu_bytes: dict[str, int] = {}
+    holds: bool = True
+    """A *holder* has VRAM, or it is not known whether it has. False: it is *attached*: the driver knows it (it has a
+    restore thread) and it holds no VRAM, like the API server of vLLM."""
 
     @property
     def total(self) -> int:
@@ -34,8 +37,8 @@ class SeatProcesses(BaseModel):
     group: str
     """Key of the helper that makes the driver calls."""
     epoch: int
-    root: ProcessIdentity | None
-    """The container's first process; None when it is gone."""
+    root: ProcessIdentity | None = None
+    """The container's first process; None when it is gone. The journal's lines leave None out."""
     members: tuple[Member, ...]
     baseline: dict[str, int] = {}
     """Bytes by GPU before the park that no other process accounts for; the park must free them."""
@@ -43,6 +46,8 @@ class SeatProcesses(BaseModel):
     """GPUs that held its memory when it was parked; empty: those of the target."""
     hangs: int = 0
     """Number of driver calls about this container that hung before."""
+    refusals: int = 0
+    """Number of restores of this container that the driver refused, without a success since."""
 
     @property
     def at(self) -> tuple[str, ...]:
@@ -72,6 +77,16 @@ class SeatProcesses(BaseModel):
             for member in self.members
         )
         return self.model_copy(update={"members": members, "parked_on": self.target.gpus})
+
+    @property
+    def holders(self) -> tuple[Member, ...]:
+        """Members that have VRAM, or may have."""
+        return tuple(member for member in self.members if member.holds)
+
+    @property
+    def attached(self) -> frozenset[int]:
+        """Indices of the members that have none."""
+        return frozenset(index for index, member in enumerate(self.members) if not member.holds)
 
     @property
     def footprint(self) -> dict[str, int]:
@@ -114,6 +129,8 @@ class Ending:
     seconds: dict[str, float] = field(default_factory=dict)
     vram_bytes: int = 0
     host_bytes: int = 0
+    residue_bytes: int = 0
+    """VRAM that a park left in use."""
     last_call_at: float | None = None
     gpus: tuple[str, ...] = ()
     """GPUs that hold its memory, or held it when it was parked; empty if unknown."""
@@ -133,6 +150,9 @@ class Note(Protocol):
 
 class Backend(Protocol):
     """A way of parking: the CUDA driver, an engine's sleep mode … A failure of driver or process is an ``Ending``."""
+
+    keeps_processes: ClassVar[bool]
+    """True if the processes of a parked seat live on, and are to be remembered."""
 
     async def probe(self) -> str | None:
         """None if it works on this node, else the reason."""
@@ -164,6 +184,10 @@ class Backend(Protocol):
 
     async def state(self, seat: SeatProcesses) -> Ending:
         """The present state of its processes, by evidence. Changes nothing."""
+        ...
+
+    def ends_released(self) -> bool:
+        """True if running processes of a deleted pod must be ended by ``kill``, before kubelet signals them."""
         ...
 
     async def thaw(self, seat: SeatProcesses) -> None:

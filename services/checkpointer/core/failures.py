@@ -54,11 +54,19 @@ class StepTrouble(StrEnum):
 
     NOT_READY = "not ready"  # submitted work did not finish in time; nothing changed
     REFUSED = "refused"  # any other result code, or an unmet condition
+    ILLEGAL = "illegal state"  # not in the state that the call requires; nothing changed
     OUT_OF_MEMORY = "out of memory"
     OPERATING_SYSTEM = "operating system"
-    HUNG = "hung"  # the deadline passed and the helper was killed
+    HUNG = "hung"  # a call about a process overran its deadline and the helper was killed
+    SLOW = "slow"  # the same with a reading: NVML stalls for seconds when large processes end, which is no seat's fault
     HELPER_DIED = "helper died"  # or it could not call the driver
     GONE = "gone"  # the process ended; its pid may be reused
+
+
+TERMINAL = frozenset({StepTrouble.OUT_OF_MEMORY, StepTrouble.OPERATING_SYSTEM})
+"""Of a restore: the process is lost, and its state reads CHECKPOINTED as before (cuda-checkpoint #44)."""
+SPENT = "spent"
+"""Journaled when that happens."""
 
 
 class Remedy(StrEnum):
@@ -86,8 +94,10 @@ RULES: dict[tuple[Verb, StepTrouble], Rule] = {
     # Hangs and deaths of the helper are also counted outside this table: the second hang of a seat is quarantine.
     **{(verb, _T.HUNG): Rule(_R.REREAD) for verb in Verb},
     **{(verb, _T.HELPER_DIED): Rule(_R.REREAD) for verb in Verb},
-    (_V.CHECKS, _T.HUNG): Rule(_R.ROLL_BACK),
-    (_V.MAP, _T.HUNG): Rule(_R.ROLL_BACK),
+    **{(verb, _T.ILLEGAL): Rule(_R.RETRY) for verb in Verb},
+    **{(verb, _T.SLOW): Rule(_R.RETRY, _R.QUARANTINE) for verb in Verb},
+    **{(verb, trouble): Rule(_R.ROLL_BACK) for verb in (_V.CHECKS, _V.MAP) for trouble in (_T.HUNG, _T.SLOW)},
+    (_V.ROOM, _T.SLOW): Rule(_R.ROLL_BACK, _R.QUARANTINE),
     (_V.LOCK, _T.HUNG): Rule(_R.ROLL_BACK),
     **{(_V.STATE, trouble): Rule(_R.RETRY, _R.QUARANTINE) for trouble in _PLAIN},
     # Nothing has changed yet: the seat keeps running.
@@ -95,8 +105,9 @@ RULES: dict[tuple[Verb, StepTrouble], Rule] = {
     # In the rollback of a failed restore the seat is condemned: without memory for its copies it is lost.
     **{(_V.HEADROOM, trouble): Rule(_R.ROLL_BACK) for trouble in _PLAIN},
     **{(_V.LOCK, trouble): Rule(_R.ROLL_BACK) for trouble in _PLAIN},
-    # Out of memory here means host memory (or MIG, which reports the same): the seat keeps running.
-    **{(_V.CHECKPOINT, trouble): Rule(_R.ROLL_BACK) for trouble in _PLAIN},
+    # The driver does not keep a process in a good state when its checkpoint fails (README of cuda-checkpoint): on 595
+    # state and unlock look well, and every later CUDA call fails. Nothing here can tell, so the seat starts cold.
+    **{(_V.CHECKPOINT, trouble): Rule(_R.CONDEMN) for trouble in _PLAIN},
     (_V.RESTORE, _T.NOT_READY): Rule(_R.ROLL_BACK),
     (_V.RESTORE, _T.REFUSED): Rule(_R.ROLL_BACK),
     # Terminal on real drivers: every later restore answers 304 and part of the memory stays held.
@@ -118,4 +129,6 @@ RULES: dict[tuple[Verb, StepTrouble], Rule] = {
 
 MAX_RETRIES = 3
 MAX_HANGS = 1
+MAX_REFUSALS = 1
+"""Refused restores of a container after which the next one condemns it: a stale context is refused each time."""
 MAX_HELPER_DEATHS = 3

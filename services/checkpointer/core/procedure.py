@@ -5,7 +5,9 @@ it and reports the result. The same object drives a fresh job, a rollback and th
 step follows from the observed states and not from a position in a script.
 
 Order of a park: check the rules, reserve host memory, lock all, checkpoint each, prove that the memory is free, freeze.
-Of an activation: build the map if it goes to other GPUs, wait for room, thaw, restore all, unlock all, verify. A half
+Of an activation: build the map if it goes to other GPUs, wait for room, thaw, restore all, unlock all, verify. Attached
+members (without VRAM) go through the same verbs; they are restored first, so that a refusal leaves no memory moved, and
+one that is gone, or that the driver does not know any more, is left out. A half
 rolls back at most once and retries a step three times; the second hang of a seat, in this half or an earlier one, is
 quarantine. So every half ends: ``parked``, ``active``, ``lost`` (killed, its memory proven free), ``gone`` or
 ``quarantined``.
@@ -18,8 +20,10 @@ from kybernate.messages import Outcome
 from services.checkpointer.core.failures import (
     MAX_HANGS,
     MAX_HELPER_DEATHS,
+    MAX_REFUSALS,
     MAX_RETRIES,
     RULES,
+    TERMINAL,
     JobGoal,
     ProcessState,
     Remedy,
@@ -29,7 +33,6 @@ from services.checkpointer.core.failures import (
 )
 
 RESTORED = {ProcessState.LOCKED, ProcessState.RUNNING}
-_TERMINAL = {StepTrouble.OUT_OF_MEMORY, StepTrouble.OPERATING_SYSTEM}
 HUNG_TOO_OFTEN = "the second hang of this seat, so it is not touched any more: see the kernel log, then delete its pod"
 UNREACHABLE = "the driver cannot be called about this seat: see the checkpointer's log and nvidia-smi"
 
@@ -73,8 +76,14 @@ class Procedure:
     """True if a process of the seat is stopped; driver calls about it would hang."""
     replaying: bool = False
     """After a crash: ``replay_goal`` chooses the goal once all states are known."""
+    gentle: bool = True
+    """Before a kill, processes are locked and checkpointed as far as possible."""
+    attached: frozenset[int] = frozenset()
+    """Indices of the processes without VRAM."""
     hangs: int = 0
     """Calls about this seat that hung, in this half and earlier ones."""
+    refusals: int = 0
+    """Restores of this seat that were refused in earlier halves, without a success since."""
     moving: bool = False
     """True if an activation goes to other GPUs than those the seat was parked on."""
     reason: str = ""
@@ -136,7 +145,12 @@ class Procedure:
             self._failed_dying(step, trouble, what)
             return
         self._invalidate(step, trouble)
-        if trouble is StepTrouble.GONE:
+        if step.member in self.attached and trouble in (StepTrouble.GONE, StepTrouble.ILLEGAL):
+            # Left out of the park because it had no context; frozen with the others it looks like a checkpointed one.
+            self._tries[step] += 1
+            if self._tries[step] <= MAX_RETRIES:
+                return
+        elif trouble is StepTrouble.GONE:
             self.reason = self.reason or what
             return
         self.hangs += trouble is StepTrouble.HUNG
@@ -147,9 +161,11 @@ class Procedure:
         if self._deaths > MAX_HELPER_DEATHS:
             self._apply(Remedy.QUARANTINE, f"{what}; {UNREACHABLE}")
             return
-        if step.verb is Verb.RESTORE and trouble in _TERMINAL and step.member is not None:
+        if step.verb is Verb.RESTORE and trouble in TERMINAL and step.member is not None:
             self._spent.add(step.member)  # it is lost; no further call about it
         rule = RULES.get((step.verb, trouble), Rule(Remedy.CONDEMN))
+        if step.verb is Verb.RESTORE and trouble is StepTrouble.REFUSED and self.refusals >= MAX_REFUSALS:
+            rule = Rule(Remedy.CONDEMN)
         remedy = rule.remedy
         if remedy is Remedy.ROLL_BACK and self.rolled_back:
             remedy = rule.then
@@ -162,31 +178,36 @@ class Procedure:
         """Decide what follows from the states alone: a dead member condemns the seat; a replay gets its goal."""
         if self.goal is JobGoal.DEAD:
             return
-        if ProcessState.GONE in self.states and self._untouched():
+        present = self._present()
+        if ProcessState.GONE in present and self._untouched():
             self._abandoned, self.reason = (
                 True,
                 "a GPU process of the seat ended before anything was done; look again",
             )
-        elif ProcessState.FAILED in self.states:
+        elif ProcessState.FAILED in present:
             self._apply(Remedy.CONDEMN, "a process is unusable (the driver reports FAILED)")
-        elif ProcessState.GONE in self.states or not self.states:
+        elif ProcessState.GONE in present or not present:
             self._apply(Remedy.CONDEMN, "a GPU process of the seat is gone")
         elif self.replaying:
             intent, self.replaying = self.goal, False
-            self.goal = replay_goal(intent, self.states)
+            self.goal = replay_goal(intent, present)
             if self.goal is not intent:
                 self.rolled_back = True
                 self.reason = self.reason or "interrupted by a restart of the checkpointer, and undone"
-        elif self.goal is JobGoal.PARKED and self._intent is JobGoal.ACTIVE and not set(self.states) - RESTORED:
+        elif self.goal is JobGoal.PARKED and self._intent is JobGoal.ACTIVE and not set(present) - RESTORED:
             self.goal = JobGoal.ACTIVE  # the restore that was reported as failed succeeded
+
+    def _present(self) -> list[ProcessState]:
+        """The states, without those of attached processes that are gone: they come and go with an engine's tools."""
+        return [s for i, s in enumerate(self.states) if s is not ProcessState.GONE or i not in self.attached]
 
     def _untouched(self) -> bool:
         """True if a park has done nothing yet and a process runs: some GPU processes of engines live for seconds."""
         fresh = self.goal is JobGoal.PARKED and not (self.rolled_back or self.replaying or Verb.CHECKS in self._done)
-        return fresh and set(self.states) == {ProcessState.RUNNING, ProcessState.GONE}
+        return fresh and set(self._present()) == {ProcessState.RUNNING, ProcessState.GONE}
 
     def _towards_parked(self) -> Step | End:
-        if set(self.states) != {ProcessState.CHECKPOINTED}:
+        if set(self._present()) != {ProcessState.CHECKPOINTED}:
             if Verb.CHECKS not in self._done and not self.rolled_back and ProcessState.CHECKPOINTED not in self.states:
                 return Step(Verb.CHECKS)
             if Verb.HEADROOM not in self._done:
@@ -203,7 +224,8 @@ class Procedure:
         if ProcessState.CHECKPOINTED in self.states:
             if self.moving and Verb.MAP not in self._done:
                 return Step(Verb.MAP)
-            restore = Step(Verb.RESTORE, self.states.index(ProcessState.CHECKPOINTED))
+            parked = [index for index, state in enumerate(self.states) if state is ProcessState.CHECKPOINTED]
+            restore = Step(Verb.RESTORE, min(parked, key=lambda index: index not in self.attached))
             return self._thawed(restore) if Verb.ROOM in self._done else Step(Verb.ROOM)
         locked = [index for index, state in enumerate(self.states) if state is ProcessState.LOCKED]
         if locked:
@@ -218,7 +240,7 @@ class Procedure:
             ProcessState.LOCKED: Verb.CHECKPOINT,
         }
         for index, state in enumerate(self.states):
-            if index not in self._spent and state in gentle:
+            if self.gentle and index not in self._spent and state in gentle:
                 return self._thawed(Step(gentle[state], index))
         return Step(Verb.KILL)
 
@@ -228,7 +250,8 @@ class Procedure:
 
     def _invalidate(self, step: Step, trouble: StepTrouble) -> None:
         """Forget what the failed step made uncertain."""
-        self._done -= {Verb.ROOM, Verb.EVIDENCE, Verb.VERIFY}
+        if step.member not in self.attached:  # those hold no memory
+            self._done -= {Verb.ROOM, Verb.EVIDENCE, Verb.VERIFY}
         self.frozen = self.frozen or step.verb is Verb.FREEZE  # some processes may have been stopped
         if step.member is not None:
             self.states[step.member] = ProcessState.GONE if trouble is StepTrouble.GONE else ProcessState.UNKNOWN

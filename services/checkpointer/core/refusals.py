@@ -19,6 +19,16 @@ class Allowance(StrEnum):
     MANAGED_MEMORY = "managed-memory"
 
 
+KILL_HANGS_ON_DRIVER = 595
+"""The end of a live process that was once restored hung the machine, 4 of 4 (open module, cuda-checkpoint #53)."""
+
+
+def kill_hangs(driver: "DriverInfo", kernel_module: str) -> bool:
+    """True if processes must be checkpointed before they end (H2). ``kernel_module``: its version text; empty if
+    unknown, which counts as the open one."""
+    return driver.major == KILL_HANGS_ON_DRIVER and (not kernel_module or "Open Kernel Module" in kernel_module)
+
+
 def comma_list(text: str) -> frozenset[str]:
     """Split a comma-separated list."""
     return frozenset(part.strip() for part in text.split(",") if part.strip())
@@ -28,8 +38,10 @@ MANAGED_MEMORY_SWITCHES = ("GGML_CUDA_ENABLE_UNIFIED_MEMORY", "TF_FORCE_UNIFIED_
 """Environment variables that make llama.cpp, and TensorFlow and JAX, allocate managed memory."""
 NCCL_THREADS = ("pt_nccl_", "NCCL ")
 """Prefixes of threads of a live communicator: PyTorch's watchdog, and NCCL's threads (NCCL_SET_THREAD_NAME=1)."""
-NCCL_ABORTS_FROM_DRIVER = 590
-"""A process group of one GPU aborts on 595 and survives on 580 (H7); versions between are not measured."""
+NCCL_ABORTS_ON_DRIVER = 595
+"""A process group of one GPU aborts on 595 and survives on 580 (H7). Newer ones: vLLM with one was parked and restored
+by NVIDIA's agent (ai-dynamo/snapshot #108)."""
+ARM = ("aarch64", "arm64")
 MPS_SERVER = "nvidia-cuda-mps"
 OFF = ("", "0", "false", "no", "off")
 
@@ -56,7 +68,8 @@ class ProcessFacts:
     """One GPU process as /proc shows it."""
 
     pid: int
-    nccl_library: bool = False
+    uvm_mappings: int = 0
+    """Mappings of /dev/nvidia-uvm: at most one in a CUDA process, more in one with managed memory (gpunap: 2 and 5)."""
     threads: frozenset[str] = frozenset()
     environment: Mapping[str, str] | None = None
 
@@ -83,11 +96,15 @@ def park_refusal(
     processes: Sequence[ProcessFacts],
     neighbours: Collection[str],
     allowed: Collection[str],
+    machine: str = "x86_64",
 ) -> str | None:
     """The reason why a seat on these GPUs is not parked; None if it can be.
 
-    ``neighbours``: names of all processes that use these GPUs. ``allowed``: allowances of the node and of the pod.
+    ``processes``: those that hold VRAM. ``neighbours``: names of all processes that use these GPUs. ``allowed``:
+    allowances that hold for this pod. ``machine``: of the host, as ``uname -m`` names it.
     """
+    if machine in ARM:  # cuda-checkpoint #51
+        return f"this host is {machine}: its driver locks processes and cannot checkpoint them; use backend restart"
     if not driver.checkpoint:
         return (
             f"driver {driver.version or 'of this node'} has no checkpoint API; install 570 or newer (580 recommended)"
@@ -96,16 +113,26 @@ def park_refusal(
         return f"{', '.join(parts)}: MIG is not supported by the driver's checkpoint; switch MIG off or park by restart"
     if any(name.startswith(MPS_SERVER) for name in neighbours):
         return "MPS serves these GPUs, which the driver's checkpoint does not support; stop nvidia-cuda-mps-control"
-    managed = [p.pid for p in processes if _on(p.environment or {}, MANAGED_MEMORY_SWITCHES)]
-    if managed and Allowance.MANAGED_MEMORY not in allowed:
-        names = " or ".join(MANAGED_MEMORY_SWITCHES)
-        return f"pid {managed[0]} uses managed memory (UVM), which cannot be checkpointed; unset {names}"
+    if Allowance.MANAGED_MEMORY not in allowed and (why := _managed(processes)) is not None:
+        return why
     return _together(gpus, driver, processes, allowed)
 
 
-def nccl_matters(gpus: Sequence[str], processes: int, driver: DriverInfo) -> bool:
-    """True if an NCCL communicator in the seat would be a reason to refuse the park."""
-    return len(gpus) > 1 or processes > 1 or driver.major >= NCCL_ABORTS_FROM_DRIVER
+def _managed(processes: Sequence[ProcessFacts]) -> str | None:
+    """The reason against managed memory; None if nothing shows any."""
+    for process in processes:
+        switches = [name for name in MANAGED_MEMORY_SWITCHES if _on(process.environment or {}, (name,))]
+        if switches:
+            what = f"({', '.join(switches)})"
+        elif process.uvm_mappings > 1:
+            what = f"({process.uvm_mappings} mappings of /dev/nvidia-uvm)"
+        else:
+            continue
+        return (
+            f"pid {process.pid} uses managed memory {what}, which cannot be checkpointed: have the engine allocate "
+            "none, or allow managed-memory after a trial"
+        )
+    return None
 
 
 def _together(
@@ -114,26 +141,26 @@ def _together(
     """The reason against parking GPUs or processes that communicate with each other; None if there is none."""
     several = len(gpus) > 1 or len(processes) > 1
     pids = [process.pid for process in processes]
-    ranks = [process.pid for process in processes if process.communicates or (several and process.nccl_library)]
+    ranks = [process.pid for process in processes if process.communicates]
     if ranks and several and Allowance.NCCL not in allowed:
         return (
             f"pids {ranks} use NCCL in a seat of {len(gpus)} GPUs and {len(pids)} processes; live communicators do not "
-            "survive a checkpoint: use an engine's sleep mode, or allow nccl if the engine destroys them before"
+            "survive a checkpoint: use backend restart, or allow nccl if the engine destroys them before"
         )
-    if ranks and driver.major >= NCCL_ABORTS_FROM_DRIVER and Allowance.NCCL not in allowed:
+    if ranks and driver.major == NCCL_ABORTS_ON_DRIVER and Allowance.NCCL not in allowed:
         return (
             f"pid {ranks[0]} has an NCCL process group, which aborts on driver {driver.version}; install driver 580, "
             "or allow nccl after a trial"
         )
     if len(gpus) > 1 and Allowance.SEVERAL_GPUS not in allowed:
         return (
-            f"it has {len(gpus)} GPUs, and only seats of one GPU are parked through the driver; use an engine's sleep "
-            "mode, or allow several-gpus"
+            f"it has {len(gpus)} GPUs, and only seats of one GPU are parked through the driver; use backend restart, "
+            "or allow several-gpus after a trial on this stack"
         )
     if len(pids) > 1 and Allowance.SEVERAL_PROCESSES not in allowed:
         return (
-            f"it has {len(pids)} GPU processes ({pids}), which may share memory by CUDA IPC, and a checkpoint breaks "
-            "both ends of that; allow several-processes if they do not"
+            f"it has {len(pids)} processes with VRAM ({pids}), which may share memory by CUDA IPC, and a checkpoint "
+            "breaks both ends of that; allow several-processes if they do not"
         )
     return None
 

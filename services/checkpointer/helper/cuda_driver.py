@@ -4,6 +4,7 @@ A context would take VRAM and list this process among the users of the GPU. ``ep
 stale jobs.
 """
 
+from dataclasses import asdict
 from typing import Any
 
 from kybernate.cuda import (
@@ -101,7 +102,7 @@ class CudaDriver:
     def _usage(self, verb: str, gpus: list[str] | None) -> Reply:
         read: Reply = {}
         if verb != "memory":
-            read["processes"] = [use._asdict() for use in self._nvml.gpu_processes(gpus)]
+            read["processes"] = [asdict(use) for use in self._nvml.gpu_processes(gpus)]
         if verb != "processes":
             read["memory"] = self._nvml.memory(gpus)
         return read

@@ -35,12 +35,13 @@ def unreachable(text: str) -> Reply:
 
 
 def answer(driver: HelperDriver, request: dict[str, Any]) -> Reply:
-    """The reply to one request; OSError becomes an ``unreachable`` reply."""
+    """The reply to one request. An exception becomes an ``unreachable`` reply: a helper that ends in the middle of a
+    job costs more than a call."""
     number, verb = request.pop("id"), request.pop("verb")
     try:
         reply = driver.call(verb, request)
-    except OSError as error:
-        reply = unreachable(str(error))
+    except Exception as error:
+        reply = unreachable(str(error) if isinstance(error, OSError) else f"{verb} raised {error!r}")
     return {**reply, "id": number}
 
 

@@ -1,5 +1,6 @@
 """The life of a call from its arrival to its end: forwarded, held at a seat, or rejected. Pure."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,6 +11,10 @@ from services.router.core.upstreams import ACTIVATABLE, Found, Model, Rank, Rout
 
 SUSPECT_SECONDS = 0.25
 """How long a seat whose engine failed before the first byte gets no calls, unless the seat changes earlier."""
+FEW_WAITING = 16
+"""So many calls may wait for a place before its engine has answered any, or as many as it has places."""
+_SPREAD = (math.sqrt(5) - 1) / 2
+"""Multiples of it, modulo 1, are spread evenly: callers that are rejected together come back apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +23,7 @@ class Limits:
 
     hold_seconds: float = 300.0
     queue_limit: int = 2000
-    held_bytes: int = 256 * 2**20
+    queue_seconds: float = 5.0
     permit_seconds: float = 2.0
     speed: float = 1.0
 
@@ -28,22 +33,40 @@ class HoldQueue:
 
     def __init__(self, limits: Limits, table: UpstreamTable, commands: PendingCommands, step: RouterStep) -> None:
         self._limits, self._table, self._commands, self._step = limits, table, commands, step
-        self.bytes = 0
-        """Bodies of all held calls."""
 
-    def full(self, model: Model, size: int) -> str | None:
-        """Return why a call of ``size`` bytes cannot be held; None if it can."""
-        if len(model.held) >= self._limits.queue_limit:
-            return f"{len(model.held)} requests wait for model {model.name} already"
-        if self.bytes + size > self._limits.held_bytes:
-            return f"waiting requests take {self.bytes} bytes already"
-        return None
+    def full(self, call: RoutedCall, model: Model, found: Found, patience: float | None) -> str | None:
+        """Return why a call cannot wait; None if it can. ``patience``: wall seconds that its caller waits, if known.
+
+        (1) Too many calls of its model wait already. (2) Its best seat is active, and a place would be free too late.
+        """
+        waiting = len(model.held) - (model.wake is not None)
+        if waiting >= self._limits.queue_limit:
+            return f"{waiting} requests wait for model {model.name} already (KYB_QUEUE_LIMIT)"  # (1)
+        if found is None or found[0] is not Rank.FULL:
+            return None
+        upstream, now = found[1], self._step.now
+        ahead = sum(count for priority, count in model.priorities.items() if priority >= call.priority)
+        text = f"model {model.name} is overloaded: {len(upstream.in_flight)} requests in flight, {waiting} waiting"
+        seconds = upstream.place_seconds(now, ahead + 1)
+        served = upstream.place_seconds(now, ahead + 1 + upstream.limit)
+        if seconds is None or served is None:  # nothing was answered yet
+            return text if ahead >= max(upstream.limit, FEW_WAITING) else None
+        if seconds <= self._limits.queue_seconds and (patience is None or served <= patience):
+            return None
+        if seconds > self._limits.queue_seconds:
+            return f"{text}; a place is expected in {seconds:.1f} s (KYB_QUEUE_SECONDS)"
+        return f"{text}; an answer is expected in {served:.1f} s, the caller waits {patience:.1f} s"  # (2)
+
+    def displaced(self, call: RoutedCall, model: Model) -> RoutedCall | None:
+        """Return the waiting call that must make place for this one: the last of those with a lower priority."""
+        if min(model.priorities, default=call.priority) >= call.priority:
+            return None
+        return max((other for other in model.held.values() if other is not model.wake), key=lambda other: other.order)
 
     def hold(self, call: RoutedCall, model: Model, found: Found) -> None:
         """Hold a call at the best seat until its deadline."""
         call.held = True
-        model.held[call.request] = call
-        self.bytes += call.size
+        model.add(call)
         self._step.alarms.set(("deadline", call.request), call.deadline)
         self.place(call, model, found)
 
@@ -68,8 +91,7 @@ class HoldQueue:
         model = self._table.models[call.model]
         self._leave(call, model)
         call.held = False
-        del model.held[call.request]
-        self.bytes -= call.size
+        model.remove(call)
         self._step.alarms.clear(("deadline", call.request))
         self._table.forget_empty(call.model)
 
@@ -101,19 +123,40 @@ class Admission:
                 self._reject_unknown(m.request, m.model)
                 return
             model = self._table.model(m.model)
-        longest = self._limits.hold_seconds
-        hold = longest if m.hold_seconds is None else min(longest, m.hold_seconds)
-        call = RoutedCall(m.request, m.model, m.cause, m.size, m.kind, self._step.now, self._step.now + hold)
+        longest, patience = self._limits.hold_seconds, m.hold_seconds
+        hold = longest if patience is None else min(longest, patience)
+        now = self._step.now
+        call = RoutedCall(m.request, m.model, m.cause, m.kind, now, now + hold, m.priority)
         found = best(self._ranked(model), None)
-        is_open = found is not None and found[0] is Rank.OPEN
-        if not is_open and (reason := self._queue.full(model, m.size)) is not None:
-            self._reject(call, 429, "queue_full", reason)
+        if m.kind == "wake":
+            self._wake(call, model, found)
             return
+        if found is None or found[0] is not Rank.OPEN:
+            reason = self._queue.full(call, model, found, patience)
+            if reason is not None and (other := self._queue.displaced(call, model)) is not None:
+                self._reject(other, 429, "queue_full", f"{reason}; a request of higher priority took the place")
+            elif reason is not None:
+                self._reject(call, 429, "queue_full", reason)
+                return
         self._calls[m.request] = call
         if found is not None:
             found[1].counts.arrivals += 1
             found[1].counts.last_cause = call.cause
         self._route(call, model, found)
+
+    def _wake(self, call: RoutedCall, model: Model, found: Found) -> None:
+        """All wakes of a model that wait are one; a later one only makes it last longer."""
+        if found is not None and found[0] in (Rank.OPEN, Rank.FULL):
+            record = found[1].record
+            assert record.endpoint is not None  # the rank implies it
+            self._step.emit(Forward(call.request, found[1].key, record.seat, record.endpoint, record.epoch))
+        elif model.wake is not None:
+            model.wake.deadline = max(model.wake.deadline, call.deadline)
+            self._step.alarms.clear(("deadline", model.wake.request))
+            self._step.alarms.set(("deadline", model.wake.request), model.wake.deadline)
+        else:
+            self._calls[call.request] = call
+            self._route(call, model, found)
 
     def _route(self, call: RoutedCall, model: Model, found: Found, opened: Upstream | None = None) -> None:
         """Forward the call if the best seat is open, reject it if its manager refuses, else hold it there."""
@@ -140,6 +183,7 @@ class Admission:
         else:
             call.upstream, call.sent = upstream, self._step.now
             upstream.in_flight[call.request] = call
+            call.found = len(upstream.in_flight)
             self._step.level_changed(call.model, upstream.key, edge=len(upstream.in_flight) == 1)
             if call.kind == "permit":
                 self._step.set_alarm(("permit", call.request), self._limits.permit_seconds)
@@ -148,12 +192,19 @@ class Admission:
     def ended(self, m: CallEnded) -> None:
         """Remove a call that was answered, abandoned by its caller, or whose permit expired."""
         call = self._calls.pop(m.request, None)
-        if call is not None:
-            self._queue.release(call)
-            if call.kind == "call" and call.upstream is not None and call.request in call.upstream.in_flight:
-                call.upstream.counts.served += 1
-                call.upstream.counts.served_seconds += self._step.now - call.sent
-            self._land(call)
+        if call is None:
+            return
+        self._queue.release(call)
+        upstream = call.upstream
+        if call.kind == "call" and upstream is not None and call.request in upstream.in_flight:
+            seconds = self._step.now - call.sent
+            upstream.counts.served += 1
+            upstream.counts.served_seconds += seconds
+            taken = len(upstream.in_flight) >= upstream.limit
+            upstream.capacity.ended(call.found, seconds, self._step.now, answered=m.answered, taken=taken)
+        self._land(call)
+        if upstream is not None:
+            self._fill(upstream)
 
     def _land(self, call: RoutedCall) -> None:
         """Remove a call from those in flight."""
@@ -161,6 +212,12 @@ class Admission:
         if upstream is not None and upstream.in_flight.pop(call.request, None) is not None:
             self._step.level_changed(call.model, upstream.key, edge=not upstream.in_flight)
             self._commands.acknowledge_drain(upstream)
+
+    def _fill(self, upstream: Upstream) -> None:
+        """Forward calls that wait for the model while the seat has places."""
+        model = self._table.models.get(upstream.model)
+        while model is not None and model.held and self._rank(upstream) is Rank.OPEN:
+            self._forward(model.first(), upstream, opened=False)
 
     def returned(self, m: CallReturned) -> None:
         """Route a call again whose forwarding failed before the first byte, unless its deadline has passed."""
@@ -180,7 +237,8 @@ class Admission:
         self._route(call, model, best(self._ranked(model), None))
 
     def _reject(self, call: RoutedCall, status: int, code: str, message: str) -> None:
-        after = self._table.retry_after(call.model, self._limits.speed)
+        seconds = self._table.retry_after(call.model, self._step.now, self._limits.speed)
+        after = math.ceil(seconds * (1 + call.request * _SPREAD % 1))
         self._calls.pop(call.request, None)
         self._queue.release(call)
         self._table.forget_empty(call.model)
@@ -195,12 +253,19 @@ class Admission:
         at = f"seat {upstream.record.seat} is {_why(upstream)}" if upstream else "it has no seat that could serve"
         waited = (self._step.now - call.arrived) * self._limits.speed
         text = f"model {call.model} could not be called within {waited:.0f} s (hold_seconds): {at}"
-        self._reject(call, 503, "hold_timeout", text)
+        if upstream is not None and self._rank(upstream) is Rank.FULL:
+            text = f"{text}, and its engine answers {len(upstream.in_flight)} other requests"
+            self._reject(call, 429, "queue_full", text)
+        else:
+            self._reject(call, 503, "hold_timeout", text)
 
     def _ranked(self, model: Model) -> Iterator[tuple[Rank, Upstream]]:
-        now, sure = self._step.now, self._trust.sure
         for upstream in model.upstreams.values():
-            yield upstream.rank(now, sure(upstream.record.node, now)), upstream
+            yield self._rank(upstream), upstream
+
+    def _rank(self, upstream: Upstream) -> Rank:
+        now = self._step.now
+        return upstream.rank(now, self._trust.sure(upstream.record.node, now))
 
     def settle(self, name: str, opened: Upstream | None) -> None:
         """Route every held call of a model again, oldest first; ``opened``: the seat that has just become active."""
@@ -208,8 +273,11 @@ class Admission:
         if model is None:
             return
         ranked = list(self._ranked(model))
-        for call in sorted(model.held.values(), key=lambda call: call.request):
-            self._route(call, model, best(ranked, call.upstream), opened)
+        for call in sorted(model.held.values(), key=lambda call: call.order):
+            found = best(ranked, call.upstream)
+            self._route(call, model, found, opened)
+            if found is not None and found[0] is Rank.OPEN and self._rank(found[1]) is not Rank.OPEN:
+                ranked = list(self._ranked(model))
         self._table.forget_empty(name)
 
     def reject_unknown_models(self) -> None:

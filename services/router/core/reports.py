@@ -1,5 +1,6 @@
 """What a router reports: its own traffic levels, the load of all sources, and the state of the cluster. Pure."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -55,11 +56,14 @@ def level_of(table: UpstreamTable, model: str, key: str | None, now: float) -> R
     upstream = table.upstreams.get(key)
     if upstream is None or upstream.model != model:
         return RouterLevel(seat=upstream.record.seat if upstream else None)
-    oldest = min(upstream.waiting.values(), key=lambda call: call.request, default=None)
+    waiting, in_flight = upstream.waiting, len(upstream.in_flight)
+    if upstream.full:  # they wait for a place in the engine, not for the seat
+        waiting, in_flight = {}, in_flight + len(waiting)
+    oldest = min(waiting.values(), key=lambda call: call.request, default=None)
     counts = upstream.counts
     return RouterLevel(
-        len(upstream.waiting),
-        len(upstream.in_flight),
+        len(waiting),
+        in_flight,
         counts.arrivals,
         now - oldest.arrived if oldest else None,
         upstream.record.seat,
@@ -67,7 +71,7 @@ def level_of(table: UpstreamTable, model: str, key: str | None, now: float) -> R
         oldest.cause if oldest else counts.last_cause,
         counts.served,
         counts.served_seconds,
-        _ages(upstream.waiting, now),
+        _ages(waiting, now),
     )
 
 
@@ -103,30 +107,82 @@ class Load:
     in_flight: int = 0
 
 
+MOST_LEVELS = 20_000
+"""Levels that are kept at a time; those of further sources do not count until some have expired."""
+
+
 class Loads:
     """The sum of all levels that have not expired. Times are wall seconds of CLOCK_MONOTONIC, taken at receipt."""
 
     def __init__(self) -> None:
-        self._levels: dict[tuple[str, str, str | None, str], tuple[int, float, Load]] = {}
+        self._levels: dict[str, dict[tuple[str, str | None, str], tuple[int, float, Load]]] = {}
+        """By model, then by (source, seat, tier)."""
+        self.count = 0
 
     def add(self, signal: TrafficSignal, now: float) -> None:
         """Store a level; one whose ``seq`` is lower than that of its source's valid level is out of date."""
-        key = (signal.source, signal.model, signal.seat, signal.tier)
-        known = self._levels.get(key)
+        levels, key = self._levels.get(signal.model, {}), (signal.source, signal.seat, signal.tier)
+        known = levels.get(key)
         if known is not None and signal.seq < known[0] and now < known[1]:
             return
-        self._levels[key] = (signal.seq, now + signal.ttl_seconds, Load(signal.waiting, signal.in_flight))
+        if known is None:
+            if self.count >= MOST_LEVELS:
+                return
+            self.count += 1
+            levels = self._levels.setdefault(signal.model, {})
+        levels[key] = (signal.seq, now + signal.ttl_seconds, Load(signal.waiting, signal.in_flight))
 
-    def of(self, model: str, seat: str | None, now: float) -> Load:
-        """Return the load of a seat of this model; seat None: of the model, including levels without a seat."""
-        if len(self._levels) > 10_000:
-            self._levels = {key: level for key, level in self._levels.items() if now < level[1]}
+    def forget(self, now: float) -> None:
+        """Drop the expired levels."""
+        for model, levels in list(self._levels.items()):
+            for key in [key for key, (_, until, _) in levels.items() if until <= now]:
+                del levels[key]
+                self.count -= 1
+            if not levels:
+                del self._levels[model]
+
+    def of(self, model: str, seat: str | None, now: float, *, unassigned: bool = False) -> Load:
+        """Return the load of a seat of this model; seat None: of the model.
+
+        ``unassigned`` adds the levels that name no seat, as the manager does for the seat that would serve them.
+        """
         loads = [
             load
-            for (_, of, at, _), (_, until, load) in self._levels.items()
-            if now < until and of == model and seat in (None, at)
+            for (_, at, _), (_, until, load) in self._levels.get(model, {}).items()
+            if now < until and (seat in (None, at) or (unassigned and at is None))
         ]
         return Load(sum(load.waiting for load in loads), sum(load.in_flight for load in loads))
+
+
+class SignalQuota:
+    """How many signals each caller may send, and for how many sources at a time. Times as in Loads."""
+
+    def __init__(self, per_second: float, burst: int, most_sources: int) -> None:
+        self._per_second, self._burst, self._most_sources = per_second, max(burst, math.ceil(per_second)), most_sources
+        self._left: dict[str, tuple[float, float]] = {}
+        """By caller: signals that it may send, and when that was computed."""
+        self._sources: dict[str, dict[str, float]] = {}
+        """By caller, then by source: when its last signal expires."""
+
+    def take(self, caller: str, count: int, now: float) -> int | None:
+        """Count signals; None if they may be sent, else the seconds until they may."""
+        left, at = self._left.get(caller, (float(self._burst), now))
+        left = min(self._burst, left + (now - at) * self._per_second)
+        if count > left:
+            return math.ceil((count - left) / self._per_second)
+        self._left[caller] = left - count, now
+        return None
+
+    def admits(self, caller: str, source: str, now: float, ttl_seconds: float) -> bool:
+        """Remember a source of the caller; False if it has too many."""
+        sources = self._sources.setdefault(caller, {})
+        if source not in sources and len(sources) >= self._most_sources:
+            for known in [known for known, until in sources.items() if until <= now]:
+                del sources[known]
+            if len(sources) >= self._most_sources:
+                return False
+        sources[source] = now + ttl_seconds
+        return True
 
 
 # --- the cluster ------------------------------------------------------------------------------------------------------
@@ -156,6 +212,29 @@ def resolve(name: str, records: Iterable[SeatRecord]) -> SeatRecord:
     raise SeatNameError(f"{name!r} could mean {', '.join(candidates)}; say which", candidates)
 
 
+def resolve_group(name: str, records: Iterable[SeatRecord]) -> tuple[str, str]:
+    """Return (node, group) of ``node/group``, ``group/x`` or a bare name. Raises SeatNameError.
+
+    Rows of the roster name the groups that have seats; a manager knows all groups of its node.
+    """
+    rows, plain = list(records), name.removeprefix("group/")
+    node, slash, group = plain.rpartition("/")
+    if slash:
+        return node, group
+    nodes = sorted({row.node for row in rows if plain in (row.group, row.home_group)} or {row.node for row in rows})
+    if len(nodes) == 1:
+        return nodes[0], plain
+    if not nodes:
+        raise SeatNameError(f"no node is known yet; name the group as NODE/{plain}")
+    candidates = tuple(f"{node}/{plain}" for node in nodes)
+    raise SeatNameError(f"group {plain!r} could be {', '.join(candidates)}; say which", candidates)
+
+
+def node_of(name: str) -> str:
+    """Return the node that ``node/x`` or a bare name means."""
+    return name.removeprefix("node/")
+
+
 def model_state(records: Iterable[SeatRecord]) -> str:
     """Return the best state among a model's seats: active, activating, parked or lost."""
     states = {record.state for record in records}
@@ -180,7 +259,8 @@ def overview(records: Iterable[SeatRecord], loads: Loads, now: float, gpus: Iter
     models = by_model(rows)
     seats = []
     for row in rows:
-        load = loads.of(row.model, row.seat, now)
+        alone = len(models.get(row.model, ())) == 1
+        load = loads.of(row.model, row.seat, now, unassigned=alone)
         seats.append({**row.model_dump(mode="json"), "waiting": load.waiting, "in_flight": load.in_flight})
     return {
         "seats": seats,

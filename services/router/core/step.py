@@ -26,11 +26,11 @@ class CallArrived:
     request: int
     model: str
     cause: str
-    size: int = 0
-    """Bytes of its body, which stay in memory while it waits."""
     kind: Kind = "call"
     hold_seconds: float | None = None
     """Longest wait; None: the router's own limit, which is also the upper bound."""
+    priority: int = 0
+    """Of calls that wait, those with a higher one are forwarded first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class CallEnded:
     """The call was answered, or its caller disconnected."""
 
     request: int
+    answered: bool = False
+    """The engine's answer was complete."""
 
 
 @dataclass(frozen=True, slots=True)

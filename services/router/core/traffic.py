@@ -14,8 +14,7 @@ from kybernate.seat import COMING, SeatState
 from services.router.core import step
 from services.router.core.admission import Admission, Limits
 from services.router.core.managers import PendingCommands, RouterIdentity, Trust
-from services.router.core.reports import RouterLevel, level_of
-from services.router.core.upstreams import ACTIVATABLE, EVICTED, FREEZING, Change, Model, Upstream, UpstreamTable
+from services.router.core.upstreams import ACTIVATABLE, EVICTED, FREEZING, Change, Upstream, UpstreamTable
 
 MISSING_SECONDS = 10.0
 """Time after which a seat without a roster row is forgotten; a living manager writes the row again earlier."""
@@ -36,11 +35,11 @@ class Traffic:
             step.CallArrived: self._admission.arrived,
             step.CallEnded: self._admission.ended,
             step.CallReturned: self._admission.returned,
-            SeatRecord: lambda record: self._changed(self.table.apply_record(record)),
+            SeatRecord: self._record_changed,
             step.SeatMissing: self._missing,
             step.RosterRead: self._roster_read,
             step.PresenceConfirmed: self._presence_confirmed,
-            step.BusLost: lambda _: self.trust.lose(),
+            step.BusLost: self._bus_lost,
             step.ManagerAnswered: self._manager_answered,
             step.ActivationAnswered: self._activation_answered,
             step.TimePassed: self._time_passed,
@@ -55,32 +54,23 @@ class Traffic:
             self._admission.settle(name, opened)
         return self._step.effects
 
-    @property
-    def upstreams(self) -> dict[str, Upstream]:
-        """All seats by key of the roster."""
-        return self.table.upstreams
-
-    @property
-    def models(self) -> dict[str, Model]:
-        """All models by name."""
-        return self.table.models
-
     def serves(self, model: str) -> bool:
         """Return whether a seat serves this model; False for names that only callers use."""
-        known = self.models.get(model)
+        known = self.table.models.get(model)
         return known is not None and bool(known.upstreams)
+
+    def frozen(self, key: str) -> bool:
+        """Return whether the calls in flight at this seat are frozen with it."""
+        upstream = self.table.upstreams.get(key)
+        return upstream is not None and upstream.frozen_since is not None
 
     def next_at(self) -> float | None:
         """Return when TimePassed is needed at the latest."""
         return self._step.alarms.next()
 
-    def level(self, model: str, key: str | None, now: float) -> RouterLevel:
-        """Return the level of (model, seat); key None: the calls that wait at no seat, because none is usable."""
-        return level_of(self.table, model, key, now)
-
     def activation(self, key: str, epoch: int) -> SeatActivated | None:
         """Return the event that made this seat active at this epoch, if it was received."""
-        upstream = self.upstreams.get(key)
+        upstream = self.table.upstreams.get(key)
         event = upstream.activation if upstream else None
         return event if event is not None and event.epoch == epoch else None
 
@@ -90,8 +80,11 @@ class Traffic:
         assert isinstance(event, SeatEvent)
         self._changed(self.table.apply_event(event))
 
+    def _record_changed(self, record: SeatRecord) -> None:
+        self._changed(self.table.apply_record(record))
+
     def _missing(self, m: step.SeatMissing) -> None:
-        upstream = self.upstreams.get(m.key)
+        upstream = self.table.upstreams.get(m.key)
         if upstream is not None and not upstream.unseen:
             upstream.unseen = True
             self._step.alarms.clear(("missing", m.key))
@@ -140,7 +133,7 @@ class Traffic:
     # --- answers of the bus and of the managers ---------------------------------------------------------------------
 
     def _activation_answered(self, m: step.ActivationAnswered) -> None:
-        upstream = self.upstreams.get(m.key)
+        upstream = self.table.upstreams.get(m.key)
         if upstream is not None and m.reply is not None:
             self._commands.activation_answered(upstream, m.reply)
             self._reroute([upstream])
@@ -159,21 +152,24 @@ class Traffic:
         for record in m.records:
             self._changed(self.table.apply_record(record, complete=True))
         self.trust.sync(m.at)
-        for upstream in self.upstreams.values():
+        for upstream in self.table.upstreams.values():
             if upstream.key not in m.present:
                 self._missing(step.SeatMissing(upstream.key))
             upstream.activation_request.sent_at = None
             self._commands.acknowledge_drain(upstream)
-        self._reroute(self.upstreams.values())
+        self._reroute(self.table.upstreams.values())
         if first:
             self._admission.reject_unknown_models()
+
+    def _bus_lost(self, _: step.BusLost) -> None:
+        self.trust.lose()
 
     def _presence_confirmed(self, m: step.PresenceConfirmed) -> None:
         if not self.trust.confirm(m.at):
             self._step.emit(step.Resync())
 
     def _reroute_node(self, node: str) -> None:
-        self._reroute(upstream for upstream in self.upstreams.values() if upstream.record.node == node)
+        self._reroute(upstream for upstream in self.table.upstreams.values() if upstream.record.node == node)
 
     def _reroute(self, upstreams: Iterable[Upstream]) -> None:
         for upstream in upstreams:
@@ -189,7 +185,7 @@ class Traffic:
             elif kind == "query":
                 self._commands.allow_query(of)
                 self._reroute_node(of)
-            elif (upstream := self.upstreams.get(of)) is not None:
+            elif (upstream := self.table.upstreams.get(of)) is not None:
                 self._seat_alarm(kind, upstream)
                 self._reroute([upstream])
 

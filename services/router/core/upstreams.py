@@ -5,15 +5,17 @@ every report. A complete reading of the roster overrides the order within an epo
 """
 
 import hashlib
-import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from kybernate.messages import SeatActivated, SeatAllocated, SeatEvent, SeatFreed, SeatPinned, SeatUnpinned
 from kybernate.roster import SeatRecord, seat_key
 from kybernate.seat import SeatState
+from services.router.core.capacity import Capacity
 from services.router.core.step import Kind
 
 _S = SeatState
@@ -28,18 +30,23 @@ FREEZING = frozenset({_S.PARKING, _S.PARKED})
 """Calls in flight may be frozen with the seat instead of being cut, if its manager grants a stall budget."""
 
 
+MOST_NAMES = 20
+"""Models that one error text lists."""
+
+
 class Rank(IntEnum):
     """How good a seat is for a call now; lower is better."""
 
     OPEN = 0  # forward
-    UNCONFIRMED = 1  # last known as active, but the knowledge is stale: query its manager first
-    ACTIVATING = 2
-    PARKED = 3
-    STARTING = 4  # a cold start takes longer than an activation
-    BUSY = 5  # draining, or its engine has just refused a connection
-    DOWN = 6  # its container is not running
-    REFUSED = 7  # its manager refuses to activate it
-    UNUSABLE = 8
+    FULL = 1  # active, but as many requests are in flight as its engine serves at once: wait for a place
+    UNCONFIRMED = 2  # last known as active, but the knowledge is stale: query its manager first
+    ACTIVATING = 3
+    PARKED = 4
+    STARTING = 5  # a cold start takes longer than an activation
+    BUSY = 6  # draining, or its engine has just refused a connection
+    DOWN = 7  # its container is not running
+    REFUSED = 8  # its manager refuses to activate it
+    UNUSABLE = 9
 
 
 _RANK_OF_STATE = {
@@ -66,15 +73,22 @@ class RoutedCall:
     request: int
     model: str
     cause: str
-    size: int
     kind: Kind
     arrived: float
     deadline: float
+    priority: int = 0
     upstream: "Upstream | None" = None
     """The seat where it waits or runs; None: its model has no usable seat at present."""
     held: bool = False
     sent: float = 0.0
     """When it was last forwarded."""
+    found: int = 0
+    """Requests in flight at its seat then, with itself."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Among waiting calls, the lowest is forwarded first."""
+        return -self.priority, self.request
 
 
 @dataclass(slots=True)
@@ -111,6 +125,7 @@ class Upstream:
     """The model that it is assigned to; empty while no pod owns the seat."""
     waiting: dict[int, RoutedCall] = field(default_factory=dict)
     in_flight: dict[int, RoutedCall] = field(default_factory=dict)
+    capacity: Capacity = field(default_factory=Capacity)
     counts: CallCounts = field(default_factory=CallCounts)
     activation_request: ActivationRequest = field(default_factory=ActivationRequest)
     frozen_since: float | None = None
@@ -131,6 +146,21 @@ class Upstream:
         self.model = model
         self.weight = int.from_bytes(hashlib.blake2b(f"{model}|{self.record.seat}".encode(), digest_size=8).digest())
 
+    @property
+    def limit(self) -> int:
+        """Most requests in flight: what its pod declares, else what was learned."""
+        return self.record.max_requests or self.capacity.limit
+
+    @property
+    def full(self) -> bool:
+        """True if it is active and has no place for a further request."""
+        return self.record.state is _S.ACTIVE and len(self.in_flight) >= self.limit
+
+    def place_seconds(self, now: float, more: int = 1) -> float | None:
+        """Return the wall seconds until ``more`` requests beyond those in flight have a place; None: not known."""
+        rate = self.capacity.rate(now)
+        return None if rate is None else max(0, len(self.in_flight) - self.limit + more) / rate
+
     def rank(self, now: float, sure: bool) -> Rank:
         """Return how good the seat is now; ``sure``: knowledge about its node is fresh (Trust.sure)."""
         state = self.record.state
@@ -139,13 +169,16 @@ class Upstream:
                 return Rank.BUSY
             if self.record.endpoint is None:
                 return Rank.ACTIVATING
-            return Rank.OPEN if sure and not self.unseen else Rank.UNCONFIRMED
+            if not sure or self.unseen:
+                return Rank.UNCONFIRMED
+            return Rank.FULL if self.full else Rank.OPEN
         if self.activation_request.refusal is not None:
             return Rank.REFUSED
         return _RANK_OF_STATE[state]
 
     def apply_record(self, record: SeatRecord, *, complete: bool = False) -> bool:
-        """Apply a row of the roster; return whether its state, epoch, endpoint or model changed, or it was unseen.
+        """Apply a row of the roster; return whether its state, epoch, endpoint, model or drain changed, or it was
+        unseen.
 
         ``complete``: the row belongs to a complete reading of the roster, where only a lower epoch is out of date.
         """
@@ -168,6 +201,7 @@ class Upstream:
     def _replace(self, new: SeatRecord) -> bool:
         old, self.record = self.record, new
         changed = (old.state, old.epoch, old.endpoint, old.model) != (new.state, new.epoch, new.endpoint, new.model)
+        changed = changed or old.drained != new.drained  # a refusal for a drain ends with it
         if changed:
             self.suspect_until = 0.0
             self.activation_request.refusal = None
@@ -239,6 +273,39 @@ class Model:
     held: dict[int, RoutedCall] = field(default_factory=dict)
     orphans: dict[int, RoutedCall] = field(default_factory=dict)
     """The part of ``held`` that waits at no seat, because none is usable at present."""
+    wake: RoutedCall | None = None
+    """The part of ``held`` that is no request: the pending wake of all callers."""
+    priorities: Counter[int] = field(default_factory=Counter)
+    """Of the held calls without the wake: how many have which one."""
+    _queue: list[tuple[int, int]] = field(default_factory=list)
+    """A heap with the order of every held call; calls that are held no more stay until they would be the first."""
+
+    def add(self, call: RoutedCall) -> None:
+        """Add a call to those that are held."""
+        self.held[call.request] = call
+        heappush(self._queue, call.order)
+        if call.kind == "wake":
+            self.wake = call
+        else:
+            self.priorities[call.priority] += 1
+
+    def remove(self, call: RoutedCall) -> None:
+        """Remove a call from those that are held."""
+        del self.held[call.request]
+        if self.wake is call:
+            self.wake = None
+        else:
+            self.priorities[call.priority] -= 1
+            if not self.priorities[call.priority]:
+                del self.priorities[call.priority]
+        if len(self._queue) > 2 * len(self.held) + 100:
+            self._queue = sorted(call.order for call in self.held.values())
+
+    def first(self) -> RoutedCall:
+        """Return the held call that is forwarded first."""
+        while self._queue[0][1] not in self.held:
+            heappop(self._queue)
+        return self.held[self._queue[0][1]]
 
 
 class Change(NamedTuple):
@@ -309,15 +376,23 @@ class UpstreamTable:
         del self.upstreams[upstream.key]
         return change
 
-    def retry_after(self, model: str, speed: float) -> int:
-        """Return the learned time of an activation of this model in wall seconds, at least 1."""
-        upstreams = self.models[model].upstreams.values() if model in self.models else ()
-        learned = [seat.record.activate_seconds for seat in upstreams if seat.record.activate_seconds > 0]
-        return max(1, math.ceil(min(learned) / speed)) if learned else 1
+    def retry_after(self, model: str, now: float, speed: float) -> float:
+        """Return the wall seconds until a request of this model has a chance, at least 1.
+
+        An active seat: until those that wait now are forwarded; else the learned time of an activation.
+        """
+        known = self.models.get(model)
+        seats = known.upstreams.values() if known else ()
+        waiting = len(known.held) if known else 0
+        queues = [seat.place_seconds(now, waiting + 1) for seat in seats if seat.record.state is SeatState.ACTIVE]
+        learned = [seat.record.activate_seconds / speed for seat in seats if seat.record.activate_seconds > 0]
+        return max(1.0, min([seconds for seconds in queues if seconds is not None] or learned, default=1.0))
 
     def known_models(self) -> str:
         """Return the names of all models as text for error messages."""
-        return ", ".join(sorted(self.models)) or "none yet"
+        names = sorted(name for name, model in self.models.items() if model.upstreams)
+        more = f" and {len(names) - MOST_NAMES} more: GET /v1/models" if len(names) > MOST_NAMES else ""
+        return (", ".join(names[:MOST_NAMES]) or "none yet") + more
 
     def _change(self, upstream: Upstream, before: SeatRecord | None) -> Change:
         self.upstreams[upstream.key] = upstream

@@ -10,32 +10,21 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from kybernate.annotations import PREFIX, PROBE_PORT, VRAM, SeatAnnotations, parse
+from kybernate.annotations import PROBE_PORT, VRAM, SeatAnnotations, parse
 from kybernate.sizes import format_bytes
 from services.webhook.core import probes
 from services.webhook.core.probes import Json, PodRefusedError, ProbeMove
+from services.webhook.settings import WebhookSettings
 
 VERSION = "admission.k8s.io/v1"
 WARNING_CHARACTERS = 250
 """The API server cuts longer warnings, and drops those beyond 4096 characters in total."""
 NAME = "kyb-probe"
+STOP_GRACE_SECONDS = 300
 
 
 class ReviewError(Exception):
     """The request body is not an AdmissionReview."""
-
-
-@dataclass(frozen=True, slots=True)
-class MutationOptions:
-    """Settings of the webhook that do not depend on the pod."""
-
-    image: str
-    manager_port: int = 9471
-    first_port: int = 9479
-    user: int | None = 65532
-    """None: the namespace assigns one."""
-    memory: str = "40Mi"
-    prefixes: tuple[str, ...] = (PREFIX,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +38,14 @@ class Mutation:
 # --- the review -------------------------------------------------------------------------------------------------------
 
 
-def respond(review: object, options: MutationOptions) -> Json:
+def respond(review: object, settings: WebhookSettings) -> Json:
     """Return the AdmissionReview to send back. Raises ReviewError."""
     if not isinstance(review, Mapping) or review.get("apiVersion") != VERSION:
         raise ReviewError(f"the body is not an AdmissionReview of {VERSION}, as the API server sends it")
     request = review.get("request")
     if not isinstance(request, Mapping) or not request.get("uid"):
         raise ReviewError("the review has no request with a uid")
-    response = {"uid": request["uid"], **_judged(request, options)}
+    response = {"uid": request["uid"], **_judged(request, settings)}
     return {"apiVersion": VERSION, "kind": "AdmissionReview", "response": response}
 
 
@@ -66,13 +55,13 @@ def outcome(review: Mapping[str, Any]) -> str:
     return "refused" if not response["allowed"] else "patched" if "patch" in response else "untouched"
 
 
-def _judged(request: Mapping[str, Any], options: MutationOptions) -> Json:
+def _judged(request: Mapping[str, Any], settings: WebhookSettings) -> Json:
     kind, pod = request.get("kind") or {}, request.get("object")
     of_pods = kind.get("group", "") == "" and kind.get("kind") == "Pod" and not request.get("subResource")
     if not of_pods or request.get("operation") != "CREATE" or not isinstance(pod, Mapping):
         return {"allowed": True}
     try:
-        change = mutate(pod, options)
+        change = mutate(pod, settings)
     except PodRefusedError as error:
         return {"allowed": False, "status": {"code": 422, "reason": "Invalid", "message": f"kybernate: {error}"}}
     response: Json = {"allowed": True}
@@ -87,11 +76,11 @@ def _judged(request: Mapping[str, Any], options: MutationOptions) -> Json:
 # --- the pod ----------------------------------------------------------------------------------------------------------
 
 
-def mutate(pod: Mapping[str, Any], options: MutationOptions) -> Mutation:
+def mutate(pod: Mapping[str, Any], settings: WebhookSettings) -> Mutation:
     """Point probes to kyb-probe and set memory request = limit. Raises PodRefusedError."""
     spec = pod["spec"]
     containers = spec.get("containers") or []
-    engines = [at for at, container in enumerate(containers) if _has_seat(container, options.prefixes)]
+    engines = [at for at, container in enumerate(containers) if _has_seat(container, settings.prefixes)]
     patch: list[Json] = []
     warnings: list[str] = []
     notes = parse((pod.get("metadata") or {}).get("annotations") or {})
@@ -105,11 +94,16 @@ def mutate(pod: Mapping[str, Any], options: MutationOptions) -> Mutation:
     if engines and not any(one.get("name") == NAME for one in inits):
         moves = [move for at in engines for move in probes.found(f"/spec/containers/{at}", containers[at])]
         if moves:
-            ports = _ports(spec, notes, options, 1 + len(moves))
+            ports = _ports(spec, notes, settings, 1 + len(moves))
             for move, port in zip(moves, ports[1:], strict=True):
                 patch += move.patch(port)
                 warnings += move.warnings
-            sidecar = _sidecar(moves, ports, options, guaranteed=_guaranteed(spec))
+            if settings.stop_hook and notes.backend == "cuda":
+                for at in engines:
+                    changes, more = _stop_hook(f"/spec/containers/{at}", containers[at], spec, ports[0])
+                    patch += changes
+                    warnings += more
+            sidecar = _sidecar(moves, ports, settings, guaranteed=_guaranteed(spec))
             patch.append(
                 {"op": "add", "path": "/spec/initContainers/-", "value": sidecar}
                 if inits
@@ -123,7 +117,7 @@ def _has_seat(container: Mapping[str, Any], prefixes: Sequence[str]) -> bool:
     return any(name.startswith(tuple(prefixes)) for name in limits)
 
 
-def _ports(spec: Mapping[str, Any], notes: SeatAnnotations, options: MutationOptions, count: int) -> list[int]:
+def _ports(spec: Mapping[str, Any], notes: SeatAnnotations, settings: WebhookSettings, count: int) -> list[int]:
     """Return ``count`` ports that the pod does not use. Raises PodRefusedError."""
     for problem in notes.problems:
         if problem.name == PROBE_PORT:
@@ -139,7 +133,7 @@ def _ports(spec: Mapping[str, Any], notes: SeatAnnotations, options: MutationOpt
         for container in spec.get(kind) or ()
         for port in container.get("ports") or ()
     }
-    port, found = notes.probe_port or options.first_port, list[int]()
+    port, found = notes.probe_port or settings.probe_port, list[int]()
     while len(found) < count:
         if port not in taken:
             found.append(port)
@@ -158,21 +152,40 @@ def _guaranteed(spec: Mapping[str, Any]) -> bool:
     return True
 
 
-def _sidecar(moves: Sequence[ProbeMove], ports: Sequence[int], options: MutationOptions, *, guaranteed: bool) -> Json:
+def _stop_hook(
+    path: str, container: Mapping[str, Any], spec: Mapping[str, Any], port: int
+) -> tuple[list[Json], list[str]]:
+    """Return patch and warnings for a preStop hook that waits at kyb-probe until the engine may be signalled."""
+    who, lifecycle = f"container {container.get('name')}", container.get("lifecycle") or {}
+    if lifecycle.get("preStop"):
+        return [], [f"{who} has a preStop hook already: on driver 595 its end can hang the machine; remove it"]
+    hook = {"httpGet": {"path": "/stop", "port": port, "scheme": "HTTP"}}
+    change: Json = {"op": "add", "path": f"{path}/lifecycle", "value": {**lifecycle, "preStop": hook}}
+    grace, warnings = spec.get("terminationGracePeriodSeconds", 30), list[str]()
+    if grace < STOP_GRACE_SECONDS:
+        warnings.append(
+            f"{who} is checkpointed before it ends, which takes up to 30 s and 3 s per GiB of VRAM: raise "
+            f"terminationGracePeriodSeconds ({grace}) to {STOP_GRACE_SECONDS} or more"
+        )
+    return [change], warnings
+
+
+def _sidecar(moves: Sequence[ProbeMove], ports: Sequence[int], settings: WebhookSettings, *, guaranteed: bool) -> Json:
     """Return a restartable init container: it starts before the engine, ends after it, and never delays the pod."""
-    user: Json = {} if options.user is None else {"runAsUser": options.user, "runAsGroup": options.user}
+    uid = settings.probe_user
+    user: Json = {} if uid is None else {"runAsUser": uid, "runAsGroup": uid}
     env = [
         {"name": "KYB_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
         {"name": "KYB_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "KYB_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
-        {"name": "KYB_MANAGER_PORT", "value": str(options.manager_port)},
+        {"name": "KYB_MANAGER_PORT", "value": str(settings.manager_port)},
         {"name": "KYB_HEALTH_PORT", "value": str(ports[0])},
         {"name": "KYB_PROBE_TARGETS", "value": probes.targets(moves, ports[1:])},
         {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},  # for runtimes that expose all GPUs by default
     ]
     return {
         "name": NAME,
-        "image": options.image,
+        "image": settings.probe_image,
         "imagePullPolicy": "IfNotPresent",
         "restartPolicy": "Always",
         "command": [NAME],
@@ -184,8 +197,8 @@ def _sidecar(moves: Sequence[ProbeMove], ports: Sequence[int], options: Mutation
             "failureThreshold": 3,
         },
         "resources": {
-            "requests": {"cpu": "100m" if guaranteed else "5m", "memory": options.memory},
-            "limits": {"cpu": "100m" if guaranteed else "200m", "memory": options.memory},
+            "requests": {"cpu": "100m" if guaranteed else "5m", "memory": settings.probe_memory},
+            "limits": {"cpu": "100m" if guaranteed else "200m", "memory": settings.probe_memory},
         },
         "securityContext": {
             "allowPrivilegeEscalation": False,

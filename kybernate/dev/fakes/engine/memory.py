@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self, TypeVar
 from kybernate.clock import Clock
 from kybernate.dev.fakes.engine.libcuda import Libcuda
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.gpu.sync_client import start_cuda_thread
 
 T = TypeVar("T")
 
@@ -174,6 +175,7 @@ class Vram:
         memory = DriverMemory(gpus)
         memory.client = await FakeDriverClient.connect(socket, wait_seconds=2, on_event=memory.on_event)
         await memory.client.call("attach", seat=seat, watch=True)
+        start_cuda_thread()
         return cls(memory, memory.client, vram_bytes, residue_bytes, clock)
 
     @classmethod

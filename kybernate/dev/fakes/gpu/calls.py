@@ -3,7 +3,7 @@
 import math
 import signal
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from kybernate.dev.fakes.gpu.process import (
     Answer,
@@ -35,17 +35,18 @@ class OwnCalls:
             "memory": self._memory,
             "touch": lambda process, call: None if self._waits(process, call) else {},
             "synchronize": self._synchronize,
-            "mark": self._mark,
+            "mark": lambda process, call: self._mark(process, call.arguments),
             "begin": self._begin,
             "end": self._end,
         }
 
     def attach(self, call: DriverCall, caller: Caller) -> Result:
-        """The caller becomes a process that uses CUDA."""
+        """The caller becomes a process that uses CUDA; with ``initialized`` one that called cuInit and no more."""
         seat = text(call.arguments, "seat", default=f"process/{caller.pid}")
         process = self._world.processes.get(caller.pid)
         if process is None:
             process = self._world.processes[caller.pid] = CudaProcess(caller.pid, caller.start, seat)
+            process.initialized_only = bool(call.arguments.get("initialized"))
         elif process.seat != seat:
             raise RefusedError(Code.INVALID_VALUE, f"process {caller.pid} is attached as {process.seat}, not {seat}")
         process.watch = process.watch or bool(call.arguments.get("watch"))
@@ -53,6 +54,12 @@ class OwnCalls:
             process.device_nodes = frozenset(texts(call.arguments, "device_nodes"))
         if "communicator" in call.arguments:
             process.communicator = text(call.arguments, "communicator")
+        if call.arguments.get("initialized"):
+            process.memory = process.memory or dict.fromkeys(
+                (process.device_nodes or set()) & self._world.capacity.keys(), 0
+            )
+        elif process.initialized_only:  # its first context: from now on it is listed where it has one
+            process.initialized_only, process.memory = False, {}
         return {"pid": process.pid, "state": process.state.value}
 
     def run(self, call: DriverCall, caller: Caller) -> Result | None:
@@ -62,6 +69,10 @@ class OwnCalls:
             raise RefusedError(Code.NOT_INITIALIZED, f"process {caller.pid} calls {call.name} before attach")
         if self._world.faults.take("hang", process, call.name) is not None:
             return None
+        if process.dead and call.name not in ("mark", "end"):
+            if call.name == "begin":
+                self._world.violated(Kind.REQUEST_NOT_RUNNING, process, "a request begun after a failed checkpoint")
+            raise RefusedError(Code.UNKNOWN, "a checkpoint of this process failed, and with it its contexts")
         return self.table[call.name](process, call)
 
     def resume(self, process: CudaProcess) -> None:
@@ -109,11 +120,18 @@ class OwnCalls:
             return {"crash": False}
         return None if self._waits(process, call) else {}
 
-    def _mark(self, process: CudaProcess, call: DriverCall) -> Result:
+    def mark(self, pid: int, marks: dict[str, Any]) -> Result:
+        """As ``mark`` of the process itself, from outside. Raises RefusedError."""
+        process = self._world.processes.get(pid)
+        if process is None:
+            raise RefusedError(Code.OPERATING_SYSTEM, f"no process {pid}")
+        return self._mark(process, marks)
+
+    def _mark(self, process: CudaProcess, arguments: dict[str, Any]) -> Result:
         """What the process uses that stands in the way of a checkpoint; null ends a communicator."""
-        arguments = call.arguments
         process.ipc = bool(arguments.get("ipc", process.ipc))
         process.managed = bool(arguments.get("managed", process.managed))
+        process.stale = bool(arguments.get("stale", process.stale))
         if "communicator" in arguments:
             named = arguments["communicator"] is not None
             process.communicator = text(arguments, "communicator") if named else None
@@ -150,8 +168,8 @@ class OwnCalls:
         raise RefusedError(Code.INVALID_VALUE, f"request {request} is not being computed")
 
     def _waits(self, process: CudaProcess, call: DriverCall) -> bool:
-        if process.state is State.FAILED:
-            raise RefusedError(Code.ILLEGAL_STATE, "the process is lost: a restore had no room, or a fatal XID")
+        if process.state is State.FAILED or process.spent:
+            raise RefusedError(Code.ILLEGAL_STATE, "the process is lost: a restore failed for good, or a fatal XID")
         if process.state is State.RUNNING:
             return False
         process.blocked.append(call)
@@ -262,6 +280,8 @@ class Verbs:
             world.enter(process, State.LOCKED)
 
     def _lock(self, process: CudaProcess, call: DriverCall) -> Result | None:
+        if process.initialized_only:
+            raise RefusedError(Code.NOT_INITIALIZED, f"process {process.pid} has no context")
         timeout_seconds = integer(call.arguments, "timeout_ms", default=0) / 1000 or math.inf
         _need(process, State.RUNNING, call)
         world = self._world
@@ -295,9 +315,11 @@ class Verbs:
             self._die_midway(operation)
 
     def _restore(self, process: CudaProcess, call: DriverCall) -> None:
-        if process.state is State.FAILED:
-            raise RefusedError(Code.OPERATING_SYSTEM, "an earlier restore ran out of memory; kill the process")
+        if process.state is State.FAILED or process.spent:
+            raise RefusedError(Code.OPERATING_SYSTEM, "an earlier restore failed for good; kill the process")
         _need(process, State.CHECKPOINTED, call)
+        if process.stale:
+            raise RefusedError(Code.INVALID_VALUE, "its context is that of the process it was forked from")
         world = self._world
         moves = gpu_permutation(call.arguments, [gpu.uuid for gpu in world.spec.gpus])
         wanted = {moves[gpu]: count for gpu, count in process.parked.items()}
@@ -308,6 +330,7 @@ class Verbs:
         short = sorted(gpu for gpu, count in wanted.items() if count > world.free_bytes(gpu))
         if world.faults.take("oom", process) is not None or short:
             text = f"no room on {', '.join(short)}" if short else "injected fault"
+            process.spent = True
             self._lose(process, wanted, short, RefusedError(Code.OUT_OF_MEMORY, text))
         if self._peers.others(process):
             text = f"ranks of communicator {process.communicator} live"
@@ -319,8 +342,11 @@ class Verbs:
         world.memory_changed(wanted)
 
     def _refuse_what_cannot_park(self, process: CudaProcess) -> None:
-        """The driver has no checkpoint of these; the process stays locked."""
-        if any(gpu.startswith("MIG-") for gpu in process.memory):
+        """The driver has no checkpoint of these. The process stays locked and can be unlocked, but its contexts are
+        dead: NVIDIA's tool does not try to keep a process in a good state, and 595 does not."""
+        mig = any(gpu.startswith("MIG-") for gpu in process.memory)
+        process.dead = process.dead or mig or process.ipc or process.managed
+        if mig:
             raise RefusedError(Code.OUT_OF_MEMORY, "out of memory")  # misleading, as the driver's own answer is
         if process.ipc:
             raise RefusedError(Code.NOT_SUPPORTED, f"process {process.pid} shares memory by CUDA IPC")
@@ -335,7 +361,8 @@ class Verbs:
             world.violated(Kind.RESTORE_WITHOUT_ROOM, process, detail, gpu)
         process.memory = {gpu: min(count, world.free_bytes(gpu)) // 2 for gpu, count in wanted.items()}
         process.parked = {}
-        world.enter(process, State.FAILED)
+        if not process.spent:
+            world.enter(process, State.FAILED)
         world.memory_changed(wanted, punish=False)
         raise RefusedError(why.code, f"{why.text}; the process is lost for good, kill it")
 

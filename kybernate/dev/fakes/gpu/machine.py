@@ -8,7 +8,16 @@ continued, state queries wait for a running checkpoint or restore, a parked proc
 import math
 
 from kybernate.dev.fakes.gpu.calls import OwnCalls, Verbs
-from kybernate.dev.fakes.gpu.process import Caller, CallTarget, Code, CudaProcess, DriverCall, Effect, RefusedError
+from kybernate.dev.fakes.gpu.process import (
+    Caller,
+    CallTarget,
+    Code,
+    CudaProcess,
+    DriverCall,
+    Effect,
+    RefusedError,
+    integer,
+)
 from kybernate.dev.fakes.gpu.readings import Readings, Xids
 from kybernate.dev.fakes.gpu.spec import MachineSpec
 from kybernate.dev.fakes.gpu.world import Result, Violations, World
@@ -23,6 +32,8 @@ class Machine:
         self._verbs = Verbs(self.world, self._own_calls)
         self._readings = Readings(self.world)
         self._xids = Xids(self.world)
+        self._stalled: list[DriverCall] = []
+        """Readings that came while NVML stalls."""
 
     @property
     def violations(self) -> Violations:
@@ -48,6 +59,10 @@ class Machine:
             self._verbs.finish_due(process)
         self._verbs.advance_held_up()
         self._xids.expire()
+        if now >= self.world.stalled_until:
+            stalled, self._stalled = self._stalled, []
+            for call in stalled:
+                self.world.attempt(call, lambda call=call: self._readings.table[call.name](call.arguments))  # type: ignore[misc]
         return self._take_effects()
 
     def observe(self, pid: int, *, stopped: bool, now: float) -> list[Effect]:
@@ -77,7 +92,8 @@ class Machine:
     def next_time(self) -> float | None:
         """When the next operation ends, as far as that needs only time."""
         ends = [p.operation.ends_at for p in self.processes.values() if p.operation is not None and not p.stopped]
-        return min((end for end in (*ends, self._xids.next_time()) if end < math.inf), default=None)
+        stall = self.world.stalled_until if self._stalled else math.inf
+        return min((end for end in (*ends, stall, self._xids.next_time()) if end < math.inf), default=None)
 
     def watched(self) -> list[int]:
         """Processes whose stop and continue matter now: something about them waits."""
@@ -88,6 +104,9 @@ class Machine:
             return self._own_calls.run(call, caller)
         if call.name in self._verbs.table:
             return self._verbs.run(call, target)
+        if call.name in ("devices", "processes") and self.world.now < self.world.stalled_until:
+            self._stalled.append(call)
+            return None
         if call.name in self._readings.table:
             return self._readings.table[call.name](call.arguments)
         if call.name == "attach":
@@ -104,6 +123,10 @@ class Machine:
         fault = call.arguments.get("fault")
         if fault in ("xid", "lost", "found", "nvml"):
             self._xids.inject(call)
+        elif fault == "stall":
+            self.world.stalled_until = self.world.now + integer(call.arguments, "seconds") / self.world.spec.speed
+        elif fault == "mark":
+            self._own_calls.mark(integer(call.arguments, "pid"), call.arguments.get("marks") or {})
         elif fault == "clear":
             self._clear()
         else:
@@ -114,6 +137,7 @@ class Machine:
         """No faults any more; transfers that hung end now, lost GPUs are there again."""
         self.world.faults.armed.clear()
         self.world.lost.clear()
+        self.world.stalled_until = self.world.now
         for codes in self.world.nvml_codes.values():
             codes.clear()
         for process in self.processes.values():

@@ -10,7 +10,7 @@ from typing import Any
 
 from kybernate.dev.fakes.gpu.client import DriverError, FakeDriverClient
 from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
-from kybernate.doctor.model import DriverFacts, GpuFacts, UseFacts
+from kybernate.doctor.model import DriverFacts, GpuFacts
 from kybernate.gpus.port import GpuError
 from kybernate.machine import Gpu, GpuEvent, GpuProcess, Link, Mig, PcieLevel
 
@@ -125,7 +125,7 @@ def read_driver_facts(socket: str) -> DriverFacts:
             for gpu in gpus
             if not gpu.get("lost", False)
         ),
-        uses=tuple(UseFacts(use["pid"], use["gpu"], use["bytes"]) for use in uses),
+        uses=tuple(GpuProcess(use["pid"], use["gpu"], use["bytes"]) for use in uses),
         answers=answers,
     )
 

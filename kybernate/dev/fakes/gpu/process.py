@@ -35,7 +35,7 @@ class State(StrEnum):
     LOCKED = "LOCKED"
     CHECKPOINTED = "CHECKPOINTED"
     FAILED = "FAILED"
-    """For good: a restore ran out of memory. Only killing the process frees what it still holds."""
+    """For good: a fatal XID, or a restore on a live communicator. Only killing it frees what it still holds."""
 
 
 RESIDUE_SHARE = 0.1
@@ -135,6 +135,14 @@ class CudaProcess:
     """It shares memory by CUDA IPC."""
     managed: bool = False
     """It uses managed memory (UVM)."""
+    initialized_only: bool = False
+    """It called cuInit and has no context: NVML lists it with 0 bytes, a lock answers NOT_INITIALIZED (llm-d #148)."""
+    dead: bool = False
+    """A checkpoint of it failed: its state reads RUNNING, and each call that it makes fails (gpunap, driver 595)."""
+    spent: bool = False
+    """A restore of it ran out of memory: it stays CHECKPOINTED and every later restore fails (cuda-checkpoint #44)."""
+    stale: bool = False
+    """It has a context of the process that it was forked from: no restore succeeds (vLLM #42873)."""
     restored: bool = False
     """It was restored at least once."""
     parked: dict[str, int] = field(default_factory=dict)

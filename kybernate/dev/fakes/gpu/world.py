@@ -108,7 +108,7 @@ class Faults:
         """Arm one. Raises RefusedError naming what is wrong."""
         name = arguments.get("fault")
         if name not in ONCE | {"slow"}:
-            known = ", ".join(sorted(ONCE | {"slow", "xid", "lost", "found", "nvml", "clear"}))
+            known = ", ".join(sorted(ONCE | {"slow", "xid", "lost", "found", "nvml", "stall", "mark", "clear"}))
             raise RefusedError(Code.INVALID_VALUE, f"fault {name!r}; known are {known}")
         if name == "hang" and not isinstance(arguments.get("verb"), str):
             raise RefusedError(Code.INVALID_VALUE, "a hang needs verb, e.g. checkpoint")
@@ -165,6 +165,8 @@ class World:
         """GPUs that fell off the bus: nothing can be read of them."""
         self.nvml_codes: dict[str, dict[str, int]] = {uuid: {} for uuid in self.xids}
         """By GPU: NVML functions that fail for it, with the code that they answer (stub library only)."""
+        self.stalled_until = 0.0
+        """NVML answers nothing before this moment (wall)."""
         self.wedged = dict.fromkeys(self.capacity, 0)
         """Memory that dead processes hold for ever; only a reboot would free it."""
         self.effects: list[Effect] = []

@@ -62,6 +62,12 @@ const struct kyb_device *kyb_device(CUdevice ordinal);
 /* "["GPU-…", …]": the GPUs whose device nodes the process has (NVIDIA_VISIBLE_DEVICES). */
 const char *kyb_device_nodes(void);
 
+/* Tells the daemon that this process uses CUDA; `initialized`: it called cuInit and has no context yet. */
+CUresult kyb_attach(int initialized);
+
+/* Maps /dev/nvidia-uvm once more: a CUDA process has one such mapping, one with managed memory has several. */
+void kyb_map_uvm(void);
+
 /* The device of the calling thread's context, or NULL. */
 const struct kyb_device *kyb_current_device(void);
 

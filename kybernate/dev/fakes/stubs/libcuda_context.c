@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct kyb_context {
     CUdevice device;
@@ -20,8 +21,27 @@ static __thread CUcontext current;
 
 const struct kyb_device *kyb_current_device(void) { return current ? kyb_device(current->device) : NULL; }
 
+static void *sleep_for_ever(void *unused)
+{
+    for (;;)
+        pause();
+    return unused;
+}
+
+/* The real driver creates a thread of such a name in each process that uses CUDA. A forked child has none. */
+static void start_cuda_thread(void)
+{
+    static pid_t has_one;
+    pthread_t thread;
+    if (has_one == getpid() || pthread_create(&thread, NULL, sleep_for_ever, NULL) != 0)
+        return;
+    has_one = getpid();
+    pthread_setname_np(thread, "cuda00001400006");
+    pthread_detach(thread);
+}
+
 /* Seat: what the device plugin gave the container. KYB_STUB_COMMUNICATOR: plays a live NCCL communicator. */
-static CUresult attach(void)
+CUresult kyb_attach(int initialized)
 {
     char members[65536] = "\"seat\": ";
     const char *seat = getenv("KYB_GPU_SEAT"), *communicator = getenv("KYB_STUB_COMMUNICATOR");
@@ -35,19 +55,27 @@ static CUresult attach(void)
             return CUDA_ERROR_INVALID_VALUE;
     }
     size_t have = strlen(members);
-    snprintf(members + have, sizeof members - have, ", \"device_nodes\": %s", kyb_device_nodes());
-    return kyb_tell("attach", members);
+    snprintf(members + have, sizeof members - have, ", \"device_nodes\": %s%s", kyb_device_nodes(),
+             initialized ? ", \"initialized\": true" : "");
+    CUresult result = kyb_tell("attach", members);
+    if (result == CUDA_SUCCESS && !initialized)
+        start_cuda_thread();
+    return result;
 }
 
 /* A context is in use on the GPU: NVML shows the process from now on. What a context takes is set by
  * KYB_STUB_CONTEXT_BYTES, 0 by default (a real one takes some hundred MB). */
 static CUresult open_context(CUdevice device)
 {
+    static int mapped;
     char members[256];
     const char *bytes = getenv("KYB_STUB_CONTEXT_BYTES");
-    CUresult result = attach();
+    CUresult result = kyb_attach(0);
     if (result != CUDA_SUCCESS)
         return result;
+    if (!mapped)
+        kyb_map_uvm();
+    mapped = 1;
     snprintf(members, sizeof members, "\"gpu\": \"%s\", \"bytes\": %lld", kyb_device(device)->uuid,
              bytes ? atoll(bytes) : 0);
     return kyb_tell("alloc", members);

@@ -181,6 +181,8 @@ KYB_EXPORT CUresult cuInit(unsigned int flags)
         if (device_count == 0)
             result = CUDA_ERROR_NO_DEVICE;
         else
+            result = kyb_attach(1);
+        if (result == CUDA_SUCCESS)
             initialised_by = getpid();
     }
     pthread_mutex_unlock(&lock);

@@ -9,7 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 struct allocation {
     CUdeviceptr address;
@@ -73,11 +76,31 @@ KYB_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
     return CUDA_SUCCESS;
 }
 
+/* A file of that name beside the daemon's socket stands for the device; a process that may not write there has none. */
+void kyb_map_uvm(void)
+{
+    char path[512];
+    const char *socket = getenv("KYB_FAKE_DRIVER"), *slash = socket ? strrchr(socket, '/') : NULL;
+    if (!slash || slash - socket > 400)
+        return;
+    int length = snprintf(path, sizeof path, "%.*s/dev", (int)(slash - socket), socket);
+    mkdir(path, 0777);
+    strcpy(path + length, "/nvidia-uvm");
+    int device = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (device < 0)
+        return;
+    if (ftruncate(device, 4096) == 0)
+        mmap(NULL, 4096, PROT_READ, MAP_SHARED, device, 0);
+    close(device);
+}
+
 /* Managed memory cannot be checkpointed: the daemon has to know. */
 KYB_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags)
 {
     (void)flags;
     CUresult result = ready_with_context();
+    if (result == CUDA_SUCCESS)
+        kyb_map_uvm();
     if (result == CUDA_SUCCESS)
         result = kyb_tell("mark", "\"managed\": true");
     return result == CUDA_SUCCESS ? cuMemAlloc_v2(address, bytes) : result;

@@ -235,6 +235,8 @@ static int cuda_version(void)
 static const char *driver_version(void)
 {
     int version = cuda_version();
+    if (version >= 13020)
+        return "595.71.05";
     if (version >= 13000)
         return "580.95.05";
     if (version >= 12080)

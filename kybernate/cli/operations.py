@@ -1,0 +1,135 @@
+"""``kyb migrate``, ``kyb drain`` and ``kyb resume``: operations that have a name and go on after the command."""
+
+import json
+import time
+import uuid
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from kybernate.cli.output import CliError, Output, OutputOption
+
+POLL_SECONDS = 0.5
+_PASSING = ("manager_unanswered", "bus_down", "not-ready", "unreachable")
+"""Codes of refusals that end by themselves: a manager or router that is being restarted."""
+
+Url = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="The router. Default: KYB_URL, else the stack that runs here."),
+]
+Op = Annotated[
+    str | None,
+    typer.Option("--op", metavar="ID", help="Name of the operation; the same again answers the same one."),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Until it is over; prints each phase as it begins.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that --wait waits; the operation goes on.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen, or why not.")]
+
+
+class Scope(StrEnum):
+    """What is drained."""
+
+    GROUP = "group"
+    NODE = "node"
+
+
+class DrainPurpose(StrEnum):
+    """Why it is drained."""
+
+    MAINTENANCE = "maintenance"
+    UPGRADE = "upgrade"
+
+
+def migrate(
+    seat: Annotated[str, typer.Argument(metavar="SEAT|MODEL", help="seat/x, model/x, or x if only one seat fits.")],
+    to: Annotated[str, typer.Option("--to", metavar="GROUP", help="The group on which it is to be active.")],
+    op: Op = None,
+    wait: Wait = False,
+    timeout: Timeout = 900.0,
+    dry_run: DryRun = False,
+    url: Url = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Park a seat and activate it on another group of its node."""
+    _run(f"seats/{seat}/migrate", {"to": to}, op, wait, timeout, dry_run, url, output)
+
+
+def drain(
+    scope: Annotated[Scope, typer.Argument(metavar="group|node", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A group (G0, or NODE/G0), or a node.")],
+    purpose: Annotated[
+        DrainPurpose, typer.Option("--for", help="upgrade parks pinned seats, too.")
+    ] = DrainPurpose.MAINTENANCE,
+    op: Op = None,
+    wait: Wait = False,
+    timeout: Timeout = 900.0,
+    dry_run: DryRun = False,
+    url: Url = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Park all seats of a group's GPUs, or of a node, and start and activate none there until kyb resume."""
+    _run(f"{scope.value}s/{name}/drain", {"purpose": purpose.value}, op, wait, timeout, dry_run, url, output)
+
+
+def resume(
+    scope: Annotated[Scope, typer.Argument(metavar="group|node", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A group (G0, or NODE/G0), or a node.")],
+    op: Op = None,
+    wait: Wait = False,
+    timeout: Timeout = 900.0,
+    dry_run: DryRun = False,
+    url: Url = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """End a drain: seats are started and activated again as requests come."""
+    _run(f"{scope.value}s/{name}/resume", {}, op, wait, timeout, dry_run, url, output)
+
+
+def _run(
+    path: str,
+    fields: dict[str, Any],
+    op: str | None,
+    wait: bool,
+    timeout: float,
+    dry_run: bool,
+    url: str | None,
+    output: Output,
+) -> None:
+    from kybernate.cli.router import Router, find_url
+
+    router, name = Router(find_url(url)), op or uuid.uuid4().hex[:12]
+    reply = router.order(path, {**fields, "op": name, "dry_run": dry_run})
+    shown: tuple[str, str] | None = None
+    until = time.monotonic() + timeout
+    while True:
+        shown = _show(reply, shown, output)
+        operation = reply.get("operation") or {}
+        if dry_run or not wait or operation.get("outcome"):
+            break
+        if time.monotonic() >= until:
+            raise CliError(f"not over within {timeout:g} s; it goes on: --op {name} asks again")
+        time.sleep(POLL_SECONDS)
+        try:
+            reply = router.order(path, {**fields, "op": name})
+        except CliError as error:
+            if error.reason not in _PASSING:
+                raise
+    if operation.get("outcome") in ("failed", "cancelled"):
+        raise CliError(f"{operation['outcome']}: {operation.get('text')}")
+
+
+def _show(reply: dict[str, Any], shown: tuple[str, str] | None, output: Output) -> tuple[str, str]:
+    """Print a reply that says something new; return what it says."""
+    operation = reply.get("operation") or {}
+    now = (str(operation.get("phase", "")), str(operation.get("text", "")))
+    if now == shown or (shown is not None and output is Output.JSON and now[0] == shown[0]):
+        return shown or now
+    if output is Output.JSON:
+        print(json.dumps(reply), flush=True)
+    elif reply.get("dry_run"):
+        print("\n".join(reply.get("plan") or ()), flush=True)
+    else:
+        text = f"  {now[1]}" if now[1] else ""
+        print(f"{operation.get('verb')} {reply.get('op')}  {now[0]}{text}", flush=True)
+    return now

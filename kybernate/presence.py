@@ -1,0 +1,111 @@
+"""The presence of a service on the bus, and how two of them on one node find out.
+
+The lock file (``lifecycle.alone``) keeps a second process away that has the same ``run_dir``. One with other folders
+would take the same jobs. It hears the presence of the one that serves, and the one that serves hears it.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from typing import Literal, NoReturn
+
+from kybernate.bus.port import Bus, BusError
+from kybernate.health import PRESENCE_SECONDS
+from kybernate.messages import Presence
+
+OBJECTION_SECONDS = 0.5
+"""Wall: how long a process that starts waits for the objection of one that serves."""
+
+
+class AnotherServesError(Exception):
+    """Another process of this kind serves the node; the text names it."""
+
+
+class NodePresence:
+    """The presence of the one process of its kind on a node. Run ``keep`` beside the work; begin the work after
+    ``claim``.
+
+    ``lock``: identity of the lock file that this process holds. Who had the same one before has ended, so a presence of
+    it that comes late is no objection: a restart under one lock is never refused.
+
+    What follows from the presence of another process on this node: (1) It serves and this one starts: this one ends.
+    (2) It starts and this one serves: this one objects at once. (3) Both start: the lower incarnation objects, the
+    other one ends. (4) Both serve, since one was silent for a while: each may have missed what the other one
+    did, so both end, and whichever is started again first serves from evidence.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        component: Literal["gpu-manager", "checkpointer"],
+        *,
+        instance: str,
+        node: str,
+        lock: str,
+        url: str | None = None,
+    ) -> None:
+        self._bus, self._component, self._instance, self._node = bus, component, instance, node
+        self._lock, self._url = lock, url
+        self._incarnation = uuid.uuid4().hex
+        self._serving = False
+        self._published = asyncio.Event()
+
+    async def keep(self) -> NoReturn:
+        """Publish the presence every ``PRESENCE_SECONDS``. Raises AnotherServesError."""
+        pattern = Presence.pattern(component=self._component)
+        async with self._bus.subscribe(pattern) as messages, asyncio.TaskGroup() as group:
+            group.create_task(self._publish_regularly(), name="publish presence")
+            async for message in messages:
+                if isinstance(message, Presence):
+                    await self._hear(message)
+        raise BusError("the bus was closed")
+
+    async def claim(self, patience_seconds: float | None = None) -> None:
+        """Return when this process may serve: no other one objected.
+
+        ``patience_seconds``: how long the bus is waited for, None: until it is there. Without the bus nothing can
+        object; ``keep`` then finds out later.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_seconds):
+                await self._published.wait()
+        if self._published.is_set():
+            await asyncio.sleep(OBJECTION_SECONDS)
+        self._serving = True
+        await self._publish()
+
+    async def _publish_regularly(self) -> None:
+        while True:
+            await self._publish()
+            await asyncio.sleep(PRESENCE_SECONDS if self._published.is_set() else OBJECTION_SECONDS / 5)
+
+    async def _publish(self) -> None:
+        presence = Presence(
+            cause="presence",
+            component=self._component,
+            instance=self._instance,
+            incarnation=self._incarnation,
+            node=self._node,
+            url=self._url,
+            serving=self._serving,
+            lock=self._lock,
+            at=time.time(),
+        )
+        with contextlib.suppress(BusError):
+            await self._bus.publish(presence)
+            self._published.set()
+
+    async def _hear(self, other: Presence) -> None:
+        if other.node != self._node or other.incarnation == self._incarnation or self._lock == other.lock != "":
+            return
+        if not other.serving and (self._serving or self._incarnation < other.incarnation):  # (2), (3)
+            await self._publish()
+            return
+        if self._serving:  # (4): the other one must hear of it, too
+            await self._publish()
+        place = f" at {other.url}" if other.url else ""
+        raise AnotherServesError(
+            f"another {self._component} serves node {self._node}: instance {other.instance}{place} "
+            f"(incarnation {other.incarnation}); a node has one: stop it, or set another KYB_NODE on its machine"
+        )

@@ -1,0 +1,80 @@
+"""Parking by a restart of the container: the floor for engines that nothing else can park.
+
+A park ends the processes of the container and proves that their VRAM is free: no copy, no residue, no rule to refuse
+it. Kubelet starts the container again, and the start gate holds it until the manager gives a ticket: the activation is
+a cold start, whose time the manager learns as that of any start.
+"""
+
+from dataclasses import dataclass
+
+from kybernate.messages import SeatTarget
+from services.checkpointer.backends.driver import DriverBackend
+from services.checkpointer.backends.driver_calls import StepFailedError
+from services.checkpointer.backends.evidence import Discovery
+from services.checkpointer.backends.port import Ending, Note, SeatProcesses
+from services.checkpointer.core.failures import JobGoal
+
+
+class WholeContainer(Discovery):
+    """Takes every process of the container as a member: all are ended, whether the driver knows them or not."""
+
+    async def _uses_gpu(self, *_: object) -> bool:
+        return True
+
+
+@dataclass
+class RestartBackend(DriverBackend):
+    """Ends containers. Of the driver it needs readings only."""
+
+    keeps_processes = False
+    gentle = False
+
+    async def probe(self) -> str | None:
+        """None if the memory of the GPUs can be read, else the reason."""
+        try:
+            await self.calls.memory("ask")
+        except StepFailedError as error:
+            return error.text
+        return None
+
+    async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
+        """All processes of the container, with their bytes."""
+        return await WholeContainer(self.calls, self.host).find(target, group, epoch)
+
+    async def prepare(self, seat: SeatProcesses) -> SeatProcesses:
+        """Nothing: the proof after a kill needs no baseline."""
+        return seat
+
+    async def park(self, seat: SeatProcesses, note: Note) -> Ending:
+        """End the container; ``parked`` once its memory is proven free, ``gone`` if it had ended by itself."""
+        ending = await self._half(seat, note).run(JobGoal.DEAD)
+        if ending.outcome == "lost":
+            ending.outcome, ending.reason = "parked", ""
+        return ending
+
+    async def activate(self, seat: SeatProcesses, _: Note) -> Ending:
+        """Nothing to bring back: a container that runs is active, and one that was parked starts at its gate."""
+        return await self.state(seat)
+
+    async def replay(self, seat: SeatProcesses, intent: JobGoal, note: Note) -> Ending:
+        """Finish a park: what a crash left is ended, and what it ended counts as parked."""
+        if intent is JobGoal.ACTIVE:
+            return await self.activate(seat, note)
+        ending = await self.park(seat, note)
+        if ending.outcome == "gone":
+            ending.outcome, ending.reason = "parked", ""
+        return ending
+
+    async def state(self, seat: SeatProcesses) -> Ending:
+        """``active`` with the GPUs that it uses while a process of the container lives, else ``gone``."""
+        try:
+            pids = {process.pid for process in self.host.living(seat)}
+            uses = [use for use in await self.calls.processes("ask") if use.holds and use.pid in pids]
+        except StepFailedError as error:
+            return Ending("quarantined", f"the seat's memory cannot be read: {error.text}")
+        gpus = tuple(sorted({use.gpu for use in uses}))
+        return Ending("active" if pids else "gone", vram_bytes=seat.vram_bytes, gpus=gpus)
+
+    def ends_released(self) -> bool:
+        """False: its processes were never restored by the driver."""
+        return False

@@ -1,0 +1,396 @@
+"""Callers that want more than their share: of memory, CPU time, connections, time, or places in an engine."""
+
+import contextlib
+import gzip
+import json
+import random
+import socket
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kybernate.api_keys import dump, make
+from kybernate.seat import SeatState
+from tests.attacks.stack import RawEngine, Response, Stack, call, receive, request
+
+MIB = 2**20
+PATH = "/v1/chat/completions"
+
+
+def bomb(size: int, element: bytes = b"{},") -> bytes:
+    return b'{"model":"llama","a":[' + element * (size // len(element)) + element[:-1] + b"]}"
+
+
+# --- JSON and gzip ----------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Calls ``/healthz`` all the time from another thread; ``seconds``: most CPU time between two answers."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack, self._ends, self.seconds, self.answers = stack, threading.Event(), 0.0, 0
+
+    def __enter__(self) -> "Watch":
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            before = self._stack.cpu_seconds
+            assert self._stack.get("/healthz").status == 200
+            self.seconds = max(self.seconds, self._stack.cpu_seconds - before)
+            self.answers += 1
+
+
+@pytest.mark.parametrize("element", [b"{},", b"[],", b'"",', b"[[[{}]]],"])
+def test_a_bomb_of_elements_is_refused_while_others_are_served(stack: Stack, engine: RawEngine, element: bytes) -> None:
+    before = stack.memory_bytes()
+    with Watch(stack) as watch:
+        response = stack.post(PATH, bomb(31 * MIB, element))
+    assert (response.status, response.code) == (400, "body_too_complex")
+    assert watch.seconds < 0.5, "seconds of CPU time in which no other caller was served"
+    assert stack.memory_bytes() < before + 128 * MIB
+    assert not engine.heads
+
+
+def test_members_at_the_top_are_counted_too(stack: Stack) -> None:
+    response = stack.post(PATH, b'{"model":"llama",' + b'"a":1,' * (4 * MIB) + b'"b":2}')
+    assert (response.status, response.code) == (400, "body_too_complex")
+
+
+def test_a_gzip_bomb_is_not_unpacked(stack: Stack, engine: RawEngine) -> None:
+    packed = gzip.compress(bomb(31 * MIB), 9)
+    assert len(packed) < 50_000
+    cpu, memory = stack.cpu_seconds, stack.memory_bytes()
+    for _ in range(8):
+        response = stack.post(PATH, packed, b"Content-Encoding: gzip")
+        assert (response.status, response.code) == (413, "body_too_large")
+    assert stack.cpu_seconds - cpu < 2.0
+    assert stack.memory_bytes() < memory + 64 * MIB
+    assert stack.rejected("body_too_large") >= 8
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status", "code"),
+    [
+        ((b"Content-Encoding: gzip",), gzip.compress(call())[:-8], 400, "invalid_body"),
+        ((b"Content-Encoding: gzip",), gzip.compress(call()) + b"more", 400, "invalid_body"),
+        ((b"Content-Encoding: gzip",), call(), 400, "invalid_body"),
+        ((b"Content-Encoding: br",), call(), 415, "unsupported_content_encoding"),
+        ((b"Content-Encoding: foo",), call(), 415, "unsupported_content_encoding"),
+        ((b"Content-Encoding: gzip, gzip",), gzip.compress(gzip.compress(call())), 415, "unsupported_content_encoding"),
+        ((), b"[" * 100_000, 400, "invalid_json"),
+        ((), b'{"a":' * 100_000, 400, "body_too_complex"),
+        ((), b'{"model": ' + b"9" * 5000 + b"}", 400, "invalid_json"),
+        ((), b'{"model": "\\ud800"}', 400, "model_missing"),
+        ((), b'{"model": "a\\nb"}', 400, "model_missing"),
+        ((), call().decode().encode("utf-16"), 400, "invalid_json"),
+        ((), b'{"a":"' + b" " * 100_000 + b'","model":' + b'"x' * 5000 + b'"}', 400, "invalid_json"),
+        ((), b"", 400, "invalid_json"),
+    ],
+)
+def test_an_odd_body_gets_one_clear_error(
+    stack: Stack, engine: RawEngine, headers: tuple[bytes, ...], body: bytes, status: int, code: str
+) -> None:
+    response = stack.post(PATH, body, *headers)
+    assert (response.status, response.code) == (status, code)
+    assert not engine.heads
+
+
+@pytest.mark.parametrize("size", [100, 200_000, 8 * MIB])
+def test_a_body_of_any_size_reaches_the_engine_as_it_came(stack: Stack, engine: RawEngine, size: int) -> None:
+    text = ('\\n\\"{[ü' * (size // 8))[:size].rstrip("\\")
+    body = b'{ "messages": [{"content": "' + text.encode() + b'"}], "model":"other", "model" : "llama" } '
+    assert stack.post(PATH, body).status == 200
+    assert engine.bodies == [body]
+    assert stack.post(PATH, gzip.compress(body), b"Content-Encoding: gzip").status in (200, 413)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_bodies_count_from_their_first_byte(folder: Path) -> None:
+    with RawEngine() as engine, Stack(folder, held_bytes=20 * MIB, caller_bytes=20 * MIB) as stack:
+        stack.seat("s0", "llama", engine.endpoint)
+        with contextlib.ExitStack() as unfinished:
+            opened = [unfinished.enter_context(stack.connect()) for _ in range(8)]
+            for connection in opened:
+                connection.setblocking(False)
+            part = request(PATH, b"x" * 8 * MIB)[:-MIB]
+            left = dict.fromkeys(opened, part)
+            refused = 0
+            deadline = time.monotonic() + 30
+            while any(left.values()) and time.monotonic() < deadline and refused < 6:
+                for connection, data in list(left.items()):
+                    with contextlib.suppress(BlockingIOError, ConnectionError):
+                        left[connection] = data[connection.send(data[: 2**18]) :]
+                    with contextlib.suppress(BlockingIOError, ConnectionError):
+                        answer = connection.recv(4096)
+                        refused += b" 429 " in answer or not answer
+                        if b" 429 " in answer:
+                            assert b"KYB_HELD_BYTES" in answer
+                        left[connection] = b""
+            assert stack.metric("kybernate_router_body_bytes") <= 20 * MIB
+            assert stack.memory_bytes() < 200 * MIB
+            assert stack.rejected("body_memory") >= 5
+            assert stack.post(PATH, call()).status in (200, 429)
+        stack.wait(lambda: stack.metric("kybernate_router_body_bytes") == 0, "what was not finished is forgotten")
+        assert stack.post(PATH, call()).status == 200
+
+
+def test_a_length_above_the_limit_is_refused_at_the_head(stack: Stack) -> None:
+    with stack.connect() as connection:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 41943040\r\n\r\n"
+        connection.sendall(head)
+        response = Response(receive(connection))
+    assert (response.status, response.code) == (413, "body_too_large")
+    assert b"100 Continue" not in response.raw
+
+
+def test_a_caller_that_expects_100_continue_gets_it(stack: Stack, engine: RawEngine) -> None:
+    head, _, body = request(PATH, call(), b"Expect: 100-continue", b"Connection: close").partition(b"\r\n\r\n")
+    with stack.connect() as connection:
+        connection.sendall(head + b"\r\n\r\n")
+        assert receive(connection, until=b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert b" 200 OK" in receive(connection)
+    assert b"expect" not in engine.heads[0].lower()
+
+
+# --- time and connections ---------------------------------------------------------------------------------------------
+
+
+def test_slow_callers_are_timed_out(folder: Path) -> None:
+    with RawEngine() as engine, Stack(folder, head_seconds=1, body_seconds=1, idle_seconds=2) as stack:
+        stack.seat("s0", "llama", engine.endpoint)
+        with contextlib.ExitStack() as opened:
+            silent, half, slow, kept = (opened.enter_context(stack.connect()) for _ in range(4))
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Half")
+            slow.sendall(request(PATH, call())[:-10])
+            kept.sendall(request(PATH, call()))
+            assert b" 200 OK" in receive(kept), "and then it is closed, because it is idle"
+            assert Response(receive(half)).code == "request_timeout"
+            assert Response(receive(slow)).code == "request_timeout"
+            receive(silent)
+        assert (stack.rejected("head_timeout"), stack.rejected("body_timeout")) == (2, 1)
+
+
+def test_connections_are_limited_per_address(folder: Path) -> None:
+    with Stack(folder, address_connections=5) as stack, contextlib.ExitStack() as opened:
+        kept = [opened.enter_context(stack.connect()) for _ in range(5)]
+        for connection in kept:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            receive(connection, until=b"}")
+        response = stack.get("/healthz")
+        assert (response.status, response.code, response.header("Retry-After")) == (429, "too_many_connections", "1")
+        kept[0].close()
+        stack.wait(lambda: stack.get("/healthz").status == 200, "a place is free again")
+        assert stack.rejected("address_connections") >= 1
+
+
+def test_requests_are_limited_per_key(folder: Path) -> None:
+    folder.mkdir()
+    keys = {name: make(name, ["infer"]) for name in ("greedy", "modest")}
+    (folder / "keys.yaml").write_text(dump(row for row, _ in keys.values()))
+    with RawEngine() as engine, Stack(folder, caller_requests=3, api_keys_file=folder / "keys.yaml") as stack:
+        greedy, modest = (b"Authorization: Bearer " + keys[name][1].encode() for name in ("greedy", "modest"))
+        stack.run(put(stack, engine))
+        stack.wait(lambda: stack.post(PATH, call(), modest).status == 200, "the router knows the seat")
+        gate = threading.Event()
+        engine.answer = lambda *how: gate.wait() and RawEngine().answer(*how)
+        with contextlib.ExitStack() as opened:
+            for _ in range(3):
+                opened.enter_context(stack.connect()).sendall(request(PATH, call(), greedy))
+            stack.wait(lambda: engine.running == 3, "the engine has three requests")
+            refused = stack.post(PATH, call(), greedy)
+            assert (refused.status, refused.code) == (429, "too_many_requests")
+            gate.set()
+            assert stack.post(PATH, call(), modest).status == 200
+
+
+async def put(stack: Stack, engine: RawEngine) -> None:
+    """Write a row; unlike ``Stack.seat`` it needs no key to see that the router knows it."""
+    from kybernate.roster import BUCKET, SeatRecord
+
+    record = SeatRecord(
+        node="n1", seat="s0", model="llama", endpoint=engine.endpoint, state=SeatState.ACTIVE, epoch=1, seq=1
+    )
+    await (await stack.bus.bucket(BUCKET)).put(record.key, record.model_dump_json().encode())
+
+
+def test_no_header_with_a_known_key_reaches_an_engine(folder: Path) -> None:
+    folder.mkdir()
+    keys = {name: make(name, [name]) for name in ("infer", "admin")}
+    mine, admin = (keys[name][1].encode() for name in ("infer", "admin"))
+    (folder / "keys.yaml").write_text(dump(row for row, _ in keys.values()))
+    with RawEngine() as engine, Stack(folder, api_keys_file=folder / "keys.yaml") as stack:
+        stack.run(put(stack, engine))
+        both = (b"Authorization: Bearer " + mine, b"X-Api-Key: " + mine)
+        stack.wait(lambda: stack.post(PATH, call(), *both).status == 200, "the router knows the seat")
+        assert stack.post(PATH, call(), b"X-Kyb-Key: " + mine, b"Authorization: Bearer " + mine).status == 200
+        assert stack.post(PATH, call(), b"X-Kyb-Key: " + mine, b"X-Other: " + admin, b"X-Fine: 1").status == 200
+        theirs = (b"X-Kyb-Key: " + mine, b"Authorization: Bearer of-the-engine")
+        assert stack.post(PATH, call(), *theirs).status == 200
+        assert mine not in engine.raw
+        assert admin not in engine.raw
+        assert b"X-Fine: 1" in engine.heads[-2]
+        assert b"Bearer of-the-engine" in engine.heads[-1]
+
+
+def test_a_silent_engine_gets_a_second_chance_and_then_a_504(folder: Path) -> None:
+    with RawEngine() as engine, Stack(folder, first_byte_seconds=0.5, silence_seconds=0.5) as stack:
+        stack.seat("s0", "llama", engine.endpoint)
+        engine.answer = lambda connection, *_: bool(connection.recv(1))
+        response = stack.post(PATH, call())
+        assert (response.status, response.code, len(engine.heads)) == (504, "engine_timeout", 2)
+
+        def pauses(connection: socket.socket, _: bytes, __: bytes) -> bool:
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+            connection.sendall(head + b"9\r\ndata: 1\n\n\r\n")
+            return bool(connection.recv(1))
+
+        engine.answer = pauses
+        response = stack.post(PATH, call(stream=True))
+        assert response.status == 200
+        assert b'"code": "upstream_failed"' in response.raw
+        stack.wait(lambda: engine.running == 0, "the engine is left alone")
+
+
+def test_metrics_can_have_a_port_of_their_own(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with Stack(folder, health_port=port) as stack:
+        assert stack.get("/metrics").status == 404
+        assert stack.get("/healthz").status == 200
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert b"kybernate_router_connections" in receive(connection)
+
+
+# --- places in the engine and in queues -------------------------------------------------------------------------------
+
+
+class SlottedEngine(RawEngine):
+    """Computes a few requests at once, each for the same time, and queues the others in order of arrival."""
+
+    def __init__(self, slots: int, seconds: float) -> None:
+        super().__init__()
+        self._slots, self._seconds = threading.BoundedSemaphore(slots), seconds
+        self.answer = self._compute
+
+    def _compute(self, connection: socket.socket, head: bytes, body: bytes) -> bool:
+        with self._slots:
+            connection.settimeout(self._seconds)
+            try:
+                if not connection.recv(1, socket.MSG_PEEK):
+                    return False  # its caller left
+            except TimeoutError:
+                connection.settimeout(None)
+        return RawEngine().answer(connection, head, body)
+
+
+def overload(stack: Stack, callers: int, seconds: float) -> list[Response]:
+    """Let callers call one after another, without a pause after a rejection; return all answers."""
+    answers: list[Response] = []
+    until = time.monotonic() + seconds
+
+    def caller() -> None:
+        while time.monotonic() < until:
+            answers.append(stack.post(PATH, call()))
+
+    threads = [threading.Thread(target=caller, daemon=True) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_an_overloaded_engine_is_protected(folder: Path, declared: bool) -> None:
+    """The rate of useful answers is asserted in ``tests/router/test_overload.py``, in model time."""
+    slots = 4
+    with SlottedEngine(slots, 0.1) as engine, Stack(folder, queue_seconds=0.2, queue_limit=20) as stack:
+        stack.seat("s0", "llama", engine.endpoint, max_requests=slots if declared else 0)
+        answers = overload(stack, callers=40, seconds=6)
+        counts = Counter(answer.status for answer in answers)
+        assert set(counts) <= {200, 429}, counts
+        assert counts[200] >= 10
+        if declared:
+            rejected = [answer for answer in answers if answer.status == 429]
+            assert {answer.code for answer in rejected} == {"queue_full"}
+            assert all(int(answer.header("Retry-After") or 0) >= 1 for answer in rejected)
+            assert engine.most_running <= slots
+            assert stack.rejected("queue") == counts[429] > 0
+        assert stack.post(PATH, call()).status == 200
+        assert stack.metric("kybernate_router_held_requests") == 0
+
+
+def test_a_higher_priority_is_forwarded_first_and_displaces_a_lower_one(folder: Path) -> None:
+    with RawEngine() as engine, Stack(folder, queue_limit=4) as stack, contextlib.ExitStack() as opened:
+        stack.seat("s0", "llama", engine.endpoint, max_requests=1)
+        gate = threading.Semaphore(0)
+        engine.answer = lambda *how: gate.acquire() and RawEngine().answer(*how)
+        sent: dict[str, socket.socket] = {}
+
+        def send(name: str, priority: str) -> None:
+            sent[name] = opened.enter_context(stack.connect())
+            header = b"X-Kyb-Priority: " + priority.encode()
+            sent[name].sendall(request(PATH, call(name=name), header, b"Connection: close"))
+            waiting = min(4, len(sent) - 1)
+            stack.wait(
+                lambda: engine.running == 1 and stack.metric("kybernate_router_held_requests") == waiting,
+                f"{waiting} calls wait",
+            )
+
+        for name, priority in [
+            ("a", "normal"),
+            ("b", "low"),
+            ("c", "normal"),
+            ("d", "high"),
+            ("e", "low"),
+            ("f", "high"),
+        ]:
+            send(name, priority)
+        assert Response(receive(sent["e"])).code == "queue_full", "the last of the lowest made place"
+        for _ in range(5):
+            gate.release()
+        for name in "abcdf":
+            assert Response(receive(sent[name])).status == 200, name
+        assert [json.loads(body)["name"] for body in engine.bodies] == ["a", "d", "f", "c", "b"]
+        assert engine.most_running == 1
+
+
+def test_wakes_take_no_place_of_requests(folder: Path) -> None:
+    with RawEngine() as engine, Stack(folder, queue_limit=5) as stack:
+        stack.seat("s0", "llama", engine.endpoint, SeatState.PARKED)
+        body = call()
+        wakes = b"".join(request("/v1/wake", body) for _ in range(300))
+        answers = stack.send(wakes + request("/v1/wake", body, b"Connection: close")).raw
+        assert answers.count(b"HTTP/1.1 202") == 301
+        assert stack.metric("kybernate_router_held_requests", model="llama") <= 1
+        with stack.connect() as connection:
+            connection.sendall(request(PATH, body, b"Connection: close"))
+            stack.wait(lambda: stack.metric("kybernate_router_held_requests", model="llama") == 2, "a call is held")
+            stack.seat("s0", "llama", engine.endpoint)
+            assert b" 200 OK" in receive(connection)
+
+
+def test_random_bytes_break_nothing(stack: Stack, engine: RawEngine) -> None:
+    chance = random.Random(14)
+    valid = request(PATH, call(), b"X-A: 1", b"Transfer-Encoding: chunked", b"Content-Encoding: gzip")
+    for _ in range(150):
+        data = bytearray(valid)
+        for _ in range(chance.randint(1, 6)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        response = stack.send(bytes(data) + b"\r\n\r\n", idle_seconds=0.2)
+        assert response.status < 500 or response.status == 505, (bytes(data), response.raw)
+    assert stack.post(PATH, call()).status == 200

@@ -1,0 +1,98 @@
+"""Signals that lie: sources of other gateways, over NATS and over HTTP."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from kybernate.envelope import MessageError, decode
+from kybernate.messages import TrafficSignal
+from services.gpu_manager.demand import MOST_LEVELS, DemandLevels
+from services.gpu_manager.inputs import ModelTime, Now, UnixTime, WallTime
+from services.router.core.reports import MOST_LEVELS as MOST_LEVELS_OF_A_ROUTER
+from services.router.core.reports import Loads, SignalQuota
+from tests.attacks.stack import RawEngine, Stack
+
+SUBJECT = "kyb.v1.sig.x.gemma"
+LIE = json.dumps({
+    "cause": "c", "source": "x", "model": "gemma", "seat": "s0", "waiting": 10**12, "in_flight": 10**12,
+    "arrivals": 10**12, "window_seconds": 1e300, "oldest_wait_seconds": 1e300, "age_histogram": [[1e300, 10**12]],
+    "ttl_seconds": 1e308,
+}).encode()  # fmt: skip
+
+
+def now(seconds: float) -> Now:
+    return Now(WallTime(seconds), ModelTime(seconds), UnixTime(1e9 + seconds))
+
+
+def test_a_lie_counts_only_up_to_its_bounds_and_expires():
+    signal = decode(SUBJECT, LIE)
+    assert isinstance(signal, TrafficSignal)
+    assert (signal.waiting, signal.in_flight, signal.ttl_seconds) == (100_000, 100_000, 300.0)
+    assert (signal.oldest_wait_seconds, signal.window_seconds) == (86_400.0, 86_400.0)
+    levels, loads = DemandLevels(), Loads()
+    levels.update(signal, now(1000))
+    loads.add(signal, 1000)
+    for seconds, waiting in [(1299, 100_000), (1301, 0)]:
+        levels.expire(now(seconds))
+        assert levels.of("gemma", "s0", takes_unassigned=True).waiting == waiting
+        assert loads.of("gemma", "s0", seconds).waiting == waiting, "router and manager show the same"
+
+
+def test_names_without_end_are_no_signal():
+    for field in ("source", "model", "seat", "tier"):
+        with pytest.raises(MessageError, match=field):
+            decode(SUBJECT, json.dumps(json.loads(LIE) | {field: "x" * 513}).encode())
+
+
+def test_sources_without_end_are_forgotten_or_ignored():
+    levels, loads = DemandLevels(), Loads()
+    for number in range(50_000):
+        signal = TrafficSignal(cause="c", source=f"pod-{number}", model="m", seat="s0", waiting=1, ttl_seconds=1.0)
+        levels.update(signal, now(float(number) / 1e6))
+        loads.add(signal, float(number) / 1e6)
+    assert levels.of("m", "s0", takes_unassigned=True).waiting == MOST_LEVELS
+    assert loads.count == loads.of("m", None, 0.5).waiting == MOST_LEVELS_OF_A_ROUTER
+    loads.forget(10.0)
+    assert loads.count == 0
+    assert not loads._levels
+
+
+def test_a_level_without_a_seat_is_shown_at_the_only_seat_of_its_model(folder: Path) -> None:
+    with RawEngine() as engine, Stack(folder) as stack:
+        stack.seat("s0", "gemma", engine.endpoint)
+        stack.publish(TrafficSignal(cause="c", source="elsewhere", model="gemma", waiting=7))
+
+        def shown() -> list[int]:
+            seen = json.loads(stack.get("/v1/seats").body)
+            return [seen["seats"][0]["waiting"], seen["models"][0]["waiting"]]
+
+        stack.wait(lambda: shown() == [7, 7], "seat and model show the same")
+
+
+def test_a_caller_may_send_so_many_signals_for_so_many_sources(folder: Path) -> None:
+    signals = [{"id": "1", "source": f"s{n % 30}", "data": {"model": "gemma", "waiting": 1}} for n in range(900)]
+    with RawEngine() as engine, Stack(folder, signals_per_second=1, signal_sources=20) as stack:
+        stack.seat("s0", "gemma", engine.endpoint)
+        json_type = b"Content-Type: application/json"
+        answer = stack.post("/v1/signals", json.dumps(signals).encode(), json_type)
+        assert answer.status == 207
+        errors = json.loads(answer.body)["errors"]
+        assert {error["code"] for error in errors} == {"too_many_sources"}
+        assert len(errors) == 300
+        answer = stack.post("/v1/signals", json.dumps(signals).encode(), json_type)
+        assert (answer.status, answer.code) == (429, "too_many_signals")
+        assert 700 <= int(answer.header("Retry-After") or 0) <= 900
+        assert (stack.rejected("signal_sources"), stack.rejected("signal_rate")) == (300, 1)
+
+
+def test_a_quota_fills_again():
+    quota = SignalQuota(per_second=10, burst=5, most_sources=1)
+    assert quota.take("a", 10, 0.0) is None
+    assert quota.take("a", 10, 0.0) == math.ceil(10 / 10)
+    assert quota.take("b", 10, 0.0) is None, "each caller has its own"
+    assert quota.take("a", 10, 1.0) is None
+    assert quota.admits("a", "x", 0.0, 3.0)
+    assert not quota.admits("a", "y", 1.0, 3.0)
+    assert quota.admits("a", "y", 4.0, 3.0)

@@ -1,0 +1,374 @@
+"""Jobs in the journal: what is refused, what is on disk before what, what a restart repeats. A backend in memory."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from kybernate.dev.memory_bus import MemoryBus, MemoryServer
+from kybernate.messages import AskJobs, JobStatus, KillJob, Outcome, RetargetJob, SeatTarget, SwitchJob
+from services.checkpointer.backends.port import DriverUnreadableError, Ending, NoMemberError, Note, SeatProcesses
+from services.checkpointer.core.failures import SPENT, JobGoal
+from services.checkpointer.job_run import JobRun
+from services.checkpointer.journal import Journal
+from services.checkpointer.records import JobFile, Record
+from services.checkpointer.worker import CheckpointWorker
+from tests.until import until
+
+A, B = "GPU-a", "GPU-b"
+
+
+def target(seat: str, gpu: str = A, container: str = "process://1") -> SeatTarget:
+    return SeatTarget(seat=seat, pod_uid=f"uid-{seat}", container_id=container, gpus=(gpu,), backend="memory")
+
+
+def switch(epoch: int, park: str = "", activate: str = "", *, gpu: str = A, at: SeatTarget | None = None) -> SwitchJob:
+    """Park one seat and activate the other."""
+    parked = (at or target(park, gpu),) if park or at else ()
+    incoming = target(activate, gpu) if activate else None
+    return SwitchJob(cause="c", node="n1", epoch=epoch, op=f"op-{epoch}", group="G0", park=parked, activate=incoming)
+
+
+@dataclass
+class MemoryBackend:
+    """Seats without processes. ``held``: halves that wait, by "verb seat"; ``outcomes``: how halves end."""
+
+    done: list[str] = field(default_factory=list)
+    held: dict[str, asyncio.Event] = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    unknown: Exception | None = None
+    """Why no process of a seat is found."""
+    keeps_processes: bool = True
+
+    def hold(self, what: str) -> asyncio.Event:
+        self.held[what] = asyncio.Event()
+        return self.held[what]
+
+    async def probe(self) -> str | None:
+        return None
+
+    async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
+        self.done.append(f"discover {target.seat}")
+        if self.unknown is not None:
+            raise self.unknown
+        return self.container(target, group, epoch)
+
+    def container(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
+        return SeatProcesses(target=target, group=group, epoch=epoch, root=None, members=())
+
+    async def prepare(self, seat: SeatProcesses) -> SeatProcesses:
+        return seat
+
+    async def park(self, seat: SeatProcesses, note: Note) -> Ending:
+        return await self._half("park", seat, note, "parked")
+
+    async def activate(self, seat: SeatProcesses, note: Note) -> Ending:
+        return await self._half("activate", seat, note, "active")
+
+    async def replay(self, seat: SeatProcesses, intent: JobGoal, note: Note) -> Ending:
+        return await self._half(f"replay-{intent}", seat, note, "parked" if intent is JobGoal.PARKED else "active")
+
+    async def kill(self, seat: SeatProcesses, note: Note) -> Ending:
+        return await self._half("kill", seat, note, "gone")
+
+    async def state(self, seat: SeatProcesses) -> Ending:
+        return Ending("active")
+
+    def ends_released(self) -> bool:
+        return False
+
+    async def thaw(self, seat: SeatProcesses) -> None:
+        self.done.append(f"thaw {seat.target.seat}")
+
+    async def _half(self, verb: str, seat: SeatProcesses, note: Note, outcome: Outcome) -> Ending:
+        what = f"{verb} {seat.target.seat}"
+        self.done.append(what)
+        await note("lock", None)
+        if what in self.held:
+            await self.held[what].wait()
+        return Ending(self.outcomes.get(what, outcome), vram_bytes=7)
+
+
+class NoHelpers:
+    """No driver is called."""
+
+    async def warm(self, key: str) -> None:
+        pass
+
+    async def close(self, key: str) -> None:
+        pass
+
+
+@dataclass
+class Stand:
+    worker: CheckpointWorker
+    backend: MemoryBackend
+    journal: Journal
+    task: "asyncio.Task[None]"
+
+    async def done(self, op: str) -> JobStatus:
+        """The final status of a job."""
+        await until(lambda: (job := self.journal.jobs.get(op)) is not None and job.done, what=f"{op} is done")
+        status = self.journal.jobs[op].status
+        assert status is not None
+        return status
+
+    async def begun(self, what: str) -> None:
+        await until(lambda: what in self.backend.done, what=f"{what} has begun", saw=lambda: self.backend.done)
+
+
+@asynccontextmanager
+async def running(folder: Path, backend: MemoryBackend | None = None) -> AsyncIterator[Stand]:
+    """A checkpointer with this state folder."""
+    journal, backend = Journal(folder), backend or MemoryBackend()
+    journal.load()
+    async with MemoryBus.connect(MemoryServer()) as bus:
+        worker = CheckpointWorker("n1", bus, journal, NoHelpers(), {"memory": backend})  # type: ignore[arg-type]
+        task = asyncio.create_task(worker.serve())
+        await asyncio.sleep(0)
+        try:
+            yield Stand(worker, backend, journal, task)
+        finally:
+            await asyncio.sleep(0)  # a task that is cancelled before its first step warns
+            for job in list(worker._tasks):  # a crash: no time to finish
+                job.cancel()
+            task.cancel()
+            await asyncio.wait([task])
+            journal.close()
+
+
+async def test_epochs_below_the_highest_seen_are_refused_also_after_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as stand:
+        await stand.worker.ask(AskJobs(cause="c", node="n1", epoch=100, gpus=(A,)))
+        await stand.worker.ask(AskJobs(cause="c", node="n1", epoch=50, gpus=(A,)))
+        assert (await stand.worker.switch(switch(99, "v"))).code == "stale-epoch"
+        assert (await stand.worker.switch(switch(99, "w", gpu=B))).accepted, "its GPU was not asked about"
+    async with running(tmp_path) as again:
+        reply = await again.worker.switch(switch(99, "v").model_copy(update={"op": "late"}))
+        assert (reply.code, reply.highest_epoch) == ("stale-epoch", 100)
+        assert again.backend.done == []
+        assert (await again.worker.switch(switch(100, "v"))).accepted
+
+
+async def test_a_job_that_goes_on_does_not_lower_the_fence(tmp_path: Path) -> None:
+    async with running(tmp_path) as stand:
+        stand.backend.hold("park v")
+        await stand.worker.switch(switch(5, "v"))
+        await stand.begun("park v")
+        await stand.worker.ask(AskJobs(cause="c", node="n1", epoch=100, gpus=(A,)))
+        stand.backend.held["park v"].set()
+        await stand.done("op-5")
+
+        assert (await stand.worker.switch(switch(99, "v"))).code == "stale-epoch"
+
+
+async def test_a_fence_and_a_job_are_on_disk_with_their_names_when_they_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name), fsync(fd))
+    )
+    async with running(tmp_path) as stand:
+        await stand.worker.ask(AskJobs(cause="c", node="n1", epoch=4, gpus=(A,)))
+        assert [name.startswith(".epochs.json") or name for name in synced] == [True, tmp_path.name]
+        synced.clear()
+
+        await stand.worker.switch(switch(5, "v"))
+
+        assert synced == ["00000000000000000005-op-5.jsonl", "journal"]
+
+
+async def test_one_job_at_a_time_on_a_gpu_and_with_a_seat(tmp_path: Path) -> None:
+    async with running(tmp_path) as stand:
+        stand.backend.hold("park v")
+        assert (await stand.worker.switch(switch(5, "v", "w"))).accepted
+        await stand.begun("park v")
+
+        same_gpu = await stand.worker.switch(switch(6, "x", "y"))
+        same_seat = await stand.worker.switch(switch(7, "w", gpu=B))
+
+        assert (same_gpu.code, same_seat.code) == ("busy", "busy")
+        stand.backend.held["park v"].set()
+        await stand.done("op-5")
+        assert (await stand.worker.switch(switch(8, "x", "y"))).accepted
+
+
+async def test_a_kill_begins_when_the_job_that_has_the_seat_is_done(tmp_path: Path) -> None:
+    async with running(tmp_path) as stand:
+        stand.backend.hold("park v")
+        await stand.worker.switch(switch(5, "v"))
+        await stand.begun("park v")
+        assert (await stand.worker.kill(KillJob(cause="c", node="n1", epoch=6, target=target("v")))).accepted
+        for epoch in range(6, 12):  # the journal writes in order: records of the kill would be among these
+            await stand.journal.fence((B,), epoch)
+        assert "kill v" not in stand.backend.done
+
+        stand.backend.held["park v"].set()
+        await stand.begun("kill v")
+
+        assert stand.journal.jobs["op-5"].done
+
+
+async def test_nothing_is_touched_by_a_job_that_the_journal_could_not_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(_: JobFile) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with running(tmp_path) as stand:
+        monkeypatch.setattr(stand.journal, "begin", full)
+        with pytest.raises(OSError, match="No space"):
+            await stand.worker.switch(switch(5, "v"))
+        with pytest.raises(OSError, match="No space"):
+            await stand.task
+
+        assert stand.backend.done == []
+
+
+async def test_the_second_half_is_not_begun_while_the_victim_serves(tmp_path: Path) -> None:
+    async with running(tmp_path) as stand:
+        stand.backend.outcomes["park v"] = "active"
+        await stand.worker.switch(switch(5, "v", "w"))
+
+        status = await stand.done("op-5")
+
+        assert status.activate is not None
+        assert (status.park[0].outcome, status.activate.outcome) == ("active", "pending")
+        assert "activate w" not in stand.backend.done
+
+
+@pytest.mark.parametrize("error", [NoMemberError("no GPU process yet"), DriverUnreadableError("no answer")])
+async def test_a_container_whose_gpu_processes_are_not_found_is_not_gone(tmp_path: Path, error: Exception) -> None:
+    async with running(tmp_path) as stand:
+        stand.backend.unknown = error
+        reply = await stand.worker.ask(AskJobs(cause="c", node="n1", epoch=0, targets=(target("v"),)))
+        await stand.worker.switch(switch(5, "v", "w"))
+        status = await stand.done("op-5")
+
+        expected = "active" if isinstance(error, NoMemberError) else "quarantined"
+        assert (reply.seats[0].outcome, status.park[0].outcome) == (expected, expected)
+        assert "activate w" not in stand.backend.done
+
+
+async def test_a_park_is_in_the_journal_before_it_is_reported(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.load()
+    file = JobFile([Record(kind="switch", switch=switch(5, "v", "w"))])
+    await journal.begin(file)
+    known: list[tuple[bool, bool]] = []
+
+    def report(status: JobStatus) -> None:
+        if status.park[0].outcome == "parked":
+            known.append((file.ended("park", "v") is not None, "v" in journal.parked))
+
+    await JobRun(file, journal, {"memory": MemoryBackend()}, report).run()
+    journal.close()
+
+    assert set(known) == {(True, True)}, "the manager may name the seat in another job at once"
+
+
+async def test_the_second_half_is_changed_until_it_begins_and_then_not_also_after_a_restart(tmp_path: Path) -> None:
+    def instead(epoch: int) -> RetargetJob:
+        return RetargetJob(cause="c", node="n1", epoch=epoch, op="op-5", activate=target("x"))
+
+    async with running(tmp_path) as stand:
+        stand.backend.hold("park v")
+        stand.backend.hold("activate x")
+        await stand.worker.switch(switch(5, "v", "w"))
+        await stand.begun("park v")
+        assert (await stand.worker.retarget(instead(6))).accepted
+        assert stand.journal.seen_epoch((A,)) == 6
+        stand.backend.held["park v"].set()
+        await stand.begun("activate x")
+        late = await stand.worker.retarget(instead(7).model_copy(update={"activate": target("w")}))
+        assert late.code == "too-late"
+    journal = Journal(tmp_path)
+    journal.load()
+    file = journal.jobs["op-5"]
+    assert (file.epoch, journal.seen_epoch((A,))) == (6, 6)
+    run = JobRun(file, journal, {"memory": MemoryBackend()}, lambda _: None)
+
+    assert not await run.retarget(target("w"), 8), "it may have taken effect before the restart"
+    journal.close()
+
+
+def test_the_last_retarget_of_a_job_counts() -> None:
+    file = JobFile([Record(kind="switch", switch=switch(5, "v", "w"))])
+    file.records += [
+        Record(kind="retarget", activate=target(seat), epoch=epoch) for seat, epoch in (("x", 6), ("y", 7))
+    ]
+
+    assert file.activate == target("y")
+    assert file.epoch == 7
+
+
+async def test_a_restart_replays_the_half_under_way_and_repeats_none_that_ended(tmp_path: Path) -> None:
+    async with running(tmp_path) as stand:
+        stand.backend.hold("activate w")
+        await stand.worker.switch(switch(5, "v", "w"))
+        await stand.begun("activate w")
+
+    async with running(tmp_path) as again:
+        status = await again.done("op-5")
+
+        assert again.backend.done == ["replay-active w"]
+        assert status.activate is not None
+        assert (status.park[0].outcome, status.activate.outcome) == ("parked", "active")
+
+
+async def test_a_park_that_a_crash_interrupted_is_replayed(tmp_path: Path) -> None:
+    async with running(tmp_path) as stand:
+        stand.backend.hold("park v")
+        await stand.worker.switch(switch(5, "v"))
+        await stand.begun("park v")
+
+    async with running(tmp_path) as again:
+        await again.done("op-5")
+
+        assert again.backend.done == ["replay-parked v"]
+
+
+async def test_processes_on_record_count_for_the_container_that_was_parked(tmp_path: Path) -> None:
+    async with running(tmp_path) as stand:
+        await stand.worker.switch(switch(5, "v"))
+        await stand.done("op-5")
+        stand.backend.done.clear()
+
+        await stand.worker.switch(switch(6, at=target("v", container="process://2")))
+        await stand.done("op-6")
+
+        assert stand.backend.done == ["discover v", "park v"]
+
+
+async def test_a_kill_of_a_container_without_a_known_process_is_read_again(tmp_path: Path) -> None:
+    """Its record has no first process. An unreadable file would lose the job, and the epoch that fences."""
+    async with running(tmp_path) as stand:
+        stand.backend.unknown = DriverUnreadableError("no answer")
+        stand.backend.hold("kill v")
+        await stand.worker.kill(KillJob(cause="c", node="n1", epoch=6, target=target("v")))
+        await stand.begun("kill v")
+
+    async with running(tmp_path) as again:
+        await again.done("kill-v-6")
+
+        assert again.journal.seen_epoch((A,)) == 6
+
+
+async def test_a_process_that_a_restore_has_spent_is_ended_by_the_replay(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.load()
+    file = JobFile([Record(kind="switch", switch=switch(5, activate="w"))])
+    await journal.begin(file)
+    unit = MemoryBackend().container(target("w"), "G0", 5)
+    await journal.add(file, Record(kind="half", half="activate", seat="w", unit=unit))
+    await journal.add(file, Record(kind="step", half="activate", seat="w", step=SPENT))
+    journal.close()
+
+    async with running(tmp_path) as again:
+        await again.begun("replay-dead w")

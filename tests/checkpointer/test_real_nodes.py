@@ -1,0 +1,203 @@
+"""What would have stopped or endangered a node with real GPUs: B2 to B10 of docs/checkpointer.md, "Found in review"."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from kybernate.messages import JobReply, ReleaseJob
+from services.checkpointer.backends import open_backends
+from services.checkpointer.backends.driver_calls import Timeouts
+from services.checkpointer.backends.host import Inspection, open_host
+from services.checkpointer.core.refusals import DriverInfo, kill_hangs
+from services.checkpointer.helper.serving import UNREACHABLE, answer
+from services.checkpointer.helper_pool import HelperPool
+from services.checkpointer.journal import Journal
+from services.checkpointer.records import JobFile, Record
+from tests.checkpointer.test_hazards import NOTHING, STUBS, activate, park, stand, steps
+from tests.checkpointer.world import GIB, NODE, Kind, checkpointer, node
+from tests.until import until
+
+
+def test_b2_the_backend_that_allows_everything_exists_only_with_the_fake_driver(tmp_path: Path) -> None:
+    pool = HelperPool(("nothing",), tmp_path)
+    assert set(open_backends(pool, Timeouts(), open_host(None, 1.0))) == {"cuda", "restart"}
+    assert set(open_backends(pool, Timeouts(), open_host(None, 1.0), fake=True)) == {"cuda", "restart", "fake"}
+
+
+async def test_b2_a_pod_with_the_fake_backend_is_refused_on_real_gpus() -> None:
+    async with stand() as (here, it):
+        engine = await here.engine("s00", backend="fake", environment={"GGML_CUDA_ENABLE_UNIFIED_MEMORY": "1"})
+        reply: JobReply = await it.ask(it.switch(park=(engine.target,)))
+        assert (reply.code, "wants backend 'fake'; this node has cuda" in reply.reason) == ("unsupported", True), reply
+
+
+def test_b3_a_helper_answers_whatever_its_driver_raises() -> None:
+    class Driver:
+        def call(self, verb: str, arguments: dict[str, object]) -> dict[str, object]:
+            raise AttributeError("CUcheckpointRestoreArgs")
+
+    reply = answer(Driver(), {"id": 7, "verb": "restore"})
+    assert (reply["id"], reply["code"]) == (7, UNREACHABLE)
+    assert "restore raised AttributeError('CUcheckpointRestoreArgs')" in reply["text"]
+
+
+@pytest.mark.parametrize("kind", STUBS)
+async def test_b1_an_engine_with_103_attached_processes_is_parked_and_activated_as_one(kind: Kind) -> None:
+    """An API server, tools that looked at the devices, forked workers: half of them called cuInit only, which a lock
+    answers with NOT_INITIALIZED. Each verb about them is one record."""
+    async with stand(kind, allowed=NOTHING) as (here, it):
+        engine = await here.engine("s00", gib=40, attached=103)
+        end = await park(it, engine)
+        assert (end.outcome, end.vram_bytes) == ("parked", 40 * GIB), end
+        assert sorted(steps(it)) == sorted(["lock", "lock", "checkpoint", "checkpoint", "freeze"]), steps(it)
+        end = await activate(it, engine)
+        assert (end.outcome, end.reason) == ("active", ""), end
+        assert sorted(steps(it)) == sorted(["thaw", "restore", "restore", "unlock", "unlock"]), steps(it)
+        assert await it.outcome(engine) == "active"
+        assert (await here.violations())["count"] == 0
+
+
+async def test_b1_an_attached_process_is_no_reason_to_refuse_and_a_second_holder_is() -> None:
+    async with stand(allowed=NOTHING) as (here, it):
+        engine = await here.engine("s00", gib=20, processes=2, attached=1)
+        end = await park(it, engine)
+        assert (end.outcome, "2 processes with VRAM" in end.reason, steps(it)) == ("active", True, []), end
+
+
+async def test_b1_an_attached_process_may_end_between_park_and_activation() -> None:
+    async with stand(allowed=NOTHING) as (here, it):
+        engine = await here.engine("s00", gib=20, attached=2)
+        assert (await park(it, engine)).outcome == "parked"
+        attached = next(m for m in it.journal.parked["s00"].members if not m.holds)
+        os.kill(attached.who.pid, signal.SIGKILL)
+        assert (await activate(it, engine)).outcome == "active"
+        assert await it.outcome(engine) == "active"
+
+
+async def test_b1_a_forked_child_that_is_never_restored_is_a_cold_start_the_second_time() -> None:
+    async with stand(allowed=NOTHING) as (here, it):
+        engine = await here.engine("s00", gib=20, attached=2)
+        assert (await park(it, engine)).outcome == "parked"
+        child = [m.who.pid for m in it.journal.parked["s00"].members if not m.holds][-1]
+        await here.inject("mark", pid=child, marks={"stale": True})
+        first, second = await activate(it, engine), await activate(it, engine)
+        assert (first.outcome, second.outcome) == ("parked", "lost"), (first, second)
+        assert "INVALID_VALUE" in second.reason
+        assert set((await here.used()).values()) == {0}
+
+
+@pytest.mark.parametrize("kind", STUBS)
+async def test_b4_a_seat_whose_contexts_a_failed_checkpoint_killed_is_not_called_active(kind: Kind) -> None:
+    async with stand(kind) as (here, it):
+        engine = await here.engine("s00", marks={"managed": True})
+        end = await park(it, engine)
+        assert (end.outcome, "NOT_SUPPORTED" in end.reason) == ("lost", True), end
+        assert await it.outcome(engine) == "gone"
+        assert set((await here.used()).values()) == {0}
+
+
+async def test_b5_nvml_that_stalls_for_8_seconds_is_no_hang_of_the_seat() -> None:
+    async with (
+        node("ctypes", speed=8) as here,
+        checkpointer(here, speed=8.0, floor_wall_seconds=0.1, settle_floor_wall_seconds=0.1) as it,
+    ):
+        engine = await here.engine("s00")
+        assert (await park(it, engine)).outcome == "parked"
+        for _ in range(2):
+            await here.inject("stall", seconds=8)
+            assert (await activate(it, engine)).outcome == "active"
+            await here.inject("stall", seconds=8)
+            assert (await park(it, engine)).outcome == "parked"
+        assert it.journal.history.hangs("s00", engine.target.container_id, time.time()) == 0
+
+
+async def test_b7_a_process_that_allocated_managed_memory_is_refused_before_anything_is_touched() -> None:
+    async with stand() as (here, it):
+        engine = await here.engine("s00", environment={"MANAGED": "1"})
+        end = await park(it, engine)
+        assert (end.outcome, "mappings of /dev/nvidia-uvm" in end.reason, steps(it)) == ("active", True, []), end
+
+
+class Machine(Inspection):
+    """The kernel driver of another machine."""
+
+    def kernel_module(self) -> str:
+        return "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.71.05  Release Build"
+
+
+async def test_b8_where_the_end_of_a_restored_process_hangs_the_machine_a_deleted_seat_is_checkpointed_first() -> None:
+    async with node("ctypes") as here:
+        here.cuda_version = "13020"  # driver 595
+        async with checkpointer(here, floor_wall_seconds=1.0) as it:
+            it.host.inspection = Machine()
+            engine = await here.engine("s00")
+            assert (await park(it, engine)).outcome == "parked"
+            assert (await activate(it, engine)).outcome == "active"
+            await here.inject("wedge-on-kill")
+            release = ReleaseJob(cause="test", node=NODE, epoch=it.epoch + 1, target=engine.target)
+            assert (await it.ask(release)).ends, "so kubelet's preStop hook waits"
+            assert await asyncio.wait_for(engine.process.wait(), 30) == -signal.SIGKILL
+            await until(lambda: not it.worker._tasks, what="released")
+            assert set((await here.used()).values()) == {0}
+            assert (await here.violations())["count"] == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "module", "hangs"),
+    [
+        ("595.71.05", "NVIDIA UNIX Open Kernel Module", True),
+        ("595.71.05", "", True),
+        ("595.71.05", "NVIDIA UNIX x86_64 Kernel Module", False),
+        ("580.95.05", "NVIDIA UNIX Open Kernel Module", False),
+    ],
+)
+def test_b8_it_is_driver_595_with_the_open_kernel_module(version: str, module: str, hangs: bool) -> None:
+    assert kill_hangs(DriverInfo(version=version), module) is hangs
+
+
+async def test_b9_a_parked_seat_whose_pod_is_deleted_is_killed_and_never_thawed() -> None:
+    """A SIGTERM handler of a checkpointed process blocks in the driver until the grace period is over."""
+    async with stand() as (here, it):
+        engine, running = await here.engine("s00"), await here.engine("t00", gpus=(1,))
+        assert (await park(it, engine)).outcome == "parked"
+        for one in (engine, running):
+            it.epoch += 1
+            assert (await it.ask(ReleaseJob(cause="test", node=NODE, epoch=it.epoch, target=one.target))).accepted
+        assert await asyncio.wait_for(engine.process.wait(), 30) == -signal.SIGKILL
+        await until(lambda: "s00" not in it.journal.parked, what="its record is removed")
+        assert await it.outcome(running) == "active", "kubelet ends it, with its grace period"
+
+
+async def test_b10_a_process_that_a_restore_has_spent_is_ended_by_the_replay_of_a_crash_before_the_kill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its state reads CHECKPOINTED on; a replay that believes it would keep a seat that can never come back."""
+    async with node("ctypes") as here:
+        async with checkpointer(here, floor_wall_seconds=1.0) as it:
+            engine = await here.engine("s00")
+            assert (await park(it, engine)).outcome == "parked"
+            stopped, add = asyncio.Event(), Journal.add
+
+            async def stop_at_the_kill(self: Journal, job: JobFile, record: Record, **rest: bool) -> None:
+                if record.step in ("lock", "checkpoint", "kill"):
+                    stopped.set()
+                    await asyncio.Event().wait()
+                await add(self, job, record, **rest)
+
+            monkeypatch.setattr(Journal, "add", stop_at_the_kill)
+            await here.inject("oom")
+            op = await it.begin(activate=engine.target)
+            await asyncio.wait_for(stopped.wait(), 30)
+            monkeypatch.undo()
+        assert await here.state(engine) == "CHECKPOINTED", "as if nothing had happened"
+        async with checkpointer(here, floor_wall_seconds=1.0) as it:
+            end = (await it.done(op)).activate
+            assert end is not None
+            assert end.outcome in ("lost", "gone"), end
+            assert await engine.process.wait() == -signal.SIGKILL
+            assert set((await here.used()).values()) == {0}
+            assert "s00" not in it.journal.parked

@@ -1,0 +1,153 @@
+"""Seeded bugs: each removes one decision of the product, and the exploration must find it.
+
+A control is a context in which the product has the bug. The configuration is the one in which the decision matters;
+``faults`` is the share of faults. Reasons for each: issue texts and the decisions in docs/decisions.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+from kybernate.messages import AskJobs
+from services.gpu_manager import allocations, demand, recovery, switch, view
+from tests.exploration.search import Chaos, Found, Totals, random_run
+from tests.exploration.world import SHAPES, Setup
+
+Bug = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Control:
+    """One seeded bug. ``says``: words of the broken promise that the exploration reports."""
+
+    name: str
+    bug: Bug
+    shapes: str
+    says: str
+    faults: float = 0.1
+    focus: tuple[str, ...] = ()
+    """Actions that happen more often, by their beginning or end: those without which the decision never matters."""
+    warm: float = 1.0
+    """Share of runs that begin when every seat has served."""
+    runs: int = 60
+    """Random runs of 600 actions in which it is found."""
+    quick: bool = True
+    """Found within seconds: an ordinary test."""
+
+
+def _slots_are_not_counted() -> Any:
+    room = view.room
+
+    def without_slots(node: Any, seat: Any, **options: Any) -> bool:
+        group = options.get("on") or seat.group
+        with mock.patch.object(type(group), "slots", 9, create=True):
+            return room(node, seat, **options)
+
+    return mock.patch.object(view, "room", without_slots)
+
+
+def _the_seat_folder_is_not_read() -> Any:
+    return mock.patch.object(recovery, "open_tickets", return_value=())
+
+
+def _a_start_does_not_fence() -> Any:
+    ask = recovery.ask
+
+    def unfenced(node: Any, begun: Any, now: Any) -> None:
+        ask(node, begun, now)
+        node.effects[:] = [
+            one.model_copy(update={"epoch": 0}) if isinstance(one, AskJobs) else one for one in node.effects
+        ]
+
+    return mock.patch.object(recovery, "ask", unfenced)
+
+
+@contextmanager
+def _drains_are_skipped() -> Iterator[None]:
+    received = switch.on_engine_answer
+    with (
+        mock.patch.object(demand.Routers, "quiet", return_value=True),
+        mock.patch.object(
+            switch, "on_engine_answer", lambda node, answer, now: received(node, replace(answer, running=0), now)
+        ),
+    ):
+        yield
+
+
+def _the_ledger_forgets_starts() -> Any:
+    written = recovery.ledger
+
+    def forgets(node: Any, boot: str) -> Any:
+        ledger = written(node, boot)
+        kept = tuple(
+            entry.model_copy(update={"state": recovery.S.WAITING, "lease": False})
+            if entry.state is recovery.S.STARTING
+            else entry
+            for entry in ledger.seats
+        )
+        return ledger.model_copy(update={"seats": kept})
+
+    return mock.patch.object(recovery, "ledger", forgets)
+
+
+def _a_deleted_pod_holds_nothing() -> Any:
+    delete = allocations._delete
+
+    def releases(node: Any, seat: Any, now: Any) -> None:
+        delete(node, seat, now)
+        seat.lease = False
+
+    return mock.patch.object(allocations, "_delete", releases)
+
+
+def _a_park_counts_when_it_begins() -> Any:
+    received = switch._on_victim_progress
+
+    def early(node: Any, of: Any, seat: Any, progress: Any, now: Any) -> None:
+        done = progress.model_copy(update={"outcome": "parked"}) if progress.outcome == "started" else progress
+        received(node, of, seat, done, now)
+
+    return mock.patch.object(switch, "_on_victim_progress", early)
+
+
+def _a_switch_is_not_adopted() -> Any:
+    return mock.patch.object(recovery, "_adopt")
+
+
+SECOND = "second engine"
+RESTART = ("crash-manager", "crash-after")
+LOST = ("crash-manager", " ledger")
+CONTROLS = (
+    Control("slots are not counted", _slots_are_not_counted, "three", "", 0.0, warm=0.0),
+    Control("the seat folder is not read", _the_seat_folder_is_not_read, "one", SECOND, focus=LOST, warm=0.0),
+    Control("a start does not fence", _a_start_does_not_fence, "one", "had fenced", focus=("crash-manager",)),
+    Control("a park counts when it begins", _a_park_counts_when_it_begins, "one", "", 0.0),
+    Control("a switch is not adopted", _a_switch_is_not_adopted, "one", "", focus=("crash-manager",)),
+    Control("drains are skipped", _drains_are_skipped, "one", "", 0.02),
+    Control(
+        "the ledger forgets starts", _the_ledger_forgets_starts, "three", SECOND, focus=RESTART, warm=0.0, quick=False
+    ),
+    Control(
+        "a deleted pod holds nothing",
+        _a_deleted_pod_holds_nothing,
+        "three",
+        SECOND,
+        focus=("delete",),
+        warm=0.0,
+        quick=False,
+    ),
+)
+
+
+def search(control: Control) -> Found | None:
+    """Random runs with the bug until it is found."""
+    totals, setup = Totals(), Setup(SHAPES[control.shapes], "impatient", routers=1)
+    chaos = Chaos(control.faults, control.focus, settles=False, warm=control.warm)
+    with control.bug():
+        for seed in range(control.runs):
+            found = random_run(seed, setup, totals, length=600, chaos=chaos)
+            if found is not None:
+                return found
+    return None

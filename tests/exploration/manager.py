@@ -1,0 +1,340 @@
+"""A model of the manager's shell around the real board: inbox → board → ledger → effects, and the start.
+
+Written from docs/architecture.md: the ledger is written before any effect of a message is carried out, jobs first, and
+a manager that starts asks for evidence before it decides. ``crash_after`` ends the process between two durable steps.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from tests.exploration import product
+from tests.exploration.bus import Answer, Bus
+from tests.exploration.kubelet import Clock, Kubelet
+from tests.exploration.machine import Machine, ViolationError
+from tests.exploration.product import (
+    AskJobs,
+    BusChanged,
+    CommandReply,
+    DrainAnnounced,
+    EngineSeen,
+    ForeignProcessesSeen,
+    Group,
+    InvariantBroken,
+    JobReply,
+    KillJob,
+    Ledger,
+    Now,
+    PodsSeen,
+    Presence,
+    ProcessState,
+    ReleaseJob,
+    RetargetJob,
+    RouterAskedOverHttp,
+    SeatEvent,
+    SeatRecord,
+    SeatState,
+    StartCalls,
+    StartTicket,
+    SwitchJob,
+    Tick,
+)
+
+RPC_SECONDS = 2.0
+OLDEST_NEWS_SECONDS = 30.0
+"""A manager that starts publishes what the checkpointer answered then; the job may have gone on since."""
+_JOBS = (SwitchJob, RetargetJob, ReleaseJob, KillJob)
+
+
+class CrashError(Exception):
+    """The process ended here."""
+
+
+@dataclass
+class Question:
+    """A request to the checkpointer that was not answered yet."""
+
+    job: object
+    sent: float
+    known: product.RecoveryKnown | None = None
+    """What was read at the start, if this is the question of the start."""
+
+
+@dataclass
+class Request:
+    """A message on the node bus, and the answer to it."""
+
+    number: int
+    sender: int
+    job: object
+    reply: JobReply | None = None
+
+
+@dataclass
+class LedgerFile:
+    """The ledger on disk: the last record, and the one before."""
+
+    last: Ledger = field(default_factory=Ledger)
+    before: Ledger = field(default_factory=Ledger)
+    lost: bool = False
+    """The next manager starts without it, or without its last record."""
+    unread: bool = False
+    """A manager did so when it could not read the roster either: routers may know higher epochs."""
+
+
+@dataclass
+class Manager:
+    """One incarnation of the node's manager."""
+
+    number: int
+    groups: tuple[Group, ...]
+    policy: str
+    clock: Clock
+    bus: Bus
+    kubelet: Kubelet
+    machine: Machine
+    file: LedgerFile
+    closed: dict[str, float]
+    """The model's own record: seat → when its drain began."""
+    inbox: deque[tuple[float, object, str]] = field(default_factory=deque)
+    """(received at, message, "router|seat" that waits for an answer)."""
+    questions: dict[int, Question] = field(default_factory=dict)
+    dirty: dict[str, None] = field(default_factory=dict)
+    """Seats whose row of the roster is to be written."""
+    calling: StartCalls = field(default_factory=lambda: StartCalls({}))
+    foreign: ForeignProcessesSeen = field(default_factory=lambda: ForeignProcessesSeen(()))
+    crash_after: int | None = None
+    asked: int = 0
+    broken: list[str] = field(default_factory=list)
+    """Invariants that the board has found broken."""
+
+    def __post_init__(self) -> None:
+        self.board = product.new_board(self.groups, self.policy)
+        self.ledger = self.file.last
+        self.receive(BusChanged(self.bus.up.get(self.name, False)))
+        self.messages = 0
+        self.recover()
+
+    @property
+    def name(self) -> str:
+        return f"manager-{self.number}"
+
+    @property
+    def now(self) -> Now:
+        return product.now_at(self.clock.wall, self.clock.unix)
+
+    @property
+    def _reachable(self) -> bool:
+        return bool(self.bus.up.get(self.name)) and self.name not in self.bus.silent
+
+    @property
+    def recovered(self) -> bool:
+        return self.board.node.recovered
+
+    def receive(self, message: object, asker: str = "") -> None:
+        self.inbox.append((self.clock.wall, message, asker))
+
+    # --- the one writer -------------------------------------------------------------------------------------------
+
+    def handle(self) -> bool:
+        """Take one message from the inbox. Raises CrashError after ``crash_after`` durable steps."""
+        if not self.inbox or not self.recovered:
+            return False
+        _, message, asker = self.inbox.popleft()
+        self.decide(message, asker)
+        return True
+
+    def tick(self) -> bool:
+        if self.recovered:
+            self.decide(Tick())
+        return self.recovered
+
+    def decide(self, message: object, asker: str = "") -> None:
+        self.messages += 1
+        effects = self.board.handle(message, self.now)
+        if effects:
+            self._carry_out(effects, asker)
+        if isinstance(message, Presence):
+            self._write()
+
+    def _carry_out(self, effects: list[object], asker: str) -> None:
+        others = [effect for effect in effects if not isinstance(effect, CommandReply)]
+        if others:
+            self._step()
+            self._write()
+        for effect in effects:
+            if isinstance(effect, CommandReply) and asker and self.bus.up.get(self.name):
+                router, seat = asker.split("|")
+                self.bus.send(self.name, router, Answer(seat, effect), self.clock.wall)
+        for effect in sorted(others, key=lambda effect: not isinstance(effect, SwitchJob)):
+            self._step()
+            self._publish(effect)
+
+    def _write(self) -> None:
+        record = product.ledger_of(self.board)
+        if record != self.file.last:
+            self.file.before, self.file.last = self.file.last, record
+
+    def _step(self) -> None:
+        """Between two durable steps."""
+        if self.crash_after is not None:
+            if self.crash_after == 0:
+                raise CrashError
+            self.crash_after -= 1
+
+    def _publish(self, effect: object) -> None:
+        if isinstance(effect, SeatEvent):
+            self._note_truth(effect)
+            self.dirty[effect.seat] = None
+            if self.bus.up.get(self.name):
+                for router in self._routers():
+                    self.bus.send(self.name, router, effect, self.clock.wall)
+        elif isinstance(effect, StartTicket):
+            self.kubelet.write_ticket(effect)
+        elif isinstance(effect, _JOBS):
+            self.ask(effect)
+        elif isinstance(effect, InvariantBroken):
+            self.broken.append(effect.text)
+
+    def _routers(self) -> list[str]:
+        return [name for name, up in self.bus.up.items() if up and name.startswith("router")]
+
+    def _note_truth(self, event: SeatEvent) -> None:
+        """Promise 3: a seat published as parked has no byte on a GPU. Since when routers know of a drain."""
+        if event.state is SeatState.DRAINING:
+            self.closed[event.seat] = self.clock.wall
+        elif event.state is SeatState.PARKED:
+            engine = self.machine.of_pod(event.pod_uid)
+            parked = engine is None or set(engine.members) == {ProcessState.CHECKPOINTED}
+            if engine is not None and not parked and self.clock.wall - engine.parked_at > OLDEST_NEWS_SECONDS:
+                raise ViolationError(f"{event.seat} is published as parked and its processes are {engine.members}")
+
+    # --- what it asks and reads -----------------------------------------------------------------------------------
+
+    def ask(self, job: object, known: product.RecoveryKnown | None = None) -> None:
+        self.asked += 1
+        self.questions[self.asked] = Question(job, self.clock.wall, known)
+        self.bus.send(self.name, "checkpointer", Request(self.asked, self.number, job), self.clock.wall)
+
+    def answered(self, request: Request) -> None:
+        question = self.questions.pop(request.number, None)
+        if question is not None:
+            self._got(question, request.reply)
+
+    def time_out(self, number: int) -> bool:
+        question = self.questions.pop(number, None)
+        if question is not None:
+            self._got(question, None)
+        return question is not None
+
+    def late(self) -> list[int]:
+        return [n for n, question in self.questions.items() if self.clock.wall - question.sent >= RPC_SECONDS]
+
+    def _got(self, question: Question, reply: JobReply | None) -> None:
+        if question.known is None:
+            message = product.answered(question.job, reply)
+            if message is not None:
+                self.receive(message)
+        elif reply is None:
+            self.recover()
+        else:
+            effects = self.board.handle(product.recovered(question.known, reply), self.now)
+            self.file.lost = False
+            self._carry_out(list(effects), "")
+            self.dirty.update(dict.fromkeys(self.board.node.seats))
+
+    def recover(self) -> None:
+        """Read the pods, the ledger and the seat folders, then ask the checkpointer for evidence."""
+        if not self.kubelet.api_up:
+            return
+        self.kubelet.watch_opened()
+        rows = [row.record for row in self.bus.rows.values() if row.record is not None] if self._reachable else []
+        self.file.unread |= self.file.lost and not rows
+        known = product.read_for_recovery(self.ledger, self.kubelet.owners(), self.kubelet.tickets(), rows)
+        effects = self.board.handle(product.recovery_begun(known), self.now)
+        self.ask(next(effect for effect in effects if isinstance(effect, AskJobs)), known)
+
+    def ask_regularly(self) -> bool:
+        """Reports may be lost: ask about jobs and processes."""
+        open_targets = [q.job for q in self.questions.values() if isinstance(q.job, AskJobs)]
+        if not self.recovered or open_targets:
+            return False
+        found = product.questions(self.board, self.clock.wall - 1.0)
+        for question in found:
+            self.ask(question)
+        return bool(found)
+
+    def look_at_pods(self) -> bool:
+        if self.recovered and self.kubelet.api_up:
+            prove = product.unconfirmed(self.board, self.calling.calls)
+            self.receive(PodsSeen(self.kubelet.owners(prove)))
+        return self.recovered and self.kubelet.api_up
+
+    def look_at_gpus(self) -> bool:
+        """Which processes NVML lists with memory."""
+        engines = self.machine.engines.values()
+        using = [(e.cid, gpu) for e in engines if e.loaded and e.holds for gpu in e.gpus]
+        found = product.foreign_processes(self.board, using)
+        if not self.recovered or found == self.foreign:
+            return False
+        self.foreign = found
+        self.receive(found)
+        return True
+
+    def look_at_gate(self) -> bool:
+        found = self.kubelet.waiting_calls()
+        if not self.recovered or found.calls == self.calling.calls:
+            return False
+        self.calling = found
+        self.receive(found)
+        return True
+
+    def probe(self, seat: str) -> bool:
+        """Ask one engine; it answers, refuses the connection, or is not reached."""
+        probe = next((one for one in product.engine_probes(self.board) if one.seat == seat), None)
+        if probe is None:
+            return False
+        uid = probe.endpoint.removeprefix("http://ip-").rpartition(":")[0]
+        engine = self.machine.of_pod(uid)
+        wall = self.clock.wall
+        if uid not in self.kubelet.pods:
+            seen = EngineSeen(seat, probe.container_id, False, None, wall)  # type: ignore[arg-type]
+        elif engine is None or not engine.healthy:
+            seen = EngineSeen(seat, probe.container_id, False, 0, wall)  # type: ignore[arg-type]
+        elif not engine.running:
+            seen = EngineSeen(seat, probe.container_id, False, None, wall)  # type: ignore[arg-type]
+        else:
+            running = len(engine.requests) if probe.idle else None
+            seen = EngineSeen(seat, probe.container_id, True, running, wall)  # type: ignore[arg-type]
+        if probe.idle or seen.healthy:
+            self.receive(seen)
+        return probe.idle or seen.healthy
+
+    # --- the roster -----------------------------------------------------------------------------------------------
+
+    def write_row(self, *, acknowledged: bool = True) -> bool:
+        """Write the row of one seat, as the seat is by then. Without the answer it is written again."""
+        if not self.dirty or not self._reachable or not self.recovered:
+            return False
+        seat = next(iter(self.dirty))
+        record = product.seat_row(self.board, seat, self.now)
+        row = self.bus.delete(record.key) if record.state is SeatState.FREE else self.bus.put(record)
+        for router in self._routers():
+            self.bus.send("roster", router, row, self.clock.wall)
+        if acknowledged:
+            del self.dirty[seat]
+            if record.state is SeatState.DRAINING:
+                self.receive(DrainAnnounced(seat, record.epoch))
+        return True
+
+    def connected(self, up: bool) -> None:
+        self.receive(BusChanged(up))
+        if up and self.recovered:
+            self.dirty.update(dict.fromkeys(self.board.node.seats))
+
+    def over_http(self) -> tuple[SeatRecord, ...] | None:
+        """A router without NATS asks for the seats."""
+        if not self.recovered:
+            return None
+        self.receive(RouterAskedOverHttp())
+        seats = self.board.node.seats.values()
+        return tuple(product.seat_row(self.board, s.id, self.now) for s in seats if s.state is not SeatState.FREE)

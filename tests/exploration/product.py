@@ -1,0 +1,315 @@
+"""The product as the exploration sees it: the only file here that names the interfaces of the services' pure cores.
+
+The manager's board, the checkpointer's procedure and the router's traffic run as they are. Everything around them is a
+model. A rename in the product costs a change in this file only. Wire messages are re-exported for the model's parts.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kybernate.config import Profile
+from kybernate.machine import Gpu
+from kybernate.messages import (
+    ActivateSeat,
+    AskJobs,
+    Command,
+    CommandReply,
+    DrainAck,
+    JobProgress,
+    JobReply,
+    JobStatus,
+    KillJob,
+    ParkSeat,
+    PinSeat,
+    Presence,
+    ReleaseJob,
+    RetargetJob,
+    SeatEvent,
+    SeatProgress,
+    SeatTarget,
+    SwitchJob,
+    TrafficSignal,
+    UnpinSeat,
+)
+from kybernate.policy import KybBalanced, Policy
+from kybernate.policy.rules import Quantum
+from kybernate.roster import SeatRecord
+from kybernate.seat import SeatState
+from kybernate.topology import Group, group_key, seat_id
+from services.checkpointer.core.failures import READS, JobGoal, ProcessState, StepTrouble, Verb
+from services.checkpointer.core.procedure import End, Procedure, Step
+from services.gpu_manager import recovery, view
+from services.gpu_manager.allocations import HAS_PROCESS
+from services.gpu_manager.board import Board
+from services.gpu_manager.inputs import (
+    BusChanged,
+    DrainAnnounced,
+    EndingAnswered,
+    EngineProbe,
+    EngineSeen,
+    ForeignProcess,
+    ForeignProcessesSeen,
+    InvariantBroken,
+    JobAnswered,
+    JobsReported,
+    Now,
+    PodsSeen,
+    Recovered,
+    RecoveryBegun,
+    RetargetAnswered,
+    RouterAskedOverHttp,
+    SeatTicket,
+    StartCall,
+    StartCalls,
+    StartTicket,
+    Tick,
+)
+from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.seat_pod import Owners, SeatPod
+from services.gpu_manager.state import NodeSetup
+from services.router.core import step as routing
+from services.router.core.admission import Limits
+from services.router.core.managers import RouterIdentity
+from services.router.core.reports import level_of
+from services.router.core.traffic import Traffic
+
+__all__ = [
+    "DRAIN_SECONDS",
+    "READS",
+    "ActivateSeat",
+    "AskJobs",
+    "Board",
+    "BusChanged",
+    "Command",
+    "CommandReply",
+    "DrainAck",
+    "DrainAnnounced",
+    "End",
+    "EngineProbe",
+    "EngineSeen",
+    "ForeignProcessesSeen",
+    "Group",
+    "InvariantBroken",
+    "JobGoal",
+    "JobProgress",
+    "JobReply",
+    "JobStatus",
+    "KillJob",
+    "Ledger",
+    "Now",
+    "Owners",
+    "ParkSeat",
+    "PinSeat",
+    "PodsSeen",
+    "Policy",
+    "Presence",
+    "Procedure",
+    "ProcessState",
+    "ReleaseJob",
+    "RetargetJob",
+    "RouterAskedOverHttp",
+    "SeatEvent",
+    "SeatPod",
+    "SeatProgress",
+    "SeatRecord",
+    "SeatState",
+    "SeatTarget",
+    "SeatTicket",
+    "StartCall",
+    "StartCalls",
+    "StartTicket",
+    "Step",
+    "StepTrouble",
+    "SwitchJob",
+    "Tick",
+    "Traffic",
+    "TrafficSignal",
+    "UnpinSeat",
+    "Verb",
+    "routing",
+]  # fmt: skip
+
+GIB = 2**30
+NODE = "n1"
+GPU_BYTES = 80 * GIB
+DRAIN_SECONDS = 60.0
+MANAGER_URL = "http://manager"
+
+
+# --- the node ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One group: indices of its GPUs, seats, slots."""
+
+    gpus: tuple[int, ...]
+    seats: int = 1
+    slots: int = 1
+    moves: bool = False
+
+    @property
+    def name(self) -> str:
+        return "G" + "".join(map(str, self.gpus))
+
+
+def make_groups(shapes: Iterable[Shape]) -> tuple[Group, ...]:
+    groups = []
+    for shape in shapes:
+        gpus = tuple(Gpu(i, f"GPU-{i}", i, f"0000:0{i}:00.0", "Model", GPU_BYTES, 0) for i in shape.gpus)
+        key = group_key([gpu.uuid for gpu in gpus])
+        name = f"gpu-{len(gpus)}x-seat"
+        profile = Profile(
+            name=name,
+            resource=f"kyb.ai/{name}",
+            group_size=len(gpus),
+            seats_per_group=shape.seats,
+            active_slots=shape.slots,
+            rebalance=shape.moves,
+        )
+        seats = tuple(seat_id(len(gpus), key, n) for n in range(shape.seats))
+        groups.append(Group(shape.name, key, profile, gpus, seats, shape.slots))
+    return tuple(groups)
+
+
+def policy_named(name: str) -> Policy:
+    return KybBalanced() if name == "balanced" else Quantum(quantum_seconds=5.0, idle_seconds=1.0)
+
+
+def new_board(groups: tuple[Group, ...], policy: str) -> Board:
+    board = Board(NodeSetup(NODE, groups, policy_named(policy), warmup=True, drain_seconds=DRAIN_SECONDS))
+    board.node.manager_url = MANAGER_URL
+    return board
+
+
+def now_at(wall: float, unix: float) -> Now:
+    return Now(wall=wall, model=wall, unix=unix)  # type: ignore[arg-type]
+
+
+def seat_pod(seat: str, name: str, uid: str, ip: str, cid: str, *, running: bool, deleting: bool, vram: str) -> SeatPod:
+    notes = {"kyb.ai/model": name, "kyb.ai/backend": "fake"}
+    if vram:
+        notes["kyb.ai/vram"] = vram
+    return SeatPod(
+        seat, "kyb.ai/x", "default", name, uid, "engine", cid or None, running,
+        exit_code=None if running or not cid else 1, ip=ip, deleting=deleting, annotations=notes,
+    )  # fmt: skip
+
+
+# --- what the manager's shell reads of its board ----------------------------------------------------------------------
+
+
+def engine_probes(board: Board) -> list[EngineProbe]:
+    return view.engine_probes(board.node)
+
+
+def questions(board: Board, sent_before: float) -> list[AskJobs]:
+    return view.checkpointer_questions(board.node, sent_before)  # type: ignore[arg-type]
+
+
+def ledger_of(board: Board) -> Ledger:
+    return recovery.ledger(board.node, "boot")
+
+
+def unconfirmed(board: Board, calling: dict[str, StartCall]) -> frozenset[str]:
+    """As ``Manager._unconfirmed``: whose owner the next observation of the pods has to prove."""
+    return frozenset(
+        seat.id
+        for seat in board.node.seats.values()
+        if seat.state in HAS_PROCESS
+        and (call := calling.get(seat.id)) is not None
+        and not (seat.gate.call == call and seat.gate.confirmed >= 2)
+    )
+
+
+def foreign_processes(board: Board, using: Iterable[tuple[str, str]]) -> ForeignProcessesSeen:
+    """(container, GPU) of the processes that NVML lists → those that belong to no container of a seat."""
+    known = {seat.durable.container_id for seat in board.node.seats.values()}
+    found = [ForeignProcess(gpu, int(cid.rpartition("/")[2]), "engine") for cid, gpu in using if cid not in known]
+    return ForeignProcessesSeen(tuple(found))
+
+
+@dataclass
+class RecoveryKnown:
+    """What a starting manager has read before it asks the checkpointer."""
+
+    owners: Owners
+    ledger: Ledger
+    tickets: tuple[SeatTicket, ...]
+    published: dict[str, int]
+    """Seat → epoch of its row of the roster."""
+
+
+def read_for_recovery(
+    ledger: Ledger, owners: Owners, tickets: tuple[SeatTicket, ...], rows: Iterable[SeatRecord]
+) -> RecoveryKnown:
+    open_tickets = recovery.open_tickets(ledger, owners, tickets)
+    published = {row.seat: row.epoch for row in rows}
+    return RecoveryKnown(owners, recovery.with_tickets(ledger, open_tickets), open_tickets, published)
+
+
+def recovery_begun(known: RecoveryKnown) -> RecoveryBegun:
+    return RecoveryBegun(known.owners, known.ledger, known.published)
+
+
+def recovered(known: RecoveryKnown, reply: JobReply) -> Recovered:
+    return Recovered(known.owners, known.ledger, reply, known.tickets, known.published)
+
+
+def answered(job: object, reply: JobReply | None) -> object:
+    """The checkpointer's answer to a job (None: none in time), as a message to the board."""
+    match job:
+        case SwitchJob():
+            return JobAnswered(job.op, reply)
+        case RetargetJob():
+            return RetargetAnswered(job.op, reply)
+        case AskJobs():
+            return None if reply is None else JobsReported(reply, asked=job.ops)
+        case _:
+            return EndingAnswered(job, reply)  # type: ignore[arg-type]
+
+
+def seat_row(board: Board, seat: str, now: Now) -> SeatRecord:
+    return board.node.record(board.node.seats[seat], now)
+
+
+def seat_states(board: Board) -> dict[str, SeatState]:
+    return {seat.id: seat.state for seat in board.node.seats.values()}
+
+
+def stuck_reason(board: Board, seat: str, now: Now) -> str:
+    """The reason that an operator reads for a seat that does not serve; empty: there is none."""
+    row = seat_row(board, seat, now)
+    why = board.node.groups[row.group].why
+    text = row.blocked or row.reason or (why if why != "no demand" else "")
+    return f"{row.state}: {text}" if text else ""
+
+
+# --- the router -------------------------------------------------------------------------------------------------------
+
+
+def new_traffic(instance: str, incarnation: str) -> Traffic:
+    return Traffic(Limits(hold_seconds=300.0), RouterIdentity(instance, incarnation))
+
+
+def is_busy(traffic: Traffic, model: str, key: str | None, now: float) -> bool:
+    level = level_of(traffic.table, model, key, now)
+    return bool(level.waiting or level.in_flight)
+
+
+def signal_of(traffic: Traffic, model: str, key: str | None, now: float, source: str, seq: int) -> TrafficSignal:
+    level = level_of(traffic.table, model, key, now)
+    return TrafficSignal(
+        cause=level.cause,
+        source=source,
+        model=model,
+        seat=level.seat,
+        waiting=level.waiting,
+        in_flight=level.in_flight,
+        arrived=level.arrivals,
+        served=level.served,
+        served_seconds=level.served_seconds,
+        incarnation=source,
+        oldest_wait_seconds=level.oldest_wait if level.waiting else None,
+        seq=seq,
+    )

@@ -1,0 +1,63 @@
+"""A small run of the exploration with fixed seeds, and its negative controls. ``make explore`` runs it for long."""
+
+import pytest
+
+from tests.exploration.controls import CONTROLS, Control, search
+from tests.exploration.exhaustive import exhaust
+from tests.exploration.machine import ViolationError
+from tests.exploration.search import Chaos, Totals, explain, random_run, replay, setup_of, shrink
+from tests.exploration.world import SHAPES, Setup, World
+
+SEEDS = range(6)
+"""One of each configuration."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_promise_is_broken_and_every_seat_serves_again(seed: int) -> None:
+    totals = Totals()
+    found = random_run(seed, setup_of(seed), totals, length=200)
+    assert found is None, explain(shrink(found, seconds=20))
+    assert totals.starts > 0
+    assert totals.steps > 200
+
+
+def test_no_interleaving_around_a_fault_in_a_switch_breaks_a_promise() -> None:
+    result = exhaust(depth=1, budget=1, every=8)
+    assert result.complete
+    assert result.found is None, explain(result.found)
+    assert result.states > 80
+
+
+@pytest.mark.parametrize("control", [control for control in CONTROLS if control.quick], ids=lambda one: one.name)
+def test_a_seeded_bug_is_found(control: Control) -> None:
+    found = search(control)
+    assert found is not None, f"not within {control.runs} runs"
+    assert control.says in found.text
+    assert not replay(found.setup, found.actions, settled=found.settled), "it is found without the bug, too"
+
+
+def test_a_found_bug_is_shrunk_to_a_few_actions_that_still_show_it() -> None:
+    control = next(one for one in CONTROLS if one.name == "the seat folder is not read")
+    with control.bug():
+        found = search(control)
+        assert found is not None
+        short = shrink(found, seconds=3)
+        assert len(short.actions) < len(found.actions)
+        assert control.says in replay(short.setup, short.actions, settled=short.settled)
+        assert "BROKEN" in explain(short)
+
+
+def test_a_run_is_the_same_every_time() -> None:
+    totals = [Totals(), Totals()]
+    for one in totals:
+        random_run(3, setup_of(3), one, length=200, chaos=Chaos(settles=False))
+    assert totals[0].kinds == totals[1].kinds
+    assert totals[0].steps == totals[1].steps
+
+
+def test_the_machine_sees_a_second_engine() -> None:
+    world = World(Setup(SHAPES["three"]))
+    first, second, *_ = world.seats
+    world.machine.start("process://1", first, "pod-1", ("GPU-0",), 1)
+    with pytest.raises(ViolationError, match="second engine on GPU-0"):
+        world.machine.start("process://2", second, "pod-2", ("GPU-0",), 1)

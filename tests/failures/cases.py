@@ -1,0 +1,255 @@
+"""The failures that are tried: each service killed at each step of a switch, durable state lost or torn, a full disk, a
+second instance, a clock that jumps.
+
+A case breaks something and returns what a client saw. It does not repair: what does not come back by itself needs an
+``action``, which the runner then tries.
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kybernate.dev.stack.layout import commands
+from tests.failures.world import DRAIN_TOKENS, Asked, Failures
+
+
+@dataclass(frozen=True)
+class Case:
+    """One failure."""
+
+    section: str
+    what: str
+    """What fails."""
+    when: str
+    break_it: Callable[[Failures], Awaitable[Asked]]
+
+    @property
+    def name(self) -> str:
+        """Unique."""
+        return f"{self.what}: {self.when}"
+
+
+# --- kills at the steps of a switch --------------------------------------------------------------------------------
+
+SWITCH = "Killed at a step of a switch"
+STEPS = {
+    "while the victim drains": "",
+    "the switch is recorded": '"kind":"switch"',
+    "the victim is locked": '"step":"lock"',
+    "the victim's memory is saved": '"step":"checkpoint"',
+    "the victim is frozen": '"step":"freeze"',
+    "the victim is parked": '"half":"activate"',
+    "memory is given back to the incoming seat": '"step":"restore"',
+    "the incoming seat is unlocked": '"step":"unlock"',
+    "the switch is done": '"kind":"done"',
+}
+"""The text in the checkpointer's journal that tells each step."""
+KILLED = {
+    "plugin": "plugin",
+    "GPU manager": "gpu_manager",
+    "checkpointer": "checkpointer",
+    "router": "router",
+    "nats-server": "nats",
+    "victim's engine": "",
+    "incoming engine": "",
+}
+
+
+def killed_at(process: str, mark: str) -> Callable[[Failures], Awaitable[Asked]]:
+    """A kill when the journal of a switch has this text; without text, while the victim drains."""
+
+    async def break_it(world: Failures) -> Asked:
+        victim, incoming = world.victim, world.incoming
+        name = KILLED[process] or (victim if process.startswith("victim") else incoming)
+        before = world.journaled()
+        async with asyncio.TaskGroup() as group:
+            if not mark:
+                group.create_task(world.ask(victim, DRAIN_TOKENS))
+                await world.until_answering(victim)
+            asked = group.create_task(world.ask(incoming))
+            if mark:
+                await world.until_recorded(mark, before)
+            else:
+                await world.until_state(victim, "draining")
+            await world.kill(name)
+        return asked.result()
+
+    return break_it
+
+
+# --- durable state lost or torn, while one model is active and one parked ------------------------------------------
+
+LOST = "Durable state lost or damaged (one model active, one parked)"
+
+
+def lost(services: tuple[str, ...], *paths: str) -> Callable[[Failures], Awaitable[Asked]]:
+    """These services are down, and these files and folders are gone when they start again."""
+
+    async def break_it(world: Failures) -> Asked:
+        async with world.without(*services) as folder:
+            for path in paths:
+                if (folder / path).is_dir():
+                    shutil.rmtree(folder / path)
+                else:
+                    (folder / path).unlink()
+        return await world.ask(world.incoming)
+
+    return break_it
+
+
+def torn(service: str, pattern: str) -> Callable[[Failures], Awaitable[Asked]]:
+    """The last record of the newest matching file is cut in half, as a crash during a write leaves it."""
+
+    async def break_it(world: Failures) -> Asked:
+        async with world.without(service) as folder:
+            path = max(folder.glob(pattern), key=lambda path: path.stat().st_mtime)
+            text = path.read_bytes()
+            last = text.rstrip(b"\n").rfind(b"\n") + 1
+            path.write_bytes(text[: last + (len(text) - last) // 2])
+        return await world.ask(world.incoming)
+
+    return break_it
+
+
+# --- a full disk ---------------------------------------------------------------------------------------------------
+
+FULL = "The disk is full (writes of one service fail, then work again)"
+
+
+def full(service: str) -> Callable[[Failures], Awaitable[Asked]]:
+    """No file of this service can grow while a switch is wanted; after three seconds there is room again."""
+
+    async def break_it(world: Failures) -> Asked:
+        async with asyncio.TaskGroup() as group, _no_room(world.stack.pids[service]):
+            asked = group.create_task(world.ask(world.incoming))
+            await asyncio.sleep(3)
+        return asked.result()
+
+    return break_it
+
+
+@asynccontextmanager
+async def _no_room(pid: int) -> AsyncIterator[None]:
+    """The kernel refuses this process every write to a file (EFBIG; Python ignores SIGXFSZ)."""
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+
+
+# --- two of each ---------------------------------------------------------------------------------------------------
+
+TWICE = "A second instance of a service on the same node"
+
+
+SECOND_SECONDS = 20.0
+"""How long a second instance may take to notice the first."""
+
+
+def twice(service: str, *, folders: bool) -> Callable[[Failures], Awaitable[Asked]]:
+    """A second process beside the first; ``folders``: with separate state and runtime folders."""
+
+    async def break_it(world: Failures) -> Asked:
+        stack = world.stack
+        command = commands(stack.layout, stack.options)[service]
+        env = dict(command.env)
+        if folders:
+            for name in {"KYB_STATE_DIR", "KYB_RUN_DIR"} & env.keys():
+                env[name] = str(Path(env[name]).with_name(f"{Path(env[name]).name}-second"))
+                Path(env[name]).mkdir(exist_ok=True)
+        log = (stack.folder / "logs" / f"second-{service}.log").open("ab")
+        second = await asyncio.create_subprocess_exec(
+            *command.argv, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+        )
+        log.close()
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(second.wait(), SECOND_SECONDS)
+            asked = await world.ask(world.incoming)
+            asked.note = "the second serves too" if second.returncode is None else "the second ends"
+            return asked
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                second.kill()
+            await second.wait()
+
+    return break_it
+
+
+# --- clocks --------------------------------------------------------------------------------------------------------
+
+CLOCK = "The wall clock jumps (libfaketime)"
+LIBRARIES = (
+    "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
+    "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1",
+)
+FAKETIME = next((path for path in LIBRARIES if os.path.exists(path)), None)
+
+
+def jump(service: str, seconds: int) -> Callable[[Failures], Awaitable[Asked]]:
+    """The service is started again with a clock that differs from the others'."""
+
+    async def break_it(world: Failures) -> Asked:
+        process = world.stack._process(service)
+        command = process.command
+        assert FAKETIME is not None
+        fake = {"LD_PRELOAD": FAKETIME, "FAKETIME": f"{seconds:+d}", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        await world.stack.pause(service)
+        process.command = type(command)(command.name, command.argv, {**command.env, **fake}, command.stop_seconds)
+        await world.stack.resume(service)
+        try:
+            asked = await world.ask(world.incoming)
+        finally:
+            await world.stack.pause(service)
+            process.command = command
+            await world.stack.resume(service)
+        other = await world.ask(world.victim)
+        return other if other.status != 200 else asked
+
+    return break_it
+
+
+def every_case() -> tuple[Case, ...]:
+    """All of them, in the order of the page."""
+    both = ("gpu_manager", "checkpointer")
+    kills = [
+        Case(SWITCH, process, step, killed_at(process, mark)) for step, mark in STEPS.items() for process in KILLED
+    ]
+    losses = {
+        "the manager's ledger": lost(("gpu_manager",), "state/ledger"),
+        "the checkpointer's journal": lost(("checkpointer",), "state/journal"),
+        "the checkpointer's records of parked seats": lost(("checkpointer",), "state/parked"),
+        "journal and records of parked seats": lost(("checkpointer",), "state/journal", "state/parked"),
+        "ledger and journal": lost(both, "state/ledger", "state/journal"),
+        "the plugin's allocations": lost(("plugin",), "state/plugin-seats.json"),
+        "the seat folders": lost(("plugin", *both), "run/seats"),
+        "the whole state folder": lost(("plugin", *both), "state"),
+        "the store of NATS": lost(("nats",), "nats/jetstream"),
+        "half of the ledger's last record": torn("gpu_manager", "state/ledger"),
+        "half of the journal's last record": torn("checkpointer", "state/journal/*.jsonl"),
+        "half of a parked seat's record": torn("checkpointer", "state/parked/*.json"),
+    }
+    cases = [*kills, *(Case(LOST, what, "service restarted", act) for what, act in losses.items())]
+    cases += [
+        Case(FULL, f"disk of the {name}", "a switch is wanted", full(KILLED[name]))
+        for name in ("GPU manager", "checkpointer", "plugin")
+    ]
+    for folders in (False, True):
+        when = "with other state and runtime folders" if folders else "with the same folders"
+        cases += [
+            Case(TWICE, f"a second {name}", when, twice(KILLED[name], folders=folders)) for name in list(KILLED)[:4]
+        ]
+    for name in list(KILLED)[:4]:
+        cases += [
+            Case(CLOCK, f"clock of the {name}", f"{hours:+d} h", jump(KILLED[name], hours * 3600)) for hours in (1, -1)
+        ]
+    return tuple(cases)

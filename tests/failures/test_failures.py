@@ -1,0 +1,95 @@
+"""Every failure of docs/failures.md, tried on a real stack: in part, or all of them with KYB_FAILURES=all.
+
+KYB_FAILURES=write also replaces the results in docs/failures.json by what was seen (``make failures``).
+"""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.failures.cases import CLOCK, FAKETIME, SWITCH, Case, every_case
+from tests.failures.page import Result, load, save
+from tests.failures.world import Failures, failures
+
+ROOT = Path(__file__).parents[2]
+MODE = os.environ.get("KYB_FAILURES", "part")
+PART = 8
+"""Without KYB_FAILURES, one of so many kills during a switch is tried, and one of three of the other failures."""
+
+
+def tried() -> list[Case]:
+    """The cases of this run."""
+    cases = every_case()
+    if MODE != "part":
+        return list(cases)
+    kills = [case for case in cases if case.section == SWITCH]
+    others = [case for case in cases if case.section not in (SWITCH, CLOCK)]
+    return kills[::PART] + others[::3]
+
+
+class OneStack:
+    """The stack of all cases; made again after a case that left it out of order."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: AsyncIterator[Failures] | None = None
+        self._world: Failures | None = None
+
+    async def world(self) -> Failures:
+        """The running stack."""
+        if self._world is None:
+            self._context = failures(self._folder)
+            self._world = await self._context.__aenter__()
+        return self._world
+
+    async def close(self) -> None:
+        """End it."""
+        if self._world is not None:
+            self._world = None
+            await self._context.__aexit__(None, None, None)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def one_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OneStack]:
+    stack = OneStack(tmp_path_factory.mktemp("failures"))
+    yield stack
+    await stack.close()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("case", tried(), ids=lambda case: case.name)
+async def test_a_failure_ends_as_the_table_says(case: Case, one_stack: OneStack) -> None:
+    if case.section == CLOCK and FAKETIME is None:
+        if os.environ.get("CI"):
+            pytest.fail("libfaketime is missing: apt-get install libfaketime")
+        pytest.skip("libfaketime is missing: apt-get install libfaketime")
+    world = await one_stack.world()
+    try:
+        await world.begin()
+        asked = await case.break_it(world)
+        assert asked.status == 200, asked
+        await world.settled()
+        seen = Result(asked.repeats > 0, tuple(await world.cold_starts()), asked.note)
+        assert await world.counted_violations() == world.violations
+    except BaseException:
+        keep_logs(world, case)
+        await one_stack.close()
+        raise
+    assert "neighbour" not in seen.cold
+    known = load(ROOT)
+    if MODE == "write":
+        save(ROOT, known | {case.name: seen})
+    else:
+        assert case.name in known, "run make failures"
+        assert not seen.worse_than(known[case.name]), seen
+
+
+def keep_logs(world: Failures, case: Case) -> None:
+    """Print the ends of the logs; pytest shows them with the failure."""
+    print(case.name)  # noqa: T201
+    for path in sorted((world.stack.folder / "logs").glob("*.log")):
+        print(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}")  # noqa: T201

@@ -1,0 +1,224 @@
+"""A small stack of real processes on which one failure after another is tried, and what a person sees of it.
+
+Group G0 has one GPU and the models ``a`` and ``b``, of which one is active and one parked; G1 has ``c``, the
+neighbour that no failure of the others may disturb.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.stack import Stack, StackOptions
+from kybernate.dev.stack.stack import unready
+from tests.stack.pods import pod
+from tests.until import until
+
+CONFIG = """
+profiles:
+  - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}
+"""
+MODELS = ("a", "b", "c")
+SPEED = 4.0
+SETTLED_SECONDS = 90.0
+CALM_TIMES = 5
+"""Looks at the roster, 0.1 s apart, that must all find it in order."""
+ATTEMPTS = 60
+DRAIN_TOKENS = 256
+"""Length of the answer that keeps the victim draining for a few seconds."""
+
+
+@dataclass
+class Asked:
+    """What a client saw that repeats a request as the clients of OpenAI's API do: after a lost connection, a 429 or a
+    5xx."""
+
+    status: int = 0
+    repeats: int = 0
+    error: str = ""
+    note: str = ""
+    """What else the case saw."""
+
+
+@dataclass
+class Failures:
+    """One running stack."""
+
+    stack: Stack
+    session: aiohttp.ClientSession
+    victim: str = "a"
+    """The model of G0 that is active at the beginning of the case."""
+    incoming: str = "b"
+    """The one that is parked."""
+    restarts: dict[str, int] = field(default_factory=dict)
+    """Container restarts by model, at the beginning of the case."""
+    violations: int = 0
+    """What the fake driver had counted at the beginning of the case."""
+
+    # --- the stack seen from outside --------------------------------------------------------------------------------
+
+    async def seats(self) -> list[dict[str, Any]]:
+        """Rows of the roster; none while the router is away."""
+        with contextlib.suppress(aiohttp.ClientError, ConnectionError, TimeoutError, ValueError):
+            async with asyncio.timeout(2), self.session.get(f"{self.stack.url}/v1/seats") as answer:
+                return list((await answer.json())["seats"])
+        return []
+
+    async def settled(self) -> None:
+        """Wait until every model is active or parked and no request waits, twice in a row: the roster may be a moment
+        behind. Raises AssertionError."""
+        seen: list[Any] = []
+        times = 0
+
+        async def holds() -> bool:
+            nonlocal times
+            rows = await self.seats()
+            seen[:] = [(row["model"], row["state"], row["reason"] or row["blocked"]) for row in rows]
+            calm = bool(rows) and unready(rows, len(MODELS)) is None and not any(row["waiting"] for row in rows)
+            times = times + 1 if calm else 0
+            return times == CALM_TIMES
+
+        await until(
+            holds, what="every model is active or parked", saw=lambda: seen, timeout=SETTLED_SECONDS, interval=0.1
+        )
+
+    async def pods(self) -> dict[str, dict[str, Any]]:
+        """Status of each model's container."""
+        async with self.session.get(self.stack.layout.kubelet_url + "/pods") as answer:
+            items = (await answer.json())["items"]
+        return {item["metadata"]["name"]: item["status"]["containerStatuses"][0] for item in items}
+
+    async def cold_starts(self) -> list[str]:
+        """Seats whose engine was started again since the beginning of the case, by their part in it."""
+        parts = {self.victim: "victim", self.incoming: "incoming"}
+        again = [
+            model for model, status in (await self.pods()).items() if status["restartCount"] > self.restarts[model]
+        ]
+        return sorted(parts.get(model, "neighbour") for model in again)
+
+    async def counted_violations(self) -> int:
+        """Two engines on one GPU, and whatever else the fake driver counts."""
+        client = await FakeDriverClient.connect(str(self.stack.layout.driver_socket), wait_seconds=5.0)
+        try:
+            return int((await client.call("stats"))["violations"]["count"])
+        finally:
+            await client.close()
+
+    async def begin(self) -> None:
+        """Find who is active and who is parked, and remember the counts."""
+        await self.settled()
+        found = {seat["model"]: seat["state"] for seat in await self.seats() if seat["group"] == "G0"}
+        if "active" not in found.values():
+            await self.ask("a")
+            return await self.begin()
+        self.victim = next(model for model, state in found.items() if state == "active")
+        self.incoming = "b" if self.victim == "a" else "a"
+        self.restarts = {model: status["restartCount"] for model, status in (await self.pods()).items()}
+        self.violations = await self.counted_violations()
+        return None
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    async def ask(self, model: str, tokens: int = 4) -> Asked:
+        """Complete a prompt; repeated as clients do."""
+        asked = Asked()
+        body = {"model": model, "prompt": "hi", "max_tokens": tokens}
+        for _ in range(ATTEMPTS):
+            try:
+                async with self.session.post(f"{self.stack.url}/v1/completions", json=body) as answer:
+                    asked.status, text = answer.status, await answer.text()
+            except (aiohttp.ClientError, ConnectionError) as error:
+                asked.status, text = 0, repr(error)
+            if asked.status == 200:
+                return asked
+            asked.error = text
+            if 400 <= asked.status < 500 and asked.status != 429:
+                return asked
+            asked.repeats += 1
+            await asyncio.sleep(0.5)
+        return asked
+
+    # --- moments of a switch ----------------------------------------------------------------------------------------
+
+    def journaled(self) -> set[str]:
+        """Names of the journal's files."""
+        return {path.name for path in (self.stack.folder / "state" / "journal").glob("*.jsonl")}
+
+    async def until_recorded(self, mark: str, before: set[str]) -> None:
+        """Until the journal of a new switch has this text."""
+
+        def recorded() -> bool:
+            for path in (self.stack.folder / "state" / "journal").glob("*.jsonl"):
+                if path.name not in before:
+                    with contextlib.suppress(OSError):
+                        if mark in path.read_text():
+                            return True
+            return False
+
+        await until(recorded, what=f"the journal has {mark}", interval=0.002)
+
+    async def until_answering(self, model: str) -> None:
+        """Until a model is active and has a request in flight."""
+
+        async def holds() -> bool:
+            return any(
+                row["model"] == model and row["state"] == "active" and row["in_flight"] for row in await self.seats()
+            )
+
+        await until(holds, what=f"{model} answers a request", interval=0.005)
+
+    async def until_state(self, model: str, state: str) -> None:
+        """Until the roster shows a model in this state."""
+
+        async def holds() -> bool:
+            return any(row["model"] == model and row["state"] == state for row in await self.seats())
+
+        await until(holds, what=f"{model} is {state}", interval=0.005)
+
+    # --- breaking it ------------------------------------------------------------------------------------------------
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL to a service (restarted by the supervisor, as by kubelet) or to a model's engine."""
+        if name in MODELS:
+            before = (await self.pods())[name]
+            os.kill(int(before["containerID"].removeprefix("process://")), signal.SIGKILL)
+
+            async def again() -> bool:
+                return bool((await self.pods())[name]["restartCount"] > before["restartCount"])
+
+            await until(again, what=f"the container of {name} is started again")
+            return
+        starts = self.stack.starts[name]
+        self.stack.kill(name)
+        await until(lambda: self.stack.starts[name] > starts, what=f"{name} is started again")
+
+    @asynccontextmanager
+    async def without(self, *names: str) -> AsyncIterator[Path]:
+        """These services are ended while the block runs; the value is the stack's folder."""
+        for name in names:
+            await self.stack.pause(name)
+        try:
+            yield self.stack.folder
+        finally:
+            for name in names:
+                await self.stack.resume(name)
+
+
+@asynccontextmanager
+async def failures(folder: Path) -> AsyncIterator[Failures]:
+    """A stack that is ready."""
+    config, pods = folder / "config.yaml", folder / "pods.yaml"
+    config.write_text(CONFIG)
+    pods.write_text("".join(pod(model) for model in MODELS))
+    options = StackOptions(config=config, pods=pods, gpus=2, announce=False, speed=SPEED)
+    async with Stack(options) as stack, aiohttp.ClientSession() as session:
+        await stack.ready(60)
+        yield Failures(stack, session)

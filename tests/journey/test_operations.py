@@ -1,0 +1,60 @@
+"""Operators drain groups of a running stack, with the command line."""
+
+import json
+import uuid
+
+from tests.journey.conftest import Up
+from tests.journey.seats import active, calm, complete, held, parked, until_seats
+from tests.journey.test_operators import kyb
+
+
+async def test_a_group_is_drained_and_resumed_while_requests_go_on(up: Up) -> None:
+    found = await held(up.url, "G1")
+    holder, other = active(found, "G1"), parked(found, "G1")
+    op = f"drain-{uuid.uuid4().hex[:6]}"
+    tried = await kyb(up, "drain", "group", "G1", "--dry-run")
+    assert tried.returncode == 0, tried.stderr
+    assert "no seat is started or activated on group G1 any more" in tried.stdout
+    assert holder in tried.stdout
+
+    drained = await kyb(up, "drain", "group", "G1", "--for", "upgrade", "--op", op, "--wait")
+
+    try:
+        assert drained.returncode == 0, drained.stderr
+        assert f"drain {op}  done" in drained.stdout
+        again = await kyb(up, "drain", "group", "G1", "--for", "upgrade", "--op", op, "-o", "json")
+        body = json.loads(again.stdout)
+        assert (body["repeated"], body["operation"]["phase"], body["op"]) == (True, "done", op)
+        status, text, _ = await complete(up.url, other)
+        assert status == 503
+        assert "group G1 is drained for upgrade" in text
+        assert "kyb resume group G1" in text
+        assert "is drained for upgrade" in (await kyb(up, "status")).stdout
+        why = json.loads((await kyb(up, "why", "G1", "-o", "json")).stdout)
+        stages = [seat["stage"]["stage"] for node in why["nodes"] for one in node["groups"] for seat in one["seats"]]
+        assert stages
+        assert {*stages} == {"drained"}
+        assert f"operation {op}" in (await kyb(up, "why", "G1")).stdout
+        refused = await kyb(up, "pin", f"model/{other}")
+        assert refused.returncode == 1
+        assert "is drained for upgrade" in refused.stderr
+    finally:
+        resumed = await kyb(up, "resume", "group", "G1", "--wait")
+    assert resumed.returncode == 0, resumed.stderr
+
+    await until_seats(up.url, lambda now: not any(seat["drained"] for seat in now.values()), what="nothing is drained")
+    status, text, _ = await complete(up.url, other)
+    assert status == 200, text
+
+
+async def test_what_cannot_be_done_is_named(up: Up) -> None:
+    model = parked(await calm(up.url), "G0")
+    for words, text in (
+        (("migrate", model, "--to", "G1"), "has no rebalance: true"),
+        (("migrate", model, "--to", "G77"), "has no group G77"),
+        (("drain", "group", "G77"), "has no group G77"),
+        (("drain", "node", "nowhere"), "the manager of node nowhere did not answer"),
+    ):
+        refused = await kyb(up, *words)
+        assert refused.returncode == 1, refused.stdout
+        assert text in refused.stderr, refused.stderr

@@ -1,0 +1,163 @@
+"""Groups whose seats share memory, and what is really on their GPUs, apart from the board's books.
+
+A container that starts takes all its memory at once. The checkpointer works on its own, and its reports may come late.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from kybernate.messages import JobProgress, JobReply, JobStatus, SeatProgress, SwitchJob
+from kybernate.topology import Group
+from services.gpu_manager import recovery
+from services.gpu_manager.inputs import BusChanged, JobAnswered, Recovered
+from tests.manager.world import GIB, World, make_group, status
+
+RESERVE = 2 * GIB
+
+
+def make_packed(name: str, indices: Iterable[int], seats: int) -> Group:
+    """A group whose seats share memory, 2 GiB of each GPU in reserve."""
+    group = make_group(name, indices, seats, slots=seats)
+    changes = {"packing": "memory", "memory_reserve": RESERVE}
+    return replace(group, profile=group.profile.model_copy(update=changes))
+
+
+@dataclass
+class Truth:
+    """One seat's container as it is."""
+
+    uses: int
+    """Bytes on each GPU of its group while it runs."""
+    keeps: int
+    """Bytes on each GPU while it is parked."""
+    gpus: tuple[str, ...] = ()
+    parked: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return self.keeps if self.parked else self.uses
+
+
+@dataclass
+class PackedWorld(World):
+    """``started`` containers and jobs change ``truth`` at once; the board learns of jobs by ``report`` only."""
+
+    truth: dict[str, Truth] = field(default_factory=dict)
+    """By seat: its container that exists."""
+    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By seat: (bytes per GPU, residue per GPU) of the containers that its pod starts."""
+    jobs: dict[str, JobStatus] = field(default_factory=dict)
+    """By op: what the checkpointer has done so far."""
+    most: int = 0
+    """The most seats that ever ran on one GPU at the same time."""
+
+    def own(self, seat: str, model: str, gib: int, keeps_gib: int = 0, *, declared: bool = True) -> None:
+        """A pod for this seat that uses so much VRAM of each GPU."""
+        self.sizes[seat] = (gib * GIB, keeps_gib * GIB)
+        gpus = len(self.managed(seat).home.gpus)
+        self.pod(seat, model, **({"vram": f"{gib * gpus}GiB"} if declared else {}))
+
+    def start(self, seat: str) -> None:
+        """The container starts and takes its memory."""
+        super().start(seat)
+        self.truth[seat] = Truth(*self.sizes[seat], tuple(gpu.uuid for gpu in self.managed(seat).home.gpus))
+        self.check()
+
+    def exit(self, seat: str) -> None:
+        """The container ends."""
+        self.truth.pop(seat, None)
+        super().exit(seat)
+
+    def take(self, job: SwitchJob) -> None:
+        """The checkpointer has the job on disk."""
+        pending = status(job, "pending", "pending", done=False)
+        self.jobs.setdefault(job.op, pending)
+
+    def work(self, op: str, *, succeeds: bool = True) -> None:
+        """The checkpointer does the next half of a job, without a report."""
+        known = self.jobs[op]
+        if any(one.outcome == "pending" for one in known.park):
+            park = tuple(self._park(one, succeeds=succeeds) for one in known.park)
+            stops = any(one.outcome == "active" for one in park) or known.activate is None
+            self.jobs[op] = known.model_copy(update={"park": park, "done": stops})
+        elif not known.done:
+            assert known.activate is not None
+            done = {"activate": self._activate(known.activate, succeeds=succeeds), "done": True}
+            self.jobs[op] = known.model_copy(update=done)
+        self.check()
+
+    def retarget(self, op: str) -> None:
+        """The checkpointer answers the question whether it brings another seat."""
+        known = self.jobs.get(op)
+        open_ = known is not None and not known.done and any(one.outcome == "pending" for one in known.park)
+        self.answer_retarget(op, accepted=open_)
+        if open_ and known is not None:
+            asked = status(self.job_of(op), "pending", "pending", done=False).activate
+            self.jobs[op] = known.model_copy(update={"activate": asked})
+
+    def report(self, op: str) -> None:
+        """The board hears how far a job is."""
+        self.receive(JobAnswered(op, JobReply(accepted=True)))
+        self.receive(JobProgress(cause="j", node="n1", status=self.jobs[op]))
+
+    def restart(self) -> None:
+        """The manager starts anew: with its ledger, and with what the checkpointer tells."""
+        seats = []
+        for seat, pod in self.pods.items():
+            there = self.truth.get(seat)
+            outcome = "gone" if there is None else "parked" if there.parked else "active"
+            if pod.container_id:
+                seats.append(
+                    SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id, outcome=outcome)  # type: ignore[arg-type]
+                )
+        ledger = recovery.ledger(self.node, "")
+        open_ = tuple(self.jobs[switch.op] for switch in self.node.switches.values() if switch.op in self.jobs)
+        self.board = self.new_board()
+        self.receive(BusChanged(True))
+        reply = JobReply(accepted=True, jobs=tuple(one for one in open_ if not one.done), seats=tuple(seats))
+        self.receive(Recovered(self.owners(), ledger, reply))
+        self.beat()
+
+    def finish(self) -> None:
+        """Carry every switch under way to a good end."""
+        for _ in range(30):
+            for switch in list(self.node.switches.values()):
+                if switch.phase == "draining" and switch.victim:
+                    self.beat()
+                    self.quiet(switch.victim)
+                elif switch.phase == "cutting":
+                    self.tick(2.5)
+                elif switch.phase == "job":
+                    self.take(self.job_of(switch.op))
+                    self.work(switch.op)
+                    self.report(switch.op)
+            if not self.node.switches:
+                return
+        raise AssertionError(f"switches that do not end: {self.node.switches}")
+
+    def check(self) -> None:
+        """What is really on each GPU fits, the reserve left alone; and no two groups run on one GPU."""
+        for gpu in {gpu.uuid: gpu for group in self.groups for gpu in group.gpus}.values():
+            there = [one for one in self.truth.values() if gpu.uuid in one.gpus]
+            running = [one for one in there if not one.parked]
+            used = sum(one.bytes for one in there)
+            assert used <= gpu.memory_bytes - RESERVE, f"{gpu.uuid}: {used / GIB} GiB in use"
+            assert len({one.gpus for one in running}) <= 1, f"{gpu.uuid}: seats of two groups run"
+            self.most = max(self.most, len(running))
+
+    def _park(self, one: SeatProgress, *, succeeds: bool) -> SeatProgress:
+        there = self.truth.get(one.seat)
+        if there is None:
+            return one.model_copy(update={"outcome": "gone"})
+        if not succeeds:
+            return one.model_copy(update={"outcome": "active", "reason": "made to fail"})
+        there.parked = True
+        sizes = {"vram_bytes": there.uses * len(there.gpus), "residue_bytes": there.keeps * len(there.gpus)}
+        return one.model_copy(update={"outcome": "parked", **sizes})
+
+    def _activate(self, one: SeatProgress, *, succeeds: bool) -> SeatProgress:
+        there = self.truth.get(one.seat)
+        if there is None:
+            return one.model_copy(update={"outcome": "gone"})
+        there.parked = not succeeds
+        return one.model_copy(update={"outcome": "active" if succeeds else "parked"})

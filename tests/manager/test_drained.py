@@ -1,0 +1,146 @@
+"""Drained: the roster says it, then all routers are quiet, then the engine computes nothing. In this order."""
+
+from kybernate.messages import DrainNode, SwitchJob
+from kybernate.seat import SeatState as S
+from services.gpu_manager import demand
+from services.gpu_manager.inputs import BusChanged, DrainAnnounced, EngineSeen
+from services.router.core import managers
+from tests.manager.world import World, make_group
+
+
+def draining(world: World) -> tuple[str, str]:
+    """The second seat drains for the first."""
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.beat()
+    world.traffic(a, waiting=1)
+    assert world.state(b) is S.DRAINING
+    return a, b
+
+
+def answer(world: World, seat: str, *, seconds_ago: float, container_id: str | None = None) -> None:
+    """The engine computes nothing, by its answer to a question of then."""
+    known = world.managed(seat).durable.container_id
+    asked_at = world.now.wall - seconds_ago
+    world.receive(EngineSeen(seat, known if container_id is None else container_id, True, 0, asked_at=asked_at))
+
+
+def test_an_answer_to_a_question_from_before_the_routers_were_quiet_proves_nothing(world: World) -> None:
+    _, b = draining(world)
+    world.announce(b)
+    world.ack(b)
+
+    answer(world, b, seconds_ago=0.5)
+    assert world.state(b) is S.DRAINING, "a router may have sent a request after it"
+    answer(world, b, seconds_ago=0.0)
+
+    assert world.state(b) is S.PARKING
+
+
+def test_an_answer_to_a_question_from_before_the_cut_proves_nothing(world: World) -> None:
+    _, b = draining(world)
+    world.announce(b)
+    for _ in range(61):
+        world.tick(1)
+        world.beat()
+        world.ack(b, in_flight=1)
+    jobs = sum(isinstance(effect, SwitchJob) for effect in world.effects)
+    assert world.node.switches["G0"].phase == "cutting"
+
+    answer(world, b, seconds_ago=5.0)
+    assert sum(isinstance(effect, SwitchJob) for effect in world.effects) == jobs
+    world.tick(0.1)
+    answer(world, b, seconds_ago=0.0)
+
+    assert sum(isinstance(effect, SwitchJob) for effect in world.effects) == jobs + 1
+
+
+def test_an_engine_of_another_container_proves_nothing(world: World) -> None:
+    _, b = draining(world)
+    world.announce(b)
+    world.ack(b)
+
+    answer(world, b, seconds_ago=0.0, container_id="process://999")
+
+    assert world.state(b) is S.DRAINING
+
+
+def test_the_roster_entry_of_an_earlier_drain_announces_nothing(world: World) -> None:
+    _, b = draining(world)
+    world.receive(DrainAnnounced(b, world.managed(b).epoch - 1))
+    world.ack(b)
+    world.idle(b)
+    assert world.state(b) is S.DRAINING
+
+    world.announce(b)
+    world.idle(b)
+
+    assert world.state(b) is S.PARKING
+
+
+def test_a_drain_stands_still_while_the_bus_is_away(world: World) -> None:
+    _, b = draining(world)
+    world.receive(BusChanged(False))
+
+    world.quiet(b)
+    world.tick(100)
+    world.idle(b)
+
+    assert world.state(b) is S.DRAINING
+
+
+def test_after_a_return_of_the_bus_a_deadline_waits_for_the_routers_too(world: World) -> None:
+    _, b = draining(world)
+    for _ in range(58):
+        world.tick(1)
+        world.beat()
+    world.receive(BusChanged(False))
+    world.tick(5)
+    world.receive(BusChanged(True))
+
+    world.tick(2.9)
+    assert world.node.switches["G0"].drain.deadline < world.now.model
+    assert world.state(b) is S.DRAINING, "a router that forwards to it may not be known yet"
+    world.tick(0.2)
+
+    assert world.state(b) is S.PARKING
+
+
+def test_seats_in_the_way_of_a_larger_group_drain_only_with_the_bus_and_known_routers() -> None:
+    world = World(groups=(make_group("G0", [0], 1), make_group("G1", [1], 1), make_group("G01", [0, 1], 1)))
+    world.boot()
+    (a,), (b,), pair = world.fill("a", group=0), world.fill("b", group=1), world.seat(2, 0)
+    world.tick(300)
+    world.receive(BusChanged(False))
+    world.pod(pair, "p")
+    world.call(pair)
+    assert (world.state(a), world.state(b)) == (S.ACTIVE, S.ACTIVE)
+
+    world.receive(BusChanged(True))
+    world.tick(2.9)
+    assert "G01" in world.node.claims
+    assert (world.state(a), world.state(b)) == (S.ACTIVE, S.ACTIVE)
+    world.router("router-0")
+    world.tick(0.2)
+
+    assert (world.state(a), world.state(b)) == (S.DRAINING, S.DRAINING)
+
+
+def test_an_operators_drain_waits_for_the_routers_too(world: World) -> None:
+    (a,) = world.fill("a")
+    world.receive(BusChanged(False))
+    world.order(DrainNode, group="G0")
+    world.receive(BusChanged(True))
+
+    world.tick(2.9)
+    assert world.state(a) is S.ACTIVE
+    world.router("router-0")
+    world.tick(0.2)
+
+    assert world.state(a) is S.DRAINING
+
+
+def test_a_manager_waits_for_a_silent_router_longer_than_the_router_trusts_itself() -> None:
+    """Two services with a bound each. The margin covers a presence that was 2 s on its way, as long as the period."""
+    assert demand.DEAD_AFTER_SECONDS >= managers.TRUST_SECONDS + 2.0
+    assert demand.PERMIT_SECONDS > managers.ANSWER_SECONDS

@@ -1,0 +1,198 @@
+"""Room and memory at the edges of a switch, of an inherited ticket and of a lost ledger."""
+
+from dataclasses import replace
+
+import pytest
+
+from kybernate.messages import JobReply, PinSeat, Presence
+from kybernate.seat import SeatState as S
+from services.gpu_manager import recovery, view
+from services.gpu_manager.inputs import BusChanged, ForeignProcessesSeen, Recovered, StartCalls, Tick
+from services.gpu_manager.ledger import Ledger
+from tests.manager.packed import PackedWorld, make_packed
+from tests.manager.test_packing import active, serve
+from tests.manager.world import GIB, World
+
+
+@pytest.fixture(name="packed")
+def packed_world() -> PackedWorld:
+    """A group of one 80 GiB GPU with four seats, and one of both GPUs over it."""
+    made = PackedWorld(groups=(make_packed("G0", [0], 4), make_packed("G01", [0, 1], 2)))
+    made.boot()
+    return made
+
+
+def ungated(world: World, seat: str, model: str, **notes: str) -> None:
+    world.pod(seat, model, **notes)
+    world.pods[seat] = replace(world.pods[seat], container_id=f"process://ungated-{seat}", running=True)
+    world.look()
+
+
+def test_a_container_without_a_ticket_during_a_drain_keeps_the_incoming_seat_out() -> None:
+    world = World()
+    world.boot()
+    a, b = world.fill("ma", "mb")[:2]
+    c = world.seat(0, 2)
+    assert world.state(b) is S.ACTIVE
+    assert world.state(a) is S.PARKED
+    world.wish(a)
+    sw = world.node.switches["G0"]
+    assert (sw.victim, sw.incoming) == (b, a), sw
+    world.announce(b)
+    world.ack(b)
+    ungated(world, c, "mc")
+    assert world.state(c) is S.QUARANTINED
+    assert world.managed(c).lease
+    world.idle(b)
+    job = world.job_of(sw.op)
+    assert job.activate is None, "c holds the group"
+
+
+def test_a_container_without_a_ticket_that_fits_beside_the_victim_only_is_no_holder_during_the_job(
+    packed: PackedWorld,
+) -> None:
+    a, b, c, d = packed.groups[0].seat_ids
+    serve(packed, a, 50)
+    serve(packed, b, 30)
+    serve(packed, c, 20)
+    packed.wish(a)
+    sw = packed.node.switches["G0"]
+    packed.quiet(sw.victim)
+    assert sw.phase == "job"
+    assert sw.incoming == a
+    stays = b if sw.victim == c else c
+    ungated(packed, d, "rogue", vram=f"{78 - 50}GiB" if stays == c else "20GiB")
+    packed.take(packed.job_of(sw.op))
+    packed.work(sw.op)
+    packed.report(sw.op)
+
+
+def test_an_heir_that_needs_less_reserves_what_the_ticket_did(packed: PackedWorld) -> None:
+    a, b, _c = packed.groups[0].seat_ids[:3]
+    serve(packed, a, 10)
+    packed.own(b, "large", 60)
+    packed.call(b)
+    assert packed.state(b) is S.STARTING
+    packed.calls.pop(b)
+    packed.receive(StartCalls({}))
+    packed.own(b, "small", 5)
+    packed.look()
+    packed.look()
+    assert packed.state(b) is S.STARTING
+    assert packed.managed(b).durable.inherited
+    assert view.free_bytes(packed.node, packed.groups[0]) <= 8 * GIB, "the ticket may have started the large one"
+
+
+def test_a_residue_is_unknown_again_after_a_container_started_anew(packed: PackedWorld) -> None:
+    a, b, c = packed.groups[0].seat_ids[:3]
+    serve(packed, a, 40, keeps=3)
+    serve(packed, b, 48)
+    assert packed.state(a) is S.PARKED
+    assert packed.managed(a).durable.residue_bytes
+    packed.exit(a)
+    packed.wish(a)
+    packed.call(a)
+    packed.finish()
+    packed.start(a)
+    packed.healthy(a)
+    assert packed.state(a) is S.ACTIVE
+    assert packed.state(b) is S.PARKED
+    serve(packed, c, 30)
+    assert packed.state(a) is S.ACTIVE
+    assert packed.managed(a).durable.residue_bytes == 0
+    packed.command(PinSeat, c)
+    packed.tick(120)
+    packed.beat()
+    packed.tick(1)
+    packed.finish()
+    packed.check()
+
+
+def test_parked_seats_of_a_lost_ledger_keep_what_park_evidence_admits(
+    packed: PackedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, c = packed.groups[0].seat_ids[:3]
+    serve(packed, a, 40, keeps=5)
+    serve(packed, b, 50)
+    assert packed.state(a) is S.PARKED
+    monkeypatch.setattr(recovery, "ledger", lambda node, boot: Ledger())
+    packed.restart()
+    monkeypatch.undo()
+    assert packed.state(a) is S.PARKED
+    assert packed.state(b) is S.ACTIVE
+    packed.tick(5)
+    packed.beat()
+    serve(packed, c, 28)
+    packed.check()
+
+
+def test_an_incoming_seat_for_which_the_drain_took_the_room_is_not_sent(packed: PackedWorld) -> None:
+    a, b, c = packed.groups[0].seat_ids[:3]
+    serve(packed, a, 30)
+    serve(packed, b, 30)
+    serve(packed, c, 30)
+    out = next(s for s in (a, b, c) if packed.state(s) is S.PARKED)
+    packed.wish(out)
+    sw = packed.node.switches["G0"]
+    assert sw.incoming == out
+    stays = next(s for s in (a, b, c) if s not in (out, sw.victim))
+    packed.receive(ForeignProcessesSeen((), {packed.managed(stays).durable.container_id: 49 * GIB}))
+    packed.quiet(sw.victim)
+    job = packed.job_of(sw.op)
+    assert job.activate is None, "30 beside 51 GiB"
+
+
+def test_a_group_whose_ledger_was_lost_goes_on_switching_although_its_holders_were_granted_more(
+    packed: PackedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, c = packed.groups[0].seat_ids[:3]
+    serve(packed, a, 39)
+    serve(packed, b, 39)
+    assert active(packed) == {a, b}
+    # their pods declare nothing that counts: seen a little more than declared
+    for s in (a, b):
+        packed.receive(ForeignProcessesSeen((), {packed.managed(s).durable.container_id: 39 * GIB + 2**28}))
+    packed.sizes[a] = packed.sizes[b] = (39 * GIB, 0)
+    monkeypatch.setattr(recovery, "ledger", lambda node, boot: Ledger())
+    owners = packed.owners()
+    from kybernate.messages import SeatProgress
+
+    seen = tuple(
+        SeatProgress(
+            seat=s,
+            pod_uid=packed.pods[s].uid,
+            container_id=packed.pods[s].container_id,
+            outcome="active",
+            gpus=("GPU-0",),
+            vram_bytes=39 * GIB + 2**28,
+        )
+        for s in (a, b)
+    )
+    packed.board = packed.new_board()
+    packed.board.handle(BusChanged(True), packed.now)
+    packed.board.handle(Recovered(owners, Ledger(), JobReply(accepted=True, seats=seen)), packed.now)
+    packed.wall += 5
+    for n, i in packed.routers.items():
+        packed.board.handle(Presence(cause="p", component="router", instance=n, incarnation=i), packed.now)
+    packed.wall += 60
+    packed.pods[c] = replace(
+        packed.pods[a],
+        seat=c,
+        uid="uid-c",
+        name="c",
+        running=False,
+        container_id=None,
+        annotations={"kyb.ai/model": "mc", "kyb.ai/backend": "fake", "kyb.ai/vram": "20GiB"},
+    )
+    from services.gpu_manager.inputs import PodsSeen, StartCall
+
+    packed.board.handle(PodsSeen(packed.owners()), packed.now)
+    for _ in range(100):
+        packed.wall += 10
+        for n, i in packed.routers.items():
+            packed.board.handle(Presence(cause="p", component="router", instance=n, incarnation=i), packed.now)
+        packed.board.handle(StartCalls({c: StartCall("cc", packed.now.unix, packed.now.unix + 25)}), packed.now)
+        packed.board.handle(Tick(), packed.now)
+        if packed.node.switches:
+            break
+    assert packed.node.switches, packed.node.broken

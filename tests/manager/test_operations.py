@@ -1,0 +1,533 @@
+"""What operators order: moves, drains, their end. Each operation has a name, and survives the manager."""
+
+import pytest
+
+from kybernate.messages import (
+    ActivateSeat,
+    DrainNode,
+    JobReply,
+    MigrateSeat,
+    ParkSeat,
+    PinSeat,
+    ResumeNode,
+    RetargetJob,
+    SeatEvent,
+)
+from kybernate.seat import SeatState as S
+from services.gpu_manager import publish, recovery
+from services.gpu_manager.inputs import (
+    BusChanged,
+    ForeignProcess,
+    ForeignProcessesSeen,
+    JobAnswered,
+    JobsReported,
+    StartTicket,
+)
+from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.operations import MOST_ORDERS, MOVE_SECONDS
+from tests.manager.test_recovery import restart
+from tests.manager.world import World, make_group
+
+
+@pytest.fixture
+def soft() -> World:
+    """a is parked and b active on G0; c is active on G1. Seats may move between the two."""
+    world = World(groups=(make_group("G0", [0], 2, rebalance=True), make_group("G1", [1], 2, rebalance=True)))
+    world.boot()
+    world.fill("a", "b", group=0)
+    world.fill("c", group=1)
+    world.tick(10)
+    world.beat()
+    return world
+
+
+def holders(world: World) -> set[str]:
+    return {seat.model for seat in world.node.seats.values() if seat.lease}
+
+
+# --- drain ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_drained_group_parks_its_seat_and_starts_and_activates_nothing_until_it_is_resumed(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.traffic(b, in_flight=1)
+
+    reply = world.order(DrainNode, group="G0")
+
+    assert reply.accepted
+    assert reply.order is not None
+    assert (reply.order.phase, reply.order.actor) == ("queued", "alice")
+    assert world.state(b) is S.DRAINING
+    world.traffic(b)
+    world.finish()
+    assert (world.state(a), world.state(b)) == (S.PARKED, S.PARKED)
+    assert world.phases() == ["queued", "draining", "parking", "done"]
+    world.traffic(a, waiting=3)
+    c = world.seat(0, 2)
+    world.pod(c, "c")
+    world.call(c)
+    world.tick(30)
+    assert holders(world) == set()
+    assert "group G0 is drained for maintenance by alice" in publish.gate_texts(world.node, world.now)[c]
+    assert "kyb resume group G0" in world.node.record(world.managed(a), world.now).blocked
+
+    assert world.order(ResumeNode, "op-2", group="G0").accepted
+
+    assert world.phases("op-2") == ["done"]
+    world.beat()
+    world.tick(1)
+    assert holders(world) != set()
+
+
+def test_a_request_for_a_drained_seat_is_refused_with_the_reason_and_taken_after_the_resume(world: World) -> None:
+    a, _ = world.fill("a", "b")
+    world.order(DrainNode, group="G0", purpose="upgrade")
+    for kind in (ActivateSeat, PinSeat):
+        refused = world.command(kind, a)
+        assert (refused.accepted, refused.code) == (False, "drained")
+        assert "group G0 is drained for upgrade by alice; it ends with: kyb resume group G0" in refused.reason
+    assert world.command(ParkSeat, a).accepted
+    world.order(ResumeNode, "op-2", group="G0")
+    assert world.command(ActivateSeat, a).accepted
+
+
+def test_a_seat_that_may_move_is_not_refused_and_is_activated_on_another_group(soft: World) -> None:
+    b, c = soft.seat(0, 1), soft.seat(1, 0)
+    soft.order(DrainNode, group="G0")
+    soft.finish()
+    assert soft.state(b) is S.PARKED
+    assert soft.command(ActivateSeat, b, actor="router").accepted
+    soft.traffic(b, waiting=1, oldest=30.0)
+    soft.finish()
+    assert (soft.state(b), soft.managed(b).group.name) == (S.ACTIVE, "G1")
+    assert soft.state(c) is S.PARKED
+    assert soft.node.record(soft.managed(b), soft.now).drained == ""
+
+
+def test_all_groups_of_a_drained_node_are_empty_and_a_group_alone_cannot_be_resumed(world: World) -> None:
+    world.fill("a", "b")
+    world.fill("p", group=1)
+    world.order(DrainNode, purpose="upgrade")
+    world.finish()
+    assert holders(world) == set()
+    refused = world.order(ResumeNode, "op-2", group="G0")
+    assert (refused.accepted, refused.code) == (False, "drained")
+    assert "kyb resume node n1" in refused.reason
+    world.order(DrainNode, "op-3", group="G0")
+    resumed = world.order(ResumeNode, "op-4")
+    assert resumed.order is not None
+    assert "still drained: group G0" in resumed.order.text
+
+
+def test_the_gpus_of_a_drained_group_are_empty_whatever_group_uses_them() -> None:
+    world = World(groups=(make_group("G0", [0], 2), make_group("G1", [1], 2), make_group("G01", [0, 1], 2)))
+    world.boot()
+    (pair,) = world.fill("p", group=2)
+    world.order(DrainNode, group="G0")
+    world.finish()
+    assert world.state(pair) is S.PARKED
+    world.traffic(pair, waiting=1)
+    single = world.seat(1, 0)
+    world.pod(single, "s")
+    world.call(single)
+    assert world.state(single) is S.STARTING, "GPU 1 is free for its own group"
+    world.tick(60)
+    assert world.state(pair) is S.PARKED
+    assert not world.node.claims
+
+
+def test_pinned_seats_are_named_and_only_an_upgrade_parks_them(world: World) -> None:
+    (a,) = world.fill("a")
+    world.command(PinSeat, a)
+    refused = world.order(DrainNode, group="G0")
+    assert (refused.accepted, refused.code) == (False, "pinned")
+    assert a in refused.reason
+    assert world.order(DrainNode, "op-2", group="G0", purpose="upgrade").accepted
+    world.finish()
+    assert world.state(a) is S.PARKED
+    world.order(ResumeNode, "op-3", group="G0")
+    world.tick(1)
+    world.finish()
+    assert world.state(a) is S.ACTIVE, "it is still pinned"
+
+
+def test_a_seat_whose_pod_is_pinned_during_a_drain_stays_unless_it_is_for_an_upgrade(world: World) -> None:
+    (a,) = world.fill("a")
+    world.receive(BusChanged(False))
+    assert world.order(DrainNode, group="G0").accepted
+    world.annotate(a, pin="true")
+    world.receive(BusChanged(True))
+    world.tick(5)
+    assert world.state(a) is S.ACTIVE
+    assert world.order(DrainNode, "op-2", group="G0", purpose="upgrade").accepted
+    assert world.state(a) is S.DRAINING
+
+
+def test_an_operation_that_goes_on_is_asked_for_again_and_goes_on(world: World) -> None:
+    world.fill("a")
+    world.order(DrainNode, group="G0")
+
+    again = world.order(DrainNode, group="G0")
+
+    assert (again.accepted, again.repeated) == (True, True)
+    assert world.phases() == ["queued", "draining"]
+
+
+def test_a_seat_that_starts_while_its_group_is_drained_is_parked_once_it_serves(world: World) -> None:
+    a = world.seat(0, 0)
+    world.pod(a, "a")
+    world.call(a)
+    world.order(DrainNode, group="G0")
+    assert world.phases() == ["starting"]
+    world.start(a)
+    world.healthy(a)
+    world.finish()
+    assert world.state(a) is S.PARKED
+    assert world.phases()[-1] == "done"
+
+
+def test_a_start_that_is_called_again_gets_no_second_ticket_on_a_drained_group(world: World) -> None:
+    a = world.seat(0, 0)
+    world.pod(a, "a")
+    world.call(a)
+    world.order(DrainNode, group="G0")
+    world.call(a)
+    world.look()
+    world.look()
+    assert len([effect for effect in world.effects if isinstance(effect, StartTicket)]) == 1
+
+
+def test_a_switch_under_way_goes_on_without_its_incoming_seat(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    assert world.node.switches["G0"].incoming == a
+    world.order(DrainNode, group="G0")
+    world.finish()
+    assert world.job().activate is None
+    assert (world.state(a), world.state(b)) == (S.PARKED, S.PARKED)
+
+
+def test_an_activation_that_was_journaled_before_the_drain_ends_and_then_the_seat_is_parked(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.quiet(b)
+    job = world.job()
+    assert job.activate is not None
+    world.order(DrainNode, group="G0")
+    world.progress(job)
+    world.traffic(a)
+    world.finish()
+    assert holders(world) == set()
+    assert world.phases()[-1] == "done"
+
+
+def test_a_job_that_the_checkpointer_forgot_is_sent_again_without_the_seat_that_was_to_come(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.quiet(b)
+    job = world.job()
+    assert job.activate is not None
+    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+    world.order(DrainNode, group="G0")
+    world.receive(JobsReported(JobReply(accepted=True), asked=(job.op,)))
+    assert [target.seat for target in world.job().park] == [b]
+    assert world.job().activate is None
+
+
+def test_while_a_seat_is_parked_for_a_drain_no_other_one_is_offered_to_the_checkpointer(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.order(DrainNode, group="G0")
+    world.quiet(b)
+    world.receive(JobAnswered(world.job().op, JobReply(accepted=True)))
+    world.traffic(a, waiting=1)
+    world.tick(1)
+    assert not [effect for effect in world.effects if isinstance(effect, RetargetJob)]
+
+
+def test_a_seat_that_its_pod_pins_during_maintenance_stays_and_the_operation_says_so(world: World) -> None:
+    a = world.seat(0, 0)
+    world.pod(a, "a")
+    world.call(a)
+    world.order(DrainNode, group="G0")
+    world.annotate(a, pin="true")
+    world.start(a)
+    world.healthy(a)
+    world.tick(5)
+    assert world.state(a) is S.ACTIVE
+    asked = world.order(DrainNode, group="G0")
+    assert asked.order is not None
+    assert (asked.order.phase, asked.order.text) == ("held", f"{a} (a) is pinned")
+
+
+def test_a_park_that_fails_is_tried_again_after_its_back_off(world: World) -> None:
+    (a,) = world.fill("a")
+    world.order(DrainNode, group="G0")
+    world.quiet(a)
+    world.progress(world.job(), "active")
+    assert world.state(a) is S.ACTIVE
+    assert not world.node.orders["op"].outcome
+    for _ in range(100):
+        world.tick(1.0)
+        world.beat()
+        if world.state(a) is S.DRAINING:
+            break
+    world.finish()
+    assert world.phases()[-1] == "done"
+
+
+def test_a_drain_waits_for_the_bus(world: World) -> None:
+    (a,) = world.fill("a")
+    world.receive(BusChanged(False))
+    world.order(DrainNode, group="G0")
+    world.tick(5)
+    assert world.state(a) is S.ACTIVE
+    world.receive(BusChanged(True))
+    world.tick(5)
+    world.beat()
+    assert world.state(a) is S.DRAINING
+
+
+def test_an_upgrade_names_the_pods_whose_parked_engines_still_use_the_driver(world: World) -> None:
+    world.fill("a", "b")
+    world.order(DrainNode, purpose="upgrade")
+    world.finish()
+    asked = world.order(DrainNode, purpose="upgrade")
+    assert asked.order is not None
+    assert "2 pods still use the driver, end them with kubectl drain: default/a, default/b" in asked.order.text
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_name_answers_the_same_operation_and_another_one_with_it_is_refused(world: World) -> None:
+    (a,) = world.fill("a")
+    first = world.order(DrainNode, group="G0")
+    world.finish()
+    again = world.order(DrainNode, group="G0")
+    assert (first.repeated, again.repeated) == (False, True)
+    assert again.order is not None
+    assert (again.order.op, again.order.phase) == ("op", "done")
+    for other in (world.order(DrainNode, group="G23"), world.order(ResumeNode, group="G0")):
+        assert (other.accepted, other.code) == (False, "op-conflict")
+        assert "op is another one: drain group G0" in other.reason
+    world.order(ResumeNode, "op-2", group="G0")
+    again = world.order(DrainNode, group="G0")
+    assert again.repeated, "a drain that was resumed is not begun again by its name"
+    assert again.order is not None
+    assert "resumed by op-2" in again.order.text
+    assert world.node.drain_on(world.groups[0]) is None
+    assert world.state(a) is S.PARKED
+
+
+def test_a_second_drain_of_the_same_group_takes_over(world: World) -> None:
+    (a,) = world.fill("a")
+    world.traffic(a, in_flight=1)
+    world.order(DrainNode, group="G0")
+    world.order(DrainNode, "op-2", group="G0", purpose="upgrade")
+    assert world.node.orders["op"].outcome == "cancelled"
+    assert "replaced by op-2" in world.node.orders["op"].reason
+    world.order(ResumeNode, "op-3", group="G0")
+    assert world.node.orders["op-2"].outcome == "cancelled"
+    assert not world.node.drains
+
+
+def test_only_operations_that_are_over_and_not_in_force_are_forgotten(world: World) -> None:
+    world.order(DrainNode, "kept", group="G23")
+    for number in range(MOST_ORDERS + 10):
+        world.order(ResumeNode, f"op-{number}", group="G0")
+    assert "kept" in world.node.orders
+    assert len(world.node.orders) <= MOST_ORDERS + 1
+    assert world.order(ResumeNode, f"op-{MOST_ORDERS + 9}", group="G0").repeated
+
+
+def test_a_dry_run_says_what_would_happen_or_why_not_and_changes_nothing(soft: World) -> None:
+    b = soft.seat(0, 1)
+    soft.traffic(b, in_flight=2)
+    before = len([effect for effect in soft.effects if isinstance(effect, SeatEvent)])
+    drain = soft.order(DrainNode, group="G0", dry_run=True)
+    move = soft.order(MigrateSeat, seat=b, to="G1", dry_run=True)
+    wrong = soft.order(DrainNode, group="G7", dry_run=True)
+    assert drain.plan[0] == "no seat is started or activated on group G0 any more"
+    assert f"end its 2 requests in flight (at most 60 s), park {b} (b) on group G0" in drain.plan[1]
+    assert f"activate {b} on group G1, once the policy lets {soft.seat(1, 0)} (c) yield" in move.plan[-1]
+    assert (wrong.accepted, wrong.code) == (False, "unknown-group")
+    assert "it has G0, G1" in wrong.reason
+    assert not soft.node.orders
+    assert len([effect for effect in soft.effects if isinstance(effect, SeatEvent)]) == before
+
+
+# --- the manager dies -------------------------------------------------------------------------------------------------
+
+
+def test_a_manager_that_dies_in_the_middle_of_a_drain_goes_on_with_it(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.order(DrainNode, group="G0")
+    world.announce(b)
+    assert world.state(b) is S.DRAINING
+
+    restart(world)
+
+    world.tick(5)
+    world.beat()
+    world.traffic(a, waiting=1)
+    world.finish()
+    assert holders(world) == set()
+    asked = world.order(DrainNode, group="G0")
+    assert asked.repeated
+    assert asked.order is not None
+    assert asked.order.outcome == "done"
+    assert world.command(ActivateSeat, a).code == "drained"
+
+
+def test_a_manager_that_dies_in_the_middle_of_a_move_goes_on_with_it(soft: World) -> None:
+    b, c = soft.seat(0, 1), soft.seat(1, 0)
+    soft.traffic(c, in_flight=1)
+    soft.order(MigrateSeat, seat=b, to="G1")
+    soft.finish()
+    assert soft.state(b) is S.PARKED
+
+    restart(soft)
+
+    for _ in range(5):
+        soft.tick(2.0)
+        soft.beat()
+        soft.finish()
+    assert (soft.state(b), soft.managed(b).group.name) == (S.ACTIVE, "G1")
+    assert soft.order(MigrateSeat, seat=b, to="G1").repeated
+    assert soft.node.orders["op"].outcome == "done"
+
+
+def test_a_drain_outlives_a_change_of_the_groups(world: World) -> None:
+    world.order(DrainNode, group="G0")
+    kept = Ledger.model_validate_json(recovery.ledger(world.node, "boot").model_dump_json())
+    other = World(groups=(make_group("G01", [0, 1], 2), make_group("G2", [2], 1)))
+    restart(other, ledger=kept)
+    assert [other.node.drain_on(group) is not None for group in other.groups] == [True, False]
+    other.tick(5)
+    assert other.order(ResumeNode, "op-2", group="G0").accepted
+    assert not other.node.drains
+
+
+def test_a_ledger_of_a_manager_without_operations_is_read() -> None:
+    old = recovery.ledger(World().node, "boot").model_dump(mode="json")
+    del old["orders"], old["drains"]
+    assert Ledger.model_validate(old).orders == ()
+
+
+# --- moves ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_active_seat_is_parked_and_activated_on_the_other_group(soft: World) -> None:
+    b, c = soft.seat(0, 1), soft.seat(1, 0)
+    reply = soft.order(MigrateSeat, seat=b, to="G1")
+    assert reply.accepted
+    assert soft.state(b) is S.DRAINING
+    for _ in range(10):
+        soft.finish()
+        soft.tick(1.0)
+        soft.beat()
+    assert (soft.state(b), soft.managed(b).group.name) == (S.ACTIVE, "G1")
+    assert soft.state(c) is S.PARKED
+    assert soft.phases() == ["queued", "draining", "parking", "waiting", "done"]
+    assert not soft.node.moves
+
+
+def test_its_own_group_does_not_bring_it_back_meanwhile(soft: World) -> None:
+    b, c = soft.seat(0, 1), soft.seat(1, 0)
+    soft.traffic(c, in_flight=3)
+    soft.order(MigrateSeat, seat=b, to="G1")
+    soft.finish()
+    soft.traffic(b, waiting=1)
+    soft.tick(1.0)
+    assert soft.state(b) is S.PARKED, "G0 is free, and leaves it to G1"
+    assert soft.stage(b).stage in ("policy", "minimum-active-time")
+
+
+def test_a_move_that_fails_ends_the_operation_and_the_seat_may_go_home(soft: World) -> None:
+    b = soft.seat(0, 1)
+    soft.command(ParkSeat, soft.seat(1, 0))
+    soft.finish()
+    soft.order(MigrateSeat, seat=b, to="G1")
+    for _ in range(10):
+        if soft.state(b) is S.MIGRATING:
+            break
+        soft.quiet(b) if soft.state(b) is S.DRAINING else soft.tick(1.0)
+        soft.beat()
+        if soft.state(b) is S.PARKING:
+            soft.progress(soft.job())
+    assert soft.state(b) is S.MIGRATING
+    soft.progress(soft.job(), activate="parked")
+    assert soft.node.orders["op"].outcome == "failed"
+    assert "could not be activated there: made parked" in soft.node.orders["op"].reason
+    assert not soft.node.moves
+    assert soft.managed(b).group.name == "G0"
+
+
+def test_a_move_that_never_gets_its_turn_fails_after_its_time(soft: World) -> None:
+    b, c = soft.seat(0, 1), soft.seat(1, 0)
+    soft.command(PinSeat, c)
+    assert soft.order(MigrateSeat, seat=b, to="G1").code == "pinned"
+    soft.node.seats[c].durable.pinned = False
+    soft.order(MigrateSeat, seat=b, to="G1")
+    soft.node.seats[c].durable.pinned = True
+    soft.finish()
+    soft.tick(MOVE_SECONDS + 1)
+    assert soft.node.orders["op"].outcome == "failed"
+    assert "pinned" in soft.node.orders["op"].reason
+
+
+def test_a_pod_that_leaves_ends_its_move(soft: World) -> None:
+    b = soft.seat(0, 1)
+    soft.order(MigrateSeat, seat=b, to="G1")
+    soft.exit(b)
+    assert soft.node.orders["op"].outcome == "failed"
+    assert not soft.node.moves
+
+
+@pytest.mark.parametrize(
+    ("to", "code", "text"),
+    [
+        ("G23", "cannot-use", "it has 2 GPUs, the seat needs 1"),
+        ("G9", "unknown-group", "node n1 has no group G9; it has G0, G1, G4, G23"),
+        ("G4", "cannot-use", "of one profile"),
+    ],
+)
+def test_a_group_that_the_seat_cannot_use_is_named_with_the_reason(to: str, code: str, text: str) -> None:
+    groups = (
+        make_group("G0", [0], 2, rebalance=True),
+        make_group("G1", [1], 2, rebalance=True),
+        make_group("G4", [4], 2, slots=2),
+        make_group("G23", [2, 3], 2),
+    )
+    object.__setattr__(groups[2].profile, "name", "another")
+    world = World(groups=groups)
+    world.boot()
+    (a,) = world.fill("a")
+    refused = world.order(MigrateSeat, seat=a, to=to)
+    assert (refused.accepted, refused.code) == (False, code)
+    assert text in refused.reason
+
+
+def test_what_else_cannot_be_moved_is_named(soft: World) -> None:
+    a, b, free = soft.seat(0, 0), soft.seat(0, 1), soft.seat(1, 1)
+    soft.receive(ForeignProcessesSeen((ForeignProcess("GPU-1", 7, "python3"),)))
+    assert soft.order(MigrateSeat, seat=b, to="G1").code == "blocked"
+    soft.receive(ForeignProcessesSeen(()))
+    soft.order(DrainNode, "drain", group="G1")
+    assert soft.order(MigrateSeat, seat=b, to="G1").code == "drained"
+    soft.order(ResumeNode, "resume", group="G1")
+    soft.command(PinSeat, b)
+    assert soft.order(MigrateSeat, seat=b, to="G1").code == "pinned"
+    assert soft.order(MigrateSeat, seat=free, to="G1").code == "unknown-seat"
+    soft.annotate(a, rebalance="false")
+    assert "opted out" in soft.order(MigrateSeat, seat=a, to="G1").reason
+    there = soft.order(MigrateSeat, "stays", seat=a, to="G0")
+    assert there.order is not None
+    assert there.order.outcome == "done"
+    plain = World(groups=(make_group("G0", [0], 2), make_group("G1", [1], 2)))
+    plain.boot()
+    (seat,) = plain.fill("a")
+    assert "no rebalance: true" in plain.order(MigrateSeat, seat=seat, to="G1").reason

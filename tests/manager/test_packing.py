@@ -1,0 +1,161 @@
+"""Groups whose seats share memory: who is active together, what is learned, and what is refused."""
+
+import pytest
+
+from kybernate.messages import ActivateSeat, PinSeat
+from kybernate.seat import SeatState as S
+from services.gpu_manager import view
+from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen, StartCalls
+from tests.manager.packed import PackedWorld, make_packed
+from tests.manager.world import GIB
+
+
+@pytest.fixture
+def packed() -> PackedWorld:
+    """A group of one 80 GiB GPU with four seats, and one of both GPUs over it."""
+    made = PackedWorld(groups=(make_packed("G0", [0], 4), make_packed("G01", [0, 1], 2)))
+    made.boot()
+    return made
+
+
+def serve(world: PackedWorld, seat: str, gib: int, keeps: int = 0, *, declared: bool = True) -> None:
+    """From nothing to active."""
+    world.own(seat, f"m-{seat}", gib, keeps, declared=declared)
+    world.call(seat)
+    world.finish()
+    world.start(seat)
+    world.healthy(seat)
+    assert world.state(seat) is S.ACTIVE
+
+
+def active(world: PackedWorld) -> set[str]:
+    return {seat for seat in world.node.seats if world.state(seat) is S.ACTIVE}
+
+
+def test_as_many_seats_are_active_together_as_declare_to_fit_beside_the_reserve(packed: PackedWorld) -> None:
+    a, b, c, d = packed.groups[0].seat_ids
+    for seat, gib in ((a, 40), (b, 20), (c, 18)):
+        serve(packed, seat, gib)
+    assert active(packed) == {a, b, c}
+    packed.own(d, "m", 1)
+    packed.call(d)
+    assert packed.node.switches["G0"].victim in (a, b, c), "78 of 78 GiB are taken"
+
+
+def test_a_seat_of_unknown_size_takes_the_whole_group_until_it_was_parked_once(packed: PackedWorld) -> None:
+    a, b = packed.groups[0].seat_ids[:2]
+    serve(packed, a, 20, declared=False)
+    assert view.free_bytes(packed.node, packed.groups[0]) == 0
+    serve(packed, b, 30)
+    assert active(packed) == {b}
+    packed.wish(a)
+    packed.finish()
+    assert active(packed) == {a, b}
+    assert packed.managed(a).durable.reserved_bytes == 21 * GIB, "what was seen, and 5 %"
+
+
+def test_what_a_seat_was_seen_to_use_beyond_its_declaration_counts_from_then_on(packed: PackedWorld) -> None:
+    a, b, c = packed.groups[0].seat_ids[:3]
+    serve(packed, a, 40)
+    container = packed.managed(a).durable.container_id
+    packed.receive(ForeignProcessesSeen((), {container: 50 * GIB}))
+    serve(packed, b, 25)
+    assert active(packed) == {a, b}
+    packed.own(c, "m", 10)
+    packed.call(c)
+    assert "G0" in packed.node.switches, "52.5 + 25 + 10 GiB are more than 78"
+    assert not packed.node.broken, "what was granted before holds"
+
+
+def test_what_sleeping_engines_keep_is_taken_from_every_group_on_their_gpus(packed: PackedWorld) -> None:
+    big = packed.groups[1].seat_ids[0]
+    serve(packed, big, 60, keeps=5)
+    a, b = packed.groups[0].seat_ids[:2]
+    serve(packed, a, 40)
+    assert packed.state(big) is S.PARKED
+    assert view.free_bytes(packed.node, packed.groups[0]) == (80 - 2 - 5 - 40) * GIB
+    packed.own(b, "m", 34)
+    packed.call(b)
+    assert packed.node.switches["G0"].victim == a, "34 GiB fit beside 40, and not beside 40 and 5"
+
+
+def test_a_victim_that_was_never_parked_may_leave_a_residue_and_its_place_is_given_after_the_park(
+    packed: PackedWorld,
+) -> None:
+    a, b, c = packed.groups[0].seat_ids[:3]
+    serve(packed, a, 40)
+    serve(packed, c, 38)
+    packed.own(b, "m", 40)
+    packed.call(b)
+    switch = packed.node.switches["G0"]
+    assert (switch.victim, switch.incoming, switch.room_for) in ((a, None, b), (c, None, b))
+
+
+def test_several_holders_leave_for_one_that_needs_the_room_of_all(packed: PackedWorld) -> None:
+    a, b, c = packed.groups[0].seat_ids[:3]
+    serve(packed, a, 30)
+    serve(packed, b, 30)
+    serve(packed, c, 70)
+    assert active(packed) == {c}
+
+
+def test_a_larger_group_comes_when_all_packed_holders_below_it_are_parked(packed: PackedWorld) -> None:
+    for seat in packed.groups[0].seat_ids[:3]:
+        serve(packed, seat, 20)
+    serve(packed, packed.groups[1].seat_ids[0], 30)
+    assert active(packed) == {packed.groups[1].seat_ids[0]}
+
+
+def test_a_pinned_seat_that_leaves_no_room_is_named(packed: PackedWorld) -> None:
+    a, b = packed.groups[0].seat_ids[:2]
+    serve(packed, a, 50)
+    packed.command(PinSeat, a)
+    packed.own(b, "m", 40)
+    refused = packed.command(ActivateSeat, b)
+    assert (refused.accepted, refused.code) == (False, "pinned")
+    assert packed.command(ActivateSeat, a).accepted
+
+
+def test_what_a_lease_reserves_survives_a_restart(packed: PackedWorld) -> None:
+    a, b = packed.groups[0].seat_ids[:2]
+    serve(packed, a, 40)
+    serve(packed, b, 30)
+    packed.receive(
+        ForeignProcessesSeen((ForeignProcess("GPU-9", 1, "x"),), {packed.managed(a).durable.container_id: 60 * GIB})
+    )
+    packed.restart()
+    assert active(packed) == {a, b}
+    assert packed.managed(a).durable.reserved_bytes == 40 * GIB
+    assert not packed.node.broken
+
+
+def test_what_was_only_seen_while_active_does_not_make_a_size_known(packed: PackedWorld) -> None:
+    a, b = packed.groups[0].seat_ids[:2]
+    serve(packed, a, 20, declared=False)
+    packed.receive(ForeignProcessesSeen((), {packed.managed(a).durable.container_id: 5 * GIB}))
+    packed.exit(a)
+    packed.call(a)
+    packed.start(a)
+    packed.healthy(a)
+    packed.own(b, "m", 30)
+    packed.call(b)
+    assert packed.node.switches["G0"].victim == a
+
+
+def test_an_heir_that_needs_more_than_the_ticket_reserved_is_quarantined_until_there_is_room(
+    packed: PackedWorld,
+) -> None:
+    a, b = packed.groups[0].seat_ids[:2]
+    serve(packed, a, 50)
+    packed.own(b, "small", 20)
+    packed.call(b)
+    packed.calls.pop(b)
+    packed.receive(StartCalls({}))
+    packed.own(b, "large", 60)
+    packed.look()
+    packed.look()
+    assert packed.state(b) is S.QUARANTINED
+    assert "needs less VRAM" in packed.managed(b).reason
+    packed.exit(a)
+    packed.tick()
+    assert packed.state(b) is not S.QUARANTINED

@@ -1,0 +1,119 @@
+"""Reports of the checkpointer count for the pod and the container that they name, and prove only what they say."""
+
+from dataclasses import replace
+
+from kybernate.messages import JobProgress, JobReply, JobStatus, SeatProgress
+from kybernate.seat import SeatState as S
+from services.gpu_manager.inputs import JobsReported
+from tests.manager.test_mid_switch import delete, switch_under_way
+from tests.manager.test_recovery import restart
+from tests.manager.world import World, status
+
+
+def report(world: World, found: JobStatus) -> None:
+    world.receive(JobProgress(cause="c", node="n1", status=found))
+
+
+def look_at(world: World, seat: str, outcome: str, **names: str) -> None:
+    """The checkpointer read processes; ``names``: of another pod or container."""
+    target = world.managed(seat).target()
+    own = {"pod_uid": target.pod_uid, "container_id": target.container_id}
+    seen = SeatProgress(seat=seat, outcome=outcome, **{**own, **names})  # type: ignore[arg-type]
+    world.receive(JobsReported(JobReply(accepted=True, seats=(seen,))))
+
+
+def test_the_kill_of_a_pod_before_that_failed_quarantines_no_other_pod(world: World) -> None:
+    """The checkpointer repeats its last reports after an outage of the bus."""
+    _, b = world.fill("a", "b")
+    restart(world, b="lost")
+    target = world.managed(b).target()
+    failed = SeatProgress(seat=b, pod_uid="uid-before", container_id="process://before", outcome="quarantined")
+    kill = JobStatus(op=f"kill-{b}-1", epoch=1, group="G0", park=(failed,), done=True)
+
+    report(world, kill)
+    assert world.state(b) is S.LOST
+    report(world, kill.model_copy(update={"park": (failed.model_copy(update={"pod_uid": target.pod_uid}),)}))
+
+    assert world.state(b) is S.QUARANTINED
+
+
+def test_a_park_under_way_leaves_the_lease_where_it_is(world: World) -> None:
+    a, b, job = switch_under_way(world)
+
+    world.progress(job, "started", "pending", done=False)
+
+    assert (world.managed(a).lease, world.managed(b).lease) == (False, True)
+
+
+def test_a_deleted_victim_holds_its_gpus_until_it_is_reported_parked(world: World) -> None:
+    _, b, job = switch_under_way(world)
+    delete(world, b)
+
+    world.progress(job, "started", "pending", done=False)
+
+    assert (world.state(b), world.managed(b).lease) == (S.RELEASING, True)
+
+
+def test_a_job_that_names_another_container_of_the_incoming_seat_gives_it_no_lease(world: World) -> None:
+    a, b, job = switch_under_way(world)
+    found = status(job, "parked", "started", done=False)
+    assert found.activate is not None
+    before = found.activate.model_copy(update={"container_id": "process://before"})
+
+    report(world, found.model_copy(update={"activate": before}))
+    assert (world.state(b), world.state(a), world.managed(a).lease) == (S.PARKED, S.PARKED, False)
+    report(world, found)
+
+    assert (world.state(a), world.managed(a).lease) == (S.ACTIVATING, True)
+
+
+def test_the_end_of_another_pods_processes_frees_nothing(world: World) -> None:
+    (a,) = world.fill("a")
+    delete(world, a)
+    assert (world.state(a), world.managed(a).lease) == (S.RELEASING, True)
+
+    look_at(world, a, "gone", pod_uid="uid-before")
+    world.tick(1)
+    assert world.managed(a).lease
+    look_at(world, a, "gone")
+
+    assert not world.managed(a).lease
+
+
+def test_the_end_of_another_container_ends_no_quarantine(world: World) -> None:
+    _, b = world.fill("a", "b")
+    restart(world, b="quarantined")
+    assert world.state(b) is S.QUARANTINED
+
+    look_at(world, b, "gone", container_id="process://before")
+    assert (world.state(b), world.managed(b).lease) == (S.QUARANTINED, True)
+    look_at(world, b, "gone")
+
+    assert (world.state(b), world.managed(b).lease) == (S.BACKOFF, False)
+
+
+def test_a_seat_that_is_killed_holds_its_gpus_until_its_processes_are_gone(world: World) -> None:
+    _, b = world.fill("a", "b")
+    restart(world, b="lost")
+    assert (world.state(b), world.managed(b).lease) == (S.LOST, True)
+
+    for outcome in ("lost", "parked", "quarantined"):
+        look_at(world, b, outcome)
+        world.tick(1)
+        assert (world.state(b), world.managed(b).lease) == (S.LOST, True), outcome
+    look_at(world, b, "gone")
+    world.tick(1)
+
+    assert not world.managed(b).lease
+
+
+def test_a_call_does_not_end_a_process_that_the_pod_list_does_not_show(world: World) -> None:
+    (a,) = world.fill("a")
+    world.pods[a] = replace(world.pods[a], running=False)  # the list is stale
+    restart(world, a="active")
+
+    world.call(a)
+    for _ in range(4):
+        world.look()
+
+    assert (world.state(a), world.managed(a).lease) == (S.ACTIVE, True)

@@ -1,0 +1,184 @@
+"""Room: whether a seat may take its group's GPUs now, and what the manager does where its books are broken."""
+
+from dataclasses import replace
+
+import pytest
+
+from kybernate.messages import JobReply, ParkSeat, SwitchJob
+from kybernate.policy import Decision, GroupView, KybBalanced, Policy, Stay, Switch
+from kybernate.seat import SeatState as S
+from services.gpu_manager import view
+from services.gpu_manager.inputs import EngineSeen, InvariantBroken, JobAnswered, PodsSeen, StartTicket, Tick
+from services.gpu_manager.seat_pod import Owners
+from tests.manager.world import World, make_group
+
+
+@pytest.fixture
+def node() -> World:
+    """Two GPUs sold singly (G0, G1) and as a pair (G01)."""
+    world = World(groups=(make_group("G0", [0], 2), make_group("G1", [1], 2), make_group("G01", [0, 1], 2)))
+    world.boot()
+    return world
+
+
+def two_slots(seats: int = 3, policy: Policy | None = None) -> World:
+    world = World(groups=(make_group("G0", [0], seats, slots=2),), policy=policy or KybBalanced())
+    world.boot()
+    return world
+
+
+def past_the_gate(world: World, seat: str) -> None:
+    """Its container starts without a ticket."""
+    world.pod(seat, f"rogue-{seat}")
+    world.pods[seat] = replace(world.pods[seat], container_id="process://999", running=True)
+    world.look()
+
+
+def switch_without_a_lease(world: World, group: int) -> None:
+    """A journaled switch whose victim crashed: until the checkpointer reports, no seat has the lease."""
+    incoming, victim = world.fill("p", "q", group=group)
+    world.tick(10)
+    world.traffic(incoming, waiting=1)
+    world.quiet(victim)
+    world.receive(JobAnswered(world.job().op, JobReply(accepted=True)))
+    world.exit(victim)
+    assert not world.managed(victim).lease
+    assert not world.managed(incoming).lease
+
+
+def seem_to_hold(world: World, *seats: str) -> list[object]:
+    """What must never happen: these seats have the lease. Returns what the next look at the pods brings."""
+    for seat in seats:
+        world.managed(seat).state, world.managed(seat).lease = S.ACTIVE, True
+    other = next(seat for seat in world.node.seats if seat not in world.pods)
+    new = replace(next(iter(world.pods.values())), seat=other, name="new", uid="uid-new", container_id=None)
+    owners = Owners((*world.pods.values(), new), frozenset(pod.uid for pod in world.pods.values()) | {new.uid})
+    return list(world.board.handle(PodsSeen(owners), world.now))
+
+
+def test_the_number_of_slots_bounds_the_holders_also_where_their_memory_fits_and_the_policy_is_careless() -> None:
+    world = two_slots(policy=Careless())
+    for number in range(3):
+        world.pod(world.seat(0, number), f"m{number}", vram="10GiB")
+        world.call(world.seat(0, number))
+
+    assert [world.state(world.seat(0, number)) for number in range(3)] == [S.STARTING, S.STARTING, S.WAITING]
+
+
+def test_memory_bounds_the_holders_of_several_slots_also_where_the_policy_is_careless() -> None:
+    world = two_slots(policy=Careless())
+    for number in range(2):
+        world.pod(world.seat(0, number), f"m{number}", vram="50GiB")
+        world.call(world.seat(0, number))
+
+    assert [world.state(world.seat(0, number)) for number in range(2)] == [S.STARTING, S.WAITING]
+
+
+def test_what_a_seat_was_seen_to_take_counts_where_its_pod_declares_less() -> None:
+    world = two_slots(2)
+    a, b = world.seat(0, 0), world.seat(0, 1)
+    world.pod(a, "a", vram="30GiB")
+    world.call(a)
+    world.start(a)
+    world.healthy(a)
+    assert world.command(ParkSeat, a).accepted
+    world.finish()
+    assert world.managed(a).durable.vram_bytes == 40 * 2**30
+    world.pod(b, "b", vram="45GiB")  # fits beside 30 GiB, not beside 40
+    world.call(b)
+    world.start(b)
+    world.healthy(b)
+    assert world.state(b) is S.ACTIVE
+
+    world.tick(10)
+    world.traffic(a, waiting=1)
+
+    assert (world.state(a), world.state(b)) == (S.PARKED, S.DRAINING), "b leaves first"
+
+
+def test_a_switch_of_an_overlapping_group_leaves_no_room_for_a_container_past_the_gate(node: World) -> None:
+    switch_without_a_lease(node, group=2)
+
+    past_the_gate(node, node.seat(1, 0))
+
+    assert node.state(node.seat(1, 0)) is S.QUARANTINED
+
+
+def test_a_switch_of_the_own_group_leaves_no_room_for_a_container_past_the_gate() -> None:
+    world = World()
+    world.boot()
+    switch_without_a_lease(world, group=0)
+
+    past_the_gate(world, world.seat(0, 2))
+
+    assert world.state(world.seat(0, 2)) is S.QUARANTINED
+
+
+def test_one_holder_more_than_slots_is_a_broken_invariant() -> None:
+    world = two_slots(4)
+    seats = [world.seat(0, number) for number in range(3)]
+    for number, seat in enumerate(seats):
+        world.pod(seat, f"m{number}", vram="10GiB")
+
+    effects = seem_to_hold(world, *seats)
+
+    assert [e.text for e in effects if isinstance(e, InvariantBroken)] == ["G0: 3 hold, 2 may"]
+
+
+def test_a_holder_beside_a_switch_without_a_lease_is_a_broken_invariant(node: World) -> None:
+    switch_without_a_lease(node, group=2)
+    single = node.seat(1, 0)
+    node.pod(single, "s")
+
+    effects = seem_to_hold(node, single)
+
+    assert [e.gpu for e in effects if isinstance(e, InvariantBroken)] == ["GPU-1"]
+
+
+def test_a_broken_invariant_leaves_no_room_on_its_gpu(node: World) -> None:
+    waiting = node.managed(node.seat(1, 1))
+    assert view.room(node.node, waiting)
+
+    node.node.broken = {"GPU-1": "two groups"}
+
+    assert not view.room(node.node, waiting)
+    assert view.room(node.node, node.managed(node.seat(0, 0)))
+
+
+def test_a_switch_on_a_broken_gpu_parks_its_victim_and_brings_nothing(node: World) -> None:
+    incoming, victim = node.fill("p", "q", group=2)
+    node.pod(node.seat(1, 0), "s")
+    node.tick(10)
+    node.traffic(incoming, waiting=1)
+    node.announce(victim)
+    node.ack(victim)
+    seem_to_hold(node, node.seat(1, 0))
+    assert node.node.broken_on(node.groups[2])
+
+    answer = EngineSeen(victim, node.managed(victim).durable.container_id, True, 0, asked_at=node.now.wall)
+    (job,) = [effect for effect in node.board.handle(answer, node.now) if isinstance(effect, SwitchJob)]
+
+    assert [target.seat for target in job.park] == [victim]
+    assert job.activate is None
+
+
+class Careless:
+    """A policy that gives a slot to every seat that waits, whether one is free or not."""
+
+    def decide(self, seen: GroupView) -> Decision:
+        waiting = [seat.seat for seat in seen.seats if seat.state is S.WAITING and seat.wait_seconds is not None]
+        return Switch(waiting[0], None, "it waits") if waiting else Stay(None, "none waits")
+
+
+def test_a_policy_that_gives_away_a_slot_that_is_taken_gets_no_ticket() -> None:
+    world = World(policy=Careless())
+    world.boot()
+    a, b = world.seat(0, 0), world.seat(0, 1)
+    world.serve(a, "a")
+    world.pod(b, "b")
+
+    world.call(b)
+    world.receive(Tick())
+
+    assert world.state(b) is S.WAITING
+    assert [e.seat for e in world.effects if isinstance(e, StartTicket)] == [a]

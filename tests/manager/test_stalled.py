@@ -1,0 +1,194 @@
+"""The board stands still, since its ledger's disk hangs: what goes on, what waits, what is dropped."""
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from kybernate.health import HttpServer
+from kybernate.messages import CommandReply, JobProgress, JobReply, JobStatus, PinSeat, Presence, TrafficSignal
+from kybernate.roster import BUCKET, SeatRecord
+from kybernate.seat import SeatState as S
+from services.gpu_manager.http import pod_route
+from services.gpu_manager.inbox import BoardInbox
+from services.gpu_manager.inputs import BusChanged, JobAnswered, PodsSeen, StartCall, StartCalls, UnixTime
+from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.manager import Manager
+from services.gpu_manager.seat_pod import Owners
+from tests.manager.test_manager import look, running, taken
+from tests.manager.world import World
+from tests.until import until
+
+
+class SlowDisk:
+    """The ledger's writes wait while ``hangs``."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._write, self.turns, self.reached = manager.ledger.write, threading.Event(), threading.Event()
+        self.turns.set()
+        manager.ledger.write = self.write  # type: ignore[method-assign]
+
+    def write(self, ledger: Ledger, *, durable: bool) -> None:
+        if not self.turns.is_set():
+            self.reached.set()
+        self.turns.wait()
+        self._write(ledger, durable=durable)
+
+
+@asynccontextmanager
+async def with_a_slow_disk(folder: Path) -> AsyncIterator[tuple[Manager, str, SlowDisk]]:
+    """A manager and a seat that a pod waits for."""
+    world = World()
+    seat = world.seat(0, 0)
+
+    async def owners(_: object = ()) -> Owners:
+        return world.owners()
+
+    async def ask(job: object) -> JobReply:
+        return look(job, "gone")  # type: ignore[arg-type]
+
+    (folder / "seats" / seat).mkdir(parents=True)  # the plugin's: tickets are written there
+    async with running(world, folder, ask, taken) as manager:
+        await until(lambda: manager.node.recovered and manager.node.seats[seat].state is S.FREE, what="recovered")
+        world.boot()
+        world.pod(seat, "a")
+        manager.pods.seats = owners  # type: ignore[method-assign]
+        await manager.receive(PodsSeen(world.owners()))
+        await until(lambda: manager.node.seats[seat].pod is not None, what="the pod owns the seat")
+        disk = SlowDisk(manager)
+        try:
+            yield manager, seat, disk
+        finally:
+            disk.turns.set()
+
+
+async def test_while_the_disk_hangs_the_loop_goes_on_and_nothing_unrecorded_leaves_the_node(tmp_path: Path) -> None:
+    async with with_a_slow_disk(tmp_path) as (manager, seat, disk):
+        bucket = await manager.bus.bucket(BUCKET)
+
+        async def published() -> S | None:
+            rows = [SeatRecord.model_validate_json(entry.value or b"") for entry in await bucket.entries()]
+            return next((row.state for row in rows if row.seat == seat), None)
+
+        async def waits() -> bool:
+            return await published() is S.WAITING
+
+        await until(waits, what="the roster has the seat")
+        app = web.Application()
+        app.add_routes([pod_route(manager)])
+        async with (
+            HttpServer(app, "127.0.0.1", 0) as server,
+            aiohttp.ClientSession() as http,
+            asyncio.TaskGroup() as group,
+        ):
+            disk.turns.clear()
+            unix = manager.now().unix
+            await manager.receive(StartCalls({seat: StartCall("call-1", unix, UnixTime(unix + 25))}))
+            await until(disk.reached.is_set, what="the ledger is being written")
+
+            async def state() -> str:
+                async with http.get(f"{server.url}/v1/pods/uid-a") as answer:
+                    return str((await answer.json())["state"])
+
+            asked = group.create_task(state())
+            manager.roster.changed(seat)
+            pin = PinSeat(cause="c", node="n1", seat=seat, actor="me")
+
+            refused = await manager.bus.request(pin, CommandReply, timeout=20.0)
+
+            assert (refused.code, "ledger is being written" in refused.reason) == ("busy", True)
+            assert manager.node.seats[seat].state is S.STARTING, "the board gave a ticket"
+            assert await published() is S.WAITING
+            assert not asked.done()
+            assert not list(tmp_path.rglob("ticket.json"))
+            assert manager.stalled() is not None
+            disk.turns.set()
+            assert await asked == "starting"
+            await until(lambda: list(tmp_path.rglob("ticket.json")), what="the ticket")
+            assert manager.stalled() is None
+            assert not manager.node.seats[seat].durable.pinned, "a command that was refused as busy is not carried out"
+
+
+async def test_a_command_is_confirmed_only_when_it_is_on_disk(tmp_path: Path) -> None:
+    async with with_a_slow_disk(tmp_path) as (manager, seat, disk):
+        disk.turns.clear()
+        pin = PinSeat(cause="c", node="n1", seat=seat, actor="me")
+        asked = asyncio.create_task(manager.bus.request(pin, CommandReply, timeout=20.0))
+        await until(disk.reached.is_set, what="the ledger is being written")
+        await asyncio.sleep(0.05)
+        assert not asked.done()
+        disk.turns.set()
+        assert (await asked).accepted
+
+
+def signal(number: int) -> TrafficSignal:
+    return TrafficSignal(cause="c", source="r", model="m", seq=number)
+
+
+def status(op: str, number: int) -> JobProgress:
+    return JobProgress(cause=str(number), node="n1", status=JobStatus(op=op, epoch=number, group="G0"))
+
+
+async def everything(inbox: BoardInbox) -> list[object]:
+    return [(await inbox.get())[0] for _ in range(len(inbox))]
+
+
+async def test_the_oldest_levels_are_dropped_and_counted_and_a_job_keeps_its_last_status() -> None:
+    inbox = BoardInbox(levels=2)
+    sent = [signal(1), status("a", 1), signal(2), status("b", 1), BusChanged(False), signal(3), status("a", 2)]
+    for message in sent:
+        await inbox.receive(message)
+
+    assert await everything(inbox) == [sent[2], sent[3], sent[4], sent[5], sent[6]]
+    assert inbox.dropped == 1
+
+
+async def test_a_message_that_must_not_be_lost_waits_for_room_and_levels_do_not() -> None:
+    inbox = BoardInbox(others=2)
+    first, second, third = (JobAnswered(op, None) for op in "abc")
+    await inbox.receive(first)
+    await inbox.receive(second)
+    waiting, level = asyncio.create_task(inbox.receive(third)), signal(1)
+    await inbox.receive(level)
+    await asyncio.sleep(0)
+    assert len(inbox) == 3
+
+    assert (await inbox.get())[0] == first
+    await waiting
+
+    assert await everything(inbox) == [second, level, third]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_in_any_order_of_senders_only_levels_and_replaced_statuses_are_lost(seed: int) -> None:
+    chance, inbox = random.Random(seed), BoardInbox(levels=5, others=3)
+    answers = [JobAnswered(str(number), None) for number in range(60)]
+    got: list[object] = []
+
+    async def send() -> None:
+        for answer in answers:
+            for number in range(chance.randrange(4)):
+                inbox.put(signal(number))
+            presence = Presence(cause="p", component="router", instance="r", incarnation=answer.op)
+            await inbox.receive(presence)
+            inbox.put(status(chance.choice("ab"), int(answer.op)))
+            await inbox.receive(answer)
+            assert len(inbox) <= 5 + 3 + 2
+
+    sender = asyncio.create_task(send())
+    while not (sender.done() and not len(inbox)):
+        if len(inbox) and chance.random() < 0.5:
+            got.append((await inbox.get())[0])
+        await asyncio.sleep(0)
+    await sender
+
+    assert [one for one in got if isinstance(one, JobAnswered)] == answers
+    last = {one.status.op: one.status.epoch for one in got if isinstance(one, JobProgress)}
+    assert max(last.values()) == 59
+    assert inbox.dropped == 0 or len(got) < 60 * 6

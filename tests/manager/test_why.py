@@ -1,0 +1,282 @@
+"""What a seat waits for: one test per stage, made through the board."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kybernate.messages import ActivateSeat, DrainNode, JobReply, MigrateSeat, PinSeat
+from kybernate.node import gpu_faults
+from kybernate.policy import KybBalanced
+from kybernate.policy.rules import Quantum
+from kybernate.seat import SeatState as S
+from services.gpu_manager.http import why_answer
+from services.gpu_manager.inputs import (
+    BusChanged,
+    FaultyGpusSeen,
+    ForeignProcess,
+    ForeignProcessesSeen,
+    JobAnswered,
+)
+from services.gpu_manager.live_policy import GuardedPolicy
+from tests.manager.world import World, make_group
+
+
+@pytest.fixture
+def full(world: World) -> tuple[World, str, str]:
+    """a waits with a request; b is active and has one in flight."""
+    a, b = world.fill("a", "b")
+    world.traffic(b, in_flight=1)
+    return world, a, b
+
+
+def waits(world: World, seat: str, stage: str) -> tuple[str, dict[str, object]]:
+    """The text and data of the stage that a seat is in, as ``kyb why -o json`` gives them."""
+    found = json.loads(json.dumps(world.stage(seat).as_json()))
+    assert found["stage"] == stage, found
+    return found["text"], found["data"]
+
+
+def test_a_drain_names_the_router_that_it_waits_for_and_then_the_engine(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.router("router-1")
+    world.tick(10)
+    world.beat()
+    world.traffic(a, waiting=1)
+    assert world.state(b) is S.DRAINING
+
+    text, data = waits(world, a, "drain")
+    assert "the roster does not say yet that it drains" in text
+
+    world.announce(b)
+    world.ack(b, in_flight=2)
+    text, data = waits(world, a, "drain")
+    assert f"{b} (b) drains, for 60 s more at most: router router-0 has 2 in flight; router router-1 has not" in text
+    assert (data["routers"], data["engine"], data["victim"]) == ({"router-0": 2, "router-1": None}, None, b)
+    assert waits(world, b, "drain") == (text, data)
+
+    world.ack(b)
+    world.ack(b, router="router-1")
+    text, data = waits(world, a, "drain")
+    assert "its engine http://127.0.0.9" in text
+    assert (data["routers"], str(data["engine"])[:7]) == ({}, "http://")
+
+
+def test_a_park_waits_for_the_evidence_that_its_vram_is_free(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.quiet(b)
+    text, data = waits(world, a, "vram-evidence")
+    assert f"{b} is being parked; its VRAM counts as free on evidence only" in text
+    assert data["journaled"] is False
+    world.receive(JobAnswered(world.job().op, JobReply(accepted=True)))
+    assert waits(world, b, "vram-evidence")[1]["journaled"] is True
+
+
+def test_a_deleted_neighbour_holds_its_group_until_its_processes_are_found_gone(full: tuple[World, str, str]) -> None:
+    world, a, b = full
+    world.traffic(a, waiting=1)
+    del world.pods[b]
+    world.look()
+    world.look()
+    text, data = waits(world, a, "vram-evidence")
+    assert f"{b}: its pod is deleted; group G0 is held until the checkpointer finds none of its processes" in text
+    assert data == {"seat": b, "processes_gone": False}
+
+
+def test_a_seat_waits_while_its_gpus_are_cleared_for_a_larger_group() -> None:
+    groups = (make_group("G0", [0], 2), make_group("G1", [1], 2), make_group("G01", [0, 1], 1))
+    world = World(groups=groups, policy=Quantum(5.0, 1.0))
+    world.boot()
+    (pair,) = world.fill("p", group=2)
+    for group, model in ((0, "a"), (1, "b")):
+        world.pod(world.seat(group, 0), model)
+        world.call(world.seat(group, 0))
+        world.finish()
+        world.start(world.seat(group, 0))
+        world.healthy(world.seat(group, 0))
+        world.traffic(world.seat(group, 0), in_flight=1)
+    world.tick(60)
+    world.beat()
+    world.traffic(pair, waiting=1, oldest=500.0)
+    assert "G01" in world.node.claims
+    a, b = world.seat(0, 0), world.seat(1, 0)
+    world.quiet(a)
+    world.progress(world.job())
+    world.traffic(a, waiting=1)
+    assert (world.state(a), world.state(b)) == (S.PARKED, S.DRAINING)
+
+    text, data = waits(world, a, "barrier")
+    assert f"the GPUs of group G0 are being cleared for {pair} of group G01" in text
+    assert data == {"group": "G01", "seat": pair}
+    assert waits(world, pair, "drain")[1]["victim"] == b
+
+
+def test_a_pinned_neighbour_is_named(full: tuple[World, str, str]) -> None:
+    world, a, b = full
+    world.command(PinSeat, b)
+    world.tick(30)
+    world.beat()
+    world.traffic(a, waiting=1)
+    text, data = waits(world, a, "pinned-neighbour")
+    assert f"group G0 is kept by pinned {b} (b); kyb unpin it" in text
+    assert data == {"seats": [b]}
+
+
+def test_the_minimum_active_time_of_the_holder_has_an_end() -> None:
+    world = World(policy=Quantum(30.0, 5.0))
+    world.boot()
+    a, b = world.fill("a", "b")
+    world.traffic(b, in_flight=1)
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    text, data = waits(world, a, "minimum-active-time")
+    assert f"{b} keeps the group for 20.0 s more" in text
+    assert data == {"seats": [b], "seconds": pytest.approx(20.0)}
+
+
+def test_a_back_off_says_until_when(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.quiet(b)
+    world.progress(world.job(), activate="parked")
+    world.traffic(b, waiting=1)
+    text, data = waits(world, a, "backoff")
+    assert "did not come back once" in text
+    assert "tried again in" in text
+    assert (data["of"], data["name"], data["failures"]) == ("seat", a, 1)
+    assert float(str(data["until"])) > float(world.now.unix)
+    world.traffic(a)
+    world.traffic(b, waiting=1)
+    assert waits(world, b, "backoff")[1]["of"] == "group"
+
+
+def test_a_holder_that_could_not_be_parked_is_named_with_the_end_of_its_back_off(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.quiet(b)
+    world.progress(world.job(), "active")
+    world.managed(b).backoff.park.until = world.wall + 50
+    world.node.groups["G0"].backoff.until = world.wall
+    text, data = waits(world, a, "backoff")
+    assert f"{b} of group G0 could not be parked; tried again in 50 s" in text
+    assert (data["of"], data["name"]) == ("park", b)
+
+
+def test_a_faulty_gpu_is_named_with_what_the_plugin_found(full: tuple[World, str, str], tmp_path: Path) -> None:
+    world, a, _ = full
+    world.traffic(a, waiting=1)
+    gpu_faults.write(tmp_path, {"GPU-0": "XID 79"})
+    world.receive(FaultyGpusSeen(gpu_faults.read(tmp_path)))
+    text, data = waits(world, a, "faulty-gpu")
+    assert "a GPU of group G0 is faulty, activations on it may fail: GPU 0: XID 79" in text
+    assert data == {"gpus": [{"index": 0, "reason": "XID 79"}]}
+    world.receive(FaultyGpusSeen({}))
+    assert world.stage(a).stage != "faulty-gpu"
+
+
+def test_a_foreign_process_is_named(full: tuple[World, str, str]) -> None:
+    world, a, _ = full
+    world.receive(ForeignProcessesSeen((ForeignProcess("GPU-0", 4711, "python3"),)))
+    text, data = waits(world, a, "foreign-process")
+    assert "group G0 is quarantined: python3 (pid 4711) on GPU 0 belongs to no seat" in text
+    assert data == {"processes": [{"gpu": "GPU-0", "pid": 4711, "name": "python3"}]}
+
+
+@pytest.mark.parametrize(("group", "scope"), [("G0", "G0"), ("", "n1")])
+def test_a_drained_group_or_node_says_who_drained_it_and_how_it_ends(world: World, group: str, scope: str) -> None:
+    (a,) = world.fill("a")
+    world.order(DrainNode, group=group, purpose="upgrade")
+    world.finish()
+    text, data = waits(world, a, "drained")
+    assert f"{'group' if group else 'node'} {scope} is drained for upgrade by alice; it ends with: kyb resume" in text
+    assert data == {"op": "op", "scope": scope, "for": "upgrade", "actor": "alice"}
+
+
+def test_a_seat_whose_target_was_drained_waits_for_that() -> None:
+    world = World(groups=(make_group("G0", [0], 1, rebalance=True), make_group("G1", [1], 1, rebalance=True)))
+    world.boot()
+    (a,) = world.fill("a")
+    world.order(MigrateSeat, "move", seat=a, to="G1")
+    world.order(DrainNode, "drain", group="G1")
+    world.finish()
+    text, data = waits(world, a, "drained")
+    assert "kyb resume group G1" in text
+    assert data["scope"] == "G1"
+
+
+def test_without_the_bus_nothing_is_evicted(full: tuple[World, str, str]) -> None:
+    world, a, _ = full
+    world.traffic(a, waiting=1)
+    world.receive(BusChanged(False))
+    assert waits(world, a, "routers") == ("nothing is evicted: the bus is away", {"bus": False})
+
+
+def test_a_neighbour_that_starts_is_named(world: World) -> None:
+    (a,) = world.fill("a")
+    b = world.seat(0, 1)
+    world.tick(10)
+    world.pod(b, "b")
+    world.call(b)
+    world.finish()
+    assert world.state(b) is S.STARTING
+    world.traffic(a, waiting=1)
+    assert f"{b} starts on group G0: no process came yet" in waits(world, a, "starting")[0]
+    world.start(b)
+    assert "its engine loads and is not healthy yet" in waits(world, b, "starting")[0]
+
+
+def test_a_quarantined_neighbour_is_named_with_its_reason(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.quiet(b)
+    world.progress(world.job(), "quarantined", "pending")
+    world.tick(60)
+    world.beat()
+    assert f"{b} holds group G0 and is quarantined: made quarantined" in waits(world, a, "quarantined")[0]
+    assert waits(world, b, "quarantined")[0] == "made quarantined"
+
+
+def test_what_serves_or_is_not_wanted_waits_for_nothing(world: World) -> None:
+    a, b = world.fill("a", "b")
+    assert waits(world, a, "idle") == ("", {})
+    assert waits(world, b, "active") == ("", {})
+    c = world.seat(0, 2)
+    world.pod(c, "c")
+    assert "kubelet has not called the start gate" in waits(world, c, "start-gate")[0]
+    world.exit(b)
+    assert "kubelet starts its container again" in waits(world, b, "container")[0]
+
+
+def test_the_policy_says_why_it_waits(full: tuple[World, str, str]) -> None:
+    world, a, b = full
+    world.traffic(b, in_flight=40, waiting=40, oldest=1.0)
+    world.tick(30)
+    world.beat()
+    world.traffic(a, waiting=1)
+    assert waits(world, a, "policy")[0] == world.node.groups["G0"].why
+
+
+def test_a_seat_that_is_brought_back_says_so(world: World) -> None:
+    (a,) = world.fill("a")
+    world.order(DrainNode, group="G0")
+    world.finish()
+    world.node.drains.clear()
+    world.command(ActivateSeat, a)
+    assert f"the checkpointer activates {a} on group G0" in waits(world, a, "activating")[0]
+
+
+def test_http_gives_stage_and_operations(world: World) -> None:
+    (a,) = world.fill("a")
+    world.order(DrainNode, group="G0", purpose="upgrade")
+    world.finish()
+    body = json.loads(json.dumps(why_answer(world.node, GuardedPolicy("kyb-balanced", KybBalanced()), world.now)))
+    (group,) = [one for one in body["groups"] if one["group"] == "G0"]
+    assert group["seats"][0]["stage"]["stage"] == "drained"
+    assert "is drained for upgrade" in group["drained"]
+    assert [(one["op"], one["phase"], one["purpose"]) for one in body["operations"]] == [("op", "done", "upgrade")]
+    assert a in group["seats"][0]["seat"]

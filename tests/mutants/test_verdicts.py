@@ -1,0 +1,103 @@
+"""scripts/mutants.py: a mutant that survives, a row that is stale, and a mutation that only breaks the code."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)  # each starts Python anew and imports what all tests need
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = ROOT / "scripts" / "mutants.py"
+SEAT = ROOT / "kybernate" / "seat.py"
+TESTS = ["tests/test_seat.py"]
+LEASE = "(_S.PARKED, _T.LEASE): _S.ACTIVATING,"
+
+
+def run(folder: Path, rows: dict[str, dict[str, object]], *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the script on a table of these rows: name → what differs from a mutation that is killed."""
+    table = []
+    for name, changes in rows.items():
+        row = {
+            "rule": "r",
+            "file": "kybernate/seat.py",
+            "old": LEASE,
+            "new": "",
+            "tests": TESTS,
+            **changes,
+            "name": name,
+        }
+        lines = [f"{key} = {json.dumps(value)}" for key, value in row.items()]
+        table.append("\n".join(["[[mutation]]", *lines]))
+    (folder / "table.toml").write_text("\n".join(table))
+    command = [sys.executable, str(SCRIPT), "--table", str(folder), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_each_mutant_has_a_verdict_and_the_checkout_stays_as_it_is(tmp_path: Path) -> None:
+    before = SEAT.read_bytes()
+
+    found = run(
+        tmp_path,
+        {
+            "unseen": {"old": 'BACKOFF = "backoff"', "new": 'BACKOFF = "back-off"', "tests": ["tests/test_extras.py"]},
+            "seen": {},
+            "no-import": {"old": "def advance(", "new": "import no_such_module\ndef advance("},
+            "no-name": {"old": "return TRANSITIONS[state, trigger]", "new": "return transitions[state, trigger]"},
+        },
+    )
+
+    assert found.returncode == 1, found.stdout + found.stderr
+    verdicts = {line.split()[1]: line for line in found.stdout.splitlines() if line[:1].strip() and "  " in line}
+    assert verdicts["unseen"].startswith("survived")
+    assert verdicts["seen"].startswith("killed")
+    assert "tests/test_seat.py::" in verdicts["seen"]
+    assert verdicts["no-import"].startswith("error")
+    assert "no_such_module" in verdicts["no-import"]
+    assert verdicts["no-name"].startswith("error")
+    assert "3 of 4 mutations are not killed" in found.stderr
+    assert SEAT.read_bytes() == before
+
+
+def test_a_row_that_is_no_mutation_of_the_code_is_an_error_also_where_it_is_not_drawn(tmp_path: Path) -> None:
+    found = run(
+        tmp_path,
+        {
+            "seen": {},
+            "gone": {"old": "a line that was deleted"},
+            "twice": {"old": "_S.PARKED", "new": "_S.LOST"},
+            "comment": {"old": "# no pod owns it", "new": "# it has no owner"},
+            "syntax": {"new": "("},
+            "no-file": {"file": "kybernate/nothing.py"},
+        },
+        "--only",
+        "seen",
+    )
+
+    assert found.returncode == 1
+    assert [line.split()[1].rstrip(":") for line in found.stdout.splitlines()] == [
+        "gone",
+        "twice",
+        "comment",
+        "syntax",
+        "no-file",
+    ]
+    assert "5 of 6 rows are no mutations of this code" in found.stderr
+
+
+def test_a_test_that_fails_without_a_mutation_proves_nothing(tmp_path: Path) -> None:
+    found = run(tmp_path, {"seen": {"tests": ["tests/test_seat.py::test_that_does_not_exist"]}})
+
+    assert found.returncode == 1
+    assert "a test fails without a mutation" in found.stderr
+    assert "killed" not in found.stdout
+
+
+def test_a_sample_has_the_number_of_mutations_that_is_asked_for(tmp_path: Path) -> None:
+    found = run(tmp_path, {f"seen-{number}": {} for number in range(4)}, "--sample", "2", "--seed", "7")
+
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stdout.startswith("2 of 4 mutations")
+    assert sum(line.startswith("killed") for line in found.stdout.splitlines()) == 2

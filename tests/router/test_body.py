@@ -1,0 +1,129 @@
+"""What routing needs of a body: the scan of large bodies finds what a parser finds, and unpacking is bounded."""
+
+import gzip
+import json
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.core.body import (
+    BYTES_PER_STEP,
+    MOST_ELEMENTS,
+    UNPACK_BYTES,
+    BodyError,
+    BodyMemory,
+    RoutingFields,
+    Unpacker,
+    routing_fields,
+    scan,
+)
+
+KEYS = st.sampled_from(["model", "stream", "a", "mod\u0065l", "é", 'q"{', "\\", "]}"]) | st.text(max_size=5)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text('a"\\{}[],:\n\u1234', max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def found(body: bytes) -> RoutingFields:
+    steps = scan(body)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            fields: RoutingFields = done.value
+            return fields
+
+
+@given(st.lists(st.tuples(KEYS, VALUES), max_size=6), st.sampled_from([None, 1]), st.booleans())
+def test_the_scan_finds_what_a_parser_finds(
+    members: list[tuple[str, Any]], indent: int | None, ascii_only: bool
+) -> None:
+    pairs = (json.dumps({k: v}, indent=indent, ensure_ascii=ascii_only)[1:-1] for k, v in members)
+    body = ("{" + ",".join(pairs) + "}").encode()
+    parsed = json.loads(body)
+    assert found(body) == RoutingFields(parsed.get("model"), parsed.get("stream"))
+
+
+@given(st.binary(max_size=40) | st.text('{}[]":,\\ model', max_size=30).map(str.encode))
+def test_a_scan_of_anything_ends(body: bytes) -> None:
+    try:
+        fields = found(body)
+    except BodyError:
+        with pytest.raises((ValueError, AssertionError)):  # what the scan refuses is no JSON object for a parser either
+            assert isinstance(json.loads(body.decode()), dict)
+    else:
+        try:
+            parsed = json.loads(body.decode())
+        except ValueError:
+            return  # the engine refuses what the scan skipped
+        assert fields == RoutingFields(parsed.get("model"), parsed.get("stream"))
+
+
+@pytest.mark.parametrize(
+    "filler",
+    [
+        b'"' + b"x" * 300_000 + b'"',
+        b'"' + b'\\"' * 150_000 + b'"',
+        b"[" + b"1," * 150_000 + b"1]",
+        b'"\\\\"',
+        b"-1.5e3",
+    ],
+)
+def test_long_values_are_skipped_in_steps(filler: bytes) -> None:
+    body = b'{"a":%s,"stream":true,"model":"m"}' % filler
+    assert found(body) == RoutingFields("m", True)
+    steps = sum(1 for _ in scan(body))
+    assert steps >= (len(filler) // BYTES_PER_STEP if b"\\" in filler or b"[" in filler else 0)
+
+
+def test_too_many_elements_are_refused() -> None:
+    with pytest.raises(BodyError, match="more than"):
+        found(b'{"a":[' + b"{}," * (MOST_ELEMENTS + 1) + b"1]}")
+
+
+def test_a_small_body_is_parsed_whole() -> None:
+    with pytest.raises(BodyError, match="not JSON"):
+        list(routing_fields(b'{"model": "m", "a": [1,}'))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "identity", ""])
+@given(data=st.binary(min_size=1, max_size=2000), size=st.integers(1, 100))
+def test_a_packed_body_comes_out_whole(encoding: str, data: bytes, size: int) -> None:
+    packed = {"gzip": gzip.compress, "deflate": zlib.compress}.get(encoding, bytes)(data)
+    unpacker = Unpacker(encoding, 10_000)
+    pieces = [piece for at in range(0, len(packed), size) for piece in unpacker.feed(packed[at : at + size])]
+    unpacker.end()
+    assert b"".join(pieces) == data
+
+
+def test_deflate_without_a_header_comes_out_whole_too() -> None:
+    codec = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    unpacker = Unpacker("deflate", 100)
+    assert b"".join(unpacker.feed(codec.compress(b"abc" * 9) + codec.flush())) == b"abc" * 9
+
+
+def test_a_bomb_is_noticed_before_it_is_unpacked() -> None:
+    packed, unpacker = gzip.compress(b"x" * 2**25), Unpacker("gzip", 2**26)
+    pieces = unpacker.feed(packed)
+    unpacked = sum(len(next(pieces)) for _ in range(12))
+    with pytest.raises(BodyError, match="times what was sent"):
+        list(pieces)
+    assert unpacked == 12 * UNPACK_BYTES
+
+
+def test_memory_is_counted_per_caller_and_in_total() -> None:
+    memory = BodyMemory(100, 60)
+    memory.take("a", 50)
+    assert memory.full("a", 10) is None
+    assert "KYB_CALLER_BYTES" in str(memory.full("a", 11))
+    memory.take("b", 45)
+    assert "KYB_HELD_BYTES" in str(memory.full("b", 6))
+    memory.give_back("a", 50)
+    assert memory.full("b", 6) is None
+    memory.give_back("b", 45)
+    assert (memory.total, dict(memory.by_caller)) == (0, {})

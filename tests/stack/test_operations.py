@@ -1,0 +1,109 @@
+"""A move and the drain of a node on a real stack, whose manager is killed in the middle of both."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.stack import Stack, StackOptions
+from tests.stack.pods import pod
+from tests.stack.test_moving import CONFIG
+from tests.until import until
+
+
+@pytest.mark.timeout(150)
+async def test_a_move_and_a_drain_go_on_although_the_manager_dies_on_the_way(tmp_path: Path) -> None:
+    config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
+    config.write_text(CONFIG)
+    pods.write_text("".join(pod(model) for model in "abc"))
+    options = StackOptions(config=config, pods=pods, gpus=2, announce=False, speed=4)
+    async with Stack(options) as stack, aiohttp.ClientSession() as session:
+        await stack.ready(60)
+
+        async def order(path: str, **body: Any) -> dict[str, Any]:
+            """Order an operation, or ask for it; while the manager is away, again."""
+            answers: list[Any] = []
+
+            async def asked() -> bool:
+                async with session.post(f"{stack.url}/v1/{path}", json=body) as answer:
+                    answers.append(await answer.json())
+                    code = answers[-1].get("error", {}).get("code")
+                    return answer.status == 202 or (answer.status == 409 and code != "not-ready")
+
+            await until(asked, what=f"an answer to {path}", saw=lambda: answers[-1:], timeout=30)
+            return dict(answers[-1])
+
+        async def over(path: str, **body: Any) -> dict[str, Any]:
+            found: dict[str, Any] = {}
+
+            async def read() -> bool:
+                found.update((await order(path, **body))["operation"])
+                return bool(found["outcome"])
+
+            await until(read, what=f"{path} is over", saw=lambda: found, timeout=60, interval=0.1)
+            return found
+
+        async def seats() -> list[dict[str, Any]]:
+            async with session.get(f"{stack.url}/v1/seats") as answer:
+                return list((await answer.json())["seats"])
+
+        async def ask(model: str) -> tuple[int, str]:
+            body = {"model": model, "prompt": "hi", "max_tokens": 3}
+            async with session.post(f"{stack.url}/v1/completions", json=body) as answer:
+                return answer.status, await answer.text()
+
+        row = next(seat for seat in await seats() if seat["home_group"] == "G0")
+        node, model = row["node"], row["model"]
+        events = asyncio.create_task(phases(stack.url, "node"))
+        move = {"to": "G1", "op": "move"}
+        begun = await order(f"seats/model/{model}/migrate", **move)
+        assert begun["accepted"], begun
+        stack.kill("gpu_manager")
+        moved = await over(f"seats/model/{model}/migrate", **move)
+        assert moved["outcome"] == "done", moved
+        assert next(seat for seat in await seats() if seat["model"] == model)["group"] == "G1"
+
+        begun = await order(f"nodes/{node}/drain", purpose="upgrade", op="node")
+        assert begun["accepted"], begun
+        stack.kill("gpu_manager")
+        drained = await over(f"nodes/{node}/drain", purpose="upgrade", op="node")
+        assert drained["outcome"] == "done", drained
+        assert "3 pods still use the driver" in drained["text"]
+        assert {seat["state"] for seat in await seats() if seat["model"]} == {"parked"}
+        status, text = await ask(model)
+        assert (status, f"node {node} is drained for upgrade" in text) == (503, True), text
+        assert "kyb resume node" in (await order("groups/G0/resume"))["error"]["message"]
+        assert (await over(f"nodes/{node}/resume", op="end"))["outcome"] == "done"
+        await until_resumed(seats)
+        assert (await ask(model))[0] == 200
+        assert (await asyncio.wait_for(events, 30))[-1] == "done"
+        async with await FakeDriverClient.connect(stack.layout.driver_socket) as driver:
+            violations = (await driver.call("stats"))["violations"]
+        assert violations["count"] == 0, violations
+
+
+async def until_resumed(seats: Callable[[], Awaitable[list[dict[str, Any]]]]) -> None:
+    """Wait until the router knows that nothing is drained."""
+
+    async def known() -> bool:
+        return not any(seat["drained"] for seat in await seats())
+
+    await until(known, what="no seat of the roster is drained", timeout=30)
+
+
+async def phases(url: str, op: str) -> list[str]:
+    """The phases of an operation, from the stream of events, until it is over."""
+    found: list[str] = []
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/events") as answer:
+        async for raw in answer.content:
+            line = raw.decode()
+            if line.startswith("data: ") and (changed := json.loads(line[6:]).get("order")) and changed["op"] == op:
+                found.append(changed["phase"])
+                if changed["outcome"]:
+                    break
+    return found
