@@ -7,7 +7,7 @@ from zlib import crc32
 from kybernate import policy
 from kybernate.policy.index import visit_seconds
 from kybernate.policy.rules import idle_now
-from kybernate.policy.turns import FADE_SECONDS, contenders, demand, own_load, take_turns
+from kybernate.policy.turns import FADE_SECONDS, contenders, demand, guests, own_load, take_turns
 from kybernate.policy.view import Decision, GroupView, Policy, SeatView, Stay
 
 
@@ -26,7 +26,7 @@ class CmuSetup:
     def decide(self, view: GroupView) -> Decision:
         """Compare rates of reward."""
         answer = take_turns(view, _best, self._yields_in)
-        if isinstance(answer, Stay) and answer.until is None and contenders(view):
+        if isinstance(answer, Stay) and answer.until is None and (contenders(view) or guests(view)):
             return replace(answer, until=FADE_SECONDS)
         return answer
 

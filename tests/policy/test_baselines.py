@@ -1,11 +1,13 @@
 """The rules of other systems, as policies."""
 
+from dataclasses import replace
+
 import pytest
 
 from kybernate.lab.baselines import POLICIES, RandomSeat
 from kybernate.policy import Policy, Stay, Switch
 from kybernate.policy.rules import IdleTimeout
-from tests.policy.views import active, queue, view
+from tests.policy.views import active, queue, seat, view
 
 
 def policy(name: str) -> Policy:
@@ -66,3 +68,14 @@ def test_chance_takes_everybody_in_the_end_and_the_same_seat_for_the_same_view()
     drawn = [RandomSeat(seed).decide(view(*waiting)) for seed in range(40)]
     assert {one.activate for one in drawn if isinstance(one, Switch)} == set("abcd")
     assert drawn == [RandomSeat(seed).decide(view(*waiting)) for seed in range(40)]
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_seat_whose_own_group_is_taken_is_served_where_nobody_else_has_demand(name: str) -> None:
+    guest = replace(queue("x", 5.0), home_busy=True)
+    decision = policy(name).decide(view(seat("a"), elsewhere=(guest,)))
+    assert isinstance(decision, Switch)
+    assert decision.activate == "x"
+    own = policy(name).decide(view(queue("a", 5.0), elsewhere=(guest,)))
+    assert isinstance(own, Switch)
+    assert own.activate == "a"
