@@ -102,9 +102,9 @@ def take_turns(
     choose: Callable[[list[SeatView]], SeatView],
     yields_in: Callable[[SeatView, SeatView], float | None],
 ) -> Decision:
-    """Decide by a choice of the incoming seat and a rule that says after how many seconds a holder yields to it. Seats of
-    other groups are chosen from where no seat of this group has demand.
+    """Decide by a choice of the incoming seat and a rule that says after how many seconds a holder yields to it.
 
+    A seat of another group is incoming only where no seat of this group has demand.
     ``yields_in(holder, incoming)`` is 0 or less for now and None where only an event can make the holder yield.
     """
     waiting = contenders(view) or guests(view)
