@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from kybernate.messages import JobReply, SwitchJob
 from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
+from services.gpu_manager.group_switch import GroupSwitch
 from services.gpu_manager.inputs import JobAnswered, StartTicket
-from services.gpu_manager.state import GroupSwitch
 from tests.manager.packed import PackedWorld
 from tests.manager.world import make_group
 

@@ -4,8 +4,9 @@ from kybernate.messages import JobReply, ReleaseJob, SeatActivated, SeatProgress
 from kybernate.seat import SeatState, Trigger
 from services.gpu_manager import arbiter, switch, view
 from services.gpu_manager.inputs import EndingAnswered, JobsReported, Now, StartCall
+from services.gpu_manager.managed_seat import START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.seat_pod import Owners, SeatPod
-from services.gpu_manager.state import START_DEADLINE_SECONDS, ManagedSeat, NodeState
+from services.gpu_manager.state import NodeState
 
 S, T = SeatState, Trigger
 

@@ -18,7 +18,8 @@ from kybernate.topology import Group
 from services.gpu_manager import switch as switches
 from services.gpu_manager import view
 from services.gpu_manager.inputs import ForeignProcessesSeen, JobAnswered, Now, RetargetAnswered, StartTicket
-from services.gpu_manager.state import GpuClaim, ManagedSeat, NodeState
+from services.gpu_manager.managed_seat import ManagedSeat
+from services.gpu_manager.state import GpuClaim, NodeState
 
 S, T = SeatState, Trigger
 

@@ -15,8 +15,9 @@ from kybernate.messages import (
 from kybernate.seat import SeatState
 from services.gpu_manager import operations, switch, view
 from services.gpu_manager.inputs import Now, WallTime
+from services.gpu_manager.managed_seat import ManagedSeat
 from services.gpu_manager.operations import no as _no
-from services.gpu_manager.state import ManagedSeat, NodeState
+from services.gpu_manager.state import NodeState
 
 S = SeatState
 

@@ -14,8 +14,9 @@ from kybernate.topology import Group
 from services.gpu_manager import operations, view, why
 from services.gpu_manager.inputs import Now, RouterAskedOverHttp
 from services.gpu_manager.live_policy import GuardedPolicy
+from services.gpu_manager.managed_seat import ManagedSeat
 from services.gpu_manager.manager import Manager
-from services.gpu_manager.state import ManagedSeat, NodeState
+from services.gpu_manager.state import NodeState
 
 
 def routes(manager: Manager, policy: GuardedPolicy, registry: CollectorRegistry) -> list[web.RouteDef]:

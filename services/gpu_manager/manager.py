@@ -63,10 +63,11 @@ from services.gpu_manager.inputs import (
 )
 from services.gpu_manager.jobs import LONGEST_SECONDS, CheckpointerClient
 from services.gpu_manager.ledger import LedgerFile
+from services.gpu_manager.managed_seat import PodTerms
 from services.gpu_manager.pods import POLL_SECONDS, POLL_SOON_SECONDS, Pace, Pods, PodsError
 from services.gpu_manager.publish import GateFiles, RosterWriter
 from services.gpu_manager.seat_pod import Owners
-from services.gpu_manager.state import Effect, NodeState, PodTerms
+from services.gpu_manager.state import Effect, NodeState
 
 log = get_logger()
 

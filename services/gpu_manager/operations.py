@@ -21,7 +21,8 @@ from kybernate.seat import COMING, SeatState
 from services.gpu_manager import view, why
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.ledger import Ledger, OperatorOrder
-from services.gpu_manager.state import Backoff, ManagedSeat, NodeState
+from services.gpu_manager.managed_seat import Backoff, ManagedSeat
+from services.gpu_manager.state import NodeState
 
 S = SeatState
 

@@ -15,20 +15,12 @@ from kybernate.messages import EVENT_OF_STATE, AskJobs, JobStatus, KillJob, Rele
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager import operations, view
+from services.gpu_manager.group_switch import Drain, GroupSwitch, JobExchange, SwitchPhase, SwitchTimes
 from services.gpu_manager.inputs import Now, Recovered, RecoveryBegun, SeatTicket
 from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry
+from services.gpu_manager.managed_seat import FROZEN_STATES, START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.seat_pod import Owners, SeatPod
-from services.gpu_manager.state import (
-    FROZEN_STATES,
-    START_DEADLINE_SECONDS,
-    Drain,
-    GroupSwitch,
-    JobExchange,
-    ManagedSeat,
-    NodeState,
-    SwitchPhase,
-    SwitchTimes,
-)
+from services.gpu_manager.state import NodeState
 
 S = SeatState
 

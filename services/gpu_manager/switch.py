@@ -3,9 +3,9 @@
     draining ──quiet and idle──► job ──journaled, reported done──► done
         └──deadline──► cutting ──idle or grace over──► job
 
-The phases are the table ``state.SWITCH_TRANSITIONS``; this file reads in the order in which they happen. The incoming
-seat is bound late: it is chosen again when the victim is drained, and as long as the victim is being parked. A job
-status is always the whole truth about a job, so receiving it twice or late changes nothing.
+The phases are the table ``group_switch.SWITCH_TRANSITIONS``; this file reads in the order in which they happen. The
+incoming seat is bound late: it is chosen again when the victim is drained, and as long as the victim is being parked. A
+job status is always the whole truth about a job, so receiving it twice or late changes nothing.
 """
 
 from kybernate.messages import JobReply, JobStatus, RetargetJob, SeatProgress, SwitchJob
@@ -14,18 +14,11 @@ from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.seat import COMING, SeatState, Trigger
 from kybernate.topology import Group
 from services.gpu_manager import view
+from services.gpu_manager.group_switch import Drain, GroupSwitch, SwitchPhase, SwitchTimes, SwitchTrigger
 from services.gpu_manager.inputs import EngineSeen, JobAnswered, Now, RetargetAnswered
 from services.gpu_manager.ledger import Freeze
-from services.gpu_manager.state import (
-    Backoff,
-    Drain,
-    GroupSwitch,
-    ManagedSeat,
-    NodeState,
-    SwitchPhase,
-    SwitchTimes,
-    SwitchTrigger,
-)
+from services.gpu_manager.managed_seat import Backoff, ManagedSeat
+from services.gpu_manager.state import NodeState
 
 S, T = SeatState, Trigger
 

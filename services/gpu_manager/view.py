@@ -14,8 +14,10 @@ from kybernate.policy.turns import LEAVING
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.demand import ASSUMED_SERVICE_SECONDS, NO_DEMAND, SeatDemand
+from services.gpu_manager.group_switch import GroupSwitch, SwitchPhase
 from services.gpu_manager.inputs import EngineProbe, Now, WallTime
-from services.gpu_manager.state import GroupSwitch, ManagedSeat, NodeState, SwitchPhase
+from services.gpu_manager.managed_seat import ManagedSeat
+from services.gpu_manager.state import NodeState
 
 S = SeatState
 

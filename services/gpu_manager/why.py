@@ -9,9 +9,11 @@ from typing import Any
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
 from services.gpu_manager import view
+from services.gpu_manager.group_switch import GroupSwitch, SwitchPhase
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.ledger import OperatorOrder
-from services.gpu_manager.state import Backoff, GroupSwitch, ManagedSeat, NodeState, SwitchPhase
+from services.gpu_manager.managed_seat import Backoff, ManagedSeat
+from services.gpu_manager.state import NodeState
 
 S = SeatState
 

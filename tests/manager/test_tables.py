@@ -7,6 +7,15 @@ import pytest
 
 from kybernate.messages import SeatProgress
 from kybernate.seat import SeatState as S
+from services.gpu_manager.group_switch import (
+    SWITCH_TRANSITIONS,
+    Drain,
+    GroupSwitch,
+    IllegalPhaseError,
+    SwitchPhase,
+    SwitchTimes,
+    SwitchTrigger,
+)
 from services.gpu_manager.inputs import ModelTime, WallTime
 from services.gpu_manager.ledger import Costs, Durable, Freeze, LedgerEntry, LedgerFile
 from services.gpu_manager.recovery import (
@@ -18,15 +27,6 @@ from services.gpu_manager.recovery import (
     driver_evidence,
 )
 from services.gpu_manager.seat_pod import SeatPod
-from services.gpu_manager.state import (
-    SWITCH_TRANSITIONS,
-    Drain,
-    GroupSwitch,
-    IllegalPhaseError,
-    SwitchPhase,
-    SwitchTimes,
-    SwitchTrigger,
-)
 
 C, D = ContainerEvidence, DriverEvidence
 DELETED = "its pod is being deleted"

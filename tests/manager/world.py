@@ -47,8 +47,9 @@ from services.gpu_manager.inputs import (
     StartTicket,
     Tick,
 )
+from services.gpu_manager.managed_seat import ManagedSeat
 from services.gpu_manager.seat_pod import Owners, SeatPod
-from services.gpu_manager.state import ManagedSeat, NodeSetup, NodeState
+from services.gpu_manager.state import NodeSetup, NodeState
 from services.gpu_manager.why import SeatStage
 
 GIB = 2**30

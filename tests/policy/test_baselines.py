@@ -71,7 +71,7 @@ def test_chance_takes_everybody_in_the_end_and_the_same_seat_for_the_same_view()
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_a_seat_whose_own_group_is_taken_is_served_where_nobody_else_has_demand(name: str) -> None:
+def test_a_seat_whose_own_group_is_taken_is_served_where_no_other_seat_has_demand(name: str) -> None:
     guest = replace(queue("x", 5.0), home_busy=True)
     decision = policy(name).decide(view(seat("a"), elsewhere=(guest,)))
     assert isinstance(decision, Switch)

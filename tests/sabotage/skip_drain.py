@@ -4,9 +4,10 @@ import asyncio
 
 from kybernate.messages import SeatClosed, SeatEvicted
 from services.gpu_manager import __main__, switch
+from services.gpu_manager.group_switch import GroupSwitch, SwitchTrigger
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.manager import Manager
-from services.gpu_manager.state import Effect, GroupSwitch, NodeState, SwitchTrigger
+from services.gpu_manager.state import Effect, NodeState
 
 publish = Manager._publish
 

@@ -1,0 +1,312 @@
+"""One seat of the node as the manager knows it: who owns it, what it holds, what failed with it lately.
+
+Pure data with one rule: ``state``, ``lease`` and ``residence`` change together, in ``ManagedSeat.advance``. Only what
+``Board.handle`` calls changes anything; everything else reads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kybernate.annotations import tier_problem
+from kybernate.config import STANDARD, Tier
+from kybernate.messages import SeatTarget
+from kybernate.seat import COMING, HOLDING, SeatState, Trigger, advance
+from kybernate.topology import Group
+from services.gpu_manager.inputs import ModelTime, Now, StartCall, UnixTime, WallTime
+from services.gpu_manager.ledger import Durable, Freeze
+from services.gpu_manager.seat_pod import SeatPod, refusal
+
+START_DEADLINE_SECONDS = 270.0
+"""Wall: a runtime may take two minutes each to create and to start a container."""
+LAST_MOMENT_SECONDS = 0.5
+"""Wall: a waiting call that ends within this time gets no ticket any more."""
+RESTART = "restart"
+"""Backend that parks by ending the container."""
+PEAK_MARGIN = 1.05
+"""Times the most VRAM that a seat was seen to use: what is reserved for it where seats share memory."""
+FROZEN_STATES = (SeatState.PARKING, SeatState.PARKED, SeatState.ACTIVATING, SeatState.MIGRATING)
+"""States in which a seat's frozen requests stay frozen."""
+AT_HOME = (SeatState.FREE, SeatState.WAITING, SeatState.BACKOFF)
+"""States without a process: a container starts, if ever, with the GPUs that kubelet gave it."""
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Failures in a row, and until when they keep something from being tried again."""
+
+    count: int = 0
+    until: WallTime = WallTime(0.0)
+    reason: str = ""
+
+    def active(self, now: Now) -> bool:
+        """True while it must not be tried again."""
+        return now.wall < self.until
+
+    def fail(self, now: Now, *, first: float, longest: float, least: float = 0.0) -> float:
+        """Count one more failure and return the pause in wall seconds: doubled each time, within least and longest."""
+        self.count += 1
+        seconds = max(least, min(longest, first * 2.0 ** min(self.count, 64)))
+        self.until = now.wall + seconds
+        return seconds
+
+
+@dataclass(slots=True)
+class SeatBackoffs:
+    """What has failed with one seat lately."""
+
+    activation: Backoff = field(default_factory=Backoff)
+    """Since it last served. While active, other seats of its group that serve or wait go first."""
+    park: Backoff = field(default_factory=Backoff)
+    """Since it was last parked. While active, other holders of its group leave first."""
+    move: Backoff = field(default_factory=Backoff)
+    """Since it last served, moves that failed without a refusal. While active, it is not moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodTerms:
+    """What counts for one seat by its pod's annotations; computed when the pod is seen, not for every decision."""
+
+    tier: Tier
+    """With the pod's own SLO and stall budget."""
+    tier_name: str = STANDARD
+    """As annotated, also where no tier has this name."""
+    model: str = ""
+    pinned: bool = False
+    problems: tuple[str, ...] = ()
+    """Annotations that cannot be used and count as absent, each with its remedy."""
+
+    @classmethod
+    def of(cls, pod: SeatPod, tiers: Mapping[str, Tier]) -> "PodTerms":
+        """The terms of a pod where these tiers are configured."""
+        notes = pod.notes
+        bad_tier = tier_problem(notes.tier, tiers)
+        own = {"slo_seconds": notes.slo_seconds, "stall_budget_seconds": notes.stall_budget_seconds}
+        changes = {field: value for field, value in own.items() if value is not None}
+        tier = tiers[notes.tier if bad_tier is None else STANDARD]
+        problems = notes.problems if bad_tier is None else (bad_tier, *notes.problems)
+        return cls(
+            tier=tier.model_copy(update=changes) if changes else tier,
+            tier_name=notes.tier,
+            model=pod.model,
+            pinned=notes.pin,
+            problems=tuple(problem.text(pod.pod) for problem in problems),
+        )
+
+
+@dataclass(slots=True)
+class Ownership:
+    """The pod that owns a seat, as far as it is known."""
+
+    terms: PodTerms
+    pod: SeatPod | None = None
+    misses: int = 0
+    """Reads of the pods in a row in which the pod did not own the seat."""
+    seen: WallTime = WallTime(0.0)
+    """The last read of the pods in which the pod owned the seat."""
+    ends: bool = False
+    """The pod was seen in deletion: once it is not listed any more, kubelet has ended its containers."""
+
+
+@dataclass(slots=True)
+class GateState:
+    """A seat's call and its last ticket at the start gate (whose call got it is in ``Durable``)."""
+
+    call: StartCall | None = None
+    called: WallTime | None = None
+    """The first call since the last ticket: each call is short, and kubelet calls again."""
+    confirmed: int = 0
+    """Reads of the pods since that call was received in which the owner was still the same."""
+    ticket_open: bool = False
+    """The last ticket has not been used by a container yet, as far as was seen."""
+    ticket_given: WallTime = WallTime(0.0)
+
+
+@dataclass(slots=True)
+class Residence:
+    """The group of a seat's ID, and the group that it is on."""
+
+    home: Group
+    """Where its container starts."""
+    group: Group
+    """Whose GPUs it holds, or held when it was parked. Another one than ``home`` once it has moved."""
+    parked_on: Group | None = None
+    """Where its copy came from, while it moves to ``group``."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """When a seat last served requests, and whether an operator wants it active."""
+
+    active_since: ModelTime = ModelTime(0.0)
+    busy: ModelTime = ModelTime(0.0)
+    """The last time that any request waited or was in flight."""
+    unclaimed: bool = False
+    """It was started only to have been started once, and has had no request since."""
+    wanted_since: ModelTime | None = None
+    """An operator wants it active since then."""
+    wanted_until: WallTime = WallTime(0.0)
+    """That wish lapses."""
+
+
+@dataclass(slots=True)
+class ManagedSeat:
+    """One seat of this node."""
+
+    id: str
+    residence: Residence
+    owner: Ownership
+    durable: Durable = field(default_factory=Durable)
+    """What survives a restart of the manager."""
+    state: SeatState = SeatState.FREE
+    epoch: int = 0
+    lease: bool = False
+    """Its group's GPUs are reserved for it. Follows ``state``; only of a RELEASING seat evidence decides."""
+    gate: GateState = field(default_factory=GateState)
+    backoff: SeatBackoffs = field(default_factory=SeatBackoffs)
+    usage: Usage = field(default_factory=Usage)
+    conflict: bool = False
+    """Quarantined only because other seats seem to hold its group too; over when they do not."""
+    processes_gone: bool = False
+    """While RELEASING or LOST: the checkpointer found none of its processes."""
+    ended_here: bool | None = None
+    """While RELEASING: the checkpointer ends its processes, so kubelet's signal waits; None: not known yet."""
+    outlives_list: bool = False
+    """Since the restart: the driver has its processes although the pods say that its container does not run."""
+    entered: UnixTime = UnixTime(0.0)
+    """It entered its state then."""
+    entered_wall: WallTime = WallTime(0.0)
+    reason: str = ""
+    cause: str = ""
+    op: str = ""
+
+    @property
+    def group(self) -> Group:
+        """The group that it is on."""
+        return self.residence.group
+
+    @property
+    def home(self) -> Group:
+        """The group of its ID."""
+        return self.residence.home
+
+    @property
+    def pod(self) -> SeatPod | None:
+        """The pod that owns it."""
+        return self.owner.pod
+
+    @property
+    def model(self) -> str:
+        """The model it serves; empty without an owner."""
+        return self.owner.terms.model
+
+    @property
+    def pinned(self) -> bool:
+        """True while an operator or its pod pins it."""
+        return self.durable.pinned or self.owner.terms.pinned
+
+    @property
+    def default_cause(self) -> str:
+        """The cause of messages about it that belong to no switch."""
+        return self.cause or f"seat-{self.id}"
+
+    def advance(self, trigger: Trigger, to: Group | None = None) -> SeatState:
+        """Follow the table; lease, residence and freeze follow the state. Return the state before.
+
+        ``to``: the group that it moves to. Raises IllegalTransitionError and changes nothing.
+        """
+        before, place = self.state, self.residence
+        self.state = advance(before, trigger)
+        if to is not None:
+            place.parked_on, place.group = place.group, to
+        elif self.state is SeatState.PARKED and before is SeatState.MIGRATING:
+            place.group, place.parked_on = place.parked_on or place.group, None
+        elif self.state is SeatState.ACTIVE:
+            place.parked_on = None
+        if self.state in AT_HOME:
+            place.group, place.parked_on = place.home, None
+            self.durable.residue_bytes, self.durable.measured = 0, False
+        if self.state is not SeatState.RELEASING:
+            held, self.lease = self.lease, self.state in HOLDING
+            if not self.lease:
+                self.durable.reserved_bytes = None
+            elif not held:
+                self.durable.reserved_bytes = self.needed_bytes(self.group)
+        if self.state not in FROZEN_STATES:
+            self.durable.freeze = Freeze()
+        match self.state:
+            case SeatState.STARTING:
+                self.gate.called = None
+            case SeatState.ACTIVE:
+                self.usage.wanted_since = None
+            case SeatState.LOST:
+                self.processes_gone = False
+        return before
+
+    def stall_seconds(self, now: Now) -> float:
+        """Wall seconds for which routers still keep its frozen requests; 0: there are none, or no more."""
+        freeze = self.durable.freeze
+        return max(0.0, freeze.until - float(now.unix)) if freeze.since else 0.0
+
+    def yields_group(self, now: Now) -> bool:
+        """True while its failed activations keep it from taking the group again before others."""
+        return self.state is SeatState.PARKED and self.backoff.activation.active(now)
+
+    def calls(self, now: Now) -> bool:
+        """True while kubelet waits at the gate for this owner, and long enough to use a ticket."""
+        call = self.gate.call
+        return call is not None and not self.owner.misses and call.until > now.unix + LAST_MOMENT_SECONDS
+
+    def refused(self) -> str:
+        """Why its container can never start; empty when it can."""
+        return refusal(self.pod, self.group) if self.pod is not None else ""
+
+    @property
+    def starts_cold(self) -> bool:
+        """True if it is parked by restart: its container ends, and starts again at its gate."""
+        return self.pod is not None and self.pod.notes.backend == RESTART
+
+    def needed_bytes(self, group: Group) -> int:
+        """VRAM that a lease of this group is to reserve over all its GPUs; 0: all of it.
+
+        Where seats share memory, what the pod declares counts as long as it uses no more; else the most that was seen,
+        with a margin, once it was seen for a whole visit.
+        """
+        declared, durable = self.pod.vram_bytes if self.pod else 0, self.durable
+        if group.slots == 1:
+            return 0
+        if not group.profile.packs:
+            return max(declared, durable.vram_bytes)
+        seen = max(durable.vram_bytes, durable.peak_bytes)
+        if declared >= seen:
+            return declared
+        return round(seen * PEAK_MARGIN) if declared or durable.vram_bytes else 0
+
+    def reserved_bytes(self, memory_bytes: int, on: Group | None = None, *, granted: bool = False) -> int:
+        """VRAM to reserve on each GPU of its group, or of ``on``; of a holder at least what its lease reserves.
+
+        ``granted``: only that.
+        """
+        group = on or self.group
+        needs, held = self.needed_bytes(group), self.durable.reserved_bytes
+        if self.lease and held is not None and group.name == self.group.name:
+            needs = held if granted or not held else max(held, needs) if needs else 0
+        return min(memory_bytes, -(-needs // len(group.gpus))) if needs else memory_bytes
+
+    def residue_on(self, gpu: str) -> int:
+        """VRAM on this GPU that its processes keep while it is parked."""
+        gpus = self.group.gpus if self.durable.residue_bytes else ()
+        return -(-self.durable.residue_bytes // len(gpus)) if any(one.uuid == gpu for one in gpus) else 0
+
+    def target(self, on: Group | None = None) -> SeatTarget:
+        """How the checkpointer finds its processes. ``on``: the group that it is to be on, if it is to move."""
+        pod, place = self.pod, self.residence
+        copied = (place.parked_on or place.group).gpus if self.state is SeatState.PARKED or self.state in COMING else ()
+        return SeatTarget(
+            seat=self.id,
+            pod_uid=pod.uid if pod else "",
+            container_id=self.durable.container_id or (pod.container_id if pod else None) or "",
+            gpus=tuple(gpu.uuid for gpu in (on or self.group).gpus),
+            vram_bytes=self.durable.vram_bytes or (pod.vram_bytes if pod else 0),
+            backend=pod.notes.backend if pod else "cuda",
+            parked_on=tuple(gpu.uuid for gpu in copied),
+        )
