@@ -112,7 +112,7 @@ def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.Capture
         (("TRACE", "--only", "code", "--only", "cod"), "no request for model 'cod'"),
         (("TRACE", "--start", "9999"), "no request in this part"),
         (("HEADER",), "there is no request in it"),
-        (("TRACE", "--pin", "chat"), "1 pinned seats take all 1 slots"),
+        (("TRACE", "--pin", "chat"), "leave no slot"),
         (("TRACE", "--measured", "TRACE"), "no ledger of a GPU manager"),
         (("missing.csv",), "no such file"),
         (("--scenario", "poisson", "--duration", "60"), "--duration cut a trace"),

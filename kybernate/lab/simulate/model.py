@@ -115,8 +115,8 @@ def check(scenario: Scenario) -> None:
     if scenario.cap < 1 or any(group.slots < 1 for group in scenario.groups):
         raise ValueError(f"scenario {name}: cap and slots must be at least 1")
     _check_names(scenario)
-    _check_pins(scenario)
     _check_memory(scenario)
+    _check_pins(scenario)
 
 
 def _check_numbers(scenario: Scenario) -> None:
@@ -146,47 +146,39 @@ def _check_names(scenario: Scenario) -> None:
 
 
 def _check_pins(scenario: Scenario) -> None:
-    """Pinned seats must fit, and leave a slot where anything else is asked for. Seats that may move count together."""
-    asked = _asked(scenario)
-    for groups in [(group,) for group in scenario.groups] if scenario.move_seconds is None else [scenario.groups]:
-        names, slots = {group.name for group in groups}, sum(group.slots for group in groups)
-        here = [seat for seat in scenario.seats if seat.group in names]
-        pinned = sum(seat.pinned for seat in here)
-        others = any(not seat.pinned and seat.name in asked for seat in here)
-        if pinned > slots or (others and pinned == slots):
+    """Pinned seats must fit into their group and leave room for each other seat with requests: in its own group, or,
+    where seats may move, in any."""
+    asked = {scenario.seats[index].name for index in set(scenario.seat)}
+    room = {group.name: _room_beside_pinned(scenario, group) for group in scenario.groups}
+    for name, (slots, memory) in room.items():
+        if slots < 0 or memory < 0:
             raise ValueError(
-                f"scenario {scenario.name}: {pinned} pinned seats take all {slots} slots of {', '.join(sorted(names))} "
-                f"and others would wait for ever; pin fewer or give it more slots"
+                f"scenario {scenario.name}: the pinned seats of group {name} do not fit into it together; pin fewer, "
+                f"or give the group more {'slots' if slots < 0 else 'memory'}"
             )
-
-
-def _check_memory(scenario: Scenario) -> None:
-    """Each seat must fit beside those that never leave its group."""
-    asked = _asked(scenario)
-    for group in scenario.groups:
-        if not group.memory_bytes:
+    for seat in scenario.seats:
+        homes = [room[seat.group]] if scenario.move_seconds is None else list(room.values())
+        if seat.pinned or seat.name not in asked or any(slots and seat.vram_bytes <= memory for slots, memory in homes):
             continue
-        here = [seat for seat in scenario.seats if seat.group == group.name]
-        if max((seat.vram_bytes for seat in here), default=0) > group.memory_bytes:
-            raise ValueError(
-                f"scenario {scenario.name}: a seat of group {group.name} needs more memory than the group has"
-            )
-        _check_beside_pinned(scenario, group, here, asked)
-
-
-def _check_beside_pinned(scenario: Scenario, group: SimGroup, here: list[SimSeat], asked: set[str]) -> None:
-    if group.slots == 1 or scenario.move_seconds is not None:
-        return
-    taken = sum(seat.vram_bytes for seat in here if seat.pinned)
-    most = max((s.vram_bytes for s in here if s.name in asked and not s.pinned), default=0)
-    left = group.memory_bytes - taken
-    if most > left:
+        slots, memory = room[seat.group]
+        left = f"{memory:.0f} bytes, and seat {seat.name} needs {seat.vram_bytes}" if slots else "no slot"
         raise ValueError(
-            f"scenario {scenario.name}: the pinned seats of group {group.name} leave {left} bytes and a seat needs "
-            f"{most}; pin fewer or give the group more memory"
+            f"scenario {scenario.name}: the pinned seats of group {seat.group} leave {left}: its requests would wait "
+            f"for ever; pin fewer, or give the group more {'memory' if slots else 'slots'}"
         )
 
 
-def _asked(scenario: Scenario) -> set[str]:
-    """Names of the seats with requests."""
-    return {scenario.seats[index].name for index in set(scenario.seat)}
+def _room_beside_pinned(scenario: Scenario, group: SimGroup) -> tuple[int, float]:
+    """Slots and bytes that the pinned seats of a group leave; below 0: they do not fit."""
+    pinned = [seat.vram_bytes for seat in scenario.seats if seat.pinned and seat.group == group.name]
+    return group.slots - len(pinned), (group.memory_bytes or inf) - sum(pinned)
+
+
+def _check_memory(scenario: Scenario) -> None:
+    """Each seat must fit into its group."""
+    for group in scenario.groups:
+        most = max((seat.vram_bytes for seat in scenario.seats if seat.group == group.name), default=0)
+        if group.memory_bytes and most > group.memory_bytes:
+            raise ValueError(
+                f"scenario {scenario.name}: a seat of group {group.name} needs more memory than the group has"
+            )
