@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,13 @@ async def child(socket: Path) -> AsyncIterator[Child]:
 
 @contextlib.asynccontextmanager
 async def engine(
-    socket: Path, port: int, gpus: list[str], *options: str, speed: float = 100.0, **more: Any
+    socket: Path,
+    port: int,
+    gpus: list[str],
+    *options: str,
+    speed: float = 100.0,
+    more_env: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A fake engine that was started, maybe still loading."""
     env = os.environ | {
@@ -95,6 +101,7 @@ async def engine(
         "KYB_FAKE_GPU": ",".join(gpus),
         "KYB_GPU_SEAT": "1x-test.s00",
         "KYB_SPEED": str(speed),
+        **(more_env or {}),
     }
     arguments = ("--model", "m", "--port", str(port), *options)
     async with process("-m", "kybernate.dev.fakes.engine", *arguments, env=env, **more) as started:

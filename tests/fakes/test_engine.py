@@ -296,15 +296,6 @@ async def used(served: SimpleNamespace) -> list[int]:
     return [gpu["used_bytes"] for gpu in (await served.node.client.call("devices"))["gpus"]]
 
 
-async def test_sleep_is_refused_while_a_request_runs(served):
-    request = asyncio.create_task(post(served, "/v1/chat/completions", chat(tokens=60_000)))
-    await until(lambda: runs(served, 1), what="requests running at the engine: 1")
-    status, body = await post(served, "/sleep", {})
-    assert (status, "drain the engine" in body["error"]["message"]) == (409, True)
-    request.cancel()
-    await until(lambda: runs(served, 0), what="requests running at the engine: 0")
-
-
 async def test_a_request_to_a_sleeping_engine_fails_and_is_punished(served):
     await post(served, "/sleep", {})
     status, body = await post(served, "/v1/chat/completions", chat(stream=True))
@@ -312,13 +303,57 @@ async def test_a_request_to_a_sleeping_engine_fails_and_is_punished(served):
     assert await violations(served.node) == {"request-without-memory": 1}
 
 
-async def test_an_engine_that_wakes_up_without_room_dies(served):
+async def test_an_engine_that_wakes_up_without_room_sleeps_on(served):
     await post(served, "/sleep", {})
     await served.node.client.call("attach", seat="other")
     await served.node.client.call("alloc", gpu=served.node.gpus[0], bytes=70 * GIB)
-    status, _ = await post(served, "/wake_up", {})
-    assert status == 500
-    assert await asyncio.wait_for(served.process.wait(), 5) == 1
+    assert (await post(served, "/wake_up", {}))[0] == 500
+    assert await used(served) == [71 * GIB, GIB, 0, 0]
+    await served.node.client.call("free", gpu=served.node.gpus[0], bytes=70 * GIB)
+    assert (await post(served, "/wake_up", {}))[0] == 200
+    assert (await post(served, "/v1/chat/completions", chat()))[0] == 200
+
+
+async def test_a_lie_and_an_api_are_chosen_by_options_and_environment(node):
+    port = free_port()
+    env = {"KYB_FAKE_LIES": "sleep-ignored", "VLLM_SERVER_DEV_MODE": "1"}
+    options = ("--api", "vllm", "--enable-sleep-mode", "--lie", "wake-garbles@2", "--vram", "4GiB")
+    async with (
+        engine(node.socket, port, node.gpus[:1], *options, more_env=env),
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http,
+    ):
+        await until(lambda: healthy(http), what="the engine is healthy")
+        served, texts = SimpleNamespace(http=http, node=node), []
+        for _ in range(2):
+            assert (await post(served, "/sleep", {}))[1] == {"status": "sleeping", "level": 1}
+            assert (await used(served))[0] == 4 * GIB
+            assert (await post(served, "/wake_up", {}))[1]["status"] == "awake"
+            _, body = await post(served, "/v1/chat/completions", chat())
+            texts.append(body["choices"][0]["message"]["content"])
+        assert [text == expected_text("m", "hello", 20) for text in texts] == [True, False]
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/wake_up"])
+async def test_an_engine_may_be_killed_in_the_middle_of_a_call(node, path):
+    port, lie = free_port(), {"/sleep": "sleep-dies", "/wake_up": "wake-dies"}[path]
+    async with (
+        engine(node.socket, port, node.gpus[:1], "--lie", lie) as started,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http,
+    ):
+        await until(lambda: healthy(http), what="the engine is healthy")
+        served = SimpleNamespace(http=http, node=node)
+        if path == "/wake_up":
+            await post(served, "/sleep", {})
+        with pytest.raises(aiohttp.ClientError):
+            await post(served, path, {})
+        assert await started.wait() == -signal.SIGKILL
+
+
+async def test_an_unknown_lie_is_refused():
+    pipe = asyncio.subprocess.PIPE
+    async with engine(Path("/nonexistent"), free_port(), ["GPU-a"], "--lie", "white", stderr=pipe) as started:
+        _, errors = await started.communicate()
+    assert (started.returncode, b"sleep-noop" in errors) == (2, True)
 
 
 async def test_an_engine_without_room_or_with_a_taken_address_ends_with_a_reason(served):

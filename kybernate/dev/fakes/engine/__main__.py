@@ -15,9 +15,11 @@ from typing import Any
 from aiohttp import web
 
 from kybernate.clock import Clock
+from kybernate.dev.fakes.engine.apis import APIS, ApiOptions
 from kybernate.dev.fakes.engine.app import build_app
 from kybernate.dev.fakes.engine.engine import Engine, EngineOptions
 from kybernate.dev.fakes.engine.libcuda import CudaError
+from kybernate.dev.fakes.engine.lies import Lie, Lies
 from kybernate.dev.fakes.engine.memory import Vram
 from kybernate.dev.fakes.gpu.client import DriverError
 from kybernate.sizes import parse_bytes
@@ -27,6 +29,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Serve until SIGTERM. Exit code 1: no room, no address or dead; 2: a wrong option; 3: the driver is gone."""
     parser = _parser()
     options = parser.parse_args(argv)
+    try:
+        Lies.read(",".join([os.environ.get("KYB_FAKE_LIES", ""), *options.lie]))
+    except ValueError as error:
+        parser.error(f"--lie: {error}; known are {', '.join(Lie)}")
     if not options.cuda and (options.driver is None or not options.gpus):
         text = "no GPUs: set KYB_FAKE_DRIVER (socket) and KYB_FAKE_GPU (UUIDs), or give --driver and --gpus"
         parser.error(f"{text}; or --cuda where there is a libcuda.so.1")
@@ -52,6 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=8000)
     add("--driver", type=Path, default=env.get("KYB_FAKE_DRIVER"), help="socket of the fake GPU driver")
     add("--gpus", type=_names, default=env.get("KYB_FAKE_GPU", ""), help="UUIDs, separated by commas")
+    add("--api", choices=sorted(APIS), help="whose sleep API it has, and only with that vendor's options; else vLLM's")
+    add("--lie", action="append", default=[], metavar="NAME[@TURN]", help=f"one of {', '.join(Lie)}")
+    add("--api-key", default="")
+    switches = ("--enable-sleep-mode", "--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-metrics")
+    for name in (*switches, "--metrics", "--no-models-autoload"):
+        add(name, action="store_true", help="as the vendor's option")
     add("--cuda", action="store_true", help="take the memory of the visible GPUs through libcuda.so.1")
     add("--freezable", action="store_true", help="requests may be frozen with it: its pod has kyb.ai/stall-budget")
     add("--seat", default=env.get("KYB_GPU_SEAT", ""), help="seat that it says it has")
@@ -64,13 +76,15 @@ async def _serve(options: argparse.Namespace) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     clock = Clock(options.speed)
-    residue = options.vram // 20 if options.residue is None else options.residue
+    unloads = options.api in ("llamacpp", "ollama")  # nothing stays in use
+    usual = 0 if unloads else options.vram // 20
+    residue = usual if options.residue is None else options.residue
     try:
         vram = await _vram(options, residue, clock)
         vram.freezable = options.freezable
         engine = Engine(_engine_options(options), vram, clock)
         runner = web.AppRunner(
-            build_app(engine),
+            build_app(engine, options.api or "vllm", _api_options(options)),
             handler_cancellation=True,  # a client that goes away ends the computation
             keepalive_timeout=86400.0,  # time stands still while parked: no connection may be found too old after it
             shutdown_timeout=0.05,
@@ -108,7 +122,7 @@ async def _live(engine: Engine, vram: Vram, stop: asyncio.Event) -> int:
         if stop.is_set():
             return 0
         if engine.failed.is_set():
-            _log("engine.failed", model=model, error="wake-up found no room on the GPU")
+            _log("engine.failed", model=model, error=engine.failure)
             return 1
         _log("engine.driver_lost", model=model, error="the fake GPU driver closed the connection; a GPU is gone")
         return 3
@@ -132,7 +146,25 @@ def _engine_options(options: argparse.Namespace) -> EngineOptions:
         max_chunks=options.max_chunks,
         max_running=options.max_running,
         max_model_len=options.max_model_len,
+        sleeps=_has(options, {"vllm": "enable_sleep_mode", "sglang": "enable_memory_saver"}),
+        lies=Lies.read(",".join([os.environ.get("KYB_FAKE_LIES", ""), *options.lie])),
     )
+
+
+def _api_options(options: argparse.Namespace) -> ApiOptions:
+    dev_mode = os.environ.get("VLLM_SERVER_DEV_MODE") == "1"
+    return ApiOptions(
+        key=options.api_key,
+        dev_mode=dev_mode or options.api != "vllm",
+        cpu_backup=_has(options, {"sglang": "enable_weights_cpu_backup"}),
+        metrics=_has(options, {"sglang": "enable_metrics", "llamacpp": "metrics"}),
+        autoload=not options.no_models_autoload,
+    )
+
+
+def _has(options: argparse.Namespace, names: dict[str, str]) -> bool:
+    """Whether the option that its API wants for this is given; True where the API wants none."""
+    return options.api not in names or bool(getattr(options, names[options.api]))
 
 
 def _size(text: str) -> int:

@@ -1,16 +1,23 @@
 """The engine behind the HTTP server: loading, computing requests in model time, sleeping, counting."""
 
 import asyncio
+import contextlib
+import os
+import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from kybernate.clock import Clock
 from kybernate.dev.fakes.engine.libcuda import CudaError
-from kybernate.dev.fakes.engine.memory import Vram
+from kybernate.dev.fakes.engine.lies import Lie, Lies
+from kybernate.dev.fakes.engine.memory import PARTS, WEIGHTS, Vram
 from kybernate.dev.fakes.engine.protocol import ApiError, Generation
 from kybernate.dev.fakes.gpu.client import DriverError
+
+LATE_SECONDS = 5.0
+"""Model seconds by which ``Lie.SLEEP_LATE`` delays the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,13 @@ class EngineOptions:
     max_running: int = 256
     """Requests computed at the same time; others wait."""
     max_model_len: int = 131_072
+    sleeps: bool = True
+    """Whether the engine's own sleep frees memory: ``--enable-sleep-mode``, ``--enable-memory-saver``."""
+    lies: Lies = field(default_factory=Lies)
+
+
+class AbortedError(Exception):
+    """A request was ended early by the engine."""
 
 
 class Engine:
@@ -34,22 +48,41 @@ class Engine:
     def __init__(self, options: EngineOptions, vram: Vram, clock: Clock) -> None:
         self.options = options
         self.ready = False
+        self.asleep: set[str] = set()
+        """Parts of its memory that it says it has given back."""
         self.sleep_level = 0
+        self.garbled = False
+        """The weights are not those of the model."""
         self.waiting = 0
         self.running = 0
         self.totals: Counter[str] = Counter()
         self.failed = asyncio.Event()
         """Set when the engine cannot go on; the process ends."""
+        self.failure = ""
+        self._broken = ""
+        """``broken``: requests fail; ``wedged``: they are never answered; the server looks well."""
+        self._turns: Counter[str] = Counter()
         self._vram = vram
         self._clock = clock
         self._places = asyncio.Semaphore(options.max_running)
         self._changing = asyncio.Lock()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._aborting = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._later: set[asyncio.Task[None]] = set()
 
     async def load(self) -> None:
         """Load the weights, then take the memory. Raises DriverError or CudaError when there is no room."""
         await self._clock.sleep(self.options.load_seconds)
         await self._vram.take()
         self.ready = True
+
+    @property
+    def paused(self) -> bool:
+        """Whether new requests wait until ``resume``."""
+        return not self._open.is_set()
 
     @asynccontextmanager
     async def computing(self, request: str, prompt_tokens: int) -> AsyncIterator[None]:
@@ -59,8 +92,15 @@ class Engine:
         self.waiting += 1
         counted = False
         try:
+            if self._broken == "wedged":
+                await asyncio.Event().wait()
+            if self._broken:
+                raise ApiError(500, "EngineDeadError", "EngineCore encountered an issue")
+            if not self.asleep:  # a request to a sleeping engine is never served: the driver counts it
+                await self._open.wait()
             async with self._places, self._vram.computing(request):
                 self.waiting, self.running, counted = self.waiting - 1, self.running + 1, True
+                self._idle.clear()
                 await self._compute(prompt_tokens / self.options.prefill_tokens_per_second)
                 self.totals["prompt_tokens"] += prompt_tokens
                 yield
@@ -69,46 +109,111 @@ class Engine:
         finally:
             if counted:
                 self.running -= 1
+                if not self.running:
+                    self._idle.set()
             else:
                 self.waiting -= 1
 
     async def pieces(self, generation: Generation) -> AsyncIterator[tuple[int, str]]:
-        """The answers as they are computed: (index of the prompt, text)."""
+        """The answers as they are computed: (index of the prompt, text). Raises AbortedError where ``pause`` aborts."""
         chunks = generation.tokens if self._clock.speed <= 1 else self.options.max_chunks
+        generation = replace(generation, garbled=self.garbled)
+        aborted = self._aborting
         for index in range(len(generation.prompts)):
             for tokens, text in generation.pieces(index, chunks if generation.stream else 1):
-                await self._compute(tokens / self.options.tokens_per_second)
+                await self._compute(tokens / self.options.tokens_per_second, aborted)
+                if aborted.is_set():
+                    self.totals["finished/abort"] += 1
+                    raise AbortedError
                 self.totals["generation_tokens"] += tokens
                 yield index, text
         self.totals[f"finished/{generation.finish_reason}"] += 1
 
-    async def sleep(self, level: int) -> None:
-        """Give the memory back. Raises ApiError while requests are being computed."""
+    async def pause(self, mode: str) -> None:
+        """Let no request begin. Those that run: ``abort`` ends them, ``wait`` waits for them, ``keep`` neither."""
+        self._open.clear()
+        if mode == "abort":
+            self._aborting.set()
+            self._aborting = asyncio.Event()
+        if mode != "keep":
+            await self._idle.wait()
+
+    def resume(self) -> None:
+        """Let requests begin."""
+        self._open.set()
+
+    async def release(self, parts: Iterable[str] = PARTS, *, keeps: bool = True, level: int = 1) -> None:
+        """Give parts of the memory back; ``keeps``: the weights are copied and come back. Raises ApiError."""
         async with self._changing:
-            if self.running or self.waiting:
-                text = f"{self.running} requests run and {self.waiting} wait; drain the engine before it sleeps"
-                raise ApiError(409, "ConflictError", text)
-            if not self.ready or self.sleep_level:
+            self._turns["sleep"] += 1
+            new = [part for part in parts if part not in self.asleep]
+            await self._misbehave(Lie.SLEEP_FAILS, Lie.SLEEP_HANGS)
+            if self._lies(Lie.SLEEP_NOOP) or not new:
                 return
+            self.garbled |= WEIGHTS in new and not keeps
+            if self._lies(Lie.SLEEP_LATE):
+                self._later.add(asyncio.create_task(self._give_later(new)))
+            elif self.options.sleeps and not self._lies(Lie.SLEEP_IGNORED):
+                await self._vram.give(new[:1] if self._lies(Lie.SLEEP_HALF) or self._lies(Lie.SLEEP_DIES) else new)
+            if self._lies(Lie.SLEEP_DIES):
+                _kill()
+            if self._lies(Lie.SLEEP_BREAKS):
+                self._broken = "broken"
+            self.asleep.update(new)
             self.sleep_level = level
-            await self._vram.sleep()
 
-    async def wake(self) -> None:
-        """Take the memory back; without room the engine is dead, as a real one is. Raises ApiError."""
+    async def take_back(self, parts: Iterable[str] = PARTS) -> None:
+        """Take parts back. Raises CudaError or DriverError without room: then nothing has changed; and ApiError."""
         async with self._changing:
-            if not self.sleep_level:
+            self._turns["wake"] += 1
+            old = [part for part in parts if part in self.asleep]
+            await self._misbehave(None, Lie.WAKE_HANGS)
+            if self._lies(Lie.WAKE_FAILS):
+                raise DriverError("alloc", 2, "OUT_OF_MEMORY", "wake-up found no room on the GPU")
+            if self._lies(Lie.WAKE_NOOP) or not old:
                 return
-            try:
-                await self._vram.wake()
-                if self.sleep_level == 2:  # level 2 threw the weights away
-                    await self._clock.sleep(self.options.load_seconds)
-            except (CudaError, DriverError) as error:
-                self.failed.set()
-                raise ApiError(500, "EngineDeadError", f"wake-up failed: {error}") from error
-            self.sleep_level = 0
+            if self._lies(Lie.WAKE_DIES):
+                await self._vram.take_back(old[:1])
+                _kill()
+            if self.options.sleeps and not self._lies(Lie.WAKE_IGNORED):
+                await self._vram.take_back(old)
+            self.garbled |= self._lies(Lie.WAKE_GARBLES)
+            if self._lies(Lie.WAKE_BREAKS) or self._lies(Lie.WAKE_WEDGES):
+                self._broken = "wedged" if self._lies(Lie.WAKE_WEDGES) else "broken"
+            self.asleep.difference_update(old)
+            if not self.asleep:
+                self.sleep_level = 0
 
-    async def _compute(self, model_seconds: float) -> None:
+    def die(self, why: str) -> None:
+        """End the process, as an engine does whose scheduler raised an exception."""
+        self.failure = why
+        self.failed.set()
+
+    async def reload(self) -> None:
+        """Read the weights again."""
+        await self._clock.sleep(self.options.load_seconds)
+        self.garbled = False
+
+    def _lies(self, lie: Lie) -> bool:
+        return self.options.lies.holds(lie, self._turns[lie.partition("-")[0]])
+
+    async def _misbehave(self, fails: Lie | None, hangs: Lie) -> None:
+        if fails is not None and self._lies(fails):
+            raise ApiError(500, "InternalServerError", "the call failed")
+        if self._lies(hangs):
+            await asyncio.Event().wait()
+
+    async def _give_later(self, parts: list[str]) -> None:
+        await self._clock.sleep(LATE_SECONDS)
+        await self._vram.give(parts)
+
+    async def _compute(self, model_seconds: float, aborted: asyncio.Event | None = None) -> None:
         """One stretch of GPU work. Relative times only: after SIGCONT nothing is made up for."""
         await self._vram.runs()
-        await self._clock.sleep(model_seconds)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for((aborted or asyncio.Event()).wait(), self._clock.to_wall(model_seconds))
         await self._vram.runs()
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

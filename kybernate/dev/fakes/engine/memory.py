@@ -3,14 +3,14 @@
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from kybernate.clock import Clock
-from kybernate.dev.fakes.engine.libcuda import Libcuda
-from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.engine.libcuda import CudaError, Libcuda
+from kybernate.dev.fakes.gpu.client import DriverError, FakeDriverClient
 from kybernate.dev.fakes.gpu.sync_client import start_cuda_thread
 
 T = TypeVar("T")
@@ -150,10 +150,14 @@ def _done_by(calls: "queue.SimpleQueue[Callable[[], None]]", work: Callable[[], 
 
 _SLEEP_BANDWIDTH = 48e9
 """Bytes per model second of engine sleep and wake-up."""
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+PARTS = (WEIGHTS, KV_CACHE)
+"""Memory that engine sleep gives back; each is half of it."""
 
 
 class Vram:
-    """Memory of one engine on the GPUs of its seat. Each GPU has two blocks: what engine sleep leaves, and the rest."""
+    """Memory of one engine on the GPUs of its seat. Each GPU has three blocks: what engine sleep leaves, and the two
+    ``PARTS`` that it gives back."""
 
     def __init__(
         self, memory: Memory, driver: FakeDriverClient | None, vram_bytes: int, residue_bytes: int, clock: Clock
@@ -161,8 +165,10 @@ class Vram:
         self._memory = memory
         self._driver = driver
         """Who counts what is computed; None on a real GPU."""
-        self._shares = split(vram_bytes, memory.gpus)
+        rest = vram_bytes - residue_bytes
         self._residues = split(residue_bytes, memory.gpus)
+        self._parts = {WEIGHTS: split(rest - rest // 2, memory.gpus), KV_CACHE: split(rest // 2, memory.gpus)}
+        self._given: set[str] = set()
         self._clock = clock
         self.freezable = False
         """Requests may be frozen with the process; ``begin`` passes this to the driver."""
@@ -193,18 +199,24 @@ class Vram:
         for gpu, count in self._residues.items():
             if count:
                 await self._memory.alloc(gpu, count)
-        await self._take_rest()
+        await self._alloc(PARTS)
 
-    async def sleep(self) -> None:
-        """Give back all but the residue."""
-        await self._clock.sleep(self._sleep_seconds())
-        for gpu, count in self._rest().items():
-            await self._memory.free(gpu, count)
+    async def give(self, parts: Iterable[str]) -> None:
+        """Give parts back."""
+        parts = [part for part in parts if part not in self._given]
+        await self._clock.sleep(self._seconds(parts))
+        for part in parts:
+            self._given.add(part)
+            for gpu, count in self._parts[part].items():
+                if count:
+                    await self._memory.free(gpu, count)
 
-    async def wake(self) -> None:
-        """Take back what ``sleep`` gave. Raises DriverError or CudaError when there is no room."""
-        await self._take_rest()
-        await self._clock.sleep(self._sleep_seconds())
+    async def take_back(self, parts: Iterable[str]) -> None:
+        """Take back parts that were given, all or none. Raises DriverError or CudaError when there is no room."""
+        parts = [part for part in parts if part in self._given]
+        await self._alloc(parts)
+        self._given.difference_update(parts)
+        await self._clock.sleep(self._seconds(parts))
 
     @asynccontextmanager
     async def computing(self, request: str) -> AsyncIterator[None]:
@@ -239,16 +251,19 @@ class Vram:
         if self._driver is not None:
             await self._driver.close()
 
-    async def _take_rest(self) -> None:
-        for gpu, count in self._rest().items():
-            await self._memory.alloc(gpu, count)
+    async def _alloc(self, parts: Iterable[str]) -> None:
+        taken: list[tuple[str, int]] = []
+        try:
+            for gpu, count in (block for part in parts for block in self._parts[part].items() if block[1]):
+                await self._memory.alloc(gpu, count)
+                taken.append((gpu, count))
+        except (CudaError, DriverError):
+            for gpu, count in taken:
+                await self._memory.free(gpu, count)
+            raise
 
-    def _rest(self) -> dict[str, int]:
-        rest = {gpu: count - self._residues[gpu] for gpu, count in self._shares.items()}
-        return {gpu: count for gpu, count in rest.items() if count > 0}
-
-    def _sleep_seconds(self) -> float:
-        return 0.1 + sum(self._shares.values()) / _SLEEP_BANDWIDTH
+    def _seconds(self, parts: Iterable[str]) -> float:
+        return 0.1 + sum(sum(self._parts[part].values()) for part in parts) / _SLEEP_BANDWIDTH
 
 
 def split(total_bytes: int, gpus: Sequence[str]) -> dict[str, int]:

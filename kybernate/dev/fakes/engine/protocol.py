@@ -7,9 +7,10 @@ generators compare answers with it.
 import base64
 import hashlib
 import json
+import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,8 @@ class Generation:
     """Whether the request named the length: then it ends by ``length``, else by ``stop``."""
     stream: bool
     include_usage: bool
+    garbled: bool = False
+    """Computed with wrong weights: other tokens."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -110,7 +113,8 @@ class Generation:
 
     def pieces(self, index: int, chunks: int) -> Iterator[tuple[int, str]]:
         """The answer to prompt ``index`` in at most ``chunks`` parts: (tokens, text)."""
-        tokens = answer_tokens(self.model, self.prompts[index], self.tokens)
+        model = f"{self.model} garbled" if self.garbled else self.model
+        tokens = answer_tokens(model, self.prompts[index], self.tokens)
         count = min(chunks, len(tokens))
         for part in range(count):
             piece = tokens[part * len(tokens) // count : (part + 1) * len(tokens) // count]
@@ -177,13 +181,14 @@ def read_inputs(body: Json, name: str) -> tuple[str, ...]:
     raise _bad(f"{name} must be a text, a list of texts, or token numbers.", name)
 
 
-def whole(generation: Generation) -> Json:
-    """The answer in one piece."""
+def whole(generation: Generation, texts: Mapping[int, str]) -> Json:
+    """The answer in one piece; ``texts`` by prompt, a prompt without one was aborted."""
     choices = []
     for index in range(len(generation.prompts)):
-        text = "".join(text for _, text in generation.pieces(index, 1))
+        text = texts.get(index, "")
+        reason = generation.finish_reason if index in texts else "abort"
         content: Json = {"message": {"role": "assistant", "content": text}} if generation.chat else {"text": text}
-        choices.append({"index": index, **content, "logprobs": None, "finish_reason": generation.finish_reason})
+        choices.append({"index": index, **content, "logprobs": None, "finish_reason": reason})
     kind = "chat.completion" if generation.chat else "text_completion"
     return _head(generation, kind) | {"choices": choices, "usage": generation.usage}
 
@@ -205,12 +210,13 @@ class Chunks:
         """A part of the answer."""
         return self._event(index, {"delta": {"content": text}} if self._generation.chat else {"text": text})
 
-    def closing(self) -> bytes:
+    def closing(self, *, aborted: bool = False) -> bytes:
         """What comes after the last text: reasons, usage if asked for, and the end mark."""
+        reason = "abort" if aborted else self._generation.finish_reason
         ends = []
         for index in range(len(self._generation.prompts)):
             empty: Json = {"delta": {}} if self._generation.chat else {"text": ""}
-            ends.append(self._event(index, empty, self._generation.finish_reason))
+            ends.append(self._event(index, empty, reason))
         if self._generation.include_usage:
             ends.append(event(self._head | {"choices": [], "usage": self._generation.usage}))
         return b"".join([*ends, b"data: [DONE]\n\n"])
@@ -236,6 +242,11 @@ def models(model: str, max_model_len: int, created: int) -> Json:
     """The answer of /v1/models."""
     served = {"id": model, "object": "model", "created": created, "owned_by": "kybernate-fake", "root": model}
     return {"object": "list", "data": [served | {"parent": None, "max_model_len": max_model_len}]}
+
+
+def new_id(kind: str) -> str:
+    """An id for an answer."""
+    return f"{kind}-{os.urandom(12).hex()}"
 
 
 def _head(generation: Generation, kind: str) -> Json:
