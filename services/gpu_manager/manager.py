@@ -34,7 +34,7 @@ from kybernate.messages import (
     SwitchJob,
     TrafficSignal,
 )
-from kybernate.node.wishes import Wish
+from kybernate.node.run_files import Wish
 from kybernate.seat import SeatState
 from services.gpu_manager import publish, recovery, view
 from services.gpu_manager.allocations import HAS_PROCESS

@@ -5,14 +5,14 @@ rows are read back and what another client wrote over them is replaced (JetStrea
 that its client names, so a stolen key of a router could have it write there).
 
 The plugin's side of the start gate is ``services/plugin/gate.py``; ``docs/start-gate.md`` has the protocol. Beside it
-are the wishes for groups that the plugin grants at the next fitting pod (``kybernate.node.wishes``).
+are the wishes for groups that the plugin grants at the next fitting pod (``kybernate.node.run_files``).
 """
 
 import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -21,7 +21,8 @@ from kybernate import files
 from kybernate.bus.port import Bucket, Bus, BusError
 from kybernate.envelope import slug
 from kybernate.logs import get_logger
-from kybernate.node import gpu_faults, wishes
+from kybernate.node import run_files
+from kybernate.node.run_files import Wish
 from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import SeatState
 from services.gpu_manager import view
@@ -174,7 +175,7 @@ class GateFiles:
         self.seats = run_dir / "seats"
         self._run_dir = run_dir
         self._texts: dict[str, str] = {}
-        self._wishes: tuple[wishes.Wish, ...] = ()
+        self._wishes: tuple[Wish, ...] = ()
 
     def calls(self, seats: Iterable[str]) -> dict[str, StartCall]:
         """Calls that wait now. One whose ticket is already taken is over, also if its file was left behind."""
@@ -210,9 +211,9 @@ class GateFiles:
                     break
         return tuple(found)
 
-    def faulty_gpus(self) -> dict[str, str]:
+    def faulty_gpus(self) -> Mapping[str, str]:
         """The GPUs that the plugin takes for faulty: UUID → why."""
-        return gpu_faults.read(self._run_dir)
+        return run_files.read_gpu_faults(self._run_dir)
 
     def write_ticket(self, ticket: StartTicket) -> None:
         """Open the gate for one call."""
@@ -235,12 +236,12 @@ class GateFiles:
                 _write(self.seats / seat / "status.json", {"text": text})
         self._texts = texts
 
-    def write_wishes(self, wanted: tuple[wishes.Wish, ...]) -> None:
+    def write_wishes(self, wanted: tuple[Wish, ...]) -> None:
         """Write which groups the next seats should be on; only what changed is written."""
         if wanted == self._wishes:
             return
         try:
-            wishes.write(self._run_dir, wanted)
+            run_files.write_wishes(self._run_dir, wanted)
         except OSError as error:
             log.warning("wishes.write_failed", folder=str(self._run_dir), reason=str(error))
             return

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from kybernate.machine import Link, distance
-from kybernate.node.wishes import Wish
+from kybernate.node.run_files import Wish
 from kybernate.topology import Group
 
 UNKNOWN = 99

@@ -17,7 +17,7 @@ from kybernate.gpus import Gpus
 from kybernate.health import Health, be_present
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import GpuHealthChanged, SeatAllocated
-from kybernate.node import gpu_faults, wishes
+from kybernate.node import run_files
 from kybernate.node.config import load_now
 from kybernate.node.pod_resources import PodResources, PodResourcesError, devices
 from kybernate.seat import SeatState
@@ -244,7 +244,7 @@ class NodePlugin:
     def _write_faults(self) -> None:
         """Tell the node's manager which GPUs are faulty."""
         try:
-            gpu_faults.write(self.settings.run_dir, self.node.probation.reasons)
+            run_files.write_gpu_faults(self.settings.run_dir, self.node.probation.reasons)
         except OSError as error:
             get_logger().warning("faults.write_failed", folder=str(self.settings.run_dir), reason=str(error))
 
@@ -295,7 +295,7 @@ class NodePlugin:
 
     async def _watch_wishes(self) -> NoReturn:
         while True:
-            self.node.wishes.update(await asyncio.to_thread(wishes.read, self.settings.run_dir))
+            self.node.wishes.update(await asyncio.to_thread(run_files.read_wishes, self.settings.run_dir))
             await asyncio.sleep(WISHES_SECONDS)
 
     async def _save(self) -> NoReturn:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.messages import ActivateSeat, DrainNode, JobReply, MigrateSeat, PinSeat
-from kybernate.node import gpu_faults
+from kybernate.node import run_files
 from kybernate.policy import KybBalanced
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
@@ -169,8 +169,8 @@ def test_a_holder_that_could_not_be_parked_is_named_with_the_end_of_its_back_off
 def test_a_faulty_gpu_is_named_with_what_the_plugin_found(full: tuple[World, str, str], tmp_path: Path) -> None:
     world, a, _ = full
     world.traffic(a, waiting=1)
-    gpu_faults.write(tmp_path, {"GPU-0": "XID 79"})
-    world.receive(FaultyGpusSeen(gpu_faults.read(tmp_path)))
+    run_files.write_gpu_faults(tmp_path, {"GPU-0": "XID 79"})
+    world.receive(FaultyGpusSeen(run_files.read_gpu_faults(tmp_path)))
     text, data = waits(world, a, "faulty-gpu")
     assert "a GPU of group G0 is faulty, activations on it may fail: GPU 0: XID 79" in text
     assert data == {"gpus": [{"index": 0, "reason": "XID 79"}]}

@@ -11,7 +11,7 @@ import pytest
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.setup import init
 from kybernate.dev.nats_server import NatsServer
-from kybernate.node import gpu_faults
+from kybernate.node import run_files
 from kybernate.node.known_gpus import FILE
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
@@ -110,10 +110,10 @@ async def test_an_allocated_seat_is_listed_as_unhealthy_while_its_gpu_is_missing
                     await until_capacity(kubelet, expected, timeout=PATIENCE)
                     assert "not there" in (logged(log, "gpu.faulty") or {})["reason"]
                     assert "GPU 3" in await refusal(kubelet.options.folder, seat)
-                    assert "not there" in gpu_faults.read(folder / "run")[lost], "the manager reads it"
+                    assert "not there" in run_files.read_gpu_faults(folder / "run")[lost], "the manager reads it"
                     await gpus.call("inject", fault="found", gpu=lost)
                     await until_ready(kubelet, timeout=PATIENCE)
-                    await until(lambda: not gpu_faults.read(folder / "run"), what="no GPU is faulty any more")
+                    await until(lambda: not run_files.read_gpu_faults(folder / "run"), what="no GPU is faulty any more")
 
 
 async def test_a_missing_gpu_changes_no_discovered_group() -> None:

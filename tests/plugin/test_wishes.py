@@ -6,8 +6,8 @@ from typing import Any
 
 from kybernate.clock import Clock
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
-from kybernate.node import wishes
-from kybernate.node.wishes import Wish
+from kybernate.node import run_files
+from kybernate.node.run_files import Wish
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.policy import KybBalanced
 from services.gpu_manager.board import Board
@@ -29,12 +29,12 @@ def wish(name: str = "w", group: str = "G1", seconds: float = 60.0, **more: Any)
 
 
 def test_the_file_is_whole_or_not_there(tmp_path: Path) -> None:
-    assert wishes.read(tmp_path) == ()
-    wishes.write(tmp_path, [wish("a"), wish("b", resource=ONE, why="an operator")])
-    assert [(one.id, one.resource) for one in wishes.read(tmp_path)] == [("a", ""), ("b", ONE)]
-    assert [path.name for path in tmp_path.iterdir()] == [wishes.FILE]
-    (tmp_path / wishes.FILE).write_text('{"wishes": [{"id": "a"}]}')
-    assert wishes.read(tmp_path) == ()
+    assert run_files.read_wishes(tmp_path) == ()
+    run_files.write_wishes(tmp_path, [wish("a"), wish("b", resource=ONE, why="an operator")])
+    assert [(one.id, one.resource) for one in run_files.read_wishes(tmp_path)] == [("a", ""), ("b", ONE)]
+    assert [path.name for path in tmp_path.iterdir()] == [run_files.WISHES_FILE]
+    (tmp_path / run_files.WISHES_FILE).write_text('{"wishes": [{"id": "a"}]}')
+    assert run_files.read_wishes(tmp_path) == ()
 
 
 def test_the_wish_that_expires_first_is_granted_and_only_once() -> None:
@@ -115,6 +115,6 @@ async def test_the_manager_writes_the_wishes_of_pending_pods_and_its_own(tmp_pat
         listed = [pending("a", "G1"), pending("b", "n2/G1"), pending("c", "G9"), pending("d", "G1", TWO)]
         owners = joined(pb.ListPodResourcesResponse(), listed)
         manager.gate.write_wishes(manager._wishes(owners))
-        assert {(one.id, one.group, one.resource) for one in wishes.read(tmp_path)} == {("a", "G1", ONE)}
+        assert {(one.id, one.group, one.resource) for one in run_files.read_wishes(tmp_path)} == {("a", "G1", ONE)}
         manager.gate.write_wishes(manager._wishes(Owners()))
-        assert wishes.read(tmp_path) == ()
+        assert run_files.read_wishes(tmp_path) == ()
