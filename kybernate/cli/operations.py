@@ -34,6 +34,10 @@ class Scope(StrEnum):
     NODE = "node"
 
 
+ScopeArgument = Annotated[Scope, typer.Argument(metavar="group|node", show_default=False)]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A group (G0, or NODE/G0), or a node.")]
+
+
 class DrainPurpose(StrEnum):
     """Why it is drained."""
 
@@ -56,8 +60,8 @@ def migrate(
 
 
 def drain(
-    scope: Annotated[Scope, typer.Argument(metavar="group|node", show_default=False)],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A group (G0, or NODE/G0), or a node.")],
+    scope: ScopeArgument,
+    name: NameArgument,
     purpose: Annotated[
         DrainPurpose, typer.Option("--for", help="upgrade parks pinned seats, too.")
     ] = DrainPurpose.MAINTENANCE,
@@ -73,8 +77,8 @@ def drain(
 
 
 def resume(
-    scope: Annotated[Scope, typer.Argument(metavar="group|node", show_default=False)],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A group (G0, or NODE/G0), or a node.")],
+    scope: ScopeArgument,
+    name: NameArgument,
     op: Op = None,
     wait: Wait = False,
     timeout: Timeout = 900.0,

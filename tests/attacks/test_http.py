@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.attacks.stack import RawEngine, Stack, call, receive, request
+from tests.attacks.stack import Answer, RawEngine, Stack, call, receive, request
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 BODY = call()
@@ -225,12 +225,18 @@ def test_a_call_that_fails_before_its_first_byte_is_repeated(stack: Stack, engin
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def test_a_stream_that_breaks_off_ends_with_an_error_event(stack: Stack, engine: RawEngine) -> None:
-    def breaks(connection: socket.socket, _: bytes, __: bytes) -> bool:
-        connection.sendall(SSE + chunked(b"data: 1\n\n", end=b""))
+def breaks_off(sent: bytes) -> Answer:
+    """An engine that closes the connection after this part of a stream."""
+
+    def answer(connection: socket.socket, _: bytes, __: bytes) -> bool:
+        connection.sendall(SSE + chunked(sent, end=b""))
         return False
 
-    engine.answer = breaks
+    return answer
+
+
+def test_a_stream_that_breaks_off_ends_with_an_error_event(stack: Stack, engine: RawEngine) -> None:
+    engine.answer = breaks_off(b"data: 1\n\n")
     response = stack.post("/v1/completions", call(stream=True))
     assert response.status == 200
     assert b"data: 1\n\n" in response.raw
@@ -239,11 +245,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(stack: Stack, engine:
 
 
 def test_half_an_event_or_half_a_body_ends_with_a_reset(stack: Stack, engine: RawEngine) -> None:
-    def breaks(connection: socket.socket, _: bytes, __: bytes) -> bool:
-        connection.sendall(SSE + chunked(b"data: half of an ev", end=b""))
-        return False
-
-    engine.answer = breaks
+    engine.answer = breaks_off(b"data: half of an ev")
     response = stack.post("/v1/completions", call(stream=True))
     assert response.status == 200
     assert not response.raw.endswith(b"0\r\n\r\n"), "the caller can see that the answer is incomplete"

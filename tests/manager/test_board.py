@@ -210,10 +210,7 @@ def test_a_drain_turns_back_with_a_new_epoch_when_the_caller_leaves(world: World
 
 
 def test_a_failed_park_leaves_the_victim_serving_and_is_not_tried_at_once(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, b = world.drained_switch()
 
     world.progress(world.job(), "active", "pending")
 
@@ -225,10 +222,7 @@ def test_a_failed_park_leaves_the_victim_serving_and_is_not_tried_at_once(world:
 
 
 def test_a_seat_lost_in_its_restore_is_killed_and_starts_cold(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, b = world.drained_switch()
 
     world.progress(world.job(), "parked", "lost")
     assert world.state(a) is S.LOST
@@ -241,10 +235,7 @@ def test_a_seat_lost_in_its_restore_is_killed_and_starts_cold(world: World) -> N
 
 
 def test_an_unanswered_job_is_sent_again_with_the_same_name(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    world.drained_switch()
     job = world.job()
 
     world.receive(JobAnswered(job.op, None))
@@ -254,10 +245,7 @@ def test_an_unanswered_job_is_sent_again_with_the_same_name(world: World) -> Non
 
 
 def test_a_stale_epoch_is_raised_above_what_the_checkpointer_saw(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    world.drained_switch()
     job = world.job()
     high = job.epoch + 1_000_000_000
 
@@ -490,10 +478,7 @@ def test_two_slots_without_room_for_both_hold_one() -> None:
 
 
 def test_a_status_that_comes_twice_changes_nothing(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, _b = world.drained_switch()
     job = world.job()
     world.progress(job)
     before = len(world.events(a))
@@ -555,10 +540,7 @@ class TestPastTheGate:
 
 @pytest.mark.parametrize(("outcome", "state"), [("active", S.ACTIVE), ("parked", S.PARKED), ("gone", S.BACKOFF)])
 def test_quarantine_ends_as_the_driver_reports(world: World, outcome: str, state: S) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, b = world.drained_switch()
     world.progress(world.job(), "quarantined", "pending")
     assert world.state(b) is S.QUARANTINED
     world.traffic(a)

@@ -12,10 +12,7 @@ from tests.manager.world import World, status
 
 def switch_under_way(world: World) -> tuple[str, str, SwitchJob]:
     """The job that parks b and activates a is sent."""
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, b = world.drained_switch()
     return a, b, world.job()
 
 

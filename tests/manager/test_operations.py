@@ -209,10 +209,7 @@ def test_a_switch_under_way_goes_on_without_its_incoming_seat(world: World) -> N
 
 
 def test_an_activation_that_was_journaled_before_the_drain_ends_and_then_the_seat_is_parked(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, _b = world.drained_switch()
     job = world.job()
     assert job.activate is not None
     world.order(DrainNode, group="G0")
@@ -224,10 +221,7 @@ def test_an_activation_that_was_journaled_before_the_drain_ends_and_then_the_sea
 
 
 def test_a_job_that_the_checkpointer_forgot_is_sent_again_without_the_seat_that_was_to_come(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    _a, b = world.drained_switch()
     job = world.job()
     assert job.activate is not None
     world.receive(JobAnswered(job.op, JobReply(accepted=True)))

@@ -77,10 +77,7 @@ def test_a_drain_that_was_under_way_is_over_and_published_with_a_higher_epoch(wo
 
 @pytest.mark.parametrize("half", ["park", "activate"])
 def test_an_unfinished_job_is_adopted_and_ends_as_usual(world: World, half: str) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, b = world.drained_switch()
     job = world.job()
     far = status(job, "started" if half == "park" else "parked", "pending" if half == "park" else "started", done=False)
 
@@ -94,10 +91,7 @@ def test_an_unfinished_job_is_adopted_and_ends_as_usual(world: World, half: str)
 
 
 def test_a_job_that_ended_meanwhile_is_known_by_its_evidence(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, b = world.drained_switch()
 
     restart(world, a="active", b="parked")
 
@@ -304,10 +298,7 @@ def test_a_parked_seat_whose_pod_was_deleted_meanwhile_is_thawed(world: World) -
 
 
 def test_both_seats_of_an_adopted_job_are_no_conflict(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, b = world.drained_switch()
     job = world.job()
 
     restart(world, jobs=(status(job, "started", "pending", done=False),), a="started", b="started")
@@ -466,10 +457,7 @@ def test_a_seat_that_is_as_an_older_ledger_has_it_is_published_again(world: Worl
 
 def test_every_seat_that_an_adopted_job_parks_is_leaving(world: World) -> None:
     """A job may park several seats: one that is not adopted would seem to hold the group beside the incoming one."""
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, b = world.drained_switch()
     found = status(world.job(), "parked", "started", done=False)
     other = found.park[0].model_copy(update={"seat": a, "pod_uid": "uid-a", "container_id": "", "outcome": "started"})
     jobs = (found.model_copy(update={"park": (*found.park, other), "activate": None}),)
@@ -482,10 +470,7 @@ def test_every_seat_that_an_adopted_job_parks_is_leaving(world: World) -> None:
 
 def test_a_job_about_the_pod_before_says_nothing_about_the_one_that_has_its_seat_now(world: World) -> None:
     """The ledger was lost, and the seat was given to another pod while the switch ran."""
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, _b = world.drained_switch()
     found = status(world.job(), "parked", "started", done=False)
     assert found.activate is not None
     before = found.activate.model_copy(update={"pod_uid": "uid-before"})

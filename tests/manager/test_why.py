@@ -63,10 +63,7 @@ def test_a_drain_names_the_router_that_it_waits_for_and_then_the_engine(world: W
 
 
 def test_a_park_waits_for_the_evidence_that_its_vram_is_free(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, b = world.drained_switch()
     text, data = waits(world, a, "vram-evidence")
     assert f"{b} is being parked; its VRAM counts as free on evidence only" in text
     assert data["journaled"] is False
@@ -137,10 +134,7 @@ def test_the_minimum_active_time_of_the_holder_has_an_end() -> None:
 
 
 def test_a_back_off_says_until_when(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, b = world.drained_switch()
     world.progress(world.job(), activate="parked")
     world.traffic(b, waiting=1)
     text, data = waits(world, a, "backoff")
@@ -154,10 +148,7 @@ def test_a_back_off_says_until_when(world: World) -> None:
 
 
 def test_a_holder_that_could_not_be_parked_is_named_with_the_end_of_its_back_off(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, b = world.drained_switch()
     world.progress(world.job(), "active")
     world.managed(b).backoff.park.until = world.wall + 50
     world.node.groups["G0"].backoff.until = world.wall
@@ -230,10 +221,7 @@ def test_a_neighbour_that_starts_is_named(world: World) -> None:
 
 
 def test_a_quarantined_neighbour_is_named_with_its_reason(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, b = world.drained_switch()
     world.progress(world.job(), "quarantined", "pending")
     world.tick(60)
     world.beat()

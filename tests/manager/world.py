@@ -281,6 +281,14 @@ class World:
 
     # --- a switch, step by step ---------------------------------------------------------------------------------
 
+    def drained_switch(self) -> tuple[str, str]:
+        """Seats a and b of one group: b served and is drained for a, so that the job of the switch is sent."""
+        a, b = self.fill("a", "b")
+        self.tick(10)
+        self.traffic(a, waiting=1)
+        self.quiet(b)
+        return a, b
+
     def announce(self, seat: str) -> None:
         self.receive(DrainAnnounced(seat, self.managed(seat).epoch))
 

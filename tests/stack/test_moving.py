@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
-from kybernate.dev.stack import Stack, StackOptions
-from tests.stack.pods import pod
+from kybernate.dev.stack import Stack
+from tests.stack.pods import pod, small_node
 from tests.until import until
 
 CONFIG = """
@@ -23,10 +23,7 @@ policy: {name: kyb-balanced}
 
 @pytest.mark.timeout(150)
 async def test_a_seat_moves_and_serves_although_manager_and_checkpointer_die_on_the_way(tmp_path: Path) -> None:
-    config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
-    config.write_text(CONFIG)
-    pods.write_text("".join(pod(model) for model in "abc"))
-    options = StackOptions(config=config, pods=pods, gpus=2, announce=False, speed=4)
+    options = small_node(tmp_path, CONFIG, (pod(model) for model in "abc"), gpus=2)
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         await stack.ready(60)
 

@@ -6,23 +6,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from kybernate.dev.stack import Stack, StackOptions
-from tests.stack.pods import pod
+from kybernate.dev.stack import Stack
+from tests.stack.pods import ONE_GROUP, pod, small_node
 from tests.until import until
-
-CONFIG = """
-profiles:
-  - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}
-gpuTopology: {groups: [{name: G0, gpus: [0]}]}
-"""
 
 
 @pytest.mark.timeout(150)
 async def test_parked_models_answer_after_nats_has_lost_its_store(tmp_path: Path) -> None:
-    config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
-    config.write_text(CONFIG)
-    pods.write_text("".join(pod(model) for model in "ab"))
-    options = StackOptions(config=config, pods=pods, gpus=1, announce=False, speed=4)
+    options = small_node(tmp_path, ONE_GROUP, (pod(model) for model in "ab"))
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         seats = await stack.ready(60)
         parked = next(str(seat["model"]) for seat in seats if seat["state"] == "parked")

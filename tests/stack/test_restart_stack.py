@@ -8,21 +8,13 @@ import pytest
 
 from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
-from kybernate.dev.stack import Stack, StackOptions
-from tests.stack.pods import pod
-
-CONFIG = """
-profiles: [{name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}]
-gpuTopology: {groups: [{name: G0, gpus: [0]}]}
-"""
+from kybernate.dev.stack import Stack
+from tests.stack.pods import ONE_GROUP, pod, small_node
 
 
 @pytest.mark.timeout(200)
 async def test_models_take_turns_by_restarts_and_each_answers_what_it_should(tmp_path: Path) -> None:
-    config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
-    config.write_text(CONFIG)
-    pods.write_text("".join(pod(model, vram="60GiB") for model in "ab"))
-    options = StackOptions(config=config, pods=pods, backend="restart", gpus=1, announce=False, speed=8)
+    options = small_node(tmp_path, ONE_GROUP, (pod(model, vram="60GiB") for model in "ab"), backend="restart", speed=8)
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         await stack.ready(90)
 

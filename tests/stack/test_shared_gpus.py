@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
-from kybernate.dev.stack import Stack, StackOptions
-from tests.stack.pods import pod
+from kybernate.dev.stack import Stack
+from tests.stack.pods import pod, small_node
 
 CONFIG = """
 profiles:
@@ -22,10 +22,7 @@ MODELS = {"a": (1, "20GiB"), "b": (1, "20GiB"), "c": (1, "20GiB"), "p": (2, "60G
 
 @pytest.mark.timeout(150)
 async def test_singles_and_pairs_of_the_same_gpus_all_answer_and_never_meet(tmp_path: Path) -> None:
-    config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
-    config.write_text(CONFIG)
-    pods.write_text("".join(pod(m, size=size, vram=vram) for m, (size, vram) in MODELS.items()))
-    options = StackOptions(config=config, pods=pods, gpus=2, announce=False, speed=4)
+    options = small_node(tmp_path, CONFIG, (pod(m, size=size, vram=vram) for m, (size, vram) in MODELS.items()), gpus=2)
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         await stack.ready(60)
 

@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
-from kybernate.dev.stack import Stack, StackOptions
-from tests.stack.pods import pod
+from kybernate.dev.stack import Stack
+from tests.stack.pods import pod, small_node
 from tests.until import until
 
 CONFIG = """
@@ -23,10 +23,7 @@ MODELS = "abcd"
 @pytest.mark.parametrize("lost", ["everything", "parked"])
 async def test_all_models_answer_after_the_state_folder_was_lost(tmp_path: Path, lost: str) -> None:
     """``parked``: the checkpointer's records of parked seats alone."""
-    config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
-    config.write_text(CONFIG)
-    pods.write_text("".join(pod(model) for model in MODELS))
-    options = StackOptions(config=config, pods=pods, gpus=2, announce=False, speed=4)
+    options = small_node(tmp_path, CONFIG, (pod(model) for model in MODELS), gpus=2)
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         seats = await stack.ready(90)
         assert sorted(str(seat["state"]) for seat in seats) == ["active", "active", "parked", "parked"]

@@ -5,24 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.dev.stack import Stack, StackOptions
+from kybernate.dev.stack import Stack
 from kybernate.dev.stack.layout import commands
-from tests.stack.pods import pod
+from tests.stack.pods import ONE_GROUP, pod, small_node
 from tests.until import until
-
-CONFIG = """
-profiles:
-  - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}
-gpuTopology: {groups: [{name: G0, gpus: [0]}]}
-"""
 
 
 @pytest.mark.timeout(180)
 async def test_a_second_service_of_a_node_ends_and_names_the_first_which_serves_on(tmp_path: Path) -> None:
-    config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
-    config.write_text(CONFIG)
-    pods.write_text("".join(pod(model) for model in "ab"))
-    options = StackOptions(config=config, pods=pods, gpus=1, announce=False, speed=4)
+    options = small_node(tmp_path, ONE_GROUP, (pod(model) for model in "ab"))
     async with Stack(options) as stack:
         await stack.ready(90)
         for name in ("checkpointer", "gpu_manager"):

@@ -9,23 +9,15 @@ import aiohttp
 import pytest
 
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
-from kybernate.dev.stack import Stack, StackOptions
-from tests.stack.pods import pod
-
-CONFIG = """
-profiles: [{name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}]
-gpuTopology: {groups: [{name: G0, gpus: [0]}]}
-"""
+from kybernate.dev.stack import Stack
+from tests.stack.pods import ONE_GROUP, pod, small_node
 
 
 @pytest.mark.timeout(150)
 async def test_engines_live_through_an_upgrade_and_parked_models_answer_before_and_after_each_step(
     tmp_path: Path,
 ) -> None:
-    config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
-    config.write_text(CONFIG)
-    pods.write_text("".join(pod(model, vram="40GiB") for model in "ab"))
-    options = StackOptions(config=config, pods=pods, gpus=1, announce=False, speed=8)
+    options = small_node(tmp_path, ONE_GROUP, (pod(model, vram="40GiB") for model in "ab"), speed=8)
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         await stack.ready(60)
 
