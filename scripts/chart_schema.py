@@ -1,19 +1,17 @@
 """The chart's values.schema.json, out of values.yaml: every name that it has, and no other.
 
-``python scripts/chart_schema.py [--check]``. Types come from the defaults, descriptions from the comments above them;
+Written and checked by ``generate.py``. Types come from the defaults, descriptions from the comments above them;
 what a default does not tell (choices, shapes of lists) stands in ``RULES``. What takes a sentence to be mended is the
 business of templates/_validation.tpl instead.
 """
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-CHART = Path(__file__).resolve().parent.parent / "helm" / "kybernate"
 Json = dict[str, Any]
 
 TEXT: Json = {"type": "string"}
@@ -170,24 +168,9 @@ def schema(value: object, path: str, comments: dict[str, str]) -> Json:
     raise KeyError(f"{path}: {value!r} tells no type; add it to RULES in scripts/chart_schema.py")
 
 
-def text() -> str:
-    """The file."""
-    source = (CHART / "values.yaml").read_text()
+def documents(root: Path) -> dict[str, str]:
+    """The file, by its path in the repository."""
+    source = (root / "helm" / "kybernate" / "values.yaml").read_text()
     top = schema(yaml.safe_load(source), "", comments(source))
-    return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **top}, indent=2) + "\n"
-
-
-def main() -> None:
-    """Write it, or with --check say whether it is up to date."""
-    file = CHART / "values.schema.json"
-    if sys.argv[1:] == ["--check"]:
-        if not file.exists() or file.read_text() != text():
-            sys.exit(f"{file.name} is not what values.yaml makes; run: python scripts/chart_schema.py")
-    elif sys.argv[1:]:
-        sys.exit("usage: python scripts/chart_schema.py [--check]")
-    else:
-        file.write_text(text())
-
-
-if __name__ == "__main__":
-    main()
+    text = json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **top}, indent=2) + "\n"
+    return {"helm/kybernate/values.schema.json": text}

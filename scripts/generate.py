@@ -1,4 +1,4 @@
-"""Write what is generated from messages, seats, rights and tests, or with --check say what has drifted."""
+"""Write what is generated from messages, seats, rights, tests and the chart, or with --check say what has drifted."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a script's folder is on the path, the repository is not
 
-from scripts import rights_page  # noqa: E402
+from scripts import chart_schema, rights_page  # noqa: E402
 from scripts.schemas import documents  # noqa: E402
 from tests.conformance import table  # noqa: E402
 from tests.failures import page as failures  # noqa: E402
@@ -18,7 +18,7 @@ def main(root: Path = ROOT) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and name the files that differ")
     parser.add_argument("--root", type=Path, default=root, help="the repository (default: this one)")
     options = parser.parse_args()
-    made = documents() | table.documents(ROOT) | failures.documents(ROOT)
+    made = documents() | table.documents(ROOT) | failures.documents(ROOT) | chart_schema.documents(ROOT)
     page = options.root / rights_page.PATH  # written by people around a table that is not
     if page.exists():
         made[rights_page.PATH] = rights_page.embedded(page.read_text())

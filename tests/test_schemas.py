@@ -42,6 +42,7 @@ def test_drift_is_named_and_repaired(tmp_path: Path) -> None:
     assert checked.returncode == 1
     assert "docs/schemas/seat-parked.json" in checked.stderr
     assert "docs/schemas/seat-forgotten.json" in checked.stderr
+    assert "helm/kybernate/values.schema.json" in checked.stderr, "it is not there"
     assert "docs/asyncapi.json" not in checked.stderr
     assert generate("--root", str(tmp_path)).returncode == 0
     assert generate("--check", "--root", str(tmp_path)).returncode == 0
