@@ -225,7 +225,6 @@ def _jetstream(role: Role) -> Iterator[str]:
             yield f"$JS.API.STREAM.INFO.{_stream(bucket)}"
     for bucket, readers in READERS.items():
         if role in readers:
-            yield f"$JS.API.DIRECT.GET.{_stream(bucket)}.$KV.{bucket}.>"
             yield from _consumers(_stream(bucket))
     for stream, readers in STREAM_READERS.items():
         if role in readers:

@@ -81,6 +81,7 @@ CLUSTER_CASES: dict[Role, list[tuple[str, str, bool]]] = {
         ("subscribe", "kyb.v1.audit.*.*", NO),
         ("publish", "$JS.API.STREAM.MSG.DELETE.KYB_EVENTS", NO),
         ("publish", "$JS.API.CONSUMER.CREATE.KYB_AUDIT", NO),
+        ("publish", f"$JS.API.DIRECT.GET.KV_kyb_seats.{ROSTER}", NO),
     ],
     Role.MANAGER: [
         ("publish", ROSTER, YES),
@@ -279,25 +280,20 @@ async def test_what_jetstream_is_made_to_send_is_no_command(worlds: Worlds) -> N
         received.append(message.cause)
         return CommandReply(accepted=True)
 
-    event = SeatActivated(cause="old", node="n1", seat="s1", state=SeatState.ACTIVE)
     parks = ParkSeat(cause="x", node="n1", seat="s1").subject
     async with world.bus(Role.MANAGER) as manager, world.bus(Role.OPERATOR) as operator:
         await within(manager.until_connected())
         await within(operator.until_connected())
-        bucket = await manager.bucket("kyb_seats")
-        await bucket.put("n1.trick", event.body())  # reads like a command: cause, node, seat
         with structlog.testing.capture_logs() as logs:
             async with manager.serve(Command.pattern(node="n1"), take):
                 thief = await world.raw(Role.ROUTER)
-                ask = "$JS.API.DIRECT.GET.KV_kyb_seats.$KV.kyb_seats.n1.trick"
-                await thief.link.client.publish(ask, b"", reply=parks)
+                await thief.link.client.publish("$JS.API.STREAM.INFO.KV_kyb_seats", b"", reply=parks)
                 await until(
                     lambda: any(line["event"] == "request.ignored" for line in logs),
                     what="the log event request.ignored",
                 )
                 own = ParkSeat(cause="operator", node="n1", seat="s1")
                 assert (await operator.request(own, CommandReply, timeout=10)).accepted
-        await bucket.delete("n1.trick")
     assert received == ["operator"]
 
 
