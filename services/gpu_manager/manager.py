@@ -259,7 +259,8 @@ class Manager:
     async def _command(self, message: object) -> CommandReply:
         future: asyncio.Future[CommandReply] = asyncio.get_running_loop().create_future()
         if not self.node.recovered:
-            return CommandReply(accepted=False, code="not-ready", reason="the manager has just started")
+            text = "the manager has just started"
+            return CommandReply(accepted=False, code="not-ready", reason=text, retry_after_seconds=1.0)
         key = self.inbox.put(message, future)
         await asyncio.wait([future], timeout=BUSY_SECONDS)
         if not future.done() and self.inbox.withdraw(key):

@@ -5,6 +5,7 @@ again answers how far that operation is.
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
@@ -117,7 +118,7 @@ class OperatorApi:
         return web.json_response(_row(name, models[name]))
 
     async def command(self, request: web.Request) -> web.StreamResponse:
-        """Send activate, park, pin or unpin to the seat's manager: 202 accepted, 409 refused, 503 no manager."""
+        """Send activate, park, pin or unpin to the seat's manager: 202; 409 refused; 503 no answer, or not ready."""
         verb, record = request.match_info["verb"], self._record(request)
         command = VERBS[verb](node=record.node, seat=record.seat, **_caller(request))
         reply = await self._send(command, verb, record.seat, request)
@@ -187,7 +188,9 @@ class OperatorApi:
         if not reply.accepted:
             why = reply.reason or reply.code
             text = why if seat in why else f"seat {seat}: {why}"
-            raise RouterError(409, reply.code or "refused", text)
+            retry = reply.retry_after_seconds
+            status = 503 if reply.code == "not-ready" else 409
+            raise RouterError(status, reply.code or "refused", text, None if retry is None else math.ceil(retry))
         return reply
 
     async def _order_of(self, request: web.Request, *more: str) -> dict[str, Any]:

@@ -80,7 +80,7 @@ async def test_waiting_prints_each_phase_once_and_goes_on_over_a_restart_of_the_
 ) -> None:
     draining = answer("draining", "router-0 has 2 in flight")
     away = refusal(503, "manager_unanswered", "the manager did not answer")
-    orders.answers = [answer("queued"), draining, draining, away, refusal(409, "not-ready", "just started"),
+    orders.answers = [answer("queued"), draining, draining, away, refusal(503, "not-ready", "just started"),
                       answer("parking"), answer("done", "no seat holds it", "done")]  # fmt: skip
     result = await kyb("drain", "group", "G0", "--op", "x", "--wait", "--url", orders.url)
     assert result.code == 0, result.err

@@ -221,6 +221,14 @@ async def test_refused_and_unanswered_commands_return_the_reason():
         assert (answer.status, answer.code) == (503, "bus_down")
 
 
+async def test_a_manager_that_is_not_ready_makes_a_command_one_to_repeat():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.reply = CommandReply(accepted=False, code="not-ready", reason="just started", retry_after_seconds=0.5)
+        answer = await w.call("POST", "/v1/seats/s0/park")
+        assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "not-ready", "1")
+
+
 async def test_an_operation_is_sent_to_the_manager_of_its_node_and_its_repetition_is_not_audited():
     async with world() as w:
         await w.seat("s0", "llama")
