@@ -78,8 +78,7 @@ class Router:
 
     def order(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """``POST /v1/seats/…/migrate``, ``/v1/groups/…/drain`` and so on: begin an operation, or ask how far it is."""
-        reply = self._call("POST", f"/v1/{quote(path)}", body)
-        return reply if isinstance(reply, dict) else {}
+        return self._call("POST", f"/v1/{quote(path)}", body)
 
     def wake(self, model: str) -> dict[str, Any]:
         """``POST /v1/wake``: ask for a model without waiting for it."""

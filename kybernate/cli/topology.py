@@ -110,7 +110,7 @@ def group_row(group: "Group") -> dict[str, Any]:
         "profile": group.profile.name,
         "resource": group.profile.resource,
         "gpus": [gpu.index for gpu in group.gpus],
-        "uuids": [gpu.uuid for gpu in group.gpus],
+        "uuids": list(group.uuids),
         "slots": group.slots,
         "seats": list(group.seat_ids),
         "why": group.why,

@@ -39,6 +39,11 @@ class Group:
     """Names of the groups that share a GPU with it (``overlap: timeshare``), in the order of the groups."""
 
     @property
+    def uuids(self) -> tuple[str, ...]:
+        """UUIDs of its GPUs, in their order."""
+        return tuple(gpu.uuid for gpu in self.gpus)
+
+    @property
     def memory_bytes(self) -> int:
         """Memory of all its GPUs together."""
         return sum(gpu.memory_bytes for gpu in self.gpus)
@@ -51,8 +56,8 @@ class Group:
     @property
     def physical(self) -> frozenset[str]:
         """UUIDs whose fault is a fault of this group: its GPUs, and the parent GPU of a MIG instance."""
-        parents = {gpu.mig.parent for gpu in self.gpus if gpu.mig is not None}
-        return frozenset({gpu.uuid for gpu in self.gpus} | parents)
+        parents = frozenset(gpu.mig.parent for gpu in self.gpus if gpu.mig is not None)
+        return parents.union(self.uuids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def with_orphaned_seats(
     orphans = {one.id: one.resource for one in allocated if resources.get(one.id) != one.resource}
     members = {key_of(one.id): one.gpus for one in allocated if one.gpus}
     known = {gpu.uuid: gpu for gpu in gpus}
-    earlier = [group for group in (*former, *groups) if known.keys() >= {gpu.uuid for gpu in group.gpus}]
+    earlier = [group for group in (*former, *groups) if known.keys() >= {*group.uuids}]
     found = [_without(group, orphans) for group in groups]
     kept: set[str] = set()
     for key, resource in sorted({(key_of(seat), resource) for seat, resource in orphans.items()}):

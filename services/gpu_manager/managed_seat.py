@@ -305,7 +305,7 @@ class ManagedSeat:
             seat=self.id,
             pod_uid=pod.uid if pod else "",
             container_id=self.durable.container_id or (pod.container_id if pod else None) or "",
-            gpus=tuple(gpu.uuid for gpu in (on or self.group).gpus),
+            gpus=(on or self.group).uuids,
             vram_bytes=self.durable.vram_bytes or (pod.vram_bytes if pod else 0),
             backend=pod.notes.backend if pod else "cuda",
             parked_on=tuple(gpu.uuid for gpu in copied),

@@ -90,7 +90,7 @@ def _order(node: NodeState, command: OrderCommand, name: str, now: Now) -> Opera
         case DrainNode(group=group, purpose=purpose):
             order.verb, order.target, order.purpose = "drain", group, purpose
             if (state := node.groups.get(group)) is not None:
-                order.gpus = tuple(gpu.uuid for gpu in state.group.gpus)
+                order.gpus = state.group.uuids
         case ResumeNode(group=group):
             order.target = group
         case _:
@@ -171,7 +171,7 @@ def _concerned(node: NodeState, order: OperatorOrder) -> list[ManagedSeat]:
     return [
         seat
         for seat in node.seats.values()
-        if seat.pod is not None and (not order.target or gpus & {gpu.uuid for gpu in seat.group.gpus})
+        if seat.pod is not None and (not order.target or not gpus.isdisjoint(seat.group.uuids))
     ]
 
 

@@ -165,7 +165,7 @@ def ask(node: NodeState, begun: RecoveryBegun, now: Now) -> None:
             known.durable.container_id = container_id
             known.durable.vram_bytes = entry.durable.vram_bytes if entry else 0
             targets.append(known.target(view.group_with_gpus(node, seat, entry.on) if entry else None))
-    gpus = sorted({gpu.uuid for group in node.setup.groups for gpu in group.gpus})
+    gpus = sorted({uuid for group in node.setup.groups for uuid in group.uuids})
     epoch = node.next_epoch(now)
     question = AskJobs(cause="recovery", node=node.name, epoch=epoch, targets=tuple(targets), gpus=tuple(gpus))
     node.effects.append(question)
@@ -462,7 +462,7 @@ def _entry(seat: ManagedSeat, pod: SeatPod) -> LedgerEntry:
         pod=pod.pod,
         pod_uid=pod.uid,
         annotations=pod.annotations,
-        gpus=tuple(gpu.uuid for gpu in seat.home.gpus),
-        on=tuple(gpu.uuid for gpu in seat.group.gpus) if moved else (),
+        gpus=seat.home.uuids,
+        on=seat.group.uuids if moved else (),
         durable=seat.durable.copy(),
     )

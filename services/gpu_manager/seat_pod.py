@@ -131,7 +131,7 @@ def _shelters(groups: tuple[Group, ...], ledger: Ledger, known: KnownGpus) -> tu
     """
     gpus = {gpu.uuid: gpu for gpu in known.all}
     homes = {seat: group for group in groups for seat in group.seat_ids}
-    there = {frozenset(gpu.uuid for gpu in group.gpus) for group in groups}
+    there = {frozenset(group.uuids) for group in groups}
     found: dict[frozenset[str], Group] = {}
     for one in ledger.seats:
         on, home = frozenset(one.on), homes.get(one.seat)

@@ -154,7 +154,7 @@ class NodeState:
 
     def __post_init__(self) -> None:
         groups = self.setup.groups
-        gpus = {group.name: {gpu.uuid for gpu in group.gpus} for group in groups}
+        gpus = {group.name: {*group.uuids} for group in groups}
         may_move_to = peers(groups)
         for group in groups:
             sharing = tuple(o for o in groups if o.name != group.name and gpus[o.name] & gpus[group.name])
@@ -213,7 +213,7 @@ class NodeState:
         """The drain that empties GPUs of this group, also that of a group that shares one with it."""
         if not self.drains or "" in self.drains:
             return self.drains.get("")
-        mine = {gpu.uuid for gpu in group.gpus}
+        mine = {*group.uuids}
         return next((drain for drain in self.drains.values() if not mine.isdisjoint(drain.gpus)), None)
 
     def drained_on(self, group: Group) -> str:

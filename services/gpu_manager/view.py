@@ -262,12 +262,12 @@ def in_the_way(node: NodeState, group: Group) -> list[ManagedSeat]:
 
 def switch_in_the_way(node: NodeState, group: Group) -> GroupSwitch | None:
     """A switch of another group that holds a GPU of this one until it ends, also while no seat has the lease."""
-    gpus = {gpu.uuid for gpu in group.gpus}
+    gpus = {*group.uuids}
     for switch in node.switches.values():
         other = node.groups.get(switch.group)
         if switch.group == group.name or other is None or not switch.holds_group:
             continue
-        if gpus & {gpu.uuid for gpu in other.group.gpus}:
+        if not gpus.isdisjoint(other.group.uuids):
             return switch
     return None
 
@@ -279,7 +279,7 @@ def room(node: NodeState, seat: ManagedSeat, *, without: ManagedSeat | None = No
     one that the seat is on.
     """
     group = on or seat.group
-    gpus = {gpu.uuid for gpu in group.gpus}
+    gpus = {*group.uuids}
     if node.broken_on(group) or switch_in_the_way(node, group) is not None:
         return False
     leases = [other for other in node.seats.values() if other.lease and other is not seat and other is not without]
@@ -287,7 +287,7 @@ def room(node: NodeState, seat: ManagedSeat, *, without: ManagedSeat | None = No
     same += [other for other in _promised(node, group) if other is not seat and other is not without]
     if len(same) >= group.slots:
         return False
-    if any(gpus & {gpu.uuid for gpu in o.group.gpus} for o in leases if o.group.name != group.name):
+    if any(not gpus.isdisjoint(o.group.uuids) for o in leases if o.group.name != group.name):
         return False
     if not fit_together(node, group, [*same, seat], leaving=without):
         return False
@@ -364,7 +364,7 @@ def group_with_gpus(node: NodeState, seat: ManagedSeat, gpus: Collection[str]) -
         return None
     known = (seat.group, seat.home, *node.setup.groups)
     size = len(seat.home.gpus)
-    return next((g for g in known if len(g.gpus) == size and {*gpus} <= {gpu.uuid for gpu in g.gpus}), None)
+    return next((g for g in known if len(g.gpus) == size and {*gpus} <= {*g.uuids}), None)
 
 
 def turn(node: NodeState, group: Group, now: Now) -> tuple[float, float, str]:

@@ -205,8 +205,7 @@ def _drained(node: NodeState, drain: OperatorOrder | None, text: str) -> SeatSta
 
 
 def _foreign(node: NodeState, group: Group, text: str) -> SeatStage:
-    gpus = {gpu.uuid for gpu in group.gpus} | {gpu.mig.parent for gpu in group.gpus if gpu.mig}
-    found = [{"gpu": one.gpu, "pid": one.pid, "name": one.name} for one in node.foreign if one.gpu in gpus]
+    found = [{"gpu": one.gpu, "pid": one.pid, "name": one.name} for one in node.foreign if one.gpu in group.physical]
     return SeatStage("foreign-process", text, {"processes": found})
 
 

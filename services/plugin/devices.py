@@ -194,7 +194,7 @@ class Offer:
             )
         group = seat.group
         folder = str(self.seats_dir / seat.id)
-        uuids = ",".join(gpu.uuid for gpu in group.gpus)
+        uuids = ",".join(group.uuids)
         reachable = ",".join(gpu.uuid for gpu in (*group.gpus, *self._peer_gpus(group)))
         names = self.cdi.get(group.name, ()) if self.cdi is not None and self.fake_driver is None else ()
         envs = {
@@ -245,7 +245,7 @@ class Offer:
 
     def _ordinals(self, group: Group) -> list[int]:
         """Return the CUDA ordinals of the group's GPUs inside the container, which differ from the host's indices."""
-        own = {gpu.uuid for gpu in group.gpus}
+        own = {*group.uuids}
         return [ordinal for ordinal, gpu in enumerate(self._exposed(group)) if gpu.uuid in own]
 
 

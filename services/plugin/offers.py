@@ -56,7 +56,7 @@ def cdi_names(
     may move to other groups also gets the GPUs of these, except the ``missing`` ones.
     """
     groups = tuple(groups)
-    uuids = {group.name: [gpu.uuid for gpu in group.gpus] for group in groups}
+    uuids = {group.name: list(group.uuids) for group in groups}
     complete = bool(uuids) and all(uuid in nvidia for own in uuids.values() for uuid in own)
     if strategy == "envvar" or (strategy == "auto" and not complete):
         return None

@@ -119,7 +119,7 @@ class GroupRelations:
         known = {frozenset((link.a, link.b)): link for link in links}
         every = tuple(groups)
         # Two MIG instances of one GPU share its faults, and do not overlap.
-        members = {group.name: frozenset(gpu.uuid for gpu in group.gpus) for group in every}
+        members = {group.name: frozenset(group.uuids) for group in every}
         nodes = {group.name: _numa_nodes(group) for group in every}
         return cls(
             overlapping={
@@ -129,7 +129,7 @@ class GroupRelations:
                 a.name: tuple(b.name for b in every if b is a or _near(nodes[a.name], nodes[b.name])) for a in every
             },
             numa_nodes=nodes,
-            distance={group.name: group_distance([gpu.uuid for gpu in group.gpus], known) for group in every},
+            distance={group.name: group_distance(group.uuids, known) for group in every},
         )
 
 

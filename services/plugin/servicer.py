@@ -67,7 +67,7 @@ class NodeSeats:
         answers = [self.offer.answer(resource, seat_ids) for seat_ids in requests]
         for answer in answers:
             seat = answer.seat
-            self.allocations.allocate(AllocatedSeat(seat.id, resource, tuple(gpu.uuid for gpu in seat.group.gpus)))
+            self.allocations.allocate(AllocatedSeat(seat.id, resource, seat.group.uuids))
             self.on_allocated(seat.id)
         return answers
 

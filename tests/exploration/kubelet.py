@@ -332,7 +332,7 @@ class Kubelet:
         self.number += 1
         pod.cid, pod.phase = f"process://{self.number}", "running"
         group = self.home[pod.seat]
-        self.machine.start(pod.cid, pod.seat, uid, tuple(gpu.uuid for gpu in group.gpus), self.size_of(pod.seat))
+        self.machine.start(pod.cid, pod.seat, uid, group.uuids, self.size_of(pod.seat))
         return True
 
     def start_fails(self, uid: str) -> bool:

@@ -62,7 +62,7 @@ class Machine:
     """GPUs and engine processes of one node."""
 
     def __init__(self, groups: tuple[Group, ...]) -> None:
-        self.group_of_gpus = {tuple(gpu.uuid for gpu in group.gpus): group.name for group in groups}
+        self.group_of_gpus = {group.uuids: group.name for group in groups}
         self.slots = {group.name: group.slots for group in groups}
         self.engines: dict[str, Engine] = {}
         """Living containers by id."""

@@ -60,7 +60,7 @@ class PackedWorld(World):
     def start(self, seat: str) -> None:
         """The container starts and takes its memory."""
         super().start(seat)
-        self.truth[seat] = Truth(*self.sizes[seat], tuple(gpu.uuid for gpu in self.managed(seat).home.gpus))
+        self.truth[seat] = Truth(*self.sizes[seat], self.managed(seat).home.uuids)
         self.check()
 
     def exit(self, seat: str) -> None:

@@ -483,7 +483,7 @@ def test_a_job_about_the_pod_before_says_nothing_about_the_one_that_has_its_seat
 
 def test_a_conflict_quarantines_the_seats_without_evidence_and_not_the_one_that_the_driver_lists(world: World) -> None:
     a, b = world.fill("a", "b")
-    b_is_on = tuple(gpu.uuid for gpu in world.managed(b).group.gpus)
+    b_is_on = world.managed(b).group.uuids
 
     restart(world, ledger=Ledger(), gpus={"b": b_is_on}, a="quarantined", b="active")
 
@@ -495,7 +495,7 @@ def test_a_conflict_quarantines_the_seats_without_evidence_and_not_the_one_that_
 
 def test_two_seats_that_the_driver_lists_on_one_group_are_both_quarantined(world: World) -> None:
     a, b = world.fill("a", "b")
-    on = tuple(gpu.uuid for gpu in world.managed(b).group.gpus)
+    on = world.managed(b).group.uuids
 
     restart(world, ledger=Ledger(), gpus={"a": on, "b": on}, a="active", b="active")
 
@@ -524,7 +524,7 @@ def test_a_parked_seat_that_may_be_on_any_group_starts_cold_unless_its_group_is_
 
 def test_the_checkpointer_learns_where_a_seat_was_parked(world: World) -> None:
     a, b = world.fill("a", "b")
-    gpus = tuple(gpu.uuid for gpu in world.managed(a).home.gpus)
+    gpus = world.managed(a).home.uuids
     assert (world.managed(a).target().parked_on, world.managed(b).target().parked_on) == (gpus, ())
     world.tick(10)
     world.traffic(a, waiting=1)

@@ -156,7 +156,7 @@ class Kubelet:
         faulty = self.node.probation.faulty
         for resource in offer.resources:
             for seat in offer.listed(resource, faulty):
-                own = {gpu.uuid for gpu in offer.seats[seat.id].group.gpus}
+                own = {*offer.seats[seat.id].group.uuids}
                 assert seat.healthy == own.isdisjoint(faulty)
 
 

@@ -54,7 +54,7 @@ def test_a_removed_group_keeps_its_allocated_seats_and_is_renamed_if_its_name_is
 
 def test_a_plugin_that_starts_with_another_configuration_rebuilds_the_group_from_its_recorded_gpus() -> None:
     (pair,) = (group for group in groups() if group.name == "G23")
-    allocated = AllocatedSeat(pair.seat_ids[0], TWO, tuple(gpu.uuid for gpu in pair.gpus))
+    allocated = AllocatedSeat(pair.seat_ids[0], TWO, pair.uuids)
     found, _ = with_orphaned_seats(only_ones(), [allocated], GPUS)
     assert (found[-1].key, found[-1].gpus, found[-1].profile.resource) == (pair.key, pair.gpus, TWO)
 

@@ -107,7 +107,7 @@ def _listing(groups: Sequence[Sequence[int | str]], overlap: str) -> GpuTopology
 
 
 def members(group: Group) -> frozenset[str]:
-    return frozenset(gpu.uuid for gpu in group.gpus)
+    return frozenset(group.uuids)
 
 
 def ids(topology: Topology) -> dict[str, frozenset[str]]:
