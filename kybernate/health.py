@@ -1,26 +1,19 @@
-"""How a service reports its state: ``/healthz``, ``/readyz``, ``/metrics``, and presence on the bus.
+"""How a service reports its state: ``/healthz``, ``/readyz``, ``/metrics``.
 
 A service is live while its event loop runs, and ready when every named condition holds. Liveness never depends on NATS.
 """
 
-import asyncio
-import contextlib
 import ssl
-import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kybernate.bus.port import Bus, BusError
-from kybernate.messages import Presence
+from kybernate.bus.port import Bus
 
-PRESENCE_SECONDS = 2.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -107,31 +100,3 @@ class BusMetrics(Collector):
             for kind, count in bus.troubles.items():
                 counter.add_metric([name, kind], count)
         yield counter
-
-
-async def be_present(
-    bus: Bus,
-    component: Literal["gpu-manager", "plugin", "checkpointer"],
-    *,
-    instance: str,
-    node: str,
-    url: str | None = None,
-) -> NoReturn:
-    """Publish the presence of this process, a new incarnation, every ``PRESENCE_SECONDS`` until cancelled.
-
-    The router publishes its own presence (``services.router.roster_sync``).
-    """
-    incarnation = uuid.uuid4().hex
-    while True:
-        presence = Presence(
-            cause="presence",
-            component=component,
-            instance=instance,
-            incarnation=incarnation,
-            node=node,
-            url=url,
-            at=time.time(),
-        )
-        with contextlib.suppress(BusError):
-            await bus.publish(presence)
-        await asyncio.sleep(PRESENCE_SECONDS)

@@ -6,14 +6,14 @@ would take the same jobs. It hears the presence of the one that serves, and the 
 
 import asyncio
 import contextlib
-import time
 import uuid
 from typing import Literal, NoReturn
 
 from kybernate.bus.port import Bus, BusError
-from kybernate.health import PRESENCE_SECONDS
 from kybernate.messages import Presence
 
+PRESENCE_SECONDS = 2.0
+"""Wall: how often each service publishes its presence."""
 OBJECTION_SECONDS = 0.5
 """Wall: how long a process that starts waits for the objection of one that serves."""
 
@@ -90,7 +90,6 @@ class NodePresence:
             url=self._url,
             serving=self._serving,
             lock=self._lock,
-            at=time.time(),
         )
         with contextlib.suppress(BusError):
             await self._bus.publish(presence)

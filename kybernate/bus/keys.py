@@ -5,18 +5,24 @@ rights. That list is rewritten whenever it differs from the rights of this versi
 """
 
 import base64
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from kybernate import files
 from kybernate.bus.credentials import new_seed, public_key
 from kybernate.bus.port import BusError
-from kybernate.bus.rights import ROLES, Place, Role
-from kybernate.bus.server_config import AUTH_FILES, authorization
+from kybernate.bus.rights import MEANING, ROLES, Place, Role, rights
 from kybernate.kube import ConflictError, Kube
 
 TRIES = 5
+AUTH_FILES: Mapping[Place, str] = {
+    Place.CLUSTER: "auth.conf",
+    Place.NODE: "node-auth.conf",
+    Place.ONE: "one-auth.conf",
+}
+"""Name of the file with the ``authorization`` block, beside the server's configuration."""
 
 
 class KeysError(BusError):
@@ -100,3 +106,32 @@ def _data(secret: dict[str, Any], name: str) -> dict[str, str]:
         return {key: base64.b64decode(value).decode() for key, value in (secret.get("data") or {}).items()}
     except (TypeError, ValueError):
         raise KeysError(f"Secret {name} holds data that are not text: name another one") from None
+
+
+# --- the server's list of keys ----------------------------------------------------------------------------------------
+
+
+def authorization(place: Place, public_keys: Mapping[Role, str]) -> str:
+    """The ``authorization`` block of a server, to be included: one nkey user per role."""
+    lines = [
+        f"# Rights of the roles on the {place} bus. Made by kyb bus keys from kybernate/bus/rights.py; no secrets.",
+        "authorization {",
+        "  timeout: 5",
+        "  users: [",
+    ]
+    for role, may in rights(place).items():
+        lines += [
+            f"    # {role}: {MEANING[role]}",
+            "    {",
+            f"      nkey: {public_keys[role]}",
+            "      permissions: {",
+            *_allow("publish", may.publish),
+            *_allow("subscribe", may.subscribe),
+            "      }",
+            "    }",
+        ]
+    return "\n".join([*lines, "  ]", "}", ""])
+
+
+def _allow(verb: str, subjects: Iterable[str]) -> list[str]:
+    return [f"        {verb}: [", *(f"          {json.dumps(subject)}" for subject in subjects), "        ]"]

@@ -1,7 +1,7 @@
 """The rights on NATS: one key per role, and the fewest subjects that it needs. Pure data and its rules, no I/O.
 
 All rights are derived from the publishers and subscribers of each kind of message, and the users of each bucket; a test
-fails for a message, bucket or stream without any. ``kybernate.bus.server_config`` renders them for nats-server.
+fails for a message, bucket or stream without any. ``kybernate.bus.keys`` renders them for nats-server.
 
 Kubernetes gives all pods of a DaemonSet the same Secret, so a role is not bound to its node.
 """

@@ -1,10 +1,12 @@
-"""What the plugin publishes: events through an outbox, and a row per GPU in the bucket ``kyb_inventory``.
+"""What the plugin publishes: events through an outbox, a row per GPU in the bucket ``kyb_inventory``, its presence.
 
 Kubelet never waits for the bus: both only mark what to send, and a task sends it.
 """
 
 import asyncio
+import contextlib
 import time
+import uuid
 from collections import deque
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -14,6 +16,8 @@ from kybernate.bus.port import Bus, BusError
 from kybernate.envelope import Message, slug
 from kybernate.logs import get_logger
 from kybernate.machine import Gpu
+from kybernate.messages import Presence
+from kybernate.presence import PRESENCE_SECONDS
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord
 from kybernate.topology import IncompleteGroup
 from services.plugin.servicer import NodeSeats
@@ -143,3 +147,15 @@ class InventoryWriter:
                 reason=groups[0].why,
                 since=self._since.setdefault(uuid, now),
             )
+
+
+async def be_present(bus: Bus, instance: str, node: str, url: str) -> NoReturn:
+    """Publish the presence of this process every ``PRESENCE_SECONDS`` until cancelled."""
+    run = uuid.uuid4().hex
+    while True:
+        presence = Presence(
+            cause="presence", component="plugin", instance=instance, incarnation=run, node=node, url=url
+        )
+        with contextlib.suppress(BusError):
+            await bus.publish(presence)
+        await asyncio.sleep(PRESENCE_SECONDS)

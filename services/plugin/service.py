@@ -14,7 +14,7 @@ from kybernate.bus.port import Bus
 from kybernate.config import ConfigError, NodeConfig
 from kybernate.files import changes
 from kybernate.gpus import Gpus
-from kybernate.health import Health, be_present
+from kybernate.health import Health
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import GpuHealthChanged, SeatAllocated
 from kybernate.node import run_files
@@ -27,7 +27,7 @@ from services.plugin.coexistence import Neighbours
 from services.plugin.faults import Probation
 from services.plugin.gate import StartGate
 from services.plugin.gpu_watch import GpuReading, GpuWatch
-from services.plugin.publish import InventoryWriter, Outbox
+from services.plugin.publish import InventoryWriter, Outbox, be_present
 from services.plugin.registration import Registration, Registrations
 from services.plugin.servicer import NodeSeats
 from services.plugin.settings import PluginSettings
@@ -95,7 +95,7 @@ class NodePlugin:
                 )
                 for job in jobs:
                     group.create_task(job(), name=getattr(job, "__name__", "job"))  # type: ignore[arg-type]
-                await be_present(self.bus, "plugin", instance=self.settings.instance, node=self.settings.node, url=url)
+                await be_present(self.bus, self.settings.instance, self.settings.node, url)
         finally:
             await self.close()
 

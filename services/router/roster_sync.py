@@ -14,9 +14,9 @@ from typing import NoReturn
 from pydantic import ValidationError
 
 from kybernate.bus.port import Bus, BusError, Entry
-from kybernate.health import PRESENCE_SECONDS
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import GpuHealthChanged, OrderChanged, Presence, SeatEvent, TrafficSignal
+from kybernate.presence import PRESENCE_SECONDS
 from kybernate.roster import BUCKET, INVENTORY_BUCKET, GpuRecord, SeatRecord
 from services.router.core.step import BusLost, PresenceConfirmed, RosterRead, SeatMissing
 from services.router.dispatch import Dispatcher

@@ -9,11 +9,10 @@ from pathlib import Path
 from nats.aio.msg import Msg
 
 from kybernate.bus.credentials import Credentials
-from kybernate.bus.keys import write
+from kybernate.bus.keys import AUTH_FILES, write
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.nats_link import NatsLink, dial, forbidden
 from kybernate.bus.rights import ROLES, Place, Role
-from kybernate.bus.server_config import AUTH_FILES
 from kybernate.bus.setup import init
 from kybernate.dev.nats_server import NatsServer
 

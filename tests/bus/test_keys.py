@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from kybernate.bus.credentials import public_key
-from kybernate.bus.keys import KeysError, complete, write
+from kybernate.bus.keys import AUTH_FILES, KeysError, complete, write
 from kybernate.bus.rights import ROLES, Place, Role
-from kybernate.bus.server_config import AUTH_FILES
 from kybernate.cli import main
 from kybernate.dev.nats_server import find_server
 from tests.bus.api_server import ApiServer, api_server

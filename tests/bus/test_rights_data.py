@@ -6,6 +6,7 @@ import pytest
 
 import kybernate.messages  # noqa: F401 - fills Message.registry
 from kybernate.bus.credentials import new_seed, public_key
+from kybernate.bus.keys import authorization
 from kybernate.bus.port import AUDIT, BUCKETS, EVENTS
 from kybernate.bus.rights import (
     MEANING,
@@ -22,7 +23,6 @@ from kybernate.bus.rights import (
     rights,
     subject,
 )
-from kybernate.bus.server_config import authorization
 from kybernate.envelope import Message
 from kybernate.messages import Presence
 from scripts.rights_page import embedded, roles_table
