@@ -7,6 +7,7 @@ result, those recorded as begun are replayed from the present states, and the re
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Literal
 
 from kybernate.logs import get_logger
@@ -275,17 +276,4 @@ def _started(target: SeatTarget) -> SeatProgress:
 
 def progress_of(target: SeatTarget, ending: Ending) -> SeatProgress:
     """What is reported of a seat whose half, or whose state, is this ending."""
-    return SeatProgress(
-        seat=target.seat,
-        pod_uid=target.pod_uid,
-        container_id=target.container_id,
-        outcome=ending.outcome,
-        reason=ending.reason,
-        seconds=ending.seconds,
-        vram_bytes=ending.vram_bytes,
-        host_bytes=ending.host_bytes,
-        residue_bytes=ending.residue_bytes,
-        last_call_at=ending.last_call_at,
-        gpus=ending.gpus,
-        move_refused=ending.move_refused,
-    )
+    return SeatProgress(seat=target.seat, pod_uid=target.pod_uid, container_id=target.container_id, **asdict(ending))

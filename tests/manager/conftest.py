@@ -8,3 +8,13 @@ def world() -> World:
     world = World()
     world.boot()
     return world
+
+
+@pytest.fixture
+def a(world: World) -> str:
+    return world.seat(0, 0)
+
+
+@pytest.fixture
+def b(world: World) -> str:
+    return world.seat(0, 1)

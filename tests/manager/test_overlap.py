@@ -57,6 +57,16 @@ def with_a_parked_pair(node: World) -> tuple[str, str, str]:
     return a, b, pair
 
 
+def with_a_claim(node: World) -> tuple[str, str, str]:
+    """A pair that waits for two singles without demand."""
+    a, b, pair = with_a_parked_pair(node)
+    for seat in (a, b):
+        node.traffic(seat)
+    node.tick(5)
+    node.traffic(pair, waiting=1)
+    return a, b, pair
+
+
 def test_a_pair_waits_while_singles_hold_its_gpus_and_the_gate_says_who(node: World) -> None:
     a, b = both_singles_active(node)
     for seat in (a, b):
@@ -88,11 +98,7 @@ def test_idle_singles_yield_to_a_pair_together(node: World) -> None:
 
 
 def test_a_pair_goes_to_sleep_for_a_single_and_the_other_single_may_come_too(node: World) -> None:
-    a, b, pair = with_a_parked_pair(node)
-    for seat in (a, b):
-        node.traffic(seat)
-    node.tick(5)
-    node.traffic(pair, waiting=1)
+    a, b, pair = with_a_claim(node)
     node.finish()
     node.finish()
     node.traffic(pair)
@@ -224,11 +230,7 @@ def test_while_gpus_are_cleared_for_a_pair_no_single_takes_one(node: World) -> N
 
 
 def test_clearing_is_called_off_when_the_pair_is_not_wanted_any_more(node: World) -> None:
-    a, b, pair = with_a_parked_pair(node)
-    for seat in (a, b):
-        node.traffic(seat)
-    node.tick(5)
-    node.traffic(pair, waiting=1)
+    a, b, pair = with_a_claim(node)
     assert node.state(a) is S.DRAINING
 
     node.traffic(pair)
@@ -318,11 +320,7 @@ def test_a_seat_that_cannot_be_parked_does_not_keep_the_other_gpu_from_its_seats
 
 
 def test_a_refused_park_does_not_keep_the_other_gpu_from_its_seats(node: World) -> None:
-    a, b, pair = with_a_parked_pair(node)
-    for seat in (a, b):
-        node.traffic(seat)
-    node.tick(5)
-    node.traffic(pair, waiting=1)
+    a, b, _pair = with_a_claim(node)
     for seat in (a, b):
         node.quiet(seat)
     first, second = (node.node.switches[name].op for name in ("G0", "G1"))
@@ -337,11 +335,7 @@ def test_a_refused_park_does_not_keep_the_other_gpu_from_its_seats(node: World) 
 
 
 def test_a_drain_for_a_claim_that_was_given_up_turns_back(node: World) -> None:
-    a, b, pair = with_a_parked_pair(node)
-    for seat in (a, b):
-        node.traffic(seat)
-    node.tick(5)
-    node.traffic(pair, waiting=1)
+    a, b, _pair = with_a_claim(node)
     node.quiet(a)
     node.progress(node.job(), "active")
     assert node.state(a) is S.ACTIVE
@@ -350,11 +344,7 @@ def test_a_drain_for_a_claim_that_was_given_up_turns_back(node: World) -> None:
 
 
 def test_a_stranger_on_one_gpu_of_a_claim_leaves_the_other_gpu_to_its_seats(node: World) -> None:
-    a, b, pair = with_a_parked_pair(node)
-    for seat in (a, b):
-        node.traffic(seat)
-    node.tick(5)
-    node.traffic(pair, waiting=1)
+    a, b, pair = with_a_claim(node)
     node.quiet(a)
     node.progress(node.job())
     assert node.state(a) is S.PARKED

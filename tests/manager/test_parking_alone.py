@@ -38,16 +38,6 @@ def world() -> World:
     return world
 
 
-@pytest.fixture
-def a(world: World) -> str:
-    return world.seat(0, 0)
-
-
-@pytest.fixture
-def b(world: World) -> str:
-    return world.seat(0, 1)
-
-
 def test_a_request_for_it_calls_the_park_off(world: World, b: str) -> None:
     world.announce(b)
     world.traffic(b, waiting=1)

@@ -42,16 +42,6 @@ def world() -> World:
 
 
 @pytest.fixture
-def a(world: World) -> str:
-    return world.seat(0, 0)
-
-
-@pytest.fixture
-def b(world: World) -> str:
-    return world.seat(0, 1)
-
-
-@pytest.fixture
 def c(world: World) -> str:
     return world.seat(1, 0)
 

@@ -22,11 +22,6 @@ def a(world: World) -> str:
     return a
 
 
-@pytest.fixture
-def b(world: World) -> str:
-    return world.seat(0, 1)
-
-
 def live(world: World, broken: str, seconds: int, *, refused: bool = False) -> tuple[int, int]:
     """(seconds in which another seat served, tries of the broken one)."""
     served = tries = 0
