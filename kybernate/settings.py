@@ -145,3 +145,16 @@ class NodeSettings(Settings):
     def every_credentials(self) -> list[Credentials]:
         """The credentials of both buses."""
         return [*super().every_credentials(), self.node_credentials("")]
+
+
+class GroupSettings(NodeSettings):
+    """What device plugin and manager read alike: both form the node's groups from it."""
+
+    config: Path = Path("/etc/kybernate/config.yaml")
+    """Profiles, groups and policy of this node: a file, or a folder of named configurations."""
+    config_name: str = ""
+    """Which of several named configurations; empty: as the node label kyb.ai/config says, else the default one."""
+    gpus: Literal["nvml", "fake"] = "nvml"
+    """Where the list of GPUs comes from."""
+    pod_resources: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    """Kubelet's PodResources socket, which lists the allocated seats."""

@@ -219,6 +219,7 @@ async def with_a_pod(folder: Path) -> AsyncIterator[tuple[Manager, str]]:
         manager.pods.seats = owners  # type: ignore[method-assign]
         await manager.receive(PodsSeen(world.owners()))
         await until(lambda: manager.node.seats[seat].pod is not None, what="the pod owns the seat")
+        await manager.until_recorded()
         assert runs()
         yield manager, seat
 
