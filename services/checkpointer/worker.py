@@ -44,6 +44,9 @@ GRACE_SECONDS = 1.0
 REPEATED_JOBS = 64
 """Number of recent jobs that are reported again after a bus outage; their last reports may have been lost."""
 
+REPEATED_RELEASES = 256
+"""Number of recent releases that are recognised when they are asked for again."""
+
 log = get_logger()
 
 
@@ -97,6 +100,8 @@ class CheckpointWorker:
         """Jobs under way by op."""
         self.replaying: set[str] = set()
         """Ops of running jobs that a crash interrupted."""
+        self._releases: dict[tuple[str, str, str], None] = {}
+        """Seats by (seat, pod UID, container ID) that are being released, or whose release ended their processes."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
         self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -154,14 +159,20 @@ class CheckpointWorker:
         return self._taken(run.status)
 
     async def release(self, job: ReleaseJob) -> JobReply:
-        """End a parked seat whose pod is deleted and drop its record, after the job that has the seat, if any."""
-        refusal = self._refusal((job.target,), job.target.gpus, job.epoch, wait=True)
-        if refusal is not None:
-            return refusal
-        await self._guarded(self._journal.fence(job.target.gpus, job.epoch))
-        self._spawn(self._release(job.target), f"release {job.target.seat}")
-        ends = self._backends[job.target.backend].ends_released()
-        return self._taken().model_copy(update={"ends": ends})
+        """End a parked seat whose pod is deleted and drop its record, after the job that has the seat, if any.
+
+        A repetition is answered at once and does nothing: the answer to the first one may have been too late.
+        """
+        target = job.target
+        key = (target.seat, target.pod_uid, target.container_id)
+        if key not in self._releases:
+            refusal = self._refusal((target,), target.gpus, job.epoch, wait=True)
+            if refusal is not None:
+                return refusal
+            self._releases[key] = None
+            await self._guarded(self._journal.fence(target.gpus, job.epoch))
+            self._spawn(self._release(target, key), f"release {target.seat}")
+        return self._taken().model_copy(update={"ends": self._backends[target.backend].ends_released()})
 
     async def kill(self, job: KillJob) -> JobReply:
         """Journal a kill and begin it after the job that has the seat, if any."""
@@ -254,27 +265,35 @@ class CheckpointWorker:
         for index in range(1, len(status.park)):
             await self._pool.close(f"{run.file.group}#{index}")
 
-    async def _release(self, target: SeatTarget) -> None:
+    async def _release(self, target: SeatTarget, key: tuple[str, str, str]) -> None:
+        """Release a seat; what did not end its processes is done again when it is asked for again."""
         await self._until_free(frozenset(target.gpus), frozenset({target.seat}), "")
+        ending = await self._end_released(target)
+        if ending is None or ending.outcome != "gone":
+            self._releases.pop(key, None)
+        while len(self._releases) > REPEATED_RELEASES:
+            del self._releases[next(iter(self._releases))]
+        outcome = {} if ending is None else {"outcome": ending.outcome, "reason": ending.reason}
+        log.info("seat.released", seat=target.seat, **outcome)
+
+    async def _end_released(self, target: SeatTarget) -> Ending | None:
+        """End the processes of a seat whose pod is deleted; None: kubelet's signal ends them."""
         backend = self._backends[target.backend]
         known = self._journal.parked.get(target.seat)
         if known is None or known.target.container_id != target.container_id:
             seat = backend.container(target, "ask", 0)
             await backend.thaw(seat)  # stopped by something else: let it end
-            if backend.ends_released():
-                with contextlib.suppress(NoProcessError, NoMemberError, DriverUnreadableError):
-                    seat = await backend.discover(target, "ask", 0)
-                ending = await backend.kill(seat, _not_journaled)
-                log.info("seat.released", seat=target.seat, outcome=ending.outcome, reason=ending.reason)
-            else:
-                log.info("seat.released", seat=target.seat)
-            return
+            if not backend.ends_released():
+                return None
+            with contextlib.suppress(NoProcessError, NoMemberError, DriverUnreadableError):
+                seat = await backend.discover(target, "ask", 0)
+            return await backend.kill(seat, _not_journaled)
         # Killed and not thawed: a SIGTERM handler of a checkpointed process blocks in the driver until the grace period
         # is over. The record goes last: after a crash the manager asks the next checkpointer for the same again.
         ending = await backend.kill(known.model_copy(update={"group": "ask"}), _not_journaled)
         if ending.outcome == "gone":
             await self._journal.forget(target.seat)
-        log.info("seat.released", seat=target.seat, outcome=ending.outcome, reason=ending.reason)
+        return ending
 
     async def _until_free(self, gpus: frozenset[str], seats: frozenset[str], besides: str) -> None:
         """Wait until no earlier job uses these GPUs, or these seats elsewhere. Waiting jobs run in order of arrival."""

@@ -1,6 +1,7 @@
 """The manager's side of the node bus: jobs and questions go to the checkpointer, its answers to the board."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 from kybernate.bus.port import Bus, BusDownError, NoAnswerError
@@ -12,20 +13,40 @@ log = get_logger()
 
 JOB_TIMEOUT_SECONDS = 2.0
 """Wall: the checkpointer answers once the job is journaled; a slow disk may take a while."""
+LONGEST_TIMEOUT_SECONDS = 16.0
+"""Wall: how far the time-out of jobs grows while the checkpointer does not answer."""
 ASK_SECONDS = 1.0
 LONGEST_SECONDS = 60.0
 """Wall: how long an answer about processes is waited for at most; hung ones take their time."""
 
 
 class CheckpointerClient:
-    """Requests go to ``bus``, answers to ``receive``. What to send again is the board's decision."""
+    """Requests go to ``bus``, answers to ``receive``. What to send again is the board's decision.
+
+    A job is not sent again while an answer may still come, and less often the longer answers take.
+    """
 
     def __init__(self, bus: Bus, receive: Callable[[object], Awaitable[None]]) -> None:
         self._bus, self._receive = bus, receive
+        self._in_flight: set[tuple[object, ...]] = set()
+        self._timeout = 0.0
+        """Grown because jobs were not answered."""
 
     async def send(self, job: SwitchJob | RetargetJob | ReleaseJob | KillJob) -> None:
-        """Send a job once; its answer, or that there was none, is a message to the board."""
-        reply = await self._request(job)
+        """Send a job once; its answer, or that there was none, is a message to the board.
+
+        A job whose answer is still due is not sent a second time.
+        """
+        key = _identity(job)
+        if key in self._in_flight:
+            return
+        self._in_flight.add(key)
+        try:
+            reply = await self._patiently(job)
+            if reply is None and isinstance(job, ReleaseJob | KillJob):
+                await asyncio.sleep(ASK_SECONDS)  # the board sends it again at once
+        finally:
+            self._in_flight.discard(key)
         if reply is not None and not reply.accepted and not isinstance(job, RetargetJob):
             op = job.op if isinstance(job, SwitchJob) else f"end {job.target.seat}"
             log.warning("job.refused", op=op, code=reply.code, reason=reply.reason)
@@ -35,8 +56,6 @@ class CheckpointerClient:
             case RetargetJob():
                 await self._receive(RetargetAnswered(job.op, reply))
             case ReleaseJob() | KillJob():
-                if reply is None:
-                    await asyncio.sleep(ASK_SECONDS)  # the board sends it again at once
                 await self._receive(EndingAnswered(job, reply))
 
     async def ask(self, question: AskJobs, timeout: float) -> JobReply:
@@ -54,9 +73,29 @@ class CheckpointerClient:
                 if reply is not None:
                     await self._receive(JobsReported(reply, asked=question.ops))
 
+    async def _patiently(self, job: Job) -> JobReply | None:
+        """Wait longer for each answer that did not come in time: a slow checkpointer is busy with the first one."""
+        timeout = max(JOB_TIMEOUT_SECONDS, self._timeout)
+        began = time.monotonic()
+        reply = await self._request(job, timeout)
+        if reply is not None:
+            self._timeout = 0.0
+        elif time.monotonic() - began >= timeout:  # not merely that nobody listens
+            self._timeout = max(self._timeout, min(timeout * 2, LONGEST_TIMEOUT_SECONDS))
+        return reply
+
     async def _request(self, job: Job, timeout: float | None = None) -> JobReply | None:
         try:
             return await self._bus.request(job, JobReply, timeout=timeout or JOB_TIMEOUT_SECONDS)
         except (NoAnswerError, BusDownError):
             await asyncio.sleep(0.05)
             return None
+
+
+def _identity(job: SwitchJob | RetargetJob | ReleaseJob | KillJob) -> tuple[object, ...]:
+    """Equal for repetitions of one job."""
+    if isinstance(job, SwitchJob):
+        return SwitchJob, job.op
+    if isinstance(job, RetargetJob):
+        return RetargetJob, job.op, job.activate and job.activate.seat
+    return type(job), job.target.seat, job.target.pod_uid, job.target.container_id, job.epoch

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
-from kybernate.messages import AskJobs, JobStatus, KillJob, Outcome, RetargetJob, SeatTarget, SwitchJob
+from kybernate.messages import AskJobs, JobStatus, KillJob, Outcome, ReleaseJob, RetargetJob, SeatTarget, SwitchJob
 from services.checkpointer.backends.port import DriverUnreadableError, Ending, NoMemberError, Note, SeatProcesses
 from services.checkpointer.core.failures import SPENT, JobGoal
 from services.checkpointer.job_run import JobRun
@@ -213,6 +213,48 @@ async def test_a_kill_begins_when_the_job_that_has_the_seat_is_done(tmp_path: Pa
         await stand.begun("kill v")
 
         assert stand.journal.jobs["op-5"].done
+
+
+async def test_a_release_that_is_asked_for_again_is_done_once(tmp_path: Path) -> None:
+    """The manager repeats what was not answered in time: a busy checkpointer must not get busier by it."""
+
+    def release(epoch: int) -> ReleaseJob:
+        return ReleaseJob(cause="c", node="n1", epoch=epoch, target=target("v"))
+
+    async with running(tmp_path) as stand:
+        await stand.journal.remember(stand.backend.container(target("v"), "G0", 5))
+        held = stand.backend.hold("kill v")
+        assert (await stand.worker.release(release(6))).accepted
+        await stand.begun("kill v")
+        fenced = (tmp_path / "epochs.json").stat().st_ino
+
+        assert (await stand.worker.release(release(6))).accepted
+        assert (await stand.worker.release(release(7))).accepted
+        held.set()
+        await until(lambda: "v" not in stand.journal.parked, what="the seat is forgotten")
+        assert (await stand.worker.release(release(6))).accepted
+        await stand.worker.switch(switch(8, "x"))
+        await stand.done("op-8")
+
+        assert [done for done in stand.backend.done if done.endswith(" v")] == ["kill v"]
+        assert (tmp_path / "epochs.json").stat().st_ino == fenced
+
+
+async def test_a_release_that_did_not_end_the_processes_is_done_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as stand:
+        await stand.journal.remember(stand.backend.container(target("v"), "G0", 5))
+        stand.backend.outcomes["kill v"] = "quarantined"
+        job = ReleaseJob(cause="c", node="n1", epoch=6, target=target("v"))
+        await stand.worker.release(job)
+        await stand.begun("kill v")
+        stand.backend.outcomes.clear()
+        stand.backend.done.clear()
+
+        async def again() -> bool:
+            await stand.worker.release(job)
+            return "kill v" in stand.backend.done
+
+        await until(again, what="the kill is tried again")
 
 
 async def test_nothing_is_touched_by_a_job_that_the_journal_could_not_record(

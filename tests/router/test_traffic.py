@@ -71,11 +71,18 @@ def test_a_call_for_a_parked_seat_requests_activation_once_and_waits():
     assert level_of(traffic.table, "m", K0, 4.0)[:2] == (0, 2)
 
 
-def test_an_unanswered_activation_request_is_repeated_after_one_second_and_an_answered_one_after_five():
+def test_an_activation_request_is_repeated_once_no_answer_can_come_any_more():
+    """Its sender waits for 2 s: a repetition after 1 s would reach a slow manager before its first answer is out."""
     traffic = router(record())
     arrive(traffic, now=1.0)
-    assert not kinds(traffic.handle(step.TimePassed(), 1.9), step.RequestActivation)
-    assert len(kinds(traffic.handle(step.TimePassed(), 2.1), step.RequestActivation)) == 1
+    assert not kinds(traffic.handle(step.TimePassed(), 2.1), step.RequestActivation)
+    traffic.handle(step.ActivationAnswered(K0, None), 3.0)
+    assert len(kinds(traffic.handle(step.TimePassed(), 3.2), step.RequestActivation)) == 1
+
+
+def test_an_answered_activation_request_is_repeated_after_five_seconds():
+    traffic = router(record())
+    arrive(traffic, now=2.1)
     traffic.handle(step.ActivationAnswered(K0, CommandReply(accepted=True)), 2.2)
     for now in (3.2, 4.3, 5.4, 6.5):
         assert not kinds(traffic.handle(step.TimePassed(), now), step.RequestActivation)

@@ -18,7 +18,9 @@ ACK_SECONDS = 1.0
 QUERY_RETRY_SECONDS = 1.0
 """Time after which a manager that did not answer over HTTP is queried again."""
 UNANSWERED_SECONDS = 1.0
-"""Time after which ActivateSeat is repeated if it was not answered."""
+"""Time after which ActivateSeat is repeated if its sender no longer waits for an answer."""
+DUE_SECONDS = 3.0
+"""Time after which ActivateSeat is repeated in any case; longer than its sender waits for an answer."""
 ANSWERED_SECONDS = 5.0
 """Time after which ActivateSeat is repeated if it was answered but calls still wait."""
 PASSING_REFUSALS = frozenset({"", "not-ready", "too-late", "stale-epoch", "busy", "unknown-seat", "deleted"})
@@ -84,12 +86,10 @@ class PendingCommands:
     def request_activation(self, upstream: Upstream) -> None:
         """Request the activation of a seat where calls wait, unless it was requested recently."""
         request, now = upstream.activation_request, self._step.now
-        if request.sent_at is not None:
-            interval = ANSWERED_SECONDS if request.answered else UNANSWERED_SECONDS
-            if now < request.sent_at + interval:
-                return
+        if request.sent_at is not None and now < request.sent_at + request.interval:
+            return
         first = min(upstream.waiting.values(), key=lambda call: call.request)
-        request.sent_at, request.answered = now, False
+        request.sent_at, request.interval = now, DUE_SECONDS
         self._step.set_alarm(("wake", upstream.key), UNANSWERED_SECONDS)
         command = ActivateSeat(cause=first.cause, node=upstream.record.node, seat=upstream.record.seat)
         self._step.emit(RequestActivation(first.request, upstream.key, command))
@@ -100,9 +100,11 @@ class PendingCommands:
             self.request_activation(upstream)
             self._step.set_alarm(("wake", upstream.key), UNANSWERED_SECONDS)
 
-    def activation_answered(self, upstream: Upstream, reply: CommandReply) -> None:
-        """Record the manager's reply; a final refusal is kept on the upstream."""
-        upstream.activation_request.answered = True
+    def activation_answered(self, upstream: Upstream, reply: CommandReply | None) -> None:
+        """Record the manager's reply, None if none came; a final refusal is kept on the upstream."""
+        upstream.activation_request.interval = UNANSWERED_SECONDS if reply is None else ANSWERED_SECONDS
+        if reply is None:
+            return
         if not reply.accepted and reply.code not in PASSING_REFUSALS and upstream.record.state in ACTIVATABLE:
             upstream.activation_request.refusal = reply.reason or reply.code
             self._step.set_alarm(("refusal", upstream.key), reply.retry_after_seconds or REFUSAL_SECONDS)

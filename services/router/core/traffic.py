@@ -134,8 +134,9 @@ class Traffic:
 
     def _activation_answered(self, m: step.ActivationAnswered) -> None:
         upstream = self.table.upstreams.get(m.key)
-        if upstream is not None and m.reply is not None:
+        if upstream is not None:
             self._commands.activation_answered(upstream, m.reply)
+        if upstream is not None and m.reply is not None:
             self._reroute([upstream])
 
     def _manager_answered(self, m: step.ManagerAnswered) -> None:

@@ -108,7 +108,8 @@ class ActivationRequest:
 
     sent_at: float | None = None
     """When it was last sent for the calls that wait now."""
-    answered: bool = False
+    interval: float = 0.0
+    """Seconds from then until it may be sent again."""
     refusal: str | None = None
     """Why the manager does not activate the seat; None: it has not refused."""
 

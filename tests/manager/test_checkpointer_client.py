@@ -1,0 +1,84 @@
+"""The manager's client of the checkpointer: nothing is asked again before the first answer could have come."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from kybernate.dev.memory_bus import MemoryBus, MemoryServer
+from kybernate.envelope import Message
+from kybernate.messages import Job, JobReply, ReleaseJob, SeatTarget, SwitchJob
+from services.gpu_manager import jobs
+from services.gpu_manager.inputs import EndingAnswered, JobAnswered
+from services.gpu_manager.jobs import CheckpointerClient
+from tests.until import until
+
+TARGET = SeatTarget(seat="s0", pod_uid="u0", container_id="process://1", gpus=("GPU-a",))
+RELEASE = ReleaseJob(cause="c", node="n1", epoch=7, target=TARGET)
+SWITCH = SwitchJob(cause="c", node="n1", epoch=7, op="G0-7", group="G0", park=(TARGET,))
+
+
+@dataclass
+class Checkpointer:
+    """Answers each request only when ``answer`` is set."""
+
+    asked: list[Message] = field(default_factory=list)
+    answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def handle(self, message: Message) -> JobReply:
+        self.asked.append(message)
+        await self.answer.wait()
+        return JobReply(accepted=True)
+
+
+@asynccontextmanager
+async def serving(kind: type[Job]) -> AsyncIterator[tuple[CheckpointerClient, Checkpointer, list[object]]]:
+    checkpointer, received = Checkpointer(), []
+
+    async def receive(message: object) -> None:
+        received.append(message)
+
+    async with MemoryBus.connect(MemoryServer()) as bus, bus.serve(kind.pattern(node="n1"), checkpointer.handle):
+        yield CheckpointerClient(bus, receive), checkpointer, received
+
+
+@pytest.mark.parametrize("job", [RELEASE, SWITCH], ids=["release", "switch"])
+async def test_a_job_whose_answer_is_due_is_not_sent_again(job: ReleaseJob | SwitchJob) -> None:
+    async with serving(type(job)) as (client, checkpointer, received), asyncio.TaskGroup() as group:
+        group.create_task(client.send(job))
+        await until(lambda: checkpointer.asked, what="the job is asked for")
+        for _ in range(3):
+            await client.send(job)
+        checkpointer.answer.set()
+        await until(lambda: received, what="the answer is received")
+
+        assert len(checkpointer.asked) == 1
+        assert received == [
+            EndingAnswered(job, JobReply(accepted=True))
+            if isinstance(job, ReleaseJob)
+            else JobAnswered(job.op, JobReply(accepted=True))
+        ]
+
+
+async def test_each_missing_answer_is_waited_for_longer_than_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "JOB_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(jobs, "ASK_SECONDS", 0.0)
+    waited: list[float] = []
+    async with serving(ReleaseJob) as (client, checkpointer, received):
+        request = client._bus.request
+
+        async def noted(message: Message, reply: type[JobReply], *, timeout: float) -> JobReply:
+            waited.append(timeout)
+            return await request(message, reply, timeout=timeout)
+
+        monkeypatch.setattr(client._bus, "request", noted)
+        for _ in range(3):
+            await client.send(RELEASE)
+        checkpointer.answer.set()
+        await client.send(RELEASE.model_copy(update={"epoch": 8}))
+        await client.send(RELEASE.model_copy(update={"epoch": 9}))
+
+    assert waited == pytest.approx([0.01, 0.02, 0.04, waited[3], 0.01])
+    assert received[:3] == [EndingAnswered(RELEASE, None)] * 3
