@@ -1,6 +1,7 @@
 """What is shown on the cluster, in order. A step returns a sentence with what was seen, or raises FailedError."""
 
 import json
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -221,7 +222,11 @@ async def uninstall_refused(here: Run) -> str:
 
 async def uninstall(here: Run) -> str:
     """Forced; nothing is left."""
-    await run("kubectl", "annotate", "namespace", here.cluster.namespace, "kyb.ai/uninstall=force")
+    log = await here.cluster.kubectl("logs", "job/kybernate-uninstall-check", check=False)
+    forced = re.search(r"kyb\.ai/uninstall=\S+", log)
+    if forced is None:
+        raise FailedError(f"the refusal does not say how to force the uninstall: {log.strip()[-300:]}")
+    await run("kubectl", "annotate", "--overwrite", "namespace", here.cluster.namespace, forced[0])
     await here.cluster.helm("uninstall", RELEASE, "--timeout", "3m")
 
     async def empty() -> bool:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from kybernate.cli.output import CliError
-from kybernate.cli.uninstall_view import FORCE, SKIP, Look, Owner, owners, refusal
+from kybernate.cli.uninstall_view import FORCE, SKIP, Forcing, Look, Owner, owners, refusal
 from kybernate.seat import SeatState
 
 ASK_SECONDS = 3.0
@@ -147,7 +147,10 @@ def uninstall_check(
         typer.Option(envvar="KYB_RESOURCE_PREFIXES", help="Comma-separated prefixes of the resources that are seats."),
     ] = "kyb.ai/",
     namespace: Annotated[
-        str, typer.Option(envvar="KYB_NAMESPACE", help=f"Its annotation {FORCE}=force is --force, too.")
+        str, typer.Option(envvar="KYB_NAMESPACE", help=f"Namespace whose annotation {FORCE} may be --force, too.")
+    ] = "",
+    force_value: Annotated[
+        str, typer.Option(envvar="KYB_FORCE_VALUE", help=f"Value of {FORCE} that is --force; empty: none.")
     ] = "",
     service_account: Annotated[Path | None, typer.Option(help="Folder of the pod's token.")] = None,
     delete_seconds: Annotated[float, typer.Option(min=0, help="With --force: time limit of deletions.")] = 300,
@@ -167,7 +170,8 @@ def uninstall_check(
         kube = Kube(where, service_account or ACCOUNT)
         try:
             cluster = Cluster(kube, url.rstrip("/"), manager_port, prefixes)
-            await _check(cluster, forced or await annotated(kube, namespace), delete_seconds)
+            forcing = Forcing(namespace, force_value)
+            await _check(cluster, forced or await annotated(kube, forcing), forcing, delete_seconds)
         finally:
             await kube.close()
 
@@ -175,20 +179,20 @@ def uninstall_check(
     asyncio.run(work())
 
 
-async def annotated(kube: Any, namespace: str) -> bool:
-    """True if the namespace's annotation forces the uninstall. Raises CliError."""
-    if not namespace:
+async def annotated(kube: Any, forcing: Forcing) -> bool:
+    """True if the namespace's annotation forces the uninstall of this release. Raises CliError."""
+    if not forcing.namespace or not forcing.value:
         return False
-    with _refused(f"cannot see whether namespace {namespace} has annotation {FORCE}"):
-        found = await kube.get(f"/api/v1/namespaces/{namespace}") or {}
-    return bool((found.get("metadata", {}).get("annotations") or {}).get(FORCE) == "force")
+    with _refused(f"cannot see whether namespace {forcing.namespace} has annotation {FORCE}"):
+        found = await kube.get(f"/api/v1/namespaces/{forcing.namespace}") or {}
+    return bool((found.get("metadata", {}).get("annotations") or {}).get(FORCE) == forcing.value)
 
 
-async def _check(cluster: Cluster, forced: bool, delete_seconds: float) -> None:
+async def _check(cluster: Cluster, forced: bool, forcing: Forcing, delete_seconds: float) -> None:
     """Run the check. Raises CliError when the uninstall is refused."""
     if forced:
         for line in await force(cluster, delete_seconds):
             print(line)
-    elif why := refusal(await sure_look(cluster)):
+    elif why := refusal(await sure_look(cluster), forcing):
         raise CliError(why)
     print("no engine is left frozen; the uninstall may go on")

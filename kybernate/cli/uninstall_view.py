@@ -12,8 +12,9 @@ FROZEN = frozenset(
 """States in which an engine is frozen, or may be if manager and checkpointer end now."""
 _OVER = ("Succeeded", "Failed")
 FORCE = "kyb.ai/uninstall"
-"""Annotation of the release's namespace; its value ``force`` is --force. A value of the chart cannot be set after a
-refusal: Helm does not upgrade a release that it began to uninstall."""
+"""Annotation of the release's namespace that is --force, for one revision of one release: the namespace and its
+annotations survive it. A value of the chart cannot be set after a refusal: Helm does not upgrade a release
+that it began to uninstall."""
 SKIP = "to go on without this check: helm uninstall --no-hooks"
 
 
@@ -101,7 +102,24 @@ def owners(pods: Iterable[Mapping[str, Any]], prefixes: Sequence[str], known: It
     return tuple(sorted(found, key=lambda owner: owner.pod))
 
 
-def refusal(look: Look) -> str:
+@dataclass(frozen=True, slots=True)
+class Forcing:
+    """What the namespace's annotation must be to force the uninstall of this release."""
+
+    namespace: str = ""
+    value: str = ""
+    """Names release, revision and time of it; empty: no annotation forces it."""
+
+    @property
+    def remedy(self) -> str:
+        """The command, for an error."""
+        if not self.namespace or not self.value:
+            return "or --force: these pods are deleted"
+        command = f"kubectl annotate --overwrite namespace {self.namespace} {FORCE}={self.value}"
+        return f"or {command} and uninstall again: these pods are deleted"
+
+
+def refusal(look: Look, forcing: Forcing = Forcing()) -> str:
     """Return why the uninstall is refused, and the remedies; empty if it is not."""
     if not look.held:
         return ""
@@ -109,7 +127,7 @@ def refusal(look: Look) -> str:
         f"{len(look.held)} pods would be left frozen, with no service to activate them: "
         f"{', '.join(one.text for one in look.held)}",
         "scale their Deployments to 0 (or delete these pods) and uninstall again",
-        f"or kubectl annotate namespace <of this release> {FORCE}=force and uninstall again: these pods are deleted",
+        forcing.remedy,
     ]
     if any(one.state is None for one in look.held):
         why = f"; routers: {look.failure}" if look.failure else ""

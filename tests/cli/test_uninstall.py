@@ -11,7 +11,7 @@ from aiohttp import web
 from kybernate.cli import uninstall
 from kybernate.cli.output import CliError
 from kybernate.cli.uninstall import Cluster, sure_look
-from kybernate.cli.uninstall_view import Look, owners, refusal
+from kybernate.cli.uninstall_view import Forcing, Look, owners, refusal
 from kybernate.health import HttpServer
 from kybernate.kube import Kube
 
@@ -157,11 +157,11 @@ async def test_parked_seats_refuse_the_uninstall_known_from_router_or_manager(
     cluster: Cluster, world: World, router: bool
 ) -> None:
     world.router = router
-    why = refusal(await cluster.look())
+    why = refusal(await cluster.look(), Forcing("demo", "force-kyb-3-17"))
     assert "2 pods" in why
     assert "demo/b (seat s-b is parked), demo/c (seat s-c is parked)" in why
     assert "scale their Deployments to 0" in why
-    assert "kyb.ai/uninstall=force" in why
+    assert "kubectl annotate --overwrite namespace demo kyb.ai/uninstall=force-kyb-3-17 and" in why
     world.pods = world.pods[:1]
     assert refusal(await cluster.look()) == ""  # the pods of the parked seats are gone
 
@@ -217,13 +217,16 @@ async def test_forced_it_ends_after_its_time_limit(cluster: Cluster, world: Worl
             await uninstall.force(cluster, 0)
 
 
-@pytest.mark.parametrize(("annotations", "forced"), [({"kyb.ai/uninstall": "force"}, True), ({"a": "b"}, False)])
-async def test_the_namespace_may_force_it(
-    cluster: Cluster, world: World, annotations: dict[str, str], forced: bool
+@pytest.mark.parametrize(
+    ("value", "forced"), [("force-kyb-3-17", True), ("force-kyb-2-17", False), ("force", False), (None, False)]
+)
+async def test_the_namespace_may_force_the_uninstall_of_one_revision(
+    cluster: Cluster, world: World, value: str | None, forced: bool
 ) -> None:
-    world.annotations = annotations
-    assert await uninstall.annotated(cluster.kube, "demo") is forced
-    assert await uninstall.annotated(cluster.kube, "") is False
+    """The namespace and its annotation outlive the release: the next one of this name must be asked again."""
+    world.annotations = {} if value is None else {"kyb.ai/uninstall": value}
+    assert await uninstall.annotated(cluster.kube, Forcing("demo", "force-kyb-3-17")) is forced
+    assert await uninstall.annotated(cluster.kube, Forcing()) is False
     world.forbidden = True
     with pytest.raises(CliError, match=r"namespace demo has annotation kyb\.ai/uninstall"):
-        await uninstall.annotated(cluster.kube, "demo")
+        await uninstall.annotated(cluster.kube, Forcing("demo", "force-kyb-3-17"))

@@ -144,6 +144,8 @@ def test_an_uninstall_is_checked_before_anything_is_deleted() -> None:
     assert found.container("check").spec["args"] == ["--force"]
     asked = render("default", "--set=uninstallCheck.enabled=true")
     assert "args" not in asked.container("check").spec
+    environment = {one["name"]: one.get("value", "") for one in asked.container("check").spec["env"]}
+    assert re.fullmatch(r"force-[a-z-]+-1-\d{10}", environment["KYB_FORCE_VALUE"])
     rules = asked.one("ClusterRole", "-uninstall-check")["rules"]
     assert [len(rule["resourceNames"]) for rule in rules if "namespaces" in rule["resources"]] == [1]
 
