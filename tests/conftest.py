@@ -85,6 +85,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="COMMAND",
         help="how pods are made on a real kubelet, e.g. 'kubectl --context kind-x' (default: none are made)",
     )
+    group.addoption(
+        "--conformance-kubelet-restart",
+        metavar="COMMAND",
+        help="how that kubelet is restarted, e.g. 'systemctl restart kubelet' (default: it is not)",
+    )
     group.addoption("--conformance-node", metavar="NAME", help="name of that kubelet's node (default: the host name)")
     group.addoption(
         "--conformance-image", metavar="IMAGE", default="busybox", help="has sh, env and sleep (default: busybox)"

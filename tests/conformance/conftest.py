@@ -10,12 +10,17 @@ import pytest
 import pytest_asyncio
 
 from kybernate import __version__
+from services.plugin.registration import remove_stale
 from tests.conformance.items import ITEMS
 from tests.conformance.node import Stand, fake_stand, real_stand
 from tests.conformance.pods import FakePods, KubectlPods, Workload
 
 HERE = Path(__file__).parent
-VARIABLES = {"--kubelet-dir": "KYB_KUBELET_DIR", "--conformance-kubectl": "KYB_CONFORMANCE_KUBECTL"}
+VARIABLES = {
+    "--kubelet-dir": "KYB_KUBELET_DIR",
+    "--conformance-kubectl": "KYB_CONFORMANCE_KUBECTL",
+    "--conformance-kubelet-restart": "KYB_CONFORMANCE_KUBELET_RESTART",
+}
 """Options that may also come from the environment."""
 RESULTS = pytest.StashKey[dict[int, set[str]]]()
 """Outcomes of the tests of each rule."""
@@ -25,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "item(number, …): rules of the device plugin contract that this test shows")
     config.addinivalue_line("markers", "fake_only(reason): cannot be shown on a kubelet that is not ours")
     config.addinivalue_line("markers", "needs_pods: makes pods; on a real kubelet only with --conformance-kubectl")
+    config.addinivalue_line("markers", "restarts_kubelet: on a real one only with --conformance-kubelet-restart")
     config.stash[RESULTS] = {}
 
 
@@ -45,6 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"fake kubelet only: {fake_only.args[0]}"))
         elif item.get_closest_marker("needs_pods") and setting(config, "--conformance-kubectl") is None:
             item.add_marker(pytest.mark.skip(reason="needs pods: say --conformance-kubectl"))
+        elif item.get_closest_marker("restarts_kubelet") and setting(config, "--conformance-kubelet-restart") is None:
+            item.add_marker(pytest.mark.skip(reason="restarts kubelet: say --conformance-kubelet-restart"))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -83,8 +91,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def stand(request: pytest.FixtureRequest) -> AsyncIterator[Stand]:
     """One node for the whole suite: starting its programs takes longer than most tests."""
-    folder = setting(request.config, "--kubelet-dir")
-    async with fake_stand() if folder is None else real_stand(Path(folder)) as running:
+    folder, restart = (setting(request.config, option) for option in ("--kubelet-dir", "--conformance-kubelet-restart"))
+    if folder is not None and (live := remove_stale(Path(folder))):
+        pytest.exit(f"this node has Kybernate's plugin already ({', '.join(live)}): uninstall it for this suite", 1)
+    async with fake_stand() if folder is None else real_stand(Path(folder), restart or "") as running:
         yield running
 
 

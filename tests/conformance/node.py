@@ -59,6 +59,8 @@ class Stand(Node):
 
     kubelet: Kubelet | None = None
     """None: a real one, out of reach."""
+    restart_command: str = ""
+    """Restarts a real one."""
     door: Doorkeeper = field(init=False)
     before_kubelet: dict[str, str] = field(default_factory=dict)
     """Why the plugin was not ready while there was no kubelet; empty on a real kubelet."""
@@ -72,6 +74,14 @@ class Stand(Node):
         """The fake kubelet, in tests that need it."""
         assert self.kubelet is not None, "mark this test fake_only"
         return self.kubelet
+
+    async def restart_kubelet(self, **faked: Any) -> None:
+        """Restart kubelet, fake (``faked``: how) or real."""
+        if self.kubelet is not None:
+            await self.kubelet.restart(**faked)
+        else:
+            child = await asyncio.create_subprocess_shell(self.restart_command)
+            assert await child.wait() == 0, f"{self.restart_command!r} failed"
 
     async def until_ready(self) -> None:
         await until(self.ready, what="the registration of every resource")
@@ -164,11 +174,11 @@ async def fake_stand(**changes: Any) -> AsyncIterator[Stand]:
 
 
 @asynccontextmanager
-async def real_stand(kubelet_dir: Path) -> AsyncIterator[Stand]:
+async def real_stand(kubelet_dir: Path, restart_command: str) -> AsyncIterator[Stand]:
     """Beside a kubelet that runs already."""
     with short_folder() as folder:
         settings = {"KYB_GATE_SECONDS": "10", "KYB_REREAD_SECONDS": "0.2"}
-        async with _serving(Stand(kubelet_dir, folder, settings)) as stand:
+        async with _serving(Stand(kubelet_dir, folder, settings, restart_command=restart_command)) as stand:
             await stand.until_ready()
             yield stand
 

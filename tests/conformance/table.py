@@ -22,12 +22,14 @@ process. "Fake" is the shipped fake kubelet (`python -m kybernate.dev.fakes.kube
 
 ```
 python -m pytest tests/conformance                      # on the fake kubelet
-python -m pytest tests/conformance --kubelet-dir /var/lib/kubelet/device-plugins [--conformance-kubectl kubectl]
+python -m pytest tests/conformance --kubelet-dir /var/lib/kubelet/device-plugins [--conformance-kubectl kubectl] \
+                                   [--conformance-kubelet-restart 'systemctl restart kubelet']
 ```
 
 On a real kubelet run it as root on the node; the GPUs are fake there as well. It offers `kyb.ai/conformance-*` and
 `kyb.ai/probe-*`, which stay in the node's status with 0. Without `--conformance-kubectl` no pods are made, and what
-needs them is skipped. Tests marked ¹ inject faults or look into kubelet and run on the fake only. Results are written
+needs them is skipped; the same for restarts of kubelet. Uninstall Kybernate from the node first: kubelet knows one
+plugin per resource. Tests marked ¹ inject faults or look into kubelet and run on the fake only. Results are written
 with `--conformance-report docs/conformance.json`. "In part": other tests of the rule were skipped.
 """
 

@@ -20,19 +20,20 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 RESTARTS = "restarts kubelet"
 
 
-@pytest.mark.item(36, 42, 56)
+@pytest.mark.item(36, 37, 42, 56)
 @pytest.mark.needs_pods
-@pytest.mark.fake_only(RESTARTS)
+@pytest.mark.restarts_kubelet
 async def test_a_restarted_kubelet_gets_every_seat_again_and_running_pods_stay(node: Stand, pods: Workload) -> None:
     name = await pods.create(Container({ONE: 1}))
     before = await running(pods, name)
     offered, old = await node.allocatable(), {path.name for path in node.sockets()}
     (node.kubelet_dir / "kept").write_text("a plain file")
-    await node.fake.restart(down_seconds=0.3)
+    await node.restart_kubelet(down_seconds=0.3)
+    await until(lambda: not old & {path.name for path in node.sockets()}, what="new sockets")
     await node.until_ready()
     assert await node.allocatable() == offered
-    assert not old & {path.name for path in node.sockets()}
     assert (node.kubelet_dir / "kept").read_text() == "a plain file"
+    (node.kubelet_dir / "kept").unlink()
     assert (node.kubelet_dir / checkpoint.NAME).exists()
     assert container(await pods.get(name))["containerID"] == before["containerID"]
     assert "Traceback" not in node.plugin.log.read_text()
@@ -74,12 +75,12 @@ async def test_kubelets_checkpoint_of_a_seat_equals_our_plugins_present_answer(n
 
 
 @pytest.mark.item(38)
-@pytest.mark.fake_only(RESTARTS)
+@pytest.mark.restarts_kubelet
 async def test_ids_and_answers_are_the_same_from_a_plugin_that_was_started_again(node: Stand) -> None:
     offered = await node.allocatable()
     answers = {(name, seat): await node.allocate(name, seat) for name in SEATS for seat in offered[name]}
     await node.plugin.kill()
-    await asyncio.gather(node.fake.restart(), node.plugin.start())
+    await asyncio.gather(node.restart_kubelet(), node.plugin.start())
     await node.until_ready()
     assert await node.allocatable() == offered
     for (name, seat), answer in answers.items():
@@ -88,13 +89,13 @@ async def test_ids_and_answers_are_the_same_from_a_plugin_that_was_started_again
 
 @pytest.mark.item(39)
 @pytest.mark.needs_pods
-@pytest.mark.fake_only(RESTARTS)
+@pytest.mark.restarts_kubelet
 async def test_a_pod_at_the_gate_keeps_its_seat_when_the_plugin_restarts_in_time(node: Stand, pods: Workload) -> None:
     node.door.held = True
     name = await pods.create(Container({FOUR: 1}))
     seat = await until(lambda: next(iter(node.door.calls()), ""), what="a start that waits")
     call = node.door.calls().get(seat, {}).get("call")
-    await node.fake.restart(readmit_after=node.until_ready)
+    await node.restart_kubelet(readmit_after=node.until_ready)
     await until(lambda: node.door.calls().get(seat, {}).get("call", call) != call, what="another call of the seat")
     node.door.held = False
     await running(pods, name)
