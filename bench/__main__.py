@@ -19,7 +19,7 @@ from kybernate import __version__
 from kybernate.logs import configure
 
 BENCHES = ("bus", "board", "router", "checkpoint", "kubelet", "plugin", "placement", "policy", "simulate")
-LONG = ("live", "bounds", "regimes", "family")
+LONG = ("live", "bounds", "regimes", "family", "scale")
 """Some minutes each: only when named."""
 RESULTS = Path(__file__).parent / "results"
 

@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -79,40 +79,45 @@ async def run(requests: int = REQUESTS, streams: int = STREAMS) -> dict[str, flo
     engine = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     connector = aiohttp.TCPConnector(limit=0)
     try:
-        async with _router(engine) as (url, pid), aiohttp.ClientSession(connector=connector) as http:
+        async with (
+            running_router(lambda bus: _tell(bus, engine)) as (url, pid),
+            aiohttp.ClientSession(connector=connector) as http,
+        ):
             await _many(http, url, 200)  # warm
             figures = {"direct_requests_per_second": await _many(http, engine, requests)}
-            cpu = _cpu_seconds(pid)
+            cpu = cpu_seconds(pid)
             figures["router_requests_per_second"] = await _many(http, url, requests)
-            figures["router_cpu_us_per_request"] = (_cpu_seconds(pid) - cpu) / requests * 1e6
+            figures["router_cpu_us_per_request"] = (cpu_seconds(pid) - cpu) / requests * 1e6
             direct, through = await _one_by_one(http, engine), await _one_by_one(http, url)
             figures["direct_p50_ms"], figures["router_p50_ms"] = direct, through
             figures["router_added_p50_ms"] = through - direct
-            cpu = _cpu_seconds(pid)
+            cpu = cpu_seconds(pid)
             await asyncio.gather(*(_call(http, url, stream=True) for _ in range(streams)))
-            figures["router_cpu_us_per_sse_chunk"] = (_cpu_seconds(pid) - cpu) / (streams * CHUNKS) * 1e6
+            figures["router_cpu_us_per_sse_chunk"] = (cpu_seconds(pid) - cpu) / (streams * CHUNKS) * 1e6
     finally:
         server.close()
     return figures
 
 
 @asynccontextmanager
-async def _router(engine: str) -> AsyncIterator[tuple[str, int]]:
-    """A router process that knows one active seat of the model ``bench`` at ``engine``: its address and pid."""
+async def running_router(
+    fill: Callable[[NatsBus], Awaitable[None]], patience: float = 15.0
+) -> AsyncIterator[tuple[str, int]]:
+    """A router process, ready within ``patience`` seconds, with a bus that ``fill`` has filled: its address and pid."""
     with tempfile.TemporaryDirectory(prefix="kyb-bench-") as folder:
         async with NatsServer(Path(folder)) as nats:
             await init(nats.url)
             async with NatsBus(nats.url, source="kyb/bench", name="bench").opened() as bus:
                 async with asyncio.timeout(10):
                     await bus.until_connected()
-                await _tell(bus, engine)
+                await fill(bus)
             log = Path(folder) / "router.log"
             with log.open("wb") as out:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable, "-m", "services.router", env=_environment(nats.url), stderr=out
                 )
             try:
-                yield await _ready(log), process.pid
+                yield await _ready(log, patience), process.pid
             finally:
                 process.terminate()
                 await process.wait()
@@ -137,9 +142,9 @@ async def _tell(bus: NatsBus, engine: str) -> None:
     await bucket.put(record.key, record.model_dump_json().encode())
 
 
-async def _ready(log: Path) -> str:
-    """The router's address, once it knows the seat."""
-    async with asyncio.timeout(15), aiohttp.ClientSession() as http:
+async def _ready(log: Path, patience: float) -> str:
+    """The router's address, once it knows the seats."""
+    async with asyncio.timeout(patience), aiohttp.ClientSession() as http:
         url = ""
         while True:
             for line in (await asyncio.to_thread(log.read_text)).splitlines():
@@ -182,7 +187,7 @@ async def _one_by_one(http: aiohttp.ClientSession, url: str) -> float:
     return statistics.median(took)
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """User and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

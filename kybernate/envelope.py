@@ -4,10 +4,12 @@ CloudEvents binary mode over NATS: attributes are headers ``ce-*``, the body is 
 Unknown fields in a body are ignored, so that a newer sender can talk to an older receiver.
 """
 
+import functools
 import hashlib
 import re
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -18,6 +20,7 @@ _SLUG = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _TOKEN = re.compile(r"\{(\w+)\}")
 
 
+@functools.lru_cache(maxsize=8192)
 def slug(name: str) -> str:
     """Turn any name into a token of ``[a-z0-9-]``, for NATS subjects and bucket keys.
 
@@ -46,7 +49,7 @@ class Message(BaseModel):
     cloud_event: ClassVar[bool] = True
     """False for high-rate levels, which travel as plain JSON."""
 
-    registry: ClassVar[dict[tuple[str, str | None], type["Message"]]] = {}
+    registry: ClassVar[dict[tuple[str, int, str | None], type["Message"]]] = {}
 
     id: str = Field(default_factory=lambda: uuid.uuid4().hex)
     """Unique per message; for events also the Nats-Msg-Id that deduplicates them."""
@@ -116,18 +119,22 @@ class Pattern(Generic[M]):
 
     subject: str
     kind: type[M] = field(hash=False)
+    last: Callable[[str], bool] | None = field(default=None, hash=False)
+    """What else the last token must fulfil; None: nothing. Messages that do not are dropped before they are decoded."""
 
     def matches(self, subject: str) -> bool:
         """Whether a concrete subject falls under this pattern."""
         want, have = self.subject.split("."), subject.split(".")
-        return len(want) == len(have) and all(w in ("*", h) for w, h in zip(want, have, strict=True))
+        if len(want) != len(have) or not all(w in ("*", h) for w, h in zip(want, have, strict=True)):
+            return False
+        return self.last is None or self.last(have[-1])
 
 
 def decode(subject: str, data: bytes) -> Message:
     """Read a message from the wire. Raises MessageError when the subject is unknown or the body does not fit."""
     tokens = subject.split(".")
-    key = tokens[2] if len(tokens) > 3 else subject
-    kind = Message.registry.get((key, tokens[-1])) or Message.registry.get((key, None))
+    family, length = tokens[2] if len(tokens) > 3 else subject, len(tokens)
+    kind = Message.registry.get((family, length, tokens[-1])) or Message.registry.get((family, length, None))
     if kind is None:
         raise MessageError(f"{subject}: no message has this subject")
     try:
@@ -138,9 +145,9 @@ def decode(subject: str, data: bytes) -> Message:
         raise MessageError(f"{subject}: {kind.__name__}.{place}: {first['msg']}") from error
 
 
-def _registry_key(template: str) -> tuple[str, str | None]:
+def _registry_key(template: str) -> tuple[str, int, str | None]:
     tokens = template.split(".")
-    return tokens[2], None if tokens[-1].startswith("{") else tokens[-1]
+    return tokens[2], len(tokens), None if tokens[-1].startswith("{") else tokens[-1]
 
 
 def _common_template(cls: type[Message]) -> str:

@@ -61,6 +61,8 @@ class SeatRecord(BaseModel):
     """Learned: seconds (model time) from the order to activate until it serves, eviction included."""
     manager_url: str = ""
     """Where the node's manager answers HTTP, for a router without NATS."""
+    node_signals: bool = False
+    """Its manager receives NodeTrafficSignal; False: one of an earlier version, which receives only TrafficSignal."""
     stall_seconds: float = 0.0
     """Above 0: its requests in flight are frozen with it, for at most so many wall seconds from this write."""
     reported_at: float = Field(default=0.0)

@@ -167,6 +167,11 @@ class NatsBucket:
                 raise self._unread(error) from error
         raise AssertionError("the last try returns or raises")
 
+    async def last_revision(self) -> int:
+        """The revision of the last change."""
+        async with self._bus.jetstream(f"bucket {self._name}: last revision") as js:
+            return int((await js.stream_info(self._stream)).state.last_seq)
+
     async def _read(self, prefix: str) -> list[Entry]:
         found: dict[str, Entry] = {}
         async with self._run(prefix) as run:
@@ -260,6 +265,8 @@ class _Watch:
         self._bucket, self._prefix, self._inbox = bucket, prefix, inbox
         self._known: dict[str, int] = {}
         """Revision of each key that the reader believes to exist."""
+        self._last = 0
+        """Highest revision that was delivered."""
         self._run: Run | None = None
 
     async def follow(self) -> None:
@@ -301,6 +308,7 @@ class _Watch:
                 self._deliver(entry)
 
     def _deliver(self, entry: Entry, *, only_known: bool = False) -> None:
+        self._last = max(self._last, entry.revision)
         if entry.value is None:
             if self._known.pop(entry.key, None) is None and only_known:
                 return
@@ -316,6 +324,8 @@ class _Watch:
             if run is None:
                 continue
             with contextlib.suppress(BusError, RunOverError):
+                if await self._up_to_date(every):
+                    continue
                 before = self._differences(await self._bucket.entries(self._prefix))
                 if not before:
                     continue
@@ -324,6 +334,14 @@ class _Watch:
                 if lasting and run is self._run:
                     get_logger().error("watch.differs", bucket=self._bucket._name, keys=sorted(k for k, _ in lasting))
                     run.stop()
+
+    async def _up_to_date(self, every: float) -> bool:
+        """True if the last change that the stream has is delivered soon: then nothing needs to be read. A gap before it
+        would have ended the run."""
+        before, last = self._last, await self._bucket.last_revision()
+        if before < last:
+            await asyncio.sleep(min(every, SETTLE_SECONDS))
+        return before <= last <= self._last and not self._prefix
 
     def _differences(self, entries: list[Entry]) -> set[tuple[str, int]]:
         """Return (key, revision) of entries that the watch misses, and (key, 0) of those that it should not have."""

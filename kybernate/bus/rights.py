@@ -20,6 +20,7 @@ from kybernate.messages import (
     GpuHealthChanged,
     Job,
     JobProgress,
+    NodeTrafficSignal,
     OrderChanged,
     SeatAllocated,
     SeatEvent,
@@ -82,6 +83,7 @@ Kinds = Mapping[type[Message], tuple[Role, ...]]
 
 PUBLISHERS: Kinds = {
     TrafficSignal: (Role.ROUTER, Role.SIGNALS, Role.OPERATOR),
+    NodeTrafficSignal: (Role.ROUTER, Role.SIGNALS, Role.OPERATOR),
     DrainAck: (Role.ROUTER,),
     Command: (Role.ROUTER, Role.OPERATOR),
     SeatEvent: (Role.MANAGER,),
@@ -96,6 +98,7 @@ PUBLISHERS: Kinds = {
 
 SUBSCRIBERS: Kinds = {
     TrafficSignal: (Role.ROUTER, Role.MANAGER, Role.VIEWER, Role.OPERATOR),
+    NodeTrafficSignal: (Role.ROUTER, Role.MANAGER, Role.VIEWER, Role.OPERATOR),
     DrainAck: (Role.MANAGER,),
     Command: (Role.MANAGER,),
     SeatEvent: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),

@@ -55,6 +55,10 @@ def find_url(given: str | None) -> str:
     return str(stack["url"])
 
 
+_STATES = ("active", "activating", "parked", "lost")
+"""Of a model, the best first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Router:
     """One router. Every call raises CliError when it cannot be reached or refuses."""
@@ -62,8 +66,23 @@ class Router:
     url: str
 
     def seats(self) -> dict[str, Any]:
-        """``GET /v1/seats``: ``{"seats": [...], "nodes": {...}}``."""
-        body = self._call("GET", "/v1/seats")
+        """``GET /v1/seats``, all pages: ``{"seats": [...], "models": [...], "nodes": [...]}``."""
+        body = self._page("/v1/seats")
+        models = {model["model"]: model for model in body.get("models", ())}
+        while after := body.pop("next", ""):
+            more = self._page(f"/v1/seats?after={quote(after)}")
+            body["seats"] += more["seats"]
+            body["nodes"] += more["nodes"]
+            body["next"] = more.get("next", "")
+            for model in more["models"]:
+                if (known := models.setdefault(model["model"], model)) is not model:
+                    known["seats"] += model["seats"]
+                    known["state"] = min(known["state"], model["state"], key=_STATES.index)
+            body["models"] = list(models.values())
+        return body
+
+    def _page(self, path: str) -> dict[str, Any]:
+        body = self._call("GET", path)
         if not isinstance(body.get("seats"), list):
             raise CliError(f"{self.url}/v1/seats does not answer like a Kybernate router; check the address")
         return body
@@ -75,6 +94,15 @@ class Router:
     def command(self, name: str, verb: str) -> dict[str, Any]:
         """``POST /v1/seats/{name}/{verb}``: the manager's reply. The router knows which seat a name means."""
         return self._call("POST", f"/v1/seats/{quote(name)}/{verb}")
+
+    def commands(self, name: str, verb: str) -> list[dict[str, Any]]:
+        """The same for every replica of a model: ``model/x`` may name several seats, of which one is activated."""
+        kind, _, model = name.partition("/")
+        if kind != "model" or verb == "activate":
+            return [self.command(name, verb)]
+        seats = self._page(f"/v1/seats?model={quote(model)}")["seats"]
+        found = [seat for seat in seats if seat["model"] == model and seat["state"] != "free"]
+        return [self.command(f"seat/{seat['seat']}", verb) for seat in found] or [self.command(name, verb)]
 
     def order(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """``POST /v1/seats/…/migrate``, ``/v1/groups/…/drain`` and so on: begin an operation, or ask how far it is."""

@@ -58,7 +58,7 @@ from kybernate.messages.jobs import (
     SeatTarget,
     SwitchJob,
 )
-from kybernate.messages.signals import DrainAck, Presence, TrafficSignal
+from kybernate.messages.signals import DrainAck, NodeTrafficSignal, Presence, TrafficSignal
 
 __all__ = [
     "EVENT_OF_STATE",
@@ -76,6 +76,7 @@ __all__ = [
     "JobStatus",
     "KillJob",
     "MigrateSeat",
+    "NodeTrafficSignal",
     "OrderChanged",
     "OrderCommand",
     "OrderOutcome",

@@ -26,7 +26,7 @@ Counted = Annotated[int, Field(ge=0), _at_most(2**53)]
 
 
 class TrafficSignal(Message):
-    """The present traffic of a model (or one seat of it) at one source: a level, not a change.
+    """The present traffic of a model (or one seat of it) at one source: a level, not a change. For any node.
 
     Expires ``ttl_seconds`` (wall) after receipt, by the receiver's clock. Levels of several sources add up. A number
     above its bound counts as the bound, so that a source that is wrong or hostile does not outweigh others for long.
@@ -65,6 +65,14 @@ class TrafficSignal(Message):
     seq: int = 0
     """Rises with each signal of one source; a lower one that comes late is dropped."""
     ttl_seconds: Annotated[float, Field(gt=0), _at_most(MOST_TTL_SECONDS)] = 3.0
+
+
+class NodeTrafficSignal(TrafficSignal):
+    """The same for a seat of one node: only that node's manager receives it."""
+
+    subject_template: ClassVar[str] = "kyb.v1.sig.{node}.{source}.{model}"
+
+    node: Name
 
 
 class Presence(Message):

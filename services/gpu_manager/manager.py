@@ -9,11 +9,12 @@ import asyncio
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kybernate.annotations import PREFER_GROUP
 from kybernate.bus.port import Bus, BusDownError, BusError
 from kybernate.clock import Clock
+from kybernate.envelope import slug
 from kybernate.lifecycle import boot_id
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import (
@@ -23,6 +24,7 @@ from kybernate.messages import (
     DrainAck,
     JobProgress,
     KillJob,
+    NodeTrafficSignal,
     OrderChanged,
     Presence,
     ReleaseJob,
@@ -229,7 +231,8 @@ class Manager:
     async def _listen_cluster(self) -> None:
         node = self.node.name
         patterns = (
-            TrafficSignal.pattern(),
+            NodeTrafficSignal.pattern(node=node),
+            replace(TrafficSignal.pattern(), last=self._has_model),
             Presence.pattern(component="router"),
             DrainAck.pattern(node=node),
             SeatAllocated.pattern(node=node),
@@ -241,6 +244,10 @@ class Manager:
                     self.look_now.set()
                 elif not isinstance(message, TrafficSignal) or self._concerns(message):
                     await self.receive(message)
+
+    def _has_model(self, token: str) -> bool:
+        """True for the subject token of a model that a seat of this node serves."""
+        return any(slug(seat.model) == token for seat in self.node.seats.values() if seat.model)
 
     def _concerns(self, signal: TrafficSignal) -> bool:
         if signal.seat is not None:

@@ -380,6 +380,7 @@ class NodeState:
             max_requests=pod.notes.max_requests if pod else 0,
             activate_seconds=seat.durable.costs.switch_seconds,
             manager_url=self.manager_url,
+            node_signals=True,
             blocked=self.blocked(seat, now),
             drained=self.drained_on(seat.group),
             fixed=self.why_immovable(seat),

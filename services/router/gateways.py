@@ -17,7 +17,7 @@ from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
 from services.router.api import RouterError, cause_of, json_of, model_of, printable
 from services.router.auth import caller_of
-from services.router.core.reports import SignalQuota
+from services.router.core.reports import SignalQuota, addressed
 from services.router.core.step import Reject
 from services.router.dispatch import Dispatcher
 from services.router.intake import Intake
@@ -125,7 +125,9 @@ class GatewayApi:
         errors: list[dict[str, Any]] = []
         for index, item in enumerate(items):
             try:
-                await self._bus.publish(self._signal(item, caller))
+                signal = self._signal(item, caller)
+                for one in addressed(signal, self._dispatcher.traffic.table.records_of(signal.model, signal.seat)):
+                    await self._bus.publish(one)
                 if index % SIGNALS_PER_STEP == SIGNALS_PER_STEP - 1:
                     await asyncio.sleep(0)
             except RouterError as error:

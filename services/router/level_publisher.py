@@ -11,7 +11,7 @@ from typing import Any
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
-from services.router.core.reports import level_of
+from services.router.core.reports import addressed, level_of
 from services.router.core.traffic import Traffic
 
 Key = tuple[str, str | None]
@@ -87,8 +87,12 @@ class LevelPublisher:
             ttl_seconds=TTL_SECONDS,
         )
         quiet = not level.waiting and not level.in_flight
+        table = self._traffic.table
+        upstream = table.upstreams.get(seat_key or "")
+        records = table.records_of(model) if seat_key is None else [upstream.record] if upstream is not None else []
         try:
-            await self._bus.publish(signal)
+            for one in addressed(signal, records):
+                await self._bus.publish(one)
         except BusError:
             quiet = False  # published again; receivers drop the old level after its TTL
         else:

@@ -39,6 +39,7 @@ from services.router.auth import caller_of
 from services.router.core.reports import (
     Loads,
     SeatNameError,
+    SeatQuery,
     by_model,
     model_state,
     node_of,
@@ -47,6 +48,7 @@ from services.router.core.reports import (
     resolve_group,
 )
 from services.router.core.traffic import Traffic
+from services.router.core.upstreams import some
 from services.router.intake import Intake
 from services.router.roster_sync import GpuInventory
 
@@ -84,9 +86,19 @@ class OperatorApi:
         self._bus, self._traffic, self._loads, self._inventory, self._http = bus, traffic, loads, inventory, http
         self._intake = intake
 
-    async def seats(self, _: web.Request) -> web.StreamResponse:
-        """Return all seats, models and nodes with their present load."""
-        return web.json_response(overview(self._records(), self._loads, time.monotonic(), self._inventory.gpus))
+    async def seats(self, request: web.Request) -> web.StreamResponse:
+        """Return seats, models and nodes with their present load: those that the query selects, a page at a time."""
+        unknown = sorted(request.query.keys() - {"node", "model", "state", "after", "limit"})
+        if unknown:
+            text = f"unknown parameters {', '.join(unknown)}: use node, model, state, after, limit"
+            raise RouterError(400, "invalid_query", text)
+        given: dict[str, Any] = dict(request.query)
+        limit = given.pop("limit", "1000")
+        if not limit.isdecimal() or not 1 <= int(limit) <= 1000:
+            raise RouterError(400, "invalid_query", f"limit={limit!r}: write a number from 1 to 1000")
+        query = SeatQuery(**given, limit=int(limit))
+        body = overview(self._records(), self._loads, time.monotonic(), self._inventory.gpus, query)
+        return web.json_response(body)
 
     async def why(self, _: web.Request) -> web.StreamResponse:
         """Return each manager's explanation of its decisions, or why it is missing."""
@@ -113,8 +125,8 @@ class OperatorApi:
         name = request.match_info["model"]
         models = by_model(self._records())
         if name not in models:
-            known = ", ".join(models) or "none yet"
-            raise RouterError(404, "model_not_found", f"model {name!r} does not exist; known models: {known}")
+            text = f"model {name!r} does not exist; known models: {some(list(models))}"
+            raise RouterError(404, "model_not_found", text)
         return web.json_response(_row(name, models[name]))
 
     async def command(self, request: web.Request) -> web.StreamResponse:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from kybernate.bus.port import Bus, BusError, Entry
 from kybernate.logs import OnceLogger, get_logger
-from kybernate.messages import GpuHealthChanged, OrderChanged, Presence, SeatEvent, TrafficSignal
+from kybernate.messages import GpuHealthChanged, NodeTrafficSignal, OrderChanged, Presence, SeatEvent, TrafficSignal
 from kybernate.presence import PRESENCE_SECONDS
 from kybernate.roster import BUCKET, INVENTORY_BUCKET, GpuRecord, SeatRecord
 from services.router.core.step import BusLost, PresenceConfirmed, RosterRead, SeatMissing
@@ -23,13 +23,30 @@ from services.router.dispatch import Dispatcher
 
 RETRY_SECONDS = 0.5
 INVENTORY_RETRY_SECONDS = 2.0
-COMPARE_SECONDS = 60.0
+SLICE_SECONDS = 0.005
+"""How long rows of a bucket are taken without a pause for the calls of this router."""
+ROWS = 200
+"""Rows of a reading that are applied in one step."""
+
+
+class _Slices:
+    """Divides long work of the event loop into slices."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    async def pause(self) -> None:
+        """Let others run if this slice is over."""
+        if time.monotonic() - self._began >= SLICE_SECONDS:
+            await asyncio.sleep(0)
+            self._began = time.monotonic()
 
 
 async def _follow(
     bus: Bus, bucket: str, take: Callable[[Entry], None], failed: OnceLogger, *, retry_seconds: float
 ) -> NoReturn:
     """Watch a bucket until cancelled, across losses of the bus."""
+    pause = _Slices().pause
     while True:
         try:
             async with (await bus.bucket(bucket)).watch() as entries:
@@ -37,6 +54,7 @@ async def _follow(
                 async for entry in entries:
                     if entry is not None:
                         take(entry)
+                    await pause()
         except BusError as error:
             failed.log(error=str(error))
         await asyncio.sleep(retry_seconds)
@@ -68,19 +86,19 @@ class RosterSync:
             await asyncio.sleep(max(0.0, at + PRESENCE_SECONDS - time.monotonic()))
 
     async def read(self) -> None:
-        """Read the whole roster after each connection to the bus, and once a minute to compare."""
+        """Read the whole roster after each connection to the bus. The watch compares itself with the bucket."""
         await self._listening.wait()
+        failed = OnceLogger("roster.read_failed")
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(COMPARE_SECONDS):
-                    await self._wanted.wait()
+            await self._wanted.wait()
             self._wanted.clear()
             if not self._bus.connected:
                 continue  # the next connection sets ``_wanted``
             try:
                 await self._read()
+                failed.clear()
             except BusError as error:
-                get_logger().warning("roster.read_failed", error=str(error))
+                failed.log(error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
                 self._wanted.set()
 
@@ -91,8 +109,9 @@ class RosterSync:
 
     async def listen(self) -> None:
         """Take events, which arrive before the roster's rows, and the traffic levels of all sources."""
-        patterns = SeatEvent.pattern(), GpuHealthChanged.pattern(), OrderChanged.pattern(), TrafficSignal.pattern()
-        async with self._bus.subscribe(*patterns) as messages:
+        signals = TrafficSignal.pattern(), NodeTrafficSignal.pattern()
+        events = SeatEvent.pattern(), GpuHealthChanged.pattern(), OrderChanged.pattern()
+        async with self._bus.subscribe(*events, *signals) as messages:
             self._listening.set()
             async for message in messages:
                 if isinstance(message, SeatEvent):
@@ -113,8 +132,15 @@ class RosterSync:
         at = time.monotonic()
         await self._publish_presence()
         entries = await (await self._bus.bucket(BUCKET)).entries()
-        records = tuple(record for entry in entries if (record := self._newer(entry)) is not None)
-        self._dispatcher.feed(RosterRead(at, records, frozenset(entry.key for entry in entries)))
+        slices, records = _Slices(), list[SeatRecord]()
+        for entry in entries:
+            if (record := self._newer(entry)) is not None:
+                records.append(record)
+            if len(records) >= ROWS:
+                self._dispatcher.feed(RosterRead(None, tuple(records), frozenset()))
+                records.clear()
+            await slices.pause()
+        self._dispatcher.feed(RosterRead(at, tuple(records), frozenset(entry.key for entry in entries)))
 
     def _take(self, entry: Entry) -> None:
         if entry.value is None:
@@ -124,8 +150,8 @@ class RosterSync:
             self._dispatcher.feed(record)
 
     def _newer(self, entry: Entry) -> SeatRecord | None:
-        """Return the row, unless it is invalid or a later revision of its key was taken already."""
-        if entry.value is None or entry.revision < self._revisions.get(entry.key, 0):
+        """Return the row, unless it is invalid, or this or a later revision of its key was taken already."""
+        if entry.value is None or entry.revision <= self._revisions.get(entry.key, 0):
             return None
         self._revisions[entry.key] = entry.revision
         try:

@@ -1,6 +1,8 @@
 """What waits for a reader, and which subjects a subscription needs."""
 
-from kybernate.bus.inbox import Inbox, merged
+from dataclasses import replace
+
+from kybernate.bus.inbox import Inbox, merged, read
 from kybernate.envelope import Message
 from kybernate.messages import JobProgress, SeatActivated, SeatClosed, SeatEvent, TrafficSignal
 
@@ -32,3 +34,10 @@ def test_patterns_of_one_family_become_one_subject() -> None:
         "kyb.v1.rpt.*.progress",
     ]
     assert merged([SeatActivated.pattern(node="n1"), SeatClosed.pattern(node="n1")]) == ["kyb.v1.evt.n1.*.*"]
+
+
+def test_a_message_whose_last_token_is_not_wanted_is_dropped_before_it_is_decoded() -> None:
+    pattern = replace(TrafficSignal.pattern(), last=lambda token: token == "llama")
+    signal = TrafficSignal(cause="c", source="r0", model="llama")
+    assert read(signal.subject, signal.body(), [pattern]) == signal
+    assert read("kyb.v1.sig.r0.qwen", b"not even JSON", [pattern]) is None

@@ -126,6 +126,7 @@ CLUSTER_CASES: dict[Role, list[tuple[str, str, bool]]] = {
     Role.VIEWER: [
         ("subscribe", "kyb.v1.evt.>", YES),
         ("subscribe", "kyb.v1.sig.>", YES),
+        ("subscribe", "kyb.v1.sig.n1.*.*", YES),
         ("subscribe", "kyb.v1.hb.*.*", YES),
         ("subscribe", "$KV.kyb_seats.>", YES),
         ("subscribe", "kyb.v1.audit.>", NO),

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import aiohttp
 import pytest
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from kybernate.clock import Clock
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.envelope import Message
-from kybernate.messages import AskJobs, JobReply, ReleaseJob, SeatProgress
+from kybernate.messages import AskJobs, JobReply, NodeTrafficSignal, ReleaseJob, SeatProgress, TrafficSignal
 from kybernate.seat import SeatState as S
 from services.gpu_manager import jobs
 from services.gpu_manager import manager as shell
@@ -168,3 +168,26 @@ async def test_a_release_that_came_too_late_is_asked_for_again_with_a_higher_epo
             what="both seats are accepted",
             saw=lambda: accepted,
         )
+
+
+async def test_a_manager_receives_the_levels_of_its_node_and_of_its_models_only(tmp_path: Path) -> None:
+    world = World()
+
+    async def ask(job: Message) -> JobReply:
+        assert isinstance(job, AskJobs)
+        return look(job, "gone")
+
+    async with running(world, tmp_path, ask, taken) as manager:
+        await until(lambda: manager.node.recovered, what="the board is recovered")
+        seat = world.seat(0, 0)
+
+        def level(source: str) -> dict[str, Any]:
+            return {"cause": "c", "source": source, "model": "m", "waiting": 1, "seat": seat, "ttl_seconds": 60.0}
+
+        await manager.bus.publish(NodeTrafficSignal(**level("of another node"), node="n2"))
+        await manager.bus.publish(TrafficSignal(**level("of a model without a seat here")))
+        await manager.bus.publish(NodeTrafficSignal(**level("of this node"), node="n1"))
+        levels = manager.node.levels.places
+        await until(lambda: ("seat", seat) in levels, what="the level of this node")
+
+        assert [source for source, _ in levels["seat", seat]] == ["of this node"]

@@ -1,10 +1,15 @@
 """Levels of a router: the ages of waiting calls as a histogram, and counters."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kybernate.envelope import decode
+from kybernate.messages import TrafficSignal
+from kybernate.roster import SeatRecord
+from kybernate.seat import SeatState
 from services.router.core import step
-from services.router.core.reports import HISTOGRAM_STEPS, age_histogram, level_of
+from services.router.core.reports import HISTOGRAM_STEPS, addressed, age_histogram, level_of
 from tests.router.test_traffic import K0, S, arrive, event, record, router
 
 AGES = st.lists(st.floats(0, 1000, allow_nan=False), max_size=200)
@@ -49,3 +54,23 @@ def test_permits_and_returned_calls_do_not_count_as_served() -> None:
     traffic.handle(step.CallReturned(2), 2.0)
 
     assert level_of(traffic.table, "m", K0, 3.0).served == 0
+
+
+def test_a_level_is_published_to_the_nodes_of_its_seats() -> None:
+    signal = TrafficSignal(cause="c", source="r0", model="m", waiting=3, seq=7)
+    rows = [SeatRecord(node=node, seat="s", state=SeatState.PARKED, node_signals=True) for node in ("n1", "n2", "n1")]
+    both = addressed(signal, rows)
+    assert [one.subject for one in both] == ["kyb.v1.sig.n1.r0.m", "kyb.v1.sig.n2.r0.m"]
+    assert [decode(one.subject, one.body()) for one in both] == both
+    assert [(one.waiting, one.seq) for one in both] == [(3, 7)] * 2
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_level_is_published_to_all_where_a_manager_is_of_an_earlier_version_or_no_seat_is_known(known: bool) -> None:
+    signal = TrafficSignal(cause="c", source="r0", model="m")
+    rows = [
+        SeatRecord(node="n1", seat="s", state=SeatState.PARKED, node_signals=True),
+        SeatRecord(node="n2", seat="s", state=SeatState.PARKED),
+    ]
+    assert addressed(signal, rows if known else []) == [signal]
+    assert signal.subject == "kyb.v1.sig.r0.m"

@@ -459,3 +459,12 @@ def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
     now += 1000.0
     perform(step.TimePassed())
     assert not [request for request, was in state.items() if was == "held"]
+
+
+def test_a_roster_that_comes_in_parts_counts_from_its_last_part():
+    traffic = router()
+    traffic.handle(step.RosterRead(None, (record(state=S.ACTIVE),), frozenset()), 20.0)
+    assert not kinds(arrive(traffic, now=20.0), step.Forward)
+    effects = traffic.handle(step.RosterRead(20.0, (record("s1"),), frozenset({K0, K1})), 20.0)
+    assert [forward.endpoint for forward in kinds(effects, step.Forward)] == ["http://s0"]
+    assert traffic.table.upstreams.keys() == {K0, K1}

@@ -22,6 +22,7 @@ from kybernate.messages import (
     DrainAck,
     DrainNode,
     MigrateSeat,
+    NodeTrafficSignal,
     ParkSeat,
     PinSeat,
     Presence,
@@ -116,7 +117,8 @@ class Manager:
         self.task = asyncio.create_task(self.activate(message.seat, message.cause))
 
     async def listen(self) -> None:
-        patterns = (TrafficSignal.pattern(), DrainAck.pattern(), Presence.pattern(), AuditRecord.pattern())
+        signals = TrafficSignal.pattern(), NodeTrafficSignal.pattern()
+        patterns = (*signals, DrainAck.pattern(), Presence.pattern(), AuditRecord.pattern())
         async with self.bus.subscribe(*patterns) as messages:
             async for message in messages:
                 self.received.append(message)

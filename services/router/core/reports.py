@@ -1,14 +1,15 @@
 """What a router reports: its own traffic levels, the load of all sources, and the state of the cluster. Pure."""
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kybernate.messages import TrafficSignal
+from kybernate.messages import NodeTrafficSignal, TrafficSignal
 from kybernate.roster import GpuRecord, SeatRecord
 from kybernate.seat import SeatState
-from services.router.core.upstreams import RoutedCall, UpstreamTable
+from services.router.core.upstreams import RoutedCall, UpstreamTable, some
 
 _S = SeatState
 _MODEL_STATES: tuple[tuple[str, frozenset[SeatState]], ...] = (
@@ -77,6 +78,17 @@ def level_of(table: UpstreamTable, model: str, key: str | None, now: float) -> R
 
 def _ages(calls: dict[int, RoutedCall], now: float) -> tuple[tuple[float, int], ...]:
     return age_histogram(now - call.arrived for call in calls.values())
+
+
+def addressed(signal: TrafficSignal, records: Sequence[SeatRecord]) -> list[TrafficSignal]:
+    """Return a level as it is published: once for each node with a seat that it concerns.
+
+    ``records``: rows of these seats. Without any, or with a manager of an earlier version, all nodes receive it.
+    """
+    if not records or not all(record.node_signals for record in records):
+        return [signal]
+    nodes = dict.fromkeys(record.node for record in records)
+    return [NodeTrafficSignal.model_construct(**dict(signal), node=node) for node in nodes]
 
 
 def age_histogram(ages: Iterable[float], most: int = HISTOGRAM_STEPS) -> tuple[tuple[float, int], ...]:
@@ -207,9 +219,9 @@ def resolve(name: str, records: Iterable[SeatRecord]) -> SeatRecord:
         return next(iter(found.values()))
     if not found:
         known = sorted({row.seat for row in rows} | {f"model/{row.model}" for row in rows if row.model})
-        raise SeatNameError(f"no seat or model is called {name!r}; known: {', '.join(known) or 'none yet'}")
+        raise SeatNameError(f"no seat or model is called {name!r}; known: {some(known)}")
     candidates = tuple(sorted(f"seat/{row.seat}" for row in found.values()))
-    raise SeatNameError(f"{name!r} could mean {', '.join(candidates)}; say which", candidates)
+    raise SeatNameError(f"{name!r} could mean {some(candidates)}; say which", candidates)
 
 
 def resolve_group(name: str, records: Iterable[SeatRecord]) -> tuple[str, str]:
@@ -227,7 +239,7 @@ def resolve_group(name: str, records: Iterable[SeatRecord]) -> tuple[str, str]:
     if not nodes:
         raise SeatNameError(f"no node is known yet; name the group as NODE/{plain}")
     candidates = tuple(f"{node}/{plain}" for node in nodes)
-    raise SeatNameError(f"group {plain!r} could be {', '.join(candidates)}; say which", candidates)
+    raise SeatNameError(f"group {plain!r} could be {some(candidates)}; say which", candidates)
 
 
 def node_of(name: str) -> str:
@@ -250,25 +262,62 @@ def by_model(records: Iterable[SeatRecord]) -> dict[str, list[SeatRecord]]:
     return dict(sorted(models.items()))
 
 
-def overview(records: Iterable[SeatRecord], loads: Loads, now: float, gpus: Iterable[GpuRecord] = ()) -> dict[str, Any]:
-    """Return the body of ``GET /v1/seats``: seats with their load, models, nodes with their GPUs, groups and seats."""
+@dataclass(frozen=True, slots=True)
+class SeatQuery:
+    """Which seats ``GET /v1/seats`` returns. Empty texts select all."""
+
+    node: str = ""
+    model: str = ""
+    state: str = ""
+    after: str = ""
+    """Nodes up to this one were returned before."""
+    limit: int = 1000
+    """Whole nodes, until there are so many seats."""
+
+    def selects(self, record: SeatRecord) -> bool:
+        """True if the query asks for this seat, on whatever page."""
+        wanted = ((self.node, record.node), (self.model, record.model), (self.state, record.state))
+        return all(not value or value == of for value, of in wanted)
+
+
+def overview(
+    records: Iterable[SeatRecord],
+    loads: Loads,
+    now: float,
+    gpus: Iterable[GpuRecord] = (),
+    query: SeatQuery | None = None,
+) -> dict[str, Any]:
+    """Return the body of ``GET /v1/seats``: seats with their load, models, nodes with their GPUs, groups and seats.
+
+    ``next``, if there is more: the ``after`` of the next page.
+    """
+    query = query or SeatQuery()
+    replicas, nodes = Counter[str](), dict[str, list[SeatRecord]]()
+    for record in records:
+        replicas[record.model] += record.state is not _S.FREE
+        if query.selects(record):
+            nodes.setdefault(record.node, []).append(record)
     machines: dict[str, list[GpuRecord]] = {}
     for gpu in gpus:
-        machines.setdefault(gpu.node, []).append(gpu)
-    rows = sorted(records, key=lambda record: (record.node, record.group or record.home_group, record.seat))
-    models = by_model(rows)
+        if query.node in ("", gpu.node) and not query.model and not query.state:
+            machines.setdefault(gpu.node, []).append(gpu)
+    rows: list[SeatRecord] = []
+    shown: list[str] = []
+    left = sorted(name for name in nodes.keys() | machines.keys() if name > query.after)
+    for name in left:
+        if len(rows) >= query.limit:
+            break
+        shown.append(name)
+        rows += sorted(nodes.get(name, ()), key=lambda record: (record.group or record.home_group, record.seat))
     seats = []
     for row in rows:
-        alone = len(models.get(row.model, ())) == 1
-        load = loads.of(row.model, row.seat, now, unassigned=alone)
+        load = loads.of(row.model, row.seat, now, unassigned=replicas[row.model] == 1)
         seats.append({**row.model_dump(mode="json"), "waiting": load.waiting, "in_flight": load.in_flight})
     return {
         "seats": seats,
-        "models": [_model(name, of, loads, now) for name, of in models.items()],
-        "nodes": [
-            _node(name, [row for row in rows if row.node == name], machines.get(name, []))
-            for name in sorted({row.node for row in rows} | machines.keys())
-        ],
+        "models": [_model(name, of, loads, now) for name, of in by_model(rows).items()],
+        "nodes": [_node(name, nodes.get(name, []), machines.get(name, [])) for name in shown],
+        **({"next": shown[-1]} if len(shown) < len(left) else {}),
     }
 
 
@@ -285,7 +334,7 @@ def _model(name: str, records: list[SeatRecord], loads: Loads, now: float) -> di
 
 def _node(name: str, records: list[SeatRecord], gpus: list[GpuRecord]) -> dict[str, Any]:
     groups: dict[str, list[SeatRecord]] = {}
-    for record in records:
+    for record in sorted(records, key=lambda record: record.seat):
         groups.setdefault(record.group or record.home_group, []).append(record)
     return {
         "node": name,

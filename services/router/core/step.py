@@ -60,9 +60,12 @@ class SeatMissing:
 
 @dataclass(frozen=True, slots=True)
 class RosterRead:
-    """The roster was read completely, after the bus had received this router's presence of ``at``."""
+    """The roster was read completely, after the bus had received this router's presence of ``at``.
 
-    at: float
+    A large one comes in parts: all but the last have no ``at``, and ``present`` counts in the last.
+    """
+
+    at: float | None
     records: tuple[SeatRecord, ...]
     present: frozenset[str]
     """Keys of all rows, including unchanged ones that are not in ``records``."""

@@ -14,7 +14,15 @@ from kybernate.seat import COMING, SeatState
 from services.router.core import step
 from services.router.core.admission import Admission, Limits
 from services.router.core.managers import PendingCommands, RouterIdentity, Trust
-from services.router.core.upstreams import ACTIVATABLE, EVICTED, FREEZING, Change, Upstream, UpstreamTable
+from services.router.core.upstreams import (
+    ACTIVATABLE,
+    CLOSING,
+    EVICTED,
+    FREEZING,
+    Change,
+    Upstream,
+    UpstreamTable,
+)
 
 MISSING_SECONDS = 10.0
 """Time after which a seat without a roster row is forgotten; a living manager writes the row again earlier."""
@@ -152,13 +160,19 @@ class Traffic:
         first = not self.trust.ever_synced
         for record in m.records:
             self._changed(self.table.apply_record(record, complete=True))
+        if m.at is None:
+            return
         self.trust.sync(m.at)
-        for upstream in self.table.upstreams.values():
-            if upstream.key not in m.present:
-                self._missing(step.SeatMissing(upstream.key))
+        upstreams = self.table.upstreams
+        for key in upstreams.keys() - m.present:
+            self._missing(step.SeatMissing(key))
+        for upstream in upstreams.values():  # tens of thousands: nothing here may take long
             upstream.activation_request.sent_at = None
-            self._commands.acknowledge_drain(upstream)
-        self._reroute(self.table.upstreams.values())
+            if upstream.record.state in CLOSING:
+                self._commands.acknowledge_drain(upstream)
+        for name, model in self.table.models.items():
+            if model.held:
+                self._dirty.setdefault(name, None)
         if first:
             self._admission.reject_unknown_models()
 

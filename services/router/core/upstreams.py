@@ -6,7 +6,7 @@ every report. A complete reading of the roster overrides the order within an epo
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heappop, heappush
@@ -333,6 +333,12 @@ class Change(NamedTuple):
         )
 
 
+def some(names: Sequence[str]) -> str:
+    """Return the first names as text for error messages."""
+    more = f" and {len(names) - MOST_NAMES} more: GET /v1/models" if len(names) > MOST_NAMES else ""
+    return (", ".join(names[:MOST_NAMES]) or "none yet") + more
+
+
 class UpstreamTable:
     """Upstreams by key of the roster, models by name. Each upstream is in the model that it is assigned to."""
 
@@ -349,6 +355,12 @@ class UpstreamTable:
         model = self.models.get(name)
         if model is not None and not model.upstreams and not model.held:
             del self.models[name]
+
+    def records_of(self, model: str, seat: str | None = None) -> list[SeatRecord]:
+        """Return the rows of a model's seats, or of those with this name."""
+        known = self.models.get(model)
+        records = [upstream.record for upstream in known.upstreams.values()] if known is not None else []
+        return [record for record in records if seat in (None, record.seat)]
 
     def apply_event(self, event: SeatEvent) -> Change | None:
         """Apply an event; None if nothing changed."""
@@ -391,9 +403,7 @@ class UpstreamTable:
 
     def known_models(self) -> str:
         """Return the names of all models as text for error messages."""
-        names = sorted(name for name, model in self.models.items() if model.upstreams)
-        more = f" and {len(names) - MOST_NAMES} more: GET /v1/models" if len(names) > MOST_NAMES else ""
-        return (", ".join(names[:MOST_NAMES]) or "none yet") + more
+        return some(sorted(name for name, model in self.models.items() if model.upstreams))
 
     def _change(self, upstream: Upstream, before: SeatRecord | None) -> Change:
         self.upstreams[upstream.key] = upstream
