@@ -44,21 +44,29 @@ def get_logger() -> structlog.typing.FilteringBoundLogger:
 
 
 class OnceLogger:
-    """Log a condition that lasts once, not at every try: again when its data change, or after ``clear``."""
+    """Log a condition that lasts once, not at every try: again when its data change, or after ``clear``.
+
+    Further tries are counted, and their number is logged at the end.
+    """
 
     def __init__(self, event: str, *, level: Literal["debug", "info", "warning", "error"] = "warning") -> None:
         self._event, self._level = event, level
         self._last: dict[str, object] | None = None
+        self._repeated = 0
 
     def log(self, **data: object) -> None:
         """Log the event with ``data`` unless the last call since ``clear`` had the same data."""
-        if data != self._last:
-            self._last = data
-            getattr(get_logger(), self._level)(self._event, **data)
+        if data == self._last:
+            self._repeated += 1
+            return
+        self._last = data
+        getattr(get_logger(), self._level)(self._event, **data)
 
     def clear(self) -> None:
         """The condition is over: log it anew when it returns."""
-        self._last = None
+        if self._repeated:
+            get_logger().info(self._event, over=True, repeated=self._repeated)
+        self._last, self._repeated = None, 0
 
 
 def _keep(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

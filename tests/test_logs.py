@@ -11,10 +11,11 @@ def test_a_lasting_condition_is_logged_once_and_again_when_it_changes_or_returns
         unread.log(reason="timed out")
         unread.clear()
         unread.log(reason="timed out")
-    assert [(line["event"], line["log_level"], line["reason"]) for line in logs] == [
-        ("owners.unread", "warning", "refused"),
-        ("owners.unread", "warning", "timed out"),
-        ("owners.unread", "warning", "timed out"),
+    assert [(line["event"], line["log_level"], line.get("reason"), line.get("repeated")) for line in logs] == [
+        ("owners.unread", "warning", "refused", None),
+        ("owners.unread", "warning", "timed out", None),
+        ("owners.unread", "info", None, 2),
+        ("owners.unread", "warning", "timed out", None),
     ]
 
 

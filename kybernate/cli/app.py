@@ -113,11 +113,11 @@ def _add_seat_command(verb: str, text: str) -> None:
     def command(name: Seat, url: Url = None, output: OutputOption = Output.TEXT) -> None:
         from kybernate.cli.router import Router, find_url
 
-        reply = Router(find_url(url)).command(name, verb)
-        if output is Output.JSON:
-            print(json.dumps({"verb": verb, **reply}))
-        else:
-            print(f"{verb} {reply.get('model') or name} (seat {reply.get('seat', '?')}): accepted; see kyb status")
+        for reply in Router(find_url(url)).commands(name, verb):
+            if output is Output.JSON:
+                print(json.dumps({"verb": verb, **reply}))
+            else:
+                print(f"{verb} {reply.get('model') or name} (seat {reply.get('seat', '?')}): accepted; see kyb status")
 
     app.command(verb, help=text)(command)
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from kybernate import files
 from kybernate.bus.port import Bucket, Bus, BusError
 from kybernate.envelope import slug
-from kybernate.logs import get_logger
+from kybernate.logs import OnceLogger, get_logger
 from kybernate.node import run_files
 from kybernate.node.run_files import Wish
 from kybernate.roster import BUCKET, SeatRecord, seat_key
@@ -60,6 +60,7 @@ class RosterWriter:
         self._blocked: dict[str, tuple[str, str]] = {}
         """The reasons written for blocked seats and drained groups: they begin and end without an event."""
         self._wake = asyncio.Event()
+        self._failed = OnceLogger("roster.write_failed")
 
     def changed(self, seat: str) -> None:
         """This seat's row is out of date."""
@@ -106,9 +107,10 @@ class RosterWriter:
                 bucket = bucket or await self._bus.bucket(BUCKET)  # asks the server; once is enough
                 while self._dirty:
                     await self._write(bucket, next(iter(self._dirty)))
+                self._failed.clear()
             except BusError as error:
                 bucket = None
-                log.warning("roster.write_failed", seats=len(self._dirty), error=str(error))
+                self._failed.log(error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
                 self._wake.set()
 
@@ -269,7 +271,8 @@ def gate_texts(node: NodeState, now: Now) -> dict[str, str]:
         if not calling:
             continue
         held = ", ".join(
-            f"{seat.id} (model {seat.model}, {seat.state} for {now.unix - seat.entered:.0f} s)"
+            f"{seat.id} (model {seat.model}, {seat.state} for {now.unix - seat.entered:.0f} s"
+            f"{', pinned' if seat.pinned else ''})"
             for seat in view.holders(node, group) or view.in_the_way(node, group)
         )
         foreign = node.foreign_on(group) or node.drained_on(group)

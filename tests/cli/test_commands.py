@@ -69,6 +69,15 @@ async def test_a_name_that_fits_two_seats_is_wrong_usage(kyb: "Kyb", router: "Sm
     assert router.asked == []
 
 
+@pytest.mark.parametrize("verb", ["pin", "unpin", "park"])
+async def test_a_model_with_two_replicas_is_pinned_and_parked_as_a_whole(
+    kyb: "Kyb", router: "SmallRouter", verb: str
+) -> None:
+    result = await kyb(verb, "model/twin", "--url", router.url)
+    assert (result.code, result.err) == (0, "")
+    assert router.asked == [f"{verb} 1x-abcdef.s03", f"{verb} 1x-abcdef.s04"]
+
+
 async def test_an_unknown_name_shows_what_is_known(kyb: "Kyb", router: "SmallRouter") -> None:
     result = await kyb("park", "nothing", "--url", router.url)
     assert result.code == 1

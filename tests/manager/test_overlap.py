@@ -78,6 +78,9 @@ def test_a_pair_waits_while_singles_hold_its_gpus_and_the_gate_says_who(node: Wo
     text = publish.gate_texts(node.node, node.now)[node.seat(2, 0)]
     assert a in text
     assert b in text
+    node.command(PinSeat, a)
+    assert f"{a} (model" in (text := publish.gate_texts(node.node, node.now)[node.seat(2, 0)])
+    assert text.count("pinned") == 1
 
 
 def test_idle_singles_yield_to_a_pair_together(node: World) -> None:

@@ -157,6 +157,18 @@ async def test_a_router_that_is_stopped_leaves_after_its_last_call_and_one_that_
     await engine.stop()
 
 
+async def test_a_router_whose_nats_is_gone_ends_when_it_is_told_to(tmp_path: Path):
+    log, port = tmp_path / "router.log", free_port()
+    async with router(f"nats://127.0.0.1:{port}", log) as process:
+        async with NatsServer(tmp_path / "nats", port) as server, aiohttp.ClientSession() as http:
+            await init(server.url)
+            await until_status(http, f"{await url_of(log)}/readyz", 200)
+        await until(lambda: '"bus.lost"' in log.read_text(), what="the router lost its bus")
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(60):
+            assert await process.wait() == 0
+
+
 async def test_an_unknown_setting_is_named_and_ends_with_code_2():
     env = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")} | {"KYB_PROT": "1"}
     process = await asyncio.create_subprocess_exec(
