@@ -18,7 +18,7 @@ from rich.table import Table
 from kybernate import __version__
 from kybernate.logs import configure
 
-BENCHES = ("bus", "board", "router", "checkpoint", "kubelet", "plugin", "placement", "policy", "simulate")
+BENCHES = ("bus", "board", "router", "switch", "checkpoint", "kubelet", "plugin", "placement", "policy", "simulate")
 LONG = ("live", "bounds", "regimes", "family", "scale")
 """Some minutes each: only when named."""
 RESULTS = Path(__file__).parent / "results"

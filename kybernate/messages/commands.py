@@ -123,6 +123,8 @@ class CommandReply(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     accepted: bool
+    at: float | None = None
+    """Unix seconds at which the manager decided on it; what follows does not wait for this answer."""
     op: str = ""
     """Names the operation in events."""
     epoch: int = 0

@@ -54,7 +54,7 @@ def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
 
 def _activate(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
     if seat.state is S.ACTIVE:
-        return _yes(seat)
+        return _yes(seat, now)
     if drained := node.shut_out(seat):
         return _no("drained", drained, epoch=seat.epoch)
     pinned = _pinned_holders(node, seat)
@@ -68,7 +68,7 @@ def _activate(node: NodeState, seat: ManagedSeat, command: Command, now: Now) ->
         seat.backoff.activation.until = WallTime(0.0)
         left = WISH_SECONDS if command.deadline is None else command.deadline - float(now.unix)
         seat.usage.wanted_since, seat.usage.wanted_until = now.model, now.wall + left
-    return _yes(seat)
+    return _yes(seat, now)
 
 
 def _park(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
@@ -128,5 +128,6 @@ def _pinned_holders(node: NodeState, seat: ManagedSeat) -> str:
     return ", ".join(full)
 
 
-def _yes(seat: ManagedSeat) -> CommandReply:
-    return CommandReply(accepted=True, epoch=seat.epoch, op=seat.op)
+def _yes(seat: ManagedSeat, now: Now | None = None) -> CommandReply:
+    at = None if now is None else float(now.unix)
+    return CommandReply(accepted=True, at=at, epoch=seat.epoch, op=seat.op)

@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
+from itertools import chain, repeat
 
 import aiohttp
 
@@ -20,6 +21,8 @@ Receive = Callable[[EngineSeen], Awaitable[None]]
 
 AGAIN_SECONDS = 0.05
 """Wall seconds between two questions to the same engine."""
+SOON_SECONDS = (0.005, 0.01, 0.02)
+"""The first of them while a switch waits for its victim: a request that has just ended is counted for a moment."""
 ANSWER_SECONDS = 2.0
 """Wall seconds in which an engine has to answer."""
 
@@ -40,13 +43,14 @@ class EngineProbes:
                 self._tasks[probe] = group.create_task(self._ask(probe, receive), name=f"probe {probe.seat}")
 
     async def _ask(self, probe: EngineProbe, receive: Receive) -> None:
+        pauses = chain(SOON_SECONDS if probe.idle else (), repeat(AGAIN_SECONDS))
         while True:
             asked_at = WallTime(time.monotonic())
             healthy, running = await self._answer(probe)
             seen = EngineSeen(probe.seat, probe.container_id, healthy, running, asked_at)
             if probe.idle or healthy:
                 await receive(seen)
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(next(pauses))
 
     async def _answer(self, probe: EngineProbe) -> tuple[bool, int | None]:
         """(whether it answers well, how many requests it works on). None: not known.

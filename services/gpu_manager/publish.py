@@ -11,6 +11,7 @@ are the wishes for groups that the plugin grants at the next fitting pod (``kybe
 import asyncio
 import contextlib
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
@@ -31,6 +32,8 @@ from services.gpu_manager.state import NodeState
 
 log = get_logger()
 
+CHANGE_NS = 100_000_000
+"""Age from which the time of a folder's change is trusted: the file system's clock has steps of some milliseconds."""
 RETRY_SECONDS = 0.25
 COMPARE_SECONDS = 60.0
 _NONE = ("", "")
@@ -177,22 +180,35 @@ class GateFiles:
         self.seats = run_dir / "seats"
         self._run_dir = run_dir
         self._texts: dict[str, str] = {}
+        self._read: dict[str, tuple[int, StartCall | None]] = {}
+        """By seat: what its folder showed, and the folder's time of change."""
         self._wishes: tuple[Wish, ...] = ()
 
     def calls(self, seats: Iterable[str]) -> dict[str, StartCall]:
         """Calls that wait now. One whose ticket is already taken is over, also if its file was left behind."""
-        waiting = {}
-        for seat in seats:
-            data = _read(self.seats / seat / "call.json")
-            if data is None:
-                continue
-            taken = _read(self.seats / seat / "ticket.taken.json") or {}
-            with contextlib.suppress(KeyError, TypeError, ValueError):
-                since, until = UnixTime(float(str(data["since"]))), UnixTime(float(str(data["until"])))
-                call = StartCall(str(data["call"]), since, until)
-                if taken.get("call") != call.call:
-                    waiting[seat] = call
-        return waiting
+        found = {seat: self._call(seat) for seat in seats}
+        return {seat: call for seat, call in found.items() if call is not None}
+
+    def _call(self, seat: str) -> StartCall | None:
+        """Read a folder again only if a file of it was replaced."""
+        folder = self.seats / seat
+        try:
+            changed = os.stat(folder).st_mtime_ns
+        except OSError:
+            return None
+        known = self._read.get(seat)
+        if known is not None and known[0] == changed:
+            return known[1]
+        call = None
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            data = _read(folder / "call.json") or {}
+            since, until = UnixTime(float(str(data["since"]))), UnixTime(float(str(data["until"])))
+            call = StartCall(str(data["call"]), since, until)
+            if (_read(folder / "ticket.taken.json") or {}).get("call") == call.call:
+                call = None
+        if time.time_ns() - changed > CHANGE_NS:  # else another change may have the same time
+            self._read[seat] = changed, call
+        return call
 
     def tickets(self, seats: Iterable[str]) -> tuple[SeatTicket, ...]:
         """The last ticket of each seat. The seat folders outlive the ledger."""

@@ -8,6 +8,8 @@ incoming seat is bound late: it is chosen again when the victim is drained, and 
 job status is always the whole truth about a job, so receiving it twice or late changes nothing.
 """
 
+from collections.abc import Sequence
+
 from kybernate.messages import JobReply, JobStatus, RetargetJob, SeatProgress, SwitchJob
 from kybernate.policy import Switch
 from kybernate.policy.estimators import COST_WEIGHT
@@ -269,7 +271,7 @@ def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
     if switch is None or switch.job.journaled or reply is None or _unsent(node, switch, "answer"):  # (1)
         return
     if reply.accepted:  # (2)
-        _journaled(switch, now)
+        _journaled(switch, now, reply.jobs)
         for status in reply.jobs:
             on_job_status(node, status, now)
     elif reply.code == "stale-epoch":  # (3)
@@ -280,10 +282,13 @@ def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
         _refused(node, switch, reply.reason or reply.code, now)
 
 
-def _journaled(switch: GroupSwitch, now: Now) -> None:
+def _journaled(switch: GroupSwitch, now: Now, jobs: Sequence[JobStatus]) -> None:
+    """The checkpointer has the job; it began when it was on disk, and this is heard later."""
     if not switch.job.journaled:
         switch.job.journaled = True
-        switch.times.control_seconds = max(0.0, now.wall - switch.times.drained)
+        at = next((status.journaled_at for status in jobs if status.op == switch.op), 0.0)
+        heard_after = max(0.0, float(now.unix) - at) if at else 0.0
+        switch.times.control_seconds = max(0.0, now.wall - switch.times.drained - heard_after)
 
 
 def _rename(node: NodeState, switch: GroupSwitch, now: Now) -> None:
@@ -329,7 +334,7 @@ def on_job_status(node: NodeState, status: JobStatus, now: Now) -> None:
         return
     if _unsent(node, switch, "status"):
         return
-    _journaled(switch, now)  # (2)
+    _journaled(switch, now, (status,))  # (2)
     _follow(node, switch, status, now)
     for progress in status.park:  # (3)
         seat = node.seats.get(progress.seat)

@@ -186,7 +186,7 @@ class Calls:
         if ticket.cause != event.cause:
             return None, release
         parts = {
-            "accept": ticket.accepted_at - arrived_at if ticket.accepted_at is not None else 0.0,
+            "accept": max(0.0, ticket.accepted_at - arrived_at) if ticket.accepted_at is not None else 0.0,
             "journal": event.seconds.get("control", 0.0),
             "send": release,
         }

@@ -198,7 +198,7 @@ class Dispatcher:
             get_logger().info("activation.unanswered", seat=effect.command.seat, error=str(error))
         ticket = self._tickets.get(effect.request)
         if reply is not None and reply.accepted and ticket is not None:
-            ticket.accepted_at = ticket.accepted_at or time.time()
+            ticket.accepted_at = ticket.accepted_at or reply.at or time.time()
         elif reply is not None and not reply.accepted:
             get_logger().info("activation.refused", seat=effect.command.seat, code=reply.code, reason=reply.reason)
         self.feed(step.ActivationAnswered(effect.key, reply))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kybernate import files
 from kybernate.messages import JobReply
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery
@@ -357,4 +358,31 @@ def test_a_call_whose_ticket_is_taken_does_not_wait(tmp_path: Path) -> None:
 
     (folder / "ticket.taken.json").write_text('{"call": "call-1", "seat": "s00"}')
 
+    assert gate.calls(["s00"]) == {}
+
+
+def test_a_change_within_one_step_of_the_file_systems_clock_is_seen(tmp_path: Path) -> None:
+    """Folders are read again only where their time has changed, and two changes may have the same time."""
+    gate, folder = GateFiles(tmp_path), tmp_path / "seats" / "s00"
+    folder.mkdir(parents=True)
+    assert gate.calls(["s00", "unknown"]) == {}
+    at = time.time_ns()
+    os.utime(folder, ns=(at, at))
+    assert gate.calls(["s00"]) == {}
+    files.replace(folder / "call.json", '{"call": "call-1", "since": 1.0, "until": 26.0}', durable=False)
+    os.utime(folder, ns=(at, at))
+    assert gate.calls(["s00"])["s00"].call == "call-1"
+
+
+def test_a_folder_is_read_again_when_a_file_of_it_is_replaced(tmp_path: Path) -> None:
+    gate, folder = GateFiles(tmp_path), tmp_path / "seats" / "s00"
+    folder.mkdir(parents=True)
+    for number in range(3):
+        call = {"call": f"call-{number}", "since": 1.0, "until": 26.0}
+        files.replace(folder / "call.json", json.dumps(call), durable=False)
+        at = time.time_ns() - (10 - number) * 1_000_000_000
+        os.utime(folder, ns=(at, at))
+        for _ in range(2):
+            assert gate.calls(["s00"])["s00"].call == f"call-{number}"
+    (folder / "call.json").unlink()
     assert gate.calls(["s00"]) == {}
