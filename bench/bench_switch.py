@@ -24,7 +24,7 @@ IDLE_SECONDS = 5.0
 PAUSE_SECONDS = 0.3
 """Between two switches: the seat that has just come is left alone for a moment, and counts as idle."""
 PARTS = ("drain", "control", "verify", "release")
-SERVICES = ("router", "manager", "checkpointer", "plugin", "nats")
+SERVICES = ("router", "gpu_manager", "checkpointer", "plugin", "nats")
 
 
 async def run(switches: int = SWITCHES) -> dict[str, float]:

@@ -142,7 +142,7 @@ async def _measured(
 ) -> report.Report:
     """Replay against a running router."""
     driver = str(stack.layout.driver_socket) if stack else _driver_of(url)
-    before = await _violations(driver)
+    before = await violations_of(driver)
     live.stage, live.watch = "replaying", Watch()
     async with client_session() as session, _following(live.watch, session, url):
         player = Player(url, speed, expect, session, repeat=demo.chaos, tally=live.tally)
@@ -154,7 +154,7 @@ async def _measured(
             await player.play(read())
         seconds = (time.monotonic() - began) * speed
         live.stage = "counting"
-        after = await _violations(driver)
+        after = await violations_of(driver)
     violations = None if before is None or after is None else after - before
     result = report.build(live.tally, live.watch.switches, violations, speed, seconds) | {"seed": demo.seed}
     return result | ({"chaos": chaos.report()} if chaos else {})
@@ -235,7 +235,7 @@ async def _models(url: str) -> list[str]:
         raise DemoError(f"no router answers at {url} ({type(error).__name__}); is the address right?") from None
 
 
-async def _violations(driver: str | None) -> int | None:
+async def violations_of(driver: str | None) -> int | None:
     """What the fake driver has counted; None when it cannot be asked."""
     if driver is None:
         return None

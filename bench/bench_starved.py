@@ -1,0 +1,157 @@
+"""What a service does while it gets a twentieth of a CPU, and after: a real stack under load, with a scale-down.
+
+One service of a stack with fake GPUs is starved for ``SECONDS``, by its cgroup where cgroups can be written, else by
+SIGSTOP and SIGCONT in turn. Meanwhile clients send requests, and the pods of three parked seats are deleted. Recovered:
+the seats of these pods are free and every other model answers. A service that is asked again before its first answer is
+out does its work twice, and stays slow after the starvation: releases and starts of processes are counted.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from kybernate.dev.demo.replay import client_session
+from kybernate.dev.demo.session import violations_of
+from kybernate.dev.stack import Stack, StackOptions
+from tests.until import until
+
+SECONDS = 60.0
+SHARE = 0.05
+SPEED = 10.0
+SERVICES = ("checkpointer", "gpu_manager", "plugin", "router")
+CGROUPS = Path("/sys/fs/cgroup/cpu")
+PERIOD = 0.1
+DELETED = 3
+LONGEST_SECONDS = 120.0
+
+
+async def run(services: Iterable[str] = SERVICES, seconds: float = SECONDS) -> dict[str, float]:
+    """Figures by service."""
+    return {f"{name}: {what}": value for name in services for what, value in (await _starved(name, seconds)).items()}
+
+
+async def _starved(name: str, seconds: float) -> dict[str, float]:
+    options = StackOptions(port=0, speed=SPEED, announce=False, settings={"router": {"KYB_HOLD_SECONDS": "900"}})
+    async with Stack(options) as stack, client_session() as http:
+        seats = await stack.ready(300.0)
+        before, starts = await violations_of(stack.layout.driver_socket), dict(stack.starts)
+        ending = [seat for seat in seats if seat["state"] == "parked"][:DELETED]
+        models = sorted({seat["model"] for seat in seats} - {seat["model"] for seat in ending})
+        outcomes: list[bool] = []
+        load = asyncio.create_task(_load(http, stack.url, models, outcomes))
+        async with _share(_tree(stack.pids[name])):
+            await asyncio.sleep(seconds / 3)
+            for seat in ending:
+                body = {"namespace": seat["pod"].split("/")[0], "name": seat["pod"].split("/")[1]}
+                async with http.post(f"{stack.layout.kubelet_url}/control/delete", json=body) as answer:
+                    answer.raise_for_status()
+            await asyncio.sleep(seconds * 2 / 3)
+        load.cancel()
+        await asyncio.gather(load, return_exceptions=True)
+        began = time.monotonic()
+        async with asyncio.timeout(LONGEST_SECONDS):
+            await asyncio.gather(*(_answers(http, stack.url, model) for model in models))
+            names = {seat["seat"] for seat in ending}
+            await until(
+                lambda: _free(http, stack.url, names),
+                what="the seats of deleted pods are free",
+                timeout=LONGEST_SECONDS,
+            )
+        recovered = time.monotonic() - began
+        released = stack.logs("checkpointer").count('"seat.released"')
+        again = sum(stack.starts[each] - starts[each] for each in starts)
+        return {
+            "requests": float(len(outcomes)),
+            "failed": float(outcomes.count(False)),
+            "recovered after s": recovered,
+            "seats released": float(len(ending)),
+            "releases done": float(released),
+            "processes started again": float(again),
+            "violations": float((await violations_of(stack.layout.driver_socket) or 0) - (before or 0)),
+        }
+
+
+async def _load(http: aiohttp.ClientSession, url: str, models: list[str], outcomes: list[bool]) -> None:
+    """A request each quarter of a second, to one model after another."""
+    async with asyncio.TaskGroup() as group:
+        for model in itertools.cycle(models):
+            group.create_task(_counted(http, url, model, outcomes))
+            await asyncio.sleep(0.25)
+
+
+async def _counted(http: aiohttp.ClientSession, url: str, model: str, outcomes: list[bool]) -> None:
+    try:
+        await _answers(http, url, model)
+        outcomes.append(True)
+    except aiohttp.ClientError:
+        outcomes.append(False)
+
+
+async def _answers(http: aiohttp.ClientSession, url: str, model: str) -> None:
+    body = {"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}
+    async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
+        answer.raise_for_status()
+        await answer.read()
+
+
+async def _free(http: aiohttp.ClientSession, url: str, ending: set[str]) -> bool:
+    async with http.get(f"{url}/v1/seats") as answer:
+        rows = (await answer.json())["seats"]
+    return not any(row["seat"] in ending and row["state"] != "free" for row in rows)
+
+
+@asynccontextmanager
+async def _share(pids: list[int]) -> AsyncIterator[None]:
+    """Leave these processes ``SHARE`` of a CPU."""
+    folder = CGROUPS / f"kyb-starved-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / "cpu.cfs_period_us").write_text(str(int(PERIOD * 1e6)))
+        (folder / "cpu.cfs_quota_us").write_text(str(int(PERIOD * SHARE * 1e6)))
+    except OSError:
+        duty = asyncio.create_task(_duty(pids))
+        try:
+            yield
+        finally:
+            duty.cancel()
+            await asyncio.gather(duty, return_exceptions=True)
+        return
+    try:
+        for pid in pids:
+            (folder / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                (CGROUPS / "cgroup.procs").write_text(pid)
+        folder.rmdir()
+
+
+async def _duty(pids: list[int]) -> None:
+    try:
+        while True:
+            for signum, share in ((signal.SIGSTOP, 1 - SHARE), (signal.SIGCONT, SHARE)):
+                _signal(pids, signum)
+                await asyncio.sleep(PERIOD * share)
+    finally:
+        _signal(pids, signal.SIGCONT)
+
+
+def _signal(pids: list[int], signum: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
+def _tree(pid: int) -> list[int]:
+    """A process and its children."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(each for child in children for each in _tree(int(child)))]
