@@ -1,4 +1,4 @@
-"""Every benchmark runs, with as little work as it can have: one that nobody ran for weeks must not be broken."""
+"""Every benchmark runs, with as little work as it can have: one that was not run for weeks must not be broken."""
 
 import importlib
 import importlib.util

@@ -80,7 +80,7 @@ class CheckpointerClient:
         reply = await self._request(job, timeout)
         if reply is not None:
             self._timeout = 0.0
-        elif time.monotonic() - began >= timeout:  # not merely that nobody listens
+        elif time.monotonic() - began >= timeout:  # not merely that no checkpointer listens
             self._timeout = max(self._timeout, min(timeout * 2, LONGEST_TIMEOUT_SECONDS))
         return reply
 

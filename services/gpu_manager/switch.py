@@ -283,12 +283,12 @@ def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
 
 
 def _journaled(switch: GroupSwitch, now: Now, jobs: Sequence[JobStatus]) -> None:
-    """The checkpointer has the job; it began when it was on disk, and this is heard later."""
+    """The checkpointer has the job; it began when it was on disk, before this was received."""
     if not switch.job.journaled:
         switch.job.journaled = True
         at = next((status.journaled_at for status in jobs if status.op == switch.op), 0.0)
-        heard_after = max(0.0, float(now.unix) - at) if at else 0.0
-        switch.times.control_seconds = max(0.0, now.wall - switch.times.drained - heard_after)
+        since = max(0.0, float(now.unix) - at) if at else 0.0
+        switch.times.control_seconds = max(0.0, now.wall - switch.times.drained - since)
 
 
 def _rename(node: NodeState, switch: GroupSwitch, now: Now) -> None:

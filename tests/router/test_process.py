@@ -157,7 +157,7 @@ async def test_a_router_that_is_stopped_leaves_after_its_last_call_and_one_that_
     await engine.stop()
 
 
-async def test_a_router_whose_nats_is_gone_ends_when_it_is_told_to(tmp_path: Path):
+async def test_a_router_whose_nats_is_gone_ends_at_sigterm(tmp_path: Path):
     log, port = tmp_path / "router.log", free_port()
     async with router(f"nats://127.0.0.1:{port}", log) as process:
         async with NatsServer(tmp_path / "nats", port) as server, aiohttp.ClientSession() as http:
