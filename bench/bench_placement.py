@@ -277,9 +277,9 @@ async def run(seeds: int = SEEDS) -> dict[str, float]:
             cells = []
             for name in METRICS:
                 mean, low, high = interval([one[name] for one in runs])
-                figures[f"{way}_{load:g}_{strategy.value}_{name}"] = mean
+                figures[f"{way}_{load:g}_{strategy}_{name}"] = mean
                 cells.append(_cell(name, mean, low, high))
-            table.add_row(strategy.value, *cells, *RULES[strategy])
+            table.add_row(strategy, *cells, *RULES[strategy])
         console.print(table)
     for name, meaning in METRICS.items():
         console.print(f"{name}: {meaning}", style="dim")

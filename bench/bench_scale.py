@@ -17,6 +17,7 @@ from kybernate.seat import SeatState
 SIZES = (64, 1024, 16_384, 65_536)
 SEATS_PER_NODE = 64
 MODELS = 2_000
+SETTLE_SECONDS = 5.0
 SECONDS = 65.0
 """Longer than the minute after which a watch compares itself."""
 
@@ -32,7 +33,7 @@ async def _idle(seats: int) -> dict[str, float]:
         aiohttp.ClientSession() as http,
     ):
         figures = {"CPU s until ready": cpu_seconds(pid)}
-        await _stalls(http, url, 5.0)  # the watch has read, too
+        await _stalls(http, url, SETTLE_SECONDS)  # the watch has read, too
         before, began = cpu_seconds(pid), time.monotonic()
         figures["longest stall ms"] = await _stalls(http, url, SECONDS)
         figures["idle, % of a core"] = (cpu_seconds(pid) - before) / (time.monotonic() - began) * 100

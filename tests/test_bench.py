@@ -14,13 +14,13 @@ SMALL: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "board": ({"signals": 1, "switches": 1}, {}),
     "bus": ({"messages": 200, "round_trips": 1}, {}),
     "checkpoint": ({"cycles": 1, "calls": 1, "records": 1}, {"WARM": 0}),
-    "family": ({"switches": 1}, {}),
+    "family": ({"switches": 40}, {}),
     "kubelet": ({}, {"RESTARTS": 1}),
     "placement": ({"seeds": 1}, {"NODES": 4, "ARRIVALS": 20, "LOADS": (0.5,), "RESAMPLES": 2}),
-    "plugin": ({"calls": 1}, {}),
+    "plugin": ({"calls": 4}, {}),
     "policy": ({}, {"DECISIONS": 1}),
     "router": ({"requests": 1, "streams": 1}, {"SEQUENTIAL": 2}),
-    "scale": ({}, {"SIZES": (1,), "SECONDS": 0.1}),
+    "scale": ({}, {"SIZES": (1,), "SECONDS": 0.1, "SETTLE_SECONDS": 0.1}),
     "simulate": ({}, {"NODES": (1,), "FEW": 20, "MANY": 40}),
 }
 """By name: arguments of ``run``, and constants of the module."""
