@@ -9,12 +9,14 @@ out does its work twice, and stays slow after the starvation: releases and start
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -47,6 +49,8 @@ async def _starved(name: str, seconds: float) -> dict[str, float]:
         models = sorted({seat["model"] for seat in seats} - {seat["model"] for seat in ending})
         outcomes: list[bool] = []
         load = asyncio.create_task(_load(http, stack.url, models, outcomes))
+        health: list[float] = []
+        probe = asyncio.create_task(_probe(http, _health_url(stack, name, seats), health))
         async with _share(_tree(stack.pids[name])):
             await asyncio.sleep(seconds / 3)
             for seat in ending:
@@ -55,7 +59,8 @@ async def _starved(name: str, seconds: float) -> dict[str, float]:
                     answer.raise_for_status()
             await asyncio.sleep(seconds * 2 / 3)
         load.cancel()
-        await asyncio.gather(load, return_exceptions=True)
+        probe.cancel()
+        await asyncio.gather(load, probe, return_exceptions=True)
         began = time.monotonic()
         async with asyncio.timeout(LONGEST_SECONDS):
             await asyncio.gather(*(_answers(http, stack.url, model) for model in models))
@@ -71,6 +76,7 @@ async def _starved(name: str, seconds: float) -> dict[str, float]:
         return {
             "requests": float(len(outcomes)),
             "failed": float(outcomes.count(False)),
+            "slowest /healthz s": max(health, default=0.0),
             "recovered after s": recovered,
             "seats released": float(len(ending)),
             "releases done": float(released),
@@ -100,6 +106,25 @@ async def _answers(http: aiohttp.ClientSession, url: str, model: str) -> None:
     async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
         answer.raise_for_status()
         await answer.read()
+
+
+async def _probe(http: aiohttp.ClientSession, url: str, seconds: list[float]) -> None:
+    """Ask for the health of the starved service each second; kubelet waits 5 s for it, six times."""
+    while True:
+        began = time.monotonic()
+        async with http.get(f"{url}/healthz") as answer:
+            await answer.read()
+        seconds.append(time.monotonic() - began)
+        await asyncio.sleep(1.0)
+
+
+def _health_url(stack: Stack, name: str, seats: Sequence[Mapping[str, Any]]) -> str:
+    if name == "router":
+        return stack.url
+    if name == "gpu_manager":
+        return str(seats[0]["manager_url"])
+    (line,) = [json.loads(line) for line in stack.logs(name).splitlines() if f'"{name}.serving"' in line]
+    return str(line.get("health") or line["url"])
 
 
 async def _free(http: aiohttp.ClientSession, url: str, ending: set[str]) -> bool:
