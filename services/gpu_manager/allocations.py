@@ -265,13 +265,13 @@ def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress
 def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     """What time and evidence end.
 
-    (1) A quarantine for a conflict that is over. (2) A start without a process, as a read of the pods after the
-    deadline shows it: while they cannot be read, a container may run unseen. (3) A lost seat whose processes are gone.
-    (4) A deleted pod whose processes are gone: it holds nothing any more, and once the pod is gone the seat is free.
+    (1) A conflict that is over: the quarantine then ends as the driver reports. (2) A start without a process, as a
+    read of the pods after the deadline shows it: while they cannot be read, a container may run unseen. (3) A lost seat
+    whose processes are gone. (4) A deleted pod whose processes are gone: it holds nothing any more, and once the
+    pod is gone the seat is free.
     """
     if seat.state is S.QUARANTINED and seat.conflict and view.room(node, seat):  # (1)
-        seat.conflict = False
-        node.transition(seat, T.CLEARED_ACTIVE, now, reason="it holds its group alone again")
+        seat.conflict = False  # what it is by now, the driver reports: it may have been about to be activated
     elif seat.state is S.STARTING and not seat.durable.seen_running:  # (2)
         if min(now.wall, seat.owner.seen) > seat.entered_wall + START_DEADLINE_SECONDS:
             reason = f"no process came within {START_DEADLINE_SECONDS:.0f} s of the ticket"

@@ -532,10 +532,24 @@ class TestPastTheGate:
         assert "without a ticket" in world.managed(a).reason
         world.traffic(b, waiting=1)
         assert world.state(b) is S.ACTIVE
+        world.look_at(a, "active")
+        assert world.state(a) is S.QUARANTINED
 
         world.exit(b)
+        world.look_at(a, "active")
 
         assert world.state(a) is S.ACTIVE
+
+    @pytest.mark.parametrize(("outcome", "state"), [("started", S.QUARANTINED), ("parked", S.PARKED)])
+    def test_one_whose_rival_ended_is_what_the_driver_reports(self, world: World, outcome: str, state: S) -> None:
+        """It may be about to be restored by the job of a manager before this one: no request must reach it."""
+        a, b = world.fill("a", "b")
+        self.restart(world, a)
+
+        world.exit(b)
+        world.look_at(a, outcome)
+
+        assert world.state(a) is state
 
 
 @pytest.mark.parametrize(("outcome", "state"), [("active", S.ACTIVE), ("parked", S.PARKED), ("gone", S.BACKOFF)])

@@ -179,6 +179,8 @@ def test_the_checkpointer_is_asked_about_a_conflict_and_its_answer_ends_it(node:
         node.exit(pair)
     node.look_at(pair, outcome)
     node.tick(1)
+    for seat in (a, b):
+        node.look_at(seat, "active")
 
     assert (node.state(a), node.state(b)) == (S.ACTIVE, S.ACTIVE)
     assert node.state(pair) is (S.BACKOFF if outcome == "gone" else S.PARKED)
@@ -439,6 +441,8 @@ def test_seats_of_two_groups_that_live_on_one_gpu_after_a_restart_are_quarantine
     node.look()
     node.end_processes(pair)
     node.tick(1)
+    for seat in (a, b):
+        node.look_at(seat, "active")
     assert [node.state(seat) for seat in (a, b, pair)] == [S.ACTIVE, S.ACTIVE, S.FREE]
 
 

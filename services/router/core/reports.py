@@ -274,14 +274,16 @@ class SeatQuery:
     limit: int = 1000
     """Whole nodes, until there are so many seats."""
 
-    def selects(self, record: SeatRecord) -> bool:
-        """True if the query asks for this seat, on whatever page."""
-        wanted = ((self.node, record.node), (self.model, record.model), (self.state, record.state))
-        return all(not value or value == of for value, of in wanted)
+    def select(self, records: Iterable[SeatRecord]) -> Iterable[SeatRecord]:
+        """The seats that the query asks for, on whatever page."""
+        for name in ("node", "model", "state"):
+            if wanted := getattr(self, name):
+                records = [record for record in records if getattr(record, name) == wanted]
+        return records
 
 
 def overview(
-    records: Iterable[SeatRecord],
+    records: Sequence[SeatRecord],
     loads: Loads,
     now: float,
     gpus: Iterable[GpuRecord] = (),
@@ -292,11 +294,9 @@ def overview(
     ``next``, if there is more: the ``after`` of the next page.
     """
     query = query or SeatQuery()
-    replicas, nodes = Counter[str](), dict[str, list[SeatRecord]]()
-    for record in records:
-        replicas[record.model] += record.state is not _S.FREE
-        if query.selects(record):
-            nodes.setdefault(record.node, []).append(record)
+    nodes: dict[str, list[SeatRecord]] = {}
+    for record in query.select(records):
+        nodes.setdefault(record.node, []).append(record)
     machines: dict[str, list[GpuRecord]] = {}
     for gpu in gpus:
         if query.node in ("", gpu.node) and not query.model and not query.state:
@@ -309,6 +309,8 @@ def overview(
             break
         shown.append(name)
         rows += sorted(nodes.get(name, ()), key=lambda record: (record.group or record.home_group, record.seat))
+    known = {row.model for row in rows}
+    replicas = Counter(row.model for row in records if row.model in known and row.state is not _S.FREE)
     seats = []
     for row in rows:
         load = loads.of(row.model, row.seat, now, unassigned=replicas[row.model] == 1)
