@@ -122,7 +122,7 @@ LOST = ("crash-manager", " ledger")
 CONTROLS = (
     Control("slots are not counted", _slots_are_not_counted, "three", "", 0.0, warm=0.0),
     Control("the seat folder is not read", _the_seat_folder_is_not_read, "one", SECOND, focus=LOST, warm=0.0),
-    Control("a start does not fence", _a_start_does_not_fence, "one", "had fenced", focus=("crash-manager",)),
+    Control("a start does not fence", _a_start_does_not_fence, "one", "had fenced", focus=("crash-manager",), runs=120),
     Control("a park counts when it begins", _a_park_counts_when_it_begins, "one", "", 0.0),
     Control("a switch is not adopted", _a_switch_is_not_adopted, "one", "", focus=("crash-manager",)),
     Control("drains are skipped", _drains_are_skipped, "one", "", 0.02),
