@@ -15,10 +15,10 @@ up: setup
 demo: setup
 	@$(KYB) demo $(if $(TRACE),--trace $(TRACE)) $(if $(JSON),--json $(JSON)) $(ARGS)
 
-# Two workers: most tests wait for processes. A file's tests stay together.
+# Three workers on two cores: most tests wait for processes. A file's tests stay together.
 test: setup
 	@rm -rf .coverage
-	$(PY) -m coverage run -m pytest -n 2 --dist loadfile $(ARGS)
+	$(PY) -m coverage run -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 	@$(PY) -m coverage combine -q
 	$(PY) -m coverage report --fail-under=85
 

@@ -23,7 +23,7 @@ SEAT = "1x-test.s00"
 
 
 @pytest.fixture
-async def small_node(tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
+async def node(tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
     """A fake machine of two GPUs, and what a container on it gets."""
     socket = tmp_path / "driver.sock"
     stubs = await asyncio.to_thread(build_stubs)
