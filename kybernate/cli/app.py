@@ -13,6 +13,7 @@ from kybernate.cli import operations
 from kybernate.cli.bus import bus
 from kybernate.cli.config import config_app
 from kybernate.cli.doctor import doctor_app
+from kybernate.cli.onboard import offboard, onboard
 from kybernate.cli.output import Output, OutputOption
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.topology import topology
@@ -128,6 +129,8 @@ _add_seat_command("pin", "Keep a seat active until it is unpinned.")
 _add_seat_command("unpin", "Let the policy park a seat again.")
 
 
+app.command("onboard")(onboard)
+app.command("offboard")(offboard)
 app.command()(operations.migrate)
 app.command()(operations.drain)
 app.command()(operations.resume)

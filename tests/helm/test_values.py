@@ -5,8 +5,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.helm.chart import KUBE_VERSION, SETS, helm, manifest, render, template
+from kybernate.onboard import onboard
+from tests.helm.chart import CHART, KUBE_VERSION, SETS, helm, manifest, render, template
 
 WRONG = {
     "a name that no value has": (["router.replica=3"], "additional properties 'replica' not allowed"),
@@ -133,10 +135,14 @@ def test_all_errors_are_reported_at_once() -> None:
 
 
 def test_every_object_of_kubernetes_is_one_that_the_api_server_takes(tmp_path: Path) -> None:
-    """kubeconform, strictly, with schemas out of Kubernetes' own OpenAPI document."""
+    """kubeconform, strictly, with schemas out of Kubernetes' own OpenAPI document: the chart, and seats that kyb
+    onboard makes of its examples."""
     tools = Path(os.environ["HELM_TEST_TOOLS"])
     for name in SETS:
         (tmp_path / f"{name}.yaml").write_text(manifest(name))
+    for path in (CHART.parents[1] / "examples" / "onboard").glob("*.yaml"):
+        seat = onboard(yaml.safe_load(path.read_text()), model="m").manifest
+        (tmp_path / f"onboard-{path.name}").write_text(yaml.safe_dump(seat))
     # Not Kubernetes' own: the Prometheus operator's, cert-manager's, the Gateway API's, OpenShift's.
     foreign = "ServiceMonitor,PodMonitor,PrometheusRule,Certificate,Issuer,HTTPRoute,SecurityContextConstraints"
     schemas = f"{tools}/schemas/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"

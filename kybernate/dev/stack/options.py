@@ -90,9 +90,8 @@ def check(options: StackOptions) -> Plan:
 
 
 def check_pods(path: Path, config: NodeConfig, groups: Sequence[Group] | None) -> None:
-    """Check a file of Pods as ``kyb up`` does; with ``groups``, also the number of seats. Raises ConfigError."""
-    pods = load_pods(path, config)
-    check_manifests(path)
+    """Check a file of Pods or Deployments; with ``groups``, also the number of seats. Raises ConfigError."""
+    pods = load_pods(path, config, "any")
     if groups is not None:
         check_seats(path, pods, groups)
 

@@ -32,13 +32,15 @@ class StackPod:
     """The whole Pod."""
 
 
-def load_pods(path: Path | str, config: NodeConfig, backend: Literal["fake", "cuda"] = "fake") -> tuple[StackPod, ...]:
+def load_pods(
+    path: Path | str, config: NodeConfig, backend: Literal["fake", "cuda", "any"] = "fake"
+) -> tuple[StackPod, ...]:
     """Read and check a file of Pods (several documents, or a List), all parked by ``backend`` or by restart. Raises
-    ConfigError."""
+    ConfigError. ``any``: for a cluster, where Deployments count as the Pods that they make."""
     pods = []
     seen: set[tuple[str, str]] = set()
     for document in read_documents(Path(path)):
-        for place, manifest in manifests(document):
+        for place, manifest in manifests(document, deployments=backend == "any"):
             pod = _pod(document, place, manifest, config, backend)
             key = (pod.namespace, pod.name)
             if key in seen:
@@ -71,9 +73,17 @@ def check_vram(path: Path | str, pods: Sequence[StackPod], groups: Sequence[Grou
             )
 
 
-def manifests(document: Document) -> Iterator[tuple[Place, Any]]:
-    """Every Pod of a document, and its place there: the document itself, or the items of a List."""
+def manifests(document: Document, *, deployments: bool = False) -> Iterator[tuple[Place, Any]]:
+    """Every Pod of a document, and its place there: the document itself, or the items of a List. ``deployments``: also
+    the Pod of a Deployment; what is neither is left out."""
     data = document.data
+    if deployments and isinstance(data, dict) and data.get("apiVersion") == "apps/v1":
+        spec = data.get("spec")
+        template = spec.get("template") if isinstance(spec, dict) else None
+        if data.get("kind") == "Deployment" and isinstance(template, dict):
+            named = {**data.get("metadata", {}), **template.get("metadata", {})}
+            yield ("spec", "template"), {**template, "apiVersion": "v1", "kind": "Pod", "metadata": named}
+        return
     if isinstance(data, dict) and data.get("kind") == "List" and isinstance(data.get("items"), tuple):
         for index, item in enumerate(data["items"]):
             yield ("items", index), item
@@ -103,7 +113,7 @@ def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, ba
     for problem in (tier_problem(parsed.tier, config.all_tiers), *parsed.problems):
         if problem is not None:
             raise source.error((*notes, problem.name), problem.value, problem.what, problem.remedy)
-    if parsed.backend not in (backend, "restart"):
+    if backend != "any" and parsed.backend not in (backend, "restart"):
         value = annotations.get(BACKEND)
         cannot = "cannot park on fake GPUs" if backend == "fake" else "cannot park with --driver stub"
         what = "is missing (the default is cuda)" if value is None else cannot

@@ -1,0 +1,109 @@
+"""``kyb onboard`` and ``kyb offboard``: a Deployment becomes a seat, and back; a file, or through kubectl."""
+
+import difflib
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kybernate.cli.output import CliError, Output, OutputOption
+
+Json = dict[str, Any]
+Target = Annotated[str, typer.Argument(metavar="FILE|deploy/NAME", help="A manifest, or a Deployment of the cluster.")]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Of the Deployment; default: kubectl's.")]
+Apply = Annotated[bool, typer.Option("--apply", help="Change it in the cluster with kubectl, else only show.")]
+
+
+def onboard(
+    target: Target,
+    model: Annotated[str, typer.Option(help="What clients ask for; default: what its arguments name.")] = "",
+    resource: Annotated[str, typer.Option(help="The seat; default: kyb.ai/gpu-Nx-seat for its N GPUs.")] = "",
+    namespace: Namespace = "",
+    apply: Apply = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show the changes that make a Deployment of an LLM engine a seat, and what to expect; --apply makes them."""
+    from kybernate.onboard import onboard as change
+
+    def make(manifest: Json) -> tuple[Json, Json]:
+        done = change(manifest, model, resource)
+        return done.manifest, {"engine": done.engine, "backend": done.backend, "notes": list(done.notes)}
+
+    _run(target, namespace, make, apply, output)
+
+
+def offboard(
+    target: Target, namespace: Namespace = "", apply: Apply = False, output: OutputOption = Output.TEXT
+) -> None:
+    """Show the way back from kyb onboard; --apply goes it. What was changed since stays as it is, and is named."""
+    from kybernate.onboard import offboard as change
+
+    def make(manifest: Json) -> tuple[Json, Json]:
+        after, kept = change(manifest)
+        return after, {"notes": [f"{place} was changed since and stays as it is" for place in kept]}
+
+    _run(target, namespace, make, apply, output)
+
+
+def _run(target: str, namespace: str, make: Callable[[Json], tuple[Json, Json]], apply: bool, output: Output) -> None:
+    import yaml
+
+    from kybernate.onboard import OnboardError
+
+    before = _read(target, namespace)
+    try:
+        after, facts = make(before)
+    except OnboardError as error:
+        raise CliError(str(error)) from None
+    if output is Output.JSON:
+        print(json.dumps({**facts, "manifest": after}))
+    else:
+        old, new = (yaml.safe_dump(one, sort_keys=False).splitlines() for one in (before, after))
+        print("\n".join(difflib.unified_diff(old, new, "now", "then", lineterm="")))
+        for name in ("engine", "backend"):
+            if name in facts:
+                print(f"{name}: {facts[name]}")
+        for note in facts["notes"]:
+            print(f"- {note}")
+    if apply:
+        verb = "replace" if target.startswith("deploy/") else "apply"
+        text = _kubectl([verb, "-f", "-", *_in(namespace)], json.dumps(after))
+        if output is Output.TEXT:
+            print(text.strip())
+
+
+def _read(target: str, namespace: str) -> Json:
+    """The Deployment. Raises CliError."""
+    import yaml
+
+    if target.startswith("deploy/"):
+        manifest: Json = json.loads(_kubectl(["get", "-o", "json", target, *_in(namespace)]))
+        manifest.pop("status", None)
+        manifest["metadata"].pop("managedFields", None)
+        return manifest
+    try:
+        documents = [one for one in yaml.safe_load_all(Path(target).read_text()) if one]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CliError(f"{target}: cannot be read as YAML: {error}", code=2) from None
+    found = [one for one in documents if isinstance(one, dict) and one.get("kind") == "Deployment"]
+    if len(found) != 1:
+        raise CliError(f"{target}: has {len(found)} Deployments; give a file with one", code=2)
+    return found[0]
+
+
+def _in(namespace: str) -> list[str]:
+    return ["-n", namespace] if namespace else []
+
+
+def _kubectl(arguments: list[str], given: str | None = None) -> str:
+    """What kubectl prints. Raises CliError."""
+    try:
+        done = subprocess.run(["kubectl", *arguments], input=given, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise CliError("kubectl is not on PATH; install it, or give a file and apply the result yourself") from None
+    if done.returncode:
+        raise CliError(f"kubectl {' '.join(arguments[:2])}: {done.stderr.strip()}")
+    return done.stdout

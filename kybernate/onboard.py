@@ -1,0 +1,334 @@
+"""A Deployment becomes a seat: engines recognised by image and arguments, and the changes that each needs. Pure.
+
+A change is a place in the manifest with its value before and after, so the same list leads back.
+"""
+
+import copy
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kybernate.annotations import BACKEND, MODEL, PORT, PREFIX
+
+RECORD = "kyb.ai/onboarded"
+"""Annotation of the Deployment: its changes as JSON, for the way back."""
+GPU = "nvidia.com/gpu"
+ENGINE_LABEL = "kyb.ai/engine"
+_PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+
+Json = dict[str, Any]
+Path = tuple[str | int, ...]
+
+
+class OnboardError(Exception):
+    """A manifest cannot become a seat, or come back; the text names the reason and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What a kind of engine needs."""
+
+    name: str
+    images: str
+    """Pattern of its images."""
+    commands: str
+    """Pattern of its command line."""
+    port: int
+    backend: str
+    health: str = "/health"
+    model: tuple[str, ...] = ("--model",)
+    """Options that name the model, the name that clients use first."""
+    verb: str = ""
+    """The word before a model without option."""
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    expect: tuple[str, ...] = ()
+
+
+ENGINES = (
+    Engine(
+        "vLLM",
+        r"(^|/)vllm",
+        r"\bvllm\b",
+        8000,
+        "vllm",
+        model=("--served-model-name", "--model"),
+        verb="serve",
+        flags=("--enable-sleep-mode",),
+        env={"VLLM_SERVER_DEV_MODE": "1"},
+        expect=(
+            "vLLM sleeps (level 1): a copy of its weights stays in the pod's memory, of up to twice their size",
+            "1 to 4 GiB of VRAM stay in use per GPU: lower --gpu-memory-utilization by as much",
+            "dev mode opens endpoints that run code, and --api-key does not protect them: keep the NetworkPolicy on",
+        ),
+    ),
+    Engine(
+        "SGLang",
+        r"(^|/)sglang",
+        r"\bsglang\b",
+        30000,
+        "sglang",
+        model=("--served-model-name", "--model-path", "--model"),
+        flags=("--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-metrics"),
+        expect=(
+            "SGLang releases its memory: a copy of its weights is kept in the pod's memory while it is parked",
+            "1 to 3 GiB of VRAM stay in use per GPU: lower --mem-fraction-static by as much",
+        ),
+    ),
+    Engine(
+        "Ollama",
+        r"(^|/)ollama",
+        r"\bollama\b",
+        11434,
+        "unload",
+        health="/",
+        env={"OLLAMA_KEEP_ALIVE": "-1", "OLLAMA_MAX_LOADED_MODELS": "1"},
+        expect=("Ollama unloads the model: an activation reads it from the page cache, or from disk",),
+    ),
+    Engine(
+        "llama.cpp",
+        r"(^|/)llama\.cpp|llama-server",
+        r"\bllama-server\b",
+        8080,
+        "unload",
+        model=("--alias", "-a"),
+        flags=("--no-models-autoload", "--metrics"),
+        expect=("llama.cpp's router unloads the model: an activation reads it from the page cache, or from disk",),
+    ),
+    Engine(
+        "TensorRT-LLM",
+        r"tensorrt-llm",
+        r"\btrtllm-serve\b",
+        8000,
+        "restart",
+        model=("--served_model_name", "--model"),
+        verb="trtllm-serve",
+        expect=("TensorRT-LLM's sleep is a prototype: a park ends the container, an activation starts it again",),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One value of the manifest; None: absent."""
+
+    path: Path
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Onboarding:
+    """A Deployment as a seat."""
+
+    engine: str
+    backend: str
+    manifest: Json
+    notes: tuple[str, ...]
+    """What to expect, and what to look at."""
+
+
+def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") -> Onboarding:
+    """The manifest as a seat. ``model``, ``resource``: in place of what it names itself. Raises OnboardError."""
+    name = _name(manifest)
+    if RECORD in (manifest["metadata"].get("annotations") or {}):
+        raise OnboardError(f"{name} is a seat already; kyb offboard undoes it")
+    try:
+        template = manifest["spec"]["template"]
+        containers = template["spec"]["containers"]
+    except (KeyError, TypeError):
+        raise OnboardError(f"{name} has no spec.template.spec.containers; give a whole manifest") from None
+    index, engine = _engine(name, containers)
+    container, where = containers[index], ("spec", "template", "spec", "containers", index)
+    words = _words(container)
+    served = model or _model(engine, container)
+    if not served:
+        raise OnboardError(f"{name}: no argument names the model that {engine.name} serves; give --model NAME")
+    count = _gpus(container)
+    if not count and not resource:
+        raise OnboardError(f"{name}: container {container.get('name')} asks for no {GPU}; give --resource")
+    resource = resource or f"{PREFIX}gpu-{count}x-seat"
+    backend, notes = _backend(engine, words)
+    port = _option(words, ("--port", "-p")) or _declared_port(container) or str(engine.port)
+    draft = _Draft(manifest)
+    draft.put(("spec", "strategy"), {"type": "Recreate"})
+    draft.put(("spec", "template", "metadata", "labels", ENGINE_LABEL), "true")
+    for key, value in ((MODEL, served), (PORT, port), (BACKEND, backend)):
+        draft.put(("spec", "template", "metadata", "annotations", key), value)
+    for part in ("requests", "limits"):
+        if GPU in ((container.get("resources") or {}).get(part) or {}):
+            draft.put((*where, "resources", part, GPU), None)
+    draft.put((*where, "resources", "limits", resource), "1")
+    if backend == engine.backend:
+        _switches(draft, where, container, engine)
+    for probe in _PROBES:
+        if "exec" in (container.get(probe) or {}):
+            after = {key: value for key, value in container[probe].items() if key != "exec"}
+            draft.put((*where, probe), after | {"httpGet": {"path": engine.health, "port": int(port)}})
+            notes.append(f"{probe}: an exec probe cannot run in a parked engine, HTTP can")
+    if not any(probe in container for probe in _PROBES):
+        draft.put((*where, "startupProbe"), _startup(engine, int(port)))
+    if "livenessProbe" in container:
+        notes.append("livenessProbe: needs the webhook, whose kyb-probe answers for a parked engine; else remove it")
+    if not ((container.get("resources") or {}).get("limits") or {}).get("memory"):
+        notes.append("no memory limit: set one that holds the parked copy, 1.1 × the VRAM for backend cuda")
+    record = [[list(one.path), one.before, one.after] for one in draft.changes]
+    draft.put(("metadata", "annotations", RECORD), json.dumps(record, separators=(",", ":")))
+    return Onboarding(engine.name, backend, draft.manifest, (*notes,))
+
+
+def offboard(manifest: Mapping[str, Any]) -> tuple[Json, tuple[str, ...]]:
+    """The manifest as it was, and the places that were changed since and stay as they are. Raises OnboardError."""
+    text = (manifest.get("metadata", {}).get("annotations") or {}).get(RECORD)
+    if text is None:
+        raise OnboardError(f"{_name(manifest)} has no annotation {RECORD}: it was not made a seat by kyb onboard")
+    try:
+        changes = [Change(tuple(path), before, after) for path, before, after in json.loads(text)]
+    except (ValueError, TypeError):
+        raise OnboardError(f"{_name(manifest)}: annotation {RECORD} is damaged; restore the manifest by hand") from None
+    draft, kept = _Draft(manifest), []
+    for change in reversed(changes):
+        if _covers(draft.get(change.path), change.after):
+            draft.put(change.path, change.before)
+        else:
+            kept.append(".".join(map(str, change.path)))
+    draft.put(("metadata", "annotations", RECORD), None)
+    return draft.manifest, tuple(kept)
+
+
+class _Draft:
+    """A copy of a manifest that remembers its changes."""
+
+    def __init__(self, manifest: Mapping[str, Any]) -> None:
+        self.manifest: Json = copy.deepcopy(dict(manifest))
+        self.changes: list[Change] = []
+
+    def get(self, path: Path) -> Any:
+        """The value at a place; None: absent."""
+        here: Any = self.manifest
+        for part in path:
+            if isinstance(part, int):
+                here = here[part] if isinstance(here, list) and part < len(here) else None
+            else:
+                here = here.get(part) if isinstance(here, dict) else None
+        return here
+
+    def put(self, path: Path, value: Any) -> None:
+        """Set a value, or remove it (None). Mappings on the way are made, and removed when they are empty."""
+        before = self.get(path)
+        if before == value:
+            return
+        made = next((path[:depth] for depth in range(1, len(path)) if self.get(path[:depth]) is None), None)
+        for depth in range(1, len(path)):
+            if self.get(path[:depth]) is None:
+                self._set(path[:depth], {})
+        self._set(path, copy.deepcopy(value))
+        if made is None:
+            self.changes.append(Change(path, before, value))
+        else:
+            self.changes.append(Change(made, None, copy.deepcopy(self.get(made))))
+
+    def _set(self, path: Path, value: Any) -> None:
+        parent: Any = self.get(path[:-1]) if len(path) > 1 else self.manifest
+        if value is None:
+            parent.pop(path[-1], None)
+        else:
+            parent[path[-1]] = value
+
+
+def _covers(value: Any, part: Any) -> bool:
+    """Whether a value has all of a part; the API server adds defaults to what was applied."""
+    if isinstance(part, dict):
+        return isinstance(value, dict) and all(_covers(value.get(key), one) for key, one in part.items())
+    if isinstance(part, list) and isinstance(value, list) and len(value) == len(part):
+        return all(map(_covers, value, part))
+    return bool(value == part)
+
+
+def _name(manifest: Mapping[str, Any]) -> str:
+    kind, name = manifest.get("kind"), (manifest.get("metadata") or {}).get("name")
+    if kind != "Deployment" or not name:
+        raise OnboardError(f"kind {kind!r}, name {name!r}: is no Deployment with a name; give one")
+    return f"deploy/{name}"
+
+
+def _engine(name: str, containers: Sequence[Mapping[str, Any]]) -> tuple[int, Engine]:
+    for index, container in enumerate(containers):
+        image, line = str(container.get("image", "")).lower(), " ".join(_words(container))
+        for engine in ENGINES:
+            if re.search(engine.commands, line) or (re.search(engine.images, image)):
+                return index, engine
+    known = ", ".join(engine.name for engine in ENGINES)
+    raise OnboardError(f"{name}: no container is one of {known}, by image or command; write the seat by hand")
+
+
+def _words(container: Mapping[str, Any]) -> list[str]:
+    """The words of its command line, ``--a=b`` as two; a shell's line is split."""
+    line = [str(word) for part in ("command", "args") for word in container.get(part) or ()]
+    words = [word for text in line for word in (text.split() if " " in text else [text])]
+    return [piece for word in words for piece in (word.split("=", 1) if word.startswith("-") else [word])]
+
+
+def _option(words: Sequence[str], names: Iterable[str]) -> str:
+    for name in names:
+        if name in words[:-1]:
+            return words[words.index(name) + 1]
+    return ""
+
+
+def _model(engine: Engine, container: Mapping[str, Any]) -> str:
+    words = _words(container)
+    given = _option(words, (engine.verb,)) if engine.verb else ""
+    if given == "serve":  # trtllm-serve serve MODEL
+        given = _option(words, ("serve",))
+    if engine.verb and not container.get("command") and words:  # the image's own command is the verb
+        given = given or words[0]
+    positional = "" if given.startswith("-") else given
+    first, *rest = engine.model
+    return _option(words, (first,)) or positional or _option(words, rest)
+
+
+def _gpus(container: Mapping[str, Any]) -> int:
+    resources = container.get("resources") or {}
+    asked = [int((resources.get(part) or {}).get(GPU, 0)) for part in ("limits", "requests")]
+    return max(asked)
+
+
+def _declared_port(container: Mapping[str, Any]) -> str:
+    ports = list(container.get("ports") or ())
+    return str(ports[0]["containerPort"]) if len(ports) == 1 else ""
+
+
+def _backend(engine: Engine, words: Sequence[str]) -> tuple[str, list[str]]:
+    """How it is parked, and what to expect."""
+    if engine.name == "llama.cpp" and {"-m", "--model", "-hf", "--hf-repo"} & {*words}:
+        return "restart", ["one model without router mode cannot be unloaded: a park ends the container"]
+    if engine.name == "vLLM" and "--kv-offloading-backend" in words:
+        return "restart", ["--kv-offloading-backend and sleep end vLLM's engine: a park ends the container"]
+    notes = list(engine.expect)
+    if engine.name == "vLLM" and "--enable-lora" in words:
+        notes.append(
+            "--enable-lora: answers after a sleep have been wrong in some versions; keep the check of answers on"
+        )
+    return engine.backend, notes
+
+
+def _switches(draft: _Draft, where: Path, container: Mapping[str, Any], engine: Engine) -> None:
+    """Flags and variables that its sleep needs."""
+    part = "args" if container.get("args") or not container.get("command") else "command"
+    line = list(container.get(part) or ())
+    missing = [flag for flag in engine.flags if flag not in _words(container)]
+    if missing and len(line) and " " in str(line[-1]):  # a shell's line
+        draft.put((*where, part), [*line[:-1], " ".join([str(line[-1]).rstrip(), *missing])])
+    elif missing:
+        draft.put((*where, part), [*line, *missing])
+    env = [one for one in container.get("env") or () if one.get("name") not in engine.env]
+    if engine.env:
+        draft.put((*where, "env"), [*env, *({"name": name, "value": value} for name, value in engine.env.items())])
+
+
+def _startup(engine: Engine, port: int) -> Json:
+    """Twenty minutes to load the model."""
+    return {"httpGet": {"path": engine.health, "port": port}, "periodSeconds": 5, "failureThreshold": 240}

@@ -1,0 +1,198 @@
+"""kyb onboard and kyb offboard: published-style manifests become seats, and what they were again."""
+
+import copy
+import json
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from kybernate.onboard import RECORD, OnboardError, offboard, onboard
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Kyb
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = {name: ROOT / "examples" / "onboard" / f"{name}.yaml" for name in ("vllm", "sglang", "ollama")}
+MODELS = {"vllm": "", "sglang": "", "ollama": "gemma3:12b"}
+Json = dict[str, Any]
+
+
+def example(name: str) -> Json:
+    found: Json = yaml.safe_load(EXAMPLES[name].read_text())
+    return found
+
+
+def deployment(image: str, *args: str, command: tuple[str, ...] = (), **container: Any) -> Json:
+    """A Deployment of one container on one GPU."""
+    one = {"name": "engine", "image": image, "args": list(args), "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    one |= ({"command": list(command)} if command else {}) | container
+    spec = {"template": {"metadata": {"labels": {"app": "x"}}, "spec": {"containers": [one]}}}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}, "spec": spec}
+
+
+def container(manifest: Json) -> Json:
+    found: Json = manifest["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def annotations(manifest: Json) -> Json:
+    found: Json = manifest["spec"]["template"]["metadata"]["annotations"]
+    return found
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_manifest_that_was_made_a_seat_comes_back_as_it_was(name: str) -> None:
+    before = example(name)
+    after = onboard(before, MODELS[name]).manifest
+    assert (after != before, offboard(after)) == (True, (before, ()))
+
+
+def test_vllm_sleeps_in_dev_mode() -> None:
+    done = onboard(example("vllm"))
+    engine = container(done.manifest)
+    assert (done.engine, done.backend) == ("vLLM", "vllm")
+    assert engine["args"][0].endswith("--max-model-len 16384 --enable-sleep-mode"), "the shell's line goes on"
+    assert {"name": "VLLM_SERVER_DEV_MODE", "value": "1"} in engine["env"]
+    assert engine["env"][0]["name"] == "HF_TOKEN"
+    assert engine["resources"]["limits"] == {"memory": "48Gi", "kyb.ai/gpu-1x-seat": "1"}
+    assert engine["resources"]["requests"] == {"cpu": "4", "memory": "48Gi"}
+    assert annotations(done.manifest) == {"kyb.ai/model": "qwen3-8b", "kyb.ai/port": "8000", "kyb.ai/backend": "vllm"}
+    assert done.manifest["spec"]["strategy"] == {"type": "Recreate"}
+    assert done.manifest["spec"]["template"]["metadata"]["labels"]["kyb.ai/engine"] == "true"
+    assert any("livenessProbe" in note for note in done.notes)
+
+
+def test_sglang_on_two_gpus_gets_a_seat_of_two_and_no_exec_probe() -> None:
+    done = onboard(example("sglang"))
+    engine = container(done.manifest)
+    assert engine["args"][-3:] == ["--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-metrics"]
+    assert engine["resources"]["limits"] == {"memory": "220Gi", "kyb.ai/gpu-2x-seat": "1"}
+    assert engine["readinessProbe"] == {"periodSeconds": 10, "httpGet": {"path": "/health", "port": 30000}}
+    assert annotations(done.manifest)["kyb.ai/backend"] == "sglang"
+
+
+def test_ollama_keeps_its_model_until_it_is_unloaded() -> None:
+    with pytest.raises(OnboardError, match="--model NAME"):
+        onboard(example("ollama"))
+    done = onboard(example("ollama"), "gemma3:12b")
+    env = {one["name"]: one["value"] for one in container(done.manifest)["env"]}
+    assert env == {"OLLAMA_KEEP_ALIVE": "-1", "OLLAMA_MAX_LOADED_MODELS": "1"}
+    assert container(done.manifest)["startupProbe"]["httpGet"] == {"path": "/", "port": 11434}
+    assert annotations(done.manifest)["kyb.ai/backend"] == "unload"
+
+
+VLLM, TRTLLM = "vllm/vllm-openai", "nvcr.io/nvidia/tensorrt-llm/release:1"
+LLAMA = "ghcr.io/ggml-org/llama.cpp:server-cuda"
+MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "engine", "backend", "model", "port"),
+    [
+        (deployment(VLLM, "Qwen/Qwen3-8B", "--port", "9"), "vLLM", "vllm", "Qwen/Qwen3-8B", "9"),
+        (deployment("x", "--model=m", command=MODULE), "vLLM", "vllm", "m", "8000"),
+        (deployment(VLLM, "--model", "m", "--kv-offloading-backend", "native"), "vLLM", "restart", "m", "8000"),
+        (deployment(LLAMA, "-m", "/m.gguf", "-a", "m"), "llama.cpp", "restart", "m", "8080"),
+        (deployment(LLAMA, "--models-dir", "/m", "-a", "m"), "llama.cpp", "unload", "m", "8080"),
+        (deployment(TRTLLM, command=("trtllm-serve", "m")), "TensorRT-LLM", "restart", "m", "8000"),
+        (deployment(TRTLLM, command=("trtllm-serve", "serve", "m")), "TensorRT-LLM", "restart", "m", "8000"),
+        (deployment("ollama/ollama", ports=[{"containerPort": 7}]), "Ollama", "unload", "given", "7"),
+    ],
+)
+def test_engines_are_recognised_by_image_and_arguments(
+    manifest: Json, engine: str, backend: str, model: str, port: str
+) -> None:
+    done = onboard(manifest, "given" if model == "given" else "")
+    assert (done.engine, done.backend) == (engine, backend)
+    assert annotations(done.manifest) == {"kyb.ai/model": model, "kyb.ai/port": port, "kyb.ai/backend": backend}
+    assert offboard(done.manifest) == (manifest, ())
+    if backend == "restart":
+        assert container(done.manifest)["args"] == container(manifest)["args"], "a restart needs no switches"
+
+
+@pytest.mark.parametrize(
+    ("manifest", "text"),
+    [
+        ({"kind": "Pod", "metadata": {"name": "x"}}, "no Deployment"),
+        ({"kind": "Deployment", "metadata": {"name": "x"}}, "spec.template"),
+        (deployment("nginx"), "by image or command"),
+        (deployment("vllm/vllm-openai", "--model", "m", resources={}), "--resource"),
+        (onboard(deployment("vllm/vllm-openai", "--model", "m")).manifest, "kyb offboard"),
+    ],
+)
+def test_what_cannot_be_a_seat_is_refused_with_the_remedy(manifest: Json, text: str) -> None:
+    with pytest.raises(OnboardError, match=text):
+        onboard(manifest)
+
+
+def test_the_way_back_keeps_and_names_what_was_changed_since() -> None:
+    before = example("vllm")
+    after = onboard(before).manifest
+    changed = copy.deepcopy(after)
+    container(changed)["args"] = ["vllm serve other --enable-sleep-mode"]
+    container(changed)["image"] = "vllm/vllm-openai:v0.20.0"
+    container(changed)["livenessProbe"]["timeoutSeconds"] = 1
+    back, kept = offboard(changed)
+    assert kept == ("spec.template.spec.containers.0.args",)
+    assert container(back)["args"] == ["vllm serve other --enable-sleep-mode"]
+    assert container(back)["image"] == "vllm/vllm-openai:v0.20.0"
+    assert container(back)["resources"] == container(before)["resources"]
+    with pytest.raises(OnboardError, match="was not made a seat"):
+        offboard(before)
+    changed["metadata"]["annotations"][RECORD] = "{"
+    with pytest.raises(OnboardError, match="damaged"):
+        offboard(changed)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+async def test_the_examples_pass_the_check_of_pods(name: str, kyb: "Kyb", tmp_path: Path) -> None:
+    from kybernate.dev.stack import LAPTOP
+
+    options = ("--model", MODELS[name]) if MODELS[name] else ()
+    done = await kyb("onboard", str(EXAMPLES[name]), *options, "-o", "json")
+    made = tmp_path / "seat.yaml"
+    made.write_text(yaml.safe_dump(json.loads(done.out)["manifest"]))
+    good = await kyb("config", "check", str(LAPTOP / "config.yaml"), "--gpus", "4", "--pods", str(made))
+    assert (good.code, good.err) == (0, "")
+    bad = await kyb("config", "check", str(LAPTOP / "config.yaml"), "--pods", str(EXAMPLES[name]))
+    assert (bad.code, "no container asks for a seat" in bad.err) == (2, True)
+
+
+KUBECTL = """#!/bin/sh
+echo "$@" >>"$CALLS"
+case $1 in
+  get) cat "$LIVE" ;;
+  replace) cat >"$LIVE" && echo replaced ;;
+  *) exit 1 ;;
+esac
+"""
+
+
+async def test_a_deployment_of_the_cluster_is_changed_and_changed_back_by_kubectl(
+    kyb: "Kyb", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, live, calls = tmp_path / "kubectl", tmp_path / "live.json", tmp_path / "calls"
+    program.write_text(KUBECTL)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("LIVE", str(live))
+    monkeypatch.setenv("CALLS", str(calls))
+    before = example("vllm")
+    live.write_text(json.dumps(before | {"status": {"replicas": 1}}))
+    shown = await kyb("onboard", "deploy/qwen3-8b", "-n", "llms")
+    assert (shown.code, "+            kyb.ai/gpu-1x-seat: '1'" in shown.out) == (0, True), shown.out
+    assert calls.read_text() == "get -o json deploy/qwen3-8b -n llms\n", "nothing is changed without --apply"
+    done = await kyb("onboard", "deploy/qwen3-8b", "--apply")
+    assert (done.code, done.out.splitlines()[-1]) == (0, "replaced")
+    assert RECORD in json.loads(live.read_text())["metadata"]["annotations"]
+    assert (await kyb("onboard", "deploy/qwen3-8b", "--apply")).code == 1, "a seat already"
+    assert (await kyb("offboard", "deploy/qwen3-8b", "--apply")).code == 0
+    assert json.loads(live.read_text()) == before
+    program.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    gone = await kyb("onboard", "deploy/qwen3-8b")
+    assert (gone.code, "kubectl is not on PATH" in gone.err) == (1, True)
