@@ -92,6 +92,7 @@ replay-full: setup
 LOCK := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-annotate --no-emit-index-url
 lock: setup
-	$(LOCK) --all-extras --output-file requirements.txt pyproject.toml
+	$(LOCK) --extra cuda --extra lab --extra dev --output-file requirements.txt pyproject.toml
+	$(LOCK) --extra llama --constraint requirements.txt --output-file requirements-llama.txt pyproject.toml
 	$(LOCK) --extra cuda --constraint requirements.txt --output-file requirements-image.txt pyproject.toml
 	printf 'hatchling\nsetuptools\n' | $(LOCK) --constraint requirements.txt --output-file requirements-build.txt -

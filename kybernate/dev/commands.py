@@ -25,6 +25,13 @@ class LogFormat(StrEnum):
     PRETTY = "pretty"
 
 
+class EngineKind(StrEnum):
+    """What answers."""
+
+    FAKE = "fake"
+    LLAMA = "llama"
+
+
 class Driver(StrEnum):
     """How everything reaches the fake GPUs."""
 
@@ -39,6 +46,9 @@ def up(
         Driver,
         typer.Option(help="fake: the fake's own protocol. stub: CUDA and NVML libraries in front of it (needs cc)."),
     ] = Driver.FAKE,
+    engine: Annotated[
+        EngineKind, typer.Option(help="llama: small random models on the CPU by llama.cpp; fake: made-up words.")
+    ] = EngineKind.FAKE,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The router's. Default: 8780 or a free one.")
     ] = None,
@@ -58,6 +68,7 @@ def up(
     pretty = log_format is LogFormat.PRETTY or (log_format is LogFormat.AUTO and sys.stderr.isatty())
     options = StackOptions(
         driver=driver.value,
+        engine=engine.value,
         config=config or LAPTOP / "config.yaml",
         pods=pods,
         port=port,

@@ -25,20 +25,10 @@ from kybernate.dev.fakes.engine.protocol import (
     read_generation,
     read_json,
 )
-from kybernate.dev.fakes.gpu.client import FakeDriverClient
-from tests.fakes.daemons import driver, engine
+from tests.fakes.daemons import engine
 from tests.until import until
 
 GIB = 2**30
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
-    """A driver with four GPUs at speed 100."""
-    socket = tmp_path / "driver.sock"
-    async with driver(socket, "--speed", "100") as daemon, await FakeDriverClient.connect(socket) as client:
-        gpus = [gpu["uuid"] for gpu in (await client.call("devices"))["gpus"]]
-        yield SimpleNamespace(socket=socket, daemon=daemon, client=client, gpus=gpus)
 
 
 @pytest.fixture

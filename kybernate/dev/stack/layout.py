@@ -104,14 +104,19 @@ class Layout:
         return f"http://{HOST}:{self.kubelet_port}"
 
 
+_ENGINE = "kybernate.dev.fakes.engine"
+
+
 def lay_out(options: StackOptions, ports: Ports, stubs: Path | None = None) -> Layout:
     """Make the folder with its files, and take the ports. Raises OSError when the asked port is taken."""
     port = ports.router(options.port)
     folder = _short_folder()
     shutil.copy(options.config, folder / "config.yaml")
     pods = options.pod_file.read_text()
-    if options.backend is not None:
-        pods = re.sub(rf"({re.escape(BACKEND)}: )\w+", rf"\g<1>{options.backend}", pods)
+    if options.parked_by is not None:
+        pods = re.sub(rf"({re.escape(BACKEND)}: )\w+", rf"\g<1>{options.parked_by}", pods)
+    if options.engine == "llama":
+        pods = pods.replace(f"{_ENGINE},", f"{_ENGINE}, --llama,")
     (folder / "pods.yaml").write_text(pods)
     for name in ("kubelet", "run", "state", "logs"):
         (folder / name).mkdir()

@@ -8,6 +8,7 @@ from typing import Literal
 from kybernate.bus.credentials import NO_CREDENTIALS, Credentials
 from kybernate.config import NodeConfig, load
 from kybernate.config_errors import ConfigError, read_documents
+from kybernate.dev.fakes.engine.llama import missing
 from kybernate.dev.fakes.gpu.spec import Hardware, build, changed
 from kybernate.dev.fakes.kubelet.manifest import ManifestError, parse_pod
 from kybernate.dev.stack.pod_file import StackPod, check_seats, check_vram, load_pods, manifests
@@ -36,6 +37,8 @@ class StackOptions:
     """None: seven models, with the backend that ``driver`` needs."""
     backend: str | None = None
     """Backend of all pods; None: as the pods' file has it."""
+    engine: Literal["fake", "llama"] = "fake"
+    """llama: the pods' engines answer with llama.cpp on the CPU; parked by restart where ``backend`` is None."""
     port: int | None = None
     """The router's port; None takes 8780, or a free one when that is taken."""
     gpus: int = 4
@@ -61,6 +64,11 @@ class StackOptions:
     """More command-line arguments, by process name."""
 
     @property
+    def parked_by(self) -> str | None:
+        """Backend of all pods in place of those that the file names."""
+        return self.backend or ("restart" if self.engine == "llama" else None)
+
+    @property
     def pod_file(self) -> Path:
         """The pods that are started."""
         return self.pods or LAPTOP / ("pods.yaml" if self.driver == "fake" else "pods-cuda.yaml")
@@ -78,6 +86,8 @@ class Plan:
 def check(options: StackOptions) -> Plan:
     """Read and check everything that a person wrote. Raises ConfigError."""
     config = load(options.config)
+    if options.engine == "llama" and (absent := missing()):
+        raise ConfigError(f"--engine llama: {absent}")
     try:
         topology = plan(config, *fake_hardware(options.gpus, options.memory))
     except ValueError as error:

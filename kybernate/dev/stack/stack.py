@@ -145,7 +145,7 @@ class Stack:
                     self._raise_refusal()
                     seats = await self._seats(session)
                     if seats is not None:
-                        missing = unready(seats, len(self.plan.pods), restart=self.options.backend == "restart")
+                        missing = unready(seats, len(self.plan.pods), restart=self.options.parked_by == "restart")
                         if missing is None:
                             return seats
                         unmet = missing

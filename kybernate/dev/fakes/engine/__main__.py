@@ -20,6 +20,7 @@ from kybernate.dev.fakes.engine.app import build_app
 from kybernate.dev.fakes.engine.engine import Engine, EngineOptions
 from kybernate.dev.fakes.engine.libcuda import CudaError
 from kybernate.dev.fakes.engine.lies import Lie, Lies
+from kybernate.dev.fakes.engine.llama import Llama, missing
 from kybernate.dev.fakes.engine.memory import Vram
 from kybernate.dev.fakes.gpu.client import DriverError
 from kybernate.sizes import parse_bytes
@@ -33,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         Lies.read(",".join([os.environ.get("KYB_FAKE_LIES", ""), *options.lie]))
     except ValueError as error:
         parser.error(f"--lie: {error}; known are {', '.join(Lie)}")
+    if options.llama and (absent := missing()):
+        parser.error(f"--llama: {absent}")
     if not options.cuda and (options.driver is None or not options.gpus):
         text = "no GPUs: set KYB_FAKE_DRIVER (socket) and KYB_FAKE_GPU (UUIDs), or give --driver and --gpus"
         parser.error(f"{text}; or --cuda where there is a libcuda.so.1")
@@ -64,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     switches = ("--enable-sleep-mode", "--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-metrics")
     for name in (*switches, "--metrics", "--no-models-autoload"):
         add(name, action="store_true", help="as the vendor's option")
+    add("--llama", action="store_true", help="answers of llama.cpp on the CPU (extra llama), else made up ones")
     add("--cuda", action="store_true", help="take the memory of the visible GPUs through libcuda.so.1")
     add("--freezable", action="store_true", help="requests may be frozen with it: its pod has kyb.ai/stall-budget")
     add("--seat", default=env.get("KYB_GPU_SEAT", ""), help="seat that it says it has")
@@ -82,7 +86,7 @@ async def _serve(options: argparse.Namespace) -> int:
     try:
         vram = await _vram(options, residue, clock)
         vram.freezable = options.freezable
-        engine = Engine(_engine_options(options), vram, clock)
+        engine = Engine(_engine_options(options), vram, clock, Llama(options.model) if options.llama else None)
         runner = web.AppRunner(
             build_app(engine, options.api or "vllm", _api_options(options)),
             handler_cancellation=True,  # a client that goes away ends the computation

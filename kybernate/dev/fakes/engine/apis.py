@@ -78,7 +78,8 @@ class VllmApi(Api):
 
     def routes(self) -> list[web.RouteDef]:
         """Paths of vLLM."""
-        always = [web.get(path, self.health) for path in ("/health", "/ping")] + [web.get("/metrics", self.metrics)]
+        always = [web.get(path, self.health) for path in ("/health", "/ping")]
+        always += [web.get("/metrics", self.metrics), web.get("/version", self.version)]
         if not self.options.dev_mode:
             return always
         return [
@@ -105,6 +106,10 @@ class VllmApi(Api):
     async def metrics(self, _: web.Request) -> web.Response:
         """vLLM's names."""
         return web.Response(text=metrics_text(self.engine))
+
+    async def version(self, _: web.Request) -> web.Response:
+        """The version that is played."""
+        return web.json_response({"version": "0.32.0"})
 
     async def sleep(self, request: web.Request) -> web.Response:
         """Pause, then give memory back; asleep already: 200 and nothing."""
@@ -187,6 +192,8 @@ class SglangApi(Api):
             web.get("/health", self.health),
             web.get("/health_generate", self.health),
             web.get("/model_info", self.model_info),
+            web.get("/server_info", self.server_info),
+            web.get("/get_server_info", self.server_info),
             web.route("*", "/release_memory_occupation", self.release),
             web.route("*", "/resume_memory_occupation", self.resume),
             *metrics,
@@ -207,6 +214,11 @@ class SglangApi(Api):
     async def model_info(self, _: web.Request) -> web.Response:
         """The model's path."""
         return web.json_response({"model_path": self.engine.options.model, "is_generation": True})
+
+    async def server_info(self, _: web.Request) -> web.Response:
+        """Its arguments."""
+        saver = {"enable_memory_saver": self.engine.options.sleeps}
+        return web.json_response(saver | {"enable_weights_cpu_backup": self.options.cpu_backup, "version": "0.5.23"})
 
     async def metrics(self, _: web.Request) -> web.Response:
         """SGLang's names."""
@@ -262,6 +274,7 @@ class LlamaCppApi(Api):
         return [
             web.get("/health", self.health),
             web.get("/models", self.models),
+            web.get("/v1/models", self.models),
             web.get("/props", self.props),
             web.get("/metrics", self.metrics),
             web.post("/models/load", self.load),

@@ -8,6 +8,7 @@ from aiohttp import web
 from kybernate.dev.fakes.engine import protocol
 from kybernate.dev.fakes.engine.apis import APIS, Api, ApiOptions, Handler, read_json
 from kybernate.dev.fakes.engine.engine import AbortedError, Engine
+from kybernate.dev.fakes.engine.llama import Llama
 from kybernate.dev.fakes.engine.protocol import (
     ApiError,
     Chunks,
@@ -60,6 +61,8 @@ class _Http:
 
     async def embeddings(self, request: web.Request) -> web.Response:
         body = protocol.read_body(await read_json(request), self._options.model)
+        if self._engine.llama is not None:
+            raise ApiError(501, "not_supported_error", "this engine has no embeddings")
         inputs = protocol.read_inputs(body, "input")
         tokens = sum(map(prompt_tokens, inputs))
         await self._api.before()
@@ -79,6 +82,8 @@ class _Http:
             max_model_len=self._options.max_model_len,
         )
         await self._api.before()
+        if self._engine.llama is not None:
+            return await self._relay(request, generation, self._engine.llama)
         if generation.stream:
             return await self._stream(request, generation)
         texts = {}
@@ -102,6 +107,21 @@ class _Http:
                 aborted = True
         # The driver knows that the request has ended before the client can: a checkpoint may follow at once.
         await response.write(chunks.closing(aborted=aborted))
+        await response.write_eof()
+        return response
+
+    async def _relay(self, request: web.Request, generation: Generation, llama: Llama) -> web.StreamResponse:
+        """llama.cpp's answer; its last piece once the driver knows that the request has ended."""
+        response, last = web.StreamResponse(), b""
+        async with self._engine.computing(generation.id, generation.prompt_tokens):
+            async for status, kind, piece in llama.answer(request.path, await request.read()):
+                if not response.prepared:
+                    response.set_status(status)
+                    response.content_type = kind.partition(";")[0]
+                    await response.prepare(request)
+                await response.write(last)
+                last = piece
+        await response.write(last)
         await response.write_eof()
         return response
 

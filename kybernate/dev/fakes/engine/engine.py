@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from kybernate.clock import Clock
 from kybernate.dev.fakes.engine.libcuda import CudaError
 from kybernate.dev.fakes.engine.lies import Lie, Lies
+from kybernate.dev.fakes.engine.llama import Llama
 from kybernate.dev.fakes.engine.memory import PARTS, WEIGHTS, Vram
 from kybernate.dev.fakes.engine.protocol import ApiError, Generation
 from kybernate.dev.fakes.gpu.client import DriverError
@@ -45,8 +46,10 @@ class AbortedError(Exception):
 class Engine:
     """One model, loaded once, maybe asleep."""
 
-    def __init__(self, options: EngineOptions, vram: Vram, clock: Clock) -> None:
+    def __init__(self, options: EngineOptions, vram: Vram, clock: Clock, llama: Llama | None = None) -> None:
         self.options = options
+        self.llama = llama
+        """Computes the answers; None: they are made up."""
         self.ready = False
         self.asleep: set[str] = set()
         """Parts of its memory that it says it has given back."""
@@ -77,6 +80,8 @@ class Engine:
         """Load the weights, then take the memory. Raises DriverError or CudaError when there is no room."""
         await self._clock.sleep(self.options.load_seconds)
         await self._vram.take()
+        if self.llama is not None:
+            await self.llama.load()
         self.ready = True
 
     @property
@@ -157,6 +162,8 @@ class Engine:
                 await self._vram.give(new[:1] if self._lies(Lie.SLEEP_HALF) or self._lies(Lie.SLEEP_DIES) else new)
             if self._lies(Lie.SLEEP_DIES):
                 _kill()
+            if self.llama is not None and WEIGHTS in new:
+                await self.llama.unload()
             if self._lies(Lie.SLEEP_BREAKS):
                 self._broken = "broken"
             self.asleep.update(new)
@@ -177,6 +184,8 @@ class Engine:
                 _kill()
             if self.options.sleeps and not self._lies(Lie.WAKE_IGNORED):
                 await self._vram.take_back(old)
+            if self.llama is not None and WEIGHTS in old:
+                await self.llama.load()
             self.garbled |= self._lies(Lie.WAKE_GARBLES)
             if self._lies(Lie.WAKE_BREAKS) or self._lies(Lie.WAKE_WEDGES):
                 self._broken = "wedged" if self._lies(Lie.WAKE_WEDGES) else "broken"

@@ -1,0 +1,44 @@
+"""Real tokens: llama.cpp on the CPU in the seats of a whole stack, with the same answers after every activation."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from kybernate.dev.fakes.engine.llama import missing
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.stack import Stack, StackOptions
+from tests.stack.pods import pod
+from tests.stack.test_restart_stack import CONFIG
+
+if absent := missing():
+    if os.environ.get("CI"):
+        pytest.fail(absent, pytrace=False)
+    pytest.skip(absent, allow_module_level=True)
+
+
+@pytest.mark.timeout(200)
+async def test_models_of_llama_cpp_take_turns_and_answer_as_before(tmp_path: Path) -> None:
+    config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
+    config.write_text(CONFIG)
+    pods.write_text("".join(pod(model, vram="60GiB") for model in "ab"))
+    options = StackOptions(config=config, pods=pods, engine="llama", gpus=1, announce=False, speed=8)
+    async with Stack(options) as stack, aiohttp.ClientSession() as session:
+        await stack.ready(90)
+
+        async def ask(model: str) -> str:
+            body: dict[str, Any] = {"model": model, "prompt": "hi", "max_tokens": 8, "temperature": 0, "seed": 1}
+            async with session.post(f"{stack.url}/v1/completions", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                found = await answer.json()
+                assert found["usage"]["completion_tokens"] == 8
+                return str(found["choices"][0]["text"])
+
+        first = {model: await ask(model) for model in "ab"}
+        assert first["a"] != first["b"]
+        assert {model: await ask(model) for model in "ab"} == first
+        async with await FakeDriverClient.connect(stack.layout.driver_socket) as driver:
+            stats = await driver.call("stats")
+            assert stats["violations"]["count"] == 0, stats
