@@ -198,6 +198,13 @@ def offboard(manifest: Mapping[str, Any]) -> tuple[Json, tuple[str, ...]]:
     return draft.manifest, tuple(kept)
 
 
+def without_record(manifest: Mapping[str, Any]) -> Json:
+    """The manifest as people read it."""
+    draft = _Draft(manifest)
+    draft.put(("metadata", "annotations", RECORD), None)
+    return draft.manifest
+
+
 class _Draft:
     """A copy of a manifest that remembers its changes."""
 
@@ -216,26 +223,24 @@ class _Draft:
         return here
 
     def put(self, path: Path, value: Any) -> None:
-        """Set a value, or remove it (None). Mappings on the way are made, and removed when they are empty."""
+        """Set a value, or remove it (None). Mappings on the way are made, and removed once they are empty."""
         before = self.get(path)
         if before == value:
             return
-        made = next((path[:depth] for depth in range(1, len(path)) if self.get(path[:depth]) is None), None)
-        for depth in range(1, len(path)):
-            if self.get(path[:depth]) is None:
-                self._set(path[:depth], {})
-        self._set(path, copy.deepcopy(value))
-        if made is None:
-            self.changes.append(Change(path, before, value))
-        else:
-            self.changes.append(Change(made, None, copy.deepcopy(self.get(made))))
+        self.changes.append(Change(path, before, value))
+        self._set(path, value)
 
     def _set(self, path: Path, value: Any) -> None:
-        parent: Any = self.get(path[:-1]) if len(path) > 1 else self.manifest
-        if value is None:
-            parent.pop(path[-1], None)
-        else:
-            parent[path[-1]] = value
+        *way, last = path
+        parent: Any = self.manifest
+        for part in way:
+            parent = parent[part] if isinstance(part, int) else parent.setdefault(part, {})
+        if value is not None:
+            parent[last] = copy.deepcopy(value)
+            return
+        del parent[last]
+        if not parent and way:
+            self._set(tuple(way), None)
 
 
 def _covers(value: Any, part: Any) -> bool:

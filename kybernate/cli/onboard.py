@@ -51,7 +51,7 @@ def offboard(
 def _run(target: str, namespace: str, make: Callable[[Json], tuple[Json, Json]], apply: bool, output: Output) -> None:
     import yaml
 
-    from kybernate.onboard import OnboardError
+    from kybernate.onboard import OnboardError, without_record
 
     before = _read(target, namespace)
     try:
@@ -61,7 +61,7 @@ def _run(target: str, namespace: str, make: Callable[[Json], tuple[Json, Json]],
     if output is Output.JSON:
         print(json.dumps({**facts, "manifest": after}))
     else:
-        old, new = (yaml.safe_dump(one, sort_keys=False).splitlines() for one in (before, after))
+        old, new = (yaml.safe_dump(without_record(one), sort_keys=False).splitlines() for one in (before, after))
         print("\n".join(difflib.unified_diff(old, new, "now", "then", lineterm="")))
         for name in ("engine", "backend"):
             if name in facts:
