@@ -20,7 +20,7 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", re.split(r"[\s<>=!~;\[]", name, maxsplit=1)[0]).lower()
 
 
-@pytest.mark.parametrize("name", ["requirements-image.txt", "requirements-build.txt"])
+@pytest.mark.parametrize("name", ["requirements-image.txt", "requirements-build.txt", "requirements-llama.txt"])
 def test_every_requirement_has_a_version_and_hashes(name: str) -> None:
     text = (ROOT / name).read_text()
     blocks = re.split(r"\n(?=[a-z])", text.strip())
@@ -32,7 +32,7 @@ def test_every_requirement_has_a_version_and_hashes(name: str) -> None:
 
 def test_the_image_has_the_versions_that_are_tested() -> None:
     everywhere = pins("requirements.txt")
-    for name in ("requirements-image.txt", "requirements-build.txt"):
+    for name in ("requirements-image.txt", "requirements-build.txt", "requirements-llama.txt"):
         other = {one: (version, everywhere[one]) for one, version in pins(name).items() if one in everywhere}
         assert {one: pair for one, pair in other.items() if pair[0] != pair[1]} == {}, "run make lock"
 
@@ -42,7 +42,18 @@ def test_the_image_has_what_the_product_needs_and_nothing_of_development() -> No
     image = set(pins("requirements-image.txt"))
     needed = {normal(one) for one in [*project["dependencies"], *project["optional-dependencies"]["cuda"]]}
     assert needed <= image
-    assert not image & {"pytest", "mypy", "ruff", "uv", "numpy", "numba", "matplotlib", "hypothesis"}
+    assert not image & {
+        "pytest",
+        "mypy",
+        "ruff",
+        "uv",
+        "numpy",
+        "numba",
+        "matplotlib",
+        "hypothesis",
+        "xllamacpp",
+        "gguf",
+    }
 
 
 def test_every_stage_is_built_on_the_given_base() -> None:
