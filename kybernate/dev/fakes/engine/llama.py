@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 _WIDTH, _HEADS, _LAYERS, _CONTEXT = 64, 4, 2, 1024
-_WORDS = [onset + rime for onset in "bdfghklmnprstvwz" for rime in ("a", "e", "i", "o", "u", "an", "en", "on")]
+_SYLLABLES = [onset + rime for onset in "bdfghklmnprstvwz" for rime in ("a", "e", "i", "o", "u", "an", "en", "on")]
 
 
 def missing() -> str:
@@ -70,9 +70,9 @@ def write_model(path: Path, name: str) -> None:
     np: Any = importlib.import_module("numpy")
     random = np.random.default_rng(zlib.crc32(name.encode()))
     control = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
-    tokens = [*control, *(f"\u2581{word}".encode() for word in _WORDS)]
+    tokens = [*control, *(f"\u2581{word}".encode() for word in _SYLLABLES)]
     kinds = gguf.TokenType
-    types = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL, *[kinds.BYTE] * 256, *[kinds.NORMAL] * len(_WORDS)]
+    types = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL, *[kinds.BYTE] * 256, *[kinds.NORMAL] * len(_SYLLABLES)]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(name)
     writer.add_context_length(_CONTEXT)
