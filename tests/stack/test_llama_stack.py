@@ -9,9 +9,8 @@ import pytest
 
 from kybernate.dev.fakes.engine.llama import missing
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
-from kybernate.dev.stack import Stack, StackOptions
-from tests.stack.pods import pod
-from tests.stack.test_restart_stack import CONFIG
+from kybernate.dev.stack import Stack
+from tests.stack.pods import ONE_GROUP, pod, small_node
 
 if absent := missing():
     if os.environ.get("CI"):
@@ -21,10 +20,7 @@ if absent := missing():
 
 @pytest.mark.timeout(200)
 async def test_models_of_llama_cpp_take_turns_and_answer_as_before(tmp_path: Path) -> None:
-    config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
-    config.write_text(CONFIG)
-    pods.write_text("".join(pod(model, vram="60GiB") for model in "ab"))
-    options = StackOptions(config=config, pods=pods, engine="llama", gpus=1, announce=False, speed=8)
+    options = small_node(tmp_path, ONE_GROUP, map(pod, "ab"), engine="llama", speed=8)
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         await stack.ready(90)
 
