@@ -7,8 +7,10 @@ import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
+from kybernate.config import TIERS as TERMS
 from kybernate.messages import JobReply, SwitchJob
 from kybernate.policy import KybBalanced
+from kybernate.policy.turns import GRACE_SECONDS
 from kybernate.seat import SeatState as S
 from services.gpu_manager.group_switch import GroupSwitch
 from services.gpu_manager.inputs import JobAnswered, StartTicket
@@ -27,7 +29,8 @@ SWITCHES = 10_000
 
 
 async def run(switches: int = SWITCHES, seed: int = 7) -> dict[str, float]:
-    """Waits by size and tier in model seconds, and how often what ran was more than may run (an AssertionError)."""
+    """Waits by size and tier in model seconds. Raises AssertionError when more runs than may run, or a request for the
+    largest group waits longer than ``Family.bound``."""
     family = Family(random.Random(seed))
     began = time.process_time()
     while family.switches < switches:
@@ -70,7 +73,7 @@ class Family:
         self.traffic: dict[str, Traffic] = {}
         self.began: dict[str, float] = {}
         """When the phase of a switch began, by op and phase."""
-        self.start = self.world.wall
+        self.start, self.longest_service = self.world.wall, 0.0
         for group in groups:
             for seat, tier in zip(group.seat_ids, TIERS, strict=True):
                 self.traffic[seat] = Traffic(len(group.gpus), tier)
@@ -89,8 +92,28 @@ class Family:
             self._move(switch)
         world.check()
 
+    def bound(self, tier: str) -> float:
+        """Model seconds that a request for the group of four waits at most, by the cap rule (docs/policy.md, rule 5).
+
+        At the cap of its tier its seat goes next and closes busy holders; among groups that share GPUs the longest wait
+        goes first. So only seats with a longer wait go before it, each once, and on one GPU one after another: those of
+        the group of one, of the group of two, and the others of its group. Each takes one visit: the grace period after
+        its activation, the requests in flight, a park and an activation.
+        """
+        ahead = sum(seats for gpus, seats in SHAPES.items() if 0 in gpus) - 1
+        visit = GRACE_SECONDS + self.longest_service + 2 * max(SWITCH_SECONDS.values())
+        return KybBalanced().cap_slos * TERMS[tier].slo_seconds + (ahead + 1) * visit
+
+    def check_bound(self) -> None:
+        """No request for the group of four has waited, or waits, longer than its bound."""
+        for seat, traffic in self.traffic.items():
+            oldest = [self.world.wall - traffic.waiting[0]] if traffic.waiting else []
+            longest, bound = max((*traffic.waits, *oldest), default=0.0), self.bound(traffic.tier)
+            assert traffic.size < 4 or longest <= bound, f"{seat} waited {longest:.0f} s, bound {bound:.0f} s"
+
     def figures(self) -> dict[str, float]:
         """By name."""
+        self.check_bound()
         seconds = self.world.wall - self.start
         found: dict[str, float] = {"switches": self.switches, "model_hours": seconds / 3600, "violations": 0.0}
         for kind in ("size", "tier"):
@@ -106,6 +129,10 @@ class Family:
                 found[f"{name}_wait_p99_s"] = ranked[int(0.99 * len(ranked))]
                 found[f"{name}_wait_max_s"] = ranked[-1]
                 found[f"{name}_active_share"] = active[name] / sum(active.values())
+        for traffic in self.traffic.values():
+            if traffic.size == 4:
+                found[f"4x_{traffic.tier}_wait_max_s"] = max(traffic.waits)
+                found[f"4x_{traffic.tier}_bound_s"] = self.bound(traffic.tier)
         return found
 
     def _start(self, seat: str) -> None:
@@ -131,7 +158,9 @@ class Family:
             traffic.active_seconds += 1.0
             while traffic.waiting:
                 traffic.waits.append(now - traffic.waiting.popleft())
-                traffic.ends.append(now + self.chance.expovariate(1 / SERVICE_SECONDS))
+                service = self.chance.expovariate(1 / SERVICE_SECONDS)
+                self.longest_service = max(self.longest_service, service)
+                traffic.ends.append(now + service)
         counts = (len(traffic.waiting), len(traffic.ends))
         if counts != traffic.reported:
             traffic.reported = counts

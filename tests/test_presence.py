@@ -77,6 +77,27 @@ async def test_a_second_process_ends_before_it_serves_and_names_the_first(node: 
     assert not first.end
 
 
+async def test_a_process_that_begins_to_serve_says_so_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that starts at this moment waits for an objection for less time than lies between two presences."""
+    bus = MemoryBus(node.server)
+    node.server.buses.append(bus)
+    bus.check_connection()
+    presence, published = NodePresence(bus, "gpu-manager", instance="first", node="n1", lock=""), list[bool]()
+    publish = bus.publish
+
+    async def recorded(message: Presence) -> None:
+        published.append(message.serving)
+        await publish(message)
+
+    monkeypatch.setattr(bus, "publish", recorded)
+    keep = asyncio.create_task(presence.keep())
+
+    await presence.claim()
+
+    assert published[-1]
+    keep.cancel()
+
+
 async def test_of_two_that_start_together_one_serves(node: Node) -> None:
     both = [await node.start(name) for name in ("first", "second")]
 

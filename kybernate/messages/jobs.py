@@ -23,6 +23,8 @@ class SeatTarget(BaseModel):
     backend: str = "cuda"
     parked_on: tuple[str, ...] = ()
     """UUIDs of the GPUs that it was parked on, where it is parked; for a checkpointer that lost its own record."""
+    kept_bytes: int = Field(default=0, ge=0)
+    """VRAM that the processes of parked seats keep, on that of these GPUs where it is most; for the same."""
 
 
 class Job(Message):

@@ -225,7 +225,8 @@ class JobRun:
     ) -> None:
         """Keep or forget the seat's processes, and journal how the half ended."""
         if progress.outcome == "parked" and processes is not None and self._keeps(progress.seat):
-            await self._journal.remember(processes)
+            kept = {"residue_bytes": progress.residue_bytes}
+            await self._journal.remember(processes.model_copy(update=kept))
         elif progress.outcome not in ("parked", "quarantined"):
             await self._journal.forget(progress.seat)
         failed = None if processes is None else ending.failed

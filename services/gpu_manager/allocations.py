@@ -99,7 +99,7 @@ def _follow_pod(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> N
     elif pod.running:
         _runs(node, seat, pod, now)
     elif seat.durable.seen_running and seat.state in HAS_PROCESS and not seat.outlives_list:
-        _exit(node, seat, f"its container exited with code {pod.exit_code}", now)
+        _processes_gone(node, seat, f"its container exited with code {pod.exit_code}", now)
     if moved and seat.state is S.ACTIVE:
         node.emit(seat, SeatActivated, now, previous=S.ACTIVE)
 
@@ -115,6 +115,7 @@ def _runs(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
     seat.outlives_list = False
     if container_id == durable.container_id or seat.state is S.LOST:  # (1)
         return
+    node.unaccounted.pop(seat.id, None)
     if seat.state is S.RELEASING:  # (2)
         durable.container_id, durable.seen_running = container_id, True
         seat.gate.ticket_open = seat.processes_gone = False
@@ -178,6 +179,8 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         return
     if seat.gate.called is None:
         seat.gate.called = now.wall
+    if seat.gate.confirmed >= 2:
+        node.unaccounted.pop(seat.id, None)  # an earlier start of its container is over
     ran = seat.durable.seen_running and seat.state in HAS_PROCESS
     if (ran or seat.state is S.STARTING) and seat.gate.confirmed < 2:
         return
@@ -242,17 +245,17 @@ def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
             if seat.state is S.RELEASING and progress.outcome == "parked":
                 _release(node, seat)  # a checkpointer that died right after it took the first one has forgotten it
         elif progress.outcome == "gone" and same and (seat.outlives_list or seat.state is S.QUARANTINED):
-            _processes_gone(node, seat, now)
+            _processes_gone(node, seat, "its processes are gone", now)
         elif seat.state is S.QUARANTINED and progress.outcome in (CLEARED_CONFLICT if seat.conflict else CLEARED):
             _clear_quarantine(node, seat, progress, now)
 
 
-def _processes_gone(node: NodeState, seat: ManagedSeat, now: Now) -> None:
+def _processes_gone(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:
     """None of its processes is left. A ticket that is still open keeps its lease for as long as a start may take."""
     if seat.state is S.STARTING and seat.gate.ticket_open:
         seat.durable.seen_running = seat.outlives_list = False
     elif seat.state in HAS_PROCESS:
-        _exit(node, seat, "its processes are gone", now)
+        _exit(node, seat, reason, now)
 
 
 def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
@@ -268,8 +271,11 @@ def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     (1) A conflict that is over: the quarantine then ends as the driver reports. (2) A start without a process, as a
     read of the pods after the deadline shows it: while they cannot be read, a container may run unseen. (3) A lost seat
     whose processes are gone. (4) A deleted pod whose processes are gone: it holds nothing any more, and once the
-    pod is gone the seat is free.
+    pod is gone the seat is free. (5) As (2), the wait for a container whose ticket was lost.
     """
+    until = node.unaccounted.get(seat.id)
+    if until is not None and until < (now.wall if seat.pod is None else min(now.wall, seat.owner.seen)):  # (5)
+        del node.unaccounted[seat.id]
     if seat.state is S.QUARANTINED and seat.conflict and view.room(node, seat):  # (1)
         seat.conflict = False  # what it is by now, the driver reports: it may have been about to be activated
     elif seat.state is S.STARTING and not seat.durable.seen_running:  # (2)

@@ -31,6 +31,7 @@ from services.gpu_manager.inputs import (
     JobAnswered,
     JobsReported,
     Now,
+    Paused,
     PodsSeen,
     Recovered,
     RecoveryBegun,
@@ -88,6 +89,8 @@ class Board:
                 node.on_bus(connected, now)
             case RouterAskedOverHttp():
                 node.routers.permit(now)
+            case Paused():
+                node.routers.pause(now)
             case RecoveryBegun():
                 recovery.ask(node, message, now)
             case Recovered():

@@ -182,7 +182,7 @@ class Routers:
 
     Drained means that every router that may still forward has acknowledged that it does not. One that stops says so
     once it has ended its last call. One that fell silent proves nothing: it counts until its presence has expired, and
-    by then it has stopped by its own clock.
+    by then it has stopped by its own clock. Its silence counts up to ``Now.handled``: a presence may wait in the inbox.
     """
 
     present: dict[tuple[str, str], WallTime] = field(default_factory=dict)
@@ -196,11 +196,11 @@ class Routers:
 
     def unsettle(self, now: Now) -> None:
         """Routers may be present that are not known yet: wait a moment before trusting the list."""
-        self.settled_at = now.wall + SETTLE_SECONDS
+        self.settled_at = now.handled + SETTLE_SECONDS
 
     def settled(self, now: Now) -> bool:
         """True once every living router must have published its presence."""
-        return now.wall >= self.settled_at
+        return now.handled >= self.settled_at
 
     def update(self, presence: Presence, now: Now) -> None:
         """A router is alive, or leaves. Its incarnation before counts until it expires: it may be another router of
@@ -208,12 +208,17 @@ class Routers:
         if presence.leaving:
             self.present.pop((presence.instance, presence.incarnation), None)
             return
-        self.present[presence.instance, presence.incarnation] = now.wall + DEAD_AFTER_SECONDS
+        self.present[presence.instance, presence.incarnation] = now.handled + DEAD_AFTER_SECONDS
 
     def remember(self, known: Iterable[tuple[str, str]], now: Now) -> None:
         """Routers that the previous manager knew: present until their next presence or until they expire."""
         for router in known:
             self.present.setdefault(router, now.wall + DEAD_AFTER_SECONDS)
+
+    def pause(self, now: Now) -> None:
+        """Nothing was read for a while: no router has become silent by that, and others may have come."""
+        self.present = dict.fromkeys(self.present, now.handled + DEAD_AFTER_SECONDS)
+        self.unsettle(now)
 
     def permit(self, now: Now) -> None:
         """A router got the active seats over HTTP."""
@@ -221,7 +226,7 @@ class Routers:
 
     def expire(self, now: Now) -> None:
         """Drop routers that fell silent."""
-        for router in [router for router, dead_at in self.present.items() if dead_at <= now.wall]:
+        for router in [router for router, dead_at in self.present.items() if dead_at <= now.handled]:
             del self.present[router]
 
     def acknowledge(self, ack: DrainAck) -> None:

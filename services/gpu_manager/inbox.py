@@ -4,6 +4,7 @@ The board may stand still for seconds (its ledger is on a disk that hangs), and 
 """
 
 import asyncio
+import time
 from collections import OrderedDict, deque
 
 from kybernate.logs import get_logger
@@ -29,7 +30,7 @@ class BoardInbox:
 
     def __init__(self, *, levels: int = LEVELS, others: int = OTHERS) -> None:
         self._most_levels, self._most_others = levels, others
-        self._queue: OrderedDict[int, tuple[object, Reply | None]] = OrderedDict()
+        self._queue: OrderedDict[int, tuple[object, Reply | None, float]] = OrderedDict()
         self._levels: deque[int] = deque()
         """Keys of the levels that wait, oldest first."""
         self._statuses: dict[str, int] = {}
@@ -45,7 +46,7 @@ class BoardInbox:
     def put(self, message: object, reply: Reply | None = None) -> int:
         """Add a message, whatever waits already; returns its key."""
         self._last += 1
-        self._queue[self._last] = (message, reply)
+        self._queue[self._last] = (message, reply, time.monotonic())
         self._arrived.set()
         if isinstance(message, _Level):  # (1)
             self._levels.append(self._last)
@@ -64,18 +65,18 @@ class BoardInbox:
                 await self._taken.wait()
         self.put(message)
 
-    async def get(self) -> tuple[object, Reply | None]:
-        """Take the oldest message; waits for one."""
+    async def get(self) -> tuple[object, Reply | None, float]:
+        """Take the oldest message, and when it arrived (CLOCK_MONOTONIC); waits for one."""
         while not self._queue:
             self._arrived.clear()
             await self._arrived.wait()
-        _, (message, reply) = self._queue.popitem(last=False)
+        _, (message, reply, arrived) = self._queue.popitem(last=False)
         if isinstance(message, _Level):
             self._levels.popleft()
         elif isinstance(message, JobProgress):
             self._statuses.pop(message.status.op, None)
         self._taken.set()
-        return message, reply
+        return message, reply, arrived
 
     def withdraw(self, key: int) -> bool:
         """Take a message back; False if the board has it already."""

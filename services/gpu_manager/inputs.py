@@ -46,6 +46,13 @@ class Now:
     wall: WallTime
     model: ModelTime
     unix: UnixTime
+    lag: float = 0.0
+    """Wall seconds for which the message that is handled has waited."""
+
+    @property
+    def handled(self) -> WallTime:
+        """All that arrived before this instant has been handled: silence counts until then, and no longer."""
+        return self.wall + -self.lag
 
     @property
     def pace(self) -> float:
@@ -183,6 +190,8 @@ class RecoveryBegun:
     ledger: Ledger
     published: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Seat → the epoch of its row of the roster; empty if it could not be read. Routers refuse lower ones."""
+    tickets: tuple[SeatTicket, ...] = ()
+    """The last ticket in each seat folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +202,7 @@ class Recovered:
     ledger: Ledger
     reply: JobReply
     tickets: tuple[SeatTicket, ...] = ()
-    """Those that the ledger did not know."""
+    """As in RecoveryBegun."""
     published: Mapping[str, int] = field(default_factory=dict, hash=False)
     """As in RecoveryBegun."""
 
@@ -208,6 +217,11 @@ class BusChanged:
     """The cluster bus was lost or came back."""
 
     connected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Nothing arrived for longer than a running manager ever waits: what was sent meanwhile may still be unread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,6 +163,10 @@ class Ledger(BaseModel):
     """Operations of operators, oldest first."""
     drains: tuple[str, ...] = ()
     """Names of the drains in force."""
+    unaccounted: dict[str, float] = Field(default_factory=dict)
+    """``NodeState.unaccounted``, CLOCK_MONOTONIC."""
+    lost: bool = Field(default=False, exclude=True)
+    """It could not be read, or not its last record: it may lack a ticket."""
 
 
 class LedgerFile:
@@ -187,7 +191,7 @@ class LedgerFile:
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
-            return Ledger()
+            return Ledger(lost=True)
         lines, damaged = data.split(b"\n"), list[int]()
         for number in range(len(lines), 0, -1):
             line = lines[number - 1]
@@ -196,12 +200,12 @@ class LedgerFile:
                     found = Ledger.model_validate_json(line)
                     if damaged:
                         self._tell("ledger.damaged", damaged, used=number, epoch=found.epoch, meaning=_FORGOTTEN)
-                    return found
+                    return found.model_copy(update={"lost": bool(damaged)})
             damaged += [number] if line else []
         aside = self.path.with_suffix(".unreadable")
         os.replace(self.path, aside)
         self._tell("ledger.unreadable", damaged, kept_as=str(aside), meaning=_LOST)
-        return Ledger()
+        return Ledger(lost=True)
 
     def _tell(self, event: str, damaged: list[int], **data: object) -> None:
         """Log once which lines (from 1) are damaged and what follows."""

@@ -53,6 +53,7 @@ from services.gpu_manager.inputs import (
     InvariantBroken,
     ModelTime,
     Now,
+    Paused,
     PodsSeen,
     Recovered,
     RecoveryBegun,
@@ -81,6 +82,8 @@ EVIDENCE_SECONDS = 5.0
 """Wall: first time-out of the question about all processes."""
 BUSY_SECONDS = 1.5
 """Wall: how long a command waits for the board before it is refused as busy; its sender waits 2 s."""
+PAUSE_SECONDS = 3.0
+"""Wall: no two messages are further apart while the process runs: without one there is a tick every second."""
 BRIEF_SECONDS = 0.005
 """Wall: how long the loop itself waits for the ledger. Most records take 0.2 ms; to leave the loop costs as much."""
 DURABLE = (StartTicket, SeatPinned, SeatUnpinned, OrderChanged)
@@ -127,10 +130,11 @@ class Manager:
         """The board's state, to read."""
         return self.board.node
 
-    def now(self) -> Now:
-        """This instant."""
+    def now(self, arrived: float | None = None) -> Now:
+        """This instant, for a message that arrived then."""
         wall = self.clock.wall()
-        return Now(wall=WallTime(wall), model=ModelTime(self.clock.to_model(wall)), unix=UnixTime(time.time()))
+        lag = 0.0 if arrived is None else wall - arrived
+        return Now(WallTime(wall), ModelTime(self.clock.to_model(wall)), UnixTime(time.time()), lag)
 
     async def receive(self, message: object) -> None:
         """Put something into the inbox. Waits while too much waits there."""
@@ -154,9 +158,13 @@ class Manager:
     # --- the one writer -----------------------------------------------------------------------------------------------
 
     async def _decide(self, group: asyncio.TaskGroup) -> None:
+        handled = self.clock.wall()
         while True:
-            message, reply = await self._next()
-            await self._carry_out(self.board.handle(message, self.now()), reply, group)
+            message, reply, arrived = await self._next()
+            if arrived > handled + PAUSE_SECONDS:
+                await self._carry_out(self.board.handle(Paused(), self.now(arrived)), None, group)
+            handled = arrived
+            await self._carry_out(self.board.handle(message, self.now(arrived)), reply, group)
             if isinstance(message, Presence):
                 await self._record(durable=False)
             self.engines.follow(view.engine_probes(self.node), group, self.receive)
@@ -197,14 +205,14 @@ class Manager:
         while not self.recorded.is_set():
             await self.recorded.wait()
 
-    async def _next(self) -> tuple[object, asyncio.Future[CommandReply] | None]:
+    async def _next(self) -> tuple[object, asyncio.Future[CommandReply] | None, float]:
         if len(self.inbox):
             return await self.inbox.get()
         try:
             async with asyncio.timeout(view.next_wake(self.node, self.now())):
                 return await self.inbox.get()
         except TimeoutError:
-            return Tick(), None
+            return Tick(), None, self.clock.wall()
 
     async def _publish(self, effect: Effect, group: asyncio.TaskGroup) -> None:
         match effect:
@@ -309,11 +317,11 @@ class Manager:
                 pending = True
 
     def _unconfirmed(self) -> frozenset[str]:
-        """Seats with a process and a call at the start gate that may be another pod's (``allocations._at_gate``)."""
+        """Seats whose call at the start gate may be another pod's, where it matters (``allocations._at_gate``)."""
         return frozenset(
             seat.id
             for seat in self.node.seats.values()
-            if seat.state in HAS_PROCESS
+            if (seat.state in HAS_PROCESS or seat.id in self.node.unaccounted)
             and (call := self.calling.get(seat.id)) is not None
             and not (seat.gate.call == call and seat.gate.confirmed >= 2)
         )
@@ -376,10 +384,9 @@ class Manager:
             try:
                 owners = await self.pods.seats()
                 began = self.clock.wall()
-                tickets = recovery.open_tickets(ledger, owners, self.gate.tickets(self.node.seats))
-                known = recovery.with_tickets(ledger, tickets)
+                tickets = self.gate.tickets(self.node.seats)
                 published = await self.roster.published()
-                effects = self.board.handle(RecoveryBegun(owners, known, published), self.now())
+                effects = self.board.handle(RecoveryBegun(owners, ledger, published, tickets), self.now())
                 question = next(effect for effect in effects if isinstance(effect, AskJobs))
                 reply = await self.jobs.ask(question, timeout)
                 break
@@ -388,7 +395,7 @@ class Manager:
                     timeout = min(timeout * 2, LONGEST_SECONDS)
                 log.info("manager.waits", error=str(error) or repr(error))
                 await asyncio.sleep(0.25)
-        recovered = Recovered(owners, known, reply, tickets, published)
+        recovered = Recovered(owners, ledger, reply, tickets, published)
         await self._carry_out(self.board.handle(recovered, self.now()), None, group)
         self.roster.all_changed()
         log.info("manager.recovered", seats=len(owners.pods), jobs=len(reply.jobs), epoch=self.node.epoch)

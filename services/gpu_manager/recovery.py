@@ -14,9 +14,9 @@ from kybernate.cuda import FREED_SHARE
 from kybernate.messages import EVENT_OF_STATE, AskJobs, JobStatus, KillJob, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import operations, view
+from services.gpu_manager import operations, switch, view
 from services.gpu_manager.group_switch import Drain, GroupSwitch, JobExchange, SwitchPhase, SwitchTimes
-from services.gpu_manager.inputs import Now, Recovered, RecoveryBegun, SeatTicket
+from services.gpu_manager.inputs import Now, Recovered, RecoveryBegun, SeatTicket, WallTime
 from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry
 from services.gpu_manager.managed_seat import FROZEN_STATES, START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.seat_pod import Owners, SeatPod
@@ -118,9 +118,10 @@ def container_evidence(pod: SeatPod, entry: LedgerEntry | None) -> ContainerEvid
     """Compare a pod with the ledger.
 
     (1) It runs another container than the ledger's. (2) The pod is going: by its ticket, its processes and its lease.
-    (3) It runs. (4) It does not.
+    (3) It runs. (4) It does not, also if the list shows the container that had ended before the last ticket.
     """
     known = entry.durable if entry is not None else Durable(seen_running=pod.running)
+    over = entry is not None and entry.state is S.STARTING and not known.seen_running
     if pod.running and entry is not None and pod.container_id != known.container_id:  # (1)
         return _C.NEW
     if pod.deleting:  # (2)
@@ -130,7 +131,7 @@ def container_evidence(pod: SeatPod, entry: LedgerEntry | None) -> ContainerEvid
         if not known.seen_running:
             return _C.DELETED
         return _C.DELETED_HOLDING if entry is None or entry.lease else _C.DELETED_PARKED
-    if pod.running:  # (3)
+    if pod.running and not over:  # (3)
         return _C.RUNNING
     return _C.STOPPED if known.container_id else _C.ABSENT  # (4)
 
@@ -153,7 +154,8 @@ def ask(node: NodeState, begun: RecoveryBegun, now: Now) -> None:
 
     It fences all GPUs of the node: seats of others may be on their way there.
     """
-    node.epoch = max(node.epoch, begun.ledger.epoch, _published_epoch(begun.ledger, begun.published))
+    highest = max((begun.ledger.epoch, *(ticket.epoch for ticket in open_tickets(begun.ledger, begun.tickets))))
+    node.epoch = max(node.epoch, highest, _published_epoch(highest, begun.published))
     entries = {entry.seat: entry for entry in begun.ledger.seats}
     targets = []
     for seat, pod, entry in _owned(node, begun.owners, entries):
@@ -164,21 +166,29 @@ def ask(node: NodeState, begun: RecoveryBegun, now: Now) -> None:
             node.own(known, pod)
             known.durable.container_id = container_id
             known.durable.vram_bytes = entry.durable.vram_bytes if entry else 0
-            targets.append(known.target(view.group_with_gpus(node, seat, entry.on) if entry else None))
+            target = known.target(view.group_with_gpus(node, seat, entry.on) if entry else None)
+            kept = max(sum(_kept_on(gpu, one) for one in begun.ledger.seats) for gpu in target.gpus)
+            targets.append(target.model_copy(update={"kept_bytes": kept}))
     gpus = sorted({uuid for group in node.setup.groups for uuid in group.uuids})
     epoch = node.next_epoch(now)
     question = AskJobs(cause="recovery", node=node.name, epoch=epoch, targets=tuple(targets), gpus=tuple(gpus))
     node.effects.append(question)
 
 
+def _kept_on(gpu: str, entry: LedgerEntry) -> int:
+    """VRAM on this GPU that a seat's processes keep while parked, as the ledger has it."""
+    gpus = entry.on or entry.gpus
+    return -(-entry.durable.residue_bytes // len(gpus)) if gpu in gpus else 0
+
+
 _ROWS_LATE = 60_000
 """Epochs, about milliseconds: by how much rows of the roster may lie behind the events, which routers have seen too."""
 
 
-def _published_epoch(ledger: Ledger, published: Mapping[str, int]) -> int:
+def _published_epoch(known: int, published: Mapping[str, int]) -> int:
     """An epoch above those that routers have seen, when the ledger was lost or is older than the roster; else 0."""
     highest = max(published.values(), default=0)
-    return highest + _ROWS_LATE if highest > ledger.epoch else 0
+    return highest + _ROWS_LATE if highest > known else 0
 
 
 def _owned(
@@ -215,27 +225,33 @@ def _departed(entry: LedgerEntry) -> SeatPod:
 # --- recovery ---------------------------------------------------------------------------------------------------------
 
 
-def open_tickets(ledger: Ledger, owners: Owners, tickets: tuple[SeatTicket, ...]) -> tuple[SeatTicket, ...]:
+def open_tickets(ledger: Ledger, tickets: tuple[SeatTicket, ...]) -> tuple[SeatTicket, ...]:
     """The tickets that are younger than the ledger and may still lead to a process: it, or its last record, was lost.
 
     An older one that the ledger has no start for is over: its seat was freed.
     """
-    running = {pod.seat for pod in owners.pods if pod.running}
-    return tuple(
-        one
-        for one in tickets
-        if one.epoch > ledger.epoch and one.seat not in running and one.age_seconds <= START_DEADLINE_SECONDS
-    )
+    return tuple(one for one in tickets if one.epoch > ledger.epoch and one.age_seconds <= START_DEADLINE_SECONDS)
 
 
-def with_tickets(ledger: Ledger, tickets: tuple[SeatTicket, ...]) -> Ledger:
-    """The ledger with an entry for each of these tickets, in the place of an older one."""
+def _unused(known: Recovered, tickets: tuple[SeatTicket, ...]) -> tuple[SeatTicket, ...]:
+    """Open tickets without those that a container has used: the pods show one, and the driver does not find it
+    gone (then it may be the one before, and the list stale)."""
+    running = {pod.seat: pod.uid for pod in known.owners.pods if pod.running}
+    gone = {(seat.seat, seat.pod_uid) for seat in known.reply.seats if driver_evidence(seat) is _D.GONE}
+    return tuple(one for one in tickets if one.seat not in running or (one.seat, running[one.seat]) in gone)
+
+
+def with_tickets(ledger: Ledger, tickets: tuple[SeatTicket, ...], owners: Owners) -> Ledger:
+    """The ledger with an entry for each of these tickets, in the place of an older one. A container that the pods show
+    there has ended before."""
     entries = {entry.seat: entry for entry in ledger.seats}
+    ended = {(pod.seat, pod.uid): pod.container_id or "" for pod in owners.pods}
     for ticket in tickets:
         known = entries.get(ticket.seat)
         if known is None or known.pod_uid != ticket.pod_uid:
             known = LedgerEntry(seat=ticket.seat, state=S.STARTING, epoch=0, lease=True, pod="", pod_uid=ticket.pod_uid)
-        durable = replace(known.durable, ticket=ticket.call, seen_running=False)
+        container = ended.get((ticket.seat, ticket.pod_uid), known.durable.container_id)
+        durable = replace(known.durable, ticket=ticket.call, seen_running=False, container_id=container)
         durable.vram_bytes = durable.vram_bytes or ticket.vram_bytes
         now = {"state": S.STARTING, "lease": True, "epoch": ticket.epoch, "on": (), "durable": durable}
         entries[ticket.seat] = known.model_copy(update=now)
@@ -245,19 +261,22 @@ def with_tickets(ledger: Ledger, tickets: tuple[SeatTicket, ...]) -> Ledger:
 
 def recover(node: NodeState, known: Recovered, now: Now) -> None:
     """Fill the state; from then on the board decides."""
-    published = _published_epoch(known.ledger, known.published)
-    node.epoch = max(node.epoch, known.ledger.epoch, known.reply.highest_epoch, published)
-    node.seq = max(node.seq, known.ledger.seq)
-    node.move_seconds = known.ledger.move_seconds
-    operations.restore(node, known.ledger)
-    entries = {entry.seat: entry for entry in known.ledger.seats}
+    tickets = _unused(known, open_tickets(known.ledger, known.tickets))
+    ledger = with_tickets(known.ledger, tickets, known.owners)
+    published = _published_epoch(ledger.epoch, known.published)
+    node.epoch = max(node.epoch, ledger.epoch, known.reply.highest_epoch, published)
+    node.seq = max(node.seq, ledger.seq)
+    node.move_seconds = ledger.move_seconds
+    operations.restore(node, ledger)
+    entries = {entry.seat: entry for entry in ledger.seats}
     evidence = {(seat.seat, seat.pod_uid): seat for seat in known.reply.seats}
     listed = {(pod.seat, pod.uid) for pod in known.owners.pods}
     for seat, pod, entry in _owned(node, known.owners, entries):
         node.own(seat, pod)
         seat.owner.misses = 0 if (seat.id, pod.uid) in listed else 2
         _recover_seat(node, seat, pod, entry, evidence.get((seat.id, pod.uid)), now)
-    for ticket in known.tickets:
+    _wait_for_lost_tickets(node, known, now)
+    for ticket in tickets:
         seat = node.seats[ticket.seat]
         given = now.wall + -ticket.age_seconds
         seat.entered_wall, seat.gate.ticket_given = given, given
@@ -270,7 +289,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     serving = {seat.seat for seat in known.reply.seats if seat.outcome == "active" and seat.gpus}
     _quarantine_conflicts(node, serving)  # after that: both seats of a switch seem to live while it is under way
     _publish(node, entries, now, behind=published > 0)
-    node.routers.remember((*known.ledger.routers.items(), *known.ledger.more_routers), now)
+    node.routers.remember((*ledger.routers.items(), *ledger.more_routers), now)
     node.routers.unsettle(now)
     node.recovered = True
 
@@ -302,6 +321,20 @@ def _recover_seat(
     seat.residence.group = _group(node, seat, entry, seen)
     if seat.state is S.ACTIVE:
         seat.usage.active_since = seat.usage.busy = now.model
+
+
+def _wait_for_lost_tickets(node: NodeState, known: Recovered, now: Now) -> None:
+    """A seat with an owner and without a process may have a ticket that was lost with the ledger and its seat folder.
+    Its own container is waited for as long as a start may take."""
+    latest = now.wall + START_DEADLINE_SECONDS
+    for name, until in known.ledger.unaccounted.items():
+        if name in node.seats and WallTime(until) > now.wall:
+            node.unaccounted[name] = min(WallTime(until), latest)  # an instant of another boot proves nothing
+    remembered = {ticket.seat for ticket in known.tickets}
+    for seat in node.seats.values() if known.ledger.lost else ():
+        held = seat.durable.seen_running or seat.gate.ticket_open
+        if seat.pod is not None and not held and seat.id not in remembered:
+            node.unaccounted[seat.id] = latest
 
 
 def _group(node: NodeState, seat: ManagedSeat, entry: LedgerEntry | None, seen: SeatProgress | None) -> Group:
@@ -358,14 +391,13 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
             seat.epoch, seat.op = status.epoch, status.op
             seat.residence.group = group
     if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
-        free = all(progress.outcome in ("parked", "gone") for progress in status.park)
-        _adopt_incoming(incoming, group, entries.get(incoming.id), free=free)
+        _adopt_incoming(incoming, group, entries.get(incoming.id), free=switch.victims_off(node, status))
         incoming.epoch, incoming.op = status.epoch, status.op
 
 
 def _concerns(progress: SeatProgress, seat: ManagedSeat) -> bool:
-    """True if the seat has a process, and it belongs to the pod that the job names."""
-    return seat.pod is not None and seat.pod.uid == progress.pod_uid and seat.durable.seen_running
+    """True if the seat has a process, and it is the one that the job names, not one that comes of a later ticket."""
+    return switch.about(seat, progress) and seat.durable.seen_running and not seat.gate.ticket_open
 
 
 def _adopt_incoming(seat: ManagedSeat, group: Group, entry: LedgerEntry | None, *, free: bool) -> None:
@@ -449,6 +481,7 @@ def ledger(node: NodeState, boot: str) -> Ledger:
         move_seconds=node.move_seconds,
         orders=tuple(replace(order) for order in node.orders.values()),
         drains=tuple(drain.op for drain in node.drains.values()),
+        unaccounted={seat: float(until) for seat, until in node.unaccounted.items()},
     )
 
 

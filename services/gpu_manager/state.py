@@ -34,9 +34,18 @@ from services.gpu_manager.inputs import (
     ModelTime,
     Now,
     StartTicket,
+    WallTime,
 )
 from services.gpu_manager.ledger import OperatorOrder
-from services.gpu_manager.managed_seat import AT_HOME, Backoff, ManagedSeat, Ownership, PodTerms, Residence
+from services.gpu_manager.managed_seat import (
+    AT_HOME,
+    START_DEADLINE_SECONDS,
+    Backoff,
+    ManagedSeat,
+    Ownership,
+    PodTerms,
+    Residence,
+)
 from services.gpu_manager.seat_pod import SeatPod
 
 Effect = (
@@ -139,6 +148,9 @@ class NodeState:
     """Seat → the group to which an operator moves it: no other group brings it back."""
     broken: dict[str, str] = field(default_factory=dict)
     """GPU → the invariant that does not hold on it now: nothing is granted there."""
+    unaccounted: dict[str, WallTime] = field(default_factory=dict)
+    """Seats whose container may be on its way by a ticket that nothing remembers, until then: ledger and seat folder
+    were lost. Nothing is granted on their GPUs."""
     violations: int = 0
     """How often an invariant was found broken on a GPU since the start."""
     refused: int = 0
@@ -206,7 +218,15 @@ class NodeState:
         )
 
     def broken_on(self, group: Group) -> str:
-        """The broken invariant that stops grants on this group. Empty: none."""
+        """Why nothing is granted on this group: a broken invariant, or a start that may be under way although nothing
+        remembers its ticket. Empty: neither."""
+        for name in self.unaccounted:
+            seat = self.seats[name]
+            if any(gpu in group.gpus for gpu in seat.home.gpus):
+                return (
+                    f"the ledger was lost, and the container of {name} ({seat.model}) may be on its way to group "
+                    f"{seat.home.name}; it is waited for, {START_DEADLINE_SECONDS:.0f} s at most"
+                )
         return next((self.broken[gpu.uuid] for gpu in group.gpus if gpu.uuid in self.broken), "")
 
     def drain_on(self, group: Group) -> OperatorOrder | None:

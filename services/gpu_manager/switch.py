@@ -256,7 +256,7 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
             op=switch.op,
             group=switch.group,
             park=(victim.target(),) if victim is not None else (),
-            activate=incoming.target(group) if incoming is not None else None,
+            activate=view.target(node, incoming, group) if incoming is not None else None,
         )
     )
 
@@ -340,8 +340,7 @@ def on_job_status(node: NodeState, status: JobStatus, now: Now) -> None:
         seat = node.seats.get(progress.seat)
         if seat is not None and seat.group.name == switch.group and _same_pod(seat, progress):
             _on_victim_progress(node, switch, seat, progress, now)
-    free = all(progress.outcome in ("parked", "gone") for progress in status.park)
-    if free and status.activate is not None and status.activate.seat == switch.incoming:  # (4)
+    if victims_off(node, status) and status.activate is not None and status.activate.seat == switch.incoming:  # (4)
         incoming = node.seats.get(status.activate.seat)
         if incoming is not None:
             _on_incoming_progress(node, switch, incoming, status.activate, now, done=status.done)
@@ -491,6 +490,20 @@ def arrives(seat: ManagedSeat, switch: GroupSwitch) -> bool:
     return seat.state in COMING and seat.group.name == switch.group
 
 
+def victims_off(node: NodeState, status: JobStatus) -> bool:
+    """True when the seats that a job parks hold no GPUs any more. Of a seat that has another pod or container by now
+    its lease tells, and not what became of the one before."""
+    off = all(progress.outcome in ("parked", "gone") for progress in status.park)
+    seats = [(node.seats.get(progress.seat), progress) for progress in status.park]
+    return off and not any(seat is not None and seat.lease and not about(seat, progress) for seat, progress in seats)
+
+
+def about(seat: ManagedSeat, progress: SeatProgress) -> bool:
+    """True for a report about the present container of a seat's present pod."""
+    target = seat.target()
+    return (target.pod_uid, target.container_id) == (progress.pod_uid, progress.container_id)
+
+
 def _same_pod(seat: ManagedSeat, progress: SeatProgress) -> bool:
     return seat.pod is not None and progress.pod_uid == seat.pod.uid
 
@@ -544,7 +557,7 @@ def _retarget(node: NodeState, switch: GroupSwitch, now: Now) -> None:
             node=node.name,
             epoch=switch.epoch,
             op=switch.op,
-            activate=seat.target(node.groups[switch.group].group) if parked else None,
+            activate=view.target(node, seat, node.groups[switch.group].group) if parked else None,
         )
     )
 

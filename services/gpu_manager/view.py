@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from kybernate.cuda import FREED_SHARE
-from kybernate.messages import AskJobs
+from kybernate.messages import AskJobs, SeatTarget
 from kybernate.policy import GroupView, SeatView
 from kybernate.policy.turns import LEAVING
 from kybernate.seat import SeatState
@@ -355,6 +355,13 @@ def _promised(node: NodeState, group: Group) -> list[ManagedSeat]:
     return [] if any(seat.lease and seat.group.name == group.name for seat in seats) else seats[:1]
 
 
+def target(node: NodeState, seat: ManagedSeat, on: Group | None = None) -> SeatTarget:
+    """How the checkpointer finds a seat's processes, and what parked ones keep on its GPUs."""
+    found = seat.target(on)
+    kept = [sum(o.residue_on(gpu) for o in node.seats.values()) for gpu in found.parked_on or found.gpus]
+    return found.model_copy(update={"kept_bytes": max(kept)})
+
+
 def group_with_gpus(node: NodeState, seat: ManagedSeat, gpus: Collection[str]) -> Group | None:
     """The group that a seat is on when its memory is on these GPUs; None where they do not tell.
 
@@ -457,7 +464,7 @@ def checkpointer_questions(node: NodeState, sent_before: WallTime) -> list[AskJo
     unclear = [seat for seat in seats if seat.state is S.QUARANTINED or seat.outlives_list]
     unclear = dying + [seat for seat in unclear if seat not in dying]
     questions = [question.model_copy(update={"ops": tuple(late)})] if late else []
-    return questions + [question.model_copy(update={"targets": (seat.target(),)}) for seat in unclear]
+    return questions + [question.model_copy(update={"targets": (target(node, seat),)}) for seat in unclear]
 
 
 def next_wake(node: NodeState, now: Now) -> float:

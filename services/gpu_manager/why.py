@@ -69,7 +69,7 @@ def _waits(node: NodeState, seat: ManagedSeat, now: Now) -> SeatStage:
     if not movable and (foreign := node.foreign_on(group)):  # (3)
         return _foreign(node, group, foreign)
     if not movable and (broken := node.broken_on(group)):
-        return SeatStage("invariant-broken", broken)
+        return SeatStage("invariant-broken" if broken in node.broken.values() else "lost-ticket", broken)
     if not view.wanted(node, seat, now):  # (4)
         return _unwanted(node, seat)
     if not movable and (faulty := _faulty(node, group)):  # (5)

@@ -205,6 +205,19 @@ async def test_a_process_that_the_driver_does_not_report_as_checkpointed_is_not_
             await it.evidence.prove(unit)
 
 
+async def test_the_residue_of_a_seat_that_was_parked_before_is_the_one_proven_then() -> None:
+    async with stand() as it:
+        it.driver.cuda, it.driver.used, it.driver.state = {it.child.pid}, 100, "CHECKPOINTED"
+        it.driver.uses_gpu(it.child.pid, 100)
+        seat = await it.find()
+        seat = seat.model_copy(update={"baseline": await it.evidence.baseline(seat)})
+        it.driver.uses, it.driver.used = [], 7
+        assert await it.evidence.prove(seat) == 7
+
+        again = seat.model_copy(update={"baseline": {}, "residue_bytes": 5})
+        assert await it.evidence.prove(again) == 5
+
+
 async def test_a_process_that_the_driver_reports_under_another_seat_is_no_member() -> None:
     """A pid of the container was used again."""
     async with stand() as it:
@@ -331,18 +344,28 @@ async def no_journal(step: str, pid: int | None, detail: str = "") -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "listed", "size", "why"),
+    ("used", "listed", "size", "kept", "why"),
     [
-        (300, (300, None), 0, ""),
-        (340, (300, None), 100, ""),
-        (360, (300, None), 0, "60 bytes on GPU-a that no process accounts for"),
-        (340, (300, None), 30, "40 bytes on GPU-a that no process accounts for"),
-        (300, (), 0, "300 bytes on GPU-a that no process accounts for"),
+        (300, (300, None), 0, 0, ""),
+        (340, (300, None), 100, 0, ""),
+        (360, (300, None), 0, 0, "60 bytes on GPU-a that no process accounts for"),
+        (360, (300, None), 100, 20, ""),
+        (340, (300, None), 30, 0, "40 bytes on GPU-a that no process accounts for"),
+        (340, (300, None), 30, 20, "40 bytes on GPU-a that no process accounts for"),
+        (300, (), 0, 0, "300 bytes on GPU-a that no process accounts for"),
     ],
-    ids=["accounted-for", "less-than-its-footprint", "too-much", "as-much-as-its-footprint", "nothing-is-listed"],
+    ids=[
+        "accounted-for",
+        "less-than-its-footprint",
+        "too-much",
+        "known-to-be-kept",
+        "as-much-as-its-footprint",
+        "as-much-as-its-footprint-although-more-is-kept",
+        "nothing-is-listed",
+    ],
 )
 async def test_a_frozen_container_without_a_record_is_parked_if_other_processes_have_all_memory(
-    used: int, listed: tuple[int | None, ...], size: int, why: str
+    used: int, listed: tuple[int | None, ...], size: int, kept: int, why: str
 ) -> None:
     """``listed``: memory of a stranger. The GPU has 1000 bytes."""
     async with stand(cuda=True) as it:
@@ -350,7 +373,7 @@ async def test_a_frozen_container_without_a_record_is_parked_if_other_processes_
         it.driver.used = used
         for one in filter(None, listed):
             it.driver.uses_gpu(1, one)
-        target = it.target.model_copy(update={"vram_bytes": size})
+        target = it.target.model_copy(update={"vram_bytes": size, "kept_bytes": kept})
         found = Discovery(it.calls, it.host).find(target, "G0", 1)
         if why:
             with pytest.raises(DriverUnreadableError, match=why):

@@ -43,6 +43,8 @@ class MemoryBackend:
     unknown: Exception | None = None
     """Why no process of a seat is found."""
     keeps_processes: bool = True
+    keeps_bytes: int = 0
+    """Measured at a park; 0: what is on record."""
 
     def hold(self, what: str) -> asyncio.Event:
         self.held[what] = asyncio.Event()
@@ -90,7 +92,8 @@ class MemoryBackend:
         await note("lock", None)
         if what in self.held:
             await self.held[what].wait()
-        return Ending(self.outcomes.get(what, outcome), vram_bytes=7)
+        kept = self.keeps_bytes or seat.residue_bytes
+        return Ending(self.outcomes.get(what, outcome), vram_bytes=7, residue_bytes=kept)
 
 
 class NoHelpers:
@@ -362,6 +365,17 @@ async def test_a_restart_replays_the_half_under_way_and_repeats_none_that_ended(
         assert again.backend.done == ["replay-active w"]
         assert status.activate is not None
         assert (status.park[0].outcome, status.activate.outcome) == ("parked", "active")
+
+
+async def test_a_seat_that_is_parked_again_keeps_its_proven_residue_also_after_a_restart(tmp_path: Path) -> None:
+    """Its second park frees nothing, so nothing can be measured."""
+    async with running(tmp_path) as stand:
+        stand.backend.keeps_bytes = 2
+        await stand.worker.switch(switch(1, park="v"))
+        await stand.done("op-1")
+    async with running(tmp_path) as again:
+        await again.worker.switch(switch(2, park="v"))
+        assert (await again.done("op-2")).park[0].residue_bytes == 2
 
 
 async def test_a_park_that_a_crash_interrupted_is_replayed(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ def random_runs(options: argparse.Namespace) -> int:
     )
     tell("happened: " + ", ".join(f"{name} {count}" for name, count in totals.kinds.most_common()))
     tell(f"alarms of the board after a loss of its ledger: {totals.alarms}")
-    for reason, count in totals.operators.most_common():
-        tell(f"needed an operator ({count}): {reason}")
+    for reason, seeds in totals.operators.items():
+        tell(f"needed an operator ({len(seeds)}, seeds {', '.join(map(str, sorted(set(seeds))))}): {reason}")
     for one in smallest(found):
         tell(explain(shrink(one)))
     return int(bool(found))

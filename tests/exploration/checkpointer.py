@@ -398,7 +398,8 @@ class Checkpointer:
             if half == "kill":
                 return Members(engine.cid, 0, engine.gpus)
             return _progress(target, "active" if half == "park" else "lost", reason="no process uses a GPU")
-        return Members(engine.cid, len(engine.members), engine.gpus, known_size=engine.holds)
+        known_size = engine.holds or target.vram_bytes > 0  # the manager remembers it, or the pod declares it
+        return Members(engine.cid, len(engine.members), engine.gpus, known_size=known_size)
 
     def _observe(self, members: Members, engine: Engine | None) -> tuple[list[ProcessState], bool]:
         """A frozen process that the driver does not list is CHECKPOINTED; the others have to be asked."""

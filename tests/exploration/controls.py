@@ -52,6 +52,10 @@ def _the_seat_folder_is_not_read() -> Any:
     return mock.patch.object(recovery, "open_tickets", return_value=())
 
 
+def _a_lost_ticket_is_not_waited_for() -> Any:
+    return mock.patch.object(recovery, "_wait_for_lost_tickets")
+
+
 def _a_start_does_not_fence() -> Any:
     ask = recovery.ask
 
@@ -122,6 +126,15 @@ LOST = ("crash-manager", " ledger")
 CONTROLS = (
     Control("slots are not counted", _slots_are_not_counted, "three", "", 0.0, warm=0.0),
     Control("the seat folder is not read", _the_seat_folder_is_not_read, "one", SECOND, focus=LOST, warm=0.0),
+    Control(
+        "a ticket that nothing remembers is not waited for",
+        _a_lost_ticket_is_not_waited_for,
+        "one",
+        SECOND,
+        focus=(*LOST, "lose-folders"),
+        warm=0.0,
+        quick=False,
+    ),
     Control("a start does not fence", _a_start_does_not_fence, "one", "had fenced", focus=("crash-manager",), runs=120),
     Control("a park counts when it begins", _a_park_counts_when_it_begins, "one", "", 0.0),
     Control("a switch is not adopted", _a_switch_is_not_adopted, "one", "", focus=("crash-manager",)),

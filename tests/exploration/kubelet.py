@@ -342,10 +342,11 @@ class Kubelet:
         pod.phase = "waiting"
         return True
 
-    def no_start_under_way(self) -> None:
-        """The runtime gives up all creations."""
+    def no_forgotten_start_under_way(self) -> None:
+        """The runtime gives up the creations of pods that were deleted by force: see docs/exploration.md."""
         for uid in self.pods:
-            self.start_fails(uid)
+            if uid not in self.api:
+                self.start_fails(uid)
 
     def crash(self, cid: str) -> bool:
         """The container's processes end, by themselves or killed; kubelet will start it again."""

@@ -5,7 +5,7 @@ a manager that starts asks for evidence before it decides. ``crash_after`` ends 
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.exploration import product
 from tests.exploration.bus import Answer, Bus
@@ -24,6 +24,7 @@ from tests.exploration.product import (
     KillJob,
     Ledger,
     Now,
+    Paused,
     PodsSeen,
     Presence,
     ProcessState,
@@ -40,6 +41,8 @@ from tests.exploration.product import (
 )
 
 RPC_SECONDS = 2.0
+PAUSE_SECONDS = 3.0
+"""As ``services.gpu_manager.manager.PAUSE_SECONDS``."""
 OLDEST_NEWS_SECONDS = 30.0
 """A manager that starts publishes what the checkpointer answered then; the job may have gone on since."""
 _JOBS = (SwitchJob, RetargetJob, ReleaseJob, KillJob)
@@ -111,7 +114,7 @@ class Manager:
         self.board = product.new_board(self.groups, self.policy)
         self.ledger = self.file.last
         self.receive(BusChanged(self.bus.up.get(self.name, False)))
-        self.messages = 0
+        self.messages, self.handled = 0, self.clock.wall
         self.recover()
 
     @property
@@ -139,18 +142,24 @@ class Manager:
         """Take one message from the inbox. Raises CrashError after ``crash_after`` durable steps."""
         if not self.inbox or not self.recovered:
             return False
-        _, message, asker = self.inbox.popleft()
-        self.decide(message, asker)
+        arrived, message, asker = self.inbox.popleft()
+        self.decide(message, asker, arrived)
         return True
 
     def tick(self) -> bool:
-        if self.recovered:
-            self.decide(Tick())
-        return self.recovered
+        """Time passed while nothing waited."""
+        if not self.recovered or self.inbox:
+            return False
+        self.decide(Tick(), "", self.clock.wall)
+        return True
 
-    def decide(self, message: object, asker: str = "") -> None:
-        self.messages += 1
-        effects = self.board.handle(message, self.now)
+    def decide(self, message: object, asker: str, arrived: float) -> None:
+        """``arrived``: a router's silence counts up to the messages that were handled, and no pause without any."""
+        now = replace(self.now, lag=self.clock.wall - arrived)
+        if arrived > self.handled + PAUSE_SECONDS:
+            self._carry_out(self.board.handle(Paused(), now), "")
+        self.messages, self.handled = self.messages + 1, arrived
+        effects = self.board.handle(message, now)
         if effects:
             self._carry_out(effects, asker)
         if isinstance(message, Presence):

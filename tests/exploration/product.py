@@ -53,6 +53,7 @@ from services.gpu_manager.inputs import (
     JobAnswered,
     JobsReported,
     Now,
+    Paused,
     PodsSeen,
     Recovered,
     RecoveryBegun,
@@ -99,6 +100,7 @@ __all__ = [
     "Now",
     "Owners",
     "ParkSeat",
+    "Paused",
     "PinSeat",
     "PodsSeen",
     "Policy",
@@ -216,7 +218,7 @@ def unconfirmed(board: Board, calling: dict[str, StartCall]) -> frozenset[str]:
     return frozenset(
         seat.id
         for seat in board.node.seats.values()
-        if seat.state in HAS_PROCESS
+        if (seat.state in HAS_PROCESS or seat.id in board.node.unaccounted)
         and (call := calling.get(seat.id)) is not None
         and not (seat.gate.call == call and seat.gate.confirmed >= 2)
     )
@@ -243,13 +245,12 @@ class RecoveryKnown:
 def read_for_recovery(
     ledger: Ledger, owners: Owners, tickets: tuple[SeatTicket, ...], rows: Iterable[SeatRecord]
 ) -> RecoveryKnown:
-    open_tickets = recovery.open_tickets(ledger, owners, tickets)
     published = {row.seat: row.epoch for row in rows}
-    return RecoveryKnown(owners, recovery.with_tickets(ledger, open_tickets), open_tickets, published)
+    return RecoveryKnown(owners, ledger, tickets, published)
 
 
 def recovery_begun(known: RecoveryKnown) -> RecoveryBegun:
-    return RecoveryBegun(known.owners, known.ledger, known.published)
+    return RecoveryBegun(known.owners, known.ledger, known.published, known.tickets)
 
 
 def recovered(known: RecoveryKnown, reply: JobReply) -> Recovered:

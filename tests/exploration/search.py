@@ -48,8 +48,8 @@ class Totals:
     restores: int = 0
     alarms: int = 0
     """Broken invariants that the board found after a loss of its ledger, and that were none on the machine."""
-    operators: Counter[str] = field(default_factory=Counter)
-    """Reasons for which an operator had to delete a pod after the faults."""
+    operators: dict[str, list[int]] = field(default_factory=dict)
+    """Reasons for which an operator had to delete a pod after the faults, and the seeds, one for each seat."""
 
 
 # --- random runs ------------------------------------------------------------------------------------------------------
@@ -94,7 +94,8 @@ def random_run(
         totals.starts += world.machine.starts
         totals.restores += world.machine.restores
         totals.alarms += world.alarms
-        totals.operators.update(_kind_of(reason) for reason in world.quarantined.values())
+        for reason in world.quarantined.values():
+            totals.operators.setdefault(_kind_of(reason), []).append(seed)
     return None
 
 

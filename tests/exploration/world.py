@@ -290,9 +290,10 @@ class World:
             return False
         self.clock.offset += shift
         if lost:
-            self.file.last = Ledger() if lost == "ledger" else self.file.before
+            last = Ledger() if lost == "ledger" else self.file.before
+            self.file.last = last.model_copy(update={"lost": True})
             if self.clock.wall - self.folders_lost <= START_SECONDS:
-                self.kubelet.no_start_under_way()
+                self.kubelet.no_forgotten_start_under_way()
             self.ledger_lost, self.file.lost = self.clock.wall, True
         self.numbers += 1
         self.bus.up[f"manager-{self.numbers}"] = True
@@ -579,7 +580,7 @@ class World:
         return self.kubelet.restart_plugin()
 
     def _do_lose_folders(self) -> bool:
-        """Starts under way end with it when the ledger is lost, too: see docs/exploration.md."""
+        """See ``Kubelet.no_forgotten_start_under_way``."""
         self.folders_lost = self.clock.wall
         self.kubelet.lose_folders()
         return self.kubelet.restart_plugin()

@@ -150,8 +150,25 @@ def test_a_damaged_ledger_is_read_as_the_state_before_or_after_or_not_at_all(tmp
         path.write_bytes(data)
         found.append(LedgerFile(path).read())
 
-    assert all(one in (ledger(1), ledger(2)) for one in found[:3000])
-    assert all(one in (ledger(1), ledger(2), Ledger()) for one in found)
+    before = ledger(1).model_copy(update={"lost": True})
+    assert all(one in (before, ledger(2)) for one in found[:3000])
+    assert all(one in (before, ledger(2), Ledger(lost=True)) for one in found)
+
+
+def test_what_is_read_tells_whether_a_ticket_may_be_missing(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    assert LedgerFile(path).read().lost
+    file = LedgerFile(path)
+    for epoch in (1, 2):
+        file.write(ledger(epoch), durable=False)
+    assert not LedgerFile(path).read().lost
+    path.write_bytes(path.read_bytes()[:-40])
+
+    found = LedgerFile(path).read()
+
+    assert (found.epoch, found.lost) == (1, True)
+    path.write_text("damaged")
+    assert LedgerFile(path).read().lost
 
 
 @pytest.mark.parametrize("lines", ["last", "all"])

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import JobReply, PinSeat, Presence
+from kybernate.messages import AskJobs, JobReply, PinSeat, Presence
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery, view
-from services.gpu_manager.inputs import BusChanged, ForeignProcessesSeen, Recovered, StartCalls, Tick
+from services.gpu_manager.inputs import BusChanged, ForeignProcessesSeen, Recovered, RecoveryBegun, StartCalls, Tick
 from services.gpu_manager.ledger import Ledger
 from tests.manager.packed import PackedWorld, make_packed
 from tests.manager.test_packing import active, serve
@@ -106,6 +106,45 @@ def test_a_residue_is_unknown_again_after_a_container_started_anew(packed: Packe
     packed.tick(1)
     packed.finish()
     packed.check()
+
+
+def test_the_checkpointer_is_informed_of_what_parked_processes_keep(packed: PackedWorld) -> None:
+    a, b, c = packed.groups[0].seat_ids[:3]
+    serve(packed, a, 40, keeps=3)
+    serve(packed, b, 60, keeps=2)
+    serve(packed, c, 70)
+    kept = sum(packed.managed(seat).durable.residue_bytes for seat in (a, b))
+    assert kept > 4 * GIB
+
+    packed.wish(a)
+    packed.quiet(packed.node.switches["G0"].victim)
+    assert packed.job().activate.kept_bytes == kept
+    begun = RecoveryBegun(packed.owners(), recovery.ledger(packed.node, "boot"))
+    packed.board = packed.new_board()
+    asked = next(effect for effect in packed.board.handle(begun, packed.now) if isinstance(effect, AskJobs))
+    assert {target.kept_bytes for target in asked.targets} == {kept}
+
+
+def test_what_a_seat_kept_while_parked_counts_until_its_processes_are_gone(packed: PackedWorld) -> None:
+    a, b = packed.groups[0].seat_ids[:2]
+    serve(packed, a, 40, keeps=3)
+    serve(packed, b, 48)
+    group, full = packed.groups[0], 80 * GIB
+    assert packed.state(a) is S.PARKED
+    room = view.capacities(packed.node, group)["GPU-0"]
+    assert room < full - 2 * GIB
+
+    packed.pods[a] = replace(packed.pods[a], deleting=True)
+    packed.look()
+    assert packed.state(a) is S.RELEASING
+    assert view.capacities(packed.node, group)["GPU-0"] == room, "its processes are not gone yet"
+    packed.end_processes(a)
+    del packed.pods[a]
+    packed.look()
+    packed.look()
+
+    assert packed.state(a) is S.FREE
+    assert view.capacities(packed.node, group)["GPU-0"] > room
 
 
 def test_parked_seats_of_a_lost_ledger_keep_what_park_evidence_admits(

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from kybernate import files
-from kybernate.messages import JobReply
+from kybernate.messages import AskJobs, JobProgress, JobReply, JobStatus, SeatActivated, SeatProgress
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery
-from services.gpu_manager.inputs import BusChanged, Recovered, SeatTicket, StartCalls, StartTicket
+from services.gpu_manager.inputs import BusChanged, Recovered, RecoveryBegun, SeatTicket, StartCalls, StartTicket
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import GateFiles
 from services.gpu_manager.seat_pod import SeatPod
@@ -51,6 +51,18 @@ def look(world: World, times: int = 4) -> None:
         world.tick(1)
         world.beat()
         world.look()
+
+
+def recovers(world: World, ledger: Ledger, found: tuple[SeatTicket, ...], seat: str, outcome: str) -> None:
+    """A new manager reads this ledger and these tickets; the driver tells this about the container in the list."""
+    pod = world.pods[seat]
+    seen = SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome=outcome)
+    world.board = world.new_board()
+    world.receive(BusChanged(True))
+    begun = world.receive(RecoveryBegun(world.owners(), ledger, tickets=found))
+    (asked,) = next(effect for effect in begun if isinstance(effect, AskJobs)).targets
+    assert (asked.pod_uid, asked.container_id) == (seen.pod_uid, seen.container_id)
+    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, seats=(seen,)), found))
 
 
 def rival(world: World) -> str:
@@ -232,12 +244,11 @@ def test_a_start_under_way_survives_the_loss_of_the_ledger(
     os.utime(written, (time.time() - 3600, time.time() - 3600))  # the clock of the day was set since
     if vanished:
         del world.pods[seat]
-    found = recovery.open_tickets(Ledger(), world.owners(), gate.tickets(world.node.seats))
-    ledger = recovery.with_tickets(Ledger(), found)
+    found = recovery.open_tickets(Ledger(), gate.tickets(world.node.seats))
 
     world.board = world.new_board()
     world.receive(BusChanged(True))
-    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True), found))
+    world.receive(Recovered(world.owners(), Ledger(), JobReply(accepted=True), found))
     world.receive(StartCalls(dict(world.calls)))
     world.tick(160)
     look(world)
@@ -258,15 +269,27 @@ def test_a_ticket_is_open_although_the_ledger_that_is_left_is_older(world: World
     (ticket,) = tickets(world, seat)
     read = SeatTicket(seat, ticket.call, ticket.pod_uid, ticket.epoch, 5.0, ticket.vram_bytes)
 
-    found = recovery.open_tickets(before, world.owners(), (read,))
-    ledger = recovery.with_tickets(before, found)
+    found = recovery.open_tickets(before, (read,))
+    ledger = recovery.with_tickets(before, found, world.owners())
 
     assert found == (read,)
     (entry,) = ledger.seats
     assert (entry.state, entry.lease, entry.pod, entry.epoch) == (S.STARTING, True, "default/a", ticket.epoch)
     assert entry.durable.vram_bytes == 30 * GIB
     assert ledger.epoch == ticket.epoch
-    assert not recovery.open_tickets(recovery.ledger(world.node, ""), world.owners(), (read,))
+    assert not recovery.open_tickets(recovery.ledger(world.node, ""), (read,))
+
+
+def test_the_question_of_a_start_is_above_the_epoch_of_a_ticket(world: World) -> None:
+    """The clock of the day was set back since."""
+    seat = starting(world)
+    (ticket,) = tickets(world, seat)
+    read = SeatTicket(seat, ticket.call, ticket.pod_uid, ticket.epoch, 5.0)
+    world.board, world.unix_offset = world.new_board(), -3600.0
+
+    effects = world.receive(RecoveryBegun(world.owners(), Ledger(), tickets=(read,)))
+
+    assert next(effect for effect in effects if isinstance(effect, AskJobs)).epoch > ticket.epoch
 
 
 def test_the_ticket_of_a_seat_that_was_freed_is_not_open_again_after_a_restart(world: World) -> None:
@@ -281,7 +304,7 @@ def test_the_ticket_of_a_seat_that_was_freed_is_not_open_again_after_a_restart(w
     assert (world.state(seat), len(tickets(world, other))) == (S.FREE, 1)
     read = tuple(SeatTicket(t.seat, t.call, t.pod_uid, t.epoch, 5.0) for t in (ticket, *tickets(world, other)))
 
-    assert recovery.open_tickets(recovery.ledger(world.node, ""), world.owners(), read) == ()
+    assert recovery.open_tickets(recovery.ledger(world.node, ""), read) == ()
 
 
 def test_a_start_is_not_given_up_while_the_pods_cannot_be_read(world: World) -> None:
@@ -299,9 +322,64 @@ def test_a_start_is_not_given_up_while_the_pods_cannot_be_read(world: World) -> 
 def test_an_old_ticket_or_one_whose_container_runs_holds_nothing(world: World) -> None:
     seat = world.seat(0, 0)
     world.serve(seat, "a")
-    found = (SeatTicket(seat, "call-1", "uid-a", 1, 10.0), SeatTicket(world.seat(0, 1), "call-2", "uid-b", 2, 271.0))
+    young, old = SeatTicket(seat, "call-1", "uid-a", 1, 10.0), SeatTicket(world.seat(0, 1), "call-2", "uid-b", 2, 271.0)
 
-    assert recovery.open_tickets(Ledger(), world.owners(), found) == ()
+    assert recovery.open_tickets(Ledger(), (young, old)) == (young,)
+    recovers(world, Ledger(), (young,), seat, "active")
+    assert (world.state(seat), world.managed(seat).gate.ticket_open) == (S.ACTIVE, False)
+    recovers(world, Ledger(), (young,), seat, "parked")
+    assert (world.state(seat), world.managed(seat).lease) == (S.PARKED, False)
+
+
+def restarting(world: World) -> tuple[str, SeatPod]:
+    """Its container has exited and may be on its way again; the pod as it was before that."""
+    seat = world.seat(0, 0)
+    world.serve(seat, "a")
+    before = world.pods[seat]
+    world.exit(seat)
+    world.call(seat)
+    takes_its_ticket(world, seat)
+    assert world.state(seat) is S.STARTING
+    return seat, before
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_ticket_is_open_when_the_container_that_a_stale_list_shows_is_gone(world: World, *, lost: bool) -> None:
+    """The list shows the container before the ticket; the driver decides."""
+    seat, before = restarting(world)
+    ledger = Ledger() if lost else recovery.ledger(world.node, "boot")
+    exited, world.pods[seat] = world.pods[seat], before
+    given = tickets(world, seat)[-1]
+    read = (SeatTicket(seat, given.call, given.pod_uid, given.epoch, 5.0),)
+    recovers(world, ledger, recovery.open_tickets(ledger, read), seat, "gone")
+    other = rival(world)
+
+    look(world)  # the list is still the old one
+    world.pods[seat] = exited
+    look(world)
+
+    assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
+    assert len(tickets(world, other)) == 0
+    world.pods[seat] = replace(exited, container_id="process://new", running=True)
+    world.look()
+    world.healthy(seat)
+    assert (world.managed(seat).durable.container_id, world.managed(seat).lease) == ("process://new", True)
+    assert isinstance(world.last(SeatActivated), SeatActivated)
+
+
+def test_a_ticket_that_another_pod_of_a_stale_list_did_not_take_is_open(world: World) -> None:
+    seat, before = restarting(world)
+    world.pods[seat] = replace(before, uid="uid-before")
+    given = tickets(world, seat)[-1]
+    read = (SeatTicket(seat, given.call, given.pod_uid, given.epoch, 5.0),)
+
+    recovers(world, Ledger(), read, seat, "gone")
+
+    assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
+    del world.pods[seat]
+    world.tick(271)
+    look(world)
+    assert not world.managed(seat).lease
 
 
 def test_a_call_that_has_ended_gets_no_ticket(world: World) -> None:
@@ -386,3 +464,104 @@ def test_a_folder_is_read_again_when_a_file_of_it_is_replaced(tmp_path: Path) ->
             assert gate.calls(["s00"])["s00"].call == f"call-{number}"
     (folder / "call.json").unlink()
     assert gate.calls(["s00"]) == {}
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_job_of_the_container_before_a_ticket_takes_no_lease_of_the_start(world: World, *, stale: bool) -> None:
+    """Its container was parked and brought back by a job when it exited, and kubelet starts it again."""
+    seat, before = restarting(world)
+    job = JobStatus(
+        op="G0-1",
+        epoch=1,
+        group="G0",
+        activate=SeatProgress(seat=seat, pod_uid="uid-a", container_id=before.container_id or "", outcome="pending"),
+    )
+    seen = SeatProgress(seat=seat, pod_uid="uid-a", container_id=before.container_id or "", outcome="started")
+    ledger, exited = recovery.ledger(world.node, "boot"), world.pods[seat]
+    world.pods[seat] = before if stale else exited
+    world.board = world.new_board()
+    world.receive(BusChanged(True))
+    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, seats=(seen,), jobs=(job,))))
+    assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
+    other = rival(world)
+    world.receive(JobProgress(cause="j", node="n1", status=job.model_copy(update={"done": True})))
+
+    look(world)
+    world.pods[seat] = exited
+    look(world)
+
+    assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
+    assert not tickets(world, other)
+
+
+# --- ledger and seat folders are both lost ----------------------------------------------------------------------------
+
+
+def all_lost(world: World, *reports: SeatProgress, tickets: tuple[SeatTicket, ...] = ()) -> None:
+    """A new manager knows nothing but the pods, these tickets, and what the driver tells."""
+    world.board = world.new_board()
+    world.receive(BusChanged(True))
+    world.receive(Recovered(world.owners(), Ledger(lost=True), JobReply(accepted=True, seats=reports), tickets))
+    world.tick(4)
+    world.beat()
+
+
+def test_without_any_memory_of_tickets_a_container_on_its_way_is_waited_for(world: World) -> None:
+    seat = starting(world)
+    all_lost(world)
+    other = rival(world)
+
+    look(world, 250)
+    assert not tickets(world, other), "the container of the first may come"
+    assert "may be on its way" in world.node.groups["G0"].why
+    assert world.stage(other).stage == "lost-ticket"
+    again = recovery.ledger(world.node, "boot")
+    world.board = world.new_board()
+    world.receive(BusChanged(True))
+    world.receive(Recovered(world.owners(), again, JobReply(accepted=True)))
+    world.receive(StartCalls(dict(world.calls)))
+    look(world, 10)
+    assert not tickets(world, other), "the manager was restarted meanwhile"
+
+    world.pods[seat] = replace(world.pods[seat], container_id="process://late", running=True)
+    world.look()
+    assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
+    assert not world.node.unaccounted
+
+
+def test_a_container_that_did_not_come_is_waited_for_as_long_as_a_start_may_take(world: World) -> None:
+    starting(world)
+    all_lost(world)
+    other = rival(world)
+
+    world.tick(600)  # the pods cannot be read
+    assert not tickets(world, other)
+    look(world, 1)
+
+    assert tickets(world, other)
+
+
+def test_a_seat_that_calls_at_the_gate_is_not_waited_for(world: World) -> None:
+    """Its container cannot be on its way. Two observations prove that it is not the call of another pod."""
+    seat = starting(world)
+    all_lost(world)
+    world.call(seat)
+    assert len(tickets(world, seat)) == 1
+
+    look(world, 2)
+
+    assert len(tickets(world, seat)) == 2
+
+
+def test_a_seat_whose_folder_was_kept_or_that_runs_is_not_waited_for(world: World) -> None:
+    seat, idle = world.seat(0, 0), world.seat(1, 0)
+    world.serve(seat, "a")
+    world.pod(idle, "b")
+    pod = world.pods[seat]
+    seen = SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="parked")
+
+    all_lost(world, seen, tickets=(SeatTicket(idle, "call-0", "uid-b", 1, 4000.0),))
+
+    assert not world.node.unaccounted
+    all_lost(world, seen.model_copy(update={"outcome": "gone"}))
+    assert set(world.node.unaccounted) == {seat, idle}, "a stale list shows the container before"

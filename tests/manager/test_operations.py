@@ -220,6 +220,22 @@ def test_an_activation_that_was_journaled_before_the_drain_ends_and_then_the_sea
     assert world.phases()[-1] == "done"
 
 
+def test_a_drain_waits_for_the_seat_that_a_job_under_way_brings(world: World) -> None:
+    """The checkpointer activates it in any case, also before the manager has given it the lease."""
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.quiet(b)
+    job = world.job()
+    world.order(DrainNode, group="G0")
+
+    world.progress(job, activate="pending", done=False)
+
+    assert world.state(b) is S.PARKED
+    assert world.managed(a).lease
+    assert world.phases()[-1] != "done"
+
+
 def test_a_job_that_the_checkpointer_forgot_is_sent_again_without_the_seat_that_was_to_come(world: World) -> None:
     _a, b = world.drained_switch()
     job = world.job()

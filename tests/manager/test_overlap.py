@@ -1,5 +1,6 @@
 """Groups that share GPUs take turns: a seat that needs several finds them free together, and none starves."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.bench_family import Family
 from kybernate.messages import ActivateSeat, JobReply, PinSeat, SeatEvent, SeatProgress
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
@@ -302,6 +304,16 @@ def test_everyone_in_a_tree_of_groups_gets_turns(
     busy.live(450)
     for seat in busy.seats:
         assert busy.longest_wait(seat) < 225.0, f"{busy.world.managed(seat).group.name} {seat}: {busy.turns[seat]}"
+
+
+def test_a_request_for_the_largest_group_waits_no_longer_than_its_bound() -> None:
+    """4 ⊃ 2 ⊃ 1 under mixed load, as ``python -m bench family`` plays it with 10,000 switches."""
+    family = Family(random.Random(7))
+    while family.switches < 200:
+        family.live()
+        family.check_bound()
+
+    assert family.figures()["4x_requests"] > 5
 
 
 def test_a_seat_that_cannot_be_parked_does_not_keep_the_other_gpu_from_its_seats() -> None:

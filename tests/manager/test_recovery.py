@@ -241,12 +241,12 @@ class TestLedgerFile:
         assert LedgerFile(tmp_path / "deep" / "ledger").read() == Ledger(epoch=3, seats=(self.entry(),))
 
     def test_a_missing_ledger_is_empty(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
-        assert LedgerFile(tmp_path / "ledger").read() == Ledger()
+        assert LedgerFile(tmp_path / "ledger").read() == Ledger(lost=True)
 
     def test_an_unreadable_ledger_is_set_aside(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
         (tmp_path / "ledger").write_text("{half")
 
-        assert LedgerFile(tmp_path / "ledger").read() == Ledger()
+        assert LedgerFile(tmp_path / "ledger").read() == Ledger(lost=True)
         assert (tmp_path / "ledger.unreadable").read_text() == "{half"
 
     def test_the_same_ledger_is_written_once(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -459,7 +459,9 @@ def test_every_seat_that_an_adopted_job_parks_is_leaving(world: World) -> None:
     """A job may park several seats: one that is not adopted would seem to hold the group beside the incoming one."""
     a, b = world.drained_switch()
     found = status(world.job(), "parked", "started", done=False)
-    other = found.park[0].model_copy(update={"seat": a, "pod_uid": "uid-a", "container_id": "", "outcome": "started"})
+    other = found.park[0].model_copy(
+        update={"seat": a, "pod_uid": "uid-a", "container_id": world.pods[a].container_id, "outcome": "started"}
+    )
     jobs = (found.model_copy(update={"park": (*found.park, other), "activate": None}),)
 
     restart(world, jobs=jobs, a="started", b="parked")

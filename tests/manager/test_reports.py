@@ -67,6 +67,21 @@ def test_a_job_that_names_another_container_of_the_incoming_seat_gives_it_no_lea
     assert (world.state(a), world.managed(a).lease) == (S.ACTIVATING, True)
 
 
+def test_the_end_of_the_pod_before_gives_no_lease_while_its_seat_holds_the_gpus(world: World) -> None:
+    """Not known how this could happen; a lease beside a holder must not follow from it."""
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.quiet(b)
+    found = status(world.job(), "parked", "pending", done=False)
+    victim = world.managed(b)
+    victim.owner.pod = replace(world.pods[b], uid="uid-next")
+
+    report(world, found)
+
+    assert (victim.lease, world.managed(a).lease) == (True, False)
+
+
 def test_the_end_of_another_pods_processes_frees_nothing(world: World) -> None:
     (a,) = world.fill("a")
     delete(world, a)

@@ -145,6 +145,19 @@ def test_a_broken_invariant_leaves_no_room_on_its_gpu(node: World) -> None:
     assert view.room(node.node, node.managed(node.seat(0, 0)))
 
 
+def test_a_gpu_gets_grants_again_once_its_invariant_holds_whatever_message_shows_it(node: World) -> None:
+    node.pod(node.seat(1, 0), "s")
+    node.serve(node.seat(2, 0), "p")
+    seem_to_hold(node, node.seat(1, 0))
+    assert node.node.broken_on(node.groups[2])
+    node.managed(node.seat(1, 0)).lease = False
+
+    effects = node.tick(0.1)
+
+    assert not effects, "nothing else follows from this message"
+    assert not node.node.broken_on(node.groups[2])
+
+
 def test_a_switch_on_a_broken_gpu_parks_its_victim_and_brings_nothing(node: World) -> None:
     incoming, victim = node.fill("p", "q", group=2)
     node.pod(node.seat(1, 0), "s")

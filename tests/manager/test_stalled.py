@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -15,12 +16,23 @@ from kybernate.health import HttpServer
 from kybernate.messages import CommandReply, JobProgress, JobReply, JobStatus, PinSeat, Presence, TrafficSignal
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState as S
+from services.gpu_manager import manager as manager_module
 from services.gpu_manager.http import pod_route
 from services.gpu_manager.inbox import BoardInbox
-from services.gpu_manager.inputs import BusChanged, JobAnswered, PodsSeen, StartCall, StartCalls, UnixTime
+from services.gpu_manager.inputs import (
+    BusChanged,
+    JobAnswered,
+    Now,
+    Paused,
+    PodsSeen,
+    StartCall,
+    StartCalls,
+    UnixTime,
+)
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.seat_pod import Owners
+from services.gpu_manager.state import Effect
 from tests.manager.test_manager import look, running, taken
 from tests.manager.world import World
 from tests.until import until
@@ -125,6 +137,97 @@ async def test_a_command_is_confirmed_only_when_it_is_on_disk(tmp_path: Path) ->
         assert not asked.done()
         disk.turns.set()
         assert (await asked).accepted
+
+
+async def test_a_message_counts_from_its_arrival_and_a_gap_without_any_as_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with with_a_slow_disk(tmp_path) as (manager, seat, disk):
+        handled: list[tuple[object, Now]] = []
+        handle = manager.board.handle
+
+        def recorded(message: object, now: Now) -> list[Effect]:
+            handled.append((message, now))
+            return handle(message, now)
+
+        monkeypatch.setattr(manager.board, "handle", recorded)
+        disk.turns.clear()
+        unix = manager.now().unix
+        await manager.receive(StartCalls({seat: StartCall("call-1", unix, UnixTime(unix + 25))}))
+        await until(disk.reached.is_set, what="the ledger is being written")
+        presence = Presence(cause="p", component="router", instance="r", incarnation="a")
+        await manager.receive(presence)
+        arrived = manager.now().wall
+        await asyncio.sleep(0.01)
+        disk.turns.set()
+        await until(lambda: presence in [message for message, _ in handled], what="the presence is handled")
+        (now,) = [now for message, now in handled if message is presence]
+        assert now.handled <= arrived < now.wall
+
+        monkeypatch.setattr(manager_module, "PAUSE_SECONDS", -1.0)
+        begun = len(handled)
+        await until(lambda: Paused() in [one for one, _ in handled[begun:]], what="a message comes after a pause")
+
+
+@pytest.fixture(name="draining")
+def draining_world() -> tuple[World, str]:
+    """A seat that drains: one of two routers is quiet, the engine is idle."""
+    world = World()
+    world.boot()
+    world.router("router-1")
+    a, b = world.fill("a", "b")
+    world.beat()
+    world.wish(a)
+    world.announce(b)
+    world.ack(b)
+    world.idle(b)
+    assert (world.state(b), len(world.node.routers.present)) == (S.DRAINING, 2)
+    return world, b
+
+
+def late(world: World, message: object, lag: float) -> None:
+    world.board.handle(message, replace(world.now, lag=lag))
+
+
+def test_a_router_whose_presence_waits_in_the_inbox_is_waited_for(draining: tuple[World, str]) -> None:
+    """The ledger was being written for 12 s: all that arrived meanwhile is handled in the order in which it came."""
+    world, seat = draining
+    presence = Presence(cause="p", component="router", instance="router-1", incarnation="a")
+    world.wall += 12.0
+
+    late(world, signal(1), 11.9)
+    assert world.node.switches["G0"].drain.quiet is None, "router-1 may be forwarding"
+    late(world, presence, 9.0)
+    late(world, signal(2), 0.5)
+    late(world, presence, 0.4)
+    world.tick(1)
+    world.idle(seat)
+
+    assert world.state(seat) is S.DRAINING, "router-1 has not acknowledged"
+    world.tick(9)
+    world.idle(seat)
+    assert world.state(seat) is not S.DRAINING, "silent for 10 s"
+
+
+def test_a_pause_of_the_process_makes_no_router_silent(draining: tuple[World, str]) -> None:
+    """Its presences are unread in the socket, as are those of routers that came meanwhile."""
+    world, seat = draining
+    world.wall += 14.0
+
+    world.receive(Paused())
+    world.ack(seat, router="router-1")
+    world.tick(1)
+    world.idle(seat)
+    assert world.state(seat) is S.DRAINING, "a third router may have come"
+    world.router("router-2")
+    world.tick(3)
+    world.idle(seat)
+    assert world.state(seat) is S.DRAINING
+    assert len(world.node.routers.present) == 3
+    world.ack(seat, router="router-2")
+    world.tick(1)
+    world.idle(seat)
+    assert world.state(seat) is S.PARKING
 
 
 def signal(number: int) -> TrafficSignal:

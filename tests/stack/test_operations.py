@@ -11,7 +11,7 @@ import pytest
 
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.stack import Stack
-from tests.stack.pods import pod, small_node
+from tests.stack.pods import ONE_GROUP, pod, small_node
 from tests.stack.test_moving import CONFIG
 from tests.until import until
 
@@ -78,6 +78,66 @@ async def test_a_move_and_a_drain_go_on_although_the_manager_dies_on_the_way(tmp
         await until_resumed(seats)
         assert (await ask(model))[0] == 200
         assert (await asyncio.wait_for(events, 30))[-1] == "done"
+        async with await FakeDriverClient.connect(stack.layout.driver_socket) as driver:
+            violations = (await driver.call("stats"))["violations"]
+        assert violations["count"] == 0, violations
+
+
+@pytest.mark.timeout(240)
+async def test_pods_made_while_their_group_is_drained_start_once_it_is_resumed(tmp_path: Path) -> None:
+    """A driver upgrade: drain, end the pods, start their successors, resume. The manager is killed meanwhile."""
+    options = small_node(tmp_path, ONE_GROUP, (pod(model) for model in "ab"))
+    async with Stack(options) as stack, aiohttp.ClientSession() as session:
+        kubelet = stack.layout.kubelet_url
+        await stack.ready(90)
+
+        async def seats() -> list[dict[str, Any]]:
+            async with session.get(f"{stack.url}/v1/seats") as answer:
+                return [seat for seat in (await answer.json())["seats"] if seat["model"]]
+
+        async def states(*wanted: str) -> list[dict[str, Any]]:
+            """The seats, once both are in one of these states."""
+            found: list[dict[str, Any]] = []
+
+            async def read() -> bool:
+                found[:] = await seats()
+                return len(found) == 2 and all(seat["state"] in wanted for seat in found)
+
+            await until(read, what=f"both seats are {' or '.join(wanted)}", saw=lambda: found, timeout=60, interval=0.1)
+            return found
+
+        async def listed() -> list[str]:
+            async with session.get(f"{kubelet}/pods") as answer:
+                return [item["metadata"]["name"] for item in (await answer.json())["items"]]
+
+        async def none_listed() -> bool:
+            return not await listed()
+
+        async def command(path: str, **body: Any) -> None:
+            async def accepted() -> bool:
+                async with session.post(f"{stack.url}/v1/{path}", json=body) as answer:
+                    return answer.status == 202
+
+            await until(accepted, what=f"{path} is accepted", timeout=60, interval=0.1)
+
+        await command("groups/G0/drain", op="out")
+        await states("parked")
+        for model in "ab":
+            async with session.post(f"{kubelet}/control/delete", json={"name": model}) as answer:
+                assert answer.status == 200, await answer.text()
+        await until(none_listed, what="kubelet has ended the pods", saw=listed, timeout=60, interval=0.1)
+        stack.kill("gpu_manager")
+        async with session.post(f"{kubelet}/control/create", data="".join(pod(model) for model in "ab")) as answer:
+            assert answer.status == 201, await answer.text()
+        waiting = await states("waiting")
+        assert all("G0" in seat["drained"] for seat in waiting), waiting
+
+        await command("groups/G0/resume", op="in")
+        await states("active", "parked")
+        for model in "ab":
+            body = {"model": model, "prompt": "hi", "max_tokens": 3}
+            async with session.post(f"{stack.url}/v1/completions", json=body) as answer:
+                assert answer.status == 200, await answer.text()
         async with await FakeDriverClient.connect(stack.layout.driver_socket) as driver:
             violations = (await driver.call("stats"))["violations"]
         assert violations["count"] == 0, violations

@@ -105,20 +105,27 @@ class Discovery:
         the driver does not list.
 
         Processes are frozen only once they are checkpointed. So it is parked if the memory in use on its GPUs belongs
-        to other processes. Raises DriverUnreadableError where that is not proven.
+        to other processes, or is what parked ones are known to keep. Raises DriverUnreadableError where that is not
+        proven.
         """
         gpus = target.parked_on or target.gpus
         memory = await self.calls.memory(group, gpus)
         size = target.vram_bytes // max(1, len(gpus))
         for gpu, left in unaccounted(uses, memory).items():
-            if left > UNKNOWN_FOOTPRINT_IDLE_SHARE * memory[gpu][1] or (size and left >= size):
+            if left > UNKNOWN_FOOTPRINT_IDLE_SHARE * memory[gpu][1] + target.kept_bytes or (size and left >= size):
                 text = f"{left} bytes on {gpu} that no process accounts for may be its own; delete its pod"
                 raise DriverUnreadableError(f"{_unrecorded(target)}; {text}")
         share = {gpu: size // len(members) for gpu in gpus}
         known = tuple(member.model_copy(update={"gpu_bytes": share}) for member in members)
         get_logger().info("seat.learned", seat=target.seat, pids=[member.who.pid for member in known], parked_on=gpus)
         return SeatProcesses(
-            target=target, group=group, epoch=epoch, root=container.root, members=known, parked_on=gpus
+            target=target,
+            group=group,
+            epoch=epoch,
+            root=container.root,
+            members=known,
+            parked_on=gpus,
+            residue_bytes=round(target.vram_bytes * (1 - FREED_SHARE)),  # not known: as much as a proof admits
         )
 
     async def _uses_gpu(self, process: ProcessIdentity, group: str, uses: list[Use]) -> bool:
@@ -165,7 +172,7 @@ class Evidence:
 
     async def prove(self, seat: SeatProcesses) -> int:
         """Park evidence: all holders CHECKPOINTED, none listed, memory fell. Waits up to ``settle``: drivers report it
-        late. Returns the bytes that are still in use.
+        late. Returns the bytes that are still in use; of a seat that was parked before, those that were then.
 
         No state call is made for a stopped process (it hangs): only checkpointed ones are stopped.
         """
@@ -174,7 +181,7 @@ class Evidence:
                 await self._require(seat, member, ProcessState.CHECKPOINTED)
         left: dict[str, int] = {}
         await self._wait_until_none(lambda: self._missing_evidence(seat, left))
-        return sum(left.values())
+        return sum(left.values()) if seat.baseline else seat.residue_bytes
 
     async def _require(self, seat: SeatProcesses, member: Member, wanted: ProcessState) -> None:
         state = await self.calls.state(seat.group, member)

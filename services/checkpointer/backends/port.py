@@ -44,6 +44,8 @@ class SeatProcesses(BaseModel):
     """Bytes by GPU before the park that no other process accounts for; the park must free them."""
     parked_on: tuple[str, ...] = ()
     """GPUs that held its memory when it was parked; empty: those of the target."""
+    residue_bytes: int = 0
+    """What the processes keep while parked, as proven at their park, over all GPUs."""
     hangs: int = 0
     """Number of driver calls about this container that hung before."""
     refusals: int = 0
