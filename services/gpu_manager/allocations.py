@@ -252,7 +252,8 @@ def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
 
 def _processes_gone(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:
     """None of its processes is left. A ticket that is still open keeps its lease for as long as a start may take."""
-    if seat.state is S.STARTING and seat.gate.ticket_open:
+    over = min(now.wall, seat.owner.seen) > seat.gate.ticket_given + START_DEADLINE_SECONDS
+    if seat.gate.ticket_open and (seat.state is S.STARTING or (seat.state is S.QUARANTINED and not over)):
         seat.durable.seen_running = seat.outlives_list = False
     elif seat.state in HAS_PROCESS:
         _exit(node, seat, reason, now)

@@ -1,5 +1,7 @@
 """Groups whose seats share memory: who is active together, what is learned, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from kybernate.messages import ActivateSeat, PinSeat
@@ -142,8 +144,9 @@ def test_what_was_only_seen_while_active_does_not_make_a_size_known(packed: Pack
     assert packed.node.switches["G0"].victim == a
 
 
+@pytest.mark.parametrize("comes", [True, False])
 def test_an_heir_that_needs_more_than_the_ticket_reserved_is_quarantined_until_there_is_room(
-    packed: PackedWorld,
+    packed: PackedWorld, *, comes: bool
 ) -> None:
     a, b = packed.groups[0].seat_ids[:2]
     serve(packed, a, 50)
@@ -158,4 +161,13 @@ def test_an_heir_that_needs_more_than_the_ticket_reserved_is_quarantined_until_t
     assert "needs less VRAM" in packed.managed(b).reason
     packed.exit(a)
     packed.tick()
-    assert packed.state(b) is not S.QUARANTINED
+    packed.end_processes(b)
+    assert (packed.state(b), packed.managed(b).lease) == (S.QUARANTINED, True), "its container may be on its way"
+    if comes:
+        packed.pods[b] = replace(packed.pods[b], container_id="process://heir", running=True)
+    else:
+        packed.tick(280)
+    packed.look()
+    packed.end_processes(b)
+
+    assert (packed.state(b), packed.managed(b).lease) == ((S.STARTING, True) if comes else (S.BACKOFF, False))
