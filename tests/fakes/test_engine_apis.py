@@ -130,6 +130,15 @@ async def test_vllm_level_2_answers_garbage_until_the_weights_are_read_again():
         assert await it.text() == GOOD
 
 
+async def test_a_request_to_an_engine_that_is_half_awake_ends_the_engine():
+    async with serving("vllm") as it:
+        await it("/sleep")
+        await it("/wake_up?tags=weights")
+        assert await it.text() == "500"
+        await it("/wake_up?tags=kv_cache")
+        assert (await it.text(), (await it.get("/health"))[0]) == ("500", 200), "for good, and health does not tell"
+
+
 async def test_vllm_level_0_is_a_pause_that_also_says_sleeping():
     async with serving("vllm") as it:
         assert (await it("/sleep?level=0"))[0] == 200
@@ -283,6 +292,14 @@ async def test_any_question_about_an_unloaded_model_loads_it_at_llamacpp(path):
         assert it.used == TOTAL
 
 
+async def test_a_question_with_autoload_false_loads_nothing_at_llamacpp():
+    async with serving("llamacpp") as it:
+        await it("/models/unload", {"model": "m"})
+        await until(lambda: it.used == 0, what="the memory is free")
+        assert (await it.get("/metrics?model=m&autoload=false"))[0] == 400
+        assert it.used == 0
+
+
 async def test_llamacpp_without_room_stays_unloaded():
     async with serving("llamacpp", autoload=False) as it:
         await it("/models/unload", {"model": "m"})
@@ -385,7 +402,7 @@ async def test_lies_of_sleep(lie, seen):
     [
         (Lie.WAKE_NOOP, 200, True, RESIDUE, ""),
         (Lie.WAKE_FAILS, 500, True, RESIDUE, ""),
-        (Lie.WAKE_IGNORED, 200, False, RESIDUE, GOOD),  # the driver refuses it, where there is one
+        (Lie.WAKE_IGNORED, 200, False, RESIDUE, "500"),
         (Lie.WAKE_BREAKS, 200, False, TOTAL, "500"),
         (Lie.WAKE_GARBLES, 200, False, TOTAL, expected_text("m garbled", "hello", 8)),
     ],

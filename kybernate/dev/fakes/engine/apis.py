@@ -62,7 +62,7 @@ class Api:
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         return not self.options.key or self.open(request.path) or hmac.compare_digest(token, self.options.key)
 
-    async def before(self) -> None:
+    async def before(self, request: web.Request) -> None:
         """Called with each request for the model, before it is computed. Raises ApiError."""
 
     async def _wake(self, parts: tuple[str, ...] = PARTS) -> None:
@@ -285,11 +285,12 @@ class LlamaCppApi(Api):
         """The API key protects all but probes and the list of models."""
         return path in ("/health", "/v1/health", "/models", "/v1/models")
 
-    async def before(self) -> None:
-        """A request loads an unloaded model unless that is switched off."""
+    async def before(self, request: web.Request) -> None:
+        """A request loads an unloaded model unless that is switched off, for all or by its query."""
         if self._status == "loaded" or not self.engine.ready:
             return
-        if not self.options.autoload:
+        asked = request.query.get("autoload")
+        if asked not in ("true", "1") if asked else not self.options.autoload:
             raise ApiError(400, "invalid_request_error", "model is not loaded")
         if self._status == "unloaded":
             self._begin("loading", self._take_back())
@@ -310,14 +311,14 @@ class LlamaCppApi(Api):
     async def props(self, request: web.Request) -> web.Response:
         """Of the router, or of a model, which it loads like any request."""
         if "model" in request.query:
-            await self.before()
+            await self.before(request)
         return web.json_response({"role": "router", "is_sleeping": False})
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Of one model, which it loads like any request."""
         if "model" not in request.query:
             raise ApiError(400, "invalid_request_error", "model name is missing from the request")
-        await self.before()
+        await self.before(request)
         if not self.options.metrics:
             raise ApiError(501, "not_supported_error", "This server does not support metrics endpoint.")
         gauges = {"requests_processing": self.engine.running, "requests_deferred": self.engine.waiting}
@@ -389,7 +390,7 @@ class OllamaApi(Api):
         """There are no keys."""
         return bool(path)
 
-    async def before(self) -> None:
+    async def before(self, _: web.Request) -> None:
         """Load it."""
         if self.engine.asleep:
             await self._wake()
@@ -423,7 +424,7 @@ class OllamaApi(Api):
             self._unloading = asyncio.create_task(self._unload())
             reason = "unload"
         else:
-            await self.before()
+            await self.before(request)
             reason = "load"
         return web.json_response({"model": body["model"], "response": "", "done": True, "done_reason": reason})
 

@@ -65,7 +65,7 @@ class _Http:
             raise ApiError(501, "not_supported_error", "this engine has no embeddings")
         inputs = protocol.read_inputs(body, "input")
         tokens = sum(map(prompt_tokens, inputs))
-        await self._api.before()
+        await self._api.before(request)
         async with self._engine.computing(new_id("embd"), tokens):
             vectors = [expected_embedding(self._options.model, text) for text in inputs]
         encoded: list[str | list[float]] = [*vectors]
@@ -81,7 +81,7 @@ class _Http:
             id=new_id("chatcmpl" if chat else "cmpl"),
             max_model_len=self._options.max_model_len,
         )
-        await self._api.before()
+        await self._api.before(request)
         if self._engine.llama is not None:
             return await self._relay(request, generation, self._engine.llama)
         if generation.stream:

@@ -104,6 +104,9 @@ class Engine:
             if not self.asleep:  # a request to a sleeping engine is never served: the driver counts it
                 await self._open.wait()
             async with self._places, self._vram.computing(request):
+                if self._vram.given:
+                    self._broken = "broken"
+                    raise ApiError(500, "EngineDeadError", "an illegal memory access was encountered")
                 self.waiting, self.running, counted = self.waiting - 1, self.running + 1, True
                 self._idle.clear()
                 await self._compute(prompt_tokens / self.options.prefill_tokens_per_second)
@@ -210,6 +213,7 @@ class Engine:
         if fails is not None and self._lies(fails):
             raise ApiError(500, "InternalServerError", "the call failed")
         if self._lies(hangs):
+            self._broken = "wedged"  # the loop that computes waits for the call
             await asyncio.Event().wait()
 
     async def _give_later(self, parts: list[str]) -> None:

@@ -168,7 +168,8 @@ class Vram:
         rest = vram_bytes - residue_bytes
         self._residues = split(residue_bytes, memory.gpus)
         self._parts = {WEIGHTS: split(rest - rest // 2, memory.gpus), KV_CACHE: split(rest // 2, memory.gpus)}
-        self._given: set[str] = set()
+        self.given: set[str] = set()
+        """Parts that are given back."""
         self._clock = clock
         self.freezable = False
         """Requests may be frozen with the process; ``begin`` passes this to the driver."""
@@ -203,19 +204,19 @@ class Vram:
 
     async def give(self, parts: Iterable[str]) -> None:
         """Give parts back."""
-        parts = [part for part in parts if part not in self._given]
+        parts = [part for part in parts if part not in self.given]
         await self._clock.sleep(self._seconds(parts))
         for part in parts:
-            self._given.add(part)
+            self.given.add(part)
             for gpu, count in self._parts[part].items():
                 if count:
                     await self._memory.free(gpu, count)
 
     async def take_back(self, parts: Iterable[str]) -> None:
         """Take back parts that were given, all or none. Raises DriverError or CudaError when there is no room."""
-        parts = [part for part in parts if part in self._given]
+        parts = [part for part in parts if part in self.given]
         await self._alloc(parts)
-        self._given.difference_update(parts)
+        self.given.difference_update(parts)
         await self._clock.sleep(self._seconds(parts))
 
     @asynccontextmanager
