@@ -158,6 +158,22 @@ def test_a_gpu_gets_grants_again_once_its_invariant_holds_whatever_message_shows
     assert not node.node.broken_on(node.groups[2])
 
 
+def test_a_seat_that_is_deleted_in_a_conflict_is_no_broken_invariant(node: World) -> None:
+    """It held too much in quarantine, and holds it until its processes are gone."""
+    active, past = node.seat(0, 0), node.seat(0, 1)
+    node.serve(active, "a")
+    node.pod(past, "b")
+    node.pods[past] = replace(node.pods[past], container_id="process://past", running=True)
+    node.look()
+    assert (node.state(past), node.managed(past).lease) == (S.QUARANTINED, True)
+
+    node.pods[past] = replace(node.pods[past], deleting=True)
+    node.look()
+
+    assert (node.state(past), node.managed(past).lease) == (S.RELEASING, True)
+    assert node.node.violations == 0
+
+
 def test_a_switch_on_a_broken_gpu_parks_its_victim_and_brings_nothing(node: World) -> None:
     incoming, victim = node.fill("p", "q", group=2)
     node.pod(node.seat(1, 0), "s")
