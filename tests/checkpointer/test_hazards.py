@@ -31,8 +31,7 @@ async def stand(
     **timeouts: float,
 ) -> AsyncIterator[tuple[Node, Checkpointer]]:
     """A node and its checkpointer. ``allowed``: hazards that are allowed; else what the fake machine allows."""
-    waits = {"floor_wall_seconds": 1.0, **timeouts}
-    async with node(kind, gpus=gpus, options=machine) as here, checkpointer(here, allowed=allowed, **waits) as it:
+    async with node(kind, gpus=gpus, options=machine) as here, checkpointer(here, allowed=allowed, **timeouts) as it:
         yield here, it
 
 
@@ -116,7 +115,7 @@ async def test_h2_a_restored_process_is_locked_and_checkpointed_before_it_is_kil
 
 
 async def test_h2_memory_that_stays_held_after_a_kill_is_quarantine() -> None:
-    async with stand("fake", base_seconds=1.0, seconds_per_gib=0.0) as (here, it):
+    async with stand("fake", base_seconds=1.0, seconds_per_gib=0.0, floor_wall_seconds=1.0) as (here, it):
         engine = await here.engine("s00")
         await park(it, engine)
         await activate(it, engine)
@@ -139,7 +138,7 @@ async def test_h3_a_process_that_a_lock_kills_leads_to_a_cold_start(kind: Kind) 
 
 async def test_h4_a_parked_process_is_frozen_because_a_synchronize_would_crash_it() -> None:
     """Between thaw and restore it runs unprotected; the router must send it no request then."""
-    async with stand() as (here, it):
+    async with stand(floor_wall_seconds=3.0, settle_floor_wall_seconds=3.0) as (here, it):
         engine = await here.engine("s00")
         await park(it, engine)
         assert here.frozen(engine)
@@ -157,7 +156,7 @@ async def test_h4_a_parked_process_is_frozen_because_a_synchronize_would_crash_i
 
 async def test_h5_no_driver_call_is_made_about_a_stopped_process() -> None:
     """A foreign process stops a seat: reading its state does no harm, and a park thaws it first."""
-    async with stand() as (here, it):
+    async with stand(floor_wall_seconds=3.0) as (here, it):
         engine = await here.engine("s00")
         os.kill(engine.pid, signal.SIGSTOP)
         assert await it.outcome(engine) == "quarantined"
@@ -209,7 +208,7 @@ async def test_h7_and_h8_ranks_of_a_communicator_are_not_parked() -> None:
 
 
 async def test_h8_a_lock_that_hangs_on_another_rank_ends_at_its_deadline_and_is_undone() -> None:
-    async with stand(lock_seconds=1.0) as (here, it):
+    async with stand(lock_seconds=1.0, floor_wall_seconds=1.0) as (here, it):
         engine = await here.engine("s00", processes=2, marks={"communicator": "world"})
         end = await park(it, engine)
         assert end.outcome == "active", end
@@ -326,7 +325,7 @@ async def test_h15_a_driver_that_reports_no_states_leads_to_quarantine_with_a_hi
 
 
 async def test_h16_a_restore_that_hangs_ends_at_its_deadline_and_delays_no_other_group() -> None:
-    async with stand(base_seconds=10.0, seconds_per_gib=0.0) as (here, it):
+    async with stand(base_seconds=10.0, seconds_per_gib=0.0, floor_wall_seconds=1.0) as (here, it):
         engine, other = await here.engine("s00"), await here.engine("t00", gpus=(1,))
         await park(it, engine)
         await here.inject("hang", verb="restore", seat="s00", times=9)

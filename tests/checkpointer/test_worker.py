@@ -12,6 +12,8 @@ import pytest
 from kybernate.bus.port import NoAnswerError
 from kybernate.messages import AskJobs, JobReply, KillJob, ReleaseJob, RetargetJob
 from services.checkpointer.backends.driver_calls import Timeouts
+from services.checkpointer.journal import Journal
+from services.checkpointer.records import JobFile, Record
 from tests.checkpointer.world import GIB, NODE, SPEED, Checkpointer, Kind, checkpointer, node
 from tests.until import until
 
@@ -115,10 +117,17 @@ async def test_ask_jobs_with_an_epoch_fences_off_jobs_of_an_earlier_manager() ->
             assert (await it.do(park=(engine.target,), epoch=71)).done
 
 
-async def test_one_job_at_a_time_on_a_gpu_and_several_on_several() -> None:
+async def test_one_job_at_a_time_on_a_gpu_and_several_on_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, add = asyncio.Event(), Journal.add
+
+    async def wait_at_the_freeze(self: Journal, job: JobFile, record: Record, **rest: bool) -> None:
+        if record.step == "freeze":
+            await go_on.wait()
+        await add(self, job, record, **rest)
+
+    monkeypatch.setattr(Journal, "add", wait_at_the_freeze)
     async with node() as here, checkpointer(here) as it:
         first, other = await here.engine("s00"), await here.engine("t00", gpus=(1,))
-        await slowly(it)
         op = await it.begin(park=(first.target,))
         reply = await it.ask(it.switch(activate=first.target))
         assert (reply.accepted, reply.code) == (False, "busy")
@@ -127,6 +136,7 @@ async def test_one_job_at_a_time_on_a_gpu_and_several_on_several() -> None:
         assert not any(status.done for status in it.reports)
         (seat,) = await it.look(first)
         assert seat.outcome == "started"
+        go_on.set()
         assert [(await it.done(one)).park[0].outcome for one in (op, second)] == ["parked", "parked"]
 
 
@@ -176,7 +186,7 @@ async def test_the_second_half_can_be_changed_until_it_begins() -> None:
 
 
 async def test_work_that_does_not_end_leaves_the_seat_active_and_the_other_parked() -> None:
-    async with node() as here, checkpointer(here, lock_seconds=10.0) as it:
+    async with node() as here, checkpointer(here, floor_wall_seconds=1.0) as it:
         other = await here.engine("s01")
         await it.do(park=(other.target,))
         engine = await here.engine("s00")
@@ -221,7 +231,12 @@ async def test_a_hang_costs_its_own_group_only_and_is_undone(monkeypatch: pytest
 
 
 async def test_a_second_hang_is_quarantine() -> None:
-    async with node() as here, checkpointer(here, floor_wall_seconds=0.5, base_seconds=10, seconds_per_gib=0) as it:
+    async with (
+        node() as here,
+        checkpointer(
+            here, floor_wall_seconds=0.5, base_seconds=10, seconds_per_gib=0, settle_floor_wall_seconds=2.0
+        ) as it,
+    ):
         engine = await here.engine("s00")
         await here.inject("hang", verb="checkpoint", times=9)
         status = await it.do(park=(engine.target,))

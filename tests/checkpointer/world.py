@@ -38,6 +38,9 @@ from tests.until import until
 
 NODE = "n1"
 SPEED = 50.0
+PATIENT_SECONDS = 20.0
+"""Wall: least deadline of a driver call and of its effects. A test of a call that hangs, or of memory that stays
+held, gives its own; in any other a busy machine would look like it."""
 GIB = 2**30
 
 ENGINE = """
@@ -354,7 +357,8 @@ async def checkpointer(
     """A checkpointer of the node; leaving the context ends it like SIGTERM. ``allowed``: exactly these hazards."""
     journal = Journal(node.folder / "state")
     journal.load()
-    waits = Timeouts(**{"speed": SPEED, "floor_wall_seconds": 2.0, **timeouts})
+    patience = {"floor_wall_seconds": PATIENT_SECONDS, "settle_floor_wall_seconds": PATIENT_SECONDS}
+    waits = Timeouts(**{"speed": SPEED, **patience, **timeouts})
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(journal.close)
         pool = await stack.enter_async_context(HelperPool(node.helper_command, node.folder / "state" / "helpers"))

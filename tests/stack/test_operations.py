@@ -103,7 +103,9 @@ async def test_pods_made_while_their_group_is_drained_start_once_it_is_resumed(t
                 found[:] = await seats()
                 return len(found) == 2 and all(seat["state"] in wanted for seat in found)
 
-            await until(read, what=f"both seats are {' or '.join(wanted)}", saw=lambda: found, timeout=60, interval=0.1)
+            await until(
+                read, what=f"both seats are {' or '.join(wanted)}", saw=lambda: found, timeout=120, interval=0.1
+            )
             return found
 
         async def listed() -> list[str]:

@@ -136,19 +136,23 @@ class Stack:
     async def ready(self, timeout: float = 60.0) -> list[dict[str, Any]]:
         """Wait until every pod's model has been started once and is active or parked; returns the seats.
 
-        ``timeout`` in wall seconds. Raises StackError when a process refuses its configuration, or time is up.
+        ``timeout``: wall seconds in which no further model became ready; engines of one group start one after another.
+        Raises StackError when a process refuses its configuration, or time is up.
         """
-        unmet = "the router does not answer"
+        unmet, most, restart = "the router does not answer", 0, self.options.parked_by == "restart"
         try:
-            async with asyncio.timeout(timeout), aiohttp.ClientSession() as session:
+            async with asyncio.timeout(timeout) as limit, aiohttp.ClientSession() as session:
                 while True:
                     self._raise_refusal()
                     seats = await self._seats(session)
                     if seats is not None:
-                        missing = unready(seats, len(self.plan.pods), restart=self.options.parked_by == "restart")
+                        missing = unready(seats, len(self.plan.pods), restart=restart)
                         if missing is None:
                             return seats
                         unmet = missing
+                        if (count := len(settled(seats, restart=restart))) > most:
+                            most = count
+                            limit.reschedule(asyncio.get_running_loop().time() + timeout)
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             down = [process for name, process in self._processes.items() if name not in self.pids]
@@ -299,14 +303,18 @@ def why(seat: dict[str, Any]) -> str:
     return f" ({seat['reason']})" if seat.get("reason") else ""
 
 
+def settled(seats: list[dict[str, Any]], *, restart: bool = False) -> list[dict[str, Any]]:
+    """The rows of ``GET /v1/seats`` whose models are ready. ``restart``: those that are parked wait at the start
+    gate."""
+    states = ("active", "parked", *(("waiting", "backoff") if restart else ()))
+    return [seat for seat in seats if seat.get("started") and seat.get("state") in states]
+
+
 def unready(seats: list[dict[str, Any]], pods: int, *, restart: bool = False) -> str | None:
-    """Why these rows of ``GET /v1/seats`` are not a ready stack of so many pods; None when they are. ``restart``: those
-    that are parked wait at the start gate."""
-    settled_in = ("active", "parked", *(("waiting", "backoff") if restart else ()))
-    owned = [seat for seat in seats if seat.get("state") != "free"]
-    settled = [seat for seat in owned if seat.get("started") and seat.get("state") in settled_in]
-    if len(settled) >= pods:
+    """Why these rows of ``GET /v1/seats`` are not a ready stack of so many pods; None when they are."""
+    owned, ready = [seat for seat in seats if seat.get("state") != "free"], settled(seats, restart=restart)
+    if len(ready) >= pods:
         return None
     late = [f"{seat.get('seat')} ({seat.get('model') or '?'}) is {seat.get('state')}{why(seat)}" for seat in owned]
-    late = [text for text, seat in zip(late, owned, strict=True) if seat not in settled]
-    return f"{len(settled)} of {pods} models are ready; {', '.join(late) or 'no seat is being started'}"
+    late = [text for text, seat in zip(late, owned, strict=True) if seat not in ready]
+    return f"{len(ready)} of {pods} models are ready; {', '.join(late) or 'no seat is being started'}"
