@@ -3,7 +3,7 @@ PY := .venv/bin/python
 KYB := .venv/bin/kyb
 TRACES ?= ../shared/data/traces
 
-.PHONY: setup up demo test test-fast test-nightly mutants explore check bench gpu-bench replay-full lock image compose-test helm-test e2e sim-reference failures
+.PHONY: setup up demo test test-fast ui-test test-nightly mutants explore check bench gpu-bench replay-full lock image compose-test helm-test e2e sim-reference failures
 
 setup:
 	@sh scripts/setup.sh
@@ -18,7 +18,7 @@ demo: setup
 # Three workers on two cores: most tests wait for processes. A file's tests stay together.
 test: setup
 	@rm -rf .coverage
-	$(PY) -m coverage run -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PY) -m coverage run -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/ui $(ARGS)
 	@$(PY) -m coverage combine -q
 	$(PY) -m coverage report --fail-under=85
 
@@ -29,6 +29,10 @@ SLOW := test_auth.py test_bench.py test_cluster.py test_coexistence.py test_cont
   test_registration.py test_reload.py test_search.py test_service.py test_snapshots.py test_worker.py
 test-fast: setup
 	@$(PY) -m pytest -q -n 3 --dist loadfile $(addprefix --ignore-glob=*/,$(SLOW)) $(FAST) $(ARGS)
+
+# The page in a real Chromium, which it installs. KYB_IMAGES=docs/images writes the screenshots of the docs.
+ui-test: setup
+	@sh scripts/ui_test.sh $(ARGS)
 
 # Each safety rule is broken once, in memory, and a fast test must notice; minutes. ARGS="--sample 40" or "--only NAME"
 mutants: setup
@@ -92,7 +96,8 @@ replay-full: setup
 LOCK := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-annotate --no-emit-index-url
 lock: setup
-	$(LOCK) --extra cuda --extra lab --extra dev --output-file requirements.txt pyproject.toml
+	$(LOCK) --extra cuda --extra lab --extra dev --group dev --output-file requirements.txt pyproject.toml
 	$(LOCK) --extra llama --constraint requirements.txt --output-file requirements-llama.txt pyproject.toml
-	$(LOCK) --extra cuda --constraint requirements.txt --output-file requirements-image.txt pyproject.toml
+	$(LOCK) --extra cuda --extra dev --constraint requirements.txt --output-file requirements-image.txt pyproject.toml
+	printf 'playwright\n' | $(LOCK) --constraint requirements.txt --output-file requirements-ui.txt -
 	printf 'hatchling\nsetuptools\n' | $(LOCK) --constraint requirements.txt --output-file requirements-build.txt -

@@ -39,6 +39,8 @@ class SeatRecord(BaseModel):
     """``namespace/name``."""
     pod_uid: str = ""
     tier: str = "standard"
+    slo_seconds: float = 0.0
+    """How long a request for it may wait, model seconds; 0: not known."""
     pinned: bool = False
     vram_bytes: int = 0
     """Its footprint when active, over all its GPUs; 0 until seen."""

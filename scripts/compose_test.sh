@@ -14,6 +14,7 @@ export KYB_SPEED="${KYB_SPEED:-24}" KYB_IMAGE="${IMAGE:-kybernate:compose-test}"
 export KYB_DEV_IMAGE="$KYB_IMAGE-dev"
 KYB_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 export KYB_PORT
+export KYB_PAGE_PORT=0  # any free one
 url=http://127.0.0.1:$KYB_PORT
 
 step "Docker Compose"

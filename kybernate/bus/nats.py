@@ -6,6 +6,7 @@ Entering ``NatsBus(...).opened()`` returns at once, so that a service can serve 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import nats.errors
@@ -127,12 +128,12 @@ class NatsBus(NatsConnection):
         async with beside(work(), name=f"serve {pattern.subject}"), self.route(pattern.subject, receive):
             yield
 
-    async def replay(self, *, after_id: str | None = None) -> AsyncIterator[Message]:
-        """Stored events, oldest first, after the one with this id; ends at the present.
+    async def replay(self, *, after_id: str | None = None, since: float = 0.0) -> AsyncIterator[Message]:
+        """Stored events, oldest first, after the one with this id and not before ``since``; ends at the present.
 
         JetStream has no lookup by id: the headers of all events are read to find it.
         """
-        start = 1
+        start: int | datetime = datetime.fromtimestamp(since, UTC) if since else 1
         if after_id is not None:
             async with contextlib.aclosing(self._stored(start, headers_only=True)) as stored:
                 async for msg in stored:
@@ -151,19 +152,23 @@ class NatsBus(NatsConnection):
             await js.key_value(name)
         return NatsBucket(self, name, self._compare_seconds)
 
-    async def _stored(self, start: int, *, headers_only: bool) -> AsyncGenerator[Msg, None]:
+    async def _stored(self, start: int | datetime, *, headers_only: bool) -> AsyncGenerator[Msg, None]:
+        """Yield stored messages from a sequence number, or from a time, on."""
         async with self.jetstream("stored events") as js:
             info = await js.stream_info(EVENTS)
         last = info.state.last_seq
-        if info.state.messages == 0 or start > last:
+        at = start if isinstance(start, int) else 0
+        if info.state.messages == 0 or at > last:
             return
+        policy = DeliverPolicy.BY_START_SEQUENCE if at else DeliverPolicy.BY_START_TIME
         async with self.jetstream("stored events") as js:
             subscription = await js.pull_subscribe(
                 "",
                 stream=EVENTS,
                 config=ConsumerConfig(
-                    deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-                    opt_start_seq=start,
+                    deliver_policy=policy,
+                    opt_start_seq=at or None,
+                    opt_start_time=start if isinstance(start, datetime) else None,
                     ack_policy=AckPolicy.NONE,
                     headers_only=headers_only,
                     inactive_threshold=30.0,
@@ -172,7 +177,6 @@ class NatsBus(NatsConnection):
                 ),
             )
         try:
-            at = start
             while at <= last:
                 async with self.jetstream("stored events", FETCH_SECONDS + 1):
                     try:

@@ -131,10 +131,11 @@ class Bus(Protocol):
         """
         ...
 
-    def replay(self, *, after_id: str | None = None) -> AsyncIterator[Message]:
+    def replay(self, *, after_id: str | None = None, since: float = 0.0) -> AsyncIterator[Message]:
         """Stored events, oldest first, after the one with this message id (None: all); ends at the present.
 
-        An id that the stream no longer holds replays everything it has.
+        An id that the stream no longer holds replays everything it has. ``since``: only events that were stored then or
+        later, unix seconds.
         """
         ...
 

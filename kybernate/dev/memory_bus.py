@@ -214,14 +214,14 @@ class MemoryBus:
         finally:
             self.server.handlers.remove(row)
 
-    async def replay(self, *, after_id: str | None = None) -> AsyncIterator[Message]:
-        """Stored events, oldest first, after the one with this id; ends at the present."""
+    async def replay(self, *, after_id: str | None = None, since: float = 0.0) -> AsyncIterator[Message]:
+        """Stored events, oldest first, after the one with this id and not before ``since``; ends at the present."""
         self._check()
         ids = list(self.server.stored)
         start = ids.index(after_id) + 1 if after_id in self.server.stored else 0
         for id_ in ids[start:]:
             message = read(*self.server.stored[id_], _EVENTS)
-            if message is not None:
+            if message is not None and message.at >= since:
                 yield message
 
     async def bucket(self, name: str) -> Bucket:

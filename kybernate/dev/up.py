@@ -48,7 +48,7 @@ def log_writer() -> LineSink:
 
 def banner(stack: Stack, seats: list[dict[str, Any]], seconds: float) -> str:
     """What a person needs to know once everything is ready."""
-    lines = ["", f"Ready after {seconds:.1f} s.", "", f"  router  {stack.url}"]
+    lines = ["", f"Ready after {seconds:.1f} s.", "", f"  router  {stack.url}", f"  page    {stack.layout.page}"]
     for group in stack.plan.topology.groups:
         mine = [seat for seat in seats if seat.get("group") == group.name or seat.get("home_group") == group.name]
         gpus = ", ".join(str(gpu.index) for gpu in group.gpus)

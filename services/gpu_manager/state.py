@@ -391,6 +391,7 @@ class NodeState:
             pod=pod.pod if pod else "",
             pod_uid=pod.uid if pod else "",
             tier=seat.owner.terms.tier_name,
+            slo_seconds=seat.owner.terms.tier.slo_seconds,
             pinned=seat.pinned,
             vram_bytes=seat.durable.vram_bytes or (pod.vram_bytes if pod else 0),
             host_bytes=seat.durable.host_bytes,

@@ -20,7 +20,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HEADER = "X-Kyb-Key"
 """Header for callers that send the engine's key as Authorization; without it, Authorization has the router's key."""
-_KEY, _WITHHELD = "kyb.key", "kyb.withheld"
+_KEY = web.RequestKey("kyb.key", ApiKey)
+_WITHHELD: web.RequestKey[frozenset[str]] = web.RequestKey("kyb.withheld", frozenset)
 _NOTHING: frozenset[str] = frozenset()
 _HIGHEST = max(PRIORITIES.values())
 
@@ -32,6 +33,11 @@ class ApiKeyGuard:
         self._path, self._most_requests = path, most_requests
         self._requests: Counter[str] = Counter()
         self._keys: tuple[ApiKey, ...] = load(path) if path is not None else ()
+
+    @property
+    def required(self) -> bool:
+        """Whether callers need a key."""
+        return self._path is not None
 
     def needs(self, *scopes: Scope) -> Callable[[Handler], Handler]:
         """Wrap a handler that needs one of these scopes: 401 without a known key, 403 if the key has none of them."""

@@ -102,6 +102,7 @@ class Dispatcher:
         self.traffic = traffic
         self.on_level: Callable[[str, str | None, bool], None] = lambda *_: None
         self.on_resync: Callable[[], None] = lambda: None
+        self.on_forward: Callable[[step.Forward], None] = lambda _: None
         self._bus, self._http, self._disconnect = bus, http, disconnect
         self._tickets: dict[int, CallTicket] = {}
         self._numbers = itertools.count(1)
@@ -174,6 +175,8 @@ class Dispatcher:
         if isinstance(effect, step.LevelChanged):
             self.on_level(effect.model, effect.key, effect.edge)
         elif isinstance(effect, step.Forward | step.Reject):
+            if isinstance(effect, step.Forward):
+                self.on_forward(effect)
             if (ticket := self._tickets.get(effect.request)) is not None:
                 ticket.decide(effect)
         elif isinstance(effect, step.Cut):

@@ -32,6 +32,7 @@ from services.router.intake import Intake, expect_later
 from services.router.level_publisher import LevelPublisher
 from services.router.metrics import Metrics
 from services.router.operator_api import VERBS, Event, EventLog, OperatorApi
+from services.router.page import Page
 from services.router.proxy import ConnectionPools
 from services.router.roster_sync import GpuInventory, RosterSync
 from services.router.settings import RouterSettings
@@ -85,7 +86,13 @@ class RunningRouter:
         calls = Calls(settings, clock, self.dispatcher, self.pools, self._metrics, intake, paths)
         gateways = GatewayApi(settings, clock, bus, self.dispatcher, intake)
         operator = OperatorApi(bus, traffic, self.loads, self.inventory, http, intake)
+        self.page = Page(bus, traffic, self.loads, self.inventory, http, self.guard, clock)
+        self.dispatcher.on_forward = self.page.forwarded
         self.app = self._application(calls, gateways, operator)
+        self.operations = web.Application(middlewares=[_errors])
+        """The application of the operations port."""
+        self.operations.add_routes([*health.routes(), *self.page.routes(operator)])
+        self.operations.on_shutdown.append(self._stop_page)
 
     def jobs(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return the jobs that run until the router ends, by name."""
@@ -97,6 +104,7 @@ class RunningRouter:
             "levels": self.levels.run(),
             "acks": self.dispatcher.run(),
             "inventory": self.inventory.watch(),
+            "page": self.page.run(),
             "loads": self._forget_loads(),
             "keys": self.guard.watch(),
             **({"certificate": self.certificate.watch()} if self.certificate is not None else {}),
@@ -186,6 +194,7 @@ class RunningRouter:
 
     def _on_event(self, event: Event) -> None:
         self.events.add(event)
+        self.page.add(event)
         if isinstance(event, SeatActivated) and event.previous in COMING:
             self._metrics.switches.inc()
 
@@ -200,6 +209,9 @@ class RunningRouter:
         self.dispatcher.stop()
         self.events.stop()
 
+    async def _stop_page(self, _: web.Application) -> None:
+        self.page.stop()
+
 
 @asynccontextmanager
 async def open_router(settings: RouterSettings, bus: Bus) -> AsyncIterator[RunningRouter]:
@@ -211,10 +223,10 @@ async def open_router(settings: RouterSettings, bus: Bus) -> AsyncIterator[Runni
             async with AsyncExitStack() as ports:
                 api = ApiServer(router.app, settings, router.connections, tls)
                 router.url = (await ports.enter_async_context(api)).url
+                router.page.api_url = router.url
                 if settings.health_port:
-                    app = web.Application()
-                    app.add_routes(router.health.routes())
-                    await ports.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
+                    operations = HttpServer(router.operations, settings.health_host, settings.health_port)
+                    await ports.enter_async_context(operations)
                 yield router
         finally:
             await router.dispatcher.close()

@@ -1,6 +1,7 @@
 """What every bus does, in memory and over NATS."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -331,6 +332,21 @@ async def test_a_missing_bucket_says_what_to_run(world: World) -> None:
     async with world.client() as bus:
         with pytest.raises(NotSetUpError, match="kyb bus init"):
             await bus.bucket("kyb_nothing")
+
+
+async def test_events_are_replayed_from_a_time_on(world: World) -> None:
+    async with world.client() as bus:
+        first, second = activated(1), activated(2)
+        await bus.publish(first)
+        await bus.flush()
+        await asyncio.sleep(0.05)
+        between = time.time()
+        await asyncio.sleep(0.05)
+        late = second.model_copy(update={"at": time.time()})
+        await bus.publish(late)
+        await bus.flush()
+        assert [m async for m in bus.replay(since=between)] == [late]
+        assert [m async for m in bus.replay(since=between - 600)] == [first, late]
 
 
 async def test_events_are_replayed_after_an_id(world: World) -> None:

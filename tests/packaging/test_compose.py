@@ -55,7 +55,7 @@ def test_without_gpus_no_container_is_root_or_has_a_capability(name: str) -> Non
 
 def test_only_the_router_is_reached_from_outside_and_only_on_loopback() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert published == {"router": ["127.0.0.1:8780:8780"]}
+    assert published == {"router": ["127.0.0.1:8780:8780", "127.0.0.1:8781:9474"]}
     assert [name for name, network in COMPOSE["networks"].items() if not network.get("internal")] == ["front", "egress"]
 
 

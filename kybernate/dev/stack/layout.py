@@ -80,6 +80,8 @@ class Layout:
 
     folder: Path
     port: int
+    page_port: int
+    """The router's operations port: the page, metrics."""
     kubelet_port: int
     nats_port: int
     node_nats_port: int
@@ -92,6 +94,11 @@ class Layout:
     def url(self) -> str:
         """Where the router answers."""
         return f"http://{HOST}:{self.port}"
+
+    @property
+    def page(self) -> str:
+        """Where the page for operators is."""
+        return f"http://{HOST}:{self.page_port}/ui/"
 
     @property
     def driver_socket(self) -> Path:
@@ -120,10 +127,11 @@ def lay_out(options: StackOptions, ports: Ports, stubs: Path | None = None) -> L
     (folder / "pods.yaml").write_text(pods)
     for name in ("kubelet", "run", "state", "logs"):
         (folder / name).mkdir()
-    kubelet_port, nats_port, node_nats_port = (ports.free() for _ in range(3))
+    page_port, kubelet_port, nats_port, node_nats_port = (ports.free() for _ in range(4))
     return Layout(
         folder=folder,
         port=port,
+        page_port=page_port,
         kubelet_port=kubelet_port,
         nats_port=nats_port,
         node_nats_port=node_nats_port,
@@ -163,6 +171,7 @@ def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[s
     } | owners
     manager = {"KYB_PODS": "kubelet", "KYB_KUBELET_URL": layout.kubelet_url} | owners
     router = _settings(layout, options) | {"KYB_HOST": HOST, "KYB_PORT": str(layout.port)}
+    router |= {"KYB_HEALTH_HOST": HOST, "KYB_HEALTH_PORT": str(layout.page_port)}
     gpus = {"KYB_GPUS": "fake"} if layout.stubs is None else {"KYB_GPUS": "nvml"} | _libraries(layout)
     driver_kind = {"KYB_DRIVER": "fake"} if layout.stubs is None else {"KYB_DRIVER": "cuda"} | _libraries(layout)
     local = {"KYB_FAKE_KUBELET": "true"}

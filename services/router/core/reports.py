@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -117,6 +117,8 @@ class Load:
 
     waiting: int = 0
     in_flight: int = 0
+    oldest: float = 0.0
+    """Model seconds that the oldest waiting request had waited when its source reported it."""
 
 
 MOST_LEVELS = 20_000
@@ -142,7 +144,8 @@ class Loads:
                 return
             self.count += 1
             levels = self._levels.setdefault(signal.model, {})
-        levels[key] = (signal.seq, now + signal.ttl_seconds, Load(signal.waiting, signal.in_flight))
+        load = Load(signal.waiting, signal.in_flight, signal.oldest_wait_seconds or 0.0)
+        levels[key] = (signal.seq, now + signal.ttl_seconds, load)
 
     def forget(self, now: float) -> None:
         """Drop the expired levels."""
@@ -152,6 +155,13 @@ class Loads:
                 self.count -= 1
             if not levels:
                 del self._levels[model]
+
+    def busy(self, now: float) -> Iterator[tuple[str, str | None, Load]]:
+        """Yield (model, seat or None, load) of each valid level with requests."""
+        for model, levels in self._levels.items():
+            for (_, seat, _), (_, until, load) in levels.items():
+                if now < until and (load.waiting or load.in_flight):
+                    yield model, seat, load
 
     def of(self, model: str, seat: str | None, now: float, *, unassigned: bool = False) -> Load:
         """Return the load of a seat of this model; seat None: of the model.

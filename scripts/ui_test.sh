@@ -1,0 +1,21 @@
+#!/bin/sh
+# Tests the router's page in a real Chromium. Installs Debian's Chromium (as root) and Playwright into .venv-ui, beside .venv.
+set -eu
+cd "$(dirname "$0")/.."
+if ! command -v chromium >/dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    sh scripts/retry.sh apt-get update -qq
+    sh scripts/retry.sh apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 chromium fonts-dejavu-core >/dev/null
+  else
+    echo "ui-test: Chromium is needed; run: sudo apt-get install chromium" >&2
+    exit 1
+  fi
+fi
+want=$(cksum <requirements-ui.txt)
+if [ "$(cat .venv-ui/.stamp 2>/dev/null)" != "$want" ]; then
+  rm -rf .venv-ui
+  sh scripts/retry.sh .venv/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+    --target .venv-ui -r requirements-ui.txt
+  printf '%s' "$want" >.venv-ui/.stamp
+fi
+KYB_UI=1 PYTHONPATH=.venv-ui exec .venv/bin/python -m pytest -q tests/ui "$@"

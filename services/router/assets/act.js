@@ -1,0 +1,24 @@
+// Buttons that send a command.
+
+import { html } from "./vendor/lit-html/lit-html.js";
+import { say } from "./feedback.js";
+import { command } from "./store.js";
+
+async function send(kind, name, verb) {
+  say(`${verb} ${name} …`);
+  try {
+    const reply = await command(kind, name, verb);
+    say(reply.operation ? `${verb} ${name}: ${reply.operation.text || reply.operation.phase}` : `${verb} ${name}: accepted`);
+  } catch (error) {
+    say(`${verb} ${name}: ${error.message}`);
+  }
+}
+
+export const button = (kind, name, verb, label = name) => html`<button type="button"
+  aria-label="${verb} ${label}" @click=${() => send(kind, name, verb)}>${verb}</button>`;
+
+export const seatButtons = (seat) => {
+  const name = `seat/${seat.seat}`, label = `${seat.model} (${seat.seat})`;
+  return html`${button("seats", name, seat.state === "active" ? "park" : "activate", label)}
+    ${button("seats", name, seat.pinned ? "unpin" : "pin", label)}`;
+};

@@ -1,0 +1,72 @@
+// The frame: which view is shown, and when it is drawn again.
+
+import { html, nothing, render } from "./vendor/lit-html/lit-html.js";
+import { eventsView } from "./events.js";
+import { say } from "./feedback.js";
+import { modelsView } from "./models.js";
+import { nodesView } from "./nodes.js";
+import { playgroundView } from "./playground.js";
+import { follow, json, key, load, store } from "./store.js";
+import { drawTimeline, timelineView } from "./timeline.js";
+
+const VIEWS = {
+  timeline: ["Timeline", timelineView],
+  models: ["Models", modelsView],
+  nodes: ["Nodes", nodesView],
+  events: ["Events", eventsView],
+  playground: ["Playground", playgroundView],
+};
+const byId = (id) => document.getElementById(id);
+let shown = "";
+let planned = false;
+
+const chosen = () => (location.hash.slice(1) in VIEWS ? location.hash.slice(1) : "timeline");
+
+// Draws everything once per frame at most, however much changes.
+function draw() {
+  if (planned) return;
+  planned = true;
+  requestAnimationFrame(() => {
+    planned = false;
+    const view = chosen();
+    if (view !== shown) {
+      document.title = `${VIEWS[view][0]} · Kybernate`;
+      shown = view;
+    }
+    render(nav(view), byId("nav"));
+    render(tools(), byId("tools"));
+    render(VIEWS[view][1](draw), byId("main"));
+    if (view === "timeline") drawTimeline();
+  });
+}
+
+const nav = (view) => Object.entries(VIEWS).map(
+  ([name, [text]]) => html`<a href="#${name}" aria-current=${name === view ? "page" : nothing}>${text}</a>`,
+);
+
+const tools = () => html`
+  ${store.keys
+    ? html`<label>Operator key <input type="password" autocomplete="off" size="12" .value=${key()} @change=${setKey}></label>`
+    : nothing}
+  <span class=${store.connected ? "good" : "bad"}>${store.connected ? "● live" : "○ not connected"}</span>`;
+
+async function setKey(event) {
+  sessionStorage.setItem("key", event.target.value.trim());
+  try {
+    await json("allowed");
+    say("This key may send commands.");
+  } catch (error) {
+    say(error.message);
+  }
+  draw();
+}
+
+window.addEventListener("hashchange", draw);
+window.addEventListener("resize", draw);
+try {
+  await load();
+  draw();
+  follow(draw);
+} catch (error) {
+  byId("main").textContent = `The router does not answer: ${error.message}. Load the page again.`;
+}

@@ -1,0 +1,58 @@
+// Models: who waits, how long, and against which SLO.
+
+import { html, nothing } from "./vendor/lit-html/lit-html.js";
+import { repeat } from "./vendor/lit-html/directives/repeat.js";
+import { seatButtons } from "./act.js";
+import { seconds } from "./format.js";
+import { models, now } from "./store.js";
+
+const MOST_ROWS = 100;
+let filter = "";
+let all = false;
+
+export function modelsView(draw) {
+  const rows = models().filter((row) => row.model.includes(filter));
+  rows.sort((a, b) => b.oldest - a.oldest || b.waiting - a.waiting || a.model.localeCompare(b.model));
+  const shown = all ? rows : rows.slice(0, MOST_ROWS);
+  const late = rows.filter((row) => row.slo && row.oldest > row.slo).length;
+  return html`<h1>Models</h1>
+    <div class="bar">
+      <label>Filter <input type="search" .value=${filter} @input=${(event) => { filter = event.target.value; draw(); }}></label>
+      <span>${rows.length} models, ${sum(rows, "waiting")} requests waiting,
+        <span class=${late ? "bad" : "good"}>${late} beyond their SLO</span></span>
+    </div>
+    <div class="scroll" tabindex="0" role="region" aria-label="Table of models"><table>
+      <caption>Longest wait first. p50 and p99 are of the last requests that this router forwarded, waits of 0 included.</caption>
+      <thead><tr><th scope="col">Model</th><th scope="col">State</th><th scope="col">Seats</th>
+        <th scope="col" class="number">Waiting</th><th scope="col" class="number">In flight</th>
+        <th scope="col" class="number">Oldest wait / SLO</th><th scope="col" class="number">p50 / p99 wait</th>
+        <th scope="col">Last switch</th><th scope="col">Commands</th></tr></thead>
+      <tbody>${repeat(shown, (row) => row.model, modelRow)}</tbody>
+    </table></div>
+    ${rows.length > shown.length
+      ? html`<p><button type="button" @click=${() => { all = true; draw(); }}>Show all ${rows.length}</button></p>`
+      : nothing}`;
+}
+
+const modelRow = (row) => html`<tr>
+  <th scope="row">${row.model}</th>
+  <td>${state(row)}</td>
+  <td>${row.seats.map((seat) => html`<div>${seat.seat} <span class="soft">${seat.node}/${seat.group}</span></div>`)}</td>
+  <td class="number">${row.waiting}</td>
+  <td class="number">${row.inFlight}</td>
+  <td class="number ${row.slo && row.oldest > row.slo ? "bad" : ""}">${row.waiting ? seconds(row.oldest) : "–"}
+    / ${row.slo ? seconds(row.slo) : "–"}</td>
+  <td class="number">${row.waits ? `${seconds(row.waits.p50)} / ${seconds(row.waits.p99)}` : "–"}</td>
+  <td>${row.last
+    ? html`${seconds(Math.max(0, now() - row.last.at))} ago, took ${seconds(row.last.seconds)}<div class="soft">${row.last.reason}</div>`
+    : "–"}</td>
+  <td class="acts">${row.seats.map((seat) => html`<div>${seatButtons(seat)}</div>`)}</td></tr>`;
+
+const state = (row) => {
+  const seat = row.seats.find((each) => each.blocked || each.drained) || row.seats[0];
+  const pinned = row.seats.some((each) => each.pinned) ? ", pinned" : "";
+  const why = seat.blocked || seat.drained || (["quarantined", "lost", "backoff"].includes(row.state) ? seat.reason : "");
+  return html`${row.state}${pinned}${why ? html`<div class="warn">${why}</div>` : nothing}`;
+};
+
+const sum = (rows, name) => rows.reduce((total, row) => total + row[name], 0);

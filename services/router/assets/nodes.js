@@ -1,0 +1,85 @@
+// Nodes: GPUs, memory by seat, and what each seat waits for.
+
+import { html, nothing } from "./vendor/lit-html/lit-html.js";
+import { repeat } from "./vendor/lit-html/directives/repeat.js";
+import { button, seatButtons } from "./act.js";
+import { bytes } from "./format.js";
+import { json, now, store } from "./store.js";
+
+const WHY_SECONDS = 5;
+const HOLDING = new Set(["starting", "active", "draining", "parking", "activating", "migrating", "quarantined"]);
+let filter = "";
+let asked = 0;
+let stages = new Map();
+
+export function nodesView(draw) {
+  if (now() - asked > WHY_SECONDS) {
+    asked = now();
+    askWhy().then(draw, () => {});
+  }
+  const nodes = new Map();
+  const of = (name) => nodes.get(name) || nodes.set(name, { name, seats: [], gpus: [] }).get(name);
+  for (const seat of store.seats.values()) of(seat.node).seats.push(seat);
+  for (const gpu of store.gpus) of(gpu.node).gpus.push(gpu);
+  const shown = [...nodes.values()].filter((node) => node.name.includes(filter));
+  shown.sort((a, b) => a.name.localeCompare(b.name));
+  return html`<h1>Nodes</h1>
+    <div class="bar"><label>Filter <input type="search" .value=${filter}
+      @input=${(event) => { filter = event.target.value; draw(); }}></label><span>${nodes.size} ${nodes.size === 1 ? "node" : "nodes"}</span></div>
+    ${repeat(shown, (node) => node.name, nodeSection)}`;
+}
+
+async function askWhy() {
+  const answer = await json("why");
+  const found = new Map();
+  for (const node of answer.nodes) {
+    for (const group of node.groups || []) {
+      for (const seat of group.seats) found.set(`${node.node} ${seat.seat}`, seat.stage);
+    }
+  }
+  stages = found;
+}
+
+function nodeSection(node) {
+  node.seats.sort((a, b) => a.group.localeCompare(b.group) || a.seat.localeCompare(b.seat));
+  const host = node.seats.reduce((total, seat) => total + (seat.state === "parked" ? seat.host || 0 : 0), 0);
+  return html`<section class="node" aria-label="Node ${node.name}">
+    <h2>${node.name} <span class="soft">host RAM in parked copies: ${bytes(host)}</span>
+      ${button("nodes", node.name, "drain")} ${button("nodes", node.name, "resume")}</h2>
+    ${node.gpus.length ? gpuTable(node) : nothing}
+    <div class="scroll" tabindex="0" role="region" aria-label="Seats of ${node.name}"><table>
+      <caption>Seats</caption>
+      <thead><tr><th scope="col">Seat</th><th scope="col">Model</th><th scope="col">Group</th><th scope="col">State</th>
+        <th scope="col" class="number">VRAM</th><th scope="col" class="number">Host RAM</th>
+        <th scope="col">Waits for</th><th scope="col">Commands</th></tr></thead>
+      <tbody>${repeat(node.seats, (seat) => seat.key, seatRow)}</tbody></table></div>
+  </section>`;
+}
+
+const gpuTable = (node) => html`<div class="scroll" tabindex="0" role="region" aria-label="GPUs of ${node.name}"><table>
+  <caption>GPUs</caption>
+  <thead><tr><th scope="col">GPU</th><th scope="col">Kind</th><th scope="col">Groups</th><th scope="col">VRAM of seats</th>
+    <th scope="col">Health</th></tr></thead>
+  <tbody>${node.gpus.map((gpu) => {
+    const used = usedOn(node, gpu);
+    return html`<tr><th scope="row">${gpu.index}</th><td>${gpu.name}</td><td>${gpu.groups.join(", ")}</td>
+      <td><meter aria-label="VRAM of seats on GPU ${gpu.index}" min="0" max=${gpu.memory_bytes || 1} value=${used}></meter>
+        ${bytes(used)} of ${bytes(gpu.memory_bytes)}</td>
+      <td class=${gpu.healthy ? "good" : "bad"}>${gpu.healthy ? "healthy" : gpu.reason || "faulty"}</td></tr>`;
+  })}</tbody></table></div>`;
+
+// A seat's VRAM is spread over the GPUs of its group.
+const usedOn = (node, gpu) => node.seats
+  .filter((seat) => HOLDING.has(seat.state) && (seat.gpus || []).includes(gpu.index))
+  .reduce((total, seat) => total + (seat.vram || 0) / seat.gpus.length, 0);
+
+function seatRow(seat) {
+  const stage = stages.get(`${seat.node} ${seat.seat}`);
+  const text = stage && stage.text ? `${stage.stage}: ${stage.text}` : stage ? stage.stage : seat.reason || "";
+  return html`<tr><th scope="row">${seat.seat}</th><td>${seat.model || "–"}</td><td>${seat.group}</td>
+    <td>${seat.state}${seat.pinned ? ", pinned" : ""}</td>
+    <td class="number">${HOLDING.has(seat.state) ? bytes(seat.vram) : "–"}</td>
+    <td class="number">${seat.state === "parked" ? bytes(seat.host) : "–"}</td>
+    <td>${seat.blocked || seat.drained || text}</td>
+    <td class="acts">${seat.model ? seatButtons(seat) : nothing}</td></tr>`;
+}

@@ -1,0 +1,149 @@
+// What the page knows: the router's state, kept up to date by its stream of changes. Times are unix seconds.
+
+const HOLDING = new Set(["starting", "active", "draining", "parking", "activating", "migrating", "lost", "quarantined"]);
+const MOST_EVENTS = 5000;
+const MOST_BLOCKS = 20000;
+
+export const store = {
+  connected: false, keys: false, skew: 0,
+  seats: new Map(), gpus: [], loads: {}, waits: {}, switches: {},
+  events: [], since: 0,
+  lanes: new Map(),  // "node/group" -> [block]
+  lines: new Map(),  // "node/group" -> [[time, waiting]]
+};
+const open = new Map();  // "node seat" -> block without an end
+const reasons = new Map();  // operation -> why it was begun
+
+export const now = () => Date.now() / 1000 + store.skew;
+
+export async function load() {
+  const state = await json("state");
+  store.skew = state.at - Date.now() / 1000;
+  store.keys = state.keys;
+  store.seats = new Map(state.seats.map((seat) => [seat.key, seat]));
+  store.gpus = state.gpus;
+  store.loads = state.loads;
+  store.waits = state.waits;
+  store.events = state.events;
+  takeWindow(state);
+}
+
+export async function loadPast(seconds) {
+  takeWindow(await json(`timeline?seconds=${Math.ceil(seconds)}`));
+}
+
+function takeWindow(window) {
+  store.since = window.since;
+  store.switches = window.switches;
+  store.lanes = new Map();
+  store.lines = new Map(Object.entries(window.lines));
+  open.clear();
+  for (const block of window.blocks) keep(block);
+}
+
+function keep(block) {
+  if (!store.lanes.has(block.lane)) store.lanes.set(block.lane, []);
+  const lane = store.lanes.get(block.lane);
+  lane.push(block);
+  if (lane.length > MOST_BLOCKS) lane.splice(0, 1000);
+  if (block.until === undefined) open.set(seatId(block.lane.slice(0, block.lane.lastIndexOf("/")), block.seat), block);
+}
+
+const seatId = (node, seat) => `${node} ${seat}`;
+
+export function take(change) {
+  store.skew = change.at - Date.now() / 1000;
+  for (const seat of change.seats) store.seats.set(seat.key, seat);
+  for (const key of change.gone) store.seats.delete(key);
+  store.loads = change.loads;
+  Object.assign(store.waits, change.waits);
+  for (const [lane, count] of Object.entries(change.lanes)) {
+    if (!store.lines.has(lane)) store.lines.set(lane, []);
+    store.lines.get(lane).push([change.at, count]);
+  }
+  for (const event of change.events) takeEvent(event);
+  if (store.events.length > MOST_EVENTS) store.events = store.events.slice(-MOST_EVENTS);
+}
+
+function takeEvent(event) {
+  store.events.push(event);
+  if (!event.seat || !event.state) return;
+  if (event.op && event.reason) reasons.set(event.op, event.reason);
+  if (reasons.size > 1000) reasons.delete(reasons.keys().next().value);
+  event.reason = event.reason || reasons.get(event.op);
+  const id = seatId(event.node, event.seat), lane = `${event.node}/${event.group || ""}`, block = open.get(id);
+  if (event.type.endsWith("seat-activated") && ["activating", "migrating"].includes(event.previous)) {
+    const { at, reason = "", cause, seconds = {} } = event;
+    store.switches[event.model] = { at, reason, cause, seconds: seconds.total || 0 };
+  }
+  if (block && block.state === event.state && block.lane === lane) return;
+  if (block) {
+    block.until = Math.max(event.at, block.since);
+    open.delete(id);
+  }
+  if (HOLDING.has(event.state) || (event.state === "releasing" && block)) {
+    const { seat, model = "", state, at, reason, cause, op, seconds } = event;
+    keep({ lane, seat, model, state, since: at, reason, cause, op, seconds });
+  }
+}
+
+// Calls changed() after each change, until the page is closed. After a break everything is loaded again.
+export function follow(changed) {
+  const source = new EventSource("live");
+  let lost = false;
+  source.onopen = async () => {
+    if (lost) await load();
+    lost = false;
+    store.connected = true;
+    changed();
+  };
+  source.onmessage = (message) => {
+    take(JSON.parse(message.data));
+    changed();
+  };
+  source.onerror = () => {
+    lost = true;
+    store.connected = false;
+    changed();
+  };
+}
+
+// --- requests ---
+
+export const key = () => sessionStorage.getItem("key") || "";
+export const authorization = () => (key() ? { Authorization: `Bearer ${key()}` } : {});
+
+export async function json(path, options = {}) {
+  const answer = await fetch(path, { ...options, headers: { ...authorization(), ...options.headers } });
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(body.error ? body.error.message : answer.statusText);
+  return body;
+}
+
+export const command = (kind, name, verb) =>
+  json(`${kind}/${encodeURIComponent(name)}/${verb}`, { method: "POST" });
+
+// --- what several views compute ---
+
+const RANK = ["active", "draining", "migrating", "activating", "starting", "parking", "parked", "waiting", "backoff"];
+
+// One row per model: its seats, best state, load and waits.
+export function models() {
+  const found = new Map();
+  for (const seat of store.seats.values()) {
+    if (!seat.model || seat.state === "free") continue;
+    const row = found.get(seat.model) || { model: seat.model, seats: [], slo: 0 };
+    row.seats.push(seat);
+    row.slo = row.slo ? Math.min(row.slo, seat.slo || row.slo) : seat.slo || 0;
+    found.set(seat.model, row);
+  }
+  for (const row of found.values()) {
+    row.seats.sort((a, b) => a.seat.localeCompare(b.seat));
+    const ranks = row.seats.map((seat) => RANK.indexOf(seat.state)).filter((rank) => rank >= 0);
+    row.state = ranks.length ? RANK[Math.min(...ranks)] : row.seats[0].state;
+    [row.waiting, row.inFlight, row.oldest] = store.loads[row.model] || [0, 0, 0];
+    row.waits = store.waits[row.model];
+    row.last = store.switches[row.model];
+  }
+  return [...found.values()];
+}

@@ -1,0 +1,174 @@
+"""What a router's page shows of the past: which seat held which group, requests that waited, waits by model. Pure.
+
+Built from events of seats, which may come twice (replayed and live): an event that is not newer than the last one of
+its seat changes nothing. Times are unix seconds.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kybernate.messages import SeatActivated, SeatEvent
+from kybernate.roster import SeatRecord, seat_key
+from kybernate.seat import COMING, HOLDING, SeatState
+
+MOST_BLOCKS = 20_000
+"""Ended blocks that are kept, of all groups."""
+MOST_SAMPLES = 2_000
+"""Changes of waiting requests per group, and waits per model, that are kept."""
+
+
+@dataclass(slots=True)
+class Block:
+    """A seat was in one state on a group. ``until`` None: it still is."""
+
+    lane: str
+    """``node/group``."""
+    seat: str
+    model: str
+    state: SeatState
+    since: float
+    until: float | None = None
+    reason: str = ""
+    cause: str = ""
+    op: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall seconds of the switch by phase, as the event that began the block reported them."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; what is empty is left out."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in fields.items() if value not in (None, "", {})}
+
+
+@dataclass(frozen=True, slots=True)
+class LastSwitch:
+    """How a model last came to VRAM."""
+
+    at: float
+    seconds: float
+    reason: str
+    cause: str
+
+
+class Timeline:
+    """Blocks by lane, from ``since`` on."""
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.switches: dict[str, LastSwitch] = {}
+        """By model."""
+        self._reasons: dict[str, str] = {}
+        """By operation: why it was begun, as the first event of it with a reason says."""
+        self._open: dict[str, Block | None] = {}
+        """By seat key; None: it holds no GPU."""
+        self._seen: dict[str, tuple[int, int]] = {}
+        self._ended: deque[Block] = deque(maxlen=MOST_BLOCKS)
+
+    def add(self, event: SeatEvent) -> None:
+        """Take the next event of a seat."""
+        key = seat_key(event.node, event.seat)
+        if (event.epoch, event.seq) <= self._seen.get(key, (-1, -1)):
+            return
+        self._seen[key] = event.epoch, event.seq
+        block, lane = self._open.get(key), f"{event.node}/{event.group}"
+        reason = self._reason(event)
+        if isinstance(event, SeatActivated) and event.previous in COMING:
+            total = event.seconds.get("total", 0.0)
+            self.switches[event.model] = LastSwitch(event.at, total, reason, event.cause)
+        if block is not None and (block.state, block.lane) == (event.state, lane):
+            return  # pinned, unpinned
+        self._end(key, event.at)
+        self._open[key] = None
+        if event.state in HOLDING or (event.state is SeatState.RELEASING and block is not None):
+            why = reason, event.cause, event.op, event.seconds
+            self._open[key] = Block(lane, event.seat, event.model, event.state, event.at, None, *why)
+
+    def adopt(self, records: Iterable[SeatRecord]) -> None:
+        """Take what the roster reports of seats without any event."""
+        for record in records:
+            if record.key not in self._open and record.state in HOLDING:
+                lane = f"{record.node}/{record.group or record.home_group}"
+                self._open[record.key] = Block(
+                    lane, record.seat, record.model, record.state, record.since, None, record.reason
+                )
+
+    @property
+    def full(self) -> bool:
+        """Whether older blocks were dropped."""
+        return len(self._ended) == MOST_BLOCKS
+
+    def blocks(self, since: float) -> Iterator[Block]:
+        """Yield the blocks that did not end before ``since``, those that have ended first."""
+        yield from (block for block in self._ended if (block.until or 0.0) >= since)
+        yield from (block for block in self._open.values() if block is not None)
+
+    def _reason(self, event: SeatEvent) -> str:
+        """The event's reason, else that of its operation."""
+        if event.op and event.reason:
+            self._reasons.setdefault(event.op, event.reason)
+            if len(self._reasons) > MOST_SAMPLES:
+                del self._reasons[next(iter(self._reasons))]
+        return event.reason or self._reasons.get(event.op, "")
+
+    def _end(self, key: str, at: float) -> None:
+        block = self._open.get(key)
+        if block is not None:
+            block.until = max(at, block.since)
+            self._ended.append(block)
+            if self.full:
+                self.since = max(self.since, self._ended[0].since)
+
+
+class WaitingLines:
+    """How many requests waited for each group; only changes are kept."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, deque[tuple[float, int]]] = {}
+
+    def sample(self, waiting: dict[str, int], now: float) -> dict[str, int]:
+        """Store the numbers of now, and return those that changed. A lane that is not named has none."""
+        changed = {}
+        for lane in waiting.keys() | self._lanes.keys():
+            line = self._lanes.get(lane)
+            count = waiting.get(lane, 0)
+            if count != (line[-1][1] if line else 0):
+                self._lanes.setdefault(lane, deque(maxlen=MOST_SAMPLES)).append((now, count))
+                changed[lane] = count
+        return changed
+
+    def lines(self, since: float) -> dict[str, list[tuple[float, int]]]:
+        """Return the changes of each lane after ``since``, and the last one before it."""
+        found = {}
+        for lane, line in self._lanes.items():
+            first = next((at for at, (time, _) in enumerate(line) if time >= since), len(line))
+            if kept := list(line)[max(0, first - 1) :]:
+                found[lane] = kept
+        return found
+
+
+class Waits:
+    """How long the forwarded requests of each model waited: the last ones, those that did not wait included."""
+
+    def __init__(self) -> None:
+        self._waits: dict[str, deque[float]] = {}
+        self.changed: set[str] = set()
+        """Models with new waits since the caller cleared it."""
+
+    def add(self, model: str, seconds: float) -> None:
+        """Store one wait."""
+        self._waits.setdefault(model, deque(maxlen=MOST_SAMPLES)).append(seconds)
+        self.changed.add(model)
+
+    def of(self, model: str) -> dict[str, float]:
+        """Return count, p50 and p99 of the kept waits; empty without any."""
+        waits = sorted(self._waits.get(model, ()))
+        if not waits:
+            return {}
+        return {"count": len(waits), "p50": _quantile(waits, 0.5), "p99": _quantile(waits, 0.99)}
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -1,0 +1,362 @@
+"""``/ui`` on the operations port: the page for operators, its data, and the commands of its buttons.
+
+Reading needs no key. Commands need one with the scope ``admin``, and the playground one with ``infer``, where the
+router has keys. The page's files are in ``assets/``; nothing is loaded from another host.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import aiohttp
+from aiohttp import web
+
+from kybernate.bus.port import Bus, BusError
+from kybernate.clock import Clock
+from kybernate.logs import get_logger
+from kybernate.messages import SeatEvent
+from kybernate.roster import SeatRecord
+from services.router.api import RouterError
+from services.router.auth import ApiKeyGuard
+from services.router.core.reports import Loads
+from services.router.core.step import Forward
+from services.router.core.timeline import Timeline, WaitingLines, Waits
+from services.router.core.traffic import Traffic
+from services.router.operator_api import VERBS, Event, OperatorApi
+from services.router.roster_sync import GpuInventory
+
+if TYPE_CHECKING:
+    from services.router.core.upstreams import Upstream
+
+ASSETS = Path(__file__).parent / "assets"
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+TICK_SECONDS = 1.0
+"""How often pages get what has changed."""
+FIRST_SECONDS = 600.0
+"""How much of the past the first answer has."""
+MOST_SECONDS = 86_400.0
+READER_BACKLOG = 8
+"""Pieces that may wait for one page; a slower page is disconnected and loads everything again."""
+RECENT_EVENTS = 500
+CHAT_BYTES = 256 * 1024
+_SENT = ("authorization", "content-type", "x-kyb-key", "x-request-id")
+"""Headers of the playground's request that go on to the router's port."""
+
+
+class Page:
+    """The routes of the page; ``run`` is a job. Other parts call ``add`` and ``forwarded``."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        traffic: Traffic,
+        loads: Loads,
+        inventory: GpuInventory,
+        http: aiohttp.ClientSession,
+        guard: ApiKeyGuard,
+        clock: Clock,
+    ) -> None:
+        self._bus, self._traffic, self._loads, self._inventory, self._http = bus, traffic, loads, inventory, http
+        self._guard, self._clock = guard, clock
+        self.api_url = ""
+        """The router's public port, for the playground."""
+        self._timeline, self._lines, self._waits = Timeline(time.time()), WaitingLines(), Waits()
+        self._events: list[dict[str, Any]] = []
+        self._new: list[dict[str, Any]] = []
+        self._while_reading: list[SeatEvent] | None = None
+        self._rows: dict[str, SeatRecord] = {}
+        self._readers: set[asyncio.Queue[bytes | None]] = set()
+
+    def routes(self, operator: OperatorApi) -> list[web.RouteDef]:
+        """Return the routes of the operations port."""
+        admin = self._guard.needs("admin")
+        verbs = "|".join(VERBS)
+        return [
+            web.get("/ui", _to_page),
+            web.get("/ui/", self._file),
+            web.get("/ui/state", self._state),
+            web.get("/ui/timeline", self._past),
+            web.get("/ui/live", self._live),
+            web.get("/ui/why", operator.why),
+            web.get("/ui/allowed", admin(_allowed)),
+            web.post("/ui/chat", self._chat),
+            web.post("/ui/seats/{seat:.+}/{verb:" + verbs + "}", admin(_from_page(operator.command))),
+            web.post("/ui/groups/{group:.+}/{verb:drain|resume}", admin(_from_page(operator.group))),
+            web.post("/ui/nodes/{node:.+}/{verb:drain|resume}", admin(_from_page(operator.node))),
+            web.get("/ui/{file:.+}", self._file),
+        ]
+
+    def add(self, event: Event) -> None:
+        """Take a new event of the cluster."""
+        row = {"type": event.kind(), **event.model_dump(mode="json", exclude_defaults=True)}
+        self._events = [*self._events[-RECENT_EVENTS:], row] if len(self._events) >= 2 * RECENT_EVENTS else self._events
+        self._events.append(row)
+        if self._readers:
+            self._new.append(row)
+        if isinstance(event, SeatEvent):
+            self._timeline.add(event)
+            if self._while_reading is not None:
+                self._while_reading.append(event)
+
+    def forwarded(self, call: Forward) -> None:
+        """Take how long a request waited that is sent to an engine now."""
+        upstream = self._traffic.table.upstreams.get(call.key)
+        if upstream is not None:
+            self._waits.add(upstream.model, call.held_seconds)
+
+    async def run(self) -> NoReturn:
+        """Sample waiting requests, and send changes to the pages that are open, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = time.time()
+            lanes = self._lines.sample(self._waiting(), now)
+            if self._readers:
+                piece = b"data: " + _json(self._changes(now, lanes)) + b"\n\n"
+                for reader in list(self._readers):
+                    self._send(reader, piece)
+
+    def stop(self) -> None:
+        """End every stream, because the router stops."""
+        for reader in list(self._readers):
+            self._end(reader)
+
+    # --- what the page reads ------------------------------------------------------------------------------------------
+
+    async def _state(self, _: web.Request) -> web.StreamResponse:
+        """Everything for the first paint."""
+        now = time.time()
+        body = {
+            "at": now,
+            "keys": self._guard.required,
+            "seats": [_row(upstream.record, self._clock) for upstream in self._upstreams()],
+            "gpus": [gpu.model_dump(mode="json") for gpu in self._inventory.gpus],
+            "loads": self._load(),
+            "waits": {model: waits for model in self._models() if (waits := self._waits.of(model))},
+            "events": self._events[-RECENT_EVENTS:],
+            **await self._window(FIRST_SECONDS, now),
+        }
+        return _compressed(body)
+
+    async def _past(self, request: web.Request) -> web.StreamResponse:
+        """A longer part of the past: ``?seconds=``."""
+        try:
+            seconds = min(MOST_SECONDS, float(request.query.get("seconds", FIRST_SECONDS)))
+        except ValueError as error:
+            raise RouterError(400, "invalid_field", "seconds: write a number, such as 3600") from error
+        return _compressed(await self._window(seconds, time.time()))
+
+    async def _window(self, seconds: float, now: float) -> dict[str, Any]:
+        since = now - seconds
+        await self._read_back(since)
+        self._timeline.adopt(upstream.record for upstream in self._upstreams())
+        switches = self._timeline.switches.items()
+        return {
+            "since": max(since, self._timeline.since),
+            "blocks": [block.as_json() for block in self._timeline.blocks(since)],
+            "lines": self._lines.lines(since),
+            "switches": {model: {name: getattr(last, name) for name in last.__slots__} for model, last in switches},
+        }
+
+    async def _read_back(self, since: float) -> None:
+        """Build the timeline from stored events, if it does not reach back to ``since``; one reader at a time."""
+        if self._timeline.since <= since or self._timeline.full or self._while_reading is not None:
+            return
+        timeline, self._while_reading = Timeline(since), []
+        try:
+            async for event in self._bus.replay(since=since):
+                if isinstance(event, SeatEvent):
+                    timeline.add(event)
+            for event in self._while_reading:
+                timeline.add(event)
+            self._timeline = timeline
+        except BusError as error:
+            get_logger().info("timeline.unavailable", error=str(error))
+        finally:
+            self._while_reading = None
+
+    async def _live(self, request: web.Request) -> web.StreamResponse:
+        """Changes as server-sent events, once per second."""
+        reader: asyncio.Queue[bytes | None] = asyncio.Queue(READER_BACKLOG)
+        if not self._readers:
+            self._new, self._rows = [], {upstream.key: upstream.record for upstream in self._upstreams()}
+        self._readers.add(reader)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **HEADERS})
+        try:
+            await response.prepare(request)
+            await response.write(b"retry: 2000\n\n")
+            while (piece := await reader.get()) is not None:
+                await response.write(piece)
+        except ConnectionResetError:
+            return web.Response(status=499)
+        finally:
+            self._readers.discard(reader)
+        return response
+
+    def _changes(self, now: float, lanes: Mapping[str, int]) -> dict[str, Any]:
+        """What differs from the piece before."""
+        rows = {upstream.key: upstream.record for upstream in self._upstreams()}
+        changed = [row for key, row in rows.items() if self._rows.get(key) is not row]
+        gone = [key for key in self._rows if key not in rows]
+        events, self._new, self._rows = self._new, [], rows
+        waits = {model: self._waits.of(model) for model in self._waits.changed}
+        self._waits.changed.clear()
+        seats = [_row(row, self._clock) for row in changed]
+        return {"at": now, "events": events, "seats": seats, "gone": gone} | {
+            "loads": self._load(),
+            "waits": waits,
+            "lanes": lanes,
+        }
+
+    def _load(self) -> dict[str, list[float]]:
+        """By model: waiting, in flight, and how long the oldest has waited in wall seconds."""
+        found: dict[str, list[float]] = {}
+        for model, _, load in self._loads.busy(time.monotonic()):
+            row = found.setdefault(model, [0, 0, 0.0])
+            row[0] += load.waiting
+            row[1] += load.in_flight
+            row[2] = max(row[2], round(self._clock.to_wall(load.oldest), 1))
+        return found
+
+    def _waiting(self) -> dict[str, int]:
+        """Waiting requests by lane; those of no seat count for the lane of a seat of their model."""
+        found: dict[str, int] = {}
+        busy = [each for each in self._loads.busy(time.monotonic()) if each[2].waiting]
+        if not busy:
+            return found
+        records = [upstream.record for upstream in self._upstreams()]
+        seats = {record.seat: record for record in records}
+        models = {record.model: record for record in records}
+        for model, seat, load in busy:
+            record = seats.get(seat or "") or models.get(model)
+            if record is not None:
+                lane = f"{record.node}/{record.group or record.home_group}"
+                found[lane] = found.get(lane, 0) + load.waiting
+        return found
+
+    def _upstreams(self) -> "list[Upstream]":
+        return list(self._traffic.table.upstreams.values())
+
+    def _models(self) -> set[str]:
+        return {upstream.model for upstream in self._upstreams()}
+
+    def _send(self, reader: "asyncio.Queue[bytes | None]", piece: bytes) -> None:
+        try:
+            reader.put_nowait(piece)
+        except asyncio.QueueFull:
+            self._end(reader)
+
+    def _end(self, reader: "asyncio.Queue[bytes | None]") -> None:
+        self._readers.discard(reader)
+        while not reader.empty():
+            reader.get_nowait()
+        reader.put_nowait(None)
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        """A file of the page."""
+        path = (ASSETS / request.match_info.get("file", "index.html")).resolve()
+        if not path.is_relative_to(ASSETS) or not path.is_file():
+            raise web.HTTPNotFound
+        return web.FileResponse(path, headers=HEADERS)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        """Send the playground's request to the router's own port, as any client would, and stream its answer."""
+        _check_origin(request)
+        headers = {name: value for name, value in request.headers.items() if name.lower() in _SENT}
+        body = await request.content.read(CHAT_BYTES)
+        url = f"{self.api_url}/v1/chat/completions"
+        # This process' own port: its certificate names a public host.
+        try:
+            async with self._http.post(url, data=body, headers=headers, ssl=False) as answer:
+                passed = {name: value for name, value in answer.headers.items() if name.lower().startswith("x-kyb-")}
+                response = web.StreamResponse(status=answer.status, headers=passed | HEADERS)
+                response.content_type = answer.content_type
+                await response.prepare(request)
+                async for chunk in _chunks(answer):
+                    await response.write(chunk)
+        except aiohttp.ClientError as error:
+            raise RouterError(502, "router_unanswered", f"the router's port does not answer: {error}") from error
+        except ConnectionResetError:
+            return web.Response(status=499)
+        return response
+
+
+async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield an answer; one that breaks off ends."""
+    with contextlib.suppress(aiohttp.ClientPayloadError):
+        async for chunk in answer.content.iter_any():
+            yield chunk
+
+
+def _row(record: SeatRecord, clock: Clock) -> dict[str, Any]:
+    """What the page shows of a seat; what is empty is left out."""
+    fields = {
+        "key": record.key,
+        "seat": record.seat,
+        "node": record.node,
+        "state": record.state,
+        "model": record.model,
+        "group": record.group or record.home_group,
+        "home": record.home_group,
+        "gpus": record.gpus,
+        "resource": record.resource,
+        "pod": record.pod,
+        "tier": record.tier,
+        "slo": clock.to_wall(record.slo_seconds),
+        "pinned": record.pinned,
+        "vram": record.vram_bytes,
+        "host": record.host_bytes,
+        "reason": record.reason,
+        "blocked": record.blocked,
+        "drained": record.drained,
+        "since": record.since,
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _json(body: object) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _compressed(body: object) -> web.Response:
+    response = web.Response(body=_json(body), content_type="application/json", headers=HEADERS)
+    response.enable_compression()
+    return response
+
+
+async def _to_page(_: web.Request) -> NoReturn:
+    raise web.HTTPFound("ui/")  # relative: a proxy may serve it below another path
+
+
+async def _allowed(_: web.Request) -> web.Response:
+    """Answer a key that may send commands."""
+    return web.json_response({"allowed": True}, headers=HEADERS)
+
+
+def _from_page(handler: Any) -> Any:
+    """Wrap a command: it is refused when another site's page sends it."""
+
+    async def checked(request: web.Request) -> web.StreamResponse:
+        _check_origin(request)
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    return checked
+
+
+def _check_origin(request: web.Request) -> None:
+    """Raise RouterError 403 for a request of another site's page; a browser names the site, other clients need not."""
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != request.host:
+        raise RouterError(403, "wrong_origin", f"a page of {origin[:200]} may not send this; use the page below /ui")

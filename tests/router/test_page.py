@@ -1,0 +1,140 @@
+"""The page on the operations port: what it reads, who may command, and what it refuses."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from kybernate.api_keys import dump, make
+from kybernate.dev.nats_server import free_port
+from kybernate.messages import ParkSeat, SeatActivated
+from kybernate.seat import SeatState
+from tests.router.world import NODE, Answered, World, world
+from tests.until import until
+
+
+@asynccontextmanager
+async def page(**settings: Any) -> AsyncIterator[tuple[World, str]]:
+    port = free_port()
+    async with world(health_port=port, **settings) as w:
+        yield w, f"http://127.0.0.1:{port}/ui/"
+
+
+async def get(w: World, url: str, **how: Any) -> Answered:
+    async with w.http.get(url, **how) as answer:
+        return Answered(answer.status, answer.headers.copy(), await answer.read())
+
+
+async def post(w: World, url: str, **how: Any) -> Answered:
+    async with w.http.post(url, **how) as answer:
+        return Answered(answer.status, answer.headers.copy(), await answer.read())
+
+
+def _received(w: World, kind: type[SeatActivated]) -> bool:
+    """True if the router has received such an event; the row of the roster may come before it."""
+    return any(isinstance(event, kind) for event in w.router.events._recent)
+
+
+async def test_the_first_paint_is_one_answer_with_seats_blocks_loads_and_events():
+    async with page() as (w, url):
+        await w.seat("s0", "llama", slo_seconds=12.0)
+        answer = await w.ask("llama")
+        assert answer.status == 200
+        await until(lambda: _received(w, SeatActivated), what="the router received the activation")
+        state = (await get(w, url + "state")).json
+        assert [(seat["seat"], seat["model"], seat["state"], seat["slo"]) for seat in state["seats"]] == [
+            ("s0", "llama", "active", 12.0)
+        ]
+        assert [block["state"] for block in state["blocks"]] == ["activating", "active"]
+        assert state["waits"]["llama"]["count"] == 1
+        assert state["waits"]["llama"]["p50"] > 0.0
+        assert state["switches"]["llama"]["cause"] == answer.headers["X-Kyb-Cause"]
+        assert {event["type"] for event in state["events"]} >= {"ai.kyb.v1.seat-activated"}
+        assert state["keys"] is False
+
+
+async def test_the_timeline_reaches_back_before_the_start_of_the_router():
+    async with page() as (w, url):
+        fields = {"node": NODE, "seat": "s9", "group": "G0", "model": "old", "state": SeatState.ACTIVE}
+        old = SeatActivated.model_validate({"cause": "c", "at": time.time() - 3000} | fields)
+        w.server.stored[old.id] = (old.subject, old.body())
+        assert (await get(w, url + "state")).json["blocks"] == []
+        window = (await get(w, url + "timeline?seconds=3600")).json
+        assert [(block["model"], block["since"]) for block in window["blocks"]] == [("old", old.at)]
+        assert (await get(w, url + "timeline?seconds=soon")).code == "invalid_field"
+
+
+async def test_changes_come_as_a_stream():
+    async with page() as (w, url):
+        await w.seat("s0", "llama")
+        async with w.http.get(url + "live") as stream:
+            assert stream.headers["Content-Type"].startswith("text/event-stream")
+            await stream.content.readline()
+            await w.manager.activate("s0")
+            seats, events = [], []
+            while "seat-activated" not in str(events) or not any(seat["state"] == "active" for seat in seats):
+                line = await stream.content.readline()
+                if line.startswith(b"data: "):
+                    change = json.loads(line[6:])
+                    seats += change["seats"]
+                    events += change["events"]
+            assert seats[-1]["key"] == f"{NODE}.s0"
+
+
+async def test_reading_needs_no_key_and_commands_need_an_operators(tmp_path: Path):
+    keys = tmp_path / "keys.yaml"
+    (ops, operator), (app, user) = make("ops", ("admin",)), make("app", ("infer",))
+    keys.write_text(dump((ops, app)))
+    async with page(api_keys_file=keys) as (w, url):
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        assert (await get(w, url + "state")).json["keys"] is True
+        park = url + "seats/seat%2Fs0/park"
+        assert (await post(w, park)).status == 401
+        assert (await post(w, park, headers={"Authorization": f"Bearer {user}"})).status == 403
+        assert w.manager.of(ParkSeat) == []
+        assert (await get(w, url + "allowed", headers={"X-Kyb-Key": user})).status == 403
+        assert (await get(w, url + "allowed", headers={"X-Kyb-Key": operator})).status == 200
+        assert (await post(w, park, headers={"X-Kyb-Key": operator})).status == 202
+        assert [command.actor for command in w.manager.of(ParkSeat)] == ["ops"]
+        assert (await post(w, url + f"nodes/{NODE}/drain", headers={"X-Kyb-Key": operator})).status == 202
+        chat = {"model": "llama", "messages": []}
+        assert (await post(w, url + "chat", json=chat)).status == 401
+        assert (await post(w, url + "chat", json=chat, headers={"X-Kyb-Key": user})).status == 200
+
+
+async def test_a_page_of_another_site_cannot_command():
+    async with page() as (w, url):
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        foreign, own = {"Origin": "https://evil.example"}, {"Origin": url.removesuffix("/ui/")}
+        for path in ("seats/s0/park", "groups/G0/drain", f"nodes/{NODE}/drain", "chat"):
+            answer = await post(w, url + path, headers=foreign)
+            assert (answer.status, answer.code) == (403, "wrong_origin"), path
+        assert w.manager.of(ParkSeat) == []
+        assert (await post(w, url + "seats/s0/park", headers=own)).status == 202
+
+
+async def test_the_playground_streams_an_answer():
+    async with page() as (w, url):
+        await w.seat("s0", "llama")
+        body = {"model": "llama", "messages": [], "stream": True}
+        answer = await post(w, url + "chat", json=body, headers={"X-Request-Id": "page-1"})
+        assert answer.headers["X-Kyb-Cause"] == "page-1"
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        assert b"[DONE]" in answer.body
+
+
+async def test_files_come_with_a_content_policy_and_nothing_else_is_served():
+    async with page() as (w, url):
+        for path, kind in (("", "html"), ("app.js", "javascript"), ("style.css", "css"), ("icon.svg", "svg")):
+            answer = await get(w, url + path)
+            assert answer.status == 200
+            assert kind in answer.headers["Content-Type"]
+            assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+            assert b"http://" not in answer.body.replace(b"http://www.w3.org", b"")
+            assert b"https://" not in answer.body
+        assert (await get(w, url.removesuffix("/"))).headers["Content-Type"].startswith("text/html")  # redirected
+        for path in ("..%2Fpage.py", "%2Fetc%2Fpasswd", "nothing.js", "vendor"):
+            assert (await get(w, url + path)).status == 404, path
+        assert (await w.call("GET", "/ui/")).status == 404  # not on the public port

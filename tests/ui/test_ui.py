@@ -1,0 +1,137 @@
+"""The page in Chromium: what an operator sees and does, with the mouse, with the keyboard, and for screen readers."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kybernate.api_keys import dump, make
+from kybernate.messages import DrainNode, PinSeat
+from kybernate.seat import SeatState
+from tests.ui.conftest import Browsed, browsed, fill
+from tests.until import until
+
+AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
+VIEWS = ("Timeline", "Models", "Nodes", "Events", "Playground")
+IMAGES = os.environ.get("KYB_IMAGES")
+"""Folder for screenshots; empty: none are written."""
+
+
+async def picture(here: Browsed, name: str) -> None:
+    if IMAGES:
+        await here.page.screenshot(path=f"{IMAGES}/{name}.png")
+
+
+async def violations(here: Browsed) -> list[Any]:
+    """What axe finds wrong with what is shown now."""
+    await here.page.evaluate(AXE)
+    found = await here.page.evaluate("axe.run()")
+    return [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found["violations"]]
+
+
+async def test_a_walk_sees_a_switch_live_reads_its_reason_pins_and_drains():
+    async with browsed() as here:
+        page, manager = here.page, here.w.manager
+        await fill(here.w)
+        await page.goto(here.url)
+        lane = page.locator("button[data-lane='n1/G0']")
+        await page.wait_for_selector("text=qwen3-32b active")
+        await here.open("Playground")
+        await page.select_option("select[name=model]", "gemma-3-27b")
+        await page.click("button:text('Send')")
+        await page.wait_for_selector("li:has-text('the seat is active (s1)')")
+        await page.wait_for_selector("li:has-text('answered')")
+        await picture(here, "page-playground")
+
+        await here.open("Timeline")
+        await page.wait_for_selector("text=gemma-3-27b active")
+        await picture(here, "page-timeline")
+        await lane.focus()
+        for _ in range(6):  # from the newest block to the park of an earlier switch
+            await page.keyboard.press("ArrowLeft")
+        await page.keyboard.press("Enter")
+        dialog = page.locator("dialog[open]")
+        await dialog.wait_for()
+        text = await dialog.inner_text()
+        assert "3 waiting, 0.6 SLO" in text
+        assert "n1/G0" in text
+        await page.keyboard.press("Escape")
+        box = await lane.bounding_box()
+        await page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + 9)
+        await dialog.wait_for()
+        assert "Phase" in await dialog.inner_text()
+        await page.keyboard.press("Escape")
+
+        await here.open("Models")
+        await picture(here, "page-models")
+        await page.click("[aria-label='pin llama-3.3-70b (s4)']")
+        await page.wait_for_selector("#status:has-text('accepted')")
+        assert [command.seat for command in manager.of(PinSeat)] == ["s4"]
+        await here.open("Nodes")
+        await page.wait_for_selector("text=H100")
+        await picture(here, "page-nodes")
+        await page.click("[aria-label='drain n1']")
+        await until(lambda: manager.of(DrainNode), what="the manager receives the drain")
+
+        await here.open("Events")
+        await page.select_option("select", "seat-activated")
+        await page.wait_for_selector("td:text('gemma-3-27b')")
+        assert here.errors == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_every_view_passes_the_accessibility_check(scheme: str):
+    async with browsed() as here:
+        await fill(here.w)
+        await here.page.emulate_media(color_scheme=scheme)
+        await here.page.goto(here.url)
+        for view in VIEWS:
+            await here.open(view)
+            assert await violations(here) == [], view
+        await here.open("Timeline")
+        await here.page.locator("button[data-lane='n1/G0']").press("ArrowLeft")
+        await here.page.keyboard.press("Enter")
+        await here.page.wait_for_selector("dialog[open]")
+        assert await violations(here) == []
+
+
+async def test_a_command_without_a_key_is_refused_with_a_text_and_works_with_one(tmp_path: Path):
+    (ops, key), path = make("ops", ("admin",)), tmp_path / "keys.yaml"
+    path.write_text(dump((ops,)))
+    async with browsed(api_keys_file=path) as here:
+        await here.w.seat("s0", "llama", SeatState.ACTIVE)
+        await here.page.goto(here.url + "#models")
+        await here.page.click("text=pin")
+        await here.page.wait_for_selector("#status:has-text('an API key is needed')")
+        here.errors.clear()  # Chromium reports the 401
+        await here.page.fill("input[type=password]", key)
+        await here.page.keyboard.press("Tab")
+        await here.page.wait_for_selector("#status:has-text('may send commands')")
+        await here.page.click("text=pin")
+        await here.page.wait_for_selector("#status:has-text('accepted')")
+        assert [command.actor for command in here.w.manager.of(PinSeat)] == ["ops"]
+        assert here.errors == []
+
+
+async def test_a_thousand_seats_are_shown_and_the_stream_comes_back():
+    async with browsed() as here:
+        for number in range(1000):
+            state = SeatState.PARKED if number % 8 else SeatState.ACTIVE
+            group = f"G{number // 8}"
+            await here.w.manager.put(f"s{number}", state, model=f"model-{number}", group=group, home_group=group)
+        await until(lambda: len(here.w.router.traffic.table.upstreams) == 1000, what="the router knows 1,000 seats")
+        await here.page.goto(here.url)
+        await here.page.wait_for_selector("button[data-lane='n1/G124']")
+        await here.open("Models")
+        await here.page.click("button:text('Show all 1000')")
+        await until(lambda: _rows(here), what="1,000 rows")
+        here.w.router.page.stop()  # as a restart would, it ends the stream
+        await here.page.wait_for_selector("text=not connected")
+        await here.page.wait_for_selector("text=live")
+        await here.w.manager.put("s7", SeatState.QUARANTINED, reason="a call hung")
+        await here.page.wait_for_selector("td:has-text('a call hung')")
+
+
+async def _rows(here: Browsed) -> bool:
+    return await here.page.locator("tbody tr").count() == 1000
