@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kybernate.config import STANDARD
+from kybernate.config import STANDARD, NodeConfig
 from kybernate.config_errors import suggest
 from kybernate.sizes import parse_bytes, parse_seconds
 
@@ -107,6 +107,25 @@ def tier_problem(tier: str, known: Iterable[str]) -> AnnotationProblem | None:
     return AnnotationProblem(TIER, tier, "is not a tier", remedy)
 
 
+def group_problem(wanted: str, resource: str, configs: Iterable[NodeConfig]) -> AnnotationProblem | None:
+    """Return the problem with a preferred group; None if a seat of this resource can be on it.
+
+    Where no group of its size is listed, nodes discover them, and any name is accepted.
+    """
+    names: set[str] = set()
+    for config in configs:
+        for profile in config.profiles:
+            if profile.resource == resource:
+                listed = [group.name for group in config.gpu_topology.groups if len(group.gpus) == profile.group_size]
+                if not listed:
+                    return None
+                names.update(listed)
+    group = wanted.rpartition("/")[2]
+    if not wanted or group in names:
+        return None
+    return AnnotationProblem(PREFER_GROUP, wanted, f"is no group of {resource}", suggest(group, names))
+
+
 def _number(least: int, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
@@ -122,20 +141,26 @@ def _flag(text: str) -> bool:
     return text.lower() == "true"
 
 
+def _seconds(text: str) -> float:
+    if text[-1:].isdigit() and text != "0":  # 20 may be meant as milliseconds or minutes
+        raise ValueError
+    return parse_seconds(text)
+
+
 def _slo(text: str) -> float:
-    if (seconds := parse_seconds(text)) <= 0:
+    if (seconds := _seconds(text)) <= 0:
         raise ValueError
     return seconds
 
 
 def _vram(text: str) -> int:
-    if (size := parse_bytes(text)) <= 0:
+    if (size := parse_bytes(text)) < 2**20 or text[-1:].isdigit():  # 40 is meant as GiB, and would be 40 bytes
         raise ValueError
     return size
 
 
 _FLAG = "is neither true nor false", 'write "true" or "false"'
-_SECONDS = 'write seconds, such as "20s" or "500ms"'
+_IN_SECONDS = 'write seconds, such as "20s" or "500ms"'
 _PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
     BACKEND: ("backend", str, "", ""),
     MAX_REQUESTS: (
@@ -150,14 +175,39 @@ _PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
     PREFER_GROUP: ("prefer_group", str, "", ""),
     PROBE_PORT: ("probe_port", _number(1024, 65000), "is not a port", "write a number from 1024 to 65000"),
     REBALANCE: ("rebalance", _flag, *_FLAG),
-    SLO: ("slo_seconds", _slo, "is not a duration above 0", _SECONDS),
-    STALL_BUDGET: ("stall_budget_seconds", parse_seconds, "is not a duration", _SECONDS),
+    SLO: ("slo_seconds", _slo, "is not a duration above 0 with a unit", _IN_SECONDS),
+    STALL_BUDGET: ("stall_budget_seconds", _seconds, "is not a duration with a unit", _IN_SECONDS),
     TIER: ("tier", str, "", ""),
-    VRAM: ("vram_bytes", _vram, "is not a size", 'write bytes with a unit: "40GiB"'),
+    VRAM: ("vram_bytes", _vram, "is not a size with a unit", 'write bytes with a unit: "40GiB"'),
 }
 """By name: field, parser (ValueError: the value cannot be used), what is wrong then, remedy."""
 
 NAMES = tuple(_PARSERS)
+
+_DURATION = {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*(ms|s|m|h)\s*$"}
+_FORMS: Mapping[str, dict[str, Any]] = {
+    **{name: {"enum": ["true", "false"]} for name in (PIN, REBALANCE)},
+    **{name: {"type": "string", "pattern": "^[0-9]+$"} for name in (MAX_REQUESTS, PORT, PROBE_PORT)},
+    SLO: _DURATION,
+    STALL_BUDGET: {"anyOf": [_DURATION, {"const": "0"}]},
+    VRAM: {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGT]iB?|[kKMGT])\s*$"},
+}
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a pod's annotations; those of others are free."""
+    known = "|".join(re.escape(name.removeprefix(PREFIX)) for name in NAMES)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Kybernate: annotations of a pod with a seat",
+        "type": "object",
+        "properties": {
+            name: _FORMS.get(name, {"type": "string"}) | {"description": _PARSERS[name][3]} for name in NAMES
+        },
+        "patternProperties": {f"^{re.escape(PREFIX)}(?!({known})$)": False},
+        "additionalProperties": {"type": "string"},
+    }
+
 
 _SLOTS_OPTION = re.compile(
     r"(?:^|\s)(?:--max-num-seqs|--max-running-requests|--max-concurrent-requests|--max_batch_size|--parallel|-np)"

@@ -19,14 +19,26 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class ConfigError(Exception):
-    """A file written by a user is wrong. One message: ``file:line: place: value: what is wrong; remedy``."""
+    """A file written by a user is wrong. A line per mistake: ``file:line: place: value: what is wrong; remedy``."""
+
+
+def refuse(errors: Iterable[ConfigError]) -> None:
+    """Raise all mistakes of a file as one ConfigError; nothing if there is none."""
+    if texts := dict.fromkeys(str(error) for error in errors):
+        raise ConfigError("\n".join(texts)) from None
 
 
 class Strict(BaseModel):
     """Base of YAML models: camelCase keys, no conversion, no unknown keys."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
 
 
@@ -37,10 +49,13 @@ class Source:
     file: str = ""
     lines: Mapping[Place, int] = field(default_factory=dict)
 
+    def line(self, place: Place) -> int | None:
+        """The line of a place, else of the nearest one around it; None for no file."""
+        return next((self.lines[place[:end]] for end in range(len(place), -1, -1) if place[:end] in self.lines), None)
+
     def error(self, place: Place, value: object, what: str, remedy: str) -> ConfigError:
         """The error to raise about one place; ``value`` None is not shown."""
-        line = next((self.lines[place[:end]] for end in range(len(place), -1, -1) if place[:end] in self.lines), None)
-        head = ":".join(str(part) for part in (self.file, line) if part)
+        head = ":".join(str(part) for part in (self.file, self.line(place)) if part)
         shown = None if value is None else _shown(value)
         return ConfigError(": ".join(part for part in (head, dotted(place), shown, f"{what}; {remedy}") if part))
 
@@ -53,14 +68,20 @@ class Document:
     source: Source
 
     def validate(self, model: type[M], data: object, at: Place = ()) -> M:
-        """Validate ``data``, found at ``at``, as a model. Raises ConfigError with the first error."""
+        """Validate ``data``, found at ``at``, as a model. Raises ConfigError with all errors."""
         try:
             return model.model_validate(data, by_alias=True, by_name=False)
         except ValidationError as error:
             found = error.errors(include_url=False)
             # A misspelt key is also a missing one; the misspelling is the more helpful error.
-            first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
-            raise self._explain(model, first, at) from None
+            misspelt = {each["loc"][:-1] for each in found if each["type"] == "extra_forbidden"}
+            found = [each for each in found if each["type"] != "missing" or each["loc"][:-1] not in misspelt]
+            # A list counts only its valid items; with an invalid one it is not empty.
+            within = {each["loc"][:end] for each in found for end in range(len(each["loc"]))}
+            found = [each for each in found if each["type"] != "too_short" or each["loc"] not in within]
+            found.sort(key=lambda each: self.source.line((*at, *each["loc"])) or 0)
+            refuse(self._explain(model, each, at) for each in found)
+            raise AssertionError("a refused document has errors") from error
 
     def _explain(self, model: type[BaseModel], error: ErrorDetails, at: Place) -> ConfigError:
         place = (*at, *error["loc"])

@@ -16,6 +16,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import kybernate.messages  # noqa: F401 - fills Message.registry
+from kybernate import annotations
+from kybernate.config.schema import config_schema
 from kybernate.envelope import Message
 from kybernate.messages import Command, CommandReply, Job, JobReply
 from kybernate.roster import SeatRecord
@@ -32,6 +34,8 @@ _FROM_OUTSIDE = ("sig", "cmd", "ack", "job")
 def documents() -> dict[str, str]:
     """Every generated document by its path in the repository."""
     schemas = {f"docs/schemas/{name(kind)}.json": _json(schema(kind)) for kind in published()}
+    schemas["docs/schemas/node-config.json"] = _json(config_schema())
+    schemas["docs/schemas/pod-annotations.json"] = _json(annotations.schema())
     return {**schemas, "docs/asyncapi.json": _json(asyncapi()), "docs/seat-states.md": seat_states()}
 
 

@@ -3,7 +3,7 @@
 import json
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -11,15 +11,12 @@ from kybernate.cli.output import CliError, Output, OutputOption
 from kybernate.cli.topology import group_row
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kybernate.config import NodeConfig
     from kybernate.machine import Gpu, Link
 
 config_app = typer.Typer(no_args_is_help=True, help="Configuration files.")
-
-
-@config_app.callback()
-def _group() -> None:
-    """Keep the name of the one command."""
 
 
 @config_app.command("check")
@@ -45,6 +42,101 @@ def check(
             print(f"  {group['name']:8} GPU {indices:12} {len(group['seats'])} seats of {group['resource']}")
         for warning in found["warnings"]:
             print(f"  warning: {warning}")
+
+
+@config_app.command("init")
+def init() -> None:
+    """Print a configuration to begin with: seats of one GPU, and the default of every other key as a comment.
+
+    Example: kyb config init > config.yaml
+    """
+    from kybernate.config.schema import settings
+
+    print(
+        "profiles:\n  - name: gpu-1x-seat\n    resource: kyb.ai/gpu-1x-seat\n    groupSize: 1\n    seatsPerGroup: 3\n"
+    )
+    print("# Every other key, with its default; kyb config explain KEY says more.")
+    for setting in settings():
+        if not setting.required and setting.default is not None and not isinstance(setting.default, dict):
+            print(f"# {setting.path}: {json.dumps(setting.default)}")
+
+
+@config_app.command("explain")
+def explain(
+    key: Annotated[str, typer.Argument(metavar="[KEY]", help="Part of a key, such as policy or groupSize.")] = "",
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Explain the keys of a configuration: kind, range, default. Example: kyb config explain tiers"""
+    from dataclasses import asdict
+
+    from kybernate.config.schema import settings
+    from kybernate.config_errors import suggest
+
+    found = [setting for setting in settings() if key.lower() in setting.path.lower()]
+    if not found:
+        names = {part.rstrip("[]") for setting in settings() for part in setting.path.split(".")}
+        raise CliError(f"{key!r} is no key; {suggest(key, names)}", code=2)
+    if output is Output.JSON:
+        print(json.dumps({"keys": [asdict(setting) for setting in found]}))
+        return
+    for setting in found:
+        default = "required" if setting.required else "" if setting.default is None else f"default {setting.default}"
+        print(f"{setting.path}: {setting.kind}{f'; {default}' if default else ''}")
+        if setting.text:
+            print(f"    {setting.text}")
+
+
+@config_app.command("diff")
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A configuration (YAML), or a folder of them.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Another one.")],
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show which values differ between two configurations, defaults included. Example: kyb config diff a.yaml b.yaml"""
+    from kybernate.config import load_all
+
+    values = [
+        {f"{name}: {path}": value for name, config in load_all(file).items() for path, value in _values(config)}
+        for file in (old, new)
+    ]
+    paths = [path for path in dict.fromkeys((*values[0], *values[1])) if values[0].get(path) != values[1].get(path)]
+    if output is Output.JSON:
+        print(
+            json.dumps(
+                {"changes": [{"key": path, "old": values[0].get(path), "new": values[1].get(path)} for path in paths]}
+            )
+        )
+        return
+    for path in paths:
+        print(f"{path}: {json.dumps(values[0].get(path))} -> {json.dumps(values[1].get(path))}")
+    if not paths:
+        print("no value differs")
+
+
+def _values(config: "NodeConfig") -> "Iterator[tuple[str, object]]":
+    """Yield each value of a configuration by its key, with those that a policy and the tiers have by default."""
+    from dataclasses import asdict
+
+    from pydantic.alias_generators import to_camel
+
+    data = config.model_dump(mode="json", by_alias=True)
+    data["policy"]["settings"] = {
+        to_camel(name): value for name, value in asdict(cast(Any, config.policy.build())).items()
+    }
+    data["tiers"] = {name: tier.model_dump(mode="json", by_alias=True) for name, tier in config.all_tiers.items()}
+    yield from _flat("", data)
+
+
+def _flat(path: str, value: object) -> "Iterator[tuple[str, object]]":
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _flat(f"{path}.{key}" if path else str(key), each)
+    elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        for index, each in enumerate(value):
+            name = each.get("name", index) if isinstance(each, dict) else index
+            yield from _flat(f"{path}[{name}]", each)
+    else:
+        yield path, value
 
 
 def report(file: Path, gpus: int | None, pods: Path | None, name: str | None = None) -> dict[str, dict[str, Any]]:

@@ -4,23 +4,23 @@ import itertools
 from collections.abc import Hashable, Iterator, Sequence
 
 from kybernate.config.model import NodeConfig
-from kybernate.config_errors import Place, dotted
+from kybernate.config_errors import ConfigError, Place, dotted
 
 
-def check(config: NodeConfig) -> None:
-    """Raise ConfigError about the first thing that does not fit together."""
-    _check_names(config)
-    _check_sizes(config)
-    _check_mig(config)
+def check(config: NodeConfig) -> Iterator[ConfigError]:
+    """Yield an error about each thing that does not fit together."""
+    yield from _check_names(config)
+    yield from _check_sizes(config)
+    yield from _check_mig(config)
     for index, profile in enumerate(config.profiles):
         if profile.active_slots > profile.seats_per_group:
             what = f"more active slots than seats ({profile.seats_per_group})"
             remedy = "lower activeSlots or raise seatsPerGroup"
-            raise config.error(("profiles", index, "activeSlots"), profile.active_slots, what, remedy)
-    _check_groups(config)
+            yield config.error(("profiles", index, "activeSlots"), profile.active_slots, what, remedy)
+    yield from _check_groups(config)
 
 
-def _check_names(config: NodeConfig) -> None:
+def _check_names(config: NodeConfig) -> Iterator[ConfigError]:
     profiles, groups = config.profiles, config.gpu_topology.groups
     for what, top, values in (
         ("name", ("profiles",), [profile.name for profile in profiles]),
@@ -30,59 +30,59 @@ def _check_names(config: NodeConfig) -> None:
         place: Place = top
         for index, value, first in _repeated(values):
             used = f"is already the {what} of {dotted((*place, first))}"
-            raise config.error((*place, index, what), value, used, f"give each its own {what}")
+            yield config.error((*place, index, what), value, used, f"give each its own {what}")
 
 
-def _check_sizes(config: NodeConfig) -> None:
+def _check_sizes(config: NodeConfig) -> Iterator[ConfigError]:
     kinds = [profile.mig_profile or profile.group_size for profile in config.profiles]
     for index, kind, first in _repeated(kinds):
         key = "migProfile" if isinstance(kind, str) else "groupSize"
         of = "instances" if isinstance(kind, str) else "groups of this size"
         what = f"profile {config.profiles[first].name} has {of} already"
-        raise config.error(("profiles", index, key), kind, what, "two profiles cannot advertise the same groups")
+        yield config.error(("profiles", index, key), kind, what, "two profiles cannot advertise the same groups")
 
 
-def _check_mig(config: NodeConfig) -> None:
+def _check_mig(config: NodeConfig) -> Iterator[ConfigError]:
     for index, profile in enumerate(config.profiles):
         if profile.mig_profile is None:
             continue
         if config.mig_strategy != "mixed":
             what = f"MIG profiles need migStrategy: mixed, and it is {config.mig_strategy}"
-            raise config.error(
+            yield config.error(
                 ("profiles", index, "migProfile"), profile.mig_profile, what, "write migStrategy: mixed or remove it"
             )
         if profile.group_size != 1:
             what = "MIG instances cannot be joined into larger groups"
-            raise config.error(("profiles", index, "groupSize"), profile.group_size, what, "write groupSize: 1")
+            yield config.error(("profiles", index, "groupSize"), profile.group_size, what, "write groupSize: 1")
     if config.mig_strategy == "single" and all(profile.group_size != 1 for profile in config.profiles):
         what = "MIG instances are groups of one GPU and no profile has groupSize 1"
-        raise config.error(("migStrategy",), "single", what, "add such a profile, or write none")
+        yield config.error(("migStrategy",), "single", what, "add such a profile, or write none")
 
 
-def _check_groups(config: NodeConfig) -> None:
+def _check_groups(config: NodeConfig) -> Iterator[ConfigError]:
     """Check groups by their names; two names of one GPU are found on the machine only."""
     sizes = {profile.group_size for profile in config.profiles if profile.mig_profile is None}
     sizes |= {1 for profile in config.profiles if profile.mig_profile is not None}
     if config.gpu_topology.overlap == "timeshare":
-        _check_nested(config)
+        yield from _check_nested(config)
     owners: dict[int | str, str] = {}
     for index, group in enumerate(config.gpu_topology.groups):
         place: Place = ("gpuTopology", "groups", index, "gpus")
         for position, gpu, _ in _repeated(group.gpus):
-            raise config.error((*place, position), gpu, f"stands twice in group {group.name}", "name each GPU once")
+            yield config.error((*place, position), gpu, f"stands twice in group {group.name}", "name each GPU once")
         for position, gpu in enumerate(group.gpus if config.gpu_topology.overlap == "none" else ()):
-            if gpu in owners:
+            if owners.get(gpu, group.name) != group.name:
                 what = f"groups {owners[gpu]} and {group.name} share this GPU"
                 remedy = "groups must be disjoint; take it out of one, or nest them and write overlap: timeshare"
-                raise config.error((*place, position), gpu, what, remedy)
+                yield config.error((*place, position), gpu, what, remedy)
             owners[gpu] = group.name
         if len(group.gpus) not in sizes:
             what = f"group {group.name} has {len(group.gpus)} GPUs and no profile has this groupSize"
             have = ", ".join(str(size) for size in sorted(sizes))
-            raise config.error(place, group.gpus, what, f"add such a profile, or give it {have} GPUs")
+            yield config.error(place, group.gpus, what, f"add such a profile, or give it {have} GPUs")
 
 
-def _check_nested(config: NodeConfig) -> None:
+def _check_nested(config: NodeConfig) -> Iterator[ConfigError]:
     """Check the groups of a time-shared node by their names; one by index and one by UUID may be nested."""
     groups = config.gpu_topology.groups
     for (_, first), (number, second) in itertools.combinations(enumerate(groups), 2):
@@ -90,14 +90,14 @@ def _check_nested(config: NodeConfig) -> None:
         if a == b:
             place: Place = ("gpuTopology", "groups", number, "gpus")
             what = f"groups {first.name} and {second.name} are the same GPUs"
-            raise config.error(place, second.gpus, what, "remove one of them")
+            yield config.error(place, second.gpus, what, "remove one of them")
         if len({type(gpu) for gpu in a | b}) > 1 or a <= b or b <= a or not a & b:
             continue
         position = next(place for place, gpu in enumerate(second.gpus) if gpu in a)
         what = f"groups {first.name} and {second.name} share this GPU and neither lies inside the other"
         remedy = "with overlap: timeshare groups are nested or disjoint (4 ⊃ 2 ⊃ 1); change one of them"
         place = ("gpuTopology", "groups", number, "gpus", position)
-        raise config.error(place, second.gpus[position], what, remedy)
+        yield config.error(place, second.gpus[position], what, remedy)
 
 
 def _repeated(values: "Sequence[int | str]") -> "Iterator[tuple[int, int | str, int]]":

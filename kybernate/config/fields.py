@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
@@ -37,6 +37,8 @@ def _name(value: object) -> str:
 
 def _resource(value: object) -> str:
     domain, slash, name = value.partition("/") if isinstance(value, str) else ("", "", "")
+    if value == "nvidia.com/gpu":
+        raise _wrong("is what NVIDIA's device plugin advertises", "write another name, such as kyb.ai/gpu-1x-seat")
     good = slash and len(domain) <= 253 and _DOMAIN.fullmatch(domain) and _NAME.fullmatch(name)
     if not good or domain.startswith("requests.") or domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
         raise _wrong(
@@ -76,15 +78,24 @@ def _one_of(known: Collection[str], kind: str) -> Callable[[object], str]:
     return check
 
 
-Name = Annotated[str, PlainValidator(_name)]
-Resource = Annotated[str, PlainValidator(_resource)]
-GpuName = Annotated[int | str, PlainValidator(_gpu)]
+def _text(check: Callable[[object], Any], kind: Any = str) -> PlainValidator:
+    """A check whose input is ``kind`` in the JSON schema."""
+    return PlainValidator(check, json_schema_input_type=kind)
+
+
+def _choice(known: tuple[str, ...], kind: str) -> PlainValidator:
+    return PlainValidator(_one_of(known, kind), json_schema_input_type=Literal[known])
+
+
+Name = Annotated[str, _text(_name)]
+Resource = Annotated[str, _text(_resource)]
+GpuName = Annotated[int | str, _text(_gpu, int | str)]
 """A host index or a UUID."""
-MigProfile = Annotated[str, PlainValidator(_mig_profile)]
-Placement = Annotated[str, PlainValidator(_one_of(PLACEMENTS, "a placement"))]
-MigStrategy = Annotated[str, PlainValidator(_one_of(MIG_STRATEGIES, "a MIG strategy"))]
-Overlap = Annotated[str, PlainValidator(_one_of(OVERLAPS, "known"))]
-Packing = Annotated[str, PlainValidator(_one_of(PACKINGS, "known"))]
-Size = Annotated[int, PlainValidator(_size)]
+MigProfile = Annotated[str, _text(_mig_profile)]
+Placement = Annotated[str, _choice(PLACEMENTS, "a placement")]
+MigStrategy = Annotated[str, _choice(MIG_STRATEGIES, "a MIG strategy")]
+Overlap = Annotated[str, _choice(OVERLAPS, "known")]
+Packing = Annotated[str, _choice(PACKINGS, "known")]
+Size = Annotated[int, _text(_size, int | str)]
 """Bytes; written with a unit, e.g. ``1GiB``."""
 Seconds = Annotated[float, Field(ge=0)]

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any, cast
 
 from pydantic import ConfigDict, Field, create_model
-from pydantic.alias_generators import to_camel
 
 from kybernate.config.checks import check
 from kybernate.config.fields import Name
 from kybernate.config.model import NodeConfig, PolicyConfig
-from kybernate.config_errors import ConfigError, Document, Place, Strict, read_documents, suggest
+from kybernate.config_errors import ConfigError, Document, Place, Strict, read_documents, refuse, suggest
 from kybernate.policy import POLICIES
 
 DEFAULT = "default"
 """The configuration of nodes that name none."""
+MOST = {"seconds": 86_400.0, "slos": 1000.0, "ratio": 1000.0, "weight": 1000.0, "power": 10.0}
+"""By the last word of a policy's constant: the largest value; the least is 0. Others would make a rule never or always
+hold."""
 CONFIG_LABEL = "kyb.ai/config"
 """Node label that names the node's configuration."""
 
@@ -58,8 +60,15 @@ def names(path: Path | str) -> tuple[str, ...]:
 
 
 def load_all(path: Path | str) -> dict[str, NodeConfig]:
-    """Read and check all configurations of a file or a folder, by name. Raises ConfigError about the first bad one."""
-    return {name: _read(entry, name, "") for name, entry in _entries(Path(path)).items()}
+    """Read and check all configurations of a file or a folder, by name. Raises ConfigError about all that are wrong."""
+    found, errors = dict[str, NodeConfig](), list[ConfigError]()
+    for name, entry in _entries(Path(path)).items():
+        try:
+            found[name] = _read(entry, name, "")
+        except ConfigError as error:
+            errors.append(error)
+    refuse(errors)
+    return found
 
 
 def _entries(path: Path) -> dict[str, _Entry]:
@@ -114,12 +123,23 @@ def _read(entry: _Entry, name: str, note: str) -> NodeConfig:
     if "shadow" in data:
         what = "unknown key; the shadow policy was removed"
         raise document.source.error((*at, "shadow"), None, what, "record the views and replay them (docs/config.md)")
-    config = document.validate(NodeConfig, {key: value for key, value in data.items() if key != "policy"}, at)
+    errors = []
+    policy, config = PolicyConfig(), None
+    try:
+        config = document.validate(NodeConfig, {key: value for key, value in data.items() if key != "policy"}, at)
+    except ConfigError as error:
+        errors.append(error)
     if data.get("policy") is not None:
-        config = config.model_copy(update={"policy": _policy(document, data["policy"], (*at, "policy"))})
-    config.read_from(document.source, at, name, note)
-    check(config)
-    return config
+        try:
+            policy = _policy(document, data["policy"], (*at, "policy"))
+        except ConfigError as error:
+            errors.append(error)
+    if config is not None:
+        config.read_from(document.source, at, name, note)
+        errors += check(config)
+    refuse(errors)
+    assert config is not None
+    return config.model_copy(update={"policy": policy})
 
 
 def _policy(document: Document, data: object, at: Place) -> PolicyConfig:
@@ -129,16 +149,10 @@ def _policy(document: Document, data: object, at: Place) -> PolicyConfig:
     name = data.get("name", PolicyConfig.name)
     if name not in POLICIES:
         raise document.source.error((*at, "name"), name, "no such policy", suggest(str(name), POLICIES))
-    kind = cast(Any, POLICIES[name])
-    hints = typing.get_type_hints(kind)
-    fields: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        # A duration below zero would make a rule never or always hold.
-        bound = Field(field.default, ge=0) if field.name.endswith("_seconds") else field.default
-        fields[field.name] = (hints[field.name], bound)
+    constants = constants_of(name)
     for key in data:
         if key not in ("name", "settings"):
-            keys = {to_camel(known): f"write it below settings: in {at[-1]}" for known in fields}
+            keys = {field.alias: f"write it below settings: in {at[-1]}" for field in constants.model_fields.values()}
             remedy = keys.get(str(key), suggest(str(key), ("name", "settings")))
             raise document.source.error((*at, key), None, "unknown key", remedy)
     given = data.get("settings", {})
@@ -146,9 +160,18 @@ def _policy(document: Document, data: object, at: Place) -> PolicyConfig:
         raise document.source.error(
             (*at, "settings"), given, "is not a mapping", "write the policy's constants below it"
         )
-    constants = create_model(f"{name} constants", __base__=_Constants, **fields)
     settings = document.validate(constants, given, (*at, "settings"))
     return PolicyConfig(name, settings.model_dump(exclude_unset=True))
+
+
+def constants_of(policy: str) -> type[Strict]:
+    """Return a model of the constants of a policy, each within its range."""
+    kind = cast(Any, POLICIES[policy])
+    hints, fields = typing.get_type_hints(kind), dict[str, Any]()
+    for field in dataclasses.fields(kind):
+        most = MOST.get(field.name.rpartition("_")[2])
+        fields[field.name] = (hints[field.name], field.default if most is None else Field(field.default, ge=0, le=most))
+    return create_model(f"{policy} constants", __base__=_Constants, **fields)
 
 
 class _Constants(Strict):

@@ -33,6 +33,7 @@ from services.gpu_manager.http import routes
 from services.gpu_manager.ledger import LedgerFile
 from services.gpu_manager.live_policy import LearnedFile, open_policy
 from services.gpu_manager.manager import Manager
+from services.gpu_manager.pod_events import PodEvents
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods, wishes_matter
 from services.gpu_manager.publish import GateFiles
 from services.gpu_manager.seat_pod import with_owned
@@ -114,7 +115,12 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> 
             await presence.claim(BUS_SECONDS)
             await manager.run()
 
+        more = {}
+        if api is not None and settings.pod_events:
+            events = PodEvents(kube)
+            manager.roster.on_record, more["pod_events"] = events.take, events.run()
         await lifecycle.together(
+            **more,
             manager=manage(),
             learned=learned.keep(board.node.learning, manager.now),
             config=_until_reconfigured(settings, sources, kube if api is not None else None),

@@ -13,5 +13,7 @@ class ManagerSettings(GroupSettings):
     """Where pods are read from."""
     kubelet_url: str = "https://127.0.0.1:10250"
     """Kubelet's HTTP address, for pods=kubelet."""
+    pod_events: bool = True
+    """In a cluster: create Kubernetes Events on the pods of seats."""
     record_views: Path | None = None
     """A file that every view of the policy and its decision is written to; see ``kybernate.lab.simulate.replay``."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from kybernate.settings import EMPTY_IS_NONE, Settings
+from kybernate.settings import EMPTY_IS_NONE, OptionalFile, Settings
 
 
 class WebhookSettings(Settings):
@@ -32,6 +32,9 @@ class WebhookSettings(Settings):
     module, where the end of a once restored process can hang the machine."""
     manager_port: int = Field(9471, ge=0, le=65535)
     """Port of the GPU managers on their hosts; 0: none, so kyb-probe cannot distinguish parked engines from others."""
+    config: OptionalFile = None
+    """Configurations of the nodes (a file or a folder): pods that name an unknown resource, tier or group are refused;
+    none: these names are not checked."""
     resource_prefixes: str = "kyb.ai/"
     """Prefixes of the names of resources that are seats, comma-separated."""
 

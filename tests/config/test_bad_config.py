@@ -227,6 +227,26 @@ BAD = {
         ONE + "policy:\n  name: quantum\n  settings:\n    idleSeconds: -3\n",
         ":9: policy.settings.idleSeconds: -3: is out of range; it must be at least 0",
     ),
+    "weight of a policy below 0": (
+        ONE + "policy:\n  name: kyb-slo\n  settings:\n    lateWeight: -1\n",
+        ":9: policy.settings.lateWeight: -1: is out of range; it must be at least 0",
+    ),
+    "power of a policy that is a typing error": (
+        ONE + "policy:\n  name: kyb-slo\n  settings:\n    lengthPower: 70\n",
+        ":9: policy.settings.lengthPower: 70: is out of range; it must be at most 10",
+    ),
+    "cap of a policy below 0": (
+        ONE + "policy:\n  name: kyb-balanced\n  settings:\n    capSlos: -3\n",
+        ":9: policy.settings.capSlos: -3: is out of range; it must be at least 0",
+    ),
+    "duration of a policy that is longer than a day": (
+        ONE + "policy:\n  name: quantum\n  settings:\n    quantumSeconds: 100000\n",
+        ":9: policy.settings.quantumSeconds: 100000: is out of range; it must be at most 86400",
+    ),
+    "resource of NVIDIA's device plugin": (
+        ONE.replace("kyb.ai/gpu-1x-seat", "nvidia.com/gpu"),
+        ":3: profiles[0].resource: 'nvidia.com/gpu': is what NVIDIA's device plugin advertises; write another name",
+    ),
     "policy that is no mapping": (ONE + "policy: quantum\n", ":6: policy: 'quantum': is not a mapping; write"),
 }
 
@@ -243,6 +263,35 @@ def test_a_mistake_gives_one_message_with_file_place_value_and_remedy(kind: str,
     assert str(path) in message
     assert ";" in message
     assert "\n" not in message
+
+
+def test_all_mistakes_of_a_file_are_reported_at_once_in_the_order_of_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    bad = TWO.replace("groupSize: 1", 'groupSize: "1"').replace("seatsPerGroup: 3", "seatsPerGrup: 3")
+    path.write_text(bad + "tiers: {gold: {weight: 0}}\npolicy: {name: kyb-slo, settings: {capSlos: -3, colour: 1}}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert [line.removeprefix(f"{path}:").split(": ")[:2] for line in str(caught.value).splitlines()] == [
+        ["4", "profiles[0].groupSize"],
+        ["9", "profiles[1].seatsPerGrup"],
+        ["10", "tiers.gold.weight"],
+        ["11", "policy.settings.capSlos"],
+        ["11", "policy.settings.colour"],
+    ]
+
+
+def test_what_does_not_fit_together_is_reported_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(GROUPS.replace("[1, 2]", "[0, 1, 1]").replace("2x", "1x"))
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    places = [line.split(": ")[1] for line in str(caught.value).splitlines()]
+    assert places == [
+        "profiles[1].resource",
+        "gpuTopology.groups[1].gpus[2]",
+        "gpuTopology.groups[1].gpus[0]",
+        "gpuTopology.groups[1].gpus",
+    ]
 
 
 MACHINE = {

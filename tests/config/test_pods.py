@@ -52,7 +52,7 @@ BAD = {
     ),
     "bad vram": (
         POD.replace("60GiB", "60 gigs"),
-        ":8: metadata.annotations.kyb.ai/vram: '60 gigs': is not a size; write bytes with a unit",
+        ":8: metadata.annotations.kyb.ai/vram: '60 gigs': is not a size with a unit; write bytes with a unit",
     ),
     "a gang": (
         POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/gang: g"),
@@ -72,13 +72,57 @@ BAD = {
     ),
     "bad SLO": (
         POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/slo: '0s'"),
-        ":8: metadata.annotations.kyb.ai/slo: '0s': is not a duration above 0; write seconds",
+        ":8: metadata.annotations.kyb.ai/slo: '0s': is not a duration above 0 with a unit; write seconds",
     ),
     "bad stall budget": (
         POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/stall-budget: soon"),
-        ":8: metadata.annotations.kyb.ai/stall-budget: 'soon': is not a duration; write seconds",
+        ":8: metadata.annotations.kyb.ai/stall-budget: 'soon': is not a duration with a unit; write seconds",
     ),
     "no vram at all": (POD.replace("60GiB", "0GiB"), "kyb.ai/vram: '0GiB': is not a size"),
+    "a pin of 1": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/pin: '1'"),
+        ":8: metadata.annotations.kyb.ai/pin: '1': is neither true nor false; write",
+    ),
+    "a rebalance that is a word": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/rebalance: never"),
+        ":8: metadata.annotations.kyb.ai/rebalance: 'never': is neither true nor false; write",
+    ),
+    "vram without a unit": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/vram: '40'"),
+        ":8: metadata.annotations.kyb.ai/vram: '40': is not a size with a unit; write bytes with a unit",
+    ),
+    "vram of some bytes": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/vram: 40k"),
+        ":8: metadata.annotations.kyb.ai/vram: '40k': is not a size with a unit; write bytes",
+    ),
+    "an SLO without a unit": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/slo: '20'"),
+        ":8: metadata.annotations.kyb.ai/slo: '20': is not a duration above 0 with a unit; write seconds",
+    ),
+    "a stall budget without a unit": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/stall-budget: '3'"),
+        ":8: metadata.annotations.kyb.ai/stall-budget: '3': is not a duration with a unit; write",
+    ),
+    "an unknown group": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/prefer-group: G9"),
+        ":8: metadata.annotations.kyb.ai/prefer-group: 'G9': is no group of kyb.ai/gpu-1x-seat; did you mean G",
+    ),
+    "a group of another size": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/prefer-group: laptop/G23"),
+        ":8: metadata.annotations.kyb.ai/prefer-group: 'laptop/G23': is no group of kyb.ai/gpu-1x-seat; ",
+    ),
+    "requests that are no number": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/max-requests: many"),
+        ":8: metadata.annotations.kyb.ai/max-requests: 'many': is not a number of requests; write",
+    ),
+    "no requests at all": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/max-requests: '0'"),
+        ":8: metadata.annotations.kyb.ai/max-requests: '0': is not a number of requests; write",
+    ),
+    "a probe port of the system": (
+        POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/probe-port: '80'"),
+        ":8: metadata.annotations.kyb.ai/probe-port: '80': is not a port; write a number from 1024",
+    ),
     "bad port": (
         POD.replace("vram: 60GiB", 'port: "99999"'),
         ":8: metadata.annotations.kyb.ai/port: '99999': is not a port; write a number from 1 to 65535",
@@ -116,6 +160,21 @@ def test_a_mistake_in_pods_gives_one_message(kind: str, tmp_path: Path) -> None:
     assert message.startswith(f"{path}{expected}") or expected in message, message
     assert str(path) in message
     assert "\n" not in message
+
+
+def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    first = POD.replace("kyb.ai/vram: 60GiB", "kyb.ai/pin: 'yes'\n    kyb.ai/slo: '20'\n    kyb.ai/tier: god")
+    second = POD.replace("name: qwen", "name: other").replace("seat: 1", "seat: 2")
+    path.write_text(first + "---\n" + second + "---\n" + POD)
+    with pytest.raises(ConfigError) as caught:
+        load_pods(path, CONFIG)
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == [
+        "metadata.annotations.kyb.ai/tier",
+        "metadata.annotations.kyb.ai/pin",
+        "metadata.annotations.kyb.ai/slo",
+        "spec.containers[0].resources.limits.kyb.ai/gpu-1x-seat",
+    ]
 
 
 def test_a_pod_is_read_with_its_seat(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kybernate.annotations import BACKEND, PREFIX, VRAM, parse, tier_problem
+from kybernate.annotations import BACKEND, PREFIX, VRAM, group_problem, parse, tier_problem
 from kybernate.config import NodeConfig
-from kybernate.config_errors import ConfigError, Document, Place, read_documents, suggest
+from kybernate.config_errors import ConfigError, Document, Place, read_documents, refuse, suggest
 from kybernate.topology import Group
 
 
@@ -37,18 +37,19 @@ def load_pods(
 ) -> tuple[StackPod, ...]:
     """Read and check a file of Pods (several documents, or a List), all parked by ``backend`` or by restart. Raises
     ConfigError. ``any``: for a cluster, where Deployments count as the Pods that they make."""
-    pods = []
-    seen: set[tuple[str, str]] = set()
+    pods, errors = dict[tuple[str, str], StackPod](), list[ConfigError]()
     for document in read_documents(Path(path)):
         for place, manifest in manifests(document, deployments=backend == "any"):
-            pod = _pod(document, place, manifest, config, backend)
-            key = (pod.namespace, pod.name)
-            if key in seen:
-                what = f"namespace {pod.namespace} has this pod already"
-                raise document.source.error((*place, "metadata", "name"), pod.name, what, "give each pod its own name")
-            seen.add(key)
-            pods.append(pod)
-    return tuple(pods)
+            try:
+                pod = _pod(document, place, manifest, config, backend)
+            except ConfigError as error:
+                errors.append(error)
+                continue
+            if pods.setdefault((pod.namespace, pod.name), pod) is not pod:
+                what, remedy = f"namespace {pod.namespace} has this pod already", "give each pod its own name"
+                errors.append(document.source.error((*place, "metadata", "name"), pod.name, what, remedy))
+    refuse(errors)
+    return tuple(pods.values())
 
 
 def check_seats(path: Path | str, pods: Sequence[StackPod], groups: Sequence[Group]) -> None:
@@ -106,13 +107,18 @@ def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, ba
     annotations = metadata.get("annotations") or {}
     if not isinstance(annotations, dict):
         raise source.error(notes, None, "is not a mapping", "write key: value lines below it")
-    for key, value in annotations.items():
-        if not isinstance(value, str):
-            raise source.error((*notes, key), value, "annotations are text", "put the value in quotes")
+    refuse(
+        source.error((*notes, key), value, "annotations are text", "put the value in quotes")
+        for key, value in annotations.items()
+        if not isinstance(value, str)
+    )
     parsed = parse(annotations)
-    for problem in (tier_problem(parsed.tier, config.all_tiers), *parsed.problems):
-        if problem is not None:
-            raise source.error((*notes, problem.name), problem.value, problem.what, problem.remedy)
+    of_config = tier_problem(parsed.tier, config.all_tiers), group_problem(parsed.prefer_group, resource, [config])
+    refuse(
+        source.error((*notes, problem.name), problem.value, problem.what, problem.remedy)
+        for problem in (*of_config, *parsed.problems)
+        if problem is not None
+    )
     if backend != "any" and parsed.backend not in (backend, "restart"):
         value = annotations.get(BACKEND)
         cannot = "cannot park on fake GPUs" if backend == "fake" else "cannot park with --driver stub"

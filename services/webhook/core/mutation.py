@@ -11,9 +11,11 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from kybernate.annotations import PROBE_PORT, VRAM, SeatAnnotations, parse
+from kybernate.config import NodeConfig
 from kybernate.sizes import format_bytes
 from services.webhook.core import probes
 from services.webhook.core.probes import Json, PodRefusedError, ProbeMove
+from services.webhook.core.refusals import problems
 from services.webhook.settings import WebhookSettings
 
 VERSION = "admission.k8s.io/v1"
@@ -38,14 +40,14 @@ class Mutation:
 # --- the review -------------------------------------------------------------------------------------------------------
 
 
-def respond(review: object, settings: WebhookSettings) -> Json:
-    """Return the AdmissionReview to send back. Raises ReviewError."""
+def respond(review: object, settings: WebhookSettings, configs: Sequence[NodeConfig] = ()) -> Json:
+    """Return the AdmissionReview to send back; ``configs`` are those of the nodes, if known. Raises ReviewError."""
     if not isinstance(review, Mapping) or review.get("apiVersion") != VERSION:
         raise ReviewError(f"the body is not an AdmissionReview of {VERSION}, as the API server sends it")
     request = review.get("request")
     if not isinstance(request, Mapping) or not request.get("uid"):
         raise ReviewError("the review has no request with a uid")
-    response = {"uid": request["uid"], **_judged(request, settings)}
+    response = {"uid": request["uid"], **_judged(request, settings, configs)}
     return {"apiVersion": VERSION, "kind": "AdmissionReview", "response": response}
 
 
@@ -55,13 +57,13 @@ def outcome(review: Mapping[str, Any]) -> str:
     return "refused" if not response["allowed"] else "patched" if "patch" in response else "untouched"
 
 
-def _judged(request: Mapping[str, Any], settings: WebhookSettings) -> Json:
+def _judged(request: Mapping[str, Any], settings: WebhookSettings, configs: Sequence[NodeConfig]) -> Json:
     kind, pod = request.get("kind") or {}, request.get("object")
     of_pods = kind.get("group", "") == "" and kind.get("kind") == "Pod" and not request.get("subResource")
     if not of_pods or request.get("operation") != "CREATE" or not isinstance(pod, Mapping):
         return {"allowed": True}
     try:
-        change = mutate(pod, settings)
+        change = mutate(pod, settings, configs)
     except PodRefusedError as error:
         return {"allowed": False, "status": {"code": 422, "reason": "Invalid", "message": f"kybernate: {error}"}}
     response: Json = {"allowed": True}
@@ -76,16 +78,17 @@ def _judged(request: Mapping[str, Any], settings: WebhookSettings) -> Json:
 # --- the pod ----------------------------------------------------------------------------------------------------------
 
 
-def mutate(pod: Mapping[str, Any], settings: WebhookSettings) -> Mutation:
+def mutate(pod: Mapping[str, Any], settings: WebhookSettings, configs: Sequence[NodeConfig] = ()) -> Mutation:
     """Point probes to kyb-probe and set memory request = limit. Raises PodRefusedError."""
     spec = pod["spec"]
     containers = spec.get("containers") or []
-    engines = [at for at, container in enumerate(containers) if _has_seat(container, settings.prefixes)]
+    seats = [_seats(container, settings.prefixes) for container in containers]
+    engines = [at for at, resources in enumerate(seats) if resources]
     patch: list[Json] = []
     warnings: list[str] = []
     notes = parse((pod.get("metadata") or {}).get("annotations") or {})
-    if engines:
-        warnings += [f"annotation {problem.text()}" for problem in notes.problems]
+    if engines and (wrong := problems(notes, dict.fromkeys(name for one in seats for name in one), configs)):
+        raise PodRefusedError("\n".join(wrong))
     for at in engines:
         changes, more = _memory(f"/spec/containers/{at}", containers[at], notes)
         patch += changes
@@ -112,16 +115,14 @@ def mutate(pod: Mapping[str, Any], settings: WebhookSettings) -> Mutation:
     return Mutation(tuple(patch), tuple(warnings))
 
 
-def _has_seat(container: Mapping[str, Any], prefixes: Sequence[str]) -> bool:
+def _seats(container: Mapping[str, Any], prefixes: Sequence[str]) -> list[str]:
+    """Return the resources of a container that are seats."""
     limits = (container.get("resources") or {}).get("limits") or {}
-    return any(name.startswith(tuple(prefixes)) for name in limits)
+    return [name for name in limits if name.startswith(tuple(prefixes))]
 
 
 def _ports(spec: Mapping[str, Any], notes: SeatAnnotations, settings: WebhookSettings, count: int) -> list[int]:
     """Return ``count`` ports that the pod does not use. Raises PodRefusedError."""
-    for problem in notes.problems:
-        if problem.name == PROBE_PORT:
-            raise PodRefusedError(f"annotation {problem.text()}")
     if notes.probe_port is None and spec.get("hostNetwork"):
         raise PodRefusedError(
             f"with hostNetwork the ports of {NAME} are the node's: give each pod of a node different ones with "

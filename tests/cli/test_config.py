@@ -1,0 +1,88 @@
+"""``kyb config init``, ``explain`` and ``diff``, and the schemas for editors."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from kybernate.annotations import NAMES, schema
+from kybernate.cli import main
+from kybernate.config import load
+from kybernate.config.schema import config_schema, settings
+from kybernate.dev.stack import LAPTOP
+
+
+def out(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["config", *arguments])
+    assert ended.value.code == 0
+    return capfd.readouterr().out
+
+
+def test_init_prints_a_configuration_that_is_good(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(out(capfd, "init"))
+    assert load(path).resources == ("kyb.ai/gpu-1x-seat",)
+    assert "# policy.settings.capSlos: 12.0" in path.read_text()
+
+
+def test_explain_tells_kind_range_and_default_of_a_key(capfd: pytest.CaptureFixture[str]) -> None:
+    text = out(capfd, "explain", "groupSize")
+    assert text == "profiles[].groupSize: whole number 1 to 64; required\n    GPUs per group.\n"
+    rows = json.loads(out(capfd, "explain", "capslos", "-o", "json"))["keys"]
+    assert [(row["path"], row["default"]) for row in rows] == [("policy.settings.capSlos", 12.0)]
+
+
+def test_explain_suggests_a_key(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["config", "explain", "grupSize"])
+    assert ended.value.code == 2
+    assert "did you mean groupSize?" in capfd.readouterr().err
+
+
+def test_diff_shows_values_with_defaults(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    old, new = LAPTOP / "config.yaml", tmp_path / "new.yaml"
+    new.write_text(old.read_text().replace("seatsPerGroup: 3", "seatsPerGroup: 4", 1) + "drainSeconds: 60\n")
+    assert out(capfd, "diff", str(old), str(new)) == "default: profiles[gpu-1x-seat].seatsPerGroup: 3 -> 4\n"
+    assert out(capfd, "diff", str(old), str(old)) == "no value differs\n"
+    changes = json.loads(out(capfd, "diff", str(old), str(new), "-o", "json"))["changes"]
+    assert changes == [{"key": "default: profiles[gpu-1x-seat].seatsPerGroup", "old": 3, "new": 4}]
+
+
+def test_every_key_is_described_and_in_the_schema() -> None:
+    paths = [setting.path for setting in settings()]
+    assert {"profiles[].seatsPerGroup", "gpuTopology.groups[].gpus", "tiers.NAME.sloSeconds", "policy.name"} <= set(
+        paths
+    )
+    parts = config_schema()["$defs"]
+    assert parts["Profile"]["additionalProperties"] is False
+    assert parts["Profile"]["properties"]["groupSize"] == {
+        "description": "GPUs per group.",
+        "maximum": 64,
+        "minimum": 1,
+        "type": "integer",
+    }
+    names = [policy["properties"]["name"]["const"] for policy in parts["PolicyConfig"]["anyOf"]]
+    assert "kyb-slo" in names
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("kyb.ai/vram", ["40GiB", "512M", "1.5 TiB"], ["40", "40 gigs", "GiB"]),
+        ("kyb.ai/slo", ["20s", "500ms", "2m"], ["20", "soon", "20 s please"]),
+        ("kyb.ai/port", ["8000"], ["eight", "-1"]),
+    ],
+)
+def test_the_schema_of_annotations_accepts_what_the_parser_accepts(name: str, good: list[str], bad: list[str]) -> None:
+    pattern = re.compile(schema()["properties"][name]["pattern"])
+    assert [text for text in good if not pattern.search(text)] == []
+    assert [text for text in bad if pattern.search(text)] == []
+
+
+def test_the_schema_of_annotations_refuses_unknown_names_below_kyb_ai_only() -> None:
+    [pattern] = schema()["patternProperties"]
+    assert [name for name in NAMES if re.search(pattern, name)] == []
+    assert re.search(pattern, "kyb.ai/vrm")
+    assert not re.search(pattern, "other.example/vrm")
