@@ -131,7 +131,7 @@ class Family:
                 found[f"{name}_active_share"] = active[name] / sum(active.values())
         for traffic in self.traffic.values():
             if traffic.size == 4:
-                found[f"4x_{traffic.tier}_wait_max_s"] = max(traffic.waits)
+                found[f"4x_{traffic.tier}_wait_max_s"] = max(traffic.waits, default=0.0)
                 found[f"4x_{traffic.tier}_bound_s"] = self.bound(traffic.tier)
         return found
 
