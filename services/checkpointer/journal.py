@@ -4,11 +4,13 @@ A step is fsynced before it is executed. A killed checkpointer loses nothing tha
 crash of the machine, which ends the processes too.
 
 Under ``<state_dir>``: ``journal/<epoch>-<op>.jsonl``, one file per job, one line per record, a torn last line ignored;
+``journal/next``, made beforehand and on disk with its name, which the next job's file is renamed from;
 ``parked/<seat>.json``, the processes of a parked seat, which the driver's lists no longer show; ``epochs.json``, the
 highest epoch by GPU of jobs whose file is removed. One thread writes, so that a slow disk blocks no event loop.
 """
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -28,6 +30,7 @@ from services.checkpointer.records import History, JobFile, Record, hung_recentl
 
 R = TypeVar("R")
 
+NEXT = "next"
 KEPT_JOBS = 200
 """Finished jobs kept on disk for AskJobs; jobs in which a call hung are kept for a day."""
 
@@ -41,6 +44,8 @@ class Journal:
         self._epochs_file = folder / "epochs.json"
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._open: dict[str, int] = {}
+        self._next: int | None = None
+        """The file made beforehand; only the writer uses it."""
         self.epochs: dict[str, int] = {}
         """Highest epoch by GPU."""
         self.parked: dict[str, SeatProcesses] = {}
@@ -61,6 +66,12 @@ class Journal:
             processes = _parse(path, SeatProcesses.model_validate_json)
             if processes is not None:
                 self.parked[processes.target.seat] = processes
+        next_file = self._jobs / NEXT
+        if next_file.exists():  # a crash of the machine may have undone the renaming of a job's file
+            if b"\n" in next_file.read_bytes():
+                next_file.rename(self._jobs / f"{time.time_ns()}.jsonl")
+            else:
+                next_file.unlink()
         for path in sorted(self._jobs.glob("*.jsonl")):
             job = _parse(path, lambda text, path=path: read_records(path, text))  # type: ignore[misc]
             if job is not None:
@@ -84,7 +95,17 @@ class Journal:
         self._raise_epochs(job.gpus, job.epoch)
         self.jobs[job.op] = job
         line = job.records[0].line()
-        self._open[job.op] = await self._in_thread(lambda: _create(job.path, line))
+
+        def write() -> int:
+            made, self._next = self._next, None
+            if made is None:
+                return _create(job.path, line)
+            _append(made, line)
+            os.fdatasync(made)
+            os.rename(self._jobs / NEXT, job.path)
+            return made
+
+        self._open[job.op] = await self._in_thread(write)
         job.on_disk_at = time.time()
 
     async def add(self, job: JobFile, record: Record, *, put_off: bool = False) -> None:
@@ -127,6 +148,13 @@ class Journal:
                 one.path.unlink(missing_ok=True)
 
         await self._in_thread(close)
+        self._writer.submit(self._make_next)
+
+    def _make_next(self) -> None:
+        """Make the next job's file while nothing waits for it; without one the job makes its own."""
+        if self._next is None:
+            with contextlib.suppress(OSError):
+                self._next = _create(self._jobs / NEXT, b"")
 
     async def fence(self, gpus: tuple[str, ...], epoch: int) -> None:
         """Refuse jobs below this epoch on these GPUs from now on, also after a restart."""
@@ -149,7 +177,7 @@ class Journal:
     def close(self) -> None:
         """Wait for pending writes and close the files."""
         self._writer.shutdown(wait=True)
-        for handle in self._open.values():
+        for handle in (*self._open.values(), *([] if self._next is None else [self._next])):
             os.close(handle)
         self._open.clear()
 

@@ -187,6 +187,34 @@ async def test_a_fence_and_a_job_are_on_disk_with_their_names_when_they_are_answ
         assert synced == ["00000000000000000005-op-5.jsonl", "journal"]
 
 
+async def test_a_job_in_a_file_made_beforehand_survives_a_crash_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its data are on disk when it is answered; its new name need not be."""
+    synced: list[str] = []
+    fdatasync = os.fdatasync
+    monkeypatch.setattr(
+        os, "fdatasync", lambda fd: (synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name), fdatasync(fd))
+    )
+    made = tmp_path / "journal" / "next"
+    async with running(tmp_path) as stand:
+        await stand.worker.switch(switch(5, "v"))
+        await stand.done("op-5")
+        await until(made.exists, what="the next job's file is made")
+        stand.backend.hold("park w")
+        synced.clear()
+        await stand.worker.switch(switch(6, "w"))
+        assert synced[:1] == ["next"]
+        assert not made.exists()
+        stand.backend.held["park w"].set()
+        await stand.done("op-6")
+    (tmp_path / "journal" / "00000000000000000006-op-6.jsonl").rename(made)  # the crash undid the renaming
+
+    async with running(tmp_path) as again:
+        assert set(again.journal.jobs) == {"op-5", "op-6"}
+        assert again.journal.highest_epoch == 6
+
+
 async def test_one_job_at_a_time_on_a_gpu_and_with_a_seat(tmp_path: Path) -> None:
     async with running(tmp_path) as stand:
         stand.backend.hold("park v")
