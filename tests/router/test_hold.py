@@ -414,6 +414,7 @@ async def test_held_requests_are_rejected_when_the_router_stops():
         w.router.dispatcher.stop()
         answer = await call
         assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "router_stopping", "1")
+        assert answer.headers["Connection"] == "close", "the next request must not be sent into a closing connection"
         assert time.monotonic() - began < 1
 
 
