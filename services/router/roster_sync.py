@@ -7,6 +7,7 @@ It does the same after every loss of the bus.
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import Callable
 from typing import NoReturn
@@ -139,6 +140,7 @@ class RosterSync:
             if len(records) >= ROWS:
                 self._dispatcher.feed(RosterRead(None, tuple(records), frozenset()))
                 records.clear()
+                gc.freeze()  # rows live long; the collector would walk all of them again and again
             await slices.pause()
         self._dispatcher.feed(RosterRead(at, tuple(records), frozenset(entry.key for entry in entries)))
 
