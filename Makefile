@@ -3,16 +3,20 @@ PY := .venv/bin/python
 KYB := .venv/bin/kyb
 TRACES ?= ../shared/data/traces
 
-.PHONY: setup up demo test test-fast ui-test test-nightly mutants explore check bench gpu-bench replay-full lock image compose-test helm-test e2e sim-reference failures
+.PHONY: setup setup-run up demo test test-fast ui-test test-nightly mutants explore check bench gpu-bench replay-full lock image compose-test helm-test e2e sim-reference failures
 
 setup:
 	@sh scripts/setup.sh
 
-up: setup
+# What running needs; the tools of tests, checks and the simulator come with the first target that needs them.
+setup-run:
+	@sh scripts/setup.sh run
+
+up: $(if $(findstring llama,$(ARGS)),setup,setup-run)
 	@$(KYB) up $(ARGS)
 
 # TRACE=FILE replays a trace, JSON=FILE writes the report.
-demo: setup
+demo: setup-run
 	@$(KYB) demo $(if $(TRACE),--trace $(TRACE)) $(if $(JSON),--json $(JSON)) $(ARGS)
 
 # Three workers on two cores: most tests wait for processes. A file's tests stay together.
@@ -100,4 +104,4 @@ lock: setup
 	$(LOCK) --extra llama --constraint requirements.txt --output-file requirements-llama.txt pyproject.toml
 	$(LOCK) --extra cuda --extra dev --constraint requirements.txt --output-file requirements-image.txt pyproject.toml
 	printf 'playwright\n' | $(LOCK) --constraint requirements.txt --output-file requirements-ui.txt -
-	printf 'hatchling\nsetuptools\n' | $(LOCK) --constraint requirements.txt --output-file requirements-build.txt -
+	printf 'editables\nhatchling\nsetuptools\n' | $(LOCK) --constraint requirements.txt --output-file requirements-build.txt -

@@ -8,12 +8,21 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Gauge,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kybernate import __version__
 from kybernate.bus.port import Bus
 
+disable_created_metrics()  # type: ignore[no-untyped-call]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -26,6 +35,12 @@ class Health:
     """By name: returns None if the condition holds, else the reason."""
     notes: dict[str, Callable[[], str | None]] = field(default_factory=dict)
     """By name: a remark for the operator although the service is ready; None: none."""
+
+    def __post_init__(self) -> None:
+        """Every service has the metrics of its process and its version."""
+        ProcessCollector(registry=self.registry)
+        build = Gauge("kybernate_build_info", "1, with the version", ["version"], registry=self.registry)
+        build.labels(__version__).set(1)
 
     def routes(self) -> list[web.RouteDef]:
         """The three routes, for any aiohttp application."""

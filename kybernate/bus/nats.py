@@ -4,12 +4,13 @@ Entering ``NatsBus(...).opened()`` returns at once, so that a service can serve 
 """
 
 import contextlib
+import datetime
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from typing import TypeVar
 
 import nats.errors
+import nats.js.errors
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from pydantic import BaseModel, ValidationError
@@ -19,15 +20,15 @@ from kybernate.bus.inbox import Inbox, answer, beside, merged, read
 from kybernate.bus.nats_bucket import NatsBucket
 from kybernate.bus.nats_connection import NatsConnection
 from kybernate.bus.nats_link import failures
-from kybernate.bus.port import EVENTS, Bucket, BusError, NoAnswerError
+from kybernate.bus.port import ALL_EVENTS, EVENTS, REQUESTS, Bucket, BusError, NoAnswerError
 from kybernate.envelope import Message, Pattern
 from kybernate.logs import get_logger
+from kybernate.messages.requests import RequestEnded
 
 R = TypeVar("R", bound=BaseModel)
 
 BATCH = 500
 FETCH_SECONDS = 5.0
-_ALL_EVENTS = (Pattern("kyb.v1.evt.*.*.*", Message),)
 
 
 class NatsBus(NatsConnection):
@@ -128,23 +129,41 @@ class NatsBus(NatsConnection):
         async with beside(work(), name=f"serve {pattern.subject}"), self.route(pattern.subject, receive):
             yield
 
-    async def replay(self, *, after_id: str | None = None, since: float = 0.0) -> AsyncIterator[Message]:
-        """Stored events, oldest first, after the one with this id and not before ``since``; ends at the present.
+    async def replay(
+        self, *, after_id: str | None = None, since: float = 0.0, pattern: Pattern[Message] = ALL_EVENTS
+    ) -> AsyncIterator[Message]:
+        """Stored events of this pattern, oldest first, after this id or since this time; ends at the present.
 
         JetStream has no lookup by id: the headers of all events are read to find it.
         """
-        start: int | datetime = datetime.fromtimestamp(since, UTC) if since else 1
+        begin = ConsumerConfig(deliver_policy=DeliverPolicy.ALL)
+        if since > 0:
+            at = datetime.datetime.fromtimestamp(since, datetime.UTC)
+            begin = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_TIME, opt_start_time=at)
         if after_id is not None:
-            async with contextlib.aclosing(self._stored(start, headers_only=True)) as stored:
+            async with contextlib.aclosing(self._stored(begin.evolve(headers_only=True))) as stored:
                 async for msg in stored:
                     if (msg.headers or {}).get("Nats-Msg-Id") == after_id:
-                        start = msg.metadata.sequence.stream + 1
+                        after = msg.metadata.sequence.stream + 1
+                        policy = DeliverPolicy.BY_START_SEQUENCE
+                        begin = ConsumerConfig(deliver_policy=policy, opt_start_seq=after)
                         break
-        async with contextlib.aclosing(self._stored(start, headers_only=False)) as stored:
+        async with contextlib.aclosing(self._stored(begin.evolve(filter_subject=pattern.subject))) as stored:
             async for msg in stored:
-                message = read(msg.subject, msg.data, _ALL_EVENTS)
+                message = read(msg.subject, msg.data, (pattern,))
                 if message is not None:
                     yield message
+
+    async def ended(self, request: str) -> RequestEnded | None:
+        """The stored record of a request; None: there is none."""
+        pattern = RequestEnded.pattern(request=request)
+        async with self.jetstream("records of requests") as js:
+            try:
+                found = await js.get_last_msg(REQUESTS, pattern.subject, direct=True)
+            except nats.js.errors.NotFoundError:
+                return None
+        message = read(pattern.subject, found.data or b"", (pattern,))
+        return message if isinstance(message, RequestEnded) else None
 
     async def bucket(self, name: str) -> Bucket:
         """Open an existing bucket. Raises NotSetUpError with ``kyb bus init`` as remedy if it is missing."""
@@ -152,31 +171,20 @@ class NatsBus(NatsConnection):
             await js.key_value(name)
         return NatsBucket(self, name, self._compare_seconds)
 
-    async def _stored(self, start: int | datetime, *, headers_only: bool) -> AsyncGenerator[Msg, None]:
-        """Yield stored messages from a sequence number, or from a time, on."""
+    async def _stored(self, begin: ConsumerConfig) -> AsyncGenerator[Msg, None]:
+        """The events from where a consumer begins to the last one of now."""
         async with self.jetstream("stored events") as js:
             info = await js.stream_info(EVENTS)
-        last = info.state.last_seq
-        at = start if isinstance(start, int) else 0
-        if info.state.messages == 0 or at > last:
-            return
-        policy = DeliverPolicy.BY_START_SEQUENCE if at else DeliverPolicy.BY_START_TIME
-        async with self.jetstream("stored events") as js:
-            subscription = await js.pull_subscribe(
-                "",
-                stream=EVENTS,
-                config=ConsumerConfig(
-                    deliver_policy=policy,
-                    opt_start_seq=at or None,
-                    opt_start_time=start if isinstance(start, datetime) else None,
-                    ack_policy=AckPolicy.NONE,
-                    headers_only=headers_only,
-                    inactive_threshold=30.0,
-                    mem_storage=True,
-                    num_replicas=1,
-                ),
-            )
+            last = info.state.last_seq
+            if info.state.messages == 0 or (begin.opt_start_seq or 0) > last:
+                return
+            config = begin.evolve(ack_policy=AckPolicy.NONE, inactive_threshold=30.0, mem_storage=True, num_replicas=1)
+            consumer = await js.add_consumer(EVENTS, config)
+            if not consumer.num_pending:
+                return
+            subscription = await js.pull_subscribe_bind(consumer.name, stream=EVENTS)
         try:
+            at = 0
             while at <= last:
                 async with self.jetstream("stored events", FETCH_SECONDS + 1):
                     try:

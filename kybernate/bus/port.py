@@ -18,15 +18,21 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel
 
 from kybernate.envelope import Message, Pattern
+from kybernate.messages.requests import RequestEnded
 
 R = TypeVar("R", bound=BaseModel)
 
 EVENTS = "KYB_EVENTS"
 """Stream of everything under ``kyb.v1.evt``, 7 days."""
+REQUESTS = "KYB_REQUESTS"
+"""Stream of the last record of each request (``kyb.v1.req``), a day."""
 AUDIT = "KYB_AUDIT"
 """Stream of everything under ``kyb.v1.audit``, 90 days."""
 BUCKETS = ("kyb_seats", "kyb_inventory")
 """Levels by key."""
+
+
+ALL_EVENTS: Pattern[Message] = Pattern("kyb.v1.evt.*.*.*", Message)
 
 
 class BusError(Exception):
@@ -131,12 +137,18 @@ class Bus(Protocol):
         """
         ...
 
-    def replay(self, *, after_id: str | None = None, since: float = 0.0) -> AsyncIterator[Message]:
-        """Stored events, oldest first, after the one with this message id (None: all); ends at the present.
+    def replay(
+        self, *, after_id: str | None = None, since: float = 0.0, pattern: Pattern[Message] = ALL_EVENTS
+    ) -> AsyncIterator[Message]:
+        """Stored events of this pattern, oldest first; ends at the present.
 
-        An id that the stream no longer holds replays everything it has. ``since``: only events that were stored then or
-        later, unix seconds.
+        ``after_id``: only those after the one with this message id; an id that the stream no longer holds replays
+        everything it has. ``since``: only those stored since then, unix seconds. Only one of both.
         """
+        ...
+
+    async def ended(self, request: str) -> RequestEnded | None:
+        """The stored record of a request; None: there is none."""
         ...
 
     async def bucket(self, name: str) -> Bucket:

@@ -11,17 +11,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kybernate.bus.credentials import inbox
-from kybernate.bus.port import AUDIT, BUCKETS, EVENTS
+from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, REQUESTS
 from kybernate.envelope import Message
 from kybernate.messages import (
     AuditRecord,
     Command,
     DrainAck,
     GpuHealthChanged,
+    GroupDecided,
     Job,
     JobProgress,
     NodeTrafficSignal,
     OrderChanged,
+    RequestEnded,
     SeatAllocated,
     SeatEvent,
     TrafficSignal,
@@ -89,7 +91,9 @@ PUBLISHERS: Kinds = {
     SeatEvent: (Role.MANAGER,),
     SeatAllocated: (Role.PLUGIN,),
     GpuHealthChanged: (Role.PLUGIN,),
+    GroupDecided: (Role.MANAGER,),
     OrderChanged: (Role.MANAGER,),
+    RequestEnded: (Role.ROUTER,),
     AuditRecord: (Role.ROUTER, Role.OPERATOR),
     Job: (Role.NODE_MANAGER,),
     JobProgress: (Role.NODE_CHECKPOINTER,),
@@ -104,7 +108,9 @@ SUBSCRIBERS: Kinds = {
     SeatEvent: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),
     SeatAllocated: (Role.MANAGER,),
     GpuHealthChanged: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),
+    GroupDecided: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),
     OrderChanged: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),
+    RequestEnded: (Role.VIEWER, Role.OPERATOR),
     AuditRecord: (Role.OPERATOR,),
     Job: (Role.NODE_CHECKPOINTER,),
     JobProgress: (Role.NODE_MANAGER,),
@@ -144,6 +150,8 @@ BUCKET_SUBSCRIBERS: tuple[Role, ...] = (Role.VIEWER, Role.OPERATOR)
 publishes its answers to any subject that its client names, the roster's included."""
 STREAM_READERS: Mapping[str, tuple[Role, ...]] = {EVENTS: (Role.ROUTER, Role.OPERATOR), AUDIT: (Role.OPERATOR,)}
 """Roles that may read a stream."""
+REQUEST_READERS: tuple[Role, ...] = (Role.ROUTER, Role.OPERATOR)
+"""Roles that may read the record of a request, by its id."""
 
 
 def rights(place: Place) -> dict[Role, Rights]:
@@ -220,7 +228,7 @@ def _inboxes(as_roles: set[Role], place: Place) -> Iterator[str]:
 
 def _jetstream(role: Role) -> Iterator[str]:
     if role is Role.INIT:
-        for name in (EVENTS, AUDIT, *map(_stream, BUCKETS)):
+        for name in (EVENTS, AUDIT, REQUESTS, *map(_stream, BUCKETS)):
             yield from (f"$JS.API.STREAM.{verb}.{name}" for verb in ("INFO", "CREATE", "UPDATE"))
     for bucket, writers in WRITERS.items():
         if role in writers:
@@ -229,6 +237,8 @@ def _jetstream(role: Role) -> Iterator[str]:
     for bucket, readers in READERS.items():
         if role in readers:
             yield from _consumers(_stream(bucket))
+    if role in REQUEST_READERS:
+        yield f"$JS.API.DIRECT.GET.{REQUESTS}.{subject(RequestEnded)}"
     for stream, readers in STREAM_READERS.items():
         if role in readers:
             yield f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*"

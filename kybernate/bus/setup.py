@@ -15,7 +15,7 @@ from nats.js.client import JetStreamContext
 
 from kybernate.bus.credentials import NO_CREDENTIALS, Credentials, CredentialsError
 from kybernate.bus.nats_link import NatsLink, PlaintextError, dial, forbidden, refused
-from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, BusDownError, BusError, NoAnswerError
+from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, REQUESTS, BusDownError, BusError, NoAnswerError
 from kybernate.bus.rights import ROLES, Place, Role, rights
 
 RETRY_SECONDS = 0.5
@@ -34,8 +34,9 @@ request. Messages to any other subject would be stored or reach services."""
 def streams(replicas: int = 1) -> tuple[StreamConfig, ...]:
     """Every stream of the bus; a bucket is a stream with one message per subject."""
     kept = [
-        (EVENTS, "kyb.v1.evt.>", 7 * _DAY, 1 << 30, "What happened to seats and nodes"),
-        (AUDIT, "kyb.v1.audit.>", 90 * _DAY, 256 << 20, "Who asked for what"),
+        (EVENTS, "kyb.v1.evt.>", 7 * _DAY, 1 << 30, -1, "What happened to seats and nodes, and what was decided"),
+        (AUDIT, "kyb.v1.audit.>", 90 * _DAY, 256 << 20, -1, "Who asked for what"),
+        (REQUESTS, "kyb.v1.req.>", _DAY, 64 << 20, 1, "Requests that were held or failed"),
     ]
     return tuple(
         StreamConfig(
@@ -44,13 +45,14 @@ def streams(replicas: int = 1) -> tuple[StreamConfig, ...]:
             subjects=[subject],
             max_age=age,
             max_bytes=size,
+            max_msgs_per_subject=each,
             discard=DiscardPolicy.OLD,
             storage=StorageType.FILE,
             duplicate_window=120.0,
             allow_direct=True,
             num_replicas=replicas,
         )
-        for name, subject, age, size, description in kept
+        for name, subject, age, size, each, description in kept
     ) + tuple(
         StreamConfig(
             name=f"KV_{bucket}",

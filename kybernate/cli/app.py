@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Kybernate: host more LLMs than you have GPU memory for.",
     epilog="Exit codes: 0 done · 1 it could not be done · 2 wrong usage or configuration.",
 )
@@ -34,6 +35,21 @@ app.add_typer(bus, name="bus")
 app.add_typer(config_app, name="config")
 app.add_typer(router_app, name="router")
 app.add_typer(doctor_app, name="doctor")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from kybernate import __version__
+
+        print(f"kyb {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Kybernate: host more LLMs than you have GPU memory for."""
 
 
 Url = Annotated[
@@ -48,10 +64,14 @@ def status(
     url: Url = None,
     output: OutputOption = Output.TEXT,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every second until Ctrl-C.")] = False,
+    services: Annotated[bool, typer.Option("--services", help="The processes of the stack that runs here.")] = False,
 ) -> None:
     """Show nodes, groups and seats: what is active, parked, waiting."""
     from kybernate.cli.router import Router, find_url
 
+    if services:
+        _print_services(output)
+        return
     router = Router(find_url(url))
     with contextlib.suppress(KeyboardInterrupt):  # the way to end --watch
         if output is Output.JSON:
@@ -72,37 +92,88 @@ def status(
                 live.update(seat_tree(body["seats"], nodes=body.get("nodes") or ()), refresh=True)
 
 
+@app.command(epilog="Examples: kyb logs router -f · kyb logs qwen3-32b -n 50")
+def logs(
+    name: Annotated[str, typer.Argument(metavar="SERVICE|MODEL|SEAT")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many of the last lines.")] = 200,
+) -> None:
+    """Show the log of a service, or of a model's engine, of the stack that runs here."""
+    from kybernate.cli.local import local_stack, log_lines, log_of
+
+    with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
+        for line in log_lines(log_of(local_stack(), name), last=lines, follow=follow):
+            print(line, flush=True)
+
+
 @app.command()
+def top(
+    url: Url = None,
+    output: OutputOption = Output.TEXT,
+    once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
+) -> None:
+    """Show which models wait, the longest wait first, against their SLO; every second until Ctrl-C."""
+    from kybernate.cli.router import Router, find_url
+    from kybernate.cli.show import open_console, top_rows, top_table
+
+    router = Router(find_url(url))
+    if output is Output.JSON:
+        print(json.dumps({"models": top_rows(router.why())}))
+        return
+    from rich.live import Live
+
+    console = open_console()
+    if once or not console.is_terminal:
+        console.print(top_table(top_rows(router.why())))
+        return
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(top_table(top_rows(router.why())), refresh=True)
+            time.sleep(1.0)
+
+
+@app.command(epilog="Example: kyb events --since 10m --model qwen3-32b --kind switch -o json")
 def events(
     url: Url = None,
     output: OutputOption = Output.TEXT,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C, over restarts of the router.")] = False,
+    since: Annotated[str | None, typer.Option(metavar="AGE", help="Show what happened: 90s, 10m, 24h, 7d.")] = None,
+    model: Annotated[str, typer.Option(help="Only of this model.")] = "",
+    kind: Annotated[str, typer.Option(help="switch, park, stay, ... or activated, parked, operation, ...")] = "",
 ) -> None:
-    """Show what happens to seats, as it happens. Without -f: until the router ends the stream."""
-    from kybernate.cli.router import Router, find_url, follow_events
+    """Show events and decisions. With --since those that were stored; else, or with -f, as they happen."""
+    from kybernate.cli.history import show_events
+    from kybernate.cli.router import Router, find_url
 
-    router = Router(find_url(url))
     with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
-        if output is Output.JSON:
-            follow_events(router, lambda event: print(json.dumps(event), flush=True), again=follow)
-            return
-        from kybernate.cli.show import event_line, open_console
-
-        console = open_console()
-        follow_events(router, lambda event: console.print(event_line(event)), again=follow)
+        show_events(Router(find_url(url)), output, since=since, follow=follow, model=model, kind=kind)
 
 
-@app.command()
+@app.command(epilog="Examples: kyb why G0 · kyb why qwen3-32b --last-switch · kyb why request ID")
 def why(
-    name: Annotated[str | None, typer.Argument(metavar="[GROUP|SEAT|MODEL]", help="Only this one.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[GROUP|SEAT|MODEL|request]", help="Only this one; request: its story.")
+    ] = None,
+    request: Annotated[str | None, typer.Argument(metavar="[ID]", help="X-Request-Id, or X-Kyb-Cause.")] = None,
     url: Url = None,
     output: OutputOption = Output.TEXT,
+    last_switch: Annotated[
+        bool, typer.Option("--last-switch", help="The last switch of this model or group: reason and seconds.")
+    ] = False,
 ) -> None:
     """Show why each group is as it is: the policy's last reason, and the numbers that it saw."""
+    from kybernate.cli.history import show_last_switch, show_request
     from kybernate.cli.router import Router, find_url
     from kybernate.cli.show import select_why, why_lines
 
-    nodes = select_why(Router(find_url(url)).why(), name)
+    router = Router(find_url(url))
+    if name == "request" and request:
+        show_request(router, request, output)
+        return
+    if last_switch:
+        show_last_switch(router, name, output)
+        return
+    nodes = select_why(router.why(), name)
     if output is Output.JSON:
         print(json.dumps({"nodes": nodes}))
         return
@@ -180,6 +251,20 @@ def version() -> None:
     from kybernate import __version__
 
     print(f"kyb {__version__}")
+
+
+def _print_services(output: Output) -> None:
+    from kybernate.cli.local import local_stack, processes
+
+    stack = local_stack()
+    found, pids = processes(stack), stack.get("pids") or {}
+    if output is Output.JSON:
+        rows = [{"name": name, "running": runs, "pid": pids.get(name)} for name, runs in found.items()]
+        print(json.dumps({"url": stack["url"], "folder": stack["folder"], "services": rows}))
+        return
+    print(f"router at {stack['url']}, files in {stack['folder']}")
+    for name, runs in found.items():
+        print(f"  {name:14} {f'pid {pids[name]}' if runs else 'does not run: kyb logs ' + name}")
 
 
 def _seats(router: "Router", watch: bool) -> "Iterator[dict[str, Any]]":

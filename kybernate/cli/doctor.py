@@ -2,8 +2,10 @@
 
 import json
 import os
+import sys
 from dataclasses import asdict
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from kybernate.doctor import Finding
 
 _CHECK_WIDTH = 12
-doctor_app = typer.Typer(no_args_is_help=True, help="What works on this machine, and how to repair the rest.")
+doctor_app = typer.Typer(help="What is wrong, and how to repair it.")
 
 
 class CudaBinding(StrEnum):
@@ -25,9 +27,31 @@ class CudaBinding(StrEnum):
     CTYPES = "ctypes"
 
 
-@doctor_app.callback()
-def _group() -> None:
-    """Keep the name of the one command."""
+@doctor_app.callback(invoke_without_command=True, epilog="Example: kyb doctor --bundle report.tar.gz")
+def stack(
+    context: typer.Context,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="The router. Default: KYB_URL, else the local stack's.")
+    ] = None,
+    bundle: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write findings, state, events, logs and configuration there.")
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Check the whole stack: machine, processes, router, bus, clocks, managers, GPUs, seats, engines.
+
+    Exit code 1: at least one check fails.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from kybernate.cli.stack_facts import read_facts, write_bundle
+    from kybernate.doctor.stack import check_stack
+
+    findings = list(check_stack(read_facts(url)))
+    if bundle is not None:
+        members = write_bundle(bundle, findings, url)
+        sys.stderr.write(f"kyb: wrote {bundle}: {len(members)} files, without keys and passwords\n")
+    _report(findings, as_json=output is Output.JSON)
 
 
 @doctor_app.command("gpu")
@@ -40,14 +64,20 @@ def gpu(
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
 ) -> None:
     """Check whether GPU processes can be parked here. Exit code 1: at least one check fails."""
-    from kybernate.doctor import DoctorError, examine_gpu, exit_code
+    from kybernate.doctor import DoctorError, examine_gpu
 
     try:
         findings = examine_gpu(os.environ, binding=binding.value, seconds=timeout)
     except DoctorError as error:
         raise CliError(str(error), code=2) from None
+    _report(findings, as_json=as_json or output is Output.JSON)
+
+
+def _report(findings: "list[Finding]", *, as_json: bool) -> None:
+    from kybernate.doctor import exit_code
+
     code = exit_code(findings)
-    if as_json or output is Output.JSON:
+    if as_json:
         print(json.dumps({"ok": code == 0, "findings": [asdict(finding) for finding in findings]}))
     else:
         for finding in findings:

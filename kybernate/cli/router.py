@@ -8,9 +8,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from kybernate.cli.output import CliError
 
@@ -91,6 +92,23 @@ class Router:
         """``GET /v1/why``: ``{"nodes": [...]}``, the decisions of each node's manager and their reasons."""
         return self._call("GET", "/v1/why")
 
+    def readiness(self) -> dict[str, Any]:
+        """``GET /readyz``: ``{"unmet": {...}, "notes": {...}}``, also of a router that is not ready."""
+        return self._call("GET", "/readyz", accept=(503,))
+
+    def date(self) -> float | None:
+        """The router's clock, unix seconds, by the ``Date`` of an answer (whole seconds); None: it sends none."""
+        connection = self._connection(ANSWER_SECONDS)
+        try:
+            connection.request("GET", self._path("/healthz"))
+            answer = connection.getresponse()
+            answer.read()
+            return parsedate_to_datetime(answer.headers["Date"]).timestamp() if answer.headers["Date"] else None
+        except (OSError, http.client.HTTPException, ValueError):
+            return None
+        finally:
+            connection.close()
+
     def command(self, name: str, verb: str) -> dict[str, Any]:
         """``POST /v1/seats/{name}/{verb}``: the manager's reply. The router knows which seat a name means."""
         return self._call("POST", f"/v1/seats/{quote(name)}/{verb}")
@@ -111,6 +129,18 @@ class Router:
     def wake(self, model: str) -> dict[str, Any]:
         """``POST /v1/wake``: ask for a model without waiting for it."""
         return self._call("POST", "/v1/wake", {"model": model})
+
+    def history(self, since: float, **wanted: str | int) -> dict[str, Any]:
+        """``GET /v1/history``: ``{"events": [...], "complete": ...}`` since then, unix seconds.
+
+        ``wanted``: kind, model, group, op, limit.
+        """
+        query = urlencode({"since": f"{since:.3f}", **{name: value for name, value in wanted.items() if value}})
+        return self._call("GET", f"/v1/history?{query}")
+
+    def request(self, name: str) -> dict[str, Any]:
+        """``GET /v1/requests/{name}``: the story of one request that was held or failed."""
+        return self._call("GET", f"/v1/requests/{quote(name, safe='')}")
 
     def events(self, last_id: str | None = None) -> Iterator[tuple[str, dict[str, Any] | None]]:
         """``GET /v1/events``: first ("", None) once it is open, then (id, event) until the router ends the stream."""
@@ -137,7 +167,7 @@ class Router:
         finally:
             connection.close()
 
-    def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+    def _call(self, method: str, path: str, body: object = None, accept: tuple[int, ...] = ()) -> dict[str, Any]:
         connection = self._connection(ANSWER_SECONDS)
         try:
             content = None if body is None else json.dumps(body)
@@ -149,7 +179,7 @@ class Router:
             raise CliError(self._unreachable(error), reason="unreachable") from None
         finally:
             connection.close()
-        if answer.status >= 400:
+        if answer.status >= 400 and answer.status not in accept:
             raise self._refusal(answer.status, data)
         try:
             found = json.loads(data) if data else {}
@@ -180,12 +210,14 @@ class Router:
             return CliError(f"the router at {self.url} refused (HTTP {status}): {reason}")
 
 
-def follow_events(router: Router, show: Callable[[dict[str, Any]], None], *, again: bool) -> None:
+def follow_events(
+    router: Router, show: Callable[[dict[str, Any]], None], *, again: bool, last_id: str | None = None
+) -> None:
     """Call ``show`` with each event, once. ``again``: after a break, reconnect and continue after the last one shown.
+    ``last_id``: begin after this one.
 
     Raises CliError when the first connection fails, or when the router is unreachable for ``LOST_SECONDS``.
     """
-    last_id: str | None = None
     reached = False
     lost_at: float | None = None
     while True:

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
@@ -74,9 +75,10 @@ def event_line(event: dict[str, Any]) -> Text:
         return _health_line(event)
     if "order" in event:
         return _order_line(event)
+    if "decision" in event:
+        return _decision_line(event)
     state = str(event.get("state", ""))
-    at = datetime.fromtimestamp(float(event.get("at") or 0)).strftime("%H:%M:%S.%f")[:-3]
-    text = Text(f"{at}  ", "dim")
+    text = _at(event)
     kind = str(event.get("type", state)).rpartition("seat-")[2]
     text.append(f"{kind:12}", STATE_STYLES.get(state, ""))
     text.append(f"{event.get('model') or '-'}", "bold")
@@ -89,22 +91,34 @@ def event_line(event: dict[str, Any]) -> Text:
     return text
 
 
+def _at(event: dict[str, Any]) -> Text:
+    return Text(datetime.fromtimestamp(float(event.get("at") or 0)).strftime("%H:%M:%S.%f")[:-3] + "  ", "dim")
+
+
 def _health_line(event: dict[str, Any]) -> Text:
     """A GPU that became faulty or sound."""
-    at = datetime.fromtimestamp(float(event.get("at") or 0)).strftime("%H:%M:%S.%f")[:-3]
-    healthy = bool(event.get("healthy"))
-    text = Text(f"{at}  ", "dim")
+    healthy, text = bool(event.get("healthy")), _at(event)
     text.append(f"{'gpu-healthy' if healthy else 'gpu-faulty':12}", "bold green" if healthy else "bold red")
     text.append(f"GPU {event.get('index')}", "bold")
     text.append(f"  {', '.join(event.get('groups') or ()) or '-'}  node/{event.get('node')}", "dim")
     return text.append(f"  {event['reason']}" if event.get("reason") else "")
 
 
+def _decision_line(event: dict[str, Any]) -> Text:
+    """A decision about a group and its reason."""
+    text = _at(event)
+    text.append(f"{event.get('decision')!s:12}", "bold blue")
+    text.append(f"{event.get('model') or '-'}", "bold")
+    if event.get("victim_model") and event.get("incoming"):
+        text.append(f" in the place of {event['victim_model']}")
+    text.append(f"  {event.get('group')}", "dim")
+    return text.append(f"  {event.get('reason') or ''}")
+
+
 def _order_line(event: dict[str, Any]) -> Text:
     """A change of an operator's operation."""
     order = event.get("order") or {}
-    at = datetime.fromtimestamp(float(event.get("at") or 0)).strftime("%H:%M:%S.%f")[:-3]
-    text = Text(f"{at}  ", "dim")
+    text = _at(event)
     text.append(f"{order.get('verb')!s:12}", "bold magenta")
     text.append(f"{order.get('target') or event.get('node')}", "bold")
     text.append(f"{' → ' + order['to'] if order.get('to') else ''}  {order.get('phase')}")
@@ -164,6 +178,44 @@ def _age(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def top_rows(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row per seat of ``GET /v1/why``: the longest wait, as a share of its SLO, first."""
+    names = ("model", "state", "waiting", "oldest_wait_seconds", "slo_seconds", "in_flight", "rate_fast")
+    rows = [
+        {"node": node["node"], "group": group["group"], **{name: seat[name] for name in names}}
+        | {"stage": (seat.get("stage") or {}).get("text") or ""}
+        for node in body.get("nodes") or ()
+        for group in node.get("groups") or ()
+        for seat in group["seats"]
+    ]
+    return sorted(rows, key=lambda row: (-_share(row), -row["waiting"], -row["in_flight"], row["model"]))
+
+
+def _share(row: dict[str, Any]) -> float:
+    return float(row["oldest_wait_seconds"]) / float(row["slo_seconds"] or 1.0) if row["waiting"] else 0.0
+
+
+def top_table(rows: list[dict[str, Any]]) -> Table:
+    """The rows of ``top_rows`` for a terminal."""
+    table, numbers = Table(box=None, pad_edge=False), ("waiting", "oldest", "SLO", "in flight", "req/min")
+    for name in ("model", "group", "state", *numbers, "waits for"):
+        table.add_column(name, justify="right" if name in numbers else "left")
+    for row in rows:
+        late, waits = _share(row) > 1.0, bool(row["waiting"])
+        table.add_row(
+            row["model"],
+            row["group"],
+            Text(row["state"], STATE_STYLES.get(row["state"], "")),
+            str(row["waiting"] or "-"),
+            Text(f"{row['oldest_wait_seconds']:.1f} s" if waits else "-", "bold red" if late else ""),
+            f"{row['slo_seconds']:g} s",
+            str(row["in_flight"] or "-"),
+            f"{60 * row['rate_fast']:.1f}",
+            Text(row["stage"] if waits else "", "dim"),
+        )
+    return table
 
 
 def select_why(body: dict[str, Any], name: str | None) -> list[dict[str, Any]]:

@@ -58,8 +58,9 @@ def up(
     nats_url: Annotated[str | None, typer.Option(help="A nats-server that runs already. Default: start one.")] = None,
     two_buses: Annotated[bool, typer.Option("--two-buses", help="A second nats-server as node bus.")] = False,
     log_format: Annotated[LogFormat, typer.Option(help="auto: pretty on a terminal.")] = LogFormat.AUTO,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No logs of the processes.")] = False,
-    ready_timeout: Annotated[float, typer.Option(min=1, help="Give up after so many seconds.")] = 60.0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the logs of all processes.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress either.")] = False,
+    ready_timeout: Annotated[float, typer.Option(min=1, help="Warn of models that are not ready by then.")] = 60.0,
 ) -> None:
     """Start everything on this machine, with fake GPUs. Ctrl-C ends it."""
     from kybernate.dev.stack import LAPTOP, StackOptions
@@ -79,7 +80,7 @@ def up(
         two_buses=two_buses,
         log_format="pretty" if pretty else "json",
     )
-    run(options, quiet=quiet, ready_seconds=ready_timeout)
+    run(options, verbose=verbose, quiet=quiet, ready_seconds=ready_timeout)
 
 
 def demo(context: typer.Context) -> None:

@@ -6,6 +6,7 @@ client's connection (``bus.cut``) or stop the server for all (``server.stop``).
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from kybernate.bus.inbox import Inbox, answer, beside, read
 from kybernate.bus.port import (
+    ALL_EVENTS,
     BUCKETS,
     Bucket,
     BusDownError,
@@ -22,10 +24,9 @@ from kybernate.bus.port import (
     NotSetUpError,
 )
 from kybernate.envelope import Message, Pattern
+from kybernate.messages import RequestEnded
 
 R = TypeVar("R", bound=BaseModel)
-
-_EVENTS = (Pattern("kyb.v1.evt.*.*.*", Message),)
 
 
 class MemoryServer:
@@ -36,8 +37,10 @@ class MemoryServer:
         self.buses: list[MemoryBus] = []
         self.inboxes: list[tuple[MemoryBus, tuple[Pattern[Message], ...], Inbox[Message]]] = []
         self.handlers: list[tuple[MemoryBus, Pattern[Message], Inbox[_Request]]] = []
-        self.stored: dict[str, tuple[str, bytes]] = {}
-        """Events by message id, oldest first: subject and body."""
+        self.stored: dict[str, tuple[str, bytes, float]] = {}
+        """Events by message id, oldest first: subject, body and unix time."""
+        self.requests: dict[str, RequestEnded] = {}
+        """The last record of each request."""
         self.buckets = {name: _Level() for name in BUCKETS}
 
     def stop(self) -> None:
@@ -53,6 +56,7 @@ class MemoryServer:
     def wipe(self) -> None:
         """Lose the disk: history and every entry of the buckets."""
         self.stored.clear()
+        self.requests.clear()
         for level in self.buckets.values():
             level.wipe()
 
@@ -148,8 +152,10 @@ class MemoryBus:
         """Send to all subscribers."""
         self._check()
         subject, body = message.subject, message.body()
+        if isinstance(message, RequestEnded):
+            self.server.requests[message.request] = message
         if subject.startswith("kyb.v1.evt."):
-            self.server.stored.setdefault(message.id, (subject, body))
+            self.server.stored.setdefault(message.id, (subject, body, time.time()))
         self.server.send(subject, body)
 
     async def flush(self, timeout: float = 2.0) -> None:  # noqa: ARG002 - the protocol has it
@@ -214,15 +220,23 @@ class MemoryBus:
         finally:
             self.server.handlers.remove(row)
 
-    async def replay(self, *, after_id: str | None = None, since: float = 0.0) -> AsyncIterator[Message]:
-        """Stored events, oldest first, after the one with this id and not before ``since``; ends at the present."""
+    async def replay(
+        self, *, after_id: str | None = None, since: float = 0.0, pattern: Pattern[Message] = ALL_EVENTS
+    ) -> AsyncIterator[Message]:
+        """Stored events of this pattern, oldest first, after this id or since this time; ends at the present."""
         self._check()
         ids = list(self.server.stored)
         start = ids.index(after_id) + 1 if after_id in self.server.stored else 0
         for id_ in ids[start:]:
-            message = read(*self.server.stored[id_], _EVENTS)
-            if message is not None and message.at >= since:
+            subject, body, at = self.server.stored[id_]
+            message = read(subject, body, (pattern,)) if at >= since else None
+            if message is not None:
                 yield message
+
+    async def ended(self, request: str) -> RequestEnded | None:
+        """The stored record of a request; None: there is none."""
+        self._check()
+        return self.server.requests.get(request)
 
     async def bucket(self, name: str) -> Bucket:
         """An existing bucket. Raises NotSetUpError when there is none of this name."""

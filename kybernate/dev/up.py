@@ -6,22 +6,33 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kybernate.cli.output import CliError
-from kybernate.dev.stack import Stack, StackError, StackOptions
+from kybernate.dev.stack import NotReadyError, Stack, StackError, StackOptions
 from kybernate.dev.stack.process import LineSink
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
 _NAME_WIDTH = 12
 
 
-def run(options: StackOptions, *, quiet: bool, ready_seconds: float) -> None:
-    """Until Ctrl-C or SIGTERM. Raises ConfigError before anything starts, CliError when it does not come up."""
+def run(options: StackOptions, *, verbose: bool, quiet: bool, ready_seconds: float) -> None:
+    """Until Ctrl-C or SIGTERM. Raises ConfigError before anything starts, CliError when a service refuses to start.
+
+    ``verbose``: all logs; ``quiet``: not even progress, nor processes that ended.
+    """
+    write = log_writer()
+
+    def supervisor_only(name: str, line: str) -> None:
+        if line.startswith("[supervisor] "):
+            write(name, line)
+
+    progress = _silent if quiet or verbose else _progress
     try:
-        stack = Stack(options, sink=None if quiet else log_writer())
-        asyncio.run(_foreground(stack, ready_seconds))
+        stack = Stack(options, sink=write if verbose else None if quiet else supervisor_only)
+        asyncio.run(_foreground(stack, ready_seconds, progress))
     except StackError as error:
         raise CliError(str(error)) from None
     except OSError as error:
@@ -59,7 +70,12 @@ def banner(stack: Stack, seats: list[dict[str, Any]], seconds: float) -> str:
     if model or seats:
         lines += ["", f"  Try a {'parked ' if model else ''}model:", "", *_curl(stack.url, model or seats[0]["model"])]
     url = "" if stack.announced else f" --url {stack.url}"
-    lines += ["", f"  Look:  {_kyb()} status{url} · {_kyb()} events -f{url}", "  Stop:  Ctrl-C", ""]
+    lines += [
+        "",
+        "  Look:  " + " · ".join(f"{_kyb()} {verb}{url}" for verb in ("status", "top", "events -f", "doctor")),
+        "  Stop:  Ctrl-C",
+        "",
+    ]
     if url:
         lines.insert(-1, "  (another stack runs here; commands without --url go to it)")
     return "\n".join(lines)
@@ -78,9 +94,17 @@ def _curl(url: str, model: str) -> list[str]:
     ]
 
 
-async def _foreground(stack: Stack, ready_seconds: float) -> None:
+def _silent(_: str) -> None:
+    """Show no progress."""
+
+
+def _progress(text: str) -> None:
+    sys.stderr.write(f"kyb: {text}\n")
+
+
+async def _foreground(stack: Stack, ready_seconds: float, progress: Callable[[str], None]) -> None:
     """Cancellation is the stop signal: the first ends in order, the second at once."""
-    task = asyncio.create_task(_live(stack, ready_seconds))
+    task = asyncio.create_task(_live(stack, ready_seconds, progress))
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(signum, task.cancel)
@@ -89,10 +113,15 @@ async def _foreground(stack: Stack, ready_seconds: float) -> None:
         await task
 
 
-async def _live(stack: Stack, ready_seconds: float) -> None:
+async def _live(stack: Stack, ready_seconds: float, progress: Callable[[str], None]) -> None:
     for warning in stack.plan.topology.warnings:
         sys.stderr.write(f"kyb: warning: {warning}\n")
+    progress(f"starting {len(stack.plan.pods)} models on {len(stack.plan.topology.groups)} groups of fake GPUs")
     async with stack:
-        seats = await stack.ready(ready_seconds)
+        try:
+            seats = await stack.ready(ready_seconds, progress)
+        except NotReadyError as error:  # one failing engine is no reason to end the others
+            sys.stderr.write(f"kyb: warning: {error}\nkyb: the stack stays up; see: {_kyb()} doctor\n")
+            seats = error.seats
         print(banner(stack, seats, time.monotonic() - stack.began), flush=True)
         raise await stack.failed()

@@ -24,7 +24,10 @@ from kybernate.messages.commands import (
 from kybernate.messages.events import (
     EVENT_OF_STATE,
     AuditRecord,
+    DecidedBy,
+    DecisionKind,
     GpuHealthChanged,
+    GroupDecided,
     OrderChanged,
     SeatActivated,
     SeatAllocated,
@@ -34,6 +37,7 @@ from kybernate.messages.events import (
     SeatExited,
     SeatFreed,
     SeatLeased,
+    SeatLoad,
     SeatLost,
     SeatMoved,
     SeatParked,
@@ -58,6 +62,7 @@ from kybernate.messages.jobs import (
     SeatTarget,
     SwitchJob,
 )
+from kybernate.messages.requests import RequestEnded
 from kybernate.messages.signals import DrainAck, NodeTrafficSignal, Presence, TrafficSignal
 
 __all__ = [
@@ -67,9 +72,12 @@ __all__ = [
     "AuditRecord",
     "Command",
     "CommandReply",
+    "DecidedBy",
+    "DecisionKind",
     "DrainAck",
     "DrainNode",
     "GpuHealthChanged",
+    "GroupDecided",
     "Job",
     "JobProgress",
     "JobReply",
@@ -88,6 +96,7 @@ __all__ = [
     "Presence",
     "Purpose",
     "ReleaseJob",
+    "RequestEnded",
     "ResumeNode",
     "RetargetJob",
     "SeatActivated",
@@ -99,6 +108,7 @@ __all__ = [
     "SeatExited",
     "SeatFreed",
     "SeatLeased",
+    "SeatLoad",
     "SeatLost",
     "SeatMoved",
     "SeatParked",

@@ -1,8 +1,8 @@
 """Events: past tense, for all subscribers."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from kybernate.envelope import Message
 from kybernate.messages.commands import OrderStatus
@@ -151,6 +151,54 @@ EVENT_OF_STATE: dict[SeatState, type[SeatEvent]] = {
     SeatState.RELEASING: SeatReleased,
 }
 """The event of entering a state."""
+
+
+DecisionKind = Literal["switch", "park", "start", "claim", "stay", "block"]
+"""``switch``: a seat gets the group, in the place of a victim if there is one. ``park``: the victim leaves without an
+incoming seat. ``start``: the start gate opens. ``claim``: GPUs that seats of other groups hold are being cleared for a
+seat of this group. ``stay``: requests wait, and nothing changes. ``block``: a foreign process uses the group's GPUs, or
+does not any more."""
+DecidedBy = Literal["policy", "operator", "claim"]
+"""``claim``: the seat leaves because a seat of another group needs its GPUs."""
+
+
+class SeatLoad(BaseModel):
+    """One seat as a decision saw it. Durations in model seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    seat: str
+    model: str = ""
+    state: SeatState
+    waiting: int = 0
+    in_flight: int = 0
+    oldest_wait_seconds: float = 0.0
+    active_seconds: float | None = None
+    """How long it has been active; None: it is not."""
+    slo_seconds: float = 0.0
+
+
+class GroupDecided(Message):
+    """The node's manager decided which seat runs on a group, or let requests wait, for this reason."""
+
+    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{group}.decided"
+
+    node: str
+    group: str
+    decision: DecisionKind
+    by: DecidedBy = "policy"
+    op: str = ""
+    """The switch that begins, or whose incoming seat changes; its seat events have the same."""
+    victim: str = ""
+    """The seat that leaves."""
+    victim_model: str = ""
+    incoming: str = ""
+    """The seat that gets the group, or for which it is cleared."""
+    model: str = ""
+    """Of the incoming seat; without one, of the victim."""
+    reason: str = ""
+    loads: tuple[SeatLoad, ...] = ()
+    """What was seen: the seats concerned, then those with the most waiting requests; at most eight."""
 
 
 class GpuHealthChanged(Message):

@@ -33,6 +33,7 @@ from services.gpu_manager.http import routes
 from services.gpu_manager.ledger import LedgerFile
 from services.gpu_manager.live_policy import LearnedFile, open_policy
 from services.gpu_manager.manager import Manager
+from services.gpu_manager.metrics import ManagerMetrics
 from services.gpu_manager.pod_events import PodEvents
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods, wishes_matter
 from services.gpu_manager.publish import GateFiles
@@ -102,8 +103,9 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> 
         )
         health.conditions["ledger"] = manager.stalled
         health.conditions["recovered"] = lambda: None if board.node.recovered else "still reading its seats"
+        ManagerMetrics(health.registry, manager, policy)
         app = web.Application()
-        app.add_routes([*health.routes(), *routes(manager, policy, health.registry)])
+        app.add_routes([*health.routes(), *routes(manager, policy)])
         http = await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
         board.node.manager_url = http.url
         learned.read(board.node.learning, manager.now(), board.node.seats)

@@ -15,8 +15,8 @@ from kybernate.messages import JobProgress, Presence, TrafficSignal
 from kybernate.policy import Decision, GroupView, Park, Stay, Switch
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group
+from services.gpu_manager import decisions, view
 from services.gpu_manager import switch as switches
-from services.gpu_manager import view
 from services.gpu_manager.inputs import ForeignProcessesSeen, JobAnswered, Now, RetargetAnswered, StartTicket
 from services.gpu_manager.managed_seat import ManagedSeat
 from services.gpu_manager.state import GpuClaim, NodeState
@@ -57,7 +57,7 @@ def follow_demand(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         usage.wanted_since = None
 
 
-def on_gpu_processes(node: NodeState, seen: ForeignProcessesSeen) -> None:
+def on_gpu_processes(node: NodeState, seen: ForeignProcessesSeen, now: Now) -> None:
     """A group with a foreign process on one of its GPUs is quarantined until the process is gone. What seats use is
     learned."""
     for seat in node.seats.values():
@@ -67,7 +67,8 @@ def on_gpu_processes(node: NodeState, seen: ForeignProcessesSeen) -> None:
     for group in node.setup.groups:
         why = node.foreign_on(group)
         if bool(why) != bool(before[group.name]):
-            node.decided(group, why or "no foreign process uses its GPUs any more")
+            text = why or "no foreign process uses its GPUs any more"
+            decisions.decided(node, group, "block", text, now)
 
 
 # --- which groups decide ----------------------------------------------------------------------------------------------
@@ -126,7 +127,14 @@ def _concerned(node: NodeState, message: object, *, repeated: bool) -> tuple[Gro
 
 
 def decide(node: NodeState, group: Group, now: Now) -> None:
-    """Decide for a group that is in no switch.
+    """Decide for a group that is in no switch; where requests wait and none begins, report that from time to time."""
+    _decide(node, group, now)
+    if group.name not in node.switches:
+        decisions.stays(node, group, now)
+
+
+def _decide(node: NodeState, group: Group, now: Now) -> None:
+    """Begin a switch of the group, or not.
 
     (1) It pauses after a failed switch. (2) An operator wants a seat off it. (3) A foreign process uses its GPUs, an
     invariant does not hold on them, or they are drained. (4) Its GPUs are being cleared for a seat of another group.
@@ -142,8 +150,7 @@ def decide(node: NodeState, group: Group, now: Now) -> None:
     if leaves is not None and node.bus_up and node.routers.settled(now):
         leaving, state.why = leaves
         node.claims.pop(group.name, None)
-        node.decided(group, state.why)
-        switches.drain(node, leaving, None, state.why, now).ordered = True
+        switches.drain(node, leaving, None, state.why, now, ordered=True)
         return
     if stopped := node.foreign_on(group) or node.broken_on(group) or node.drained_on(group):  # (3)
         state.why = stopped
@@ -193,12 +200,11 @@ def _grant(node: NodeState, group: Group, incoming: ManagedSeat, reason: str, no
         return
     if incoming.state is S.WAITING and incoming.calls(now):
         node.claims.pop(group.name, None)
-        node.decided(group, reason)
+        decisions.decided(node, group, "start", reason, now, incoming=incoming)
         give_ticket(node, incoming, now)
     elif incoming.state is S.PARKED and node.bus_up:
         node.claims.pop(group.name, None)
-        node.decided(group, reason)
-        switches.activate(node, group, incoming, now)
+        switches.activate(node, group, incoming, reason, now)
 
 
 def give_ticket(node: NodeState, seat: ManagedSeat, now: Now) -> None:
@@ -231,10 +237,11 @@ def _evict(
     if incoming is not None and view.room(node, incoming, on=group):  # (2)
         _grant(node, group, incoming, reason, now)
         return
-    node.decided(group, reason)
     fits = incoming is None or view.room(node, incoming, without=victim, on=group)
-    switch = switches.drain(node, victim, incoming if fits else None, reason, now, freeze=freeze)  # (3)
-    switch.room_for = None if fits or incoming is None else incoming.id  # (4)
+    if fits:
+        switches.drain(node, victim, incoming, reason, now, freeze=freeze)  # (3)
+    else:
+        switches.drain(node, victim, None, reason, now, freeze=freeze, room_for=incoming)  # (4)
 
 
 def _park(node: NodeState, victim: ManagedSeat, reason: str, now: Now) -> None:
@@ -270,7 +277,7 @@ def _claim(node: NodeState, group: Group, others: list[ManagedSeat], now: Now) -
     if not isinstance(decision, Switch) or decision.activate in {seat.id for seat in others}:  # (3)
         return False
     node.claims[group.name] = GpuClaim(decision.activate, now.model)  # (4)
-    node.decided(group, decision.reason)
+    decisions.decided(node, group, "claim", decision.reason, now, incoming=node.seats[decision.activate])
     return True
 
 
@@ -292,8 +299,7 @@ def _clear(node: NodeState, group: Group, others: list[ManagedSeat], now: Now) -
             continue
         if _yields(node, group, victim, now):
             reason = f"its GPUs are needed together for {claimant.id} of group {claimant.group.name}"
-            switch = switches.drain(node, victim, None, reason, now)
-            switch.clears_for, switch.cause = claimant.id, claimant.cause or switch.cause
+            switches.drain(node, victim, None, reason, now, clears_for=claimant)
 
 
 def _yields(node: NodeState, group: Group, victim: ManagedSeat, now: Now) -> bool:

@@ -3,7 +3,7 @@
 ``handle`` is the only entry point: nothing else changes the state. It dispatches the message, then lets every concerned
 group advance; decisions are made in the modules below, and imports run one way:
 
-    board → allocations, commands, recovery → operations → arbiter → switch → why → view → state
+    board → allocations, commands, recovery → operations → arbiter → switch → decisions, why → view → state
 
 Invariants, checked after each message that had an effect (a GPU on which one is broken gets no new grants) and by
 property tests:
@@ -82,7 +82,7 @@ class Board:
             case StartCalls(calls=calls):
                 allocations.on_start_calls(node, calls, now)
             case ForeignProcessesSeen():
-                arbiter.on_gpu_processes(node, message)
+                arbiter.on_gpu_processes(node, message, now)
             case FaultyGpusSeen(faults=faults):
                 node.faulty = faults
             case BusChanged(connected=connected):

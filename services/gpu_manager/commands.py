@@ -89,7 +89,7 @@ def _park(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> Com
         text = "not every router has published its presence since a restart or outage"
         return _no("not-ready", text, epoch=seat.epoch, retry=3.0)
     seat.cause = command.cause
-    switch.drain(node, seat, None, f"{command.actor} asked for it", now).ordered = True
+    switch.drain(node, seat, None, f"{command.actor} asked for it", now, ordered=True)
     return _yes(seat)
 
 

@@ -1,13 +1,9 @@
-"""What the manager answers over HTTP: its seats (for routers that lost NATS), why each group is as it is, its
-metrics."""
+"""What the manager answers over HTTP: its seats (for routers that lost NATS), why each group is as it
+is."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from kybernate.seat import SeatState
 from kybernate.topology import Group
@@ -19,9 +15,8 @@ from services.gpu_manager.manager import Manager
 from services.gpu_manager.state import NodeState
 
 
-def routes(manager: Manager, policy: GuardedPolicy, registry: CollectorRegistry) -> list[web.RouteDef]:
-    """The routes under ``/v1`` and, into the registry, the metrics of the board and the policy."""
-    registry.register(_NodeMetrics(manager.node, policy))
+def routes(manager: Manager, policy: GuardedPolicy) -> list[web.RouteDef]:
+    """The routes under ``/v1``."""
 
     async def seats(_: web.Request) -> web.Response:
         if not manager.node.recovered:
@@ -137,55 +132,3 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         "park_seconds": round(seen.park_seconds, 3),
         "activate_seconds": round(seen.activate_seconds, 3),
     }
-
-
-# --- metrics ----------------------------------------------------------------------------------------------------------
-
-
-class _NodeMetrics(Collector):
-    """The seats and the policy's failures. Read at scrape time, so there is no copy."""
-
-    def __init__(self, node: NodeState, policy: GuardedPolicy) -> None:
-        self._node, self._policy = node, policy
-
-    def collect(self) -> Iterable[Metric]:
-        yield from self._of_board(self._node)
-        yield from self._of_policy(self._node.name)
-
-    def _of_board(self, node: NodeState) -> Iterable[Metric]:
-        state = GaugeMetricFamily(
-            "kybernate_seat_state", "1 for the state a seat is in", labels=["node", "group", "seat", "model", "state"]
-        )
-        for seat in node.seats.values():
-            state.add_metric([node.name, seat.group.name, seat.id, seat.model, str(seat.state)], 1)
-        yield state
-        yield GaugeMetricFamily("kybernate_lease_epoch", "Highest epoch given out on this node", value=node.epoch)
-        switching = GaugeMetricFamily("kybernate_group_switching", "1 while a group switches", labels=["node", "group"])
-        for name in node.groups:
-            switching.add_metric([node.name, name], float(name in node.switches))
-        yield switching
-        drained = GaugeMetricFamily(
-            "kybernate_group_drained", "1 while a drain keeps seats off the group", labels=["node", "group"]
-        )
-        for group in node.setup.groups:
-            drained.add_metric([node.name, group.name], float(node.drain_on(group) is not None))
-        yield drained
-        broken = CounterMetricFamily(
-            "kybernate_invariant_violations", "Broken invariants; nothing is granted on their GPUs", labels=["node"]
-        )
-        broken.add_metric([node.name], node.violations)
-        yield broken
-        refused = CounterMetricFamily(
-            "kybernate_inputs_refused", "Inputs that contradict the state and changed nothing", labels=["node"]
-        )
-        refused.add_metric([node.name], node.refused)
-        yield refused
-
-    def _of_policy(self, node: str) -> Iterable[Metric]:
-        failed = CounterMetricFamily(
-            "kybernate_policy_errors",
-            "Policy evaluations that raised and were replaced by the fallback",
-            labels=["node"],
-        )
-        failed.add_metric([node], self._policy.errors)
-        yield failed

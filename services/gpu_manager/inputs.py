@@ -245,14 +245,6 @@ class StartTicket:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupDecided:
-    """One decision about a group and its reason, for the log."""
-
-    group: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class InvariantBroken:
     """An invariant does not hold on a GPU: nothing is granted there until it holds again. For the log."""
 

@@ -6,8 +6,9 @@ All other tasks here only put messages into the inbox (bus, pods, start gate, en
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,7 @@ from kybernate.messages import (
     Command,
     CommandReply,
     DrainAck,
+    GroupDecided,
     JobProgress,
     KillJob,
     NodeTrafficSignal,
@@ -48,7 +50,6 @@ from services.gpu_manager.inputs import (
     BusChanged,
     FaultyGpusSeen,
     ForeignProcessesSeen,
-    GroupDecided,
     InputRefused,
     InvariantBroken,
     ModelTime,
@@ -117,6 +118,10 @@ class Manager:
     roster: RosterWriter = field(init=False)
     jobs: CheckpointerClient = field(init=False)
     _writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="ledger"))
+    observe: Callable[[Effect], None] = lambda _: None
+    """Called with every effect that was carried out."""
+    observe_write: Callable[[float], None] = lambda _: None
+    """Called with the wall seconds of every write of the ledger."""
     problems: set[str] = field(default_factory=set)
     """Logged problems of pods' annotations."""
 
@@ -185,10 +190,11 @@ class Manager:
             await asyncio.sleep(0)  # messages leave before they are logged
         for effect in others:
             _log(effect)
+            self.observe(effect)
 
     async def _record(self, *, durable: bool) -> None:
         """Write the ledger in a thread: a disk that hangs stops the board, and not presence, health and the buses."""
-        self.recording_since = self.now().wall
+        began = self.recording_since = self.now().wall
         entry = recovery.ledger(self.node, self.boot_id)
         writing = self._writer.submit(lambda: self.ledger.write(entry, durable=durable))
         try:
@@ -198,6 +204,7 @@ class Manager:
             await _until_done(asyncio.wrap_future(writing))
             self.recorded.set()
             await asyncio.sleep(0)  # publishers that waited run before the board decides again
+        self.observe_write(self.now().wall - began)
         self.recording_since = None
 
     async def until_recorded(self) -> None:
@@ -228,6 +235,9 @@ class Manager:
                     await self.bus.publish(effect)
                 except BusDownError:
                     log.warning("event.publish_failed", op=effect.op, phase=effect.order.phase)
+            case GroupDecided():
+                with contextlib.suppress(BusDownError):  # the log has it
+                    await self.bus.publish(effect)
             case StartTicket():
                 self.gate.write_ticket(effect)
                 self.look_now.set()
@@ -412,7 +422,9 @@ async def _until_done(writing: asyncio.Future[None]) -> None:
 
 def _log(effect: Effect) -> None:
     if isinstance(effect, GroupDecided):
-        log.info("group.decided", group=effect.group, why=effect.text)
+        facts = {"op": effect.op, "victim": effect.victim, "incoming": effect.incoming, "cause": effect.cause}
+        what = {name: value for name, value in facts.items() if value}
+        log.info("group.decided", group=effect.group, decision=effect.decision, why=effect.reason, **what)
     elif isinstance(effect, OrderChanged):
         seen = effect.order
         facts = {"op": seen.op, "verb": seen.verb, "target": seen.target, "actor": seen.actor}

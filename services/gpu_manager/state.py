@@ -13,6 +13,7 @@ from kybernate.messages import (
     EVENT_OF_STATE,
     AskJobs,
     CommandReply,
+    GroupDecided,
     KillJob,
     OrderChanged,
     ReleaseJob,
@@ -28,7 +29,6 @@ from services.gpu_manager.demand import DemandLevels, Learning, Routers
 from services.gpu_manager.group_switch import GroupSwitch
 from services.gpu_manager.inputs import (
     ForeignProcess,
-    GroupDecided,
     InputRefused,
     InvariantBroken,
     ModelTime,
@@ -95,6 +95,8 @@ class GroupState:
     """The reason of the last decision."""
     settles: bool = False
     """That decision only waits until a holder has been active for long enough."""
+    stay_due: WallTime = WallTime(0.0)
+    """Earliest time of the next event about requests that wait while nothing changes."""
 
 
 @dataclass(frozen=True)
@@ -296,6 +298,11 @@ class NodeState:
         self.epoch = max(self.epoch, int(float(now.unix) * 1000)) + 1
         return self.epoch
 
+    def next_seq(self, now: Now) -> int:
+        """The number of the next event: above all before, also over a restart."""
+        self.seq = max(self.seq + 1, int(float(now.unix) * 1_000_000))
+        return self.seq
+
     def transition(
         self,
         seat: ManagedSeat,
@@ -338,18 +345,17 @@ class NodeState:
         last_call_at: float | None = None,
     ) -> None:
         """Publish an event about a seat as it is now."""
-        self.seq = max(self.seq + 1, int(float(now.unix) * 1_000_000))
-        pod = seat.pod
+        pod, seq = seat.pod, self.next_seq(now)
         self.effects.append(
             kind(
-                id=f"{self.name}:{seat.epoch}:{kind.__name__}:{self.seq}",
+                id=f"{self.name}:{seat.epoch}:{kind.__name__}:{seq}",
                 cause=cause or seat.default_cause,
                 node=self.name,
                 seat=seat.id,
                 state=seat.state,
                 previous=previous,
                 epoch=seat.epoch,
-                seq=self.seq,
+                seq=seq,
                 op=seat.op,
                 model=seat.model,
                 group=seat.group.name,
@@ -368,10 +374,6 @@ class NodeState:
         """Count and log an input that contradicts the state. The caller changes nothing."""
         self.refused += 1
         self.effects.append(InputRefused(text))
-
-    def decided(self, group: Group, reason: str) -> None:
-        """Log a decision and its reason."""
-        self.effects.append(GroupDecided(group.name, reason))
 
     def record(self, seat: ManagedSeat, now: Now) -> SeatRecord:
         """The seat's row of the roster, as of now."""

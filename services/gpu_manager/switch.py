@@ -15,7 +15,7 @@ from kybernate.policy import Switch
 from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.seat import COMING, SeatState, Trigger
 from kybernate.topology import Group
-from services.gpu_manager import view
+from services.gpu_manager import decisions, view
 from services.gpu_manager.group_switch import Drain, GroupSwitch, SwitchPhase, SwitchTimes, SwitchTrigger
 from services.gpu_manager.inputs import EngineSeen, JobAnswered, Now, RetargetAnswered
 from services.gpu_manager.ledger import Freeze
@@ -50,20 +50,35 @@ NOT_RESTORED = {S.ACTIVATING: T.NOT_RESTORED, S.MIGRATING: T.MOVED_PARKED}
 
 
 def drain(
-    node: NodeState, victim: ManagedSeat, incoming: ManagedSeat | None, reason: str, now: Now, *, freeze: bool = False
-) -> GroupSwitch:
-    """Begin the switch that takes ``victim`` off its GPUs. ``freeze``: with its requests in flight."""
+    node: NodeState,
+    victim: ManagedSeat,
+    incoming: ManagedSeat | None,
+    reason: str,
+    now: Now,
+    *,
+    freeze: bool = False,
+    ordered: bool = False,
+    clears_for: ManagedSeat | None = None,
+    room_for: ManagedSeat | None = None,
+) -> None:
+    """Begin the switch that takes ``victim`` off its GPUs. ``freeze``: with its requests in flight. The others: see
+    GroupSwitch."""
     switch = _begin(node, victim.group, victim, incoming, now)
-    switch.drain.freeze = freeze
+    switch.drain.freeze, switch.ordered = freeze, ordered
+    switch.room_for = room_for.id if room_for is not None else None
+    if clears_for is not None:
+        switch.clears_for, switch.cause = clears_for.id, clears_for.cause or switch.cause
+    decisions.of_switch(node, switch, reason, now)
     switch.times.leaves = None if view.demand(node, victim).in_flight else now.wall
     node.routers.forget(victim.id)
     node.transition(victim, T.EVICT, now, epoch=switch.epoch, switch=switch, reason=reason)
-    return switch
 
 
-def activate(node: NodeState, group: Group, incoming: ManagedSeat, now: Now) -> None:
+def activate(node: NodeState, group: Group, incoming: ManagedSeat, reason: str, now: Now) -> None:
     """Begin the switch that brings a parked seat to a free slot."""
-    _lease(node, _begin(node, group, None, incoming, now), incoming, now)
+    switch = _begin(node, group, None, incoming, now)
+    decisions.of_switch(node, switch, reason, now)
+    _lease(node, switch, incoming, now)
 
 
 def _begin(
@@ -294,6 +309,7 @@ def _journaled(switch: GroupSwitch, now: Now, jobs: Sequence[JobStatus]) -> None
 def _rename(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     switch.epoch = node.next_epoch(now)
     switch.op = f"{switch.group}-{switch.epoch}"
+    decisions.of_switch(node, switch, node.groups[switch.group].why, now)
 
 
 def _refused(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> None:
@@ -522,7 +538,7 @@ def _bind(node: NodeState, switch: GroupSwitch, now: Now) -> None:
         return  # the job is sent again, to a checkpointer that lost its journal half way
     seat = _choice(node, switch, now)
     if seat is not None:
-        _set_incoming(switch, seat)
+        _set_incoming(node, switch, seat, now)
     elif switch.incoming and not view.wanted(node, node.seats[switch.incoming], now):
         switch.incoming = None
 
@@ -532,7 +548,7 @@ def _bind_another(node: NodeState, switch: GroupSwitch, now: Now) -> bool:
     seat = _choice(node, switch, now) if _may_bind(switch) else None
     if seat is None or seat.id == switch.incoming or not view.wanted(node, seat, now):
         return False
-    _set_incoming(switch, seat)
+    _set_incoming(node, switch, seat, now)
     return True
 
 
@@ -601,7 +617,7 @@ def _follow(node: NodeState, switch: GroupSwitch, status: JobStatus, now: Now) -
 def _replace_incoming(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, now: Now) -> None:
     if seat.id != switch.incoming:
         _give_back(node, switch, f"{seat.id} is activated instead", now)
-    _set_incoming(switch, seat)
+    _set_incoming(node, switch, seat, now)
 
 
 def _give_back(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> None:
@@ -634,9 +650,10 @@ def _may_bind(switch: GroupSwitch) -> bool:
     return switch.clears_for is None and switch.victim is not None
 
 
-def _set_incoming(switch: GroupSwitch, seat: ManagedSeat) -> None:
+def _set_incoming(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, now: Now) -> None:
     if seat.id != switch.incoming:
         switch.incoming, switch.cause = seat.id, seat.cause or switch.cause
+        decisions.of_switch(node, switch, node.groups[switch.group].why, now)
 
 
 def _names(reply: JobReply, op: str, seat: str) -> bool:

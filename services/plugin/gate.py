@@ -34,6 +34,8 @@ class StartGate:
     wait_seconds: float = 25.0
     calls: dict[str, str] = field(default_factory=dict)
     """By seat ID: the current call of a waiting start; a newer call of the same seat replaces it."""
+    on_wait: Callable[[bool, float], None] = lambda *_: None
+    """Called with whether a start was granted, and its wall seconds at the gate."""
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
 
     def prepare(self, seat_ids: Iterable[str]) -> None:
@@ -51,19 +53,21 @@ class StartGate:
         seconds = self.wait_seconds if limit_seconds is None else min(self.wait_seconds, limit_seconds)
         paths = (self.seats_dir / seat_id / name for name in ("call.json", "ticket.json", "status.json"))
         call = _StartCall(seat_id, uuid.uuid4().hex, *paths)
-        deadline = time.monotonic() + seconds
+        began, granted = time.monotonic(), False
+        deadline = began + seconds
         self.calls[seat_id] = call.id
         try:
             await self._exclusively(call, _announce, seconds)
             while time.monotonic() < deadline and self._present(call):
-                if await self._taken(call):
+                if granted := await self._taken(call):
                     return
                 await asyncio.sleep(POLL_SECONDS)
             if self._present(call):
                 call.announcement.unlink(missing_ok=True)
-                if await self._taken(call):  # written before the announcement was removed
+                if granted := await self._taken(call):  # written before the announcement was removed
                     return
         finally:
+            self.on_wait(granted, time.monotonic() - began)
             # Also when kubelet cancelled the call. The announcement of a newer call of this seat stays.
             if self._present(call):
                 del self.calls[seat_id]

@@ -6,6 +6,7 @@ Each source of changes is watched by a separate job; the answers to kubelet come
 import asyncio
 import contextlib
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -27,6 +28,7 @@ from services.plugin.coexistence import Neighbours
 from services.plugin.faults import Probation
 from services.plugin.gate import StartGate
 from services.plugin.gpu_watch import GpuReading, GpuWatch
+from services.plugin.metrics import PluginMetrics
 from services.plugin.publish import InventoryWriter, Outbox, be_present
 from services.plugin.registration import Registration, Registrations
 from services.plugin.servicer import NodeSeats
@@ -51,6 +53,7 @@ class NodePlugin:
     health: Health
     neighbours: Neighbours
     node: NodeSeats = field(init=False)
+    metrics: PluginMetrics = field(init=False)
     outbox: Outbox = field(init=False)
     registrations: Registrations = field(init=False)
     gpu_watch: GpuWatch = field(init=False)
@@ -114,6 +117,8 @@ class NodePlugin:
         probation = Probation(frozenset(), ignored_xids=health.ignored_xids, recovery_reads=health.recovery_reads)
         known.seats = {seat: one for seat, one in known.seats.items() if seat in offer.seats}
         self.node = NodeSeats(offer, gate, probation, self._on_allocated, known)
+        self.metrics = PluginMetrics(self.health.registry, self._seats_by_resource)
+        gate.on_wait = self.metrics.waited
         await asyncio.to_thread(gate.prepare, offer.seats)
         strategy = self.config.device_list_strategy
         offer = await offers.write_cdi_spec(settings, offer, strategy, any_allocated=bool(known.seats))
@@ -250,7 +255,11 @@ class NodePlugin:
 
     # --- allocated seats ----------------------------------------------------------------------------------------
 
+    def _seats_by_resource(self) -> Counter[str]:
+        return Counter(seat.resource for seat in self.node.offer.seats.values())
+
     def _on_allocated(self, seat_id: str) -> None:
+        self.metrics.allocations.inc()
         group, cause = self.node.offer.seats[seat_id].group_name, uuid.uuid4().hex
         waiting = SeatState.WAITING
         self.outbox.put(SeatAllocated(cause=cause, node=self.settings.node, seat=seat_id, state=waiting, group=group))

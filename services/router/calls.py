@@ -25,8 +25,11 @@ from services.router.dispatch import CallTicket, Dispatcher, SeatCutError
 from services.router.intake import Intake
 from services.router.metrics import Metrics
 from services.router.proxy import CallTimes, ConnectionPools, EngineClock, UpstreamRefusedError, forward
+from services.router.request_log import CallRecord, RequestLog
 from services.router.settings import RouterSettings
 
+WAITED_IN_VAIN = ("hold_timeout", "queue_full", "activation_refused", "seat_quarantined")
+"""Codes of errors that end the wait of a request."""
 MOST_BREAKS = 3
 """A call that engines accepted and then dropped this often is not forwarded again: the call itself may crash them."""
 
@@ -41,13 +44,14 @@ class Calls:
     pools: ConnectionPools
     metrics: Metrics
     intake: Intake
+    log: RequestLog
     paths: frozenset[str]
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Hold if the model is parked, then stream the engine's response byte for byte."""
-        arrived_at = time.time()
         cause = cause_of(request)
-        model, code = "", "499"
+        call = CallRecord(time.time(), cause)
+        code = "499"
         response = CallerResponse(request)
         try:
             self._check_path(request)
@@ -55,18 +59,18 @@ class Calls:
             with self.intake.body(request, self.settings.body_bytes) as received:
                 body = await received.read()
                 fields = await received.fields(body)
-                model = model_of(fields.model)
-                ticket = self.dispatcher.arrive(model, cause, hold_seconds=patience, priority=priority)
+                call.model = model_of(fields.model)
+                ticket = self.dispatcher.arrive(call.model, cause, hold_seconds=patience, priority=priority)
                 answered = False
                 try:
-                    reply = await self._serve(request, body, ticket, response, arrived_at, fields.stream is True)
+                    reply = await self._serve(request, body, ticket, response, call, fields.stream is True)
                     answered = 200 <= reply.status < 300  # an error tells nothing about the engine's capacity
                 finally:
                     self.dispatcher.end(ticket, answered=answered)
             code = str(reply.status)
             return reply
         except RouterError as error:
-            code = str(error.status)
+            code, call.reason = str(error.status), error.code
             if error.code == "queue_full":
                 self.intake.rejected("queue")
             return await self._fail(response, error, cause)
@@ -76,9 +80,13 @@ class Calls:
             code = "500"
             raise
         finally:
-            label = model if self.dispatcher.traffic.serves(model) else "unknown"
-            self.metrics.requests.labels(label, code).inc()
-            get_logger().debug("request.answered", model=model, code=code, cause=cause)
+            known = self.dispatcher.traffic.serves(call.model)
+            self.metrics.requests.labels(call.model if known else "unknown", code).inc()
+            if known:
+                self.log.note(call, int(code))
+                if call.reason in WAITED_IN_VAIN:
+                    self.metrics.slo.labels(call.model, "", "missed").inc()
+            get_logger().debug("request.answered", model=call.model, code=code, cause=cause)
 
     async def _fail(self, response: CallerResponse, error: RouterError, cause: str) -> web.StreamResponse:
         """Report an error. The call has ended already, so a slow caller keeps no seat from being parked."""
@@ -95,7 +103,7 @@ class Calls:
         body: bytes,
         ticket: CallTicket,
         response: CallerResponse,
-        arrived_at: float,
+        call: CallRecord,
         stream: bool,
     ) -> web.StreamResponse:
         retried, breaks = False, 0
@@ -104,7 +112,8 @@ class Calls:
             to = await self._outcome(ticket, response, stream)
             if isinstance(to, Reject):
                 raise silent or RouterError.of(to)
-            headers, times = partial(self._headers, ticket, to, arrived_at), CallTimes()
+            call.to = to
+            headers, times = partial(self._headers, ticket, to, call.arrived_at), CallTimes()
             clock = EngineClock(ticket, self.settings.first_byte_seconds, self.settings.silence_seconds)
             clock.frozen = partial(self.dispatcher.traffic.frozen, to.key)
             try:
@@ -132,11 +141,21 @@ class Calls:
                     raise _breaks(to, error) from error
                 self.dispatcher.feed(CallReturned(ticket.request, suspect=not again))
             else:
-                if to.held_seconds > 0:
-                    self.metrics.hold_seconds.observe(to.held_seconds)
-                if times.first_byte_at is not None:
-                    self.metrics.first_byte_seconds.observe(times.first_byte_at - arrived_at)
+                call.first_byte_at = times.first_byte_at
+                self._count_waits(call, to)
                 return reply
+
+    def _count_waits(self, call: CallRecord, to: Forward) -> None:
+        """Count a call that was served: its wait, the time to its first byte, and whether it waited too long."""
+        known = self.dispatcher.traffic.table.upstreams.get(to.key)
+        labels = (call.model, known.record.tier if known is not None else "")
+        if to.held_seconds > 0:
+            self.metrics.hold_seconds.labels(*labels).observe(to.held_seconds)
+        if call.first_byte_at is not None:
+            self.metrics.first_byte_seconds.labels(*labels).observe(call.first_byte_at - call.arrived_at)
+        slo = known.record.slo_seconds if known is not None else 0.0
+        missed = 0 < slo < self.clock.to_model(to.held_seconds)
+        self.metrics.slo.labels(*labels, "missed" if missed else "met").inc()
 
     def _check_path(self, request: web.Request) -> None:
         """Raise RouterError 404 for a path that is no inference call: engines have others that are not for callers."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 _SWITCH = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 120)
@@ -21,9 +21,10 @@ class Metrics(Collector):
         connected: Callable[[], bool] = lambda: True,
         body_bytes: Callable[[], int] = lambda: 0,
         connections: Callable[[], int] = lambda: 0,
+        records_dropped: Callable[[], int] = lambda: 0,
     ) -> None:
         self._held, self._in_flight, self._connected = held, in_flight, connected
-        self._body_bytes, self._connections = body_bytes, connections
+        self._body_bytes, self._connections, self._records_dropped = body_bytes, connections, records_dropped
         registry.register(self)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -38,11 +39,16 @@ class Metrics(Collector):
         self.cuts = counter("kybernate_router_cuts", "Calls cut because their seat lost its VRAM", "code")
         text = "Requests and connections that were rejected to protect the router and its engines"
         self.rejections = counter("kybernate_router_rejections", text, "reason")
-        self.switches = counter("kybernate_router_switches_seen", "Activations that this router received as events")
+        text = "Requests by whether they were forwarded within their SLO; one that failed while it waited missed it"
+        self.slo = counter("kybernate_router_slo_requests", text, "model", "tier", "outcome")
         self.disconnects = counter("kybernate_nats_disconnects", "Losses of the bus")
-        self.hold_seconds = histogram("kybernate_router_hold_seconds", "Wait of requests that were held", _SWITCH)
+        self.hold_seconds = histogram(
+            "kybernate_router_hold_seconds", "Wait of requests that were held", _SWITCH, "model", "tier"
+        )
         text = "From arrival until the first byte of the engine's response"
-        self.first_byte_seconds = histogram("kybernate_router_time_to_first_byte_seconds", text, _SWITCH)
+        self.first_byte_seconds = histogram(
+            "kybernate_router_time_to_first_byte_seconds", text, _SWITCH, "model", "tier"
+        )
         text = "Part of a hold that is Kybernate's own: arrival to accepted, decision to journal, restored to sent"
         self.control_seconds = histogram("kybernate_router_control_overhead_seconds", text, _CONTROL)
         text = "The three parts of the control overhead: accept, journal, send"
@@ -64,5 +70,8 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "kybernate_router_connections", "Open connections of callers", value=self._connections()
         )
+        text = "Records of requests that were not published: too many, or the bus was away"
+        dropped = CounterMetricFamily("kybernate_router_request_records_dropped", text, value=self._records_dropped())
+        yield dropped
         text = "1 while connected to NATS"
         yield GaugeMetricFamily("kybernate_router_nats_connected", text, value=float(self._connected()))

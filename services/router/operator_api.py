@@ -23,6 +23,7 @@ from kybernate.messages import (
     CommandReply,
     DrainNode,
     GpuHealthChanged,
+    GroupDecided,
     MigrateSeat,
     OrderChanged,
     OrderCommand,
@@ -68,7 +69,7 @@ BACKLOG = 1024
 """Events that may wait for one reader; a slower reader is disconnected and can resume with its Last-Event-ID."""
 KEEP_ALIVE_SECONDS = 15.0
 
-Event = SeatEvent | GpuHealthChanged | OrderChanged
+Event = SeatEvent | GpuHealthChanged | OrderChanged | GroupDecided
 
 
 class OperatorApi:

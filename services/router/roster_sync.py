@@ -16,7 +16,15 @@ from pydantic import ValidationError
 
 from kybernate.bus.port import Bus, BusError, Entry
 from kybernate.logs import OnceLogger, get_logger
-from kybernate.messages import GpuHealthChanged, NodeTrafficSignal, OrderChanged, Presence, SeatEvent, TrafficSignal
+from kybernate.messages import (
+    GpuHealthChanged,
+    GroupDecided,
+    NodeTrafficSignal,
+    OrderChanged,
+    Presence,
+    SeatEvent,
+    TrafficSignal,
+)
 from kybernate.presence import PRESENCE_SECONDS
 from kybernate.roster import BUCKET, INVENTORY_BUCKET, GpuRecord, SeatRecord
 from services.router.core.step import BusLost, PresenceConfirmed, RosterRead, SeatMissing
@@ -70,7 +78,7 @@ class RosterSync:
         self._wanted.set()
         self._listening = asyncio.Event()
         self._revisions: dict[str, int] = {}
-        self.on_event: Callable[[SeatEvent | GpuHealthChanged | OrderChanged], None] = lambda _: None
+        self.on_event: Callable[[SeatEvent | GpuHealthChanged | OrderChanged | GroupDecided], None] = lambda _: None
         self.on_signal: Callable[[TrafficSignal], None] = lambda _: None
         self.on_loss: Callable[[], None] = lambda: None
         bus.on_change(self._connection_changed)
@@ -110,15 +118,14 @@ class RosterSync:
 
     async def listen(self) -> None:
         """Take events, which arrive before the roster's rows, and the traffic levels of all sources."""
-        signals = TrafficSignal.pattern(), NodeTrafficSignal.pattern()
-        events = SeatEvent.pattern(), GpuHealthChanged.pattern(), OrderChanged.pattern()
-        async with self._bus.subscribe(*events, *signals) as messages:
+        kinds = SeatEvent, GpuHealthChanged, OrderChanged, GroupDecided, TrafficSignal, NodeTrafficSignal
+        async with self._bus.subscribe(*(kind.pattern() for kind in kinds)) as messages:
             self._listening.set()
             async for message in messages:
                 if isinstance(message, SeatEvent):
                     self._dispatcher.feed(message)
                     self.on_event(message)
-                elif isinstance(message, GpuHealthChanged | OrderChanged):
+                elif isinstance(message, GpuHealthChanged | OrderChanged | GroupDecided):
                     self.on_event(message)
                 elif isinstance(message, TrafficSignal):
                     self.on_signal(message)

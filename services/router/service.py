@@ -15,8 +15,7 @@ from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.logs import get_logger
-from kybernate.messages import Presence, SeatActivated
-from kybernate.seat import COMING
+from kybernate.messages import Presence
 from services.router.api import RouterError, engine_paths
 from services.router.auth import open_auth
 from services.router.calls import Calls
@@ -28,12 +27,14 @@ from services.router.core.traffic import Traffic
 from services.router.dispatch import Dispatcher
 from services.router.front import VERSION, ApiServer, ConnectionLimits
 from services.router.gateways import GatewayApi
+from services.router.history import History
 from services.router.intake import Intake, expect_later
 from services.router.level_publisher import LevelPublisher
 from services.router.metrics import Metrics
 from services.router.operator_api import VERBS, Event, EventLog, OperatorApi
 from services.router.page import Page
 from services.router.proxy import ConnectionPools
+from services.router.request_log import RequestLog
 from services.router.roster_sync import GpuInventory, RosterSync
 from services.router.settings import RouterSettings
 
@@ -76,6 +77,7 @@ class RunningRouter:
             connected=lambda: bus.connected,
             body_bytes=lambda: memory.total,
             connections=lambda: self.connections.open,
+            records_dropped=lambda: self.requests.dropped,
         )
         self.sync = RosterSync(bus, self.dispatcher, self._presence)
         self.sync.on_event = self._on_event
@@ -83,7 +85,8 @@ class RunningRouter:
         self.sync.on_loss = self._metrics.disconnects.inc
         intake = Intake(memory, settings.body_seconds, self._rejected)
         paths = engine_paths(settings.api_families, settings.engine_paths)
-        calls = Calls(settings, clock, self.dispatcher, self.pools, self._metrics, intake, paths)
+        self.requests = RequestLog(bus, settings.instance)
+        calls = Calls(settings, clock, self.dispatcher, self.pools, self._metrics, intake, self.requests, paths)
         gateways = GatewayApi(settings, clock, bus, self.dispatcher, intake)
         operator = OperatorApi(bus, traffic, self.loads, self.inventory, http, intake)
         self.page = Page(bus, traffic, self.loads, self.inventory, http, self.guard, clock)
@@ -106,6 +109,7 @@ class RunningRouter:
             "inventory": self.inventory.watch(),
             "page": self.page.run(),
             "loads": self._forget_loads(),
+            "requests": self.requests.run(),
             "keys": self.guard.watch(),
             **({"certificate": self.certificate.watch()} if self.certificate is not None else {}),
         }
@@ -158,7 +162,7 @@ class RunningRouter:
 
     def _application(self, calls: Calls, gateways: GatewayApi, operator: OperatorApi) -> web.Application:
         """Return the application. Health needs no key; metrics are here only without a port of their own."""
-        app, needs = web.Application(middlewares=[_errors]), self.guard.needs
+        app, needs, history = web.Application(middlewares=[_errors]), self.guard.needs, History(self._bus)
         app.on_shutdown.append(self._stop)
         app.on_response_prepare.append(self._finish)
         health = self.health.routes()
@@ -173,6 +177,8 @@ class RunningRouter:
                 web.post("/v1/wake", needs("infer")(gateways.wake), expect_handler=expect_later),
                 web.post("/v1/signals", needs("signals")(gateways.signals), expect_handler=expect_later),
                 web.get("/v1/events", needs("view")(self.events.handle)),
+                web.get("/v1/history", needs("view")(history.handle)),
+                web.get("/v1/requests/{request:.+}", needs("view")(history.request)),
                 web.get("/v1/seats", needs("view")(operator.seats)),
                 web.get("/v1/why", needs("view")(operator.why)),
                 web.post("/v1/seats/{seat:.+}/{verb:" + "|".join(VERBS) + "}", needs("admin")(operator.command)),
@@ -195,8 +201,6 @@ class RunningRouter:
     def _on_event(self, event: Event) -> None:
         self.events.add(event)
         self.page.add(event)
-        if isinstance(event, SeatActivated) and event.previous in COMING:
-            self._metrics.switches.inc()
 
     async def _finish(self, _: web.Request, response: web.StreamResponse) -> None:
         """Tell callers to leave while the router stops, and not which software answers."""

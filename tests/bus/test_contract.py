@@ -12,7 +12,9 @@ from kybernate.envelope import Message
 from kybernate.messages import (
     ActivateSeat,
     CommandReply,
+    GroupDecided,
     ParkSeat,
+    RequestEnded,
     SeatActivated,
     SeatClosed,
     SeatEvent,
@@ -362,6 +364,30 @@ async def test_events_are_replayed_after_an_id(world: World) -> None:
         assert [m async for m in bus.replay(after_id=sent[2].id)] == sent[3:]
         assert [m async for m in bus.replay(after_id=sent[4].id)] == []
         assert [m async for m in bus.replay(after_id="unknown")] == sent
+
+
+async def test_events_are_replayed_since_a_time_and_of_one_kind(world: World) -> None:
+    async with world.client() as bus:
+        await bus.publish(activated(1))
+        await bus.publish(GroupDecided(cause="c", node="n1", group="G0", decision="stay"))
+        await bus.flush()
+        assert [type(m) async for m in bus.replay(since=time.time() - 60)] == [SeatActivated, GroupDecided]
+        assert [type(m) async for m in bus.replay(since=1.0, pattern=GroupDecided.pattern())] == [GroupDecided]
+        assert [m async for m in bus.replay(since=time.time() + 60)] == []
+        assert [m async for m in bus.replay(pattern=SeatParked.pattern())] == []
+
+
+async def test_the_last_record_of_a_request_is_found_by_its_id(world: World) -> None:
+    async with world.client() as bus:
+        name, facts = "caller/7 ä", {"cause": "c", "router": "r", "model": "m", "arrived_at": 1.0, "seconds": 2.0}
+        assert await bus.ended(name) is None
+        for status in (503, 200):
+            await bus.publish(RequestEnded.model_validate({**facts, "request": name, "status": status}))
+        await bus.flush()
+        found = await bus.ended(name)
+        assert found is not None
+        assert (found.request, found.status) == (name, 200)
+        assert await bus.ended("caller/8") is None
 
 
 async def test_losing_the_disk_loses_history_and_no_seats(world: World) -> None:

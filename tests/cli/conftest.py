@@ -11,7 +11,7 @@ from aiohttp import web
 
 from kybernate.cli import main
 from kybernate.health import HttpServer
-from kybernate.messages import SeatActivated, SeatEvent, SeatParked
+from kybernate.messages import GroupDecided, SeatActivated, SeatEvent, SeatLoad, SeatParked
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 from services.router.core.reports import SeatNameError, resolve
@@ -35,7 +35,7 @@ def seat(number: int, model: str, state: SeatState, group: str = "G0", **more: A
 
 SEATS = [
     seat(0, "qwen3-32b", SeatState.ACTIVE, pinned=True),
-    seat(1, "gemma-3-27b", SeatState.PARKED),
+    seat(1, "gemma-3-27b", SeatState.PARKED, pod="demo/gemma", pod_uid="uid-7"),
     seat(2, "phi-4", SeatState.QUARANTINED, "G1", reason="a foreign process holds GPU 1"),
     seat(3, "twin", SeatState.PARKED, "G1"),
     seat(4, "twin", SeatState.WAITING, "G1", vram_bytes=0),
@@ -55,6 +55,25 @@ EVENTS = [
     happened(SeatParked, 0, "qwen3-32b", SeatState.PARKED),
     happened(SeatActivated, 1, "gemma-3-27b", SeatState.ACTIVE),
 ]
+
+
+DECIDED = GroupDecided(
+    cause="req-7", at=1_700_000_002.0, node="laptop", group="G0", decision="switch", op="G0-7", model="gemma-3-27b",
+    victim_model="qwen3-32b", victim="v", incoming="i", reason="0.7 > 0.2",
+    loads=(SeatLoad(seat="i", model="gemma-3-27b", state=SeatState.PARKED, waiting=3, oldest_wait_seconds=8.2),),
+)  # fmt: skip
+STORY = {
+    "request": {"request": "req/7", "model": "gemma-3-27b", "router": "router-0"},
+    "phases": {"hold": 2.5, "drain": 0.4},
+    "steps": [
+        {"step": "arrived", "at": 0.0, "model": "gemma-3-27b"},
+        {"step": "decided", "at": 0.01, "decision": "switch", "model": "gemma-3-27b", "victim_model": "qwen3-32b",
+         "reason": "0.7 > 0.2"},
+        {"step": "parked", "at": 1.2, "model": "qwen3-32b"},
+        {"step": "ended", "at": 3.5, "status": 200, "reason": ""},
+    ],
+    "events": [],
+}  # fmt: skip
 
 
 def seen(name: str, model: str, **more: Any) -> dict[str, Any]:
@@ -113,9 +132,12 @@ class SmallRouter:
             [
                 web.get("/v1/seats", self._seats),
                 web.get("/v1/why", self._why),
+                web.get("/readyz", self._readyz),
                 web.post("/v1/seats/{name:.+}/{verb}", self._command),
                 web.post("/v1/wake", self._wake),
                 web.get("/v1/events", self._events),
+                web.get("/v1/history", self._history),
+                web.get("/v1/requests/{request:.+}", self._request),
             ]
         )
         return app
@@ -127,6 +149,9 @@ class SmallRouter:
     async def _seats(self, _: web.Request) -> web.Response:
         rows = [{**row.model_dump(mode="json"), "waiting": 2 * row.pinned, "in_flight": 0} for row in SEATS]
         return web.json_response({"seats": rows, "models": {}, "nodes": {}})
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "unmet": {}})
 
     async def _why(self, _: web.Request) -> web.Response:
         return web.json_response(WHY)
@@ -147,6 +172,20 @@ class SmallRouter:
         model = (await request.json())["model"]
         self.asked.append(f"wake {model}")
         return web.json_response({"model": model, "state": "parked"}, status=202)
+
+    async def _history(self, request: web.Request) -> web.Response:
+        self.asked.append(f"history {request.query_string}")
+        past = [*EVENTS, DECIDED]
+        events = [{"type": event.kind(), **event.model_dump(mode="json", exclude_none=True)} for event in past]
+        found = [event for event in events if request.query.get("model") in (None, event.get("model"))]
+        if kind := request.query.get("kind"):
+            found = [event for event in found if event.get("decision") == kind]
+        return web.json_response({"events": found, "complete": True})
+
+    async def _request(self, request: web.Request) -> web.Response:
+        if request.match_info["request"] != "req/7":
+            return self._error(404, "no_record", "no record of request 'x'")
+        return web.json_response(STORY)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """One event per connection, as if the router were restarted after each."""

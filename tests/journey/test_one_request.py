@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,6 +12,7 @@ from nats.aio.msg import Msg
 
 from tests.journey.conftest import Up
 from tests.journey.seats import calm, complete, until_seats
+from tests.until import until
 
 BUSY_TOKENS = 2000
 """Four seconds of computing at the speed of this stack."""
@@ -26,6 +29,20 @@ async def busy(up: Up, model: str) -> AsyncIterator[None]:
     )
     yield
     assert (await long)[0] == 200
+
+
+async def kyb(up: Up, *argv: str) -> str:
+    """Standard output of a command on this stack, once it succeeds: the record of a request follows its answer."""
+    printed: list[bytes] = []
+
+    async def succeeds() -> bool:
+        command = [sys.executable, "-c", "from kybernate.cli import main; main()", *argv]
+        process = await asyncio.create_subprocess_exec(*command, env=up.env, stdout=subprocess.PIPE)
+        printed[:] = [(await process.communicate())[0]]
+        return process.returncode == 0
+
+    await until(succeeds, what=f"kyb {' '.join(argv)} succeeds", saw=lambda: printed)
+    return printed[0].decode()
 
 
 async def followed(up: Up, model: str, cause: str) -> list[tuple[str, str]]:
@@ -55,7 +72,8 @@ async def test_one_request_can_be_followed_by_its_cause_through_every_message(up
         mine = await followed(up, model, "journey")
     story = [
         ("cmd", "activate"),  # services/router: the request is held and asks for its seat
-        ("evt", "closed"),  # services/gpu_manager: the policy decided which seat leaves; it drains
+        ("evt", "decided"),  # services/gpu_manager: the policy decided which seat leaves, and why
+        ("evt", "closed"),  # it drains
         ("evt", "evicted"),  # drained
         ("job", "switch"),  # one job of two halves
         ("rpt", "progress"),  # services/checkpointer: journaled, begun
@@ -65,4 +83,15 @@ async def test_one_request_can_be_followed_by_its_cause_through_every_message(up
     ]
     positions = [mine.index(step) for step in story]
     assert positions == sorted(positions), mine
+    story = json.loads(await kyb(up, "why", "request", "journey", "-o", "json"))
+    steps = [step["step"] for step in story["steps"]]
+    order = [steps.index(step) for step in ("arrived", "decided", "parked", "activated", "forwarded", "first-byte")]
+    assert order == sorted(order), steps
+    assert {"hold", "drain", "park", "activate", "verify", "first_byte"} <= set(story["phases"])
+    assert story["request"]["held_seconds"] > 0
+    last = json.loads(await kyb(up, "why", model, "--last-switch", "-o", "json"))
+    assert (last["decision"]["model"], last["decision"]["victim_model"]) == (model, holder)
+    assert last["decision"]["reason"]
+    events = await kyb(up, "events", "--since", "10m", "--model", model, "--kind", "switch", "-o", "json")
+    assert last["decision"] in [json.loads(line) for line in events.splitlines()]
     assert [step for step in mine if step[0] == "sig"], "the traffic signal of the held request has the same cause"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.bench_family import Family
-from kybernate.messages import ActivateSeat, JobReply, PinSeat, SeatEvent, SeatProgress
+from kybernate.messages import ActivateSeat, GroupDecided, JobReply, PinSeat, SeatEvent, SeatProgress
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager import publish, view
@@ -358,6 +358,21 @@ def test_a_drain_for_a_claim_that_was_given_up_turns_back(node: World) -> None:
     assert node.state(a) is S.ACTIVE
 
     assert node.state(b) is S.ACTIVE, "its GPU alone is of no use to the pair"
+
+
+def test_events_name_the_seat_of_the_larger_group_for_which_smaller_ones_are_parked(node: World) -> None:
+    a, b, pair = with_a_parked_pair(node)
+    for seat in (a, b):
+        node.traffic(seat)
+    node.tick(5)
+    node.effects.clear()
+    node.traffic(pair, waiting=1, oldest=90.0, cause="req-2")
+    claim, *parks = [effect for effect in node.effects if isinstance(effect, GroupDecided)]
+    assert (claim.decision, claim.group, claim.incoming, claim.model) == ("claim", "G01", pair, "p")
+    assert {(e.decision, e.by, e.victim, e.incoming, e.cause) for e in parks} == {
+        ("park", "claim", a, pair, "req-2"),
+        ("park", "claim", b, pair, "req-2"),
+    }
 
 
 def test_a_stranger_on_one_gpu_of_a_claim_leaves_the_other_gpu_to_its_seats(node: World) -> None:

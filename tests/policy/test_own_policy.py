@@ -1,6 +1,9 @@
 """The policy that docs/policy.md shows is a policy: it keeps what every policy keeps, and serves everybody."""
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,6 +33,22 @@ TEXT, OWN = shown_on_the_page()
 
 def test_the_example_is_short_and_complete() -> None:
     assert len(TEXT.splitlines()) <= 32
+
+
+def test_the_example_works_where_the_page_puts_it(tmp_path: Path) -> None:
+    """In a copy of the package: a file beside the others, imported by their ``__init__``."""
+    package = tmp_path / "kybernate"
+    shutil.copytree(PAGE.parents[1] / "kybernate", package, ignore=shutil.ignore_patterns("__pycache__", "dev", "lab"))
+    (package / "policy" / "patient.py").write_text(TEXT)
+    init = package / "policy" / "__init__.py"
+    named = 'POLICIES: dict[str, type[Policy]] = {\n    "patient-first": PatientFirst,'
+    text = init.read_text().replace("POLICIES: dict[str, type[Policy]] = {", named)
+    first = "from kybernate.policy.kyb import"
+    init.write_text(text.replace(first, f"from kybernate.policy.patient import PatientFirst\n{first}"))
+    program = "from kybernate.policy import POLICIES; print(POLICIES['patient-first'](visit_seconds=5.0))"
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "PatientFirst(visit_seconds=5.0)", done.stderr
 
 
 @given(shown=views())

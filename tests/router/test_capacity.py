@@ -1,7 +1,6 @@
 """How many requests a seat may have in flight: declared or learned; what waits for a place, and in which order."""
 
 import heapq
-import math
 import random
 from collections.abc import Callable
 
@@ -45,43 +44,14 @@ def limits_of(slots: int, service: Callable[[random.Random], float], seconds: fl
     return limits, answers / (slots * now / (taken_seconds / (answers + len(running))))
 
 
-def heavy_tailed(mean: float) -> Callable[[random.Random], float]:
-    """As answers of language models are: the longest tenth makes half of the sum."""
-    return lambda chance: mean * math.exp(chance.gauss(0.0, 1.5) - 1.5**2 / 2)
-
-
 @pytest.mark.parametrize("slots", [1, 8, 16, 64])
 @pytest.mark.parametrize("kind", ["constant", "exponential"])
 def test_a_saturated_engine_gets_few_more_requests_than_it_has_slots(slots: int, kind: str) -> None:
     service = (lambda _: 2.0) if kind == "constant" else (lambda chance: chance.expovariate(0.5))
-    limits, share = limits_of(slots, service, max(600.0, 4800.0 / slots))  # it learns from answers
+    limits, share = limits_of(slots, service, 600.0)
     settled = limits[len(limits) // 2 :]
     assert sum(settled) / len(settled) <= max(32, 4 * slots)
     assert share > 0.9
-
-
-@pytest.mark.parametrize("slots", [8, 32, 64])
-def test_a_saturated_engine_whose_answers_differ_much_in_length_keeps_most_of_its_rate(slots: int) -> None:
-    limits, share = limits_of(slots, heavy_tailed(2.0), 600.0)
-    assert sum(limits[len(limits) // 2 :]) / (len(limits) // 2) < 0.75 * MOST_LIMIT
-    assert share > 0.75
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_answers_that_differ_much_in_length_do_not_take_places_away(seed: int) -> None:
-    chance, capacity, service = random.Random(seed), Capacity(), heavy_tailed(2.0)
-    running: list[tuple[float, float, int]] = []  # (ends, sent, found)
-    now, refused, arrivals = 0.0, 0, 6000
-    for _ in range(arrivals):
-        now += chance.expovariate(20.0)  # 40 in flight in the mean; the engine takes any number
-        while running and running[0][0] <= now:
-            ends, sent, found = heapq.heappop(running)
-            capacity.ended(found, ends - sent, ends, answered=True, taken=len(running) + 1 >= capacity.limit)
-        if len(running) < capacity.limit:
-            heapq.heappush(running, (now + service(chance), now, len(running) + 1))
-        else:
-            refused += 1
-    assert refused < arrivals / 20, "most of them would get a place within seconds"
 
 
 def test_an_engine_that_is_not_saturated_keeps_its_places() -> None:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -39,6 +40,15 @@ _STOP_ORDER = (("kubelet",), SERVICES, ("driver",), ("nats", "node_nats"))
 
 class StackError(Exception):
     """The stack cannot go on; the text names the process and has the end of its log."""
+
+
+class NotReadyError(StackError):
+    """Not every model is ready in time; the text names those that are not, and why."""
+
+    def __init__(self, text: str, seats: list[dict[str, Any]]) -> None:
+        super().__init__(text)
+        self.seats = seats
+        """As far as they are known."""
 
 
 class Stack:
@@ -133,13 +143,17 @@ class Stack:
     ) -> None:
         await self.stop()
 
-    async def ready(self, timeout: float = 60.0) -> list[dict[str, Any]]:
+    async def ready(
+        self, timeout: float = 60.0, progress: Callable[[str], None] = lambda _: None
+    ) -> list[dict[str, Any]]:
         """Wait until every pod's model has been started once and is active or parked; returns the seats.
 
         ``timeout``: wall seconds in which no further model became ready; engines of one group start one after another.
-        Raises StackError when a process refuses its configuration, or time is up.
+        ``progress`` gets a line when another one is ready. Raises StackError when a process refuses its configuration
+        or the router does not answer, NotReadyError when time is up.
         """
-        unmet, most, restart = "the router does not answer", 0, self.options.parked_by == "restart"
+        unmet, most, restart = "the router does not answer", -1, self.options.parked_by == "restart"
+        seats: list[dict[str, Any]] | None = None
         try:
             async with asyncio.timeout(timeout) as limit, aiohttp.ClientSession() as session:
                 while True:
@@ -151,6 +165,7 @@ class Stack:
                             return seats
                         unmet = missing
                         if (count := len(settled(seats, restart=restart))) > most:
+                            progress(missing.partition(";")[0])
                             most = count
                             limit.reschedule(asyncio.get_running_loop().time() + timeout)
                     await asyncio.sleep(_POLL_SECONDS)
@@ -158,7 +173,8 @@ class Stack:
             down = [process for name, process in self._processes.items() if name not in self.pids]
             also = f"; not running: {', '.join(process.name for process in down)}" if down else ""
             tails = "".join(f"\nlog of {process.name}:\n{process.tail(8)}" for process in down)
-            raise StackError(f"not ready after {timeout:g} s: {unmet}{also}{tails}") from None
+            text = f"not ready after {timeout:g} s: {unmet}{also}{tails}"
+            raise (NotReadyError(text, seats) if seats is not None else StackError(text)) from None
 
     async def failed(self) -> StackError:
         """Wait until a process has refused its configuration; nothing else ends a stack by itself."""

@@ -1,0 +1,115 @@
+"""``kyb events``, ``kyb why MODEL --last-switch`` and ``kyb why request ID``: what happened before you looked."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kybernate.cli.output import CliError, Output
+from kybernate.cli.router import Router, follow_events
+from kybernate.cli.show import event_line, open_console
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+KEPT_SECONDS = 7 * 86_400.0
+"""How long events are kept."""
+
+
+def seconds_of(age: str) -> float:
+    """Parse ``90s``, ``10m``, ``24h`` or ``7d``. Raises CliError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", age.strip())
+    if found is None:
+        raise CliError(f"--since {age!r} is no age; write 90s, 10m, 24h or 7d", 2)
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def show_events(
+    router: Router, output: Output, *, since: str | None, follow: bool, model: str = "", kind: str = ""
+) -> None:
+    """Print stored events, then live ones without a gap. Raises CliError."""
+    show, last_id = _printer(output), None
+    if since is not None:
+        found = router.history(time.time() - seconds_of(since), model=model, kind=kind, limit=10_000)
+        for event in found["events"]:
+            show(event)
+            last_id = str(event["id"])
+        if not found["complete"]:
+            raise CliError("only the newest 10000 are shown; ask for less time, one model or one kind")
+        if not follow:
+            return
+    follow_events(
+        router, lambda event: show(event) if matches(event, model, kind) else None, again=follow, last_id=last_id
+    )
+
+
+def matches(event: dict[str, Any], model: str, kind: str) -> bool:
+    """Whether a live event is of this model and kind, as ``GET /v1/history`` selects stored ones."""
+    word = str(event.get("type", "")).rpartition(".")[2]
+    names = {word.removeprefix("seat-"), event.get("decision"), *(("decided",) if "decision" in event else ())}
+    names |= {"operation"} if "order" in event else {"gpu-health"} if "healthy" in event else set()
+    return (not kind or kind in names) and (not model or model in (event.get("model"), event.get("victim_model")))
+
+
+def show_last_switch(router: Router, name: str | None, output: Output) -> None:
+    """Print the last switch that a model or group was in: the decision and the events of its seats; without one the
+    last park. Raises CliError."""
+    if not name:
+        raise CliError("name a model or a group: kyb why MODEL --last-switch", 2)
+    plain, since = name.partition("/")[2] if name.startswith(("model/", "group/")) else name, time.time() - KEPT_SECONDS
+    found: list[dict[str, Any]] = []
+    for kind in ("switch", "park"):  # a seat that was only ever parked
+        for wanted in ({"model": plain}, {"group": plain}):
+            found = found or router.history(since, kind=kind, limit=1, **wanted)["events"]
+    if not found:
+        raise CliError(f"no switch of {plain!r} in the last seven days; see kyb events --since 7d")
+    decision = found[-1]
+    events = router.history(float(decision["at"]) - 1.0, op=decision["op"])["events"]
+    done: dict[str, Any] = next((event for event in reversed(events) if event.get("seconds")), {})
+    seconds = done.get("seconds") or {}
+    if output is Output.JSON:
+        print(json.dumps({"decision": decision, "seconds": seconds, "events": events}))
+        return
+    show = _printer(output)
+    for event in events:
+        show(event)
+    for load in decision.get("loads") or ():
+        waits = f"{load['waiting']} waiting (oldest {load['oldest_wait_seconds']:.1f} s), {load['in_flight']} in flight"
+        print(f"  seen: {load['model']} ({load['state']}): {waits}; SLO {load['slo_seconds']:g} s")
+    if seconds:
+        print("  took: " + ", ".join(f"{phase} {float(value):.3f} s" for phase, value in seconds.items()))
+
+
+def show_request(router: Router, name: str, output: Output) -> None:
+    """Print the story of one request. Raises CliError."""
+    story = router.request(name)
+    if output is Output.JSON:
+        print(json.dumps(story))
+        return
+    for line in story_lines(story):
+        print(line)
+
+
+def story_lines(story: dict[str, Any]) -> Iterator[str]:
+    """Each step with the seconds since the request arrived, then the seconds of each phase."""
+    request = story["request"]
+    yield f"request {request['request']} for {request['model']}, by router {request['router']}"
+    for step in story["steps"]:
+        text = str(step["step"])
+        if text == "decided":
+            text = f"decided: {step['decision']} {step.get('model', '')}"
+            text += f" in the place of {step['victim_model']}" if step.get("victim_model") else ""
+        elif text == "ended":
+            text = f"ended with {step['status']} {step.get('reason', '')}".rstrip()
+        elif step.get("model"):
+            text = f"{text}: {step['model']}"
+        if step.get("reason") and step["step"] != "ended":
+            text += f"; {step['reason']}"
+        yield f"  {float(step['at']):9.3f} s  {text}"
+    yield "  " + ", ".join(f"{phase} {float(value):.3f} s" for phase, value in story["phases"].items())
+
+
+def _printer(output: Output) -> Callable[[dict[str, Any]], None]:
+    if output is Output.JSON:
+        return lambda event: print(json.dumps(event), flush=True)
+    console = open_console()
+    return lambda event: console.print(event_line(event))

@@ -1,0 +1,72 @@
+"""The stack of ``kyb up`` on this machine, from its stack file: processes and logs."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kybernate.cli.output import CliError
+from kybernate.cli.router import Router, find_stack
+
+FOLLOW_SECONDS = 0.2
+
+
+def local_stack() -> dict[str, Any]:
+    """The running stack's file. Raises CliError without one."""
+    found = find_stack()
+    if found is None:
+        remedy = "kyb up starts one; in a cluster: kubectl -n kybernate logs POD -c CONTAINER"
+        raise CliError(f"no stack runs on this machine; {remedy}")
+    return found
+
+
+def processes(stack: dict[str, Any]) -> dict[str, bool]:
+    """Every process of the stack that has a log, and whether it runs."""
+    logs = Path(stack["folder"]) / "logs"
+    pids = stack.get("pids") or {}
+    return {path.stem: _runs(pids.get(path.stem)) for path in sorted(logs.glob("*.log"))}
+
+
+def log_of(stack: dict[str, Any], name: str) -> Path:
+    """The log of a process, or of the engine of a model or seat. Raises CliError with the known names."""
+    folder = Path(stack["folder"])
+    file = folder / "logs" / f"{name.replace('-', '_')}.log"
+    if "/" not in name and file.exists():
+        return file
+    plain = name.partition("/")[2] if name.startswith(("model/", "seat/")) else name
+    seats = [seat for seat in Router(str(stack["url"])).seats()["seats"] if seat.get("pod")]
+    for seat in seats:
+        if plain in (seat["model"], seat["seat"]):
+            pod = f"{seat['pod'].replace('/', '_')}_{seat['pod_uid']}"
+            found = sorted(folder.glob(f"kubelet/**/{pod}/*.log"), key=lambda path: path.stat().st_mtime)
+            if found:
+                return found[-1]
+    known = ", ".join([*processes(stack), *sorted({seat["model"] for seat in seats})])
+    raise CliError(f"nothing here is called {name!r}; known: {known}")
+
+
+def log_lines(file: Path, *, last: int, follow: bool) -> Iterator[str]:
+    """The last lines of a log, then, with ``follow``, every new one until the stack has ended."""
+    with file.open(encoding="utf-8", errors="replace") as opened:
+        yield from (line.rstrip("\n") for line in opened.readlines()[-last:])
+        while follow:
+            line = opened.readline()
+            if line:
+                yield line.rstrip("\n")
+            elif not file.exists():
+                return
+            else:
+                time.sleep(FOLLOW_SECONDS)
+
+
+def _runs(pid: object) -> bool:
+    if not isinstance(pid, int):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

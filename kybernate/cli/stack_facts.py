@@ -1,0 +1,143 @@
+"""What ``kyb doctor`` reads of a stack: through the router, and on its machine from the stack file."""
+
+import contextlib
+import http.client
+import io
+import json
+import re
+import shutil
+import tarfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from kybernate.cli.local import log_lines, processes
+from kybernate.cli.output import CliError
+from kybernate.cli.router import Router, find_stack, find_url, stack_file
+from kybernate.doctor import Finding
+from kybernate.doctor.stack import StackFacts
+from kybernate.files import replace
+
+ENGINE_SECONDS = 2.0
+LOG_LINES = 5_000
+BUNDLE_SECONDS = 86_400.0
+"""Age of the oldest events in a bundle."""
+_SECRET = re.compile(
+    r"(?i)((?:authorization|api[_-]?key|token|password|secret|seed)[\"']?\s*[:=]\s*[\"']?)(?:bearer\s+)?[^\s\"',}]+"
+    r"|(://)[^/\s:@]+:[^/\s@]+(@)|\bS[UANOCX][A-Z2-7]{56}\b"
+)
+
+
+def read_facts(given: str | None) -> StackFacts:
+    """Read what can be read; nothing here raises for a broken stack."""
+    stack = find_stack() if given is None else None
+    local = _local(stack)
+    try:
+        url = find_url(given)
+        router = Router(url)
+        overview, ready = router.seats(), router.readiness()
+    except CliError as error:
+        return StackFacts(refusal=str(error), refusal_code=error.reason, **local)
+    managers: list[dict[str, Any]] = []
+    with contextlib.suppress(CliError):
+        managers = list(router.why().get("nodes") or ())
+    history = ""
+    try:
+        router.history(time.time(), limit=1)
+    except CliError as error:
+        history = str(error)
+    nodes = overview.get("nodes") or ()
+    gpus = [{"node": node.get("node"), **gpu} for node in nodes for gpu in node.get("gpus") or ()]
+    seats = tuple(overview["seats"])
+    engines = {}
+    if stack is not None:
+        silent = ((seat, _silence(seat)) for seat in seats if seat.get("state") == "active" and seat.get("endpoint"))
+        engines = {str(seat["model"]): why for seat, why in silent if why}
+    return StackFacts(
+        url=url,
+        unmet={**ready.get("unmet", {}), **ready.get("notes", {})},
+        seats=seats,
+        gpus=tuple(gpus),
+        managers=tuple(managers),
+        history=history,
+        skew_seconds=skew(seats, router.date(), time.time()),
+        engines=engines,
+        **local,
+    )
+
+
+def skew(seats: tuple[dict[str, Any], ...], router: float | None, now: float) -> float | None:
+    """By how many seconds another clock is off, the worst one. A report from the past tells nothing; one from the
+    future does."""
+    ahead = [float(seat["reported_at"]) - now for seat in seats if float(seat.get("reported_at") or 0.0) > now]
+    found = [*ahead, *([] if router is None else [router - now])]
+    return max(found, key=abs, default=None)
+
+
+def write_bundle(file: Path, findings: list[Finding], given: str | None) -> list[str]:
+    """Write a gzipped tar with findings, state, events, logs and configuration, without secrets; returns its members.
+
+    What cannot be read is left out. Raises CliError if the file cannot be written.
+    """
+    texts = {"doctor.json": json.dumps([asdict(finding) for finding in findings], indent=2)}
+    with contextlib.suppress(CliError):
+        router = Router(find_url(given))
+        texts["seats.json"] = json.dumps(router.seats(), indent=2)
+        texts["why.json"] = json.dumps(router.why(), indent=2)
+        past = router.history(time.time() - BUNDLE_SECONDS, limit=10_000)["events"]
+        texts["events.jsonl"] = "".join(json.dumps(event) + "\n" for event in past)
+    stack = find_stack() if given is None else None
+    if stack is not None:
+        folder = Path(stack["folder"])
+        files = [*folder.glob("logs/*.log"), *folder.glob("kubelet/**/*.log"), *folder.glob("*.yaml")]
+        for path in sorted(files):
+            with contextlib.suppress(OSError):
+                texts[str(path.relative_to(folder))] = "\n".join(log_lines(path, last=LOG_LINES, follow=False))
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, text in texts.items():
+            data = without_secrets(text).encode()
+            member = tarfile.TarInfo(f"kybernate/{name}")
+            member.size, member.mtime = len(data), int(time.time())
+            tar.addfile(member, io.BytesIO(data))
+    try:
+        replace(file, packed.getvalue(), durable=False, mode=0o600)
+    except OSError as error:
+        raise CliError(f"--bundle {file}: {error.strerror}; name a file that can be written") from None
+    return list(texts)
+
+
+def without_secrets(text: str) -> str:
+    """Blank out passwords, tokens, API keys and NATS seeds."""
+    return _SECRET.sub(lambda found: f"{found[1] or found[2] or ''}REDACTED{found[3] or ''}", text)
+
+
+def _local(stack: dict[str, Any] | None) -> dict[str, Any]:
+    if stack is None:
+        stale = stack_file()
+        return {"stale_file": str(stale) if stale.exists() and find_stack() is None else ""}
+    folder = Path(stack["folder"])
+    facts: dict[str, Any] = {"processes": processes(stack)}
+    with contextlib.suppress(OSError):
+        facts["disk"] = (str(folder), shutil.disk_usage(folder).free)
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        facts["available_bytes"] = int(line.split()[1]) * 1024
+    return facts
+
+
+def _silence(seat: dict[str, Any]) -> str:
+    """Why an engine does not answer; empty: it does."""
+    parts = urlsplit(str(seat["endpoint"]))
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=ENGINE_SECONDS)
+    try:
+        connection.request("GET", "/health")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
+    finally:
+        connection.close()
+    return f"HTTP {status}" if status >= 500 else ""

@@ -1,0 +1,204 @@
+"""Checks of a whole stack from what its router, and on the same machine its processes, report. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kybernate.doctor.model import Finding, fail, ok, warn
+
+MOST_SKEW_SECONDS = 2.0
+LEAST_DISK_BYTES = 256 * 2**20
+LEAST_HOST_BYTES = 2**30
+PARKED_PER_VRAM = 1.1
+"""Host memory that a parked seat takes, per byte of its VRAM."""
+_TROUBLED = ("lost", "quarantined")
+
+
+@dataclass(frozen=True, slots=True)
+class StackFacts:
+    """What could be read. Everything below ``url`` is empty where the router did not answer."""
+
+    url: str = ""
+    refusal: str = ""
+    """Why the router cannot be used; empty: it answers."""
+    refusal_code: str = ""
+    """``unreachable``, or the router's error code."""
+    unmet: dict[str, str] = field(default_factory=dict)
+    """Conditions of its readiness that do not hold, and remarks, by name."""
+    seats: tuple[dict[str, Any], ...] = ()
+    gpus: tuple[dict[str, Any], ...] = ()
+    """Rows of the inventory, each with its node."""
+    managers: tuple[dict[str, Any], ...] = ()
+    """``GET /v1/why`` by node."""
+    history: str = ""
+    """Why stored events cannot be read."""
+    skew_seconds: float | None = None
+    """By which the clock of a manager or router is ahead of this one; None: not known."""
+    stale_file: str = ""
+    """A stack file that no live stack holds."""
+    processes: dict[str, bool] = field(default_factory=dict)
+    """Processes of the local stack: running or not."""
+    engines: dict[str, str] = field(default_factory=dict)
+    """Active models of the local stack whose engine does not answer, and why."""
+    disk: tuple[str, int] | None = None
+    """Folder of the local stack and the free bytes of its disk."""
+    available_bytes: int | None = None
+    """Host memory available without swapping, for a local stack."""
+
+
+def check_stack(facts: StackFacts) -> Iterator[Finding]:
+    """One finding or more for each layer, from the machine to the seats."""
+    yield from _machine(facts)
+    yield from _processes(facts)
+    if facts.refusal:
+        yield _unreachable(facts)
+        return
+    yield ok("router", facts.url)
+    yield from _bus(facts)
+    yield _clock(facts)
+    yield from _managers(facts)
+    yield from _gpus(facts)
+    yield from _seats(facts)
+    yield from _engines(facts)
+
+
+def _machine(facts: StackFacts) -> Iterator[Finding]:
+    if facts.stale_file:
+        text = f"{facts.stale_file} names a stack that has ended"
+        yield warn("stack file", text, "kyb up replaces it; or name a router with --url")
+    if facts.disk is not None:
+        folder, free = facts.disk
+        if free < LEAST_DISK_BYTES:
+            text = f"the disk of {folder} has {_gib(free)} free: ledger, journal and streams cannot be written"
+            yield fail("disk", text, "free some space, or set TMPDIR (kyb up) or KYB_STATE_DIR to another disk")
+        else:
+            yield ok("disk", f"{_gib(free)} free in {folder}")
+    if facts.available_bytes is not None:
+        yield _memory(facts, facts.available_bytes)
+
+
+def _memory(facts: StackFacts, available: int) -> Finding:
+    active = sum(int(seat.get("vram_bytes") or 0) for seat in facts.seats if seat.get("state") == "active")
+    if available < LEAST_HOST_BYTES:
+        text = f"{_gib(available)} of host memory are available: parks are refused, processes may be killed"
+        return fail("host memory", text, "end other programs, or park fewer seats")
+    if facts.processes:  # fake GPUs: their memory is no memory
+        return ok("host memory", f"{_gib(available)} available")
+    if available < active * PARKED_PER_VRAM:
+        text = f"{_gib(available)} available, and the active seats hold {_gib(active)} of VRAM: not all fit when parked"
+        return warn("host memory", text, "more host memory, or fewer seats per group")
+    return ok("host memory", f"{_gib(available)} available")
+
+
+def _processes(facts: StackFacts) -> Iterator[Finding]:
+    down = sorted(name for name, runs in facts.processes.items() if not runs)
+    for name in down:
+        text = f"{name} does not run; the supervisor starts it again and again, or it refused its configuration"
+        yield fail("processes", text, f"kyb logs {name}")
+    if facts.processes and not down:
+        yield ok("processes", ", ".join(sorted(facts.processes)))
+
+
+def _unreachable(facts: StackFacts) -> Finding:
+    code = facts.refusal_code
+    if code in ("invalid_api_key", "insufficient_permissions"):
+        remedy = "set KYB_API_KEY_FILE to a key with the scope view: kyb router keys add"
+        return fail("router", f"it refused this key: {facts.refusal}", remedy)
+    remedy = "kyb up, or name it with --url; in a cluster: kubectl -n kybernate port-forward svc/kyb-router 8780"
+    return fail("router", facts.refusal, remedy)
+
+
+def _bus(facts: StackFacts) -> Iterator[Finding]:
+    away = facts.unmet.get("bus")
+    if away:
+        remedy = "is NATS running, and does KYB_NATS_URL name it? Active seats serve on; nothing switches meanwhile"
+        yield fail("bus", f"the router is {away}", remedy)
+    for name, text in facts.unmet.items():
+        if name != "bus":
+            yield fail(name, text, "see the router's log: kyb logs router")
+    if facts.history and not away:
+        yield fail("streams", facts.history, "kyb bus init creates what is missing")
+    elif not away:
+        yield ok("bus", "connected; stored events can be read")
+
+
+def _clock(facts: StackFacts) -> Finding:
+    skew = facts.skew_seconds
+    if skew is None:
+        return warn("clock", "no service reported its time", "look again when a seat exists")
+    if abs(skew) > MOST_SKEW_SECONDS:
+        text = f"the clocks of this machine and of the services differ by {abs(skew):.0f} s"
+        return fail("clock", text, "run chrony or systemd-timesyncd on every node; deadlines and epochs use the time")
+    return ok("clock", f"within {MOST_SKEW_SECONDS:g} s")
+
+
+def _managers(facts: StackFacts) -> Iterator[Finding]:
+    for node in facts.managers:
+        name = str(node.get("node"))
+        if node.get("unanswered"):
+            remedy = (
+                f"kyb logs gpu_manager, or kubectl logs of the node pod on {name}: nothing switches there meanwhile"
+            )
+            yield fail("manager", f"{name}: {node['unanswered']}", remedy)
+            continue
+        yield ok("manager", f"{name}: policy {node.get('policy')}")
+        if node.get("errors"):
+            text = f"{name}: the policy failed {node['errors']} times, a plain rule decided; last: {node['last_error']}"
+            yield warn("policy", text, "repair the policy, or choose another one")
+        for problem in node.get("problems") or ():
+            yield warn("pods", str(problem), "correct the pod's annotation; it counts as absent")
+        yield from _groups(node)
+    if not facts.managers:
+        remedy = "does a GPU manager run on each node, and does a pod ask for a seat?"
+        yield warn("manager", "the router knows no manager", remedy)
+
+
+def _groups(node: dict[str, Any]) -> Iterator[Finding]:
+    for group in node.get("groups") or ():
+        if group.get("drained"):
+            yield warn("drain", f"group {group['group']}: {group['drained']}", f"kyb resume group {group['group']}")
+        stages = {str((seat.get("stage") or {}).get("stage")): seat for seat in group.get("seats") or ()}
+        for stage in ("foreign-process", "invariant-broken", "refused"):
+            if stage in stages:
+                text = f"group {group['group']}: {stages[stage]['stage']['text']}"
+                yield fail(stage, text, "kyb why names it; docs/operate.md#what-a-seat-waits-for")
+
+
+def _gpus(facts: StackFacts) -> Iterator[Finding]:
+    sick = [gpu for gpu in facts.gpus if not gpu.get("healthy", True)]
+    for gpu in sick:
+        text = f"GPU {gpu.get('index')} of {gpu.get('node')}: {gpu.get('reason')}; its seats are not offered"
+        yield fail("gpu", text, "read dmesg for the XID, check its temperature, run kyb doctor gpu on the node")
+    if facts.gpus and not sick:
+        yield ok("gpu", f"{len(facts.gpus)} healthy")
+
+
+def _seats(facts: StackFacts) -> Iterator[Finding]:
+    owned = [seat for seat in facts.seats if seat.get("state") != "free"]
+    for seat in owned:
+        state, name = seat.get("state"), f"{seat.get('seat')} ({seat.get('model')}) on {seat.get('node')}"
+        if state in _TROUBLED:
+            remedy = (
+                "docs/operate.md#a-quarantined-seat" if state == "quarantined" else "delete its pod: it starts cold"
+            )
+            yield fail("seat", f"{name} is {state}: {seat.get('reason') or 'no reason was given'}", remedy)
+        elif state == "backoff":
+            text = f"{name}: its container exited and is started again: {seat.get('reason') or 'see its log'}"
+            yield warn("seat", text, f"kyb logs {seat.get('model')}, or kubectl logs {seat.get('pod')} --previous")
+        elif seat.get("blocked") and not seat.get("drained"):
+            yield warn("seat", f"{name}: {seat['blocked']}", f"kyb why {seat.get('model')}")
+    settled = sum(seat.get("state") in ("active", "parked") for seat in owned)
+    if settled == len(owned):
+        yield ok("seats", f"{len(owned)}, all active or parked")
+    else:
+        yield warn("seats", f"{settled} of {len(owned)} are active or parked", "kyb status shows what the others do")
+
+
+def _engines(facts: StackFacts) -> Iterator[Finding]:
+    for model, why in facts.engines.items():
+        text = f"the engine of {model} is active and does not answer: {why}"
+        yield fail("engine", text, f"kyb logs {model}; its container is started again when it exits")
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"

@@ -1,0 +1,148 @@
+"""The manager's metrics: gauges are read from the state at scrape time, effects are counted when carried out."""
+
+from collections import Counter as Counts
+from collections import defaultdict
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kybernate.messages import GroupDecided, SeatActivated
+from kybernate.seat import SeatState
+from services.gpu_manager import view
+from services.gpu_manager.inputs import Now
+from services.gpu_manager.live_policy import GuardedPolicy
+from services.gpu_manager.manager import Manager
+from services.gpu_manager.state import Effect, NodeState
+
+_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+_DISK = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
+
+
+class ManagerMetrics(Collector):
+    """All metrics of one manager; it observes the effects that the manager carries out."""
+
+    def __init__(self, registry: CollectorRegistry, manager: Manager, policy: GuardedPolicy) -> None:
+        self._manager, self._policy = manager, policy
+        text = "Wall seconds of each phase of a switch that activated a seat; total: decision to serving"
+        labels = ("phase", "backend", "group")
+        self._switch = Histogram("kybernate_switch_seconds", text, labels, buckets=_SECONDS, registry=registry)
+        text = "Decisions about a group; switch: a seat gets it. by: policy, operator or claim"
+        labels = ("decision", "by", "group")
+        self._decisions = Counter("kybernate_decisions", text, labels, registry=registry)
+        text = "Wall seconds that writing the ledger took, with fsync where it is durable"
+        self._ledger = Histogram("kybernate_ledger_write_seconds", text, buckets=_DISK, registry=registry)
+        manager.observe, manager.observe_write = self.observe, self._ledger.observe
+        registry.register(self)
+
+    def observe(self, effect: Effect) -> None:
+        """Count one effect that was carried out."""
+        if isinstance(effect, GroupDecided):
+            self._decisions.labels(effect.decision, effect.by, effect.group).inc()
+        elif isinstance(effect, SeatActivated) and effect.seconds:
+            pod = self._manager.node.seats[effect.seat].pod
+            backend = pod.notes.backend if pod is not None else ""
+            for phase, seconds in effect.seconds.items():
+                self._switch.labels(phase, backend, effect.group).observe(seconds)
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the gauges."""
+        node, now = self._manager.node, self._manager.now()
+        yield from _seats(node)
+        yield from _demand(node, now)
+        yield from _memory(node)
+        yield from _groups(node)
+        yield from _gpus(node)
+        broken = "Broken invariants; nothing is granted on their GPUs"
+        refused = "Inputs that contradict the state and changed nothing"
+        failed = "Decisions of the policy that could not be used; a plain rule decided"
+        for name, text, value in (
+            ("kybernate_invariant_violations", broken, node.violations),
+            ("kybernate_inputs_refused", refused, node.refused),
+            ("kybernate_policy_errors", failed, self._policy.errors),
+        ):
+            counter = CounterMetricFamily(name, text, labels=["node"])
+            counter.add_metric([node.name], value)
+            yield counter
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=labels)
+
+
+def _seats(node: NodeState) -> Iterable[Metric]:
+    state = _gauge("kybernate_seat_state", "1 for the state a seat is in", "node", "group", "seat", "model", "state")
+    for seat in node.seats.values():
+        state.add_metric([node.name, seat.group.name, seat.id, seat.model, str(seat.state)], 1)
+    yield state
+
+
+def _demand(node: NodeState, now: Now) -> Iterable[Metric]:
+    """By model: the number of seats of a node bounds the labels."""
+    waiting, oldest, slo = Counts[str](), defaultdict[str, float](float), dict[str, float]()
+    for seat in node.seats.values():
+        if seat.pod is None:
+            continue
+        found = view.demand(node, seat)
+        waiting[seat.model] += found.waiting
+        oldest[seat.model] = max(oldest[seat.model], found.oldest_wait(now))
+        slo[seat.model] = seat.owner.terms.tier.slo_seconds
+    text = "Requests that wait for a model, over all routers and gateways"
+    yield _by_model(node, "kybernate_waiting_requests", text, waiting)
+    text = "Model seconds that the oldest waiting request has waited; 0: none waits"
+    yield _by_model(node, "kybernate_oldest_wait_seconds", text, oldest)
+    yield _by_model(node, "kybernate_slo_seconds", "Model seconds that a request for this model may wait", slo)
+
+
+def _by_model(node: NodeState, name: str, text: str, values: dict[str, float] | Counts[str]) -> Metric:
+    gauge = _gauge(name, text, "node", "model")
+    for model, value in values.items():
+        gauge.add_metric([node.name, model], value)
+    return gauge
+
+
+def _memory(node: NodeState) -> Iterable[Metric]:
+    vram, host = defaultdict[tuple[str, str], int](int), 0
+    for seat in node.seats.values():
+        if seat.lease:
+            vram[seat.group.name, str(seat.state)] += seat.durable.vram_bytes
+        host += seat.durable.host_bytes if seat.state is SeatState.PARKED else 0
+    gauge = _gauge(
+        "kybernate_vram_bytes", "VRAM of seats that hold their group, as last measured", "node", "group", "state"
+    )
+    for (group, state), value in vram.items():
+        gauge.add_metric([node.name, group, state], value)
+    yield gauge
+    total = _gauge("kybernate_gpu_memory_bytes", "VRAM of a group's GPUs together", "node", "group")
+    for one in node.setup.groups:
+        total.add_metric([node.name, one.name], sum(gpu.memory_bytes for gpu in one.gpus))
+    yield total
+    parked = _gauge("kybernate_parked_host_bytes", "Host memory that parked seats take", "node")
+    parked.add_metric([node.name], host)
+    yield parked
+
+
+def _groups(node: NodeState) -> Iterable[Metric]:
+    switching = _gauge("kybernate_group_switching", "1 while a group switches", "node", "group")
+    drained = _gauge("kybernate_group_drained", "1 while a drain keeps seats off the group", "node", "group")
+    for group in node.setup.groups:
+        switching.add_metric([node.name, group.name], float(group.name in node.switches))
+        drained.add_metric([node.name, group.name], float(node.drain_on(group) is not None))
+    yield switching
+    yield drained
+
+
+def _gpus(node: NodeState) -> Iterable[Metric]:
+    """``gpu`` is the UUID, as in DCGM's label ``UUID``."""
+    faulty = _gauge(
+        "kybernate_gpu_faulty", "1 while the device plugin takes the GPU for faulty", "node", "gpu", "index"
+    )
+    owner = _gauge("kybernate_gpu_owner", "1 for each seat that holds the GPU", "node", "gpu", "seat", "model")
+    for gpu in {gpu.uuid: gpu for group in node.setup.groups for gpu in group.gpus}.values():
+        faulty.add_metric([node.name, gpu.uuid, str(gpu.index)], float(gpu.uuid in node.faulty))
+    for seat in node.seats.values():
+        for gpu in seat.group.gpus if seat.lease else ():
+            owner.add_metric([node.name, gpu.uuid, seat.id, seat.model], 1)
+    yield faulty
+    yield owner

@@ -1,0 +1,178 @@
+"""``GET /v1/history``: what happened since a point in time. ``GET /v1/requests/ID``: the story of one request.
+
+Both are read from the bus's streams."""
+
+import asyncio
+import time
+from collections import deque
+from typing import Any, get_args
+
+from aiohttp import web
+
+from kybernate.bus.port import ALL_EVENTS, Bus, BusError
+from kybernate.envelope import Message, Pattern, slug
+from kybernate.messages import DecisionKind, GroupDecided, RequestEnded, SeatActivated, SeatEvent
+from services.router.api import RouterError
+
+LONGEST_READ_SECONDS = 8.0
+MOST_EVENTS = 10_000
+DEFAULT_EVENTS = 1_000
+SINCE_SECONDS = 600.0
+SLICE = 20
+"""Events that are decoded before other work of the router has its turn."""
+
+
+BEFORE_SECONDS = 120.0
+"""A switch that served a request may have begun so long before it arrived."""
+
+
+class History:
+    """Reads stored events; one reader at a time."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._turn = asyncio.Semaphore(1)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Return the newest events of ``since`` (unix seconds, default ten minutes ago) to now, oldest first.
+
+        ``kind``: a decision (``switch``, ``stay``) or the last word of a subject (``activated``, ``decided``,
+        ``operation``); ``model``, ``group``, ``op``; ``limit``. ``complete`` is false where older ones were left out.
+        """
+        query = request.query
+        since = _number(query.get("since"), time.time() - SINCE_SECONDS, "since")
+        limit = int(_number(query.get("limit"), DEFAULT_EVENTS, "limit"))
+        if not 1 <= limit <= MOST_EVENTS:
+            raise RouterError(400, "invalid_field", f"limit: {limit} is not between 1 and {MOST_EVENTS}")
+        wanted = {name: query[name] for name in ("kind", "model", "group", "op") if query.get(name)}
+        try:
+            async with asyncio.timeout(LONGEST_READ_SECONDS), self._turn:
+                events, found = await self._read(since, wanted, limit)
+        except TimeoutError:
+            text = f"too many events since then to be read in {LONGEST_READ_SECONDS:g} s; ask for less time or one kind"
+            raise RouterError(503, "history_too_long", text, 2) from None
+        except BusError as error:
+            raise RouterError(503, "events_unavailable", f"past events cannot be read: {error}", 2) from error
+        return web.json_response({"since": since, "events": events, "complete": found <= limit})
+
+    async def request(self, request: web.Request) -> web.StreamResponse:
+        """Return the record of a request that was held or failed, the steps to its end, and the events behind them."""
+        name = request.match_info["request"]
+        try:
+            async with asyncio.timeout(LONGEST_READ_SECONDS), self._turn:
+                record = await self._bus.ended(name)
+                if record is None:
+                    text = "it waits still, was served at once, or ended more than a day ago; see kyb why MODEL"
+                    raise RouterError(404, "no_record", f"no record of request {name!r}: {text}")
+                since = record.arrived_at - BEFORE_SECONDS
+                events = [event async for event in self._bus.replay(since=since) if _of_story(event, record)]
+        except TimeoutError:
+            raise RouterError(503, "history_too_long", "too many events to be read in time", 2) from None
+        except BusError as error:
+            raise RouterError(503, "events_unavailable", f"past events cannot be read: {error}", 2) from error
+        return web.json_response(story(record, events))
+
+    async def _read(self, since: float, wanted: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], int]:
+        kept: deque[dict[str, Any]] = deque(maxlen=limit)
+        seen = found = 0
+        async for event in self._bus.replay(since=since, pattern=_pattern(wanted.get("kind", ""))):
+            seen += 1
+            if seen % SLICE == 0:
+                await asyncio.sleep(0)
+            if event.at >= since and _matches(event, wanted):
+                kept.append(_as_json(event))
+                found += 1
+        return list(kept), found
+
+
+def story(record: RequestEnded, events: list[Message]) -> dict[str, Any]:
+    """The request, its steps with the seconds since its arrival, and the seconds of each phase. Pure.
+
+    The events are those of its seat and the decisions about its model; the switch that brought the seat adds the others
+    with the same ``op``.
+    """
+    end = record.arrived_at + (record.seconds if record.first_byte_seconds is None else record.first_byte_seconds)
+    mine = [event for event in events if isinstance(event, SeatEvent) and event.seat == record.seat]
+    came = [event for event in mine if isinstance(event, SeatActivated) and record.arrived_at <= event.at <= end]
+    op = came[-1].op if came else ""
+    shown = [event for event in events if _shown(event, record, op, end)]
+    phases = {"hold": record.held_seconds, **(came[-1].seconds if came else {})}
+    phases.pop("total", None)
+    if record.first_byte_seconds is not None:
+        phases["first_byte"] = max(0.0, record.first_byte_seconds - record.held_seconds)
+    steps = [_step(event, event.at - record.arrived_at) for event in shown]
+    steps.append({"step": "arrived", "at": 0.0, "router": record.router, "model": record.model})
+    if record.seat:
+        steps.append({"step": "forwarded", "at": record.held_seconds, "seat": record.seat, "model": record.model})
+    if record.first_byte_seconds is not None:
+        steps.append({"step": "first-byte", "at": record.first_byte_seconds})
+    steps.append({"step": "ended", "at": record.seconds, "status": record.status, "reason": record.reason})
+    steps.sort(key=lambda step: float(step["at"]))
+    return {
+        "request": record.model_dump(mode="json"),
+        "phases": {name: round(seconds, 4) for name, seconds in phases.items()},
+        "steps": steps,
+        "events": [_as_json(event) for event in shown],
+    }
+
+
+def _of_story(event: Message, record: RequestEnded) -> bool:
+    """Whether an event may belong to the story: also other seats', which may have been in the same switch."""
+    if event.at > record.arrived_at + record.seconds:
+        return False
+    return isinstance(event, SeatEvent | GroupDecided)
+
+
+def _shown(event: Message, record: RequestEnded, op: str, end: float) -> bool:
+    if event.at > end:
+        return False
+    if op and getattr(event, "op", "") == op:
+        return True
+    if event.at < record.arrived_at:
+        return False
+    if isinstance(event, GroupDecided):
+        return event.model == record.model
+    return isinstance(event, SeatEvent) and bool(record.seat) and event.seat == record.seat
+
+
+def _step(event: Message, at: float) -> dict[str, Any]:
+    word = event.subject.rpartition(".")[2]
+    step: dict[str, Any] = {"step": word, "at": at}
+    facts = ["decision", "group", "model", "victim_model", "reason"]
+    if not isinstance(event, GroupDecided):
+        facts = ["seat", "model", "reason", "seconds"]
+    return step | {name: value for name in facts if (value := getattr(event, name, None))}
+
+
+def _as_json(event: Message) -> dict[str, Any]:
+    return {"type": event.kind(), **event.model_dump(mode="json", exclude_none=True)}
+
+
+def _pattern(kind: str) -> Pattern[Message]:
+    if not kind:
+        return ALL_EVENTS
+    if kind in get_args(DecisionKind):
+        return GroupDecided.pattern()
+    return Pattern(f"kyb.v1.evt.*.*.{slug(kind)}", Message)
+
+
+def _matches(event: Message, wanted: dict[str, str]) -> bool:
+    kind, model = wanted.get("kind", ""), wanted.get("model")
+    if isinstance(event, GroupDecided):
+        models = {event.model, event.victim_model}
+        if kind in get_args(DecisionKind) and event.decision != kind:
+            return False
+    else:
+        models = {event.model} if isinstance(event, SeatEvent) else set()
+    if model is not None and model not in models:
+        return False
+    return all(getattr(event, name, None) == wanted[name] for name in ("group", "op") if name in wanted)
+
+
+def _number(text: str | None, default: float, name: str) -> float:
+    if not text:
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        raise RouterError(400, "invalid_field", f"{name}: {text!r} is not a number") from None

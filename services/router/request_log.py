@@ -1,0 +1,78 @@
+"""The record of each request that was held or failed: published when it ends, never waited for."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import NoReturn
+
+from kybernate.bus.port import Bus, BusError
+from kybernate.messages import RequestEnded
+from services.router.core.step import Forward
+
+MOST_WAITING = 1_000
+"""Records that wait to be published; further ones are dropped."""
+PAUSE_SECONDS = 0.01
+"""Between two records: a router publishes at most a hundred in a second."""
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """What is known of one call so far."""
+
+    arrived_at: float
+    """Unix seconds."""
+    cause: str
+    model: str = ""
+    to: Forward | None = None
+    """Where it was forwarded last."""
+    first_byte_at: float | None = None
+    """Unix seconds."""
+    reason: str = ""
+    """Code of the error, if it failed."""
+
+
+class RequestLog:
+    """``note`` may be called from any task of the loop; ``run`` publishes."""
+
+    def __init__(self, bus: Bus, router: str) -> None:
+        self._bus, self._router = bus, router
+        self._queue: asyncio.Queue[RequestEnded] = asyncio.Queue(MOST_WAITING)
+        self.dropped = 0
+        """Records that were not published: too many, or the bus was away."""
+
+    def note(self, call: CallRecord, status: int) -> None:
+        """The call has ended. One that was served at once leaves no record."""
+        held = call.to is None or call.to.held_seconds > 0
+        if not call.model or (status < 429 and not held):
+            return
+        seconds = max(0.0, time.time() - call.arrived_at)
+        first = call.first_byte_at
+        record = RequestEnded(
+            cause=call.cause,
+            request=call.cause,
+            router=self._router,
+            model=call.model,
+            node=call.to.key.partition(".")[0] if call.to is not None else "",
+            seat=call.to.seat if call.to is not None else "",
+            epoch=call.to.epoch if call.to is not None else 0,
+            arrived_at=call.arrived_at,
+            held_seconds=call.to.held_seconds if call.to is not None else seconds,
+            first_byte_seconds=None if first is None else max(0.0, first - call.arrived_at),
+            seconds=seconds,
+            status=status,
+            reason=call.reason,
+        )
+        try:
+            self._queue.put_nowait(record)
+        except asyncio.QueueFull:
+            self.dropped += 1
+
+    async def run(self) -> NoReturn:
+        """Publish until cancelled."""
+        while True:
+            record = await self._queue.get()
+            try:
+                await self._bus.publish(record)
+            except BusError:
+                self.dropped += 1
+            await asyncio.sleep(PAUSE_SECONDS)

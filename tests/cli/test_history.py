@@ -1,0 +1,54 @@
+"""``kyb events --since``, ``kyb why --last-switch`` and ``kyb why request``."""
+
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from conftest import Kyb, SmallRouter
+
+
+async def test_stored_events_and_decisions_of_a_model_are_shown(kyb: "Kyb", router: "SmallRouter") -> None:
+    shown = await kyb("events", "--since", "10m", "--model", "gemma-3-27b", "--url", router.url)
+    assert shown.code == 0, shown.err
+    activated, switch = shown.out.splitlines()
+    assert "activated" in activated
+    assert "switch" in switch
+    assert "gemma-3-27b in the place of qwen3-32b" in switch
+    assert switch.endswith("0.7 > 0.2")
+    [line] = (
+        await kyb("events", "--since", "7d", "--kind", "switch", "-o", "json", "--url", router.url)
+    ).out.splitlines()
+    assert json.loads(line)["op"] == "G0-7"
+    wrong = await kyb("events", "--since", "yesterday", "--url", router.url)
+    assert (wrong.code, "10m" in wrong.err) == (2, True)
+
+
+async def test_following_goes_on_after_the_last_stored_event_that_was_shown(kyb: "Kyb", router: "SmallRouter") -> None:
+    shown = await kyb("events", "--since", "10m", "--kind", "parked", "-o", "json", "--url", router.url)
+    assert shown.out == ""
+    live = await kyb("events", "--kind", "parked", "-o", "json", "--url", router.url)
+    assert json.loads(live.out)["state"] == "parked"
+    live = await kyb("events", "--model", "gemma-3-27b", "-o", "json", "--url", router.url)
+    assert live.out == ""  # the one live event is about another model
+
+
+async def test_the_last_switch_of_a_model_has_its_reason_its_numbers_and_its_seconds(
+    kyb: "Kyb", router: "SmallRouter"
+) -> None:
+    text = (await kyb("why", "model/gemma-3-27b", "--last-switch", "--url", router.url)).out
+    for part in ("0.7 > 0.2", "3 waiting (oldest 8.2 s)", "took: park 1.250 s"):
+        assert part in text
+    body = json.loads((await kyb("why", "gemma-3-27b", "--last-switch", "-o", "json", "--url", router.url)).out)
+    assert (body["decision"]["op"], body["seconds"]) == ("G0-7", {"park": 1.25})
+    none = await kyb("why", "--last-switch", "--url", router.url)
+    assert (none.code, "name a model" in none.err) == (2, True)
+
+
+async def test_the_story_of_one_request_is_shown_in_steps(kyb: "Kyb", router: "SmallRouter") -> None:
+    lines = (await kyb("why", "request", "req/7", "--url", router.url)).out.splitlines()
+    assert lines[0] == "request req/7 for gemma-3-27b, by router router-0"
+    assert lines[2].split(maxsplit=2)[2] == "decided: switch gemma-3-27b in the place of qwen3-32b; 0.7 > 0.2"
+    assert lines[4].split() == ["3.500", "s", "ended", "with", "200"]
+    assert lines[5].strip() == "hold 2.500 s, drain 0.400 s"
+    missing = await kyb("why", "request", "x", "--url", router.url)
+    assert (missing.code, "no record" in missing.err) == (1, True)

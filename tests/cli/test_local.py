@@ -1,0 +1,92 @@
+"""``kyb logs``, ``kyb status --services``, ``kyb top`` and ``kyb doctor``, beside a stack of this machine."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kybernate.dev.stack.stack_file import StackFile
+
+if TYPE_CHECKING:
+    from conftest import Kyb, SmallRouter
+
+
+@pytest.fixture
+def stack(kyb: "Kyb", router: "SmallRouter", tmp_path: Path) -> Iterator[Path]:
+    """The folder of a running stack with two processes, of which one runs, and one engine."""
+    folder = tmp_path / "kyb-1"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "logs" / "router.log").write_text("".join(f"line {number}\n" for number in range(300)))
+    (folder / "logs" / "gpu_manager.log").write_text("the ledger is broken, password=hunter2\n")
+    engine = folder / "kubelet" / "logs" / "demo_gemma_uid-7" / "engine.log"
+    engine.parent.mkdir(parents=True)
+    engine.write_text("loading weights\n")
+    file = StackFile()
+    assert file.claim()
+    file.write({"url": router.url, "folder": str(folder), "pids": {"router": os.getpid()}})
+    yield folder
+    file.release()
+
+
+async def test_the_log_of_a_service_or_of_a_models_engine_is_shown(kyb: "Kyb", stack: Path) -> None:
+    assert (await kyb("logs", "router", "-n", "2")).out.splitlines() == ["line 298", "line 299"]
+    assert "the ledger is broken" in (await kyb("logs", "gpu-manager")).out
+    assert (await kyb("logs", "model/gemma-3-27b")).out == "loading weights\n"
+    unknown = await kyb("logs", "nothing")
+    assert (unknown.code, "gpu_manager, router" in unknown.err) == (1, True), stack
+
+
+async def test_services_that_do_not_run_are_named(kyb: "Kyb", stack: Path) -> None:
+    text = (await kyb("status", "--services")).out
+    assert "gpu_manager    does not run: kyb logs gpu_manager" in text
+    assert f"router         pid {os.getpid()}" in text
+    body = json.loads((await kyb("status", "--services", "-o", "json")).out)
+    assert {row["name"]: row["running"] for row in body["services"]} == {"gpu_manager": False, "router": True}, stack
+
+
+async def test_the_model_that_waits_longest_against_its_slo_comes_first(kyb: "Kyb", router: "SmallRouter") -> None:
+    lines = (await kyb("top", "--once", "--url", router.url)).out.splitlines()
+    assert lines[0].split()[:4] == ["model", "group", "state", "waiting"]
+    assert lines[1].split()[:5] == ["gemma", "G0", "parked", "3", "8.2"]
+    rows = json.loads((await kyb("top", "-o", "json", "--url", router.url)).out)["models"]
+    assert [row["model"] for row in rows] == ["gemma", "qwen", "phi"]
+
+
+async def test_the_doctor_reads_the_stack_and_packs_what_a_report_needs(
+    kyb: "Kyb", stack: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "report.tar.gz"
+    done = await kyb("doctor", "-o", "json", "--bundle", str(file))
+    found = {finding["check"]: finding for finding in json.loads(done.out)["findings"]}
+    assert done.code == 1
+    assert "gpu_manager does not run" in found["processes"]["finding"]
+    assert "quarantined: a foreign process holds GPU 1" in found["seat"]["finding"]
+    assert "http://x does not answer" in found["manager"]["finding"]
+    listed = subprocess.run(["tar", "-tzf", str(file)], capture_output=True, text=True, check=True).stdout.split()
+    names = {"doctor.json", "seats.json", "why.json", "events.jsonl", "logs/gpu_manager.log"}
+    assert {f"kybernate/{name}" for name in names} <= set(listed)
+    logged = ["tar", "-xzOf", str(file), "kybernate/logs/gpu_manager.log"]
+    text = subprocess.run(logged, capture_output=True, text=True, check=True).stdout
+    assert text.startswith("the ledger is broken, password=REDACTED"), stack
+
+
+async def test_without_a_stack_the_commands_name_the_remedy(kyb: "Kyb") -> None:
+    for argv in (("logs", "router"), ("status", "--services")):
+        done = await kyb(*argv)
+        assert (done.code, "kyb up" in done.err) == (1, True)
+    done = await kyb("doctor")
+    assert done.code == 1
+    assert done.out.startswith("FAIL router")
+
+
+async def test_version_and_help_have_their_usual_names(kyb: "Kyb") -> None:
+    assert (await kyb("--version")).out == (await kyb("version")).out
+    assert "Usage: kyb" in (await kyb("-h")).out
+    assert "--since" in (await kyb("events", "-h")).out
+    done = subprocess.run([sys.executable, "-m", "kybernate", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("kyb ")

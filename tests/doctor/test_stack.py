@@ -1,0 +1,156 @@
+"""``kyb doctor`` on broken stacks: each names its cause and a remedy."""
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kybernate.cli.stack_facts import skew, without_secrets, write_bundle
+from kybernate.doctor import Finding, Severity, exit_code
+from kybernate.doctor.host_checks import check_host
+from kybernate.doctor.model import DriverFacts, HostFacts
+from kybernate.doctor.stack import StackFacts, check_stack
+
+SEAT = {"seat": "s0", "model": "qwen", "node": "n1", "pod": "demo/qwen", "vram_bytes": 40 * 2**30}
+SOUND = StackFacts(
+    url="http://r:8780",
+    seats=({**SEAT, "state": "active"}, {**SEAT, "seat": "s1", "state": "parked"}, {"state": "free"}),
+    gpus=({"node": "n1", "index": 0, "healthy": True},),
+    managers=({"node": "n1", "policy": "kyb-balanced", "groups": []},),
+    skew_seconds=-0.4,
+    processes={"nats": True, "plugin": True, "router": True},
+    disk=("/tmp/kyb-1", 10 * 2**30),
+    available_bytes=64 * 2**30,
+)
+
+
+def troubles(facts: StackFacts) -> list[Finding]:
+    return [finding for finding in check_stack(facts) if finding.level is not Severity.OK]
+
+
+def test_a_sound_stack_has_no_finding_that_fails() -> None:
+    assert troubles(SOUND) == []
+    assert exit_code(check_stack(SOUND)) == 0
+
+
+BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
+    "NATS is away": (
+        lambda facts: replace(facts, unmet={"bus": "not connected to NATS; see KYB_NATS_URL"}, history="bus is down"),
+        "bus", "not connected to NATS", "KYB_NATS_URL",
+    ),
+    "streams are missing": (
+        lambda facts: replace(facts, history="stored events: not on the NATS server"),
+        "streams", "not on the NATS server", "kyb bus init",
+    ),
+    "the plugin is dead": (
+        lambda facts: replace(facts, processes={**facts.processes, "plugin": False}),
+        "processes", "plugin does not run", "kyb logs plugin",
+    ),
+    "the manager is dead": (
+        lambda facts: replace(facts, managers=({"node": "n1", "unanswered": "its manager does not answer"},)),
+        "manager", "does not answer", "gpu_manager",
+    ),
+    "no host memory": (
+        lambda facts: replace(facts, available_bytes=2**28),
+        "host memory", "0.2 GiB of host memory", "park fewer seats",
+    ),
+    "the clock is off": (
+        lambda facts: replace(facts, skew_seconds=-95.0),
+        "clock", "differ by 95 s", "chrony",
+    ),
+    "an engine is down": (
+        lambda facts: replace(facts, engines={"qwen": "Connection refused"}),
+        "engine", "the engine of qwen is active and does not answer: Connection refused", "kyb logs qwen",
+    ),
+    "the key is wrong": (
+        lambda facts: StackFacts(refusal="this API key is not known", refusal_code="invalid_api_key"),
+        "router", "refused this key", "KYB_API_KEY_FILE",
+    ),
+    "the disk is full": (
+        lambda facts: replace(facts, disk=("/tmp/kyb-1", 2**20)),
+        "disk", "ledger, journal and streams", "TMPDIR",
+    ),
+    "the stack file is stale": (
+        lambda facts: StackFacts(stale_file="/run/stack.json", refusal="no stack runs", refusal_code=""),
+        "stack file", "has ended", "kyb up",
+    ),
+    "a parked seat is lost": (
+        lambda facts: replace(facts, seats=({**SEAT, "state": "lost", "reason": "its copy is gone"},)),
+        "seat", "s0 (qwen) on n1 is lost: its copy is gone", "delete its pod",
+    ),
+    "a container exits again and again": (
+        lambda facts: replace(facts, seats=({**SEAT, "state": "backoff", "reason": "exit code 1"},)),
+        "seat", "exit code 1", "kyb logs qwen",
+    ),
+    "a GPU is faulty": (
+        lambda facts: replace(facts, gpus=({"node": "n1", "index": 3, "healthy": False, "reason": "XID 79"},)),
+        "gpu", "GPU 3 of n1: XID 79", "dmesg",
+    ),
+    "a foreign process uses a GPU": (
+        lambda facts: replace(facts, managers=(node("foreign-process", "python3 (pid 7) belongs to no seat"),)),
+        "foreign-process", "python3 (pid 7)", "kyb why",
+    ),
+    "a group is drained": (
+        lambda facts: replace(facts, managers=(node("drained", "x", drained="drained by alice"),)),
+        "drain", "drained by alice", "kyb resume group G0",
+    ),
+}  # fmt: skip
+
+
+def node(stage: str, text: str, drained: str = "") -> dict[str, Any]:
+    seats = [{"seat": "s0", "stage": {"stage": stage, "text": text}}]
+    return {"node": "n1", "policy": "p", "groups": [{"group": "G0", "drained": drained, "seats": seats}]}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_stack_is_named_with_its_remedy(broken: str) -> None:
+    breaks, check, text, remedy = BROKEN[broken]
+    found = [finding for finding in troubles(breaks(SOUND)) if finding.check == check]
+    assert found, troubles(breaks(SOUND))
+    assert text in found[0].finding
+    assert remedy in found[0].remedy
+
+
+def test_a_control_group_without_a_freezer_is_named_by_the_check_of_the_node() -> None:
+    found = [finding for finding in check_host(DriverFacts(fake=True), HostFacts(cgroup="v2")) if finding.remedy]
+    assert any(finding.check == "cgroup" and "no freezer" in finding.finding for finding in found)
+
+
+def test_only_reports_from_the_future_and_the_routers_date_tell_of_a_clock() -> None:
+    past, future = {"reported_at": 900.0}, {"reported_at": 1030.0}
+    assert skew((past,), None, 1000.0) is None
+    assert skew((past, future), None, 1000.0) == 30.0
+    assert skew((future,), 940.0, 1000.0) == -60.0
+
+
+def test_a_bundle_contains_the_findings_and_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("KYB_URL", "http://127.0.0.1:9")  # nothing listens there
+    file = tmp_path / "report.tar.gz"
+    assert write_bundle(file, [Finding("bus", Severity.FAIL, "nats://kyb:geheim@nats:4222 is away")], None) == [
+        "doctor.json"
+    ]
+    with tarfile.open(fileobj=io.BytesIO(file.read_bytes())) as tar:
+        member = tar.extractfile("kybernate/doctor.json")
+        assert member is not None
+        text = member.read().decode()
+    assert json.loads(text)[0]["finding"] == "nats://REDACTED@nats:4222 is away"
+    assert file.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("Authorization: Bearer kyb-1234", "Authorization: REDACTED"),
+        ('{"api_key": "abc", "max_tokens": 7}', '{"api_key": "REDACTED", "max_tokens": 7}'),
+        ("seed SUAM" + "A" * 54 + " here", "seed REDACTED here"),
+        ("password=hunter2, user=me", "password=REDACTED, user=me"),
+    ],
+)
+def test_secrets_are_blanked_out(text: str, clean: str) -> None:
+    assert without_secrets(text) == clean

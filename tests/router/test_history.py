@@ -1,0 +1,92 @@
+"""What happened before: stored events and decisions, and the story of one request."""
+
+from typing import Any
+
+from kybernate.messages import GroupDecided
+from kybernate.seat import SeatState
+from tests.router.world import World, world
+from tests.until import until
+
+
+async def story_of(w: World, request: str) -> Any:
+    """The story, once the record was published."""
+    found: list[Any] = []
+
+    async def published() -> bool:
+        answer = await w.call("GET", f"/v1/requests/{request}")
+        found[:] = [answer.json]
+        return answer.status == 200
+
+    await until(published, what=f"the record of {request} is stored", saw=lambda: found)
+    return found[0]
+
+
+def decided(**fields: Any) -> GroupDecided:
+    facts = {"cause": "c", "node": "n1", "group": "G0", "decision": "switch", "op": "G0-7"}
+    return GroupDecided.model_validate(facts | fields)
+
+
+async def test_history_is_selected_by_kind_model_group_op_and_time():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        await w.seat("s1", "qwen")
+        await w.manager.move("s0", SeatState.ACTIVATING)
+        await w.manager.bus.publish(decided(model="llama", victim_model="qwen"))
+        await w.manager.bus.publish(decided(model="llama", decision="stay", op="", group="G1"))
+
+        async def found(query: str = "") -> list[str]:
+            body = (await w.call("GET", f"/v1/history{query}")).json
+            assert body["complete"] is True
+            return [event.get("decision") or event["state"] for event in body["events"]]
+
+        assert await found() == ["activating", "switch", "stay"]
+        assert await found("?model=qwen") == ["switch"]
+        assert await found("?model=llama&kind=stay") == ["stay"]
+        assert await found("?kind=decided&group=G0") == ["switch"]
+        assert await found("?kind=leased") == ["activating"]
+        assert await found("?op=G0-7") == ["switch"]
+        assert await found("?since=99999999999") == []
+        newest = (await w.call("GET", "/v1/history?limit=1")).json
+        assert (newest["events"][0]["decision"], newest["complete"]) == ("stay", False)
+        for query in ("?since=soon", "?limit=0"):
+            assert (await w.call("GET", f"/v1/history{query}")).status == 400
+        w.bus.cut()
+        assert (await w.call("GET", "/v1/history")).status == 503
+
+
+async def test_a_held_request_leaves_its_story_and_one_that_was_served_at_once_does_not():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        held = w.ask("llama", X_Request_Id="req-7")
+        await until(lambda: w.held("llama") == 1, what="the request is held")
+        await w.manager.bus.publish(decided(model="llama", incoming="s0", cause="req-7", reason="it waits"))
+        await w.manager.activate("s0", "req-7")
+        assert (await held).status == 200
+        assert (await w.ask("llama", X_Request_Id="req-8")).status == 200
+
+        story = await story_of(w, "req-7")
+        assert story["request"]["model"] == "llama"
+        assert (story["request"]["seat"], story["request"]["status"]) == ("s0", 200)
+        assert story["request"]["held_seconds"] > 0
+        assert set(story["phases"]) == {"hold", "control", "first_byte"}
+        steps = [step["step"] for step in story["steps"]]
+        assert steps == ["arrived", "decided", "leased", "activated", "forwarded", "first-byte", "ended"]
+        assert [step["at"] for step in story["steps"]] == sorted(step["at"] for step in story["steps"])
+        missing = await w.call("GET", "/v1/requests/req-8")
+        assert (missing.status, missing.code) == (404, "no_record")
+
+
+async def test_a_request_that_waited_in_vain_leaves_the_reasons_for_it():
+    async with world(hold_seconds=0.2) as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        waits = w.ask("llama", X_Request_Id="req-9")
+        await until(lambda: w.held("llama") == 1, what="the request is held")
+        await w.manager.bus.publish(decided(model="llama", decision="stay", op="", reason="pinned"))
+        assert (await waits).status == 503
+
+        story = await story_of(w, "req-9")
+        assert (story["request"]["reason"], story["request"]["seat"]) == ("hold_timeout", "")
+        assert [step["step"] for step in story["steps"]] == ["arrived", "decided", "ended"]
+        assert story["steps"][1]["reason"] == "pinned"

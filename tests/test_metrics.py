@@ -1,0 +1,123 @@
+"""Every query of the dashboards and alerts asks for series, and for labels, that the services have."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kybernate.health import Health
+from kybernate.policy.rules import Quantum
+from services.gpu_manager.live_policy import GuardedPolicy
+from services.gpu_manager.metrics import ManagerMetrics
+from services.plugin.metrics import PluginMetrics
+from tests.manager.world import World
+from tests.router.world import world as router_world
+
+CHART = Path(__file__).parent.parent / "helm/kybernate"
+OPERATE = Path(__file__).parent.parent / "docs/operate.md"
+ADDED = {"pod", "job", "namespace", "le"}
+"""Labels that Prometheus adds."""
+Series = dict[str, set[str]]
+
+
+def series_of(text: str) -> Series:
+    """Labels by name of series."""
+    found: Series = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def scraped(registry: CollectorRegistry) -> Series:
+    return series_of(generate_latest(registry).decode())
+
+
+def manager_series() -> Series:
+    """Of a manager whose group has switched from b to a."""
+    world, registry = World(), CollectorRegistry()
+    world.boot()
+    a, b = world.fill("a", "b")
+    manager: Any = SimpleNamespace(node=world.node, now=lambda: world.now, observe=None, observe_write=None)
+    ManagerMetrics(registry, manager, GuardedPolicy("quantum", Quantum()))
+    world.tick(10)
+    world.effects.clear()
+    world.traffic(a, waiting=2, oldest=3.0)
+    before = generate_latest(registry).decode()
+    world.quiet(b)
+    world.finish()
+    for effect in world.effects:
+        manager.observe(effect)
+    text = generate_latest(registry).decode()
+    assert 'kybernate_waiting_requests{model="a",node="n1"} 2.0' in before
+    assert 'kybernate_oldest_wait_seconds{model="a",node="n1"} 3.0' in before
+    assert 'kybernate_decisions_total{by="policy",decision="switch",group="G0"} 1.0' in text
+    assert 'kybernate_switch_seconds_count{backend="fake",group="G0",phase="total"} 1.0' in text
+    assert f'kybernate_gpu_owner{{gpu="GPU-0",model="a",node="n1",seat="{a}"}} 1.0' in text
+    return series_of(text)
+
+
+@pytest.fixture
+async def series() -> Series:
+    plugin = CollectorRegistry()
+    metrics = PluginMetrics(plugin, lambda: {"kyb.ai/gpu-1x-seat": 3})
+    metrics.waited(True, 0.2)
+    async with router_world() as w:
+        await w.seat("s0", "llama", slo_seconds=20.0)
+        assert (await w.ask("llama")).status == 200
+        text = (await w.call("GET", "/metrics")).body.decode()
+        assert 'kybernate_router_slo_requests_total{model="llama",outcome="met",tier="standard"} 1.0' in text
+        assert 'kybernate_router_hold_seconds_count{model="llama",tier="standard"} 1.0' in text
+    parts = [series_of(text), manager_series(), scraped(plugin), scraped(Health().registry)]
+    return {name: labels for part in parts for name, labels in part.items()}
+
+
+def alerts() -> Iterator[tuple[str, str]]:
+    """Name and expression; the chart's braces do not matter."""
+    text = (CHART / "templates/monitoring.yaml").read_text()
+    for block in text.split("- alert: ")[1:]:
+        name, _, rest = block.partition("\n")
+        yield name.strip(), re.split(r"\n +(?:for|labels):", rest.partition("expr:")[2])[0]
+
+
+def panels() -> Iterator[tuple[str, str]]:
+    for file in (CHART / "dashboards").glob("*.json"):
+        for panel in json.loads(file.read_text())["panels"]:
+            for target in panel.get("targets", ()):
+                yield panel["title"], target["expr"]
+
+
+async def test_every_query_of_dashboards_and_alerts_asks_for_series_and_labels_that_exist(series: Series) -> None:
+    asked = [*alerts(), *panels()]
+    assert len(asked) > 40
+    for title, query in asked:
+        names = re.findall(r"\bkybernate_\w+", query)
+        for name, selector in re.findall(r"\b(kybernate_\w+)(?:\{([^}]*)\})?", query):
+            known = series.get(name)
+            if name == "kybernate_router_cuts_total" or name == "kybernate_router_requests_total":
+                known = {"model", "code"}
+            assert known is not None, f"{title}: no service has {name}"
+            missing = set(re.findall(r"(\w+) *[=!]", selector)) - known - ADDED
+            assert not missing, f"{title}: {name} has no labels {missing}"
+        for listed in re.findall(r"\bby *\(([^)]*)\)", query):
+            wanted = {label.strip() for label in listed.split(",")} - ADDED
+            assert all(wanted <= (series.get(name) or {"model", "code"}) for name in names), f"{title}: by {wanted}"
+
+
+async def test_metrics_follow_prometheus_conventions(series: Series) -> None:
+    for name in series:
+        assert name.startswith(("kybernate_", "process_")), name
+        assert not name.endswith("_created"), name
+        assert not re.search(r"(_ms|_minutes|_mb|_gib)$", name), name
+
+
+def test_every_alert_has_its_row_in_the_runbook() -> None:
+    runbook = OPERATE.read_text()
+    missing = [name for name, _ in alerts() if f"| `{name}` |" not in runbook]
+    assert not missing
