@@ -155,6 +155,7 @@ def ask(node: NodeState, begun: RecoveryBegun, now: Now) -> None:
     It fences all GPUs of the node: seats of others may be on their way there.
     """
     highest = max((begun.ledger.epoch, *(ticket.epoch for ticket in open_tickets(begun.ledger, begun.tickets))))
+    highest += _ROWS_LATE * begun.ledger.lost  # a job with a later epoch may be on its way, and the clock set back
     node.epoch = max(node.epoch, highest, _published_epoch(highest, begun.published))
     entries = {entry.seat: entry for entry in begun.ledger.seats}
     targets = []

@@ -455,6 +455,23 @@ def test_a_seat_that_is_as_an_older_ledger_has_it_is_published_again(world: Worl
     assert world.managed(a).epoch > published[a]
 
 
+def test_without_its_last_record_a_manager_fences_above_what_that_may_have_held(world: World) -> None:
+    """The clock of the day was set back: epochs go on by ones. A job of the lost record may arrive later."""
+    world.fill("a", "b")
+    kept, world.unix_offset = recovery.ledger(world.node, "boot"), -3600.0
+    world.tick(10)
+    world.traffic(world.seat(0, 0), waiting=1)
+    world.quiet(world.seat(0, 1))
+    job = world.job()
+    assert job.epoch > kept.epoch
+    world.board = world.new_board()
+
+    begun = RecoveryBegun(world.owners(), kept.model_copy(update={"lost": True}))
+    question = next(effect for effect in world.board.handle(begun, world.now) if isinstance(effect, AskJobs))
+
+    assert question.epoch > job.epoch
+
+
 def test_every_seat_that_an_adopted_job_parks_is_leaving(world: World) -> None:
     """A job may park several seats: one that is not adopted would seem to hold the group beside the incoming one."""
     a, b = world.drained_switch()
