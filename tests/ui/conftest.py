@@ -99,7 +99,7 @@ def _history(w: World, since: float) -> None:
         values = {"cause": f"request-{epoch}", "op": f"op{epoch}", "node": NODE, "group": group, "model": model}
         values |= {"seat": f"s{number}", "state": state, "at": at, "epoch": epoch, "seq": next(seqs)} | fields
         event = EVENT_OF_STATE[state].model_validate(values)
-        w.server.stored[event.id] = (event.subject, event.body())
+        w.server.stored[event.id] = (event.subject, event.body(), event.at)
 
     store(4, S.ACTIVE, since, next(epochs))
     for first, pause in ((0, 70.0), (2, 110.0)):
