@@ -14,6 +14,7 @@ from kybernate.sizes import parse_bytes, parse_seconds
 
 PREFIX = "kyb.ai/"
 BACKEND = "kyb.ai/backend"
+ENGINE_KEY = "kyb.ai/engine-key"
 MAX_REQUESTS = "kyb.ai/max-requests"
 MODEL = "kyb.ai/model"
 PIN = "kyb.ai/pin"
@@ -24,6 +25,7 @@ REBALANCE = "kyb.ai/rebalance"
 SLO = "kyb.ai/slo"
 STALL_BUDGET = "kyb.ai/stall-budget"
 TIER = "kyb.ai/tier"
+VERIFY = "kyb.ai/verify"
 VRAM = "kyb.ai/vram"
 
 UNSUPPORTED = {
@@ -55,6 +57,8 @@ class SeatAnnotations:
 
     backend: str = "cuda"
     """How it is parked."""
+    engine_key: str = ""
+    """Name of the key that its engine requires; empty: none."""
     max_requests: int = 0
     """Requests that the engine serves at once; 0: learned by the routers."""
     model: str = ""
@@ -74,6 +78,8 @@ class SeatAnnotations:
     stall_budget_seconds: float | None = None
     """Model seconds; None: its tier's."""
     tier: str = STANDARD
+    verify: bool = True
+    """Compare its models' answers before it serves again."""
     vram_bytes: int | None = None
     """Footprint when active, over all its GPUs; None: not declared."""
     problems: tuple[AnnotationProblem, ...] = ()
@@ -147,6 +153,18 @@ def _seconds(text: str) -> float:
     return parse_seconds(text)
 
 
+def _switch(text: str) -> bool:
+    if text.lower() not in ("on", "off"):
+        raise ValueError
+    return text.lower() == "on"
+
+
+def _file_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", text):
+        raise ValueError
+    return text
+
+
 def _slo(text: str) -> float:
     if (seconds := _seconds(text)) <= 0:
         raise ValueError
@@ -163,6 +181,12 @@ _FLAG = "is neither true nor false", 'write "true" or "false"'
 _IN_SECONDS = 'write seconds, such as "20s" or "500ms"'
 _PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
     BACKEND: ("backend", str, "", ""),
+    ENGINE_KEY: (
+        "engine_key",
+        _file_name,
+        "is not the name of a key",
+        "write the name of a file in KYB_ENGINE_KEYS_DIR",
+    ),
     MAX_REQUESTS: (
         "max_requests",
         _number(1, 1_000_000),
@@ -178,6 +202,7 @@ _PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
     SLO: ("slo_seconds", _slo, "is not a duration above 0 with a unit", _IN_SECONDS),
     STALL_BUDGET: ("stall_budget_seconds", _seconds, "is not a duration with a unit", _IN_SECONDS),
     TIER: ("tier", str, "", ""),
+    VERIFY: ("verify", _switch, "is neither on nor off", 'write "on" or "off"'),
     VRAM: ("vram_bytes", _vram, "is not a size with a unit", 'write bytes with a unit: "40GiB"'),
 }
 """By name: field, parser (ValueError: the value cannot be used), what is wrong then, remedy."""
@@ -224,3 +249,17 @@ def slots_option(container: Mapping[str, Any]) -> dict[str, str]:
     line = " ".join(words)
     found = [] if _SEVERAL.search(line) else _SLOTS_OPTION.findall(line)
     return {MAX_REQUESTS: found[-1]} if found else {}
+
+
+def backend_option(container: Mapping[str, Any]) -> dict[str, str]:
+    """Return the annotation ``kyb.ai/backend`` that a container's image, command line and environment imply: that of an
+    engine which was started so that it can sleep or unload; empty for any other."""
+    options = {str(word) for part in ("command", "args") for word in container.get(part) or ()}
+    settings = {str(one.get("name")): one.get("value") for one in container.get("env") or ()}
+    if "--enable-sleep-mode" in options and settings.get("VLLM_SERVER_DEV_MODE") == "1":
+        return {BACKEND: "vllm"}
+    if {"--enable-memory-saver", "--enable-weights-cpu-backup"} <= options:
+        return {BACKEND: "sglang"}
+    if str(container.get("image", "")).rpartition("/")[2].partition(":")[0] == "ollama":
+        return {BACKEND: "unload"}
+    return {}

@@ -12,6 +12,7 @@ CONFIG_PAGE = Path(__file__).parent.parent / "docs" / "config.md"
 def test_every_annotation_has_its_field() -> None:
     notes = {
         "kyb.ai/backend": "restart",
+        "kyb.ai/engine-key": "qwen",
         "kyb.ai/max-requests": "64",
         "kyb.ai/model": "qwen",
         "kyb.ai/pin": "True",
@@ -22,10 +23,12 @@ def test_every_annotation_has_its_field() -> None:
         "kyb.ai/slo": "500ms",
         "kyb.ai/stall-budget": "0s",
         "kyb.ai/tier": "gold",
+        "kyb.ai/verify": "off",
         "kyb.ai/vram": "40GiB",
     }
     assert parse(notes | {"example.com/other": "x"}) == SeatAnnotations(
         backend="restart",
+        engine_key="qwen",
         max_requests=64,
         model="qwen",
         pin=True,
@@ -36,6 +39,7 @@ def test_every_annotation_has_its_field() -> None:
         slo_seconds=0.5,
         stall_budget_seconds=0.0,
         tier="gold",
+        verify=False,
         vram_bytes=40 * 2**30,
     )
     assert sorted(notes) == sorted(annotations.NAMES)
@@ -111,3 +115,18 @@ def test_the_slots_of_an_engine_are_read_from_its_command_line(
     container: dict[str, list[str]], slots: str | None
 ) -> None:
     assert annotations.slots_option(container) == ({} if slots is None else {"kyb.ai/max-requests": slots})
+
+
+@pytest.mark.parametrize(
+    ("container", "backend"),
+    [
+        ({"args": ["--enable-sleep-mode"], "env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]}, "vllm"),
+        ({"args": ["--enable-sleep-mode"]}, None),
+        ({"command": ["x", "--enable-memory-saver", "--enable-weights-cpu-backup"]}, "sglang"),
+        ({"command": ["x", "--enable-memory-saver"]}, None),
+        ({"image": "registry.example.com/ollama/ollama:0.12"}, "unload"),
+        ({"image": "vllm/vllm-openai"}, None),
+    ],
+)
+def test_an_engine_that_was_started_to_sleep_is_parked_so(container: dict[str, object], backend: str | None) -> None:
+    assert annotations.backend_option(container).get("kyb.ai/backend") == backend

@@ -265,10 +265,15 @@ def _groups(node: dict[str, Any]) -> Iterator[str]:
                 parts[0] += f" (oldest {seat['oldest_wait_seconds']:.1f} s)"
             parts.append(f"{60 * seat['rate_fast']:.1f}/min now, {60 * seat['rate_slow']:.1f}/min usually")
             parts.append(f"{seat['service_seconds']:.1f} s each")
-            parts.append(f"park {seat['park_seconds']:.1f} s, activate {seat['activate_seconds']:.1f} s")
+            parts.append(
+                f"park {seat['park_seconds']:.1f} s, activate {seat['activate_seconds']:.1f} s"
+                f" (verify {seat.get('verify_seconds', 0.0):.1f} s)"
+            )
             parts.append(f"{seat['tier']}: SLO {seat['slo_seconds']:g} s, weight {seat['weight']:g}")
             if seat["stall_budget_seconds"]:
                 parts.append(f"may be frozen for {seat['stall_budget_seconds']:g} s")
+            if seat.get("demoted"):
+                parts.append(f"parked by {seat['backend']}, since {seat['demoted']}")
             if seat["pinned"]:
                 parts.append("pinned")
             if seat.get("blocked"):

@@ -25,6 +25,12 @@ class SeatTarget(BaseModel):
     """UUIDs of the GPUs that it was parked on, where it is parked; for a checkpointer that lost its own record."""
     kept_bytes: int = Field(default=0, ge=0)
     """VRAM that the processes of parked seats keep, on that of these GPUs where it is most; for the same."""
+    endpoint: str = ""
+    """Where its engine answers: ``http://<pod IP>:<port>``; empty: not known."""
+    engine_key: str = ""
+    """Name of the key that its engine requires; empty: none."""
+    verify: bool = True
+    """Compare its models' answers before it serves again."""
 
 
 class Job(Message):
@@ -104,7 +110,8 @@ class SeatProgress(BaseModel):
     reason: str = ""
     """Why it did not go as asked; empty when it did."""
     seconds: dict[str, float] = Field(default_factory=dict)
-    """Wall seconds by step: lock, checkpoint, verify, freeze / thaw, restore, unlock, verify."""
+    """Wall seconds by step: lock, checkpoint, verify, freeze / thaw, restore, unlock, verify. ``verify`` has the proofs
+    and the requests to the engine."""
     vram_bytes: int = 0
     """Footprint seen at park, over all GPUs."""
     host_bytes: int = 0
@@ -118,6 +125,10 @@ class SeatProgress(BaseModel):
     move_refused: Literal["", "seat", "node"] = ""
     """It was to be restored on other GPUs than it was parked on, and this seat, or any of this node, cannot be: the
     reason says why."""
+    failed: bool = False
+    """The backend failed with this seat."""
+    refused: bool = False
+    """A rule forbids this backend for the seat, also when it is asked again."""
 
 
 class JobStatus(BaseModel):

@@ -17,6 +17,7 @@ from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.backends.host import Host, open_host
 from services.checkpointer.core.refusals import comma_list
+from services.checkpointer.engine_http import AnswerCheck, open_engines
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
 from services.checkpointer.settings import CheckpointerSettings, helper_command
@@ -41,8 +42,10 @@ async def serve(
             open_bus(url, source=source, name=f"checkpointer {settings.node}", credentials=who)
         )
         margin_bytes = settings.room_margin_bytes if settings.fake_driver is None else 0
-        backends = open_backends(pool, timeouts, host, margin_bytes, fake=settings.driver == "fake")
-        worker = CheckpointWorker(settings.node, bus, journal, pool, backends)
+        http = await stack.enter_async_context(open_engines(settings.engine_keys_dir))
+        backends = open_backends(pool, timeouts, host, margin_bytes, fake=settings.driver == "fake", http=http)
+        check = AnswerCheck(http, settings.verify_seconds, settings.verify_tolerance, settings.speed)
+        worker = CheckpointWorker(settings.node, bus, journal, pool, backends, check)
         presence = NodePresence(bus, "checkpointer", instance=settings.instance, node=settings.node, lock=lock)
         driver_problem: list[str] = ["not probed yet"]
         health = Health()
@@ -54,9 +57,9 @@ async def serve(
         )
         app = web.Application()
         app.add_routes(health.routes())
-        http = await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
+        served = await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
         unfinished = [op for op, job in journal.jobs.items() if not job.done]
-        logs.get_logger().info("checkpointer.serving", health=http.url, bus=url, unfinished=unfinished)
+        logs.get_logger().info("checkpointer.serving", health=served.url, bus=url, unfinished=unfinished)
 
         async def probe() -> None:
             while True:

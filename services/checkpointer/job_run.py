@@ -20,15 +20,14 @@ from services.checkpointer.backends.port import (
     NoProcessError,
     Note,
     SeatProcesses,
+    Verification,
 )
 from services.checkpointer.core.failures import SPENT, JobGoal
 from services.checkpointer.journal import Journal
-from services.checkpointer.records import DEMOTE_AFTER, HalfName, JobFile, Record
+from services.checkpointer.records import HalfName, JobFile, Record
 
 ROOM_MADE = ("parked", "gone")
 """Outcomes of the park half after which the second half may begin."""
-
-ANOTHER_BACKEND = "read the reasons, and give its pod the annotation kyb.ai/backend: restart if they do not go away"
 
 log = get_logger()
 
@@ -37,10 +36,18 @@ class JobRun:
     """One job under way, and its status at any moment."""
 
     def __init__(
-        self, file: JobFile, journal: Journal, backends: Mapping[str, Backend], report: Callable[[JobStatus], None]
+        self,
+        file: JobFile,
+        journal: Journal,
+        backends: Mapping[str, Backend],
+        report: Callable[[JobStatus], None],
+        verification: Verification | None = None,
     ) -> None:
+        """``verification``: None where no engine serves, as in the GPU bench."""
         self.file = file
-        self._journal, self._backends, self._report = journal, backends, report
+        self._journal, self._backends, self._report, self._verification = journal, backends, report, verification
+        self._recording: dict[str, float] = {}
+        """Wall seconds that the recording of a seat's answers took."""
         self._first = {target.seat: _pending(target) for target in self.file.first_targets}
         self._activate: SeatProgress | None = _pending(file.activate) if file.activate else None
         self._activate_begun = file.activate is not None and file.begun("activate", file.activate.seat) is not None
@@ -126,9 +133,11 @@ class JobRun:
                 ending = await backend.replay(found, self._intent(half, target, JobGoal.PARKED), note)
             else:
                 ending = await backend.park(found, note)
-        progress = self._judged(target, ending)
+                _add(ending, "verify", self._recording.get(target.seat, 0.0))
+            ending = await self._verified(half, found, ending)
+        progress = progress_of(target, ending)
         # Before the report: the manager may use the seat in another job at once.
-        await self._close(half, progress, processes, ending)
+        await self._close(half, progress, processes)
         self._report_first(progress)
 
     async def _second_half(self) -> None:
@@ -152,9 +161,10 @@ class JobRun:
                 ending = await backend.replay(found, self._intent("activate", target, JobGoal.ACTIVE), note)
             else:
                 ending = await backend.activate(found, note)
-        progress = self._judged(target, ending)
+            ending = await self._verified("activate", found, ending)
+        progress = progress_of(target, ending)
         self._report_second(progress)
-        await self._close("activate", progress, processes, ending)
+        await self._close("activate", progress, processes)
 
     async def _begin(
         self, half: HalfName, backend: Backend, target: SeatTarget, key: str
@@ -165,10 +175,33 @@ class JobRun:
             return begun, True
         found = await self._find(backend, target, key, half)
         if isinstance(found, SeatProcesses):
-            found = await backend.prepare(found) if half == "park" else found
+            if half == "park":
+                began = time.monotonic()
+                found = found if self._verification is None else await self._verification.recorded(found)
+                self._recording[target.seat] = time.monotonic() - began
+                found = await backend.prepare(found)
             record = Record(kind="half", half=half, seat=target.seat, unit=found)
             await self._journal.add(self.file, record, put_off=True)  # on disk before the first step is done
         return found, False
+
+    async def _verified(self, half: HalfName, seat: SeatProcesses, ending: Ending) -> Ending:
+        """The ending, once the engine of a seat that a step has touched answers as before its first park. One that
+        answers otherwise, late or not at all is killed: its seat starts cold. A replay asks again."""
+        if self._verification is None or ending.outcome != "active" or not self.file.touched(half, seat.target.seat):
+            return ending
+        began = time.monotonic()
+        wrong = await self._verification.wrong(seat)
+        _add(ending, "verify", time.monotonic() - began)
+        if not wrong:
+            ending.last_call_at = time.time()
+            return ending
+        log.error("seat.answers_wrong", op=self.file.op, seat=seat.target.seat, half=half, reason=wrong)
+        dead = seat.moved() if half == "activate" and seat.moves else seat
+        killed = await self._backends[seat.target.backend].kill(dead, self._note(half, seat.target.seat))
+        killed.outcome = "lost" if killed.outcome == "gone" else killed.outcome
+        killed.reason = "; ".join(text for text in (ending.reason, f"verify: {wrong}", killed.reason) if text)
+        killed.seconds, killed.failed = ending.seconds, True
+        return killed
 
     def _begun(self, half: HalfName, target: SeatTarget) -> SeatProcesses | None:
         """The processes of an interrupted half, with the sizes and hangs as of now; None if it was not begun."""
@@ -188,14 +221,6 @@ class JobRun:
         history = self._journal.history
         hangs = history.hangs(target.seat, target.container_id, time.time())
         return {"hangs": hangs, "refusals": history.refusals(target.seat, target.container_id)}
-
-    def _judged(self, target: SeatTarget, ending: Ending) -> SeatProgress:
-        """The progress to report, with advice after DEMOTE_AFTER failures in a row."""
-        failures = self._journal.history.failures(target.seat, target.pod_uid) + 1
-        if ending.failed and failures >= DEMOTE_AFTER:
-            advice = f"failure {failures} in a row with backend {target.backend}: {ANOTHER_BACKEND}"
-            ending.reason = f"{ending.reason}; {advice}" if ending.reason else advice
-        return progress_of(target, ending)
 
     async def _find(self, backend: Backend, target: SeatTarget, key: str, half: HalfName) -> SeatProcesses | Ending:
         """The seat's processes, from the journal if it is parked, else from the driver; without any, the ending."""
@@ -220,17 +245,14 @@ class JobRun:
 
         return note
 
-    async def _close(
-        self, half: HalfName, progress: SeatProgress, processes: SeatProcesses | None, ending: Ending
-    ) -> None:
+    async def _close(self, half: HalfName, progress: SeatProgress, processes: SeatProcesses | None) -> None:
         """Keep or forget the seat's processes, and journal how the half ended."""
         if progress.outcome == "parked" and processes is not None and self._keeps(progress.seat):
             kept = {"residue_bytes": progress.residue_bytes}
             await self._journal.remember(processes.model_copy(update=kept))
         elif progress.outcome not in ("parked", "quarantined"):
             await self._journal.forget(progress.seat)
-        failed = None if processes is None else ending.failed
-        record = Record(kind="end", half=half, seat=progress.seat, progress=progress, failed=failed)
+        record = Record(kind="end", half=half, seat=progress.seat, progress=progress)
         await self._journal.add(self.file, record, put_off=True)
         log.info(
             "half.ended",
@@ -265,6 +287,10 @@ async def find_processes(journal: Journal, backend: Backend, target: SeatTarget,
         now = {"target": target, "group": key, "epoch": epoch, "baseline": {}, "parked_on": known.at}
         return known.model_copy(update=now)
     return await backend.discover(target, key, epoch)
+
+
+def _add(ending: Ending, step: str, seconds: float) -> None:
+    ending.seconds[step] = ending.seconds.get(step, 0.0) + seconds
 
 
 def _pending(target: SeatTarget) -> SeatProgress:

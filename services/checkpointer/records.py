@@ -39,8 +39,6 @@ class Record(BaseModel):
     the step is about all members without VRAM."""
     progress: SeatProgress | None = None
     """end: how the half ended for this seat."""
-    failed: bool | None = None
-    """end: True if the backend failed (a refusal is no failure); None if the half was not begun."""
     status: JobStatus | None = None
     """done: how the job ended."""
 
@@ -134,6 +132,10 @@ class JobFile:
         """True if a step was journaled in this half."""
         return any(r.kind == "step" and (r.half, r.seat, r.step) == (half, seat, step) for r in self.records)
 
+    def touched(self, half: HalfName, seat: str) -> bool:
+        """True if any step was journaled in this half."""
+        return any(r.kind == "step" and (r.half, r.seat) == (half, seat) for r in self.records)
+
     def ended(self, half: HalfName, seat: str) -> SeatProgress | None:
         """How a half ended for a seat; None before the end."""
         for record in reversed(self.records):
@@ -160,8 +162,6 @@ REMEMBERED_SECONDS = 24 * 3600.0
 """Hangs older than this are ignored."""
 QUARANTINE_SECONDS = 600.0
 """Time for which no driver call is made about a seat that hung too often."""
-DEMOTE_AFTER = 2
-"""Failures in a row after which the reason advises another backend (research/checkpoint.md §7)."""
 
 
 def hung_recently(job: JobFile, now: float) -> bool:
@@ -171,18 +171,15 @@ def hung_recently(job: JobFile, now: float) -> bool:
 
 @dataclass
 class _ContainerPast:
-    """Hangs and refused restores of one container, and failures of its pod."""
+    """Hangs and refused restores of one container."""
 
     container_id: str
-    pod_uid: str
     hung_at: list[float] = field(default_factory=list)
-    failures: int = 0
     refusals: int = 0
 
 
 class History:
-    """Hangs and failures in a row by seat; they survive a restart with the journal. A new container resets hangs and
-    refusals, a new pod also failures: a container that a failed park ended is followed by one that fails alike."""
+    """Hangs and refused restores by seat; they survive a restart with the journal. A new container resets them."""
 
     def __init__(self) -> None:
         self._pasts: dict[str, _ContainerPast] = {}
@@ -194,16 +191,13 @@ class History:
             return
         past = self._pasts.get(record.seat)
         if past is None or past.container_id != target.container_id:
-            failures = self.failures(target.seat, target.pod_uid)
-            past = self._pasts[record.seat] = _ContainerPast(target.container_id, target.pod_uid, failures=failures)
+            past = self._pasts[record.seat] = _ContainerPast(target.container_id)
         if record.kind == "step" and record.step == StepTrouble.HUNG:
             past.hung_at.append(record.at)
         elif record.kind == "step" and record.step == StepTrouble.REFUSED:
             past.refusals += 1
-        elif record.kind == "end" and record.failed is not None:
-            past.failures = past.failures + 1 if record.failed else 0
-            if record.half == "activate" and record.progress is not None and record.progress.outcome == "active":
-                past.refusals = 0
+        elif record.kind == "end" and record.half == "activate" and record.progress is not None:
+            past.refusals = 0 if record.progress.outcome == "active" else past.refusals
 
     def hangs(self, seat: str, container_id: str, now: float) -> int:
         """Driver calls about this container that hung within REMEMBERED_SECONDS. ``now``: Unix seconds."""
@@ -213,11 +207,6 @@ class History:
     def refusals(self, seat: str, container_id: str) -> int:
         """Restores of this container that the driver refused, without a success since."""
         return self._past(seat, container_id).refusals
-
-    def failures(self, seat: str, pod_uid: str) -> int:
-        """Number of halves of this pod that failed in a row."""
-        past = self._pasts.get(seat)
-        return past.failures if past is not None and past.pod_uid == pod_uid else 0
 
     def left_alone(self, seat: str, container_id: str, now: float) -> str | None:
         """The reason to make no driver call about this container now; None if calls are allowed."""
@@ -233,4 +222,4 @@ class History:
 
     def _past(self, seat: str, container_id: str) -> _ContainerPast:
         past = self._pasts.get(seat)
-        return past if past is not None and past.container_id == container_id else _ContainerPast(container_id, "")
+        return past if past is not None and past.container_id == container_id else _ContainerPast(container_id)

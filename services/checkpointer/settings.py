@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from kybernate.cuda import Binding
 from kybernate.extras import dev_part_path
-from kybernate.settings import NodeSettings
+from kybernate.settings import NodeSettings, OptionalFile
 from services.checkpointer.core.refusals import Allowance, comma_list
 
 
@@ -31,6 +31,13 @@ class CheckpointerSettings(NodeSettings):
     park_allow: str = ""
     """Refusals that are lifted for this node, comma-separated: several-gpus, several-processes, nccl, managed-memory.
     The same variable in an engine's environment keeps only those that it names. See docs/checkpointer.md."""
+    verify_seconds: float = Field(60.0, gt=0)
+    """Model seconds in which an engine must be healthy and answer as before its first park, once it is activated or a
+    park of it is undone; else it is killed and starts cold. Each pod may switch it off: kyb.ai/verify: "off"."""
+    verify_tolerance: float = Field(0.1, ge=0)
+    """By how much log probabilities and embeddings may differ then."""
+    engine_keys_dir: OptionalFile = None
+    """Folder of API keys of engines: a file per key, which pods name by kyb.ai/engine-key."""
     fake_kubelet: bool = False
     """Containers are processes of the fake kubelet (``process://<pid>``). Never with a real one: anyone who may patch a
     pod's status could have any process of the node killed."""

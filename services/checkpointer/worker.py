@@ -30,6 +30,7 @@ from services.checkpointer.backends.port import (
     Ending,
     NoMemberError,
     NoProcessError,
+    Verification,
 )
 from services.checkpointer.helper_pool import HelperDiedError, HelperPool
 from services.checkpointer.job_run import JobRun, find_processes, progress_of
@@ -92,9 +93,16 @@ class CheckpointWorker:
     """Owns the jobs. Handlers reply within milliseconds; jobs run in separate tasks that no bus handler cancels."""
 
     def __init__(
-        self, node: str, bus: Bus, journal: Journal, pool: HelperPool, backends: Mapping[str, Backend]
+        self,
+        node: str,
+        bus: Bus,
+        journal: Journal,
+        pool: HelperPool,
+        backends: Mapping[str, Backend],
+        verification: Verification,
     ) -> None:
         self._node, self._bus, self._journal, self._pool, self._backends = node, bus, journal, pool, backends
+        self._verification = verification
         self.reporter = Reporter(bus, node)
         self.running: dict[str, JobRun] = {}
         """Jobs under way by op."""
@@ -247,7 +255,13 @@ class CheckpointWorker:
 
     def _run_of(self, file: JobFile) -> JobRun:
         cause = file.command.cause
-        return JobRun(file, self._journal, self._backends, lambda status: self.reporter.report(status, cause))
+        return JobRun(
+            file,
+            self._journal,
+            self._backends,
+            lambda status: self.reporter.report(status, cause),
+            self._verification,
+        )
 
     async def _run(self, run: JobRun) -> None:
         op = run.file.op

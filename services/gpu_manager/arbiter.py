@@ -179,7 +179,7 @@ def _decide(node: NodeState, group: Group, now: Now) -> None:
             _grant(node, group, node.seats[name], decision.reason, now)
         case Switch(activate=name, evict=str(victim), how=how):
             holder = node.seats[victim]
-            freeze = how == "freeze" and holder.owner.terms.tier.stall_budget_seconds > 0 and not holder.starts_cold
+            freeze = how == "freeze" and holder.owner.terms.tier.stall_budget_seconds > 0 and holder.freezes
             _evict(node, holder, node.seats[name], decision.reason, now, freeze=freeze)
         case Park(seat=victim):
             _park(node, node.seats[victim], decision.reason, now)

@@ -1,21 +1,14 @@
 """Questions to engines over HTTP: are they healthy, do they still compute."""
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable
 from itertools import chain, repeat
 
 import aiohttp
 
+from kybernate.engine_metrics import requests_in
 from services.gpu_manager.inputs import EngineProbe, EngineSeen, WallTime
-
-RUNNING = re.compile(
-    rb"^(?:vllm:num_requests_(?:running|waiting)|sglang:num_(?:running|queue)_reqs|trtllm_num_requests_(?:running|waiting))"
-    rb"(?:\{[^}]*\})?\s+([0-9.eE+]+)",
-    re.MULTILINE,
-)
-"""Requests that an engine works on or has queued, in the names of vLLM, SGLang and TensorRT-LLM."""
 
 Receive = Callable[[EngineSeen], Awaitable[None]]
 
@@ -63,17 +56,8 @@ class EngineProbes:
             async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS)) as answer:
                 if not probe.idle:
                     return answer.status == 200, None
-                return True, _count(await answer.read()) if answer.status == 200 else None
+                return True, requests_in(await answer.read()) if answer.status == 200 else None
         except aiohttp.ClientConnectorError as error:
             return False, 0 if isinstance(error.os_error, ConnectionRefusedError) else None
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False, None
-
-
-def _count(metrics: bytes) -> int | None:
-    """Requests in the metrics; None when there is no such metric, or it is no number."""
-    found = RUNNING.findall(metrics)
-    try:
-        return int(sum(float(value) for value in found)) if found else None
-    except (ValueError, OverflowError):
-        return None

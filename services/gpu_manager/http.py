@@ -131,4 +131,7 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         "service_seconds": round(seen.service_seconds, 3),
         "park_seconds": round(seen.park_seconds, 3),
         "activate_seconds": round(seen.activate_seconds, 3),
+        "backend": seat.backend,
+        "demoted": seat.durable.demoted,
+        "verify_seconds": round(seat.durable.costs.verify_seconds, 3),
     }

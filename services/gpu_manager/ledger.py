@@ -34,6 +34,8 @@ class Costs:
     activations: int = 0
     switch_seconds: float = 4.0
     """From the decision until it served."""
+    verify_seconds: float = 0.0
+    """Of that, the proofs and the comparison of its models' answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,12 @@ class Durable:
     """The last start call that got a ticket."""
     inherited: bool = False
     """That call may have been the previous owner's: its container may start beside this one's."""
+    backend: str = ""
+    """The backend that it was demoted to; empty: its pod's."""
+    demoted: str = ""
+    """Why."""
+    failures: int = 0
+    """Parks and activations in a row in which its backend failed."""
     fixed: str = ""
     """Why it is not moved to other groups any more: the driver refused it."""
     vram_bytes: int = 0

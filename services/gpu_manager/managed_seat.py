@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kybernate.annotations import tier_problem
+from kybernate.backends import DRIVER_BACKENDS, ENGINE_BACKENDS, RESTART, next_backend
 from kybernate.config import STANDARD, Tier
-from kybernate.messages import SeatTarget
+from kybernate.messages import SeatProgress, SeatTarget
 from kybernate.seat import COMING, HOLDING, SeatState, Trigger, advance
 from kybernate.topology import Group
 from services.gpu_manager.inputs import ModelTime, Now, StartCall, UnixTime, WallTime
@@ -20,8 +21,10 @@ START_DEADLINE_SECONDS = 270.0
 """Wall: a runtime may take two minutes each to create and to start a container."""
 LAST_MOMENT_SECONDS = 0.5
 """Wall: a waiting call that ends within this time gets no ticket any more."""
-RESTART = "restart"
-"""Backend that parks by ending the container."""
+REHEARSAL = "rehearsal-"
+"""Begins the names of rehearsals' jobs."""
+DEMOTE_AFTER = 2
+"""Failures in a row of a backend with a seat, after which the next backend parks it."""
 PEAK_MARGIN = 1.05
 """Times the most VRAM that a seat was seen to use: what is reserved for it where seats share memory."""
 FROZEN_STATES = (SeatState.PARKING, SeatState.PARKED, SeatState.ACTIVATING, SeatState.MIGRATING)
@@ -122,6 +125,17 @@ class GateState:
 
 
 @dataclass(slots=True)
+class Rehearsal:
+    """The first sleep and wake-up of an engine, in one job, before its seat serves."""
+
+    op: str
+    epoch: int
+    container_id: str
+    sent: WallTime
+    done: bool = False
+
+
+@dataclass(slots=True)
 class Residence:
     """The group of a seat's ID, and the group that it is on."""
 
@@ -164,6 +178,8 @@ class ManagedSeat:
     gate: GateState = field(default_factory=GateState)
     backoff: SeatBackoffs = field(default_factory=SeatBackoffs)
     usage: Usage = field(default_factory=Usage)
+    rehearsal: Rehearsal | None = None
+    """Of its present container, while it starts."""
     conflict: bool = False
     """Quarantined only because other seats seem to hold its group too; over when they do not."""
     processes_gone: bool = False
@@ -263,7 +279,38 @@ class ManagedSeat:
     @property
     def starts_cold(self) -> bool:
         """True if it is parked by restart: its container ends, and starts again at its gate."""
-        return self.pod is not None and self.pod.notes.backend == RESTART
+        return self.pod is not None and self.backend == RESTART
+
+    @property
+    def backend(self) -> str:
+        """How it is parked: as its pod wants, or by what it was demoted to."""
+        return self.durable.backend or (self.pod.notes.backend if self.pod is not None else "cuda")
+
+    @property
+    def freezes(self) -> bool:
+        """True if its requests in flight can stay frozen with it."""
+        return self.backend in DRIVER_BACKENDS
+
+    def judge_backend(self, progress: SeatProgress) -> None:
+        """Count what became of a half, and demote the backend that failed twice in a row.
+
+        A refusal counts where the seat would otherwise never leave its GPUs: of an engine's API, and after a demotion.
+        While it is parked it needs the backend that parked it.
+        """
+        durable = self.durable
+        refused = progress.refused and (self.backend in ENGINE_BACKENDS or bool(durable.backend))
+        if not (progress.failed or refused):
+            durable.failures = (
+                0 if progress.outcome in ("parked", "active") and not progress.reason else durable.failures
+            )
+            return
+        durable.failures += 1
+        mig = any(gpu.mig is not None for gpu in self.group.gpus)
+        below = next_backend(self.backend, mig=mig)
+        if durable.failures < DEMOTE_AFTER or progress.outcome == "parked" or not below:
+            return
+        durable.demoted = f"{self.backend} failed {durable.failures} times in a row: {progress.reason}"
+        durable.backend, durable.failures = below, 0
 
     def needed_bytes(self, group: Group) -> int:
         """VRAM that a lease of this group is to reserve over all its GPUs; 0: all of it.
@@ -307,6 +354,9 @@ class ManagedSeat:
             container_id=self.durable.container_id or (pod.container_id if pod else None) or "",
             gpus=(on or self.group).uuids,
             vram_bytes=self.durable.vram_bytes or (pod.vram_bytes if pod else 0),
-            backend=pod.notes.backend if pod else "cuda",
+            backend=self.backend,
             parked_on=tuple(gpu.uuid for gpu in copied),
+            endpoint=(pod.endpoint or "") if pod else "",
+            engine_key=pod.notes.engine_key if pod else "",
+            verify=pod.notes.verify if pod else True,
         )

@@ -76,6 +76,17 @@ def _seats(node: NodeState) -> Iterable[Metric]:
     for seat in node.seats.values():
         state.add_metric([node.name, seat.group.name, seat.id, seat.model, str(seat.state)], 1)
     yield state
+    text = "Learned model seconds of a switch to the seat in which evidence and answers are compared"
+    verify = _gauge("kybernate_seat_verify_seconds", text, "node", "seat", "model")
+    text = "1 for a seat whose backend failed twice, with the one that parks it now"
+    demoted = _gauge("kybernate_seat_demoted", text, "node", "seat", "model", "backend")
+    for seat in node.seats.values():
+        if seat.model:
+            verify.add_metric([node.name, seat.id, seat.model], seat.durable.costs.verify_seconds)
+        if seat.durable.demoted:
+            demoted.add_metric([node.name, seat.id, seat.model, seat.backend], 1)
+    yield verify
+    yield demoted
 
 
 def _demand(node: NodeState, now: Now) -> Iterable[Metric]:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 
 import aiohttp
 
-from kybernate.annotations import PREFER_GROUP, slots_option
+from kybernate.annotations import PREFER_GROUP, backend_option, slots_option
 from kybernate.kube import ACCOUNT, Kube, KubeError, Mirror, in_cluster
 from kybernate.node.pod_resources import PodResources, PodResourcesError
 from kybernate.pb import podresources_pb2 as pb
@@ -290,7 +290,7 @@ def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any], 
         exit_code=None if ended is None else int(ended.get("exitCode", 0)),
         ip=status.get("podIP") or None,
         deleting=_over(pod),
-        annotations=slots_option(described) | (meta.get("annotations") or {}),
+        annotations=slots_option(described) | backend_option(described) | (meta.get("annotations") or {}),
         resources=resources,
     )
 

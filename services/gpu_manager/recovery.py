@@ -18,7 +18,7 @@ from services.gpu_manager import operations, switch, view
 from services.gpu_manager.group_switch import Drain, GroupSwitch, JobExchange, SwitchPhase, SwitchTimes
 from services.gpu_manager.inputs import Now, Recovered, RecoveryBegun, SeatTicket, WallTime
 from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry
-from services.gpu_manager.managed_seat import FROZEN_STATES, START_DEADLINE_SECONDS, ManagedSeat
+from services.gpu_manager.managed_seat import FROZEN_STATES, REHEARSAL, START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.seat_pod import Owners, SeatPod
 from services.gpu_manager.state import NodeState
 
@@ -282,7 +282,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
         given = now.wall + -ticket.age_seconds
         seat.entered_wall, seat.gate.ticket_given = given, given
     for status in sorted(known.reply.jobs, key=lambda status: status.epoch):  # a seat may be in two: the later counts
-        if not status.done:
+        if not status.done and not status.op.startswith(REHEARSAL):  # its seat starts, and asks for it again
             _adopt(node, status, entries, now)
     for seat in node.seats.values():
         if seat.state not in FROZEN_STATES:  # a switch that goes on may have frozen it a moment ago

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kybernate.annotations import REBALANCE
+from kybernate.backends import DRIVER_BACKENDS
 from kybernate.config import STANDARD, TIERS, Tier
 from kybernate.messages import (
     EVENT_OF_STATE,
@@ -66,8 +67,6 @@ Effect = (
 
 MOVE_SECONDS = 3.0
 """Model seconds that a move is assumed to cost until the first one was measured."""
-MOVABLE_BACKENDS = ("cuda", "fake")
-"""Backends that restore through the driver's checkpoint, which can place a process on another GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +262,8 @@ class NodeState:
             return ""
         if not pod.notes.rebalance:
             return f"pod {pod.pod} opted out ({REBALANCE})"
-        if pod.notes.backend not in MOVABLE_BACKENDS:
-            return f"backend {pod.notes.backend} cannot restore on other GPUs"
+        if seat.backend not in DRIVER_BACKENDS:
+            return f"backend {seat.backend} cannot restore on other GPUs"
         return seat.durable.fixed or self.immovable
 
     def may_move(self, seat: ManagedSeat) -> bool:

@@ -10,6 +10,7 @@ job status is always the whole truth about a job, so receiving it twice or late 
 
 from collections.abc import Sequence
 
+from kybernate.backends import REHEARSED
 from kybernate.messages import JobReply, JobStatus, RetargetJob, SeatProgress, SwitchJob
 from kybernate.policy import Switch
 from kybernate.policy.estimators import COST_WEIGHT
@@ -17,9 +18,9 @@ from kybernate.seat import COMING, SeatState, Trigger
 from kybernate.topology import Group
 from services.gpu_manager import decisions, view
 from services.gpu_manager.group_switch import Drain, GroupSwitch, SwitchPhase, SwitchTimes, SwitchTrigger
-from services.gpu_manager.inputs import EngineSeen, JobAnswered, Now, RetargetAnswered
+from services.gpu_manager.inputs import EngineSeen, JobAnswered, Now, RetargetAnswered, WallTime
 from services.gpu_manager.ledger import Freeze
-from services.gpu_manager.managed_seat import Backoff, ManagedSeat
+from services.gpu_manager.managed_seat import REHEARSAL, Backoff, ManagedSeat, Rehearsal
 from services.gpu_manager.state import NodeState
 
 S, T = SeatState, Trigger
@@ -210,9 +211,8 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
     seat = node.seats.get(answer.seat)
     if seat is None or not answer.container_id or seat.durable.container_id != answer.container_id:
         return
-    if seat.state is S.STARTING and answer.healthy:
+    if seat.state is S.STARTING and answer.healthy and _rehearsed(node, seat, now):
         found, usage = view.demand(node, seat), seat.usage
-        seat.durable.started = True
         if seat.starts_cold:
             costs = seat.durable.costs
             costs.activations += 1
@@ -231,6 +231,69 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
         _drained(node, switch, SwitchTrigger.IDLE, "", now)
     elif switch.phase is SwitchPhase.CUTTING and answer.asked_at > drain.cut:
         switch.advance(SwitchTrigger.IDLE)
+
+
+def _rehearsed(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
+    """True once the seat may serve; else its rehearsal is sent (again), one job that parks and activates it.
+
+    The answer to a repeated job is its status, so that no report needs to arrive. A refused job is no reason not to
+    serve; "busy" and "stale-epoch" are asked again."""
+    known = seat.rehearsal
+    if seat.backend not in REHEARSED or (known is not None and known.done and _same_container(seat, known)):
+        return True
+    if known is None or known.done or not _same_container(seat, known):
+        epoch = node.next_epoch(now)
+        known = Rehearsal(f"{REHEARSAL}{seat.id}-{epoch}", epoch, seat.durable.container_id, WallTime(-RESEND_SECONDS))
+        seat.rehearsal = known
+    if now.wall >= known.sent + RESEND_SECONDS:
+        known.sent = now.wall
+        target = seat.target()
+        node.effects.append(
+            SwitchJob(
+                cause=seat.default_cause,
+                node=node.name,
+                epoch=known.epoch,
+                op=known.op,
+                group=seat.group.name,
+                park=(target,),
+                activate=target,
+            )
+        )
+    return False
+
+
+def _same_container(seat: ManagedSeat, rehearsal: Rehearsal) -> bool:
+    return rehearsal.container_id == seat.durable.container_id
+
+
+def _on_rehearsal_answer(node: NodeState, op: str, reply: JobReply, now: Now) -> None:
+    for status in reply.jobs:
+        _on_rehearsal_status(node, status, now)
+    seat = next((one for one in node.seats.values() if one.rehearsal and one.rehearsal.op == op), None)
+    if seat is None or seat.rehearsal is None or reply.accepted or reply.code == "busy":
+        return
+    node.epoch = max(node.epoch, reply.highest_epoch)
+    if reply.code == "stale-epoch":
+        seat.rehearsal = None
+    else:
+        seat.rehearsal.done = True
+
+
+def _on_rehearsal_status(node: NodeState, status: JobStatus, now: Now) -> None:
+    """How a rehearsal ended: the seat may serve, or it begins again with what is left of the engine."""
+    seat = next((one for one in node.seats.values() if one.rehearsal and one.rehearsal.op == status.op), None)
+    if seat is None or seat.rehearsal is None or seat.rehearsal.done or not status.done or not status.park:
+        return
+    first, second = status.park[0], status.activate
+    progress = second if second is not None and first.outcome == "parked" else first
+    if first.outcome == "parked":
+        _measured(seat, first)
+    seat.judge_backend(progress)
+    seat.rehearsal.done = progress.outcome == "active"
+    if not seat.rehearsal.done:
+        seat.rehearsal = None
+    if progress.outcome == "quarantined" and seat.state is S.STARTING:
+        node.transition(seat, T.QUARANTINE, now, reason=progress.reason)
 
 
 def on_drain_announced(node: NodeState, seat: str, epoch: int) -> None:
@@ -283,6 +346,8 @@ def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
     again under a new one. (4) Busy: it is sent again. (5) Refused: everything stays as it was before.
     """
     switch, reply = node.switch_of_op(answer.op), answer.reply
+    if reply is not None and answer.op.startswith(REHEARSAL):
+        _on_rehearsal_answer(node, answer.op, reply, now)
     if switch is None or switch.job.journaled or reply is None or _unsent(node, switch, "answer"):  # (1)
         return
     if reply.accepted:  # (2)
@@ -347,6 +412,7 @@ def on_job_status(node: NodeState, status: JobStatus, now: Now) -> None:
     switch = node.switch_of_op(status.op)
     if switch is None:  # (1)
         _on_kill_status(node, status, now)
+        _on_rehearsal_status(node, status, now)
         return
     if _unsent(node, switch, "status"):
         return
@@ -393,6 +459,8 @@ def _on_victim_progress(
     (1) Its pod was deleted: evidence ends its lease. (2) It is parked. (3) The park failed: the group and the seat back
     off, and a claim that it stands in the way of is dropped.
     """
+    if seat.state is S.PARKING and progress.outcome not in ("pending", "started"):
+        seat.judge_backend(progress)
     if seat.state is S.RELEASING:  # (1)
         seat.lease = seat.lease and progress.outcome not in ("parked", "gone")
     elif seat.state is not S.PARKING:
@@ -408,9 +476,8 @@ def _on_victim_progress(
 
 
 def _parked(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
-    durable, times, costs = seat.durable, switch.times, seat.durable.costs
-    durable.vram_bytes = progress.vram_bytes or durable.vram_bytes
-    durable.host_bytes, durable.residue_bytes, durable.measured = progress.host_bytes, progress.residue_bytes, True
+    times, costs = switch.times, seat.durable.costs
+    _measured(seat, progress)
     took, verify = sum(progress.seconds.values()), progress.seconds.get("verify", 0.0)
     leaving = now.wall - (times.drained if times.leaves is None else times.leaves)
     costs.parks += 1
@@ -419,6 +486,13 @@ def _parked(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: S
     node.groups[switch.group].backoff.count = 0
     times.parked, times.park_seconds, times.verify_seconds = now.wall, took - verify, verify
     node.transition(seat, T.EVIDENCE, now, epoch=switch.epoch, switch=switch)
+
+
+def _measured(seat: ManagedSeat, parked: SeatProgress) -> None:
+    """Learn from a park what the seat takes and keeps."""
+    durable = seat.durable
+    durable.vram_bytes = parked.vram_bytes or durable.vram_bytes
+    durable.host_bytes, durable.residue_bytes, durable.measured = parked.host_bytes, parked.residue_bytes, True
 
 
 def _on_incoming_progress(
@@ -434,6 +508,8 @@ def _on_incoming_progress(
         _lease(node, switch, seat, now)
     if not _same_pod(seat, progress):
         return
+    if arrives(seat, switch) and progress.outcome not in ("pending", "started"):
+        seat.judge_backend(progress)
     if arrives(seat, switch) and progress.outcome == "active":  # (2)
         _activated(node, switch, seat, progress, now)
     elif arrives(seat, switch) and (progress.outcome == "parked" or progress.outcome in ACTIVATE_FAILED):  # (3)
@@ -456,6 +532,7 @@ def _activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress
         costs.activations += 1
         costs.activate_seconds = _mean(costs.activate_seconds, activating, costs.activations)
     costs.switch_seconds = _mean(costs.switch_seconds, total * now.pace)
+    costs.verify_seconds = _mean(costs.verify_seconds, (verify + times.verify_seconds) * now.pace, costs.activations)
     last = progress.last_call_at
     seconds = {
         "drain": max(0.0, times.drained - times.decided),
@@ -475,6 +552,7 @@ def _activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress
 
 def _serves(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     """The seat serves: what failed before does not count any more."""
+    seat.durable.started = True
     seat.usage.active_since = seat.usage.busy = now.model
     seat.backoff.activation, seat.backoff.move = Backoff(), Backoff()
     node.groups[seat.group.name].backoff.count = 0

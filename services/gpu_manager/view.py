@@ -161,7 +161,7 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         home_busy=on is not None and _home_busy(node, seat, now),
         weight=tier.weight,
         slo_seconds=tier.slo_seconds,
-        stall_budget_seconds=0.0 if seat.starts_cold else tier.stall_budget_seconds,
+        stall_budget_seconds=tier.stall_budget_seconds if seat.freezes else 0.0,
         service_seconds=ASSUMED_SERVICE_SECONDS if learned is None else learned.service.value,
         rate_fast=0.0 if learned is None else learned.arrivals.fast.at(float(now.model)),
         rate_slow=0.0 if learned is None else learned.arrivals.slow.at(float(now.model)),

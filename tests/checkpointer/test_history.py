@@ -1,4 +1,4 @@
-"""History of a seat's container: hangs over several jobs, failures in a row, reset by a new container."""
+"""History of a seat's container: hangs and refusals over several jobs, reset by a new container."""
 
 import asyncio
 
@@ -23,9 +23,9 @@ def refused() -> Record:
     return Record(kind="step", half="activate", seat="s00", step="refused", detail="restore")
 
 
-def ended(failed: bool | None) -> Record:
+def ended() -> Record:
     progress = SeatProgress(seat="s00", pod_uid="u", container_id="c", outcome="active")
-    return Record(kind="end", half="park", seat="s00", progress=progress, failed=failed)
+    return Record(kind="end", half="park", seat="s00", progress=progress)
 
 
 def test_hangs_are_counted_for_a_day_and_two_of_them_stop_driver_calls_for_ten_minutes() -> None:
@@ -42,22 +42,12 @@ def test_hangs_are_counted_for_a_day_and_two_of_them_stop_driver_calls_for_ten_m
 def test_a_new_container_has_no_hangs_and_no_refused_restores() -> None:
     past = History()
     past.add(job(), hung(1000.0))
-    past.add(job(), ended(True))
+    past.add(job(), ended())
     past.add(job(), refused())
     assert past.refusals("s00", "process://1") == 1
     assert (past.hangs("s00", "process://2", 1001.0), past.refusals("s00", "process://2")) == (0, 0)
-    past.add(job(NEXT), ended(True))
+    past.add(job(NEXT), ended())
     assert past.hangs("s00", "process://1", 1001.0) == 0
-
-
-def test_failures_count_in_a_row_and_refusals_do_not_count() -> None:
-    past = History()
-    for failed, count in ((True, 1), (None, 1), (True, 2), (False, 0), (True, 1)):
-        past.add(job(), ended(failed))
-        assert past.failures("s00", "u") == count
-    past.add(job(NEXT), ended(True))
-    assert past.failures("s00", "u") == 2, "the container that a failed park ended is followed by another of the pod"
-    assert past.failures("s00", "another pod") == 0
 
 
 async def hang(it: Checkpointer, engine: Engine) -> JobStatus:
@@ -88,21 +78,6 @@ async def test_the_second_hang_of_a_seat_is_quarantine_in_a_later_job_and_after_
             assert await it.outcome(engine) == "quarantined", "a restart forgets nothing"
             await engine.end()
             assert await it.outcome(engine) == "gone"
-
-
-async def test_two_failures_in_a_row_add_advice_to_the_reason() -> None:
-    async with node("ctypes") as here, checkpointer(here, floor_wall_seconds=1.0) as it:
-        for advice in (False, True):
-            engine = await here.engine("s00")
-            await here.inject("fail", verb="checkpoint", code=801)
-            end = (await it.do(park=(engine.target,))).park[0]
-            assert (end.outcome, "annotation kyb.ai/backend" in end.reason) == ("lost", advice), end
-        engine = await here.engine("s00")
-        assert (await it.do(park=(engine.target,))).park[0].outcome == "parked"
-        await it.do(activate=engine.target)
-        await here.inject("fail", verb="checkpoint", code=801)
-        end = (await it.do(park=(engine.target,))).park[0]
-        assert "in a row" not in end.reason
 
 
 async def test_a_hung_call_of_any_verb_ends_at_its_deadline() -> None:

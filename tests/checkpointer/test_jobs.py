@@ -12,6 +12,7 @@ import pytest
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.messages import AskJobs, JobStatus, KillJob, Outcome, ReleaseJob, RetargetJob, SeatTarget, SwitchJob
 from services.checkpointer.backends.port import DriverUnreadableError, Ending, NoMemberError, Note, SeatProcesses
+from services.checkpointer.core.answers import ModelAnswer
 from services.checkpointer.core.failures import SPENT, JobGoal
 from services.checkpointer.job_run import JobRun
 from services.checkpointer.journal import Journal
@@ -96,6 +97,22 @@ class MemoryBackend:
         return Ending(self.outcomes.get(what, outcome), vram_bytes=7, residue_bytes=kept)
 
 
+@dataclass
+class MemoryCheck:
+    """Engines without a process: ``wrong`` is why they must not serve."""
+
+    wrong_because: str = ""
+    asked: list[str] = field(default_factory=list)
+
+    async def recorded(self, seat: SeatProcesses) -> SeatProcesses:
+        self.asked.append(f"record {seat.target.seat}")
+        return seat.model_copy(update={"answers": (ModelAnswer(model="m", kind="text", tokens=("one",)),)})
+
+    async def wrong(self, seat: SeatProcesses) -> str:
+        self.asked.append(f"compare {seat.target.seat} with {len(seat.answers)}")
+        return self.wrong_because
+
+
 class NoHelpers:
     """No driver is called."""
 
@@ -125,12 +142,15 @@ class Stand:
 
 
 @asynccontextmanager
-async def running(folder: Path, backend: MemoryBackend | None = None) -> AsyncIterator[Stand]:
+async def running(
+    folder: Path, backend: MemoryBackend | None = None, check: MemoryCheck | None = None
+) -> AsyncIterator[Stand]:
     """A checkpointer with this state folder."""
     journal, backend = Journal(folder), backend or MemoryBackend()
     journal.load()
     async with MemoryBus.connect(MemoryServer()) as bus:
-        worker = CheckpointWorker("n1", bus, journal, NoHelpers(), {"memory": backend})  # type: ignore[arg-type]
+        helpers, backends = NoHelpers(), {"memory": backend}
+        worker = CheckpointWorker("n1", bus, journal, helpers, backends, check or MemoryCheck())  # type: ignore[arg-type]
         task = asyncio.create_task(worker.serve())
         await asyncio.sleep(0)
         try:
@@ -402,6 +422,7 @@ async def test_a_seat_that_is_parked_again_keeps_its_proven_residue_also_after_a
         await stand.worker.switch(switch(1, park="v"))
         await stand.done("op-1")
     async with running(tmp_path) as again:
+        await until(lambda: not again.worker.running, what="the end of a job whose last record was not on disk")
         await again.worker.switch(switch(2, park="v"))
         assert (await again.done("op-2")).park[0].residue_bytes == 2
 
@@ -456,3 +477,71 @@ async def test_a_process_that_a_restore_has_spent_is_ended_by_the_replay(tmp_pat
 
     async with running(tmp_path) as again:
         await again.begun("replay-dead w")
+
+
+async def test_a_seat_is_activated_and_undone_only_with_the_answers_of_its_first_park(tmp_path: Path) -> None:
+    check = MemoryCheck()
+    async with running(tmp_path, check=check) as stand:
+        await stand.worker.switch(switch(5, "w"))
+        await stand.done("op-5")
+        stand.backend.outcomes["park v"] = "active"
+        await stand.worker.switch(switch(6, "v"))
+        assert (await stand.done("op-6")).park[0].outcome == "active"
+        await stand.worker.switch(switch(7, activate="w"))
+        status = (await stand.done("op-7")).activate
+
+        assert check.asked == ["record w", "record v", "compare v with 1", "compare w with 1"]
+        assert status is not None
+        assert status.outcome == "active"
+        assert status.seconds["verify"] >= 0
+
+
+@pytest.mark.parametrize(("park", "activate", "kill"), [("", "w", "gone"), ("v", "", "gone"), ("", "w", "quarantined")])
+async def test_a_seat_whose_engine_answers_wrongly_is_killed(
+    tmp_path: Path, park: str, activate: str, kill: Outcome
+) -> None:
+    seat = park or activate
+    backend = MemoryBackend(outcomes={f"park {seat}": "active", f"kill {seat}": kill})
+    async with running(tmp_path, backend, MemoryCheck("token 1 is another one")) as stand:
+        await stand.worker.switch(switch(5, park, activate))
+        status = await stand.done("op-5")
+        progress = status.park[0] if park else status.activate
+
+        assert backend.done[-1] == f"kill {seat}"
+        assert progress is not None
+        assert progress.outcome == ("lost" if kill == "gone" else "quarantined")
+        assert progress.reason.startswith("verify: token 1 is another one")
+        assert progress.failed
+
+
+async def test_a_crash_before_the_answers_are_compared_is_no_way_around_them(tmp_path: Path) -> None:
+    class Stuck(MemoryCheck):
+        async def wrong(self, seat: SeatProcesses) -> str:
+            self.asked.append("stuck")
+            await asyncio.Event().wait()
+            return ""
+
+    stuck = Stuck()
+    async with running(tmp_path, check=stuck) as stand:
+        await stand.worker.switch(switch(5, activate="w"))
+        await until(lambda: "stuck" in stuck.asked, what="the engine is asked")
+
+    async with running(tmp_path, check=MemoryCheck("another token")) as again:
+        status = (await again.done("op-5")).activate
+
+        assert again.backend.done == ["replay-active w", "kill w"]
+        assert status is not None
+        assert status.outcome == "lost"
+
+
+async def test_a_seat_that_no_step_touched_is_not_asked(tmp_path: Path) -> None:
+    class Refusing(MemoryBackend):
+        async def park(self, seat: SeatProcesses, note: Note) -> Ending:
+            return Ending("active", "a rule forbids it")
+
+    check = MemoryCheck("the engine was never right")
+    async with running(tmp_path, Refusing(), check) as stand:
+        await stand.worker.switch(switch(5, "v"))
+
+        assert (await stand.done("op-5")).park[0].outcome == "active"
+        assert check.asked == ["record v"]

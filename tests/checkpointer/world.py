@@ -30,6 +30,7 @@ from kybernate.messages import (
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.backends.host import Host, open_host
+from services.checkpointer.engine_http import AnswerCheck, open_engines
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
 from services.checkpointer.settings import cuda_helper_command, fake_helper_command
@@ -366,8 +367,10 @@ async def checkpointer(
         managers = await stack.enter_async_context(MemoryBus.connect(node.server))
         host = open_host(node.socket, waits.settle(), fake_kubelet=True)
         host.allowed = host.allowed if allowed is None else allowed
-        backends = open_backends(pool, waits, host, margin_bytes, fake=node.kind == "fake")
-        worker = CheckpointWorker(NODE, own, journal, pool, backends)
+        http = await stack.enter_async_context(open_engines())
+        backends = open_backends(pool, waits, host, margin_bytes, fake=node.kind == "fake", http=http)
+        check = AnswerCheck(http, speed=SPEED)
+        worker = CheckpointWorker(NODE, own, journal, pool, backends, check)
         here = Checkpointer(node, worker, managers, journal, pool, host)
         listening = asyncio.Event()
         tasks = [

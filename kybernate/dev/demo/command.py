@@ -19,6 +19,7 @@ from kybernate.dev.demo.session import DEFAULT_SPEED, Demo, DemoError, Live, pla
 from kybernate.dev.demo.workload import LayoutError
 from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.stack import StackError
+from kybernate.dev.stack.options import BACKENDS
 from kybernate.lab.traces import TraceError
 
 EXIT_FAILED = 1
@@ -29,6 +30,10 @@ class DemoBackend(StrEnum):
     """Backends that replace the one in the pods' file."""
 
     RESTART = "restart"
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    UNLOAD = "unload"
+    MIXED = "mixed"
 
 
 class DemoDriver(StrEnum):
@@ -36,6 +41,13 @@ class DemoDriver(StrEnum):
 
     FAKE = "fake"
     STUB = "stub"
+
+
+def _backends(backend: DemoBackend, driver: DemoDriver) -> str:
+    """The backends that pods get in turn."""
+    if backend is not DemoBackend.MIXED:
+        return backend.value
+    return f"vllm,sglang,unload,{BACKENDS[driver.value]}"
 
 
 def demo(
@@ -66,7 +78,10 @@ def demo(
         DemoDriver, typer.Option(help="How the private stack reaches its fake GPUs; stub: by CUDA and NVML libraries.")
     ] = DemoDriver.FAKE,
     backend: Annotated[
-        DemoBackend | None, typer.Option(help="How the private stack's engines are parked. Default: by the driver.")
+        DemoBackend | None,
+        typer.Option(
+            help="How the private stack's engines are parked; mixed: each group by several. Default: by the driver."
+        ),
     ] = None,
     map_: Annotated[
         list[str] | None, typer.Option("--map", metavar="TRACE=MODEL", help="Let MODEL play the trace's model TRACE.")
@@ -87,7 +102,7 @@ def demo(
             chaos=chaos,
             router=router,
             driver=driver.value,
-            backend=None if backend is None else backend.value,
+            backend=None if backend is None else _backends(backend, driver),
             models=_mapping(map_ or []),
             logs=keep_logs,
         )

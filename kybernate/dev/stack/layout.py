@@ -2,15 +2,17 @@
 
 import contextlib
 import errno
+import itertools
 import os
-import re
 import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import yaml
 
 from kybernate.annotations import BACKEND
 from kybernate.dev.nats_server import free_port, server_argv
@@ -112,6 +114,21 @@ class Layout:
 
 
 _ENGINE = "kybernate.dev.fakes.engine"
+ENGINE_OPTIONS = {
+    "sglang": ["--api", "sglang", "--enable-memory-saver", "--enable-weights-cpu-backup"],
+    "unload": ["--api", "llamacpp"],
+}
+"""What a fake engine needs for these backends; without options it has the API of vLLM."""
+
+
+def with_backends(pods: str, backends: Sequence[str]) -> str:
+    """The pods of a file, parked by these backends in turn."""
+    documents = [one for one in yaml.safe_load_all(pods) if one is not None]
+    for document, backend in zip(documents, itertools.cycle(backends), strict=False):
+        document["metadata"]["annotations"][BACKEND] = backend
+        for container in document["spec"]["containers"]:
+            container["command"] = [*container["command"], *ENGINE_OPTIONS.get(backend, ())]
+    return yaml.safe_dump_all(documents, sort_keys=False)
 
 
 def lay_out(options: StackOptions, ports: Ports, stubs: Path | None = None) -> Layout:
@@ -120,10 +137,10 @@ def lay_out(options: StackOptions, ports: Ports, stubs: Path | None = None) -> L
     folder = _short_folder()
     shutil.copy(options.config, folder / "config.yaml")
     pods = options.pod_file.read_text()
-    if options.parked_by is not None:
-        pods = re.sub(rf"({re.escape(BACKEND)}: )\w+", rf"\g<1>{options.parked_by}", pods)
     if options.engine == "llama":
         pods = pods.replace(f"{_ENGINE},", f"{_ENGINE}, --llama,")
+    if options.parked_by is not None:
+        pods = with_backends(pods, options.parked_by.split(","))
     (folder / "pods.yaml").write_text(pods)
     for name in ("kubelet", "run", "state", "logs"):
         (folder / name).mkdir()

@@ -36,7 +36,7 @@ class StackOptions:
     pods: Path | None = None
     """None: seven models, with the backend that ``driver`` needs."""
     backend: str | None = None
-    """Backend of all pods; None: as the pods' file has it."""
+    """Backend of all pods, or several in turn, with commas between; None: as the pods' file has it."""
     engine: Literal["fake", "llama"] = "fake"
     """llama: the pods' engines answer with llama.cpp on the CPU; parked by restart where ``backend`` is None."""
     port: int | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kybernate.annotations import BACKEND, PREFIX, VRAM, group_problem, parse, tier_problem
+from kybernate.backends import ENGINE_BACKENDS, RESTART
 from kybernate.config import NodeConfig
 from kybernate.config_errors import ConfigError, Document, Place, read_documents, refuse, suggest
 from kybernate.topology import Group
@@ -119,7 +120,7 @@ def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, ba
         for problem in (*of_config, *parsed.problems)
         if problem is not None
     )
-    if backend != "any" and parsed.backend not in (backend, "restart"):
+    if backend != "any" and parsed.backend not in (backend, RESTART, *ENGINE_BACKENDS):
         value = annotations.get(BACKEND)
         cannot = "cannot park on fake GPUs" if backend == "fake" else "cannot park with --driver stub"
         what = "is missing (the default is cuda)" if value is None else cannot

@@ -5,26 +5,45 @@ from dataclasses import replace
 
 from services.checkpointer.backends.driver import DriverBackend
 from services.checkpointer.backends.driver_calls import DriverCalls, Timeouts
+from services.checkpointer.backends.engine import EngineBackend, EngineCalls, SleepingEngine
 from services.checkpointer.backends.evidence import Evidence
 from services.checkpointer.backends.host import Host
 from services.checkpointer.backends.port import Backend
 from services.checkpointer.backends.restart import RestartBackend
+from services.checkpointer.backends.sglang import Sglang
+from services.checkpointer.backends.unload import Unload
+from services.checkpointer.backends.vllm import Vllm
 from services.checkpointer.core.refusals import Allowance
 from services.checkpointer.helper_pool import HelperPool
 
 
 def open_backends(
-    pool: HelperPool, timeouts: Timeouts, host: Host, margin_bytes: int = 0, *, fake: bool = False
+    pool: HelperPool,
+    timeouts: Timeouts,
+    host: Host,
+    margin_bytes: int = 0,
+    *,
+    fake: bool = False,
+    http: EngineCalls | None = None,
 ) -> Mapping[str, Backend]:
     """Backends by name. ``cuda`` uses the checkpoint API of the driver that the helpers call. ``fake`` does the same
     with every allowance granted, so it exists only where that driver is the fake one. ``restart`` ends containers,
-    which start again at their gate. They share ``host`` and thereby all reservations."""
+    which start again at their gate. The others call engines through ``http``; without it they are not offered. All
+    share ``host`` and thereby the reservations."""
     calls = DriverCalls(pool, timeouts)
     evidence = Evidence(calls, host.freezer, margin_bytes)
     backends: dict[str, Backend] = {
         "cuda": DriverBackend(calls, host, evidence),
         "restart": RestartBackend(calls, host, evidence),
     }
+    if http is not None:
+        engines: dict[str, SleepingEngine] = {
+            "vllm": Vllm(http),
+            "vllm-2": Vllm(http, level=2),
+            "sglang": Sglang(http),
+            "unload": Unload(http),
+        }
+        backends |= {name: EngineBackend(calls, host, evidence, http, one) for name, one in engines.items()}
     if fake:
         backends["fake"] = DriverBackend(calls, replace(host, allowed=frozenset(Allowance)), evidence)
     return backends

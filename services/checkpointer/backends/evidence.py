@@ -215,7 +215,10 @@ class Evidence:
 
     async def wait_for_room(self, seat: SeatProcesses, states: list[ProcessState]) -> None:
         """Wait until each GPU has room for all that is checkpointed: a restore without room destroys the process."""
-        need = room_needed(seat, states)
+        await self.wait_for_bytes(seat, room_needed(seat, states))
+
+    async def wait_for_bytes(self, seat: SeatProcesses, need: dict[str, int]) -> None:
+        """Wait until each GPU has these bytes free."""
         await self._wait_until_none(lambda: self._missing_room(seat, need))
 
     async def _missing_room(self, seat: SeatProcesses, need: dict[str, int]) -> str:

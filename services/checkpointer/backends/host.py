@@ -58,6 +58,10 @@ class Inspection:
         """Name of a process; empty if it is gone."""
         return self._text(pid, "comm").strip()
 
+    def command(self, who: ProcessIdentity) -> str:
+        """Its command line, with blanks between the words."""
+        return self._text(who.pid, "cmdline").replace("\0", " ").strip()
+
     def uses_cuda(self, who: ProcessIdentity) -> bool:
         """True if it has the thread that the driver creates in CUDA processes; works on stopped processes too."""
         return any(_is_cuda_thread(name) for name in thread_names(who.pid, self.proc))

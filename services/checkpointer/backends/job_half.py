@@ -78,6 +78,7 @@ class JobHalf:
         ending.gpus = self._gpus_of(ending)
         ending.move_refused = self._unmovable.whose if self._unmovable is not None else ""
         ending.failed = ending.outcome != goal and bool(self._failed - _REFUSALS)
+        ending.refused = Verb.CHECKS in self._failed
         return ending
 
     async def _step(self, procedure: Procedure, step: Step, ending: Ending) -> None:

@@ -1,11 +1,12 @@
 """The interface of a backend, and the records that it shares with jobs and journal."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from kybernate.messages import Outcome, SeatTarget
+from services.checkpointer.core.answers import ModelAnswer
 from services.checkpointer.core.failures import JobGoal
 from services.checkpointer.core.refusals import moves
 from services.checkpointer.processes import ProcessIdentity
@@ -50,6 +51,10 @@ class SeatProcesses(BaseModel):
     """Number of driver calls about this container that hung before."""
     refusals: int = 0
     """Number of restores of this container that the driver refused, without a success since."""
+    models: tuple[str, ...] = ()
+    """Of engines that unload: the models in memory at its park, to be loaded again."""
+    answers: tuple[ModelAnswer, ...] = ()
+    """What its models answered before its first park."""
 
     @property
     def at(self) -> tuple[str, ...]:
@@ -140,6 +145,8 @@ class Ending:
     """Why a requested move to other GPUs was refused: this ``seat`` cannot move, or no seat of this ``node`` can."""
     failed: bool = False
     """True if the backend failed; refusals before the first step and missing room do not count."""
+    refused: bool = False
+    """True if a rule forbids this backend to park the seat; asking again would not help."""
 
 
 class Note(Protocol):
@@ -147,6 +154,35 @@ class Note(Protocol):
 
     async def __call__(self, step: str, pid: int | None, detail: str = "") -> None:
         """``pid``: the process, None for the whole seat; ``detail``: the means, for steps that have several."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReply:
+    """An engine's answer over HTTP; ``body`` is its JSON, None if it is none."""
+
+    status: int
+    body: Any
+    text: str
+
+
+class EngineSilentError(Exception):
+    """An engine did not answer; ``refused``: no process listens at its address, or its container has ended."""
+
+    def __init__(self, text: str, *, refused: bool = False) -> None:
+        super().__init__(text)
+        self.refused = refused
+
+
+class Verification(Protocol):
+    """The check of a seat's engine before it serves again, whatever its backend is."""
+
+    async def recorded(self, seat: SeatProcesses) -> SeatProcesses:
+        """The seat with the answers to compare with later; called before a park."""
+        ...
+
+    async def wrong(self, seat: SeatProcesses) -> str:
+        """Why its engine must not serve; empty if it may."""
         ...
 
 

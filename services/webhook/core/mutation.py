@@ -221,6 +221,10 @@ _SUFFIXES |= {letter: Decimal(10) ** (3 * power) for power, letter in enumerate(
 _SUFFIXES |= {f"{letter}i": Decimal(2) ** (10 * power) for power, letter in enumerate("KMGTPE", 1)}
 
 
+COPIES_NOTHING = ("restart", "unload", "vllm-2")
+"""Backends that keep no copy of VRAM in the container's memory."""
+
+
 def _memory(path: str, container: Mapping[str, Any], notes: SeatAnnotations) -> tuple[list[Json], list[str]]:
     """Return patch and warnings for the memory of the container at this JSON pointer.
 
@@ -231,7 +235,7 @@ def _memory(path: str, container: Mapping[str, Any], notes: SeatAnnotations) -> 
     limit = (resources.get("limits") or {}).get("memory")
     requests = resources.get("requests")
     who, declared, warnings = f"container {container.get('name')}", notes.vram_bytes, list[str]()
-    restarts = notes.backend == "restart"  # no copy is kept then
+    restarts = notes.backend in COPIES_NOTHING
     if limit is None:
         if not restarts:
             warnings.append(

@@ -1,0 +1,97 @@
+"""vLLM's sleep mode: ``--enable-sleep-mode`` with VLLM_SERVER_DEV_MODE=1.
+
+Level 1 keeps the weights in pinned host memory; level 2 drops them and loads them again at a wake-up. Tags are used at
+level 2 only: a partial wake-up and a request is an illegal access (#44395).
+"""
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from services.checkpointer.backends.engine import EngineCalls, EngineRefusedError
+from services.checkpointer.backends.port import EngineReply, SeatProcesses
+
+Version = tuple[int, ...]
+ALWAYS: Version = (999,)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFault:
+    """Engines whose command line has ``option`` are refused below version ``fixed``, at these levels of sleep."""
+
+    option: str
+    fixed: Version
+    what: str
+    levels: tuple[int, ...] = (1, 2)
+
+
+KNOWN_FAULTS = (
+    KnownFault(r"--kv[-_]offloading[-_]backend[= ]native", ALWAYS, "native KV offload dies in its sleep (#45268)"),
+    KnownFault(r"--data[-_]parallel[-_]size[= ]([2-9]|1\d)|-dp[= ][2-9]", (0, 23), "data parallelism (#44395)"),
+    KnownFault(r"--enable[-_]lora", ALWAYS, "LoRA at level 2 (#39934, #48337)", (2,)),
+    KnownFault(r"--kv[-_]cache[-_]dtype[= ]fp8", (0, 12), "an FP8 KV cache at level 2 (#25800)", (2,)),
+)
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """One vLLM server."""
+
+    http: EngineCalls
+    level: int = 1
+    loads: ClassVar[bool] = False
+
+    async def refusal(self, seat: SeatProcesses, command: str, seconds: float) -> str:
+        """By the table of known faults, and without sleep mode."""
+        for fault in KNOWN_FAULTS:
+            if self.level in fault.levels and re.search(fault.option, command):
+                version = await self._version(seat, seconds)
+                if version is None or version < fault.fixed:
+                    known = "of unknown version" if version is None else ".".join(map(str, version))
+                    return f"vLLM {known} does not survive a sleep with {fault.what}"
+        await self.asleep(seat, seconds)
+        return ""
+
+    async def loaded(self, seat: SeatProcesses, seconds: float) -> tuple[str, ...]:  # noqa: ARG002
+        """Nothing to name: it wakes with the model that it sleeps with."""
+        return ()
+
+    async def asleep(self, seat: SeatProcesses, seconds: float) -> bool | None:
+        """``/is_sleeping``, which waits for a sleep or wake-up under way."""
+        reply = await self.http.call(seat, "GET", "/is_sleeping", seconds=seconds)
+        if reply.status == 404:
+            raise EngineRefusedError(
+                "it has no sleep mode: start vLLM with --enable-sleep-mode, VLLM_SERVER_DEV_MODE=1"
+            )
+        word = _well(reply, "/is_sleeping").body
+        found = word.get("is_sleeping") if isinstance(word, dict) else None
+        return found if isinstance(found, bool) else None
+
+    async def sleep(self, seat: SeatProcesses, seconds: float) -> None:
+        """One call. From 0.17 on the default mode aborts requests; earlier versions ignore the parameter."""
+        await self._post(seat, f"/sleep?level={self.level}&mode=wait", seconds)
+
+    async def wake(self, seat: SeatProcesses, seconds: float) -> None:
+        """One call; at level 2 the weights are loaded before the KV cache is made."""
+        if self.level == 1:
+            await self._post(seat, "/wake_up", seconds)
+            return
+        await self._post(seat, "/wake_up?tags=weights", seconds)
+        await self._post(seat, "/collective_rpc", seconds, {"method": "reload_weights"})
+        await self._post(seat, "/wake_up?tags=kv_cache", seconds)
+        await self._post(seat, "/reset_prefix_cache", seconds)
+
+    async def _version(self, seat: SeatProcesses, seconds: float) -> Version | None:
+        reply = await self.http.call(seat, "GET", "/version", seconds=seconds)
+        word = reply.body.get("version") if isinstance(reply.body, dict) else None
+        found = re.match(r"(\d+)\.(\d+)", str(word))
+        return None if found is None else tuple(map(int, found.groups()))
+
+    async def _post(self, seat: SeatProcesses, path: str, seconds: float, body: object = None) -> None:
+        _well(await self.http.call(seat, "POST", path, seconds=seconds, body=body), path)
+
+
+def _well(reply: EngineReply, path: str) -> EngineReply:
+    if reply.status != 200:
+        raise EngineRefusedError(f"{path} answers {reply.status}: {reply.text[:200]}")
+    return reply

@@ -1,0 +1,175 @@
+"""HTTP calls to the engines of the node's seats, and the check of their models' answers.
+
+An engine is addressed by pod IP and port, as the manager knows them from the node, and never through a Service. An
+answer counts only if the container that the job names lives before and after it: its address may be another pod's then.
+"""
+
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from kybernate.messages import SeatTarget
+from services.checkpointer.backends.port import EngineReply, EngineSilentError, SeatProcesses
+from services.checkpointer.core.answers import REQUESTS, ModelAnswer, difference, read_answer
+from services.checkpointer.processes import alive
+
+KEY_NAME = re.compile(r"[A-Za-z0-9._-]+")
+RECORD_SECONDS = 10.0
+"""Model seconds for the answers before a first park; an engine that takes longer is parked without."""
+FLOOR_WALL_SECONDS = 10.0
+"""Least deadline of an answer, so that a busy machine is no wrong answer."""
+
+
+@dataclass
+class EngineHttp:
+    """Calls to engines; ``keys`` is the folder with a file per engine key (``kyb.ai/engine-key``)."""
+
+    session: aiohttp.ClientSession
+    keys: Path | None = None
+
+    async def call(
+        self, seat: SeatProcesses, method: str, path: str, *, seconds: float, body: Any = None
+    ) -> EngineReply:
+        """One call. Raises EngineSilentError if there is no answer from this container within ``seconds`` (wall)."""
+        target = seat.target
+        if not target.endpoint:
+            raise EngineSilentError(f"the address of {target.seat} is not known")
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        headers = self._headers(target)
+        self._check_container(seat)
+        try:
+            async with self.session.request(
+                method, target.endpoint + path, json=body, headers=headers, timeout=timeout, allow_redirects=False
+            ) as answer:
+                text = await answer.text(errors="replace")
+        except TimeoutError:
+            raise EngineSilentError(f"{method} {path} was not answered within {seconds:.1f} s") from None
+        except aiohttp.ClientConnectorError as error:
+            refused = isinstance(error.os_error, ConnectionRefusedError)
+            raise EngineSilentError(f"{method} {path}: {error}", refused=refused) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineSilentError(f"{method} {path}: {error!r}") from error
+        self._check_container(seat)
+        return EngineReply(answer.status, _json(text), text)
+
+    def _check_container(self, seat: SeatProcesses) -> None:
+        if seat.root is None or not alive(seat.root):
+            raise EngineSilentError(f"container {seat.target.container_id} has ended", refused=True)
+
+    def _headers(self, target: SeatTarget) -> dict[str, str]:
+        """Read at each call, so that a changed key needs no restart. Raises EngineSilentError."""
+        if not target.engine_key:
+            return {}
+        if self.keys is None or not KEY_NAME.fullmatch(target.engine_key) or set(target.engine_key) <= {"."}:
+            raise EngineSilentError(f"key {target.engine_key!r} is no file in KYB_ENGINE_KEYS_DIR ({self.keys})")
+        try:
+            return {"Authorization": f"Bearer {(self.keys / target.engine_key).read_text().strip()}"}
+        except OSError as error:
+            raise EngineSilentError(f"key {target.engine_key!r} cannot be read: {error}") from error
+
+
+@dataclass
+class AnswerCheck:
+    """Records the answers of a seat's models before its first park, and compares them later."""
+
+    engines: EngineHttp
+    seconds: float = 60.0
+    """Model seconds for health and all answers of a seat."""
+    tolerance: float = 0.1
+    """Log probability, or component of an embedding."""
+    speed: float = 1.0
+    _known: dict[str, tuple[str, tuple[ModelAnswer, ...]]] = field(default_factory=dict)
+    """Container and answers by seat."""
+
+    async def recorded(self, seat: SeatProcesses) -> SeatProcesses:
+        """The seat with its models' answers; models that answer none of the requests are left out."""
+        target = seat.target
+        if not self._applies(seat) or seat.parked_on:
+            return seat
+        container, answers = self._known.get(target.seat, ("", ()))
+        answers = answers if container == target.container_id else ()
+        deadline = time.monotonic() + self._wall(RECORD_SECONDS)
+        try:
+            for model in await self.models(seat, deadline):
+                if all(answer.model != model for answer in answers):
+                    answers += await self._first_answer(seat, model, deadline)
+        except EngineSilentError:
+            pass
+        self._known[target.seat] = target.container_id, answers
+        return seat.model_copy(update={"answers": answers})
+
+    async def wrong(self, seat: SeatProcesses) -> str:
+        """Why the engine must not serve; empty if it is healthy and answers as before."""
+        if not self._applies(seat):
+            return ""
+        seconds = self._wall(self.seconds)
+        deadline = time.monotonic() + seconds
+        try:
+            health = await self.engines.call(seat, "GET", "/health", seconds=seconds)
+            if health.status not in (200, 404):  # Ollama has no such path
+                return f"its health answers {health.status}"
+            for before in seat.answers:
+                now = await self._ask(seat, before.model, before.kind, deadline)
+                if changed := difference(before, now, self.tolerance):
+                    return changed
+        except (EngineSilentError, ValueError) as error:
+            return str(error)
+        self._known[seat.target.seat] = seat.target.container_id, seat.answers
+        return ""
+
+    async def models(self, seat: SeatProcesses, deadline: float) -> list[str]:
+        """The models that answer without being loaded first: of Ollama and llama.cpp those in memory."""
+        loaded = await self.engines.call(seat, "GET", "/api/ps", seconds=_left(deadline))
+        if loaded.status == 200 and isinstance(loaded.body, dict):
+            return [str(model["name"]) for model in loaded.body.get("models") or ()]
+        served = await self.engines.call(seat, "GET", "/v1/models", seconds=_left(deadline))
+        found = served.body.get("data") if served.status == 200 and isinstance(served.body, dict) else None
+        return [str(one["id"]) for one in found or () if (one.get("status") or {}).get("value", "loaded") == "loaded"]
+
+    async def _first_answer(self, seat: SeatProcesses, model: str, deadline: float) -> tuple[ModelAnswer, ...]:
+        for kind in REQUESTS:
+            try:
+                return (await self._ask(seat, model, kind, deadline),)
+            except ValueError:
+                continue
+        return ()
+
+    async def _ask(self, seat: SeatProcesses, model: str, kind: str, deadline: float) -> ModelAnswer:
+        """Raises ValueError if the reply is no answer, EngineSilentError without a reply."""
+        path, body = REQUESTS[kind]
+        reply = await self.engines.call(seat, "POST", path, seconds=_left(deadline), body={**body, "model": model})
+        if reply.status != 200:
+            raise ValueError(f"{path} answers {reply.status} for {model}: {reply.text[:200]}")
+        return read_answer(model, kind, reply.body)
+
+    def _applies(self, seat: SeatProcesses) -> bool:
+        return seat.target.verify and bool(seat.target.endpoint)
+
+    def _wall(self, model_seconds: float) -> float:
+        return max(model_seconds / self.speed, FLOOR_WALL_SECONDS)
+
+
+@asynccontextmanager
+async def open_engines(keys: Path | None = None) -> AsyncIterator[EngineHttp]:
+    """No connection is kept: one that an engine closed while it was parked would look like a dead engine."""
+    connector = aiohttp.TCPConnector(force_close=True, limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        yield EngineHttp(session, keys)
+
+
+def _left(deadline: float) -> float:
+    return max(0.001, deadline - time.monotonic())
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

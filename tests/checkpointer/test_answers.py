@@ -1,0 +1,191 @@
+"""The answers of an engine's models before its first park and after: what is asked, and what counts as the same."""
+
+import math
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from kybernate.messages import SeatTarget
+from services.checkpointer.backends.port import EngineSilentError, SeatProcesses
+from services.checkpointer.core.answers import ModelAnswer, difference
+from services.checkpointer.engine_http import AnswerCheck, EngineHttp, open_engines
+from services.checkpointer.processes import ProcessIdentity, identify
+
+TIE = {"one": -0.70, "two": -0.72}
+
+
+def answer(*tokens: str, logprobs: tuple[float, ...] = (), **rest: Any) -> ModelAnswer:
+    return ModelAnswer(model="m", kind="logprobs", tokens=tokens, logprobs=logprobs, **rest)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        (answer("a", "b"), answer("a", "b"), True),
+        (answer("a", "b"), answer("a", "c"), False),
+        (answer("a", "b"), answer("a"), False),
+        (answer("a", logprobs=(-0.5,)), answer("a", logprobs=(-0.55,)), True),
+        (answer("a", logprobs=(-0.5,)), answer("a", logprobs=(-0.7,)), False),
+        (answer("a", logprobs=(-0.5,)), answer("a", logprobs=(math.nan,)), False),
+        (answer("one", logprobs=(-0.7,), likely=(TIE,)), answer("two", "else", logprobs=(-0.7, -9)), True),
+        (answer("one", logprobs=(-0.1,), likely=({"one": -0.1, "two": -3.0},)), answer("two", logprobs=(-0.7,)), False),
+        (answer(vector=(0.5, 0.25)), answer(vector=(0.5, 0.2501)), True),
+        (answer(vector=(0.5, 0.25)), answer(vector=(0.5, -0.25)), False),
+        (answer(vector=(0.5, 0.25)), answer(vector=(0.5, math.nan)), False),
+        (answer(vector=(0.5, 0.25)), answer(), False),
+    ],
+)
+def test_answers_are_the_same_within_the_tolerance(before: ModelAnswer, now: ModelAnswer, same: bool) -> None:
+    assert (difference(before, now, 0.1) == "") == same
+
+
+class Engine:
+    """A server that plays an engine: ``texts`` by model; ``shape`` of its answers."""
+
+    def __init__(self, shape: str = "logprobs", **texts: str) -> None:
+        self.shape, self.texts, self.health = shape, texts or {"m": "six seven"}, 200
+        self.unloaded: set[str] = set()
+        self.keys: list[str | None] = []
+        self.requests: list[str] = []
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self.answer)
+        return app
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.keys.append(request.headers.get("Authorization"))
+        path, texts = request.path, self.texts
+        if path == "/health":
+            return web.Response(status=self.health)
+        if path == "/api/ps" and self.shape == "ollama":
+            return web.json_response({"models": [{"name": name} for name in texts]})
+        if path == "/v1/models":
+            status = {name: {"value": "unloaded" if name in self.unloaded else "loaded"} for name in texts}
+            return web.json_response({"data": [{"id": name, "status": status[name]} for name in texts]})
+        if path == "/v1/completions" and self.shape not in ("embedding", "none"):
+            body = await request.json()
+            self.requests.append(body["model"])
+            if "logprobs" in body and self.shape != "logprobs":
+                return web.json_response({"error": "no log probabilities here"}, status=400)
+            assert body["temperature"] == 0
+            text = texts[body["model"]]
+            tokens = text.split()
+            logprobs = {"tokens": tokens, "token_logprobs": [-0.5] * len(tokens), "top_logprobs": [{} for _ in tokens]}
+            return web.json_response(
+                {"choices": [{"text": text, "logprobs": logprobs if "logprobs" in body else None}]}
+            )
+        if path == "/v1/embeddings" and self.shape == "embedding":
+            return web.json_response({"data": [{"embedding": [float(len(word)) for word in texts["m"].split()]}]})
+        return web.Response(status=404)
+
+
+@asynccontextmanager
+async def asked(
+    engine: Engine, keys: Path | None = None, **target: Any
+) -> AsyncIterator[tuple[AnswerCheck, SeatProcesses]]:
+    async with TestServer(engine.app()) as server, open_engines(keys) as engines:
+        yield AnswerCheck(engines, seconds=5.0), seat(str(server.make_url("")).rstrip("/"), **target)
+
+
+def seat(endpoint: str, root: ProcessIdentity | None = None, **target: Any) -> SeatProcesses:
+    found = SeatTarget(seat="s00", pod_uid="u", container_id="c", gpus=("GPU-a",), endpoint=endpoint, **target)
+    return SeatProcesses(target=found, group="G0", epoch=1, root=root or identify(os.getpid()), members=())
+
+
+@pytest.mark.parametrize("shape", ["logprobs", "text", "embedding", "ollama"])
+async def test_another_answer_than_before_the_first_park_is_wrong(shape: str) -> None:
+    engine = Engine(shape)
+    async with asked(engine) as (check, here):
+        parked = await check.recorded(here)
+        assert [one.kind for one in parked.answers] == ["text" if shape == "ollama" else shape]
+        assert await check.wrong(parked) == ""
+        engine.texts = {"m": "gibberish then"}
+        assert "m" in await check.wrong(parked)
+
+
+async def test_each_served_model_is_asked_once_and_compared_each_time() -> None:
+    engine = Engine(base="six", adapter="sept")
+    async with asked(engine) as (check, here):
+        parked = await check.recorded(here)
+        await check.recorded(here)
+        assert engine.requests == ["base", "adapter"], "the answers of a container are known"
+        engine.texts["adapter"] = "six"
+        assert "adapter" in await check.wrong(parked)
+
+
+async def test_a_model_that_is_not_loaded_is_not_asked() -> None:
+    engine = Engine(one="eins", two="zwei")
+    engine.unloaded = {"two"}
+    async with asked(engine) as (check, here):
+        assert [one.model for one in (await check.recorded(here)).answers] == ["one"]
+        assert engine.requests == ["one"]
+
+
+async def test_an_engine_that_is_not_healthy_must_not_serve_also_without_recorded_answers() -> None:
+    engine = Engine("none")
+    async with asked(engine) as (check, here):
+        assert (await check.recorded(here)).answers == ()
+        assert await check.wrong(here) == ""
+        engine.health = 503
+        assert "503" in await check.wrong(here)
+
+
+async def test_a_late_engine_must_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.checkpointer.engine_http.FLOOR_WALL_SECONDS", 0.2)
+    async with asked(Engine()) as (check, here):
+        parked = await check.recorded(here)
+        check.seconds = 0.2
+
+        async def late(*_: Any, seconds: float, **__: Any) -> None:
+            raise EngineSilentError(f"not within {seconds}")
+
+        monkeypatch.setattr(EngineHttp, "call", late)
+        assert "not within" in await check.wrong(parked)
+
+
+async def test_nothing_is_asked_where_the_pod_switched_it_off_or_has_no_address() -> None:
+    engine = Engine()
+    async with asked(engine, verify=False) as (check, here):
+        assert await check.recorded(here) == here
+        engine.health = 503
+        assert await check.wrong(here) == ""
+        nowhere = seat("")
+        assert await check.recorded(nowhere) == nowhere
+        assert await check.wrong(nowhere) == ""
+    assert engine.keys == []
+
+
+async def test_the_engine_gets_its_key_from_the_file_that_its_pod_names(tmp_path: Path) -> None:
+    (tmp_path / "qwen").write_text("secret\n")
+    engine = Engine()
+    async with asked(engine, tmp_path, engine_key="qwen") as (check, here):
+        await check.recorded(here)
+        assert set(engine.keys) == {"Bearer secret"}
+    for name in ("..", "../qwen", "missing"):
+        async with asked(engine, tmp_path, engine_key=name) as (check, here):
+            with pytest.raises(EngineSilentError, match=r"key '"):
+                await check.engines.call(here, "GET", "/health", seconds=1)
+
+
+async def test_an_answer_from_the_address_of_a_container_that_ended_counts_for_nothing() -> None:
+    engine = Engine()
+    async with asked(engine) as (check, here):
+        gone = here.model_copy(update={"root": ProcessIdentity(pid=os.getpid(), start=1)})
+        with pytest.raises(EngineSilentError, match="ended"):
+            await check.engines.call(gone, "GET", "/health", seconds=1)
+        assert "ended" in await check.wrong(gone)
+    assert engine.keys == [], "another pod may have the address"
+
+
+async def test_a_closed_port_is_distinguished_from_silence() -> None:
+    async with open_engines() as engines:
+        with pytest.raises(EngineSilentError) as found:
+            await engines.call(seat("http://127.0.0.1:1"), "GET", "/health", seconds=30)
+        assert found.value.refused

@@ -1,0 +1,171 @@
+"""Engines that sleep or unload, as they are and with each lie of theirs that is known: nothing wrong is served."""
+
+import pytest
+
+from services.checkpointer.backends.port import Ending, SeatProcesses
+from services.checkpointer.core.failures import JobGoal
+from tests.checkpointer.engine_cases import CASES, ENGINES, Case
+from tests.checkpointer.engines import FULL, GIB, IN_VAIN, RESIDUE, PlayedEngine, Stand, played
+
+
+async def ending(it: Stand, half: str, seat: SeatProcesses, crash: str) -> Ending:
+    """How a half ends, with the comparison of answers as ``JobRun`` makes it."""
+    goal = JobGoal.PARKED if half == "park" else JobGoal.ACTIVE
+    if crash:
+        if crash == "after":
+            await (it.backend.engine.sleep(seat, 5) if half == "park" else it.backend.engine.wake(seat, 5))
+        first = await it.backend.replay(seat, goal, it.note)
+        found = await it.backend.replay(seat, goal, it.note)
+        assert first.outcome == found.outcome, "replayed twice it is the same"
+    else:
+        found = await (it.backend.park(seat, it.note) if half == "park" else it.backend.activate(seat, it.note))
+    if found.outcome == "active" and await it.check.wrong(seat):
+        found = await it.backend.kill(seat, it.note)
+        found.outcome = "lost"
+    return found
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.half}: {case.what}")
+async def test_a_half_ends_where_engine_and_driver_agree_or_in_a_cold_start(case: Case, kind: str) -> None:
+    async with played(PlayedEngine(kind)) as it:
+        seat = await it.found()
+        if case.half == "activate":
+            assert (await it.backend.park(seat, it.note)).outcome == "parked"
+            seat = seat.model_copy(update={"parked_on": seat.at, "baseline": {}})
+        it.engine.lies = case.lies
+        if case.crash == "before" or case.lies & {"nothing", "stays", "dies-awake"}:
+            it.readings.timeouts = IN_VAIN
+        found = await ending(it, case.half, seat, case.crash)
+        assert {"lost": "cold start"}.get(found.outcome, found.outcome) == case.ending(kind), found.reason
+        assert it.engine.resumed <= 1, "a second resume ends SGLang"
+        if found.outcome == "lost":
+            assert await it.process.wait() < 0
+            return
+        assert (it.engine.held == FULL) == (found.outcome == "active")
+        assert found.residue_bytes == (RESIDUE if found.outcome == "parked" else 0)
+        if kind == "vllm" and case.half == "activate" and found.outcome == "parked" and not case.crash:
+            again = await it.backend.activate(seat.model_copy(update={"refusals": 1}), it.note)
+            assert again.outcome == "lost", "the second time it starts cold"
+
+
+async def test_each_call_is_journaled_before_it_is_made() -> None:
+    async with played(PlayedEngine("vllm")) as it:
+        seat = await it.found()
+        parked = await it.backend.park(seat, it.note)
+        assert (await it.backend.state(seat.model_copy(update={"parked_on": seat.at}))).outcome == "parked"
+        await it.backend.activate(seat, it.note)
+        assert it.notes == ["sleep", "wake"]
+        assert {"checks", "sleep", "verify"} <= parked.seconds.keys()
+
+
+async def test_an_engine_that_does_not_say_what_it_is_any_more_is_not_parked() -> None:
+    async with played(PlayedEngine("vllm", frozenset({"mute"}))) as it:
+        it.readings.timeouts = IN_VAIN
+        assert (await it.backend.park(await it.found(), it.note)).outcome == "lost"
+
+
+async def test_an_engine_that_computes_is_not_put_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.checkpointer.backends.engine.IDLE_SECONDS", 0.1)
+    async with played(PlayedEngine("vllm", computing=2)) as it:
+        ending = await it.backend.park(await it.found(), it.note)
+        assert (ending.outcome, ending.refused, it.notes) == ("active", False, [])
+        assert "computes 2 requests" in ending.reason
+
+
+@pytest.mark.parametrize(
+    ("engine", "backend", "says"),
+    [
+        (PlayedEngine("vllm", frozenset({"no-dev-mode"})), "", "--enable-sleep-mode"),
+        (PlayedEngine("sglang", options={"enable_memory_saver": True}), "", "--enable-weights-cpu-backup"),
+        (PlayedEngine("vllm"), "unload", "router mode"),
+        (PlayedEngine("vllm"), "sglang", "--enable-memory-saver"),
+    ],
+)
+async def test_what_would_lose_its_weights_is_refused_before_any_call(
+    engine: PlayedEngine, backend: str, says: str
+) -> None:
+    async with played(engine, backend) as it:
+        ending = await it.backend.park(await it.found(), it.note)
+        assert (ending.outcome, ending.refused, ending.failed) == ("active", True, False)
+        assert says in ending.reason
+        assert it.engine.calls == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "version", "command", "refused"),
+    [
+        ("vllm", "0.17.0", "vllm serve m --kv-offloading-backend native", True),
+        ("vllm", "0.22.1", "vllm serve m --data-parallel-size=4", True),
+        ("vllm", "0.23.0", "vllm serve m --data-parallel-size=4", False),
+        ("vllm", "unknown", "vllm serve m --data-parallel-size=4", True),
+        ("vllm", "0.17.0", "vllm serve m --enable-lora", False),
+        ("vllm-2", "0.17.0", "vllm serve m --enable-lora", True),
+        ("vllm-2", "0.11.0", "vllm serve m --kv-cache-dtype fp8", True),
+        ("vllm-2", "0.17.0", "vllm serve m --kv-cache-dtype fp8", False),
+    ],
+)
+async def test_known_faults_of_vllm_are_refused(backend: str, version: str, command: str, refused: bool) -> None:
+    async with played(PlayedEngine("vllm", version=version), backend) as it:
+        seat = await it.found()
+        assert bool(await it.backend.engine.refusal(seat, command, 5)) == refused
+
+
+async def test_level_2_loads_its_weights_before_its_kv_cache_is_made() -> None:
+    async with played(PlayedEngine("vllm"), "vllm-2") as it:
+        seat = await it.found()
+        await it.backend.park(seat, it.note)
+        await it.backend.activate(seat, it.note)
+        assert it.engine.calls == [
+            "/sleep?level=2&mode=wait",
+            "/wake_up?tags=weights",
+            "/collective_rpc",
+            "/wake_up?tags=kv_cache",
+            "/reset_prefix_cache",
+        ]
+
+
+async def test_sleep_waits_for_requests_where_vllm_would_abort_them() -> None:
+    async with played(PlayedEngine("vllm")) as it:
+        await it.backend.park(await it.found(), it.note)
+        assert it.engine.calls == ["/sleep?level=1&mode=wait"]
+
+
+async def test_nothing_is_woken_without_room() -> None:
+    async with played(PlayedEngine("vllm")) as it:
+        seat = await it.found()
+        await it.backend.park(seat, it.note)
+        it.readings.others = 60 * GIB
+        seat = seat.model_copy(update={"parked_on": seat.at, "baseline": {}})
+        ending = await it.backend.activate(seat, it.note)
+        assert (ending.outcome, ending.failed) == ("parked", False)
+        assert ending.reason.startswith("room:")
+        assert it.engine.resumed == 0
+
+
+async def test_a_sleeping_engine_whose_record_is_lost_is_known_by_its_word() -> None:
+    async with played(PlayedEngine("vllm")) as it:
+        seat = await it.found()
+        await it.backend.park(seat, it.note)
+        it.target = it.target.model_copy(update={"vram_bytes": FULL})
+        learned = await it.backend.discover(it.target, "G0", 1)
+        assert (learned.parked_on, learned.vram_bytes) == (seat.at, FULL)
+        assert (await it.backend.state(learned)).outcome == "parked"
+
+
+async def test_an_engine_that_still_starts_is_active_and_one_that_ended_is_gone() -> None:
+    async with played(PlayedEngine("vllm", frozenset({"no-dev-mode"}), held=0)) as it:
+        seat = await it.backend.discover(it.target, "G0", 1)
+        assert (await it.backend.state(seat)).outcome == "active"
+        it.engine.end()
+        await it.process.wait()
+        assert (await it.backend.state(seat)).outcome == "gone"
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+async def test_an_engine_that_does_not_answer_is_refused_so_that_its_seat_is_demoted(kind: str) -> None:
+    async with played(PlayedEngine(kind)) as it:
+        seat = await it.found()
+        silent = seat.model_copy(update={"target": seat.target.model_copy(update={"endpoint": "http://127.0.0.1:1"})})
+        ending = await it.backend.park(silent, it.note)
+        assert (ending.outcome, ending.refused, it.notes) == ("active", True, [])

@@ -1,0 +1,180 @@
+"""The backend of a seat: rehearsed before it serves, demoted after two failures, remembered in the ledger."""
+
+import pytest
+
+from kybernate.backends import next_backend
+from kybernate.messages import JobReply, SeatActivated, SeatProgress, SwitchJob
+from kybernate.seat import SeatState as S
+from services.gpu_manager import recovery
+from services.gpu_manager.inputs import JobAnswered, Recovered
+from services.gpu_manager.ledger import Ledger
+from tests.manager.world import World, status
+
+
+def starting(world: World, backend: str = "vllm") -> str:
+    """A seat whose engine is healthy for the first time."""
+    seat = world.seat(0, 0)
+    world.pod(seat, "a", backend=backend)
+    world.call(seat)
+    world.start(seat)
+    world.healthy(seat)
+    return seat
+
+
+def rehearsals(world: World) -> list[SwitchJob]:
+    return [e for e in world.effects if isinstance(e, SwitchJob) and e.op.startswith("rehearsal-")]
+
+
+def next_job(world: World, seat: str) -> SwitchJob:
+    """The job of the next switch that parks this seat, drained as obedient routers do."""
+    known = {effect.op for effect in world.effects if isinstance(effect, SwitchJob)}
+    for _ in range(2000):
+        world.tick(0.5)
+        world.beat()
+        for switch in list(world.node.switches.values()):
+            if switch.phase == "draining" and switch.victim:
+                world.quiet(switch.victim)
+        job = world.last(SwitchJob)
+        assert isinstance(job, SwitchJob)
+        if job.op not in known:
+            assert [one.seat for one in job.park] == [seat]
+            return job
+    raise AssertionError("it is not parked")
+
+
+def failing(world: World, seat: str, *outcomes: str, refused: bool = False) -> None:
+    """Parks of this active seat that fail and end like this."""
+    world.traffic(world.seat(0, 1), waiting=1)
+    for outcome in outcomes:
+        job = next_job(world, seat)
+        report = status(job, outcome, "pending")
+        update = {"failed": not refused, "refused": refused}
+        park = tuple(one.model_copy(update=update) for one in report.park)
+        world.receive(JobAnswered(job.op, JobReply(accepted=True, jobs=(report.model_copy(update={"park": park}),))))
+
+
+def serving(world: World, **annotations: str) -> str:
+    """A seat that is active, beside one that is parked."""
+    seat, _ = world.fill("a", "b", **annotations)
+    world.tick(10)
+    world.traffic(seat, waiting=1)
+    world.settle()
+    world.traffic(seat)
+    assert world.state(seat) is S.ACTIVE
+    return seat
+
+
+def test_an_engine_that_sleeps_rehearses_before_its_seat_serves(world: World) -> None:
+    seat = starting(world)
+    (job,) = rehearsals(world)
+    assert (job.park, job.activate) == ((world.managed(seat).target(),), world.managed(seat).target())
+    world.healthy(seat)
+    assert world.state(seat) is S.STARTING
+    assert len(rehearsals(world)) == 1, "asked again only after a while"
+
+    world.progress(job)
+    assert world.state(seat) is S.STARTING
+    world.healthy(seat)
+    assert world.state(seat) is S.ACTIVE
+    assert isinstance(world.last(SeatActivated), SeatActivated)
+    assert world.managed(seat).durable.measured, "what it keeps while it is parked is known"
+
+
+def test_a_rehearsal_is_sent_again_under_its_name_and_its_answer_is_its_status(world: World) -> None:
+    seat = starting(world)
+    world.receive(JobAnswered(rehearsals(world)[0].op, None))
+    world.tick(1.5)
+    world.healthy(seat)
+    first, second = rehearsals(world)
+    assert first.op == second.op
+    world.receive(JobAnswered(first.op, JobReply(accepted=True, jobs=(status(first),))))
+    world.healthy(seat)
+    assert world.state(seat) is S.ACTIVE
+
+
+@pytest.mark.parametrize(
+    ("code", "state"), [("busy", S.STARTING), ("stale-epoch", S.STARTING), ("unsupported", S.ACTIVE)]
+)
+def test_a_rehearsal_that_is_not_taken_is_asked_again_unless_it_never_will_be(
+    world: World, code: str, state: S
+) -> None:
+    seat = starting(world)
+    (job,) = rehearsals(world)
+    world.receive(JobAnswered(job.op, JobReply(accepted=False, code=code, highest_epoch=job.epoch + 50)))
+    world.tick(1.5)
+    world.healthy(seat)
+    assert world.state(seat) is state
+    if code == "stale-epoch":
+        assert rehearsals(world)[-1].epoch > job.epoch + 50
+
+
+def test_an_engine_whose_rehearsal_left_it_asleep_does_not_serve(world: World) -> None:
+    seat = starting(world)
+    (job,) = rehearsals(world)
+    world.progress(job, "parked", "parked")
+    world.tick(1.5)
+    world.healthy(seat)
+    assert world.state(seat) is S.STARTING
+    assert rehearsals(world)[-1].op != job.op
+
+
+def test_a_seat_that_the_driver_parks_needs_no_rehearsal(world: World) -> None:
+    assert world.state(starting(world, "cuda")) is S.ACTIVE
+    assert not rehearsals(world)
+
+
+def test_a_manager_that_starts_during_a_rehearsal_goes_on_with_the_start(world: World) -> None:
+    seat = starting(world)
+    (job,) = rehearsals(world)
+    ledger = recovery.ledger(world.node, "boot")
+    world.board = world.new_board()
+    under_way = status(job, "started", "pending", done=False)
+    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, jobs=(under_way,))))
+    assert world.state(seat) is S.STARTING
+    assert not world.node.switches
+
+
+def test_a_backend_that_fails_twice_is_demoted_also_after_a_restart(world: World) -> None:
+    seat = serving(world)
+    failing(world, seat, "active")
+    assert (world.managed(seat).backend, world.managed(seat).durable.failures) == ("fake", 1)
+    failing(world, seat, "active")
+    assert world.managed(seat).backend == "restart"
+    assert world.managed(seat).durable.demoted.startswith("fake failed 2 times in a row: made active")
+    assert world.managed(seat).target().backend == "restart"
+
+    again = Ledger.model_validate_json(recovery.ledger(world.node, "boot").model_dump_json())
+    assert next(one for one in again.seats if one.seat == seat).durable.backend == "restart"
+
+
+def test_a_success_between_two_failures_demotes_nothing(world: World) -> None:
+    seat = serving(world)
+    failing(world, seat, "active")
+    assert world.managed(seat).durable.failures == 1
+    world.progress(next_job(world, seat))
+    assert world.state(seat) is S.PARKED
+    assert world.managed(seat).durable.failures == 0
+
+
+def test_a_rule_of_the_driver_demotes_nothing_and_one_of_an_engine_does(world: World) -> None:
+    for backend, demoted in (("fake", False), ("sglang", True)):
+        world = World()
+        world.boot()
+        seat = serving(world, backend=backend)
+        failing(world, seat, "active", "active", refused=True)
+        assert (world.managed(seat).backend == "cuda") == demoted
+
+
+@pytest.mark.parametrize(
+    ("backend", "mig", "below"),
+    [("vllm", False, "cuda"), ("vllm", True, "restart"), ("cuda", False, "restart"), ("restart", False, "")],
+)
+def test_the_floor_of_all_backends_is_a_restart(backend: str, mig: bool, below: str) -> None:
+    assert next_backend(backend, mig=mig) == below
+
+
+def test_a_seat_that_is_parked_keeps_the_backend_that_parked_it(world: World) -> None:
+    seat = world.managed(starting(world, "sglang"))
+    for outcome, backend in (("parked", "sglang"), ("parked", "sglang"), ("lost", "cuda")):
+        seat.judge_backend(SeatProgress(seat=seat.id, pod_uid="u", container_id="c", outcome=outcome, failed=True))
+        assert seat.backend == backend
