@@ -85,7 +85,10 @@ ENGINES = (
         "unload",
         health="/",
         env={"OLLAMA_KEEP_ALIVE": "-1", "OLLAMA_MAX_LOADED_MODELS": "1"},
-        expect=("Ollama unloads the model: an activation reads it from the page cache, or from disk",),
+        expect=(
+            "Ollama unloads the model: an activation reads it from the page cache, or from disk",
+            "any request that bypasses the router loads it again: take its Service away from clients",
+        ),
     ),
     Engine(
         "llama.cpp",
