@@ -9,7 +9,7 @@ sys.path.insert(0, str(ROOT))  # a script's folder is on the path, the repositor
 
 from scripts import chart_schema, rights_page  # noqa: E402
 from scripts.schemas import documents  # noqa: E402
-from tests.checkpointer import engine_cases  # noqa: E402
+from tests.checkpointer import engine_cases, lie_cases  # noqa: E402
 from tests.conformance import table  # noqa: E402
 from tests.failures import page as failures  # noqa: E402
 
@@ -20,10 +20,10 @@ def main(root: Path = ROOT) -> int:
     parser.add_argument("--root", type=Path, default=root, help="the repository (default: this one)")
     options = parser.parse_args()
     made = documents() | table.documents(ROOT) | failures.documents(ROOT) | chart_schema.documents(ROOT)
-    for part in (rights_page, engine_cases):  # written by people around a table that is not
+    for part in (rights_page, engine_cases, lie_cases):  # written by people around a table that is not
         page = options.root / part.PATH
         if page.exists():
-            made[part.PATH] = part.embedded(page.read_text())
+            made[part.PATH] = part.embedded(made.get(part.PATH) or page.read_text())
     wanted = {options.root / path: text for path, text in made.items()}
     stale = set((options.root / "docs" / "schemas").glob("*.json")) - set(wanted)
     drifted = {path for path, text in wanted.items() if not path.exists() or path.read_text() != text} | stale

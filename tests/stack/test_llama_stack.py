@@ -1,4 +1,4 @@
-"""Real tokens: llama.cpp on the CPU in the seats of a whole stack, with the same answers after every activation."""
+"""Real tokens: llama.cpp on the CPU in the seats of a whole stack, one parked by restart, one by unload."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ if absent := missing():
 
 @pytest.mark.timeout(200)
 async def test_models_of_llama_cpp_take_turns_and_answer_as_before(tmp_path: Path) -> None:
-    options = small_node(tmp_path, ONE_GROUP, map(pod, "ab"), engine="llama", speed=8)
+    options = small_node(tmp_path, ONE_GROUP, map(pod, "ab"), engine="llama", backend="restart,unload", speed=8)
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         await stack.ready(90)
 

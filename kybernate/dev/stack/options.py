@@ -38,7 +38,7 @@ class StackOptions:
     backend: str | None = None
     """Backend of all pods, or several in turn, with commas between; None: as the pods' file has it."""
     engine: Literal["fake", "llama"] = "fake"
-    """llama: the pods' engines answer with llama.cpp on the CPU; parked by restart where ``backend`` is None."""
+    """llama: the pods' engines answer with llama.cpp on the CPU; which unload it where ``backend`` is None."""
     port: int | None = None
     """The router's port; None takes 8780, or a free one when that is taken."""
     gpus: int = 4
@@ -66,7 +66,7 @@ class StackOptions:
     @property
     def parked_by(self) -> str | None:
         """Backend of all pods in place of those that the file names."""
-        return self.backend or ("restart" if self.engine == "llama" else None)
+        return self.backend or ("unload" if self.engine == "llama" else None)
 
     @property
     def pod_file(self) -> Path:

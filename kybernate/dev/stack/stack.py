@@ -152,7 +152,7 @@ class Stack:
         ``progress`` gets a line when another one is ready. Raises StackError when a process refuses its configuration
         or the router does not answer, NotReadyError when time is up.
         """
-        unmet, most, restart = "the router does not answer", -1, self.options.parked_by == "restart"
+        unmet, most, restart = "the router does not answer", -1, "restart" in (self.options.parked_by or "")
         seats: list[dict[str, Any]] | None = None
         try:
             async with asyncio.timeout(timeout) as limit, aiohttp.ClientSession() as session:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
+from urllib.parse import quote
 
 from kybernate.engine_metrics import requests_in
 from kybernate.messages import Outcome, SeatTarget
@@ -287,12 +288,16 @@ class EngineBackend(DriverBackend):
     async def _busy(self, seat: SeatProcesses) -> str:
         """Why it must not sleep now; empty once it computes nothing, or does not count its requests."""
         deadline = time.monotonic() + self.calls.timeouts.wall(IDLE_SECONDS)
+        # llama.cpp's router counts by model, and loads one that it is asked about unless autoload is false
+        paths = [f"/metrics?model={quote(model, safe='')}&autoload=false" for model in seat.models] or ["/metrics"]
         while True:
+            count = 0
             try:
-                reply = await self.http.call(seat, "GET", "/metrics", seconds=self._ask())
+                for path in paths:
+                    reply = await self.http.call(seat, "GET", path, seconds=self._ask())
+                    count += (requests_in(reply.text.encode()) or 0) if reply.status == 200 else 0
             except EngineSilentError as error:  # it answered a moment ago
                 return str(error)
-            count = requests_in(reply.text.encode()) if reply.status == 200 else None
             if not count:
                 return ""
             if time.monotonic() > deadline:

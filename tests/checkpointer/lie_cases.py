@@ -1,0 +1,50 @@
+"""Engine × lie → what becomes of its seat: each cell is a test (``test_lies.py``), and together a table of
+docs/backends.md."""
+
+from collections.abc import Mapping
+
+from kybernate.dev.fakes.engine.lies import Lie
+
+PATH = "docs/backends.md"
+BEGIN, END = (
+    "<!-- Made from tests/checkpointer/lie_cases.py by scripts/generate.py. -->\n",
+    "<!-- End of the table of lies. -->\n",
+)
+VENDORS = {"vllm": "vLLM", "sglang": "SGLang", "ollama": "Ollama", "llamacpp": "llama.cpp"}
+SERVES = "serves on"
+BACK = "parked, active"
+COLD = "parked, cold start"
+AGAIN = "parked, parked, cold start"
+ENDS: Mapping[str, Mapping[str, str]] = {
+    "": dict.fromkeys(VENDORS, BACK),
+    Lie.SLEEP_FAILS: dict.fromkeys(VENDORS, SERVES),
+    Lie.SLEEP_HANGS: dict.fromkeys(VENDORS, "cold start"),
+    Lie.SLEEP_NOOP: dict.fromkeys(VENDORS, SERVES),
+    Lie.SLEEP_IGNORED: dict.fromkeys(VENDORS, SERVES),
+    Lie.SLEEP_HALF: dict.fromkeys(VENDORS, SERVES) | {"sglang": "cold start"},
+    Lie.SLEEP_LATE: dict.fromkeys(VENDORS, BACK),
+    Lie.SLEEP_DIES: dict.fromkeys(VENDORS, "cold start"),
+    Lie.SLEEP_BREAKS: dict.fromkeys(VENDORS, COLD),
+    Lie.WAKE_FAILS: dict.fromkeys(VENDORS, AGAIN) | {"sglang": COLD},
+    Lie.WAKE_HANGS: dict.fromkeys(VENDORS, AGAIN) | {"sglang": COLD, "llamacpp": COLD},
+    Lie.WAKE_NOOP: dict.fromkeys(VENDORS, AGAIN) | {"sglang": COLD},
+    Lie.WAKE_IGNORED: dict.fromkeys(VENDORS, COLD),
+    Lie.WAKE_DIES: dict.fromkeys(VENDORS, COLD),
+    Lie.WAKE_BREAKS: dict.fromkeys(VENDORS, COLD),
+    Lie.WAKE_WEDGES: dict.fromkeys(VENDORS, COLD),
+    Lie.WAKE_GARBLES: dict.fromkeys(VENDORS, COLD),
+}
+"""Ends of a park and of the activations after it, by lie ("": none) and vendor."""
+
+
+def embedded(text: str) -> str:
+    """The page with the present table."""
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n{_table()}\n{END}{tail}"
+
+
+def _table() -> str:
+    lines = ["| lie | " + " | ".join(VENDORS.values()) + " |", "|---|" + "---|" * len(VENDORS)]
+    lines += [f"| {lie or 'none'} | " + " | ".join(ends[one] for one in VENDORS) + " |" for lie, ends in ENDS.items()]
+    return "\n".join(lines) + "\n"
