@@ -44,6 +44,8 @@ LIBRARIES = (
 """Imported once, before the first fork."""
 LONGEST_SECONDS = 60.0 * float(os.environ.get("KYB_TEST_TIME_FACTOR", "1"))
 """Wall: a run of tests without a verdict by then is an error."""
+PART = 20
+"""Tests that run together without a mutation."""
 GRACE_SECONDS = 5.0
 """Wall: how long a run that is interrupted may clean up."""
 BROKEN_CODE = ("NameError", "UnboundLocalError", "SyntaxError", "ImportError", "Failed: Timeout")
@@ -323,7 +325,7 @@ def main(arguments: list[str]) -> int:
 
 def _run_all(mutations: list[Mutation], pool: Pool, began: float) -> int:
     tests = sorted({test for one in mutations for test in one.tests})
-    parts = [tests[number :: pool.jobs] for number in range(min(pool.jobs, len(tests)))]
+    parts = [tests[begin : begin + PART] for begin in range(0, len(tests), PART)]
     for _, result, output in pool.run(("", None, part) for part in parts):
         if result.verdict != "survived":
             print(output)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.checkpointer.backends.engine import verdict
 from services.checkpointer.backends.port import Ending, SeatProcesses
 from services.checkpointer.core.failures import JobGoal
 from tests.checkpointer.engine_cases import CASES, ENGINES, Case
@@ -47,6 +48,23 @@ async def test_a_half_ends_where_engine_and_driver_agree_or_in_a_cold_start(case
         if kind == "vllm" and case.half == "activate" and found.outcome == "parked" and not case.crash:
             again = await it.backend.activate(seat.model_copy(update={"refusals": 1}), it.note)
             assert again.outcome == "lost", "the second time it starts cold"
+
+
+@pytest.mark.parametrize(
+    ("asleep", "holds", "outcome"),
+    [
+        (True, False, "parked"),
+        (False, True, "active"),
+        (True, True, None),
+        (False, False, None),
+        (None, True, "active"),
+        (None, False, "parked"),
+    ],
+)
+def test_engine_and_driver_must_not_contradict_each_other(
+    asleep: bool | None, holds: bool, outcome: str | None
+) -> None:
+    assert verdict(asleep, holds) == outcome
 
 
 async def test_each_call_is_journaled_before_it_is_made() -> None:
