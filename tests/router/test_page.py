@@ -59,7 +59,7 @@ async def test_the_timeline_reaches_back_before_the_start_of_the_router():
     async with page() as (w, url):
         fields = {"node": NODE, "seat": "s9", "group": "G0", "model": "old", "state": SeatState.ACTIVE}
         old = SeatActivated.model_validate({"cause": "c", "at": time.time() - 3000} | fields)
-        w.server.stored[old.id] = (old.subject, old.body())
+        w.server.stored[old.id] = (old.subject, old.body(), old.at)
         assert (await get(w, url + "state")).json["blocks"] == []
         window = (await get(w, url + "timeline?seconds=3600")).json
         assert [(block["model"], block["since"]) for block in window["blocks"]] == [("old", old.at)]
