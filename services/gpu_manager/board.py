@@ -19,7 +19,7 @@ The shell (``manager``) writes the ledger before it carries out any effect.
 """
 
 from kybernate.messages import Command, DrainAck, JobProgress, Presence, TrafficSignal
-from services.gpu_manager import allocations, arbiter, commands, operations, recovery, switch, view
+from services.gpu_manager import allocations, arbiter, commands, late_binding, operations, recovery, switch, view
 from services.gpu_manager.inputs import (
     BusChanged,
     DrainAnnounced,
@@ -68,7 +68,7 @@ class Board:
             case JobAnswered():
                 switch.on_job_answer(node, message, now)
             case RetargetAnswered():
-                switch.on_retarget_answer(node, message, now)
+                late_binding.on_answer(node, message, now)
             case EngineSeen():
                 switch.on_engine_answer(node, message, now)
             case DrainAnnounced(seat=seat, epoch=epoch):

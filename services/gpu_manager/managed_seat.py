@@ -312,6 +312,12 @@ class ManagedSeat:
         durable.demoted = f"{self.backend} failed {durable.failures} times in a row: {progress.reason}"
         durable.backend, durable.failures = below, 0
 
+    def learn_park(self, parked: SeatProgress) -> None:
+        """Learn from a park what the seat takes and keeps."""
+        durable = self.durable
+        durable.vram_bytes = parked.vram_bytes or durable.vram_bytes
+        durable.host_bytes, durable.residue_bytes, durable.measured = parked.host_bytes, parked.residue_bytes, True
+
     def needed_bytes(self, group: Group) -> int:
         """VRAM that a lease of this group is to reserve over all its GPUs; 0: all of it.
 

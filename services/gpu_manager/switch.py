@@ -4,31 +4,33 @@
         └──deadline──► cutting ──idle or grace over──► job
 
 The phases are the table ``group_switch.SWITCH_TRANSITIONS``; this file reads in the order in which they happen. The
-incoming seat is bound late: it is chosen again when the victim is drained, and as long as the victim is being parked. A
-job status is always the whole truth about a job, so receiving it twice or late changes nothing.
+incoming seat is chosen again on the way (``late_binding.py``), and an engine that sleeps rehearses before it serves
+(``rehearsal.py``). A job status is always the whole truth about a job, so receiving it twice or late changes nothing.
 """
 
 from collections.abc import Sequence
 
-from kybernate.backends import REHEARSED
-from kybernate.messages import JobReply, JobStatus, RetargetJob, SeatProgress, SwitchJob
-from kybernate.policy import Switch
+from kybernate.messages import JobStatus, SeatProgress, SwitchJob
 from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.seat import COMING, SeatState, Trigger
 from kybernate.topology import Group
-from services.gpu_manager import decisions, view
-from services.gpu_manager.group_switch import Drain, GroupSwitch, SwitchPhase, SwitchTimes, SwitchTrigger
-from services.gpu_manager.inputs import EngineSeen, JobAnswered, Now, RetargetAnswered, WallTime
+from services.gpu_manager import decisions, late_binding, rehearsal, view
+from services.gpu_manager.group_switch import (
+    NOT_RESTORED,
+    RESEND_SECONDS,
+    Drain,
+    GroupSwitch,
+    SwitchPhase,
+    SwitchTimes,
+    SwitchTrigger,
+)
+from services.gpu_manager.inputs import EngineSeen, JobAnswered, Now
 from services.gpu_manager.ledger import Freeze
-from services.gpu_manager.managed_seat import REHEARSAL, Backoff, ManagedSeat, Rehearsal
+from services.gpu_manager.managed_seat import REHEARSAL, Backoff, ManagedSeat
 from services.gpu_manager.state import NodeState
 
 S, T = SeatState, Trigger
 
-RESEND_SECONDS = 1.0
-"""Wall: how long to wait for the checkpointer's answer before the job is sent again."""
-ASK_AGAIN_SECONDS = 1.0
-"""Wall: how long after a retarget that was not answered the next one is sent."""
 LONGEST_PAUSE_SECONDS = 30.0
 """Wall: longest pause of a group after failed switches."""
 LONGEST_STAY_SECONDS = 600.0
@@ -43,8 +45,6 @@ PARK_FAILED = {"active": T.ROLLED_BACK, "lost": T.UNRECOVERABLE, "gone": T.EXITE
 """What follows for the victim, by the reported outcome."""
 ACTIVATE_FAILED = {"lost": T.UNRECOVERABLE, "gone": T.EXITED, "quarantined": T.QUARANTINE}
 """What follows for the incoming seat, by the reported outcome; ``parked``: see NOT_RESTORED."""
-NOT_RESTORED = {S.ACTIVATING: T.NOT_RESTORED, S.MIGRATING: T.MOVED_PARKED}
-"""How an incoming seat that was not restored becomes parked again."""
 
 
 # --- begin ------------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def step(node: NodeState, switch: GroupSwitch, now: Now) -> None:
         sent = switch.job.sent
         if not switch.job.journaled and (sent is None or now.wall >= sent + RESEND_SECONDS):
             _send(node, switch, now)
-        _retarget(node, switch, now)
+        late_binding.offer(node, switch, now)
 
 
 def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
@@ -139,7 +139,7 @@ def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     from now on the engine is asked. (7) At the deadline streams are cut.
     """
     victim, group = node.seats[switch.victim or ""], node.groups[switch.group].group
-    if not _justified(node, switch, now) and not _bind_another(node, switch, now):  # (1)
+    if not _justified(node, switch, now) and not late_binding.bind_another(node, switch, now):  # (1)
         _turn_back(node, switch, "it is wanted again" if switch.beneficiary is None else _NOT_WAITING, now)
         return
     needs = switch.incoming or switch.room_for
@@ -211,7 +211,7 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
     seat = node.seats.get(answer.seat)
     if seat is None or not answer.container_id or seat.durable.container_id != answer.container_id:
         return
-    if seat.state is S.STARTING and answer.healthy and _rehearsed(node, seat, now):
+    if seat.state is S.STARTING and answer.healthy and rehearsal.rehearsed(node, seat, now):
         found, usage = view.demand(node, seat), seat.usage
         if seat.starts_cold:
             costs = seat.durable.costs
@@ -233,69 +233,6 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
         switch.advance(SwitchTrigger.IDLE)
 
 
-def _rehearsed(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
-    """True once the seat may serve; else its rehearsal is sent (again), one job that parks and activates it.
-
-    The answer to a repeated job is its status, so that no report needs to arrive. A refused job is no reason not to
-    serve; "busy" and "stale-epoch" are asked again."""
-    known = seat.rehearsal
-    if seat.backend not in REHEARSED or (known is not None and known.done and _same_container(seat, known)):
-        return True
-    if known is None or known.done or not _same_container(seat, known):
-        epoch = node.next_epoch(now)
-        known = Rehearsal(f"{REHEARSAL}{seat.id}-{epoch}", epoch, seat.durable.container_id, WallTime(-RESEND_SECONDS))
-        seat.rehearsal = known
-    if now.wall >= known.sent + RESEND_SECONDS:
-        known.sent = now.wall
-        target = seat.target()
-        node.effects.append(
-            SwitchJob(
-                cause=seat.default_cause,
-                node=node.name,
-                epoch=known.epoch,
-                op=known.op,
-                group=seat.group.name,
-                park=(target,),
-                activate=target,
-            )
-        )
-    return False
-
-
-def _same_container(seat: ManagedSeat, rehearsal: Rehearsal) -> bool:
-    return rehearsal.container_id == seat.durable.container_id
-
-
-def _on_rehearsal_answer(node: NodeState, op: str, reply: JobReply, now: Now) -> None:
-    for status in reply.jobs:
-        _on_rehearsal_status(node, status, now)
-    seat = next((one for one in node.seats.values() if one.rehearsal and one.rehearsal.op == op), None)
-    if seat is None or seat.rehearsal is None or reply.accepted or reply.code == "busy":
-        return
-    node.epoch = max(node.epoch, reply.highest_epoch)
-    if reply.code == "stale-epoch":
-        seat.rehearsal = None
-    else:
-        seat.rehearsal.done = True
-
-
-def _on_rehearsal_status(node: NodeState, status: JobStatus, now: Now) -> None:
-    """How a rehearsal ended: the seat may serve, or it begins again with what is left of the engine."""
-    seat = next((one for one in node.seats.values() if one.rehearsal and one.rehearsal.op == status.op), None)
-    if seat is None or seat.rehearsal is None or seat.rehearsal.done or not status.done or not status.park:
-        return
-    first, second = status.park[0], status.activate
-    progress = second if second is not None and first.outcome == "parked" else first
-    if first.outcome == "parked":
-        _measured(seat, first)
-    seat.judge_backend(progress)
-    seat.rehearsal.done = progress.outcome == "active"
-    if not seat.rehearsal.done:
-        seat.rehearsal = None
-    if progress.outcome == "quarantined" and seat.state is S.STARTING:
-        node.transition(seat, T.QUARANTINE, now, reason=progress.reason)
-
-
 def on_drain_announced(node: NodeState, seat: str, epoch: int) -> None:
     """Every router that reads the roster from now on knows that this seat is closed."""
     found = node.seats.get(seat)
@@ -310,7 +247,7 @@ def on_drain_announced(node: NodeState, seat: str, epoch: int) -> None:
 def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     """Send the job; sending the same operation again is harmless, the checkpointer knows it by its name."""
     if switch.job.sent is None:
-        _bind(node, switch, now)
+        late_binding.bind(node, switch, now)
     group = node.groups[switch.group].group
     untouched = switch.incoming is not None and node.seats[switch.incoming].state not in COMING
     victim = node.seats[switch.victim] if switch.victim else None
@@ -347,7 +284,7 @@ def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
     """
     switch, reply = node.switch_of_op(answer.op), answer.reply
     if reply is not None and answer.op.startswith(REHEARSAL):
-        _on_rehearsal_answer(node, answer.op, reply, now)
+        rehearsal.on_answer(node, answer.op, reply, now)
     if switch is None or switch.job.journaled or reply is None or _unsent(node, switch, "answer"):  # (1)
         return
     if reply.accepted:  # (2)
@@ -412,12 +349,12 @@ def on_job_status(node: NodeState, status: JobStatus, now: Now) -> None:
     switch = node.switch_of_op(status.op)
     if switch is None:  # (1)
         _on_kill_status(node, status, now)
-        _on_rehearsal_status(node, status, now)
+        rehearsal.on_status(node, status, now)
         return
     if _unsent(node, switch, "status"):
         return
     _journaled(switch, now, (status,))  # (2)
-    _follow(node, switch, status, now)
+    late_binding.follow(node, switch, status, now)
     for progress in status.park:  # (3)
         seat = node.seats.get(progress.seat)
         if seat is not None and seat.group.name == switch.group and _same_pod(seat, progress):
@@ -477,7 +414,7 @@ def _on_victim_progress(
 
 def _parked(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
     times, costs = switch.times, seat.durable.costs
-    _measured(seat, progress)
+    seat.learn_park(progress)
     took, verify = sum(progress.seconds.values()), progress.seconds.get("verify", 0.0)
     leaving = now.wall - (times.drained if times.leaves is None else times.leaves)
     costs.parks += 1
@@ -486,13 +423,6 @@ def _parked(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: S
     node.groups[switch.group].backoff.count = 0
     times.parked, times.park_seconds, times.verify_seconds = now.wall, took - verify, verify
     node.transition(seat, T.EVIDENCE, now, epoch=switch.epoch, switch=switch)
-
-
-def _measured(seat: ManagedSeat, parked: SeatProgress) -> None:
-    """Learn from a park what the seat takes and keeps."""
-    durable = seat.durable
-    durable.vram_bytes = parked.vram_bytes or durable.vram_bytes
-    durable.host_bytes, durable.residue_bytes, durable.measured = parked.host_bytes, parked.residue_bytes, True
 
 
 def _on_incoming_progress(
@@ -605,139 +535,6 @@ def _same_pod(seat: ManagedSeat, progress: SeatProgress) -> bool:
 def _mean(known: float, value: float, count: int = 0) -> float:
     """The mean after one more value; the first ones weigh as in a plain mean, the assumed one nothing."""
     return known + max(COST_WEIGHT, 1.0 / count if count else 0.0) * (value - known)
-
-
-# --- late binding -----------------------------------------------------------------------------------------------------
-
-
-def _bind(node: NodeState, switch: GroupSwitch, now: Now) -> None:
-    """Choose the incoming seat once more before the job is sent. Without another choice it stays while it is wanted."""
-    if not _may_bind(switch) or (switch.incoming and node.seats[switch.incoming].state in COMING):
-        return  # the job is sent again, to a checkpointer that lost its journal half way
-    seat = _choice(node, switch, now)
-    if seat is not None:
-        _set_incoming(node, switch, seat, now)
-    elif switch.incoming and not view.wanted(node, node.seats[switch.incoming], now):
-        switch.incoming = None
-
-
-def _bind_another(node: NodeState, switch: GroupSwitch, now: Now) -> bool:
-    """The drain has lost its reason: bind another seat that waits for the victim's place, if there is one."""
-    seat = _choice(node, switch, now) if _may_bind(switch) else None
-    if seat is None or seat.id == switch.incoming or not view.wanted(node, seat, now):
-        return False
-    _set_incoming(node, switch, seat, now)
-    return True
-
-
-def _retarget(node: NodeState, switch: GroupSwitch, now: Now) -> None:
-    """While the victim is being parked: offer the checkpointer another seat, if the policy picks one now."""
-    retarget = switch.retarget
-    if not _may_bind(switch) or retarget.asking is not None or retarget.settled or now.wall < retarget.ask_after:
-        return
-    if switch.job.sent is None or not switch.job.journaled or node.seats[switch.victim or ""].state is not S.PARKING:
-        return
-    seat = _choice(node, switch, now)
-    if seat is None or seat.id == switch.incoming:
-        return
-    parked = seat.state is S.PARKED  # one at the gate starts with a ticket, once the group is free
-    if parked and seat.epoch > switch.epoch:
-        return
-    retarget.asking = seat.id
-    retarget.offered.add(seat.id)
-    node.effects.append(
-        RetargetJob(
-            cause=seat.cause or switch.cause,
-            node=node.name,
-            epoch=switch.epoch,
-            op=switch.op,
-            activate=view.target(node, seat, node.groups[switch.group].group) if parked else None,
-        )
-    )
-
-
-def on_retarget_answer(node: NodeState, answer: RetargetAnswered, now: Now) -> None:
-    """The checkpointer's answer to an offer.
-
-    (1) About no open question. (2) None: it may have accepted; the job's status will show. (3) Refused: any other offer
-    would be refused as well. (4) Accepted, for a seat at the gate or for the seat that the job now names.
-    """
-    switch, reply = node.switch_of_op(answer.op), answer.reply
-    if switch is None or switch.retarget.asking is None:  # (1)
-        return
-    retarget, seat = switch.retarget, node.seats[switch.retarget.asking]
-    retarget.asking = None
-    if reply is None:  # (2)
-        retarget.unanswered.add(seat.id)
-        retarget.ask_after = now.wall + ASK_AGAIN_SECONDS
-    elif not reply.accepted:  # (3)
-        retarget.settled = True
-        retarget.offered &= retarget.unanswered
-    elif seat.state is S.WAITING or _names(reply, switch.op, seat.id):  # (4)
-        _replace_incoming(node, switch, seat, now)
-
-
-def _follow(node: NodeState, switch: GroupSwitch, status: JobStatus, now: Now) -> None:
-    """The job's status is the truth about the incoming seat.
-
-    (1) It names another seat: one that was offered, or one whose activation has begun (a RetargetJob of the manager
-    before this one may have been on its way into the journal when this one asked). (2) It ended without an incoming
-    seat.
-    """
-    named = status.activate
-    if named is not None and named.seat != switch.incoming and named.seat in node.seats:  # (1)
-        if named.seat in switch.retarget.offered or named.outcome != "pending":
-            _replace_incoming(node, switch, node.seats[named.seat], now)
-    elif status.done and (named is None or named.outcome == "pending"):  # (2)
-        _give_back(node, switch, "the switch ended without it", now)
-
-
-def _replace_incoming(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, now: Now) -> None:
-    if seat.id != switch.incoming:
-        _give_back(node, switch, f"{seat.id} is activated instead", now)
-    _set_incoming(node, switch, seat, now)
-
-
-def _give_back(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> None:
-    """The replaced seat may have the lease already: a park can be reported while a RetargetJob is on its way into the
-    journal. It was not touched, and returns the GPUs."""
-    before = node.seats[switch.incoming] if switch.incoming is not None else None
-    if before is not None and before.op == switch.op and before.state in COMING:
-        node.transition(before, NOT_RESTORED[before.state], now, reason=reason)
-
-
-def _choice(node: NodeState, switch: GroupSwitch, now: Now) -> ManagedSeat | None:
-    """The seat that the policy would activate now; None if it picks none or the pick cannot be activated."""
-    group, victim = node.groups[switch.group], node.seats[switch.victim or ""]
-    decision = node.setup.policy.decide(view.full_view(node, group.group, now))
-    if not isinstance(decision, Switch) or decision.evict is not None:
-        return None
-    seat = node.seats[decision.activate]
-    ready = seat.state is S.PARKED or (seat.state is S.WAITING and seat.calls(now))
-    if not ready or seat is victim or not view.room(node, seat, without=victim, on=group.group):
-        return None
-    if node.drain_on(group.group):
-        return None
-    if seat.id != switch.incoming:
-        group.why = decision.reason
-    return seat
-
-
-def _may_bind(switch: GroupSwitch) -> bool:
-    """True for a switch whose incoming seat the policy chooses."""
-    return switch.clears_for is None and switch.victim is not None
-
-
-def _set_incoming(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, now: Now) -> None:
-    if seat.id != switch.incoming:
-        switch.incoming, switch.cause = seat.id, seat.cause or switch.cause
-        decisions.of_switch(node, switch, node.groups[switch.group].why, now)
-
-
-def _names(reply: JobReply, op: str, seat: str) -> bool:
-    """True when the answer shows this seat as the incoming one."""
-    found = [status.activate.seat for status in reply.jobs if status.op == op and status.activate is not None]
-    return not reply.jobs or seat in found
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from services.gpu_manager import board
 from services.gpu_manager.inputs import JobAnswered
 from tests.manager.world import World
 
-DECIDING = {"board", "allocations", "commands", "recovery", "arbiter", "switch", "view"}
+DECIDING = {"board", "allocations", "commands", "recovery", "arbiter", "switch", "late_binding", "rehearsal", "view"}
 FOLDER = Path(board.__file__).parent
 MOST_RETURNS = 4
 
