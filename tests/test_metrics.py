@@ -15,7 +15,7 @@ from kybernate.health import Health
 from kybernate.policy.rules import Quantum
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.metrics import ManagerMetrics
-from services.plugin.metrics import PluginMetrics
+from services.plugin.publish import PluginMetrics
 from tests.manager.world import World
 from tests.router.world import world as router_world
 

@@ -23,7 +23,7 @@ from kybernate.bus.nats_link import failures
 from kybernate.bus.port import ALL_EVENTS, EVENTS, REQUESTS, Bucket, BusError, NoAnswerError
 from kybernate.envelope import Message, Pattern
 from kybernate.logs import get_logger
-from kybernate.messages.requests import RequestEnded
+from kybernate.messages.events import RequestEnded
 
 R = TypeVar("R", bound=BaseModel)
 

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel
 
 from kybernate.envelope import Message, Pattern
-from kybernate.messages.requests import RequestEnded
+from kybernate.messages.events import RequestEnded
 
 R = TypeVar("R", bound=BaseModel)
 

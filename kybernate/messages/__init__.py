@@ -29,6 +29,7 @@ from kybernate.messages.events import (
     GpuHealthChanged,
     GroupDecided,
     OrderChanged,
+    RequestEnded,
     SeatActivated,
     SeatAllocated,
     SeatClosed,
@@ -62,7 +63,6 @@ from kybernate.messages.jobs import (
     SeatTarget,
     SwitchJob,
 )
-from kybernate.messages.requests import RequestEnded
 from kybernate.messages.signals import DrainAck, NodeTrafficSignal, Presence, TrafficSignal
 
 __all__ = [

@@ -7,7 +7,7 @@ from itertools import chain, repeat
 
 import aiohttp
 
-from kybernate.engine_metrics import requests_in
+from kybernate.engines import requests_in
 from services.gpu_manager.inputs import EngineProbe, EngineSeen, WallTime
 
 Receive = Callable[[EngineSeen], Awaitable[None]]

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kybernate.annotations import tier_problem
-from kybernate.backends import DRIVER_BACKENDS, ENGINE_BACKENDS, RESTART, next_backend
 from kybernate.config import STANDARD, Tier
+from kybernate.engines import DRIVER_BACKENDS, ENGINE_BACKENDS, RESTART, next_backend
 from kybernate.messages import SeatProgress, SeatTarget
 from kybernate.seat import COMING, HOLDING, SeatState, Trigger, advance
 from kybernate.topology import Group

@@ -1,6 +1,6 @@
 """The rehearsal of an engine that sleeps: it is parked and activated once, in one job, before its seat serves. Pure."""
 
-from kybernate.backends import REHEARSED
+from kybernate.engines import REHEARSED
 from kybernate.messages import JobReply, JobStatus, SwitchJob
 from kybernate.seat import SeatState, Trigger
 from services.gpu_manager.group_switch import RESEND_SECONDS

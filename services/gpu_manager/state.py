@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kybernate.annotations import REBALANCE
-from kybernate.backends import DRIVER_BACKENDS
 from kybernate.config import STANDARD, TIERS, Tier
+from kybernate.engines import DRIVER_BACKENDS
 from kybernate.messages import (
     EVENT_OF_STATE,
     AskJobs,

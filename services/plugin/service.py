@@ -28,8 +28,7 @@ from services.plugin.coexistence import Neighbours
 from services.plugin.faults import Probation
 from services.plugin.gate import StartGate
 from services.plugin.gpu_watch import GpuReading, GpuWatch
-from services.plugin.metrics import PluginMetrics
-from services.plugin.publish import InventoryWriter, Outbox, be_present
+from services.plugin.publish import InventoryWriter, Outbox, PluginMetrics, be_present
 from services.plugin.registration import Registration, Registrations
 from services.plugin.servicer import NodeSeats
 from services.plugin.settings import PluginSettings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kybernate.backends import next_backend
+from kybernate.engines import next_backend
 from kybernate.messages import JobReply, SeatActivated, SeatProgress, SwitchJob
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kybernate.annotations import BACKEND, PREFIX, VRAM, group_problem, parse, tier_problem
-from kybernate.backends import ENGINE_BACKENDS, RESTART
 from kybernate.config import NodeConfig
 from kybernate.config_errors import ConfigError, Document, Place, read_documents, refuse, suggest
+from kybernate.engines import ENGINE_BACKENDS, RESTART
 from kybernate.topology import Group
 
 

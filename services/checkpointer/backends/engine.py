@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 from urllib.parse import quote
 
-from kybernate.engine_metrics import requests_in
+from kybernate.engines import requests_in
 from kybernate.messages import Outcome, SeatTarget
 from services.checkpointer.backends.driver import DriverBackend
 from services.checkpointer.backends.driver_calls import StepFailedError, unaccounted

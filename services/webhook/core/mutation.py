@@ -5,17 +5,17 @@ A pod is changed once: one that has a container ``kyb-probe`` keeps it, and its 
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from kybernate.annotations import PROBE_PORT, VRAM, SeatAnnotations, parse
+from kybernate.annotations import PROBE_PORT, VRAM, SeatAnnotations, group_problem, parse, tier_problem
 from kybernate.config import NodeConfig
+from kybernate.config_errors import suggest
 from kybernate.sizes import format_bytes
 from services.webhook.core import probes
 from services.webhook.core.probes import Json, PodRefusedError, ProbeMove
-from services.webhook.core.refusals import problems
 from services.webhook.settings import WebhookSettings
 
 VERSION = "admission.k8s.io/v1"
@@ -87,7 +87,7 @@ def mutate(pod: Mapping[str, Any], settings: WebhookSettings, configs: Sequence[
     patch: list[Json] = []
     warnings: list[str] = []
     notes = parse((pod.get("metadata") or {}).get("annotations") or {})
-    if engines and (wrong := problems(notes, dict.fromkeys(name for one in seats for name in one), configs)):
+    if engines and (wrong := _problems(notes, dict.fromkeys(name for one in seats for name in one), configs)):
         raise PodRefusedError("\n".join(wrong))
     for at in engines:
         changes, more = _memory(f"/spec/containers/{at}", containers[at], notes)
@@ -265,3 +265,22 @@ def quantity(text: object) -> Decimal | None:
         return Decimal(number) * _SUFFIXES[suffix]
     except (InvalidOperation, KeyError):
         return None
+
+
+def _problems(notes: SeatAnnotations, resources: Iterable[str], configs: Sequence[NodeConfig]) -> list[str]:
+    """Return each problem of a new pod with its remedy. Without configurations all names are accepted.
+
+    A running pod counts as if it did not have an annotation that cannot be used (``kyb why`` shows it).
+    """
+    found = [f"annotation {problem.text()}" for problem in notes.problems]
+    if not configs:
+        return found
+    tier = tier_problem(notes.tier, sorted({tier for config in configs for tier in config.all_tiers}))
+    found += [f"annotation {tier.text()}"] if tier is not None else []
+    advertised = sorted({resource for config in configs for resource in config.resources})
+    for resource in resources:
+        if resource not in advertised:
+            found.append(f"resource {resource} is advertised by no profile; {suggest(resource, advertised)}")
+        elif (problem := group_problem(notes.prefer_group, resource, configs)) is not None:
+            found.append(f"annotation {problem.text()}")
+    return found

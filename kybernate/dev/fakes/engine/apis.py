@@ -9,6 +9,7 @@ Ollama (``docs/api.md``, ``server/routes.go``), TensorRT-LLM (``serve/openai_ser
 import asyncio
 import hashlib
 import hmac
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,27 +43,27 @@ class ApiOptions:
     """llama.cpp without ``--no-models-autoload``: a request loads an unloaded model."""
 
 
-class Api:
+class Api(ABC):
     """What all have: OpenAI's paths are served beside it."""
 
     def __init__(self, engine: Engine, options: ApiOptions) -> None:
         self.engine = engine
         self.options = options
 
+    @abstractmethod
     def routes(self) -> list[web.RouteDef]:
         """The engine's own paths."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open(self, path: str) -> bool:
         """Whether a path needs no API key."""
-        raise NotImplementedError
 
     def authorized(self, request: web.Request) -> bool:
         """Whether a request may pass."""
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         return not self.options.key or self.open(request.path) or hmac.compare_digest(token, self.options.key)
 
-    async def before(self, request: web.Request) -> None:
+    async def before(self, request: web.Request) -> None:  # noqa: B027 (most engines do nothing)
         """Called with each request for the model, before it is computed. Raises ApiError."""
 
     async def _wake(self, parts: tuple[str, ...] = PARTS) -> None:

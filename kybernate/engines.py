@@ -1,4 +1,6 @@
-"""The ways of parking a seat by name, and which one follows where one fails. Pure."""
+"""What is known of engines: the ways of parking a seat by name, and how many requests an engine works on. Pure."""
+
+import re
 
 RESTART = "restart"
 """Ends the container, which starts cold: the floor."""
@@ -8,6 +10,12 @@ ENGINE_BACKENDS = ("vllm", "vllm-2", "sglang", "unload")
 """Call the engine: it sleeps, or unloads its models."""
 REHEARSED = ("vllm",)
 """Sleep and wake once before they serve: the pinned host memory of the first sleep is used again by later ones."""
+RUNNING = re.compile(
+    rb"^(?:vllm:num_requests_(?:running|waiting)|sglang:num_(?:running|queue)_reqs|trtllm_num_requests_(?:running|waiting)"
+    rb"|llamacpp:requests_(?:processing|deferred))(?:\{[^}]*\})?\s+([0-9.eE+]+)",
+    re.MULTILINE,
+)
+"""In the names of vLLM, SGLang, TensorRT-LLM and llama.cpp."""
 
 
 def next_backend(backend: str, *, mig: bool = False) -> str:
@@ -15,3 +23,12 @@ def next_backend(backend: str, *, mig: bool = False) -> str:
     if backend == RESTART:
         return ""
     return "cuda" if backend in ENGINE_BACKENDS and not mig else RESTART
+
+
+def requests_in(metrics: bytes) -> int | None:
+    """The number of requests; None when there is no such metric, or it is no number."""
+    found = RUNNING.findall(metrics)
+    try:
+        return int(sum(float(value) for value in found)) if found else None
+    except (ValueError, OverflowError):
+        return None
