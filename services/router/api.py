@@ -169,6 +169,9 @@ class CallerGoneError(Exception):
     """The caller closed its connection."""
 
 
+_LAST_EVENT = b"data: [DONE]"
+
+
 class _Streamed(web.StreamResponse):
     # Send the status line in one packet with the first piece of the body.
     _send_headers_immediately = False
@@ -184,6 +187,13 @@ class CallerResponse:
         self._boundary = True
         self.first_byte = False
         """True once a byte of the engine's response was sent."""
+        self._done = False
+
+    @property
+    def answered(self) -> bool | None:
+        """What it means that the caller leaves now (CallEnded.answered). Many clients leave at the last event of a
+        stream, before its end."""
+        return (self._done or None) if self.first_byte else False
 
     async def whole(self, status: int, headers: CIMultiDict[str], body: bytes) -> web.StreamResponse:
         """Return a complete response; if a keep-alive comment has made it a stream, send the body as one event."""
@@ -211,6 +221,7 @@ class CallerResponse:
         """Send a piece of the engine's response."""
         self.first_byte = True
         self._boundary = chunk.endswith((b"\n\n", b"\r\n\r\n"))
+        self._done = self._boundary and chunk.rstrip().endswith(_LAST_EVENT)
         await self._write(chunk)
 
     async def end(self) -> web.StreamResponse:

@@ -1,5 +1,6 @@
 """The request path: parse the model, hold while it is parked, forward, respond."""
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,10 +62,14 @@ class Calls:
                 fields = await received.fields(body)
                 call.model = model_of(fields.model)
                 ticket = self.dispatcher.arrive(call.model, cause, hold_seconds=patience, priority=priority)
-                answered = False
+                answered: bool | None = None
                 try:
                     reply = await self._serve(request, body, ticket, response, call, fields.stream is True)
-                    answered = 200 <= reply.status < 300  # an error tells nothing about the engine's capacity
+                    answered = True if 200 <= reply.status < 300 else None
+                except (CallerGoneError, asyncio.CancelledError):
+                    answered = response.answered
+                    code = "200" if answered else code
+                    raise
                 finally:
                     self.dispatcher.end(ticket, answered=answered)
             code = str(reply.status)

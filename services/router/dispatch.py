@@ -129,8 +129,8 @@ class Dispatcher:
             self._reject_stopping(ticket)
         return ticket
 
-    def end(self, ticket: CallTicket, *, answered: bool = False) -> None:
-        """End the call: it was answered completely, or it failed, or its caller disconnected."""
+    def end(self, ticket: CallTicket, *, answered: bool | None = None) -> None:
+        """End the call: it was answered, or it failed, or its caller disconnected (see CallEnded)."""
         if self._tickets.pop(ticket.request, None) is not None:
             self.feed(step.CallEnded(ticket.request, answered))
 

@@ -28,6 +28,9 @@ class Engine:
         """The first chunk of a stream ends in the middle of an event."""
         self.whole = False
         """Streams get a plain response, as some engines send for errors."""
+        self.end = asyncio.Event()
+        self.end.set()
+        """Cleared: a stream does not end after its last event."""
         self.running = 0
         self.aborted = 0
         self._runner: web.AppRunner | None = None
@@ -92,5 +95,6 @@ class Engine:
             await self.gate.wait()
         with contextlib.suppress(ConnectionResetError):
             await response.write(b"data: [DONE]\n\n")
+            await self.end.wait()
             await response.write_eof()
         return response

@@ -1,6 +1,7 @@
 """How many requests a seat may have in flight: declared or learned; what waits for a place, and in which order."""
 
 import heapq
+import math
 import random
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import pytest
 from kybernate.seat import SeatState
 from services.router.core import step
 from services.router.core.admission import Limits
-from services.router.core.capacity import MOST_LIMIT, Capacity
+from services.router.core.capacity import LEAST_LIMIT, MOST_LIMIT, Capacity
 from services.router.core.managers import RouterIdentity
 from services.router.core.reports import level_of
 from services.router.core.traffic import Traffic
@@ -44,14 +45,43 @@ def limits_of(slots: int, service: Callable[[random.Random], float], seconds: fl
     return limits, answers / (slots * now / (taken_seconds / (answers + len(running))))
 
 
+def heavy_tailed(mean: float) -> Callable[[random.Random], float]:
+    """As answers of language models are: the longest tenth makes half of the sum."""
+    return lambda chance: mean * math.exp(chance.gauss(0.0, 1.5) - 1.5**2 / 2)
+
+
 @pytest.mark.parametrize("slots", [1, 8, 16, 64])
 @pytest.mark.parametrize("kind", ["constant", "exponential"])
 def test_a_saturated_engine_gets_few_more_requests_than_it_has_slots(slots: int, kind: str) -> None:
     service = (lambda _: 2.0) if kind == "constant" else (lambda chance: chance.expovariate(0.5))
-    limits, share = limits_of(slots, service, 600.0)
+    limits, share = limits_of(slots, service, max(600.0, 4800.0 / slots))  # it learns from answers
     settled = limits[len(limits) // 2 :]
     assert sum(settled) / len(settled) <= max(32, 4 * slots)
     assert share > 0.9
+
+
+@pytest.mark.parametrize("slots", [8, 32, 64])
+def test_a_saturated_engine_whose_answers_differ_much_in_length_keeps_most_of_its_rate(slots: int) -> None:
+    limits, share = limits_of(slots, heavy_tailed(2.0), 600.0)
+    assert sum(limits[len(limits) // 2 :]) / (len(limits) // 2) < 0.75 * MOST_LIMIT
+    assert share > 0.75
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_answers_that_differ_much_in_length_do_not_take_places_away(seed: int) -> None:
+    chance, capacity, service = random.Random(seed), Capacity(), heavy_tailed(2.0)
+    running: list[tuple[float, float, int]] = []  # (ends, sent, found)
+    now, refused, arrivals = 0.0, 0, 6000
+    for _ in range(arrivals):
+        now += chance.expovariate(20.0)  # 40 in flight in the mean; the engine takes any number
+        while running and running[0][0] <= now:
+            ends, sent, found = heapq.heappop(running)
+            capacity.ended(found, ends - sent, ends, answered=True, taken=len(running) + 1 >= capacity.limit)
+        if len(running) < capacity.limit:
+            heapq.heappush(running, (now + service(chance), now, len(running) + 1))
+        else:
+            refused += 1
+    assert refused < arrivals / 20, "most of them would get a place within seconds"
 
 
 def test_an_engine_that_is_not_saturated_keeps_its_places() -> None:
@@ -67,7 +97,7 @@ def test_an_engine_that_gets_faster_with_more_requests_gets_them_back() -> None:
     for number in range(200):
         for found in (2, 4, 16, 64):
             capacity.ended(found, found * 1.0, number / 100, answered=True, taken=True)  # one slot of 1 s
-    assert capacity.limit < 10
+    assert capacity.limit == LEAST_LIMIT
     for number in range(2000):
         now = 1000 + number / 10
         capacity.ended(capacity.limit, 1.0, now, answered=True, taken=True)  # any number at once in 1 s
@@ -76,9 +106,9 @@ def test_an_engine_that_gets_faster_with_more_requests_gets_them_back() -> None:
 
 
 def full(*, limits: Limits | None = None, **fields: object) -> Traffic:
-    """A router whose only seat is active, with one place, which is taken by call 1."""
+    """A router whose only seat is active, with one place unless another number is given; call 1 is in flight."""
     traffic = Traffic(limits or Limits(), RouterIdentity("r", "i1"))
-    traffic.handle(synced(record(state=S.ACTIVE, max_requests=1, **fields)), 0.0)  # type: ignore[arg-type]
+    traffic.handle(synced(record(state=S.ACTIVE, **{"max_requests": 1, **fields})), 0.0)  # type: ignore[arg-type]
     assert kinds(arrive(traffic, 1), step.Forward)
     return traffic
 
@@ -197,6 +227,18 @@ def test_a_later_wake_makes_the_pending_one_last_longer() -> None:
     traffic.handle(step.CallArrived(2, "m", "c", "wake", 10.0), 8.0)
     assert not kinds(traffic.handle(step.TimePassed(), 11.0), step.Reject)
     assert kinds(traffic.handle(step.TimePassed(), 18.1), step.Reject)
+
+
+@pytest.mark.parametrize(("answered", "lowered"), [(None, False), (False, True)])
+def test_only_calls_that_waited_in_vain_take_places_away(answered: bool | None, lowered: bool) -> None:
+    traffic = full(max_requests=0)
+    upstream = traffic.table.upstreams[K0]
+    for number in range(100, 160):
+        arrive(traffic, number, now=1.0)
+    for number in range(100, 160):  # all are in flight; those of the upper half fail, or their callers leave
+        done = True if number < 130 else answered
+        traffic.handle(step.CallEnded(number, done), 2.0)
+    assert (upstream.capacity.limit < MOST_LIMIT) is lowered
 
 
 def test_an_engine_whose_callers_leave_gets_fewer_requests() -> None:

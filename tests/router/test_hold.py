@@ -379,6 +379,23 @@ async def test_a_caller_that_disconnects_aborts_the_call_at_the_engine():
         await until(lambda: not w.upstream("s0").in_flight, what="nothing in flight on the seat")
 
 
+@pytest.mark.parametrize(("last", "code"), [(b"data: [DONE]", "200"), (b"w0", "499")])
+async def test_a_caller_that_leaves_at_the_last_event_of_a_stream_was_answered(last: bytes, code: str):
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        engine.end.clear()
+        if code == "499":
+            engine.gate.clear()
+        async with w.http.post(f"{w.url}/v1/completions", json={"model": "llama", "stream": True}) as response:
+            async for line in response.content:
+                if last in line:
+                    break
+            response.close()
+        await until(lambda: not w.upstream("s0").in_flight, what="nothing in flight on the seat")
+        metrics = (await w.call("GET", "/metrics")).body.decode()
+        assert f'kybernate_router_requests_total{{code="{code}",model="llama"}} 1.0' in metrics
+
+
 async def test_calls_go_to_the_active_seat_with_the_fewest_in_flight():
     async with world() as w:
         engines = [await w.seat(f"s{n}", "llama", SeatState.ACTIVE) for n in range(2)]

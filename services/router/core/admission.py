@@ -200,8 +200,9 @@ class Admission:
             seconds = self._step.now - call.sent
             upstream.counts.served += 1
             upstream.counts.served_seconds += seconds
-            taken = len(upstream.in_flight) >= upstream.limit
-            upstream.capacity.ended(call.found, seconds, self._step.now, answered=m.answered, taken=taken)
+            if m.answered is not None:
+                taken = len(upstream.in_flight) >= upstream.limit
+                upstream.capacity.ended(call.found, seconds, self._step.now, answered=m.answered, taken=taken)
         self._land(call)
         if upstream is not None:
             self._fill(upstream)

@@ -35,11 +35,12 @@ class CallArrived:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """The call was answered, or its caller disconnected."""
+    """The call was answered, or it failed, or its caller disconnected."""
 
     request: int
-    answered: bool = False
-    """The engine's answer was complete."""
+    answered: bool | None = None
+    """True: completely. False: its caller left before the first byte. None: it tells nothing about the engine's
+    capacity (an error, a caller that left in the middle of a stream)."""
 
 
 @dataclass(frozen=True, slots=True)
