@@ -274,6 +274,8 @@ def _groups(node: dict[str, Any]) -> Iterator[str]:
                 parts.append(f"may be frozen for {seat['stall_budget_seconds']:g} s")
             if seat.get("demoted"):
                 parts.append(f"parked by {seat['backend']}, since {seat['demoted']}")
+            if seat.get("unverified"):
+                parts.append(f"serves unverified after a park: {seat['unverified']}")
             if seat["pinned"]:
                 parts.append("pinned")
             if seat.get("blocked"):

@@ -157,6 +157,10 @@ def _groups(node: dict[str, Any]) -> Iterator[Finding]:
     for group in node.get("groups") or ():
         if group.get("drained"):
             yield warn("drain", f"group {group['group']}: {group['drained']}", f"kyb resume group {group['group']}")
+        for seat in group.get("seats") or ():
+            if seat.get("unverified"):
+                text = f"answers of {seat.get('model')} are not compared after a park: {seat['unverified']}"
+                yield warn("verify", text, "let the checkpointer reach the engine's port: docs/checkpointer.md#answers")
         stages = {str((seat.get("stage") or {}).get("stage")): seat for seat in group.get("seats") or ()}
         for stage in ("foreign-process", "invariant-broken", "refused"):
             if stage in stages:

@@ -129,6 +129,8 @@ class SeatProgress(BaseModel):
     """The backend failed with this seat."""
     refused: bool = False
     """A rule forbids this backend for the seat, also when it is asked again."""
+    unverified: str = ""
+    """Why the answers of its engine cannot be compared: it serves unverified."""
 
 
 class JobStatus(BaseModel):

@@ -15,14 +15,19 @@ from typing import Any
 
 import aiohttp
 
+from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.port import EngineReply, EngineSilentError, SeatProcesses
-from services.checkpointer.core.answers import REQUESTS, ModelAnswer, difference, read_answer
+from services.checkpointer.core.answers import REQUESTS, ModelAnswer, difference, read_answer, worse_health
 from services.checkpointer.processes import alive
+
+log = get_logger()
 
 KEY_NAME = re.compile(r"[A-Za-z0-9._-]+")
 RECORD_SECONDS = 10.0
 """Model seconds for the answers before a first park; an engine that takes longer is parked without."""
+UNHEARD_SECONDS = 600.0
+"""Wall seconds for which an engine that answered nothing is not asked again before a park."""
 FLOOR_WALL_SECONDS = 10.0
 """Least deadline of an answer, so that a busy machine is no wrong answer."""
 
@@ -51,17 +56,14 @@ class EngineHttp:
                 text = await answer.text(errors="replace")
         except TimeoutError:
             raise EngineSilentError(f"{method} {path} was not answered within {seconds:.1f} s") from None
-        except aiohttp.ClientConnectorError as error:
-            refused = isinstance(error.os_error, ConnectionRefusedError)
-            raise EngineSilentError(f"{method} {path}: {error}", refused=refused) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineSilentError(f"{method} {path}: {error!r}") from error
+            raise EngineSilentError(f"{method} {path}: {error or repr(error)}") from error
         self._check_container(seat)
         return EngineReply(answer.status, _json(text), text)
 
     def _check_container(self, seat: SeatProcesses) -> None:
         if seat.root is None or not alive(seat.root):
-            raise EngineSilentError(f"container {seat.target.container_id} has ended", refused=True)
+            raise EngineSilentError(f"container {seat.target.container_id} has ended", ended=True)
 
     def _headers(self, target: SeatTarget) -> dict[str, str]:
         """Read at each call, so that a changed key needs no restart. Raises EngineSilentError."""
@@ -75,6 +77,18 @@ class EngineHttp:
             raise EngineSilentError(f"key {target.engine_key!r} cannot be read: {error}") from error
 
 
+@dataclass(slots=True)
+class _Known:
+    """What one container has answered before its first park."""
+
+    container: str
+    health: int | None = None
+    answers: tuple[ModelAnswer, ...] = ()
+    unverified: str = ""
+    ask_after: float = 0.0
+    """Monotonic seconds."""
+
+
 @dataclass
 class AnswerCheck:
     """Records the answers of a seat's models before its first park, and compares them later."""
@@ -85,43 +99,60 @@ class AnswerCheck:
     tolerance: float = 0.1
     """Log probability, or component of an embedding."""
     speed: float = 1.0
-    _known: dict[str, tuple[str, tuple[ModelAnswer, ...]]] = field(default_factory=dict)
-    """Container and answers by seat."""
+    _known: dict[str, _Known] = field(default_factory=dict)
+    """By seat."""
 
     async def recorded(self, seat: SeatProcesses) -> SeatProcesses:
-        """The seat with its models' answers; models that answer none of the requests are left out."""
+        """The seat with its health and its models' answers; models that answer none of the requests are left out.
+
+        An engine that answers nothing is asked again at a park after UNHEARD_SECONDS, so that parks do not wait for it.
+        """
         target = seat.target
         if not self._applies(seat) or seat.parked_on:
             return seat
-        container, answers = self._known.get(target.seat, ("", ()))
-        answers = answers if container == target.container_id else ()
+        known = self._known.get(target.seat)
+        if known is None or known.container != target.container_id:
+            known = self._known[target.seat] = _Known(target.container_id)
         deadline = time.monotonic() + self._wall(RECORD_SECONDS)
         try:
-            for model in await self.models(seat, deadline):
-                if all(answer.model != model for answer in answers):
-                    answers += await self._first_answer(seat, model, deadline)
-        except EngineSilentError:
-            pass
-        self._known[target.seat] = target.container_id, answers
-        return seat.model_copy(update={"answers": answers})
+            if time.monotonic() >= known.ask_after:
+                health = (await self.engines.call(seat, "GET", "/health", seconds=_left(deadline))).status
+                if known.health is None or not worse_health(known.health, health):
+                    known.health = health
+                known.unverified = ""
+                for model in await self.models(seat, deadline):
+                    if all(answer.model != model for answer in known.answers):
+                        known.answers += await self._first_answer(seat, model, deadline)
+        except EngineSilentError as error:
+            if known.health is None:
+                if not known.unverified:
+                    log.warning("engine.unreachable", seat=target.seat, endpoint=target.endpoint, reason=str(error))
+                known.unverified, known.ask_after = str(error), time.monotonic() + UNHEARD_SECONDS
+        return seat.model_copy(
+            update={"answers": known.answers, "health": known.health, "unverified": known.unverified}
+        )
 
     async def wrong(self, seat: SeatProcesses) -> str:
-        """Why the engine must not serve; empty if it is healthy and answers as before."""
+        """Why the engine must not serve; empty if its health is no worse and it answers as before its first park. One
+        that answered nothing then, and nothing now, is out of reach: that proves nothing."""
         if not self._applies(seat):
             return ""
         seconds = self._wall(self.seconds)
         deadline = time.monotonic() + seconds
         try:
-            health = await self.engines.call(seat, "GET", "/health", seconds=seconds)
-            if health.status not in (200, 404):  # Ollama has no such path
-                return f"its health answers {health.status}"
+            health = (await self.engines.call(seat, "GET", "/health", seconds=seconds)).status
+            if worse_health(seat.health, health):
+                return f"its health answers {health}"
             for before in seat.answers:
                 now = await self._ask(seat, before.model, before.kind, deadline)
                 if changed := difference(before, now, self.tolerance):
                     return changed
-        except (EngineSilentError, ValueError) as error:
+        except EngineSilentError as error:
+            return str(error) if error.ended or seat.answers or seat.health is not None else ""
+        except ValueError as error:
             return str(error)
-        self._known[seat.target.seat] = seat.target.container_id, seat.answers
+        if seat.health is not None:
+            self._known[seat.target.seat] = _Known(seat.target.container_id, seat.health, seat.answers)
         return ""
 
     async def models(self, seat: SeatProcesses, deadline: float) -> list[str]:

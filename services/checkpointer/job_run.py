@@ -135,6 +135,7 @@ class JobRun:
                 ending = await backend.park(found, note)
                 _add(ending, "verify", self._recording.get(target.seat, 0.0))
             ending = await self._verified(half, found, ending)
+            ending.unverified = found.unverified
         progress = progress_of(target, ending)
         # Before the report: the manager may use the seat in another job at once.
         await self._close(half, progress, processes)
@@ -162,6 +163,7 @@ class JobRun:
             else:
                 ending = await backend.activate(found, note)
             ending = await self._verified("activate", found, ending)
+            ending.unverified = found.unverified
         progress = progress_of(target, ending)
         self._report_second(progress)
         await self._close("activate", progress, processes)
@@ -177,7 +179,8 @@ class JobRun:
         if isinstance(found, SeatProcesses):
             if half == "park":
                 began = time.monotonic()
-                found = found if self._verification is None else await self._verification.recorded(found)
+                if self._verification is not None and backend.keeps_processes:
+                    found = await self._verification.recorded(found)
                 self._recording[target.seat] = time.monotonic() - began
                 found = await backend.prepare(found)
             record = Record(kind="half", half=half, seat=target.seat, unit=found)

@@ -133,5 +133,6 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         "activate_seconds": round(seen.activate_seconds, 3),
         "backend": seat.backend,
         "demoted": seat.durable.demoted,
+        "unverified": seat.durable.unverified,
         "verify_seconds": round(seat.durable.costs.verify_seconds, 3),
     }

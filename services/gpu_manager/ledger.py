@@ -64,6 +64,8 @@ class Durable:
     """The backend that it was demoted to; empty: its pod's."""
     demoted: str = ""
     """Why."""
+    unverified: str = ""
+    """Why its engine's answers are not compared after a park, as of its last job."""
     failures: int = 0
     """Parks and activations in a row in which its backend failed."""
     fixed: str = ""

@@ -298,6 +298,8 @@ class ManagedSeat:
         While it is parked it needs the backend that parked it.
         """
         durable = self.durable
+        if progress.outcome in ("parked", "active"):
+            durable.unverified = progress.unverified
         refused = progress.refused and (self.backend in ENGINE_BACKENDS or bool(durable.backend))
         if not (progress.failed or refused):
             durable.failures = (

@@ -80,13 +80,18 @@ def _seats(node: NodeState) -> Iterable[Metric]:
     verify = _gauge("kybernate_seat_verify_seconds", text, "node", "seat", "model")
     text = "1 for a seat whose backend failed twice, with the one that parks it now"
     demoted = _gauge("kybernate_seat_demoted", text, "node", "seat", "model", "backend")
+    text = "1 for a seat whose engine the checkpointer cannot reach: its answers are not compared after a park"
+    unverified = _gauge("kybernate_seat_unverified", text, "node", "seat", "model")
     for seat in node.seats.values():
+        if seat.model and seat.durable.unverified:
+            unverified.add_metric([node.name, seat.id, seat.model], 1)
         if seat.model:
             verify.add_metric([node.name, seat.id, seat.model], seat.durable.costs.verify_seconds)
         if seat.durable.demoted:
             demoted.add_metric([node.name, seat.id, seat.model, seat.backend], 1)
     yield verify
     yield demoted
+    yield unverified
 
 
 def _demand(node: NodeState, now: Now) -> Iterable[Metric]:

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.port import EngineSilentError, SeatProcesses
-from services.checkpointer.core.answers import ModelAnswer, difference
+from services.checkpointer.core.answers import ModelAnswer, difference, worse_health
 from services.checkpointer.engine_http import AnswerCheck, EngineHttp, open_engines
 from services.checkpointer.processes import ProcessIdentity, identify
 
@@ -128,13 +128,79 @@ async def test_a_model_that_is_not_loaded_is_not_asked() -> None:
         assert engine.requests == ["one"]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "serves"),
+    [
+        (200, 200, True),
+        (200, 503, False),
+        (200, 403, False),
+        (404, 404, True),
+        (403, 403, True),
+        (403, 500, False),
+        (503, 503, True),
+        (503, 500, True),
+        (None, 200, True),
+        (None, 403, True),
+        (None, 503, False),
+    ],
+)
+def test_a_health_that_is_worse_than_before_the_first_park_is_wrong(
+    before: int | None, after: int, serves: bool
+) -> None:
+    assert worse_health(before, after) != serves
+
+
 async def test_an_engine_that_is_not_healthy_must_not_serve_also_without_recorded_answers() -> None:
     engine = Engine("none")
     async with asked(engine) as (check, here):
-        assert (await check.recorded(here)).answers == ()
-        assert await check.wrong(here) == ""
-        engine.health = 503
-        assert "503" in await check.wrong(here)
+        parked = await check.recorded(here)
+        assert (parked.answers, parked.health, parked.unverified) == ((), 200, "")
+        for seat in (parked, here):  # also of a seat whose record was lost
+            engine.health = 200
+            assert await check.wrong(seat) == ""
+            engine.health = 503
+            assert "503" in await check.wrong(seat)
+
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize("how", ["refused", "late"])
+async def test_an_engine_that_never_answered_before_its_first_park_serves_on(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network keeps the checkpointer from it: closed ports are refused, filtered ones never answer."""
+    asked_at: list[str] = []
+
+    async def late(self: EngineHttp, seat: SeatProcesses, method: str, path: str, **_: Any) -> None:
+        asked_at.append(path)
+        raise EngineSilentError(f"{method} {path} was not answered within 10.0 s")
+
+    if how == "late":
+        monkeypatch.setattr(EngineHttp, "call", late)
+    async with open_engines() as engines:
+        check, here = AnswerCheck(engines, seconds=5.0), seat(NOWHERE)
+        parked = await check.recorded(here)
+        assert "/health" in parked.unverified
+        assert await check.wrong(parked) == ""
+        again = await check.recorded(here)
+        assert again.unverified == parked.unverified
+        assert asked_at.count("/models") == 0
+        if how == "late":
+            assert asked_at == ["/health"] * 2, "a park does not wait again for an engine that is out of reach"
+
+
+async def test_an_engine_that_answered_before_its_first_park_must_answer_after_it() -> None:
+    async with asked(Engine("none")) as (check, here):
+        for parked in (await check.recorded(here), await check.recorded(here)):
+            gone = parked.model_copy(update={"target": parked.target.model_copy(update={"endpoint": NOWHERE})})
+            assert await check.wrong(gone)
+            assert (await check.recorded(gone)).health == 200, "a later park does not forget it"
+
+
+async def test_a_record_of_an_earlier_version_proves_that_its_engine_answered() -> None:
+    async with open_engines() as engines:
+        assert await AnswerCheck(engines).wrong(seat(NOWHERE).model_copy(update={"answers": (answer("a"),)}))
 
 
 async def test_a_late_engine_must_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,10 +248,3 @@ async def test_an_answer_from_the_address_of_a_container_that_ended_counts_for_n
             await check.engines.call(gone, "GET", "/health", seconds=1)
         assert "ended" in await check.wrong(gone)
     assert engine.keys == [], "another pod may have the address"
-
-
-async def test_a_closed_port_is_distinguished_from_silence() -> None:
-    async with open_engines() as engines:
-        with pytest.raises(EngineSilentError) as found:
-            await engines.call(seat("http://127.0.0.1:1"), "GET", "/health", seconds=30)
-        assert found.value.refused

@@ -514,6 +514,30 @@ async def test_a_seat_whose_engine_answers_wrongly_is_killed(
         assert progress.failed
 
 
+async def test_a_seat_that_cannot_be_asked_serves_and_says_so_after_each_half(tmp_path: Path) -> None:
+    class Unreached(MemoryCheck):
+        async def recorded(self, seat: SeatProcesses) -> SeatProcesses:
+            return seat.model_copy(update={"unverified": "GET /health: refused"})
+
+    async with running(tmp_path, check=Unreached()) as stand:
+        await stand.worker.switch(switch(5, "w"))
+        parked = (await stand.done("op-5")).park[0]
+        await stand.worker.switch(switch(6, activate="w"))
+        active = (await stand.done("op-6")).activate
+
+        assert active is not None
+        assert (parked.outcome, active.outcome) == ("parked", "active")
+        assert parked.unverified == active.unverified == "GET /health: refused"
+
+
+async def test_a_seat_that_is_parked_by_restart_is_not_asked(tmp_path: Path) -> None:
+    check = MemoryCheck()
+    async with running(tmp_path, MemoryBackend(keeps_processes=False), check) as stand:
+        await stand.worker.switch(switch(5, "v"))
+        assert (await stand.done("op-5")).park[0].outcome == "parked"
+        assert check.asked == []
+
+
 async def test_a_crash_before_the_answers_are_compared_is_no_way_around_them(tmp_path: Path) -> None:
     class Stuck(MemoryCheck):
         async def wrong(self, seat: SeatProcesses) -> str:

@@ -55,6 +55,11 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         lambda facts: replace(facts, managers=({"node": "n1", "unanswered": "its manager does not answer"},)),
         "manager", "does not answer", "gpu_manager",
     ),
+    "an engine is out of the checkpointer's reach": (
+        lambda facts: replace(facts, managers=({"node": "n1", "policy": "p", "groups": [
+            {"group": "G0", "seats": [{"model": "qwen", "unverified": "GET /health: refused"}]}]},)),
+        "verify", "answers of qwen are not compared", "reach the engine's port",
+    ),
     "no host memory": (
         lambda facts: replace(facts, available_bytes=2**28),
         "host memory", "0.2 GiB of host memory", "park fewer seats",

@@ -147,6 +147,16 @@ def test_a_backend_that_fails_twice_is_demoted_also_after_a_restart(world: World
     assert next(one for one in again.seats if one.seat == seat).durable.backend == "restart"
 
 
+def test_a_seat_whose_engine_cannot_be_asked_is_shown_until_it_can(world: World) -> None:
+    seat = serving(world)
+    for unverified in ("GET /health: refused", ""):
+        world.traffic(world.seat(0, 1), waiting=1)
+        report = status(next_job(world, seat), "active", "pending")
+        park = tuple(one.model_copy(update={"unverified": unverified}) for one in report.park)
+        world.receive(JobAnswered(report.op, JobReply(accepted=True, jobs=(report.model_copy(update={"park": park}),))))
+        assert world.managed(seat).durable.unverified == unverified
+
+
 def test_a_success_between_two_failures_demotes_nothing(world: World) -> None:
     seat = serving(world)
     failing(world, seat, "active")

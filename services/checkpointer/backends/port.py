@@ -55,6 +55,10 @@ class SeatProcesses(BaseModel):
     """Of engines that unload: the models in memory at its park, to be loaded again."""
     answers: tuple[ModelAnswer, ...] = ()
     """What its models answered before its first park."""
+    health: int | None = None
+    """The status that its health answered then; None: it did not."""
+    unverified: str = ""
+    """Why it answered no health then: nothing can be compared after a park."""
 
     @property
     def at(self) -> tuple[str, ...]:
@@ -147,6 +151,8 @@ class Ending:
     """True if the backend failed; refusals before the first step and missing room do not count."""
     refused: bool = False
     """True if a rule forbids this backend to park the seat; asking again would not help."""
+    unverified: str = ""
+    """Why its engine's answers cannot be compared; empty if they are, or need not be."""
 
 
 class Note(Protocol):
@@ -167,11 +173,11 @@ class EngineReply:
 
 
 class EngineSilentError(Exception):
-    """An engine did not answer; ``refused``: no process listens at its address, or its container has ended."""
+    """An engine did not answer; ``ended``: its container has ended."""
 
-    def __init__(self, text: str, *, refused: bool = False) -> None:
+    def __init__(self, text: str, *, ended: bool = False) -> None:
         super().__init__(text)
-        self.refused = refused
+        self.ended = ended
 
 
 class Verification(Protocol):
@@ -182,7 +188,7 @@ class Verification(Protocol):
         ...
 
     async def wrong(self, seat: SeatProcesses) -> str:
-        """Why its engine must not serve; empty if it may."""
+        """Why its engine must not serve; empty if it may, or if nothing is known to compare it with."""
         ...
 
 

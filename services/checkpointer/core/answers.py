@@ -55,6 +55,22 @@ def read_answer(model: str, kind: str, body: Any) -> ModelAnswer:
         raise ValueError(f"the reply is no answer: {error!r}") from error
 
 
+def worse_health(before: int | None, now: int) -> bool:
+    """True if the status of its health is worse than ``before`` its first park; None: it was not answered.
+
+    200 and 404 (Ollama has no such path) are well, 5xx is ill by its own word. Any other may be of something between,
+    and says nothing.
+    """
+    return _illness(now) > (_UNKNOWN if before is None else _illness(before))
+
+
+_WELL, _UNKNOWN, _ILL = range(3)
+
+
+def _illness(status: int) -> int:
+    return _WELL if status in (200, 404) else _ILL if status >= 500 else _UNKNOWN
+
+
 def difference(before: ModelAnswer, now: ModelAnswer, tolerance: float) -> str:
     """How ``now`` differs from ``before`` by more than ``tolerance``; empty if it does not.
 
