@@ -19,6 +19,7 @@ SMALL: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "placement": ({"seeds": 1}, {"NODES": 4, "ARRIVALS": 20, "LOADS": (0.5,), "RESAMPLES": 2}),
     "plugin": ({"calls": 4}, {}),
     "policy": ({}, {"DECISIONS": 1}),
+    "pooling": ({}, {"SCENARIOS": ("bursty",), "PAIRS": 1}),
     "router": ({"requests": 1, "streams": 1}, {"SEQUENTIAL": 2}),
     "scale": ({}, {"SIZES": (1,), "SECONDS": 0.1, "SETTLE_SECONDS": 0.1}),
     "simulate": ({}, {"NODES": (1,), "FEW": 20, "MANY": 40}),

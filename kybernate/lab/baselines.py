@@ -1,4 +1,4 @@
-"""Baseline policies of the simulator: c-mu with set-up times, longest queue, random. Pure."""
+"""Baselines of the simulator: llama-swap's rule with ``ttl``, c-mu with set-up times, longest queue, random. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -6,9 +6,42 @@ from zlib import crc32
 
 from kybernate import policy
 from kybernate.policy.index import visit_seconds
-from kybernate.policy.rules import idle_now
-from kybernate.policy.turns import FADE_SECONDS, contenders, demand, guests, own_load, take_turns
-from kybernate.policy.view import Decision, GroupView, Policy, SeatView, Stay
+from kybernate.policy.rules import Exhaustive, idle_now
+from kybernate.policy.turns import (
+    FADE_SECONDS,
+    contenders,
+    demand,
+    guests,
+    movable,
+    own_load,
+    settles_in,
+    take_turns,
+)
+from kybernate.policy.view import Decision, GroupView, Park, Policy, SeatView, Stay
+
+
+@dataclass(frozen=True, slots=True)
+class ExhaustiveTtl:
+    """``exhaustive``, and a holder that has been idle for ``ttl_seconds`` is parked although no other seat has demand.
+
+    Source: llama-swap's option ``ttl`` of a model, as a rule. Its least value, 1 s, is the default: the shorter, the
+    lower the mean wait on the reference scenarios.
+    """
+
+    ttl_seconds: float = 1.0
+
+    def decide(self, view: GroupView) -> Decision:
+        """Serve until idle; without demand elsewhere, park after the ttl."""
+        if contenders(view) or guests(view):
+            return Exhaustive().decide(view)
+        idle = [seat for seat in movable(view) if not own_load(seat)]
+        left = {seat.seat: max(self.ttl_seconds - seat.idle_seconds, settles_in(seat)) for seat in idle}
+        first = min(idle, key=lambda seat: (left[seat.seat], seat.seat), default=None)
+        if first is None:
+            return Stay(None, "no demand")
+        if left[first.seat] > 0:
+            return Stay(left[first.seat], f"no demand; {first.seat} is parked once idle for {self.ttl_seconds:g} s")
+        return Park(first.seat, f"idle for {first.idle_seconds:.1f} s, ttl {self.ttl_seconds:g} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +125,7 @@ class RandomSeat:
 
 POLICIES: dict[str, type[Policy]] = {
     **policy.POLICIES,
+    "exhaustive-ttl": ExhaustiveTtl,
     "longest-queue": LongestQueue,
     "cmu-setup": CmuSetup,
     "random": RandomSeat,

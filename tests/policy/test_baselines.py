@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kybernate.lab.baselines import POLICIES, RandomSeat
-from kybernate.policy import Policy, Stay, Switch
+from kybernate.policy import Park, Policy, Stay, Switch
 from kybernate.policy.rules import IdleTimeout
 from tests.policy.views import active, queue, seat, view
 
@@ -27,6 +27,17 @@ def test_llama_swap_waits_for_an_idle_model_and_takes_the_oldest() -> None:
     idle = rule.decide(view(active("a", idle_seconds=0.0), queue("b", 3.0), queue("c", *[2.0] * 9)))
     assert isinstance(idle, Switch)
     assert (idle.activate, idle.evict) == ("b", "a")
+
+
+def test_llama_swap_with_a_ttl_parks_an_idle_model_without_requests() -> None:
+    rule = policy("exhaustive-ttl")
+    idle = active("a", active_seconds=9.0, idle_seconds=0.25)
+    waits = rule.decide(view(idle, seat("b")))
+    assert waits == Stay(0.75, waits.reason)
+    parked = rule.decide(view(replace(idle, idle_seconds=1.0), seat("b")))
+    assert parked == Park("a", parked.reason)
+    assert isinstance(rule.decide(view(active("a", in_flight=1), seat("b"))), Stay), "a busy one is not parked"
+    assert isinstance(rule.decide(view(idle, queue("b", 3.0))), Switch), "with demand elsewhere it is exhaustive"
 
 
 def test_an_autoscaler_waits_for_its_idle_timeout() -> None:

@@ -113,7 +113,7 @@ def test_only_a_gain_beyond_luck_is_recommended(gain: float, surely: float, bett
 def test_every_candidate_makes_a_section_that_the_configuration_accepts(tmp_path: Path):
     file = tmp_path / "config.yaml"
     for chosen in candidates():
-        figures = Figures(10.0, 50.0, 80.0, 0.9, 100.0)
+        figures = Figures(10.0, 50.0, 80.0, 0.3, 0.9, 100.0)
         found = Tuned(DEFAULT, chosen, (), figures, figures, True, "why", 5)
         file.write_text(CONFIG + profile(found, "trace"))
         assert load(file).policy.build() == chosen.build()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kybernate.lab.simulate.generate import service_seconds
 from kybernate.lab.traces import Arrival, TraceError, load
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
@@ -64,7 +65,7 @@ def written(folder: Path, text: str, name: str = "some_trace.csv") -> Path:
         (MANY, "many-model", [(1.143, "large", 3042, 99), (1.726, "small", 723, 40)]),
         (BURST, "burstgpt", [(5.0, "ChatGPT", 472, 18), (118.0, "GPT-4", 417, 276)]),
         (BURST_NEW, "burstgpt", [(5.0, "ChatGPT", 472, 18)]),
-        (GENTD26, "gentd26", [(0.0, "M0", 16, 640), (7.0, "M1", 1, 190)]),
+        (GENTD26, "gentd26", [(0.0, "M0", 16, 1280), (7.0, "M1", 1, 380)]),
         (ACCESS_LOG, "access-log", [(0.0, "a", 7, 9), (2.0, "b", 8, 10)]),
     ],
 )
@@ -165,3 +166,8 @@ def test_the_real_files_read() -> None:
     six_hours = load(REAL / "derived_servegen_10seats_24h.csv.gz", 0, 6 * 3600)
     assert sum(1 for _ in six_hours) == 10006
     assert all(isinstance(arrival, Arrival) for arrival in six_hours)
+
+
+def test_a_gentd26_request_takes_as_long_as_its_image_did(tmp_path: Path) -> None:
+    first = next(iter(load(written(tmp_path, GENTD26))))
+    assert service_seconds(first.prompt_tokens, first.output_tokens) == pytest.approx(32.0, rel=0.001)

@@ -18,6 +18,7 @@ _COLUMNS = (
     "95 %",
     "p99 s",
     "max s",
+    "at once %",
     "in SLO %",
     "95 %",
     "switches/h",
@@ -120,7 +121,7 @@ def _show(report: dict[str, Any], plan: "ReferencePlan") -> None:
         say(
             f"{row['scenario']} {row['policy']} against {row['against']}: mean {row['wait_mean_s_change']:+.1%} "
             f"[{low:+.1%}, {high:+.1%}], p99 {row['wait_p99_s_change']:+.1%}, "
-            f"SLO {100 * row['slo_attainment_change']:+.1f} points"
+            f"SLO {100 * row['slo_attainment_change']:+.1f} points, at once {100 * row['immediate_change']:+.1f}"
         )
     for row in report["clairvoyant"]:
         say(
@@ -141,6 +142,7 @@ def _cells(row: dict[str, Any], beside: dict[str, Any] | None) -> list[str]:
         f"{mean[0]:.2f}-{mean[1]:.2f}",
         f"{row['wait_p99_s']:.1f}",
         f"{row['wait_max_s']:.0f}",
+        f"{100 * row['immediate']:.1f}",
         f"{100 * row['slo_attainment']:.1f}",
         f"{100 * share[0]:.1f}-{100 * share[1]:.1f}",
         f"{row['switches_per_hour']:.0f}",

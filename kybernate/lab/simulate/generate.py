@@ -11,11 +11,12 @@ from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
+from kybernate.lab.traces.formats import DECODE_SECONDS_PER_TOKEN
 from kybernate.lab.traces.windows import WINDOW_SECONDS, unit_gap
 
 PREFILL_TOKENS_PER_SECOND = 8000.0
-DECODE_SECONDS_PER_TOKEN = 0.025
-"""A mid-size model on one GPU: a request is in flight for prompt / 8000 + 25 ms x output tokens."""
+"""A mid-size model on one GPU: a request is in flight for prompt / 8000 + 25 ms x output tokens
+(``DECODE_SECONDS_PER_TOKEN``)."""
 
 SERVICE_QUANTILES = (
     *(0.22, 1.07, 1.36, 1.5, 1.61, 1.74, 1.87, 1.99, 2.09, 2.17, 2.25, 2.3, 2.37, 2.43, 2.5, 2.59, 2.69, 2.8, 2.95),

@@ -76,7 +76,7 @@ def measures(outcome: Outcome, scenario: Scenario) -> Measures:
         wait_max_s=waits[-1] if waits else 0.0,
         wait_stall_mean_s=_mean(delay),
         stall_p99_s=percentile(stalls, 0.99),
-        immediate=_mean([wait <= 1e-9 for wait in waits]),
+        immediate=_mean([wait <= AT_ONCE for wait in waits]),
         slo_attainment=_mean(met, empty=1.0),
         slo_by_tier=by_tier,
         wait_by_tier=_by([scenario.seats[seat].tier for seat in scenario.seat], outcome.wait),
@@ -88,6 +88,10 @@ def measures(outcome: Outcome, scenario: Scenario) -> Measures:
         moves_per_hour=outcome.counters.get("moves", 0) / hours if hours else 0.0,
         hours=hours,
     )
+
+
+AT_ONCE = 1e-9
+"""Seconds: a shorter wait is none."""
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -168,7 +172,7 @@ def _enough(lasting: Sequence[float], share: float) -> int:
     return len(lasting) - 1
 
 
-METRICS = ("wait_mean_s", "wait_p99_s", "wait_max_s", "slo_attainment", "switches_per_hour")
+METRICS = ("wait_mean_s", "wait_p99_s", "wait_max_s", "immediate", "slo_attainment", "switches_per_hour")
 REPEATS = 2000
 """Draws of a bootstrap."""
 LEVEL = 0.95
@@ -194,6 +198,8 @@ class Figures:
     wait_p99_s: float
     """Nearest rank."""
     wait_max_s: float
+    immediate: float
+    """Share of requests that did not wait at all."""
     slo_attainment: float
     """Between 0 and 1."""
     switches_per_hour: float
@@ -253,17 +259,27 @@ class Pool:
     """Windows of one policy, sorted once; figures for any weights of the windows."""
 
     def __init__(self, samples: Sequence[WindowSample]) -> None:
-        self.sums = [(len(one.waits), sum(one.waits), one.met, one.switches, one.hours) for one in samples]
+        self.sums = [
+            (
+                len(one.waits),
+                sum(one.waits),
+                sum(wait <= AT_ONCE for wait in one.waits),
+                one.met,
+                one.switches,
+                one.hours,
+            )
+            for one in samples
+        ]
         self.down = sorted(((wait, place) for place, one in enumerate(samples) for wait in one.waits), reverse=True)
 
     def figures(self, weights: Sequence[int] | None = None) -> Figures:
         """Pooled figures, each window as often as its weight (default: once)."""
         used = [1] * len(self.sums) if weights is None else weights
-        count, waited, met, switches, hours = (
-            sum(weight * own[column] for weight, own in zip(used, self.sums, strict=True)) for column in range(5)
+        count, waited, at_once, met, switches, hours = (
+            sum(weight * own[column] for weight, own in zip(used, self.sums, strict=True)) for column in range(6)
         )
         if not count:
-            return Figures(0.0, 0.0, 0.0, 1.0, switches / hours if hours else 0.0)
+            return Figures(0.0, 0.0, 0.0, 0.0, 1.0, switches / hours if hours else 0.0)
         above, seen, longest = count - ceil(0.99 * count), 0, -1.0
         wait = 0.0
         for wait, place in self.down:
@@ -272,7 +288,7 @@ class Pool:
                 seen += used[place]
                 if seen > above:
                     break
-        return Figures(waited / count, wait, longest, met / count, switches / hours if hours else 0.0)
+        return Figures(waited / count, wait, longest, at_once / count, met / count, switches / hours if hours else 0.0)
 
     def resampled(self, weights: Iterable[Sequence[int]]) -> list[Figures]:
         """Figures of every resample."""

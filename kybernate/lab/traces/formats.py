@@ -8,7 +8,7 @@ A row without work (a failed request without tokens) is None and is left out.
 * ``many-model``: arrival_s, model, prompt_tokens, output_tokens.
 * ``burstgpt``: Timestamp, Model, Request tokens, Response tokens, Total tokens, Log Type, and newer columns.
 * ``gentd26``: ``lora_request_trace.csv`` of Alibaba GenTD26. Image generation: the model identity and the arrivals
-  count; four characters of prompt are taken as a token, a second of execution as ``GENTD26_TOKENS_PER_SECOND``.
+  count; four characters of prompt are taken as a token, ``DECODE_SECONDS_PER_TOKEN`` of execution as one of output.
 * ``access-log``: one JSON object per line with ``time`` (ISO or unix seconds), ``model``, ``prompt_tokens`` and
   ``output_tokens`` among other keys; lines may be in the order in which answers ended.
 * ``servegen-windows`` holds no arrivals but statistics of them; ``windows.py`` draws from it.
@@ -59,8 +59,8 @@ class Trace:
         return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
 
 
-GENTD26_TOKENS_PER_SECOND = 20.0
-"""An LLM answer that takes as long as the image did, at the speed of one stream of a mid-size model."""
+DECODE_SECONDS_PER_TOKEN = 0.025
+"""Of one stream of a mid-size model. A trace without tokens gets so many that its request takes as long in flight."""
 
 Fields = Mapping[str, Any]
 
@@ -115,7 +115,7 @@ def _gentd26(row: Fields, _: str) -> Arrival | None:
     if row["predict_status"] != "SUCCEED":  # the others have no execution time
         return None
     prompt = round(_number(row, "prompt_length") / 4) if row["prompt_length"] else 1
-    output = round(_number(row, "exec_time_seconds") * GENTD26_TOKENS_PER_SECOND)
+    output = round(_number(row, "exec_time_seconds") / DECODE_SECONDS_PER_TOKEN)
     return _arrival(_moment(row["gmt_create"]), _name(row, "checkpoint_model_version_id"), prompt, output)
 
 
