@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate.dev.stack.layout import commands
-from tests.failures.world import DRAIN_TOKENS, Asked, Failures
+from tests.failures.world import Asked, Failures
 
 
 @dataclass(frozen=True)
@@ -62,22 +62,24 @@ KILLED = {
 
 
 def killed_at(process: str, mark: str) -> Callable[[Failures], Awaitable[Asked]]:
-    """A kill when the journal of a switch has this text; without text, while the victim drains."""
+    """A kill when the journal of a switch has this text; without text, while the victim drains: it answers a request
+    until the kill is done."""
 
     async def break_it(world: Failures) -> Asked:
         victim, incoming = world.victim, world.incoming
         name = KILLED[process] or (victim if process.startswith("victim") else incoming)
         before = world.journaled()
         async with asyncio.TaskGroup() as group:
-            if not mark:
-                group.create_task(world.ask(victim, DRAIN_TOKENS))
-                await world.until_answering(victim)
-            asked = group.create_task(world.ask(incoming))
             if mark:
+                asked = group.create_task(world.ask(incoming))
                 await world.until_recorded(mark, before)
+                await world.kill(name)
             else:
-                await world.until_state(victim, "draining")
-            await world.kill(name)
+                async with world.answering(victim):
+                    asked = group.create_task(world.ask(incoming))
+                    await world.until_state(victim, "draining")
+                    await world.kill(name)
+            await world.until_restarted(name)
         return asked.result()
 
     return break_it

@@ -25,15 +25,18 @@ from tests.until import until
 CONFIG = """
 profiles:
   - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}
+drainSeconds: 3600
+policy: {name: kyb-balanced, settings: {capSlos: 0}}
 """
+"""A busy victim drains as soon as a request waits, and for as long as the case keeps its answer going."""
 MODELS = ("a", "b", "c")
 SPEED = 4.0
 SETTLED_SECONDS = 90.0
 CALM_TIMES = 5
 """Looks at the roster, 0.1 s apart, that must all find it in order."""
 ATTEMPTS = 60
-DRAIN_TOKENS = 256
-"""Length of the answer that keeps the victim draining for a few seconds."""
+HELD_TOKENS = 100_000
+"""Length of an answer that ends only with its client: seven minutes."""
 
 
 @dataclass
@@ -127,10 +130,19 @@ class Failures:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    async def ask(self, model: str, tokens: int = 4) -> Asked:
+    @asynccontextmanager
+    async def answering(self, model: str) -> AsyncIterator[None]:
+        """The model streams an answer while the block runs; then the client closes the connection."""
+        messages = [{"role": "user", "content": "hi"}]
+        body = {"model": model, "messages": messages, "max_tokens": HELD_TOKENS, "stream": True}
+        async with self.session.post(f"{self.stack.url}/v1/chat/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            yield
+
+    async def ask(self, model: str) -> Asked:
         """Complete a prompt; repeated as clients do."""
         asked = Asked()
-        body = {"model": model, "prompt": "hi", "max_tokens": tokens}
+        body = {"model": model, "prompt": "hi", "max_tokens": 4}
         for _ in range(ATTEMPTS):
             try:
                 async with self.session.post(f"{self.stack.url}/v1/completions", json=body) as answer:
@@ -165,40 +177,33 @@ class Failures:
 
         await until(recorded, what=f"the journal has {mark}", interval=0.002)
 
-    async def until_answering(self, model: str) -> None:
-        """Until a model is active and has a request in flight."""
-
-        async def holds() -> bool:
-            return any(
-                row["model"] == model and row["state"] == "active" and row["in_flight"] for row in await self.seats()
-            )
-
-        await until(holds, what=f"{model} answers a request", interval=0.005)
-
     async def until_state(self, model: str, state: str) -> None:
         """Until the roster shows a model in this state."""
 
         async def holds() -> bool:
             return any(row["model"] == model and row["state"] == state for row in await self.seats())
 
-        await until(holds, what=f"{model} is {state}", interval=0.005)
+        await until(holds, what=f"{model} is {state}", timeout=60, interval=0.005)
 
     # --- breaking it ------------------------------------------------------------------------------------------------
 
     async def kill(self, name: str) -> None:
-        """SIGKILL to a service (restarted by the supervisor, as by kubelet) or to a model's engine."""
+        """SIGKILL to a model's engine, or to a service, which the supervisor starts again."""
         if name in MODELS:
-            before = (await self.pods())[name]
-            os.kill(int(before["containerID"].removeprefix("process://")), signal.SIGKILL)
-
-            async def again() -> bool:
-                return bool((await self.pods())[name]["restartCount"] > before["restartCount"])
-
-            await until(again, what=f"the container of {name} is started again")
+            os.kill(int((await self.pods())[name]["containerID"].removeprefix("process://")), signal.SIGKILL)
             return
         starts = self.stack.starts[name]
         self.stack.kill(name)
         await until(lambda: self.stack.starts[name] > starts, what=f"{name} is started again")
+
+    async def until_restarted(self, name: str) -> None:
+        """Until kubelet has started the container of a model again; it needs a ticket, so other seats may go first."""
+        if name in MODELS:
+
+            async def again() -> bool:
+                return bool((await self.pods())[name]["restartCount"] > self.restarts[name])
+
+            await until(again, what=f"the container of {name} is started again", timeout=60)
 
     @asynccontextmanager
     async def without(self, *names: str) -> AsyncIterator[Path]:
