@@ -77,7 +77,7 @@ def _inherit(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None
     reserved = (before, fresh.durable.reserved_bytes or 0)
     fresh.durable.reserved_bytes = max(reserved) if all(reserved) else 0  # the container may be the other pod's
     if not view.fit_together(node, fresh.group, view.holders(node, fresh.group)):
-        fresh.conflict = True
+        fresh.durable.conflict = True
         reason = (
             f"its container may start by the ticket of pod {seat.pod.pod if seat.pod else ''}, which needs less VRAM"
         )
@@ -130,7 +130,7 @@ def _runs(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
         node.transition(seat, T.TICKET, now, reason="its container started without a ticket")
     durable.container_id, durable.seen_running, seat.gate.ticket_open = container_id, True, False
     if ungated and not view.room(node, seat):  # (5)
-        seat.conflict = True
+        durable.conflict = True
         reason = f"its container started without a ticket while others hold group {seat.group.name}"
         node.transition(seat, T.QUARANTINE, now, reason=reason)
 
@@ -154,7 +154,7 @@ def _release(node: NodeState, seat: ManagedSeat) -> None:
 def _exit(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:
     """The container is gone, and with it the VRAM it held."""
     switch.leave(node, seat)
-    seat.durable.seen_running = seat.conflict = seat.outlives_list = False
+    seat.durable.seen_running = seat.durable.conflict = seat.outlives_list = False
     node.transition(seat, T.EXITED, now, reason=reason)
 
 
@@ -246,7 +246,9 @@ def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
                 _release(node, seat)  # a checkpointer that died right after it took the first one has forgotten it
         elif progress.outcome == "gone" and same and (seat.outlives_list or seat.state is S.QUARANTINED):
             _processes_gone(node, seat, "its processes are gone", now)
-        elif seat.state is S.QUARANTINED and progress.outcome in (CLEARED_CONFLICT if seat.conflict else CLEARED):
+        elif seat.state is S.QUARANTINED and progress.outcome in (
+            CLEARED_CONFLICT if seat.durable.conflict else CLEARED
+        ):
             _clear_quarantine(node, seat, progress, now)
 
 
@@ -262,7 +264,7 @@ def _processes_gone(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -
 def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
     seat.residence.group = view.group_with_gpus(node, seat, progress.gpus) or seat.group
     seat.residence.parked_on = None
-    seat.conflict = False
+    seat.durable.conflict = False
     node.transition(seat, CLEARED[progress.outcome], now, reason="the driver reports it as it should be")
 
 
@@ -277,8 +279,8 @@ def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     until = node.unaccounted.get(seat.id)
     if until is not None and until < (now.wall if seat.pod is None else min(now.wall, seat.owner.seen)):  # (5)
         del node.unaccounted[seat.id]
-    if seat.state is S.QUARANTINED and seat.conflict and view.room(node, seat):  # (1)
-        seat.conflict = False  # what it is by now, the driver reports: it may have been about to be activated
+    if seat.state is S.QUARANTINED and seat.durable.conflict and view.room(node, seat):  # (1)
+        seat.durable.conflict = False  # what it is by now, the driver reports: it may have been about to be activated
     elif seat.state is S.STARTING and not seat.durable.seen_running:  # (2)
         if min(now.wall, seat.owner.seen) > seat.entered_wall + START_DEADLINE_SECONDS:
             reason = f"no process came within {START_DEADLINE_SECONDS:.0f} s of the ticket"

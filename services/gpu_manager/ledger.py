@@ -60,6 +60,8 @@ class Durable:
     """The last start call that got a ticket."""
     inherited: bool = False
     """That call may have been the previous owner's: its container may start beside this one's."""
+    conflict: bool = False
+    """Quarantined only because other seats seem to hold its group too; over when they do not."""
     backend: str = ""
     """The backend that it was demoted to; empty: its pod's."""
     demoted: str = ""

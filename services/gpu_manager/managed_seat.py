@@ -180,8 +180,6 @@ class ManagedSeat:
     usage: Usage = field(default_factory=Usage)
     rehearsal: Rehearsal | None = None
     """Of its present container, while it starts."""
-    conflict: bool = False
-    """Quarantined only because other seats seem to hold its group too; over when they do not."""
     processes_gone: bool = False
     """While RELEASING or LOST: the checkpointer found none of its processes."""
     ended_here: bool | None = None

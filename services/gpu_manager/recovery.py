@@ -70,6 +70,7 @@ _C, _D = ContainerEvidence, DriverEvidence
 _REMEMBERED = (S.STARTING, S.LOST, S.QUARANTINED)
 """States that a live process does not contradict, and that the driver does not know."""
 _GOING = "its pod is being deleted"
+_INHERITED = "its container may start by an open ticket beside seats that leave it no room"
 _DELETED = (_C.DELETED_HOLDING, _C.DELETED_PARKED)
 _NOT_RUNNING = (_C.STOPPED, _C.ABSENT)
 _LIVE = (_D.ALIVE, _D.ACTIVE)
@@ -121,12 +122,12 @@ def container_evidence(pod: SeatPod, entry: LedgerEntry | None) -> ContainerEvid
     (3) It runs. (4) It does not, also if the list shows the container that had ended before the last ticket.
     """
     known = entry.durable if entry is not None else Durable(seen_running=pod.running)
-    over = entry is not None and entry.state is S.STARTING and not known.seen_running
+    waits = _waits(entry)
+    over = waits and entry is not None and entry.state is not S.RELEASING
     if pod.running and entry is not None and pod.container_id != known.container_id:  # (1)
         return _C.NEW
     if pod.deleting:  # (2)
-        waits = entry is not None and entry.lease and entry.state in (S.STARTING, S.RELEASING)
-        if waits and not known.seen_running:
+        if waits:
             return _C.DELETED_WITH_TICKET
         if not known.seen_running:
             return _C.DELETED
@@ -134,6 +135,11 @@ def container_evidence(pod: SeatPod, entry: LedgerEntry | None) -> ContainerEvid
     if pod.running and not over:  # (3)
         return _C.RUNNING
     return _C.STOPPED if known.container_id else _C.ABSENT  # (4)
+
+
+def _waits(entry: LedgerEntry | None) -> bool:
+    """True if its last ticket may be taken and no process of it was seen; it may be quarantined or deleted since."""
+    return entry is not None and entry.lease and not entry.durable.seen_running
 
 
 def driver_evidence(seen: SeatProgress | None) -> DriverEvidence:
@@ -300,7 +306,11 @@ def _recover_seat(
 ) -> None:
     """One owned seat, by the table."""
     container, driver = container_evidence(pod, entry), driver_evidence(seen)
-    found = RECOVERED[container, driver, entry.state if entry is not None else S.FREE]
+    known = entry.state if entry is not None else S.FREE
+    inherits = known is S.QUARANTINED and _waits(entry)
+    found = RECOVERED[container, driver, S.STARTING if inherits else known]
+    if inherits and found.state is S.STARTING:
+        found = replace(found, state=S.QUARANTINED, reason=_INHERITED)
     if found.state is S.PARKED and _nowhere(node, seat, entry, seen):
         found = RecoveredAs(S.LOST, False, True, reason="nothing tells on which GPUs it was parked; it starts cold")
     if entry is not None:
@@ -314,6 +324,7 @@ def _recover_seat(
     if pod.running and (entry is None or container is _C.NEW):
         seat.durable.container_id = pod.container_id or ""
     seat.durable.seen_running, seat.processes_gone = found.process, not found.process
+    seat.durable.conflict &= found.state in (S.QUARANTINED, S.RELEASING)
     seat.outlives_list = found.process and driver in _HOLDS and not (pod.running or pod.deleting)
     seat.state, seat.lease = found.state, found.lease
     seat.reason = found.reason or (seen.reason if seen is not None and driver in (_D.LOST, _D.QUARANTINED) else "")
@@ -433,8 +444,9 @@ def _quarantine_conflicts(node: NodeState, listed: set[str]) -> None:
             clear = len(sure) <= group.slots and not any(seat.id in listed for seat in others)
             for seat in holders:
                 if clear and seat in sure:
+                    seat.durable.conflict = False
                     continue
-                seat.state, seat.conflict = S.QUARANTINED, True
+                seat.state, seat.durable.conflict = S.QUARANTINED, True
                 seat.reason = f"{names} all seem to hold group {group.name}; delete the pods that should not"
 
 

@@ -40,7 +40,7 @@ def seat_stage(node: NodeState, seat: ManagedSeat, now: Now) -> SeatStage:
         case S.ACTIVE:
             return SeatStage("active")
         case S.QUARANTINED:
-            return SeatStage("quarantined", seat.reason, {"conflict": seat.conflict})
+            return SeatStage("quarantined", seat.reason, {"conflict": seat.durable.conflict})
         case S.RELEASING | S.LOST:
             return _unproven(seat)
         case S.BACKOFF:

@@ -9,7 +9,8 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery, view
 from services.gpu_manager.inputs import BusChanged, ForeignProcessesSeen, Recovered, RecoveryBegun, StartCalls, Tick
 from services.gpu_manager.ledger import Ledger
-from tests.manager.packed import PackedWorld, make_packed
+from services.gpu_manager.managed_seat import START_DEADLINE_SECONDS
+from tests.manager.packed import PackedWorld, Truth, make_packed
 from tests.manager.test_packing import active, serve
 from tests.manager.world import GIB, World
 
@@ -81,6 +82,66 @@ def test_an_heir_that_needs_less_reserves_what_the_ticket_did(packed: PackedWorl
     assert packed.state(b) is S.STARTING
     assert packed.managed(b).durable.inherited
     assert view.free_bytes(packed.node, packed.groups[0]) <= 8 * GIB, "the ticket may have started the large one"
+
+
+@pytest.mark.parametrize("ends", ["as it was", "in deletion", "deleted", "started"])
+def test_a_restart_remembers_the_open_ticket_of_a_quarantined_heir(packed: PackedWorld, ends: str) -> None:
+    a, b, c = packed.groups[0].seat_ids[:3]
+    serve(packed, a, 40)
+    packed.own(b, "small", 5)
+    packed.call(b)
+    packed.calls.pop(b)
+    packed.receive(StartCalls({}))
+    packed.own(b, "large", 60)
+    packed.look()
+    packed.look()
+    assert (packed.state(b), packed.managed(b).lease) == (S.QUARANTINED, True)
+    if ends == "in deletion":
+        packed.pods[b] = replace(packed.pods[b], deleting=True)
+    elif ends == "deleted":
+        del packed.pods[b]
+    elif ends == "started":
+        packed.pods[b] = replace(packed.pods[b], container_id="process://late", running=True)
+        packed.truth[b] = Truth(60 * GIB, 0, packed.managed(b).home.uuids)
+
+    packed.restart()
+    packed.restart()
+    packed.own(c, "third", 20)
+    packed.call(c)
+    packed.look()
+    packed.tick(60)
+    assert packed.managed(b).lease, "a container may start by the ticket"
+    assert packed.state(c) is S.WAITING, "it would be the third one"
+
+    if ends == "started":
+        assert packed.state(b) is S.QUARANTINED
+        return
+    packed.tick(START_DEADLINE_SECONDS)
+    packed.look()
+    if ends == "as it was":
+        packed.end_processes(b)
+    packed.look()
+    packed.beat()
+    packed.call(c)
+    assert packed.state(c) is S.STARTING, "no start takes so long"
+
+
+def test_a_conflict_about_memory_lasts_over_a_restart(packed: PackedWorld) -> None:
+    """Until the container that started without a ticket fits; the driver's word that it runs does not end it."""
+    a, b = packed.groups[0].seat_ids[:2]
+    serve(packed, a, 40)
+    packed.sizes[b] = (60 * GIB, 0)
+    ungated(packed, b, "rogue", vram="60GiB")
+    assert packed.state(b) is S.QUARANTINED
+
+    packed.truth[b] = Truth(60 * GIB, 0, packed.managed(b).home.uuids)
+    packed.restart()
+    packed.look_at(b, "active")
+    assert packed.state(b) is S.QUARANTINED
+
+    packed.exit(a)
+    packed.look_at(b, "active")
+    assert packed.state(b) is S.ACTIVE
 
 
 def test_a_residue_is_unknown_again_after_a_container_started_anew(packed: PackedWorld) -> None:
