@@ -19,7 +19,7 @@ from kybernate import __version__
 from kybernate.logs import configure
 
 BENCHES = ("bus", "board", "router", "switch", "checkpoint", "kubelet", "plugin", "placement", "policy", "simulate")
-LONG = ("live", "bounds", "regimes", "pooling", "family", "family_live", "scale", "starved")
+LONG = ("peers", "release", "live", "bounds", "regimes", "pooling", "family", "family_live", "scale", "starved")
 """Some minutes each: only when named."""
 RESULTS = Path(__file__).parent / "results"
 

@@ -114,16 +114,16 @@ async def running_router(
             log = Path(folder) / "router.log"
             with log.open("wb") as out:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "services.router", env=_environment(nats.url), stderr=out
+                    sys.executable, "-m", "services.router", env=environment(nats.url), stderr=out
                 )
             try:
-                yield await _ready(log, patience), process.pid
+                yield await ready(log, patience), process.pid
             finally:
                 process.terminate()
                 await process.wait()
 
 
-def _environment(nats_url: str) -> dict[str, str]:
+def environment(nats_url: str) -> dict[str, str]:
     own = {"KYB_NATS_URL": nats_url, "KYB_PORT": "0", "KYB_INSTANCE": "router-bench", "KYB_LOG_FORMAT": "json"}
     return {name: value for name, value in os.environ.items() if not name.startswith("KYB_")} | own
 
@@ -142,7 +142,7 @@ async def _tell(bus: NatsBus, engine: str) -> None:
     await bucket.put(record.key, record.model_dump_json().encode())
 
 
-async def _ready(log: Path, patience: float) -> str:
+async def ready(log: Path, patience: float = 30.0) -> str:
     """The router's address, once it knows the seats."""
     async with asyncio.timeout(patience), aiohttp.ClientSession() as http:
         url = ""

@@ -1,0 +1,198 @@
+"""Engines that vanish or answer in pieces, callers that leave, endpoints that are no URL: each costs one call."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from kybernate.seat import SeatState
+from tests.router.world import World, world
+from tests.until import until
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@asynccontextmanager
+async def engine(w: World, serve: Serve) -> AsyncIterator[None]:
+    """An active seat ``s0`` of ``llama`` whose engine serves each connection so."""
+
+    async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(closing, "127.0.0.1", 0)
+    endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    await w.manager.put(
+        "s0", SeatState.ACTIVE, model="llama", endpoint=endpoint, group="G0", home_group="G0", gpus=(0,)
+    )
+    await until(lambda: "n1.s0" in w.router.traffic.table.upstreams, what="the router knows the seat")
+    try:
+        yield
+    finally:
+        server.close()
+
+
+async def request_of(reader: asyncio.StreamReader) -> bytes:
+    """Read one request; empty if the connection ends first."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return b""
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    return head + await reader.readexactly(length)
+
+
+def call(*headers: bytes, version: bytes = b"1.1") -> bytes:
+    body = json.dumps({"model": "llama"}).encode()
+    lines = [b"POST /v1/completions HTTP/" + version, b"Host: x", b"Content-Length: %d" % len(body), *headers]
+    return b"\r\n".join([*lines, b"", body])
+
+
+async def connect(w: World) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = w.url.removeprefix("http://").rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def test_an_endpoint_that_is_no_url_fails_its_own_calls_only():
+    async with world() as w:
+        await w.seat("s1", "qwen", SeatState.ACTIVE)
+        await w.manager.put(
+            "s0", model="llama", endpoint="http://[engine:99999", group="G0", home_group="G0", gpus=(0,)
+        )
+        await until(lambda: "n1.s0" in w.router.traffic.table.upstreams, what="the router knows the seat")
+        asked = w.ask("llama", x_kyb_timeout="1")
+        assert (await asked).status >= 500
+        assert (await w.ask("qwen")).status == 200
+
+
+async def test_a_connection_that_the_engine_closes_at_once_is_one_failed_try():
+    async with world() as w:
+        tries = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal tries
+            tries += 1
+            if tries > 2 and await request_of(reader):
+                writer.write(OK)
+
+        async with engine(w, serve):
+            assert (await w.ask("llama")).status == 200
+            assert tries == 3
+
+
+async def test_an_idle_connection_that_the_engine_closes_as_the_next_call_is_sent_costs_no_call():
+    async with world() as w:
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await request_of(reader)
+            writer.write(OK)  # it does not say that it closes, and it closes when the next request arrives
+            await reader.read(1)
+
+        async with engine(w, serve):
+            for _ in range(20):
+                assert (await w.ask("llama")).status == 200
+
+
+async def test_an_answer_that_begins_is_never_asked_for_twice():
+    async with world() as w:
+        requests = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            requests.append(await request_of(reader))
+            writer.write(EVENTS + b"7\r\ndata: 1\r\n")
+            await writer.drain()
+
+        async with engine(w, serve):
+            with pytest.raises(aiohttp.ClientError):
+                await w.ask("llama", stream=True)
+            assert len(requests) == 1
+
+
+async def test_interim_answers_extensions_of_chunks_and_single_bytes_change_nothing():
+    async with world() as w:
+        answer = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + EVENTS + b"9;a=b\r\ndata: 1\n\n\r\n0\r\n\r\n"
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while await request_of(reader):
+                for byte in answer:
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+                    await asyncio.sleep(0)
+
+        async with engine(w, serve):
+            for version in (b"1.1", b"1.0"):
+                reader, writer = await connect(w)
+                for byte in call(b"Connection: close", version=version):
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                whole = await reader.read()
+                assert b" 200 OK\r\n" in whole
+                assert (b"chunked" in whole) == (version == b"1.1")
+                if version == b"1.0":
+                    assert whole.endswith(b"\r\n\r\ndata: 1\n\n")
+                writer.close()
+
+
+async def test_calls_that_wait_are_released_together_and_a_part_of_the_callers_has_left():
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        waiting = [w.ask("llama") for _ in range(90)]
+        await until(lambda: w.held("llama") == 90, what="all calls wait", saw=lambda: w.held("llama"))
+        for task in waiting[::3]:
+            task.cancel()
+        await until(lambda: w.held("llama") == 60, what="those who left do not wait", saw=lambda: w.held("llama"))
+        await w.manager.activate("s0")
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [isinstance(answer, asyncio.CancelledError) for answer in answers].count(True) == 30
+        assert {answer.status for answer in answers if not isinstance(answer, BaseException)} == {200}
+
+
+def framed(body: bytes, framing: str, chance: random.Random) -> bytes:
+    """Return an engine's answer; ``endless``: it ends with its connection."""
+    if framing == "length":
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    if framing == "endless":
+        return b"HTTP/1.1 200 OK\r\n\r\n" + body
+    answer, at = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", 0
+    while at < len(body):
+        size = chance.choice([1, 16, 17, 4096, 100_000])
+        piece = body[at : at + size]
+        answer += b"%x\r\n%b\r\n" % (len(piece), piece)
+        at += size
+    return answer + b"0\r\n\r\n"
+
+
+async def test_an_answer_arrives_as_it_was_sent_however_it_is_framed_and_split():
+    chance = random.Random(14)
+    async with world() as w:
+        answers: list[bytes] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while await request_of(reader):
+                answer, before = answers.pop(), 0
+                cuts = {chance.randrange(len(answer)) for _ in range(chance.choice([0, 3, 12]))}
+                for at in sorted({*cuts, len(answer)}):
+                    writer.write(answer[before:at])
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+                    before = at
+                if b"Content-Length" not in answer and b"chunked" not in answer:
+                    return
+
+        async with engine(w, serve):
+            for number in range(60):
+                body = chance.randbytes(chance.choice([0, 1, 300, 300_000]))
+                framing = ("length", "chunked", "endless")[number % 3]
+                answers.append(framed(body, framing, chance))
+                got = await w.ask("llama")
+                assert (got.status, got.body == body) == (200, True), (number, framing, len(body))
