@@ -84,7 +84,7 @@ async def _live(seed: int) -> Played:
     arrivals = tuple(one for one in workload.generate(models, seed=seed) if one.at_seconds < SECONDS)
     async with stack, client_session() as session:
         await stack.ready(READY_SECONDS)
-        player, watch = Player(stack.url, SPEED, expected_text, session), Watch()
+        player, watch = Player([stack.url], SPEED, expected_text, session), Watch()
         ready = asyncio.Event()
         following = asyncio.create_task(watch.follow(session, stack.url, ready))
         await ready.wait()

@@ -18,7 +18,8 @@ from kybernate.bus.nats_link import NatsLink, PlaintextError, dial, forbidden, r
 from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, REQUESTS, BusDownError, BusError, NoAnswerError
 from kybernate.bus.rights import ROLES, Place, Role, rights
 
-RETRY_SECONDS = 0.5
+FIRST_RETRY_SECONDS = 0.05
+LAST_RETRY_SECONDS = 0.5
 _DAY = 86_400.0
 _OF_THE_SERVER = ("metadata", "consumer_limits")
 """Settings that the server fills in by itself."""
@@ -85,7 +86,7 @@ async def init(
     answers, or it refuses or has no leader yet; ``on_wait`` gets the first error. Raises BusDownError when no server
     answers, CredentialsError, and BusError when it has no JetStream or refuses.
     """
-    until, reported = time.monotonic() + wait, False
+    until, reported, pause = time.monotonic() + wait, False, FIRST_RETRY_SECONDS
     while True:
         try:
             return await _init(url, replicas, credentials, timeout)
@@ -95,7 +96,8 @@ async def init(
             if not reported:
                 on_wait(str(error))
                 reported = True
-        await asyncio.sleep(RETRY_SECONDS)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LAST_RETRY_SECONDS)
 
 
 async def keep(

@@ -52,6 +52,11 @@ def up(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The router's. Default: 8780 or a free one.")
     ] = None,
+    nodes: Annotated[int, typer.Option(min=1, max=8, help="How many nodes; each has all GPUs and all pods.")] = 1,
+    routers: Annotated[int, typer.Option(min=1, max=8, help="How many routers.")] = 1,
+    nats: Annotated[
+        int, typer.Option(min=1, max=5, help="How many nats-servers; 3: a cluster that keeps everything three times.")
+    ] = 1,
     gpus: Annotated[int, typer.Option(min=1, max=64, help="How many fake GPUs.")] = 4,
     memory: Annotated[str, typer.Option(help="Memory of each fake GPU.")] = "80GiB",
     speed: Annotated[float, typer.Option(min=0.001, help="Model seconds per wall second.")] = 1.0,
@@ -73,6 +78,9 @@ def up(
         config=config or LAPTOP / "config.yaml",
         pods=pods,
         port=port,
+        nodes=nodes,
+        routers=routers,
+        servers=nats,
         gpus=gpus,
         memory=memory,
         speed=speed,

@@ -1,6 +1,7 @@
 """``kyb up``: a stack in the foreground, its logs, and what to paste."""
 
 import asyncio
+import itertools
 import json
 import shutil
 import signal
@@ -59,11 +60,15 @@ def log_writer() -> LineSink:
 
 def banner(stack: Stack, seats: list[dict[str, Any]], seconds: float) -> str:
     """What a person needs to know once everything is ready."""
-    lines = ["", f"Ready after {seconds:.1f} s.", "", f"  router  {stack.url}", f"  page    {stack.layout.page}"]
-    for group in stack.plan.topology.groups:
-        mine = [seat for seat in seats if seat.get("group") == group.name or seat.get("home_group") == group.name]
+    layout, many = stack.layout, stack.options.nodes > 1
+    lines = ["", f"Ready after {seconds:.1f} s.", ""]
+    for router in layout.routers:
+        lines += [f"  router  {router.url}", f"  page    {router.page}"]
+    for node, group in itertools.product(layout.nodes, stack.plan.topology.groups):
+        mine = [seat for seat in seats if group.name in (seat.get("group"), seat.get("home_group"))]
+        mine = [seat for seat in mine if seat.get("node", node.name) == node.name]
         gpus = ", ".join(str(gpu.index) for gpu in group.gpus)
-        lines.append(f"  {group.name:6}  GPU {gpus}")
+        lines.append(f"  {f'{node.name}/{group.name}' if many else group.name:6}  GPU {gpus}")
         mine.sort(key=lambda seat: str(seat.get("seat")))
         lines += [f"            {seat.get('model', '?'):24} {seat.get('state')}" for seat in mine if seat.get("model")]
     model = next((seat["model"] for seat in seats if seat.get("state") == "parked"), None)
@@ -116,7 +121,8 @@ async def _foreground(stack: Stack, ready_seconds: float, progress: Callable[[st
 async def _live(stack: Stack, ready_seconds: float, progress: Callable[[str], None]) -> None:
     for warning in stack.plan.topology.warnings:
         sys.stderr.write(f"kyb: warning: {warning}\n")
-    progress(f"starting {len(stack.plan.pods)} models on {len(stack.plan.topology.groups)} groups of fake GPUs")
+    groups = len(stack.plan.topology.groups) * stack.options.nodes
+    progress(f"starting {len(stack.models)} models on {groups} groups of fake GPUs")
     async with stack:
         try:
             seats = await stack.ready(ready_seconds, progress)

@@ -72,7 +72,7 @@ class Board:
             case EngineSeen():
                 switch.on_engine_answer(node, message, now)
             case DrainAnnounced(seat=seat, epoch=epoch):
-                switch.on_drain_announced(node, seat, epoch)
+                switch.on_drain_announced(node, seat, epoch, now)
             case JobsReported():
                 allocations.on_jobs_report(node, message, now)
             case EndingAnswered():

@@ -136,7 +136,8 @@ def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     (1) The eviction is not justified any more, and no other seat waits for the place: the victim serves on. (2) The
     seat for which it leaves has room without it: the victim serves on. (3) Without the bus nothing moves on. (4) All
     routers are quiet, and requests in flight are frozen with the victim. (5) Not all routers are quiet. (6) They are:
-    from now on the engine is asked. (7) At the deadline streams are cut.
+    from now on the engine is asked. (7) At the deadline streams are cut, but not before the roster says that the
+    seat is closed: a router that starts later would send to it while it is parked.
     """
     victim, group = node.seats[switch.victim or ""], node.groups[switch.group].group
     if not _justified(node, switch, now) and not late_binding.bind_another(node, switch, now):  # (1)
@@ -157,7 +158,7 @@ def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
         drain.quiet = None
     elif drain.quiet is None:  # (6)
         drain.quiet = now.wall
-    if now.model >= drain.deadline and node.routers.settled(now):  # (7)
+    if now.model >= drain.deadline and drain.announced and node.routers.settled(now):  # (7)
         drain.cut = now.wall
         _drained(node, switch, SwitchTrigger.DEADLINE, "drain deadline passed; streams that still run are cut", now)
 
@@ -233,11 +234,14 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
         switch.advance(SwitchTrigger.IDLE)
 
 
-def on_drain_announced(node: NodeState, seat: str, epoch: int) -> None:
-    """Every router that reads the roster from now on knows that this seat is closed."""
+def on_drain_announced(node: NodeState, seat: str, epoch: int, now: Now) -> None:
+    """Every router that reads the roster from now on knows that this seat is closed; from now on requests in flight
+    have the whole time of a drain."""
     found = node.seats.get(seat)
     switch = node.switch_leaving(found) if found is not None else None
     if switch is not None and switch.epoch == epoch:
+        if not switch.drain.announced:
+            switch.drain.deadline = now.model + node.setup.drain_seconds
         switch.drain.announced = True
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from kybernate.dev.demo import session
-from kybernate.dev.demo.chaos import SERVICES, NatsOutage, PlannedKill
+from kybernate.dev.demo.chaos import NatsOutage, PlannedKill
+from kybernate.dev.stack import SERVICES
 from kybernate.seat import SeatState
 from tests.demo.test_command import run
 
@@ -37,7 +38,7 @@ def test_a_trace_is_replayed_on_a_private_stack_and_passes(tmp_path: Path) -> No
 
 def test_chaos_kills_and_everything_is_answered_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     acts = [PlannedKill(service, SeatState.PARKING, 0.1) for service in SERVICES]
-    monkeypatch.setattr(session, "plan", lambda _: (*acts[:2], NatsOutage(1.0, 0.1), *acts[2:]))
+    monkeypatch.setattr(session, "plan", lambda *_: (*acts[:2], NatsOutage(1.0, 0.1), *acts[2:]))
     report = tmp_path / "report.json"
     result = run("--chaos", "--duration", 300, "--json", report)
     summary = json.loads(report.read_text())

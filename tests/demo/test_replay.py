@@ -22,7 +22,7 @@ def rows(count: int, model: str = "a", gap: float = 1.0) -> list[Arrival]:
 
 async def replayed(router: FakeRouter, arrivals: list[Arrival], *, down: bool = False, repeat: bool = False) -> Player:
     async with client_session() as session:
-        player = Player(router.url, 100.0, right_text, session, repeat=repeat)
+        player = Player([router.url], 100.0, right_text, session, repeat=repeat)
         if down:
             player.outages.begin(0.0)
         await player.play(arrivals)
@@ -119,7 +119,7 @@ async def test_a_repeat_that_never_succeeds_becomes_an_error(
 async def test_sending_ends_on_request_and_open_answers_are_awaited(router: FakeRouter) -> None:
     stop = asyncio.Event()
     async with client_session() as session:
-        player = Player(router.url, 10.0, right_text, session)
+        player = Player([router.url], 10.0, right_text, session)
         playing = asyncio.create_task(player.play(again_and_again(lambda: rows(5)), stop))
         async with asyncio.timeout(10):
             while len(router.asked) < 8:

@@ -61,6 +61,13 @@ def test_a_moment_is_in_a_switch_from_the_drain_to_the_activation() -> None:
     assert not watch.was_switching(13.5)
 
 
+def test_seats_of_two_nodes_may_have_one_name() -> None:
+    watch = Watch(began_at=0)
+    for at, node, state in ((10, "a", S.DRAINING), (11, "b", S.ACTIVE)):
+        watch.take(event("s0", state, at=at, node=node))
+    assert watch.was_switching(12)
+
+
 async def test_entering_a_state_is_awaited_and_being_in_it_is_not_enough() -> None:
     watch = Watch()
     watch.take(event("s0", S.PARKING))

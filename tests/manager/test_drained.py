@@ -78,6 +78,23 @@ def test_the_roster_entry_of_an_earlier_drain_announces_nothing(world: World) ->
     assert world.state(b) is S.PARKING
 
 
+def test_a_deadline_waits_for_the_roster(world: World) -> None:
+    _, b = draining(world)
+    for _ in range(100):  # the roster cannot be written: its servers have no leader, or have lost it
+        world.tick(1)
+        world.beat()
+        world.ack(b, in_flight=1)
+    assert world.state(b) is S.DRAINING, "a router that starts now reads that it is active"
+
+    world.announce(b)
+    world.tick(59)
+    world.announce(b)  # its row is written again
+    assert world.state(b) is S.DRAINING, "requests in flight have the time of a drain"
+    world.tick(1.1)
+
+    assert world.state(b) is S.PARKING
+
+
 def test_a_drain_stands_still_while_the_bus_is_away(world: World) -> None:
     _, b = draining(world)
     world.receive(BusChanged(False))
@@ -91,6 +108,7 @@ def test_a_drain_stands_still_while_the_bus_is_away(world: World) -> None:
 
 def test_after_a_return_of_the_bus_a_deadline_waits_for_the_routers_too(world: World) -> None:
     _, b = draining(world)
+    world.announce(b)
     for _ in range(58):
         world.tick(1)
         world.beat()

@@ -17,7 +17,7 @@ from kybernate.cli.router import find_stack
 from kybernate.dev.nats_server import free_port
 from kybernate.dev.stack import Stack, StackError, StackOptions
 from kybernate.dev.stack.guard import left_over
-from kybernate.dev.stack.layout import Ports
+from kybernate.dev.stack.layout import Ports, commands
 from kybernate.dev.stack.stack import unready
 from tests.until import until
 
@@ -107,7 +107,7 @@ async def test_nats_can_be_taken_away_and_comes_back_with_its_store() -> None:
         await stack.pause_nats()
         assert "nats" not in stack.pids
         await stack.resume_nats()
-        await until(lambda: _listens(stack.layout.nats_port), what="a listener on the port")
+        await until(lambda: _listens(stack.layout.nats_ports[0]), what="a listener on the port")
         client = await nats.connect(stack.layout.nats_url, allow_reconnect=False)
         names = [info.config.name for info in await client.jetstream().streams_info() if info.state.messages]
         await client.close()
@@ -171,13 +171,33 @@ async def test_the_node_bus_may_have_its_own_server() -> None:
     async with small(two_buses=True) as stack:
         await stack.ready(30)
         assert {"nats", "node_nats"} <= set(stack.pids)
-        await until(lambda: _listens(stack.layout.node_nats_port), what="a listener on the port")
+        await until(lambda: _listens(stack.layout.nodes[0].node_nats_port or 0), what="a listener on the port")
 
 
 async def test_a_server_that_runs_already_is_used() -> None:
     async with small() as first, small(nats_url=first.layout.nats_url) as second:
         assert "nats" not in second.pids
         await second.ready(30)
+
+
+async def test_several_nodes_routers_and_servers_are_one_cluster(tmp_path: Path) -> None:
+    settings = {name: {"KYB_TEST": str(tmp_path / name)} for name in ("router", "plugin-2")}
+    replace = stand_ins(rows=14, plugin=["sh", "-c", "touch $KYB_TEST; exec sleep 600"])
+    async with small(nodes=2, routers=2, servers=3, replace=replace, settings=settings) as stack:
+        assert len(await stack.ready(60)) == 14
+        of_a_node = {"driver", "checkpointer", "gpu_manager", "plugin", "kubelet"}
+        of_all = {"nats", "nats-2", "nats-3", "router", "router-2"}
+        assert set(stack.pids) == of_all | of_a_node | {f"{name}-2" for name in of_a_node}
+        client = await nats.connect(stack.layout.nats_url.split(","), allow_reconnect=False)
+        assert (await client.jetstream().stream_info("KV_kyb_seats")).config.num_replicas == 3
+        await client.close()
+        found = commands(stack.layout, stack.options)
+        assert [found[name].env["KYB_NODE"] for name in ("plugin", "plugin-2")] == ["laptop", "laptop-2"]
+        for setting in ("KYB_RUN_DIR", "KYB_STATE_DIR", "KYB_FAKE_DRIVER", "KYB_INSTANCE"):
+            assert found["gpu_manager"].env[setting] != found["gpu_manager-2"].env[setting]
+        assert found["router"].env["KYB_TEST"] == found["router-2"].env["KYB_TEST"], "router: of all of them"
+        assert "KYB_TEST" not in found["plugin"].env
+        await until((tmp_path / "plugin-2").exists, what="the second node's plugin has its setting")
 
 
 async def test_a_bus_that_does_not_answer_ends_the_start() -> None:
@@ -188,7 +208,7 @@ async def test_a_bus_that_does_not_answer_ends_the_start() -> None:
 
 async def test_not_ready_says_what_is_missing() -> None:
     async with small(replace=stand_ins(rows=3)) as stack:
-        await until(lambda: _listens(stack.layout.port), what="a listener on the port")
+        await until(lambda: _listens(stack.layout.routers[0].port), what="a listener on the port")
         with pytest.raises(StackError, match=r"not ready after 2 s: 3 of 7 models are ready; no seat is being started"):
             await stack.ready(2)
 
@@ -215,7 +235,7 @@ async def test_a_taken_port_is_refused_before_anything_starts() -> None:
 async def test_its_port_is_its_own_while_its_router_is_away_and_free_when_it_has_ended() -> None:
     # Else the other stack's router answers for this one's, which then finds its port taken.
     async with small(replace=stand_ins(router=SLEEP)) as stack:
-        port = stack.layout.port
+        port = stack.layout.routers[0].port
         with pytest.raises(OSError, match="Address already in use"):
             async with small(port=port):
                 pass

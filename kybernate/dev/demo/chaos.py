@@ -11,7 +11,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,12 +21,9 @@ import aiohttp
 from kybernate.dev.demo.client import Outages
 from kybernate.dev.demo.watch import Watch
 from kybernate.dev.stack import Stack
-from kybernate.dev.stack.stack import unready
+from kybernate.dev.stack.stack import SERVICES, unready
 from kybernate.seat import SeatState
 
-SERVICES = ("plugin", "gpu_manager", "checkpointer", "router")
-KILLS_PER_SERVICE = 5
-NATS_OUTAGES = 2
 NATS_OUTAGE_SECONDS = 5.0
 
 SWITCH_WAIT_SECONDS = 15.0
@@ -35,6 +32,21 @@ RECOVERY_SECONDS = 30.0
 """A service that is not back after this was not restarted."""
 _MOST_EXTRA = 20
 _PHASES = (SeatState.DRAINING, SeatState.PARKING, SeatState.ACTIVATING)
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a run of chaos must have done."""
+
+    services: Sequence[str] = SERVICES
+    """Processes that are killed."""
+    kills: int = 5
+    """Of each."""
+    outages: int = 2
+    """Times that all nats-servers are away."""
+
+
+ONE_OF_EACH = Promise()
 
 
 class ChaosTarget(Protocol):
@@ -49,11 +61,11 @@ class ChaosTarget(Protocol):
         ...
 
     async def pause_nats(self) -> None:
-        """Take the nats-server away."""
+        """Take the nats-servers away."""
         ...
 
     async def resume_nats(self) -> None:
-        """Give it back, with what it had stored."""
+        """Give them back, with what they had stored."""
         ...
 
 
@@ -77,17 +89,15 @@ class NatsOutage:
     pause_seconds: float
 
 
-def plan(
-    seed: int, kills_per_service: int = KILLS_PER_SERVICE, nats_outages: int = NATS_OUTAGES
-) -> tuple[PlannedKill | NatsOutage, ...]:
+def plan(seed: int, promised: Promise = ONE_OF_EACH) -> tuple[PlannedKill | NatsOutage, ...]:
     """What will be done, in order. Four of five kills of each service aim at a switch."""
     random_ = random.Random(seed)
-    numbers = range(kills_per_service)
-    kills = [_kill(random_, service, aimed=number % 5 != 4) for service in SERVICES for number in numbers]
+    numbers = range(promised.kills)
+    kills = [_kill(random_, service, aimed=number % 5 != 4) for service in promised.services for number in numbers]
     random_.shuffle(kills)
     acts: list[PlannedKill | NatsOutage] = list(kills)
-    for number in range(nats_outages):
-        place = (number + 1) * len(kills) // (nats_outages + 1) + number
+    for number in range(promised.outages):
+        place = (number + 1) * len(kills) // (promised.outages + 1) + number
         acts.insert(place, NatsOutage(NATS_OUTAGE_SECONDS, random_.uniform(0.5, 1.5)))
     return tuple(acts)
 
@@ -117,6 +127,7 @@ class Chaos:
     watch: Watch
     outages: Outages
     say: Callable[[str], None]
+    promised: Promise = ONE_OF_EACH
     kills: list[Killed] = field(default_factory=list)
     nats_outages: list[float] = field(default_factory=list)
     """Wall seconds for which the nats-server was really away."""
@@ -148,22 +159,23 @@ class Chaos:
     def report(self) -> dict[str, Any]:
         """The record, and what is missing from the promise."""
         kills, during = Counter(kill.service for kill in self.kills), self.during_switch()
+        services = self.promised.services
         failures = [
-            f"{service} was killed {kills[service]} times, not {KILLS_PER_SERVICE}"
-            for service in SERVICES
-            if kills[service] < KILLS_PER_SERVICE
+            f"{service} was killed {kills[service]} times, not {self.promised.kills}"
+            for service in services
+            if kills[service] < self.promised.kills
         ]
         failures += [f"{kill.service} did not come back" for kill in self.kills if kill.back_seconds is None]
         if 2 * sum(during.values()) < len(self.kills):
             failures.append(f"only {sum(during.values())} of {len(self.kills)} kills fell into a switch")
-        if len(self.nats_outages) < NATS_OUTAGES:
-            failures.append(f"the nats-server was away {len(self.nats_outages)} times, not {NATS_OUTAGES}")
+        if len(self.nats_outages) < self.promised.outages:
+            failures.append(f"the bus was away {len(self.nats_outages)} times, not {self.promised.outages}")
         if not self.recovered:
             failures.append("the stack was not in order again at the end")
         return {
             "seed": self.seed,
-            "kills": {service: kills[service] for service in SERVICES},
-            "kills_during_switch": {service: during[service] for service in SERVICES},
+            "kills": {service: kills[service] for service in services},
+            "kills_during_switch": {service: during[service] for service in services},
             "nats_outages_s": [round(seconds, 3) for seconds in self.nats_outages],
             "recovered": self.recovered,
             "recovery_s": None if self.recovery_seconds is None else round(self.recovery_seconds, 3),
@@ -204,7 +216,7 @@ class Chaos:
     async def _take_nats_away(self, seconds: float) -> None:
         number = self.outages.begin(time.monotonic())
         began = time.monotonic()
-        self.say(f"take the nats-server away for {seconds:g} s")
+        self.say(f"take the bus away for {seconds:g} s")
         await self.target.pause_nats()
         try:
             await asyncio.sleep(seconds)
@@ -216,7 +228,8 @@ class Chaos:
     def _extra(self) -> Iterator[PlannedKill]:
         random_ = random.Random(f"{self.seed}/extra")
         for number in range(_MOST_EXTRA):
-            yield replace(_kill(random_, SERVICES[number % len(SERVICES)], aimed=True), delay_seconds=0.0)
+            service = self.promised.services[number % len(self.promised.services)]
+            yield replace(_kill(random_, service, aimed=True), delay_seconds=0.0)
 
 
 async def _until(holds: Callable[[], Awaitable[bool]], *, every: float) -> None:
@@ -245,17 +258,17 @@ class StackTarget:
             await asyncio.sleep(0.02)
 
     async def back(self, service: str) -> bool:
-        """Started again since the kill, and the router answers."""
+        """Started again since the kill, and every router answers."""
         stack = self._stack
         again = stack.starts[service] > self._starts.get(service, 0) and service in stack.pids
-        return again and await answers(self._session, stack.url)
+        return again and all([await answers(self._session, router.url) for router in stack.layout.routers])
 
     async def pause_nats(self) -> None:
-        """End the nats-server."""
+        """End the nats-servers of all."""
         await self._stack.pause_nats()
 
     async def resume_nats(self) -> None:
-        """Start it where it was."""
+        """Start them where they were."""
         await self._stack.resume_nats()
 
 

@@ -86,6 +86,9 @@ def demo(
     map_: Annotated[
         list[str] | None, typer.Option("--map", metavar="TRACE=MODEL", help="Let MODEL play the trace's model TRACE.")
     ] = None,
+    nodes: Annotated[int, typer.Option(min=1, max=8, help="Nodes of the private stack, each with all pods.")] = 1,
+    routers: Annotated[int, typer.Option(min=1, max=8, help="Routers of the private stack, asked in turn.")] = 1,
+    nats: Annotated[int, typer.Option(min=1, max=5, help="nats-servers of the private stack.")] = 1,
     keep_logs: Annotated[Path | None, typer.Option(metavar="DIR", help="Copy the stack's logs here.")] = None,
 ) -> None:
     """Start a private stack, replay a workload against it, and report waits, switches, errors and violations."""
@@ -104,6 +107,9 @@ def demo(
             driver=driver.value,
             backend=None if backend is None else _backends(backend, driver),
             models=_mapping(map_ or []),
+            nodes=nodes,
+            routers=routers,
+            servers=nats,
             logs=keep_logs,
         )
         if no_rebalance and scenario_ is not scenario.DemoScenario.HOT_GROUP:

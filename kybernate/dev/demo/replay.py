@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -58,9 +58,10 @@ class Tally:
 
 @dataclass
 class Player:
-    """Sends questions to one router. ``repeat``: a retryable answer is asked again until it succeeds."""
+    """Sends questions to routers in turn. ``repeat``: a retryable answer is asked again, at the next one, until it
+    succeeds."""
 
-    url: str
+    urls: Sequence[str]
     speed: float
     expect: Expect
     session: aiohttp.ClientSession
@@ -90,7 +91,8 @@ class Player:
         repeats = 0
         while True:
             left = max(1.0, deadline - time.monotonic())
-            attempt = await ask(self.session, self.url, q, self.expect, self.outages, left)
+            url = self.urls[(q.number + repeats) % len(self.urls)]
+            attempt = await ask(self.session, url, q, self.expect, self.outages, left)
             if attempt.ruling.verdict is not Verdict.OK:
                 self.tally.reasons[attempt.ruling.reason] += 1
             if attempt.ruling.verdict is not Verdict.RETRYABLE:

@@ -6,9 +6,9 @@ import heapq
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,12 +16,12 @@ import aiohttp
 
 from kybernate.cli.router import find_stack
 from kybernate.dev.demo import report, workload
-from kybernate.dev.demo.chaos import Chaos, StackTarget, keep_logs, plan, seats_in_order
+from kybernate.dev.demo.chaos import Chaos, Promise, StackTarget, keep_logs, plan, seats_in_order
 from kybernate.dev.demo.client import Expect
 from kybernate.dev.demo.replay import Player, Tally, again_and_again, client_session
 from kybernate.dev.demo.watch import Watch
 from kybernate.dev.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
-from kybernate.dev.stack import Stack, StackOptions
+from kybernate.dev.stack import SERVICES, Stack, StackOptions
 from kybernate.lab.traces import Arrival, load
 
 DEFAULT_SPEED = 24.0
@@ -54,6 +54,10 @@ class Demo:
     """How its pods are parked; None: by the driver."""
     models: Mapping[str, str] = field(default_factory=dict)
     """Trace model → model that plays it."""
+    nodes: int = 1
+    routers: int = 1
+    servers: int = 1
+    """Of the private stack; see ``StackOptions``."""
     logs: Path | None = None
 
 
@@ -107,7 +111,8 @@ async def on_stack(
             live.stage = "starting the stack"
             await stack.ready(READY_SECONDS)
             say(f"stack ready at {stack.url}")
-            return await _measured(demo, stack.url, options.speed, read, expect, live, say, stack)
+            urls = [router.url for router in stack.layout.routers]
+            return await _measured(demo, urls, options.speed, read, expect, live, say, stack)
         finally:
             if demo.logs is not None:
                 keep_logs(stack, demo.logs)
@@ -116,6 +121,8 @@ async def on_stack(
 async def _on_router(demo: Demo, url: str, expect: Expect, live: Live, say: Callable[[str], None]) -> report.Report:
     if demo.chaos:
         raise DemoError("--chaos breaks things; it does so only to its private stack: leave out --router")
+    if (demo.nodes, demo.routers, demo.servers) != (1, 1, 1):
+        raise DemoError("--nodes, --routers and --nats are for the private stack; give them to kyb up")
     if demo.driver != "fake":
         raise DemoError(f"--driver {demo.driver} is for the private stack; give it to kyb up, or leave out --router")
     known = await _models(url)
@@ -127,12 +134,12 @@ async def _on_router(demo: Demo, url: str, expect: Expect, live: Live, say: Call
             f"Name the model that plays each trace model: --map {unmapped[0]}={known[0] if known else 'MODEL'}"
         )
     speed = demo.speed or _speed_of(url)
-    return await _measured(demo, url, speed, read, expect, live, say, None)
+    return await _measured(demo, [url], speed, read, expect, live, say, None)
 
 
 async def _measured(
     demo: Demo,
-    url: str,
+    urls: Sequence[str],
     speed: float,
     read: Callable[[], Iterable[Arrival]],
     expect: Expect,
@@ -140,12 +147,12 @@ async def _measured(
     say: Callable[[str], None],
     stack: Stack | None,
 ) -> report.Report:
-    """Replay against a running router."""
-    driver = str(stack.layout.driver_socket) if stack else _driver_of(url)
-    before = await violations_of(driver)
+    """Replay against running routers."""
+    drivers = [str(node.driver_socket) for node in stack.layout.nodes] if stack else [_driver_of(urls[0])]
+    before = [await violations_of(driver) for driver in drivers]
     live.stage, live.watch = "replaying", Watch()
-    async with client_session() as session, _following(live.watch, session, url):
-        player = Player(url, speed, expect, session, repeat=demo.chaos, tally=live.tally)
+    async with client_session() as session, _following(live.watch, session, urls[0]):
+        player = Player(urls, speed, expect, session, repeat=demo.chaos, tally=live.tally)
         began = time.monotonic()
         chaos: Chaos | None = None
         if stack is not None and demo.chaos:
@@ -154,8 +161,10 @@ async def _measured(
             await player.play(read())
         seconds = (time.monotonic() - began) * speed
         live.stage = "counting"
-        after = await violations_of(driver)
-    violations = None if before is None or after is None else after - before
+        after = [await violations_of(driver) for driver in drivers]
+    counts = [None if one is None or two is None else two - one for one, two in zip(before, after, strict=True)]
+    known = [count for count in counts if count is not None]
+    violations = sum(known) if len(known) == len(counts) else None
     result = report.build(live.tally, live.watch.switches, violations, speed, seconds) | {"seed": demo.seed}
     return result | ({"chaos": chaos.report()} if chaos else {})
 
@@ -170,29 +179,42 @@ async def _with_chaos(
 ) -> Chaos:
     """Replay, again and again if need be, until all the breaking is done; then see that everything is in order."""
     target = StackTarget(stack, player.session)
-    chaos = Chaos(demo.seed, target, live.watch, player.outages, say)
+    promised = Promise() if stack.options.one_of_each else Promise(stack.of_kind(*SERVICES, "nats", "node_nats"), 2, 1)
+    chaos = Chaos(demo.seed, target, live.watch, player.outages, say, promised)
     say(f"chaos with seed {demo.seed}")
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(player.play(again_and_again(read), stop))
-        await chaos.run(plan(demo.seed))
+        await chaos.run(plan(demo.seed, promised))
         stop.set()
     live.stage = "waiting for order"
-    models = [pod.model for pod in stack.plan.pods]
 
     async def in_order() -> bool:
-        return await seats_in_order(player.session, stack.url, len(models))
+        asked = [seats_in_order(player.session, url, len(stack.models)) for url in player.urls]
+        return all(await asyncio.gather(*asked))
 
     await chaos.settle(in_order, SETTLE_SECONDS)
-    await player.play([Arrival(0.0, model, 16, 16) for model in models])
+    models = dict.fromkeys(stack.models)
+    await player.play([Arrival(0.0, model, 16, 16) for model in models for _ in player.urls])
     return chaos
 
 
 def _stack_options(demo: Demo, folder: Path, speed: float) -> StackOptions:
     """The laptop stack, or for traces one with a seat per model."""
-    settings = {"router": {"KYB_HOLD_SECONDS": str(HOLD_MODEL_SECONDS)}}
+    options = StackOptions(
+        driver=demo.driver,
+        backend=demo.backend,
+        port=0,
+        nodes=demo.nodes,
+        routers=demo.routers,
+        servers=demo.servers,
+        two_buses=demo.nodes > 1,
+        gpus=GPUS,
+        speed=speed,
+        settings={"router": {"KYB_HOLD_SECONDS": str(HOLD_MODEL_SECONDS)}},
+    )
     if not demo.traces:
-        return StackOptions(driver=demo.driver, backend=demo.backend, port=0, gpus=GPUS, speed=speed, settings=settings)
+        return options
     weights: dict[str, float] = {}
     for arrival in arrivals(demo)():
         weights[arrival.model] = weights.get(arrival.model, 0.0) + arrival.output_tokens
@@ -200,16 +222,7 @@ def _stack_options(demo: Demo, folder: Path, speed: float) -> StackOptions:
     config, pods = folder / "config.yaml", folder / "pods.yaml"
     config.write_text(workload.config_yaml(seats))
     pods.write_text(workload.pods_yaml(seats, demo.driver))
-    return StackOptions(
-        driver=demo.driver,
-        backend=demo.backend,
-        config=config,
-        pods=pods,
-        port=0,
-        gpus=GPUS,
-        speed=speed,
-        settings=settings,
-    )
+    return replace(options, config=config, pods=pods)
 
 
 def _shipped(models: list[str], demo: Demo) -> Callable[[], Iterator[Arrival]]:

@@ -38,11 +38,11 @@ class Watch:
     """Seat states and switches, from the events received so far."""
 
     switches: list[ObservedSwitch] = field(default_factory=list)
-    states: dict[str, SeatState] = field(default_factory=dict)
-    """The last known state of each seat."""
+    states: dict[tuple[str, str], SeatState] = field(default_factory=dict)
+    """The last known state of each seat, by node and seat."""
     began_at: float = field(default_factory=time.time)
     _spans: list[list[float]] = field(default_factory=list)
-    _open: dict[str, list[float]] = field(default_factory=dict)
+    _open: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
     _last_id: str | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -52,13 +52,14 @@ class Watch:
         if event.id in self._seen or event.at < self.began_at:
             return
         self._seen.add(event.id)
-        self.states[event.seat] = event.state
+        seat = event.node, event.seat
+        self.states[seat] = event.state
         if event.state in IN_SWITCH:
-            if event.seat not in self._open:
-                self._open[event.seat] = span = [event.at, float("inf")]
+            if seat not in self._open:
+                self._open[seat] = span = [event.at, float("inf")]
                 self._spans.append(span)
-        elif event.seat in self._open:
-            self._open.pop(event.seat)[1] = event.at
+        elif seat in self._open:
+            self._open.pop(seat)[1] = event.at
         if event.state is SeatState.ACTIVE and event.previous in COMING:
             moved = event.previous is SeatState.MIGRATING
             self.switches.append(ObservedSwitch(event.group, event.seat, event.model, dict(event.seconds), moved))

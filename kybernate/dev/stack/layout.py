@@ -76,31 +76,25 @@ LONGEST_FOLDER = 60
 """Sockets below the folder must stay under 108 characters."""
 
 
+def numbered(name: str, index: int) -> str:
+    """The name of the process (or node) of this index: the first has no number."""
+    return name if index == 0 else f"{name}-{index + 1}"
+
+
+def kind(name: str) -> str:
+    """``router`` of ``router-2``."""
+    return name.partition("-")[0]
+
+
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Paths and ports of one stack. Ports are chosen once, so that a restarted process is found where it was."""
+class NodeLayout:
+    """Paths and ports of one node."""
 
+    name: str
     folder: Path
-    port: int
-    page_port: int
-    """The router's operations port: the page, metrics."""
     kubelet_port: int
-    nats_port: int
-    node_nats_port: int
-    nats_url: str
-    node_nats_url: str | None
-    stubs: Path | None = None
-    """Folder of the stub libraries that stand for NVIDIA's; None: the driver needs none."""
-
-    @property
-    def url(self) -> str:
-        """Where the router answers."""
-        return f"http://{HOST}:{self.port}"
-
-    @property
-    def page(self) -> str:
-        """Where the page for operators is."""
-        return f"http://{HOST}:{self.page_port}/ui/"
+    node_nats_port: int | None
+    """None: the bus of all is also the node's."""
 
     @property
     def driver_socket(self) -> Path:
@@ -111,6 +105,58 @@ class Layout:
     def kubelet_url(self) -> str:
         """Where the fake kubelet serves /pods and takes control calls."""
         return f"http://{HOST}:{self.kubelet_port}"
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLayout:
+    """Ports of one router."""
+
+    port: int
+    page_port: int
+    """The operations port: the page, metrics."""
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def page(self) -> str:
+        """Where the page for operators is."""
+        return f"http://{HOST}:{self.page_port}/ui/"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths and ports of one stack. Ports are chosen once, so that a restarted process is found where it was."""
+
+    folder: Path
+    """Configuration, pods, logs; also the first node's folder."""
+    nodes: tuple[NodeLayout, ...]
+    routers: tuple[RouterLayout, ...]
+    nats_ports: tuple[int, ...]
+    """Of the nats-servers that the stack starts."""
+    route_ports: tuple[int, ...]
+    """Where they find each other; empty for a single one."""
+    nats_url: str
+    """All servers, with commas between."""
+    stubs: Path | None = None
+    """Folder of the stub libraries that stand for NVIDIA's; None: the driver needs none."""
+
+    @property
+    def url(self) -> str:
+        """Where the first router answers."""
+        return self.routers[0].url
+
+    @property
+    def driver_socket(self) -> Path:
+        """The first node's fake GPU driver."""
+        return self.nodes[0].driver_socket
+
+    @property
+    def kubelet_url(self) -> str:
+        """The first node's fake kubelet."""
+        return self.nodes[0].kubelet_url
 
 
 _ENGINE = "kybernate.dev.fakes.engine"
@@ -142,70 +188,84 @@ def lay_out(options: StackOptions, ports: Ports, stubs: Path | None = None) -> L
     if options.parked_by is not None:
         pods = with_backends(pods, options.parked_by.split(","))
     (folder / "pods.yaml").write_text(pods)
-    for name in ("kubelet", "run", "state", "logs"):
-        (folder / name).mkdir()
-    page_port, kubelet_port, nats_port, node_nats_port = (ports.free() for _ in range(4))
+    (folder / "logs").mkdir()
+    servers = options.servers if options.nats_url is None else 0
+    nats_ports = tuple(ports.free() for _ in range(servers))
     return Layout(
         folder=folder,
-        port=port,
-        page_port=page_port,
-        kubelet_port=kubelet_port,
-        nats_port=nats_port,
-        node_nats_port=node_nats_port,
-        nats_url=options.nats_url or f"nats://{HOST}:{nats_port}",
-        node_nats_url=f"nats://{HOST}:{node_nats_port}" if options.two_buses else None,
+        nodes=tuple(_node(folder, index, options, ports) for index in range(options.nodes)),
+        routers=tuple(RouterLayout(port if not n else ports.free(), ports.free()) for n in range(options.routers)),
+        nats_ports=nats_ports,
+        route_ports=tuple(ports.free() for _ in range(servers)) if servers > 1 else (),
+        nats_url=options.nats_url or ",".join(f"nats://{HOST}:{port}" for port in nats_ports),
         stubs=stubs,
     )
 
 
+def _node(folder: Path, index: int, options: StackOptions, ports: Ports) -> NodeLayout:
+    mine = folder if index == 0 else folder / f"n{index + 1}"
+    for name in ("kubelet", "run", "state"):
+        (mine / name).mkdir(parents=True)
+    return NodeLayout(numbered(NODE, index), mine, ports.free(), ports.free() if options.two_buses else None)
+
+
 def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[str, ProcessCommand]:
     """All processes by name, in the order in which they are started. ``slots``: seats that may share a GPU."""
-    servers = {}
-    if options.nats_url is None:
-        servers["nats"] = _server(layout, "nats", layout.nats_port)
-    if options.two_buses:
-        servers["node_nats"] = _server(layout, "node_nats", layout.node_nats_port)
-    folder, speed, form = layout.folder, str(options.speed), ("--log-format", options.log_format)
-    driver = [*("--socket", str(layout.driver_socket)), *("--speed", speed), *form]
+    found = {numbered("nats", index): _server(layout, index) for index in range(len(layout.nats_ports))}
+    for index, node in enumerate(layout.nodes):
+        found |= {numbered(name, index): one for name, one in _of_node(layout, node, options, slots).items()}
+    plain = _environment(layout.folder)
+    for index, router in enumerate(layout.routers):
+        env = _settings(layout, options, NODE) | {"KYB_HOST": HOST, "KYB_PORT": str(router.port)}
+        env |= {"KYB_HEALTH_HOST": HOST, "KYB_HEALTH_PORT": str(router.page_port)}
+        found[numbered("router", index)] = _python("services.router", plain | env)
+    for name in (*options.replace, *options.settings, *options.arguments):
+        if name not in found:
+            raise ValueError(f"this stack has no process {name!r}; it has {', '.join(found)}")
+    return {name: _adjusted(name, command, options) for name, command in found.items()}
+
+
+def _of_node(layout: Layout, node: NodeLayout, options: StackOptions, slots: int) -> dict[str, ProcessCommand]:
+    """The processes of one node, by kind, in the order in which they are started."""
+    folder, speed, form = node.folder, str(options.speed), ("--log-format", options.log_format)
+    driver = [*("--socket", str(node.driver_socket)), *("--speed", speed), *form]
     driver += [
         *("--gpus", str(options.gpus)),
         *("--memory", options.memory),
         *("--name", GPU_NAME),
         *("--slots", str(slots)),
     ]
-    kubelet = [*("--pods", str(folder / "pods.yaml")), *("--dir", str(folder / "kubelet")), *("--speed", speed), *form]
-    kubelet += [*("--run-dir", str(folder / "run")), *("--port", str(layout.kubelet_port)), *("--node", NODE)]
-    for name, value in _libraries(layout).items():
+    pods = layout.folder / "pods.yaml"
+    kubelet = [*("--pods", str(pods)), *("--dir", str(folder / "kubelet")), *("--speed", speed), *form]
+    kubelet += [*("--run-dir", str(folder / "run")), *("--port", str(node.kubelet_port)), *("--node", node.name)]
+    libraries = _libraries(layout, node)
+    for name, value in libraries.items():
         kubelet += ["--inject-env", f"{name}={value}"]
-    plain = _environment(folder)
-    node = _settings(layout, options) | _node_settings(layout)
-    config = {"KYB_CONFIG": str(folder / "config.yaml")}
+    plain = _environment(layout.folder)
+    service = _settings(layout, options, node.name) | _node_settings(node)
+    config = {"KYB_CONFIG": str(layout.folder / "config.yaml")}
     owners = {"KYB_POD_RESOURCES": str(folder / "kubelet" / "pod-resources" / "kubelet.sock")}
     plugin = {
         "KYB_DEVICE_PLUGIN_DIR": str(folder / "kubelet"),
         "KYB_CDI_DIR": str(folder / "cdi"),
         "KYB_NEIGHBOURS": "ignore",  # these GPUs are made up, whatever the cluster around offers
     } | owners
-    manager = {"KYB_PODS": "kubelet", "KYB_KUBELET_URL": layout.kubelet_url} | owners
-    router = _settings(layout, options) | {"KYB_HOST": HOST, "KYB_PORT": str(layout.port)}
-    router |= {"KYB_HEALTH_HOST": HOST, "KYB_HEALTH_PORT": str(layout.page_port)}
-    gpus = {"KYB_GPUS": "fake"} if layout.stubs is None else {"KYB_GPUS": "nvml"} | _libraries(layout)
-    driver_kind = {"KYB_DRIVER": "fake"} if layout.stubs is None else {"KYB_DRIVER": "cuda"} | _libraries(layout)
+    manager = {"KYB_PODS": "kubelet", "KYB_KUBELET_URL": node.kubelet_url} | owners
+    gpus = {"KYB_GPUS": "fake"} if layout.stubs is None else {"KYB_GPUS": "nvml"} | libraries
+    driver_kind = {"KYB_DRIVER": "fake"} if layout.stubs is None else {"KYB_DRIVER": "cuda"} | libraries
     local = {"KYB_FAKE_KUBELET": "true"}
-    found = servers | {
-        "driver": _python("driver", "kybernate.dev.fakes.gpu", plain, *driver),
-        "checkpointer": _python("checkpointer", "services.checkpointer", plain | node | driver_kind | local),
-        "gpu_manager": _python("gpu_manager", "services.gpu_manager", plain | node | config | manager | gpus),
-        "plugin": _python("plugin", "services.plugin", plain | node | config | plugin | gpus),
-        "router": _python("router", "services.router", plain | router),
-        "kubelet": _python("kubelet", "kybernate.dev.fakes.kubelet", plain, *kubelet),
+    bus = {}
+    if node.node_nats_port is not None:
+        argv = server_argv(folder / "node_nats", node.node_nats_port)
+        bus["node_nats"] = ProcessCommand("node_nats", argv, plain, stop_seconds=1.0)
+    return bus | {
+        "driver": _python("kybernate.dev.fakes.gpu", plain, *driver),
+        "checkpointer": _python("services.checkpointer", plain | service | driver_kind | local),
+        "gpu_manager": _python("services.gpu_manager", plain | service | config | manager | gpus),
+        "plugin": _python("services.plugin", plain | service | config | plugin | gpus),
+        # Kubelet ends the engines before it ends.
+        "kubelet": replace(_python("kybernate.dev.fakes.kubelet", plain, *kubelet), stop_seconds=2.0),
     }
-    for name in (*options.replace, *options.settings, *options.arguments):
-        if name not in found:
-            raise ValueError(f"this stack has no process {name!r}; it has {', '.join(found)}")
-    # Kubelet ends the engines before it ends.
-    found["kubelet"] = replace(found["kubelet"], stop_seconds=2.0)
-    return {name: _adjusted(command, options) for name, command in found.items()}
 
 
 def _short_folder() -> Path:
@@ -225,9 +285,9 @@ def _environment(folder: Path) -> dict[str, str]:
     return env
 
 
-def _settings(layout: Layout, options: StackOptions) -> dict[str, str]:
+def _settings(layout: Layout, options: StackOptions, node: str) -> dict[str, str]:
     return {
-        "KYB_NODE": NODE,
+        "KYB_NODE": node,
         "KYB_NATS_URL": layout.nats_url,
         "KYB_SPEED": str(options.speed),
         "KYB_LOG_FORMAT": options.log_format,
@@ -235,36 +295,48 @@ def _settings(layout: Layout, options: StackOptions) -> dict[str, str]:
     }
 
 
-def _node_settings(layout: Layout) -> dict[str, str]:
+def _node_settings(node: NodeLayout) -> dict[str, str]:
     settings = {
-        "KYB_RUN_DIR": str(layout.folder / "run"),
-        "KYB_STATE_DIR": str(layout.folder / "state"),
-        "KYB_FAKE_DRIVER": str(layout.driver_socket),
+        "KYB_RUN_DIR": str(node.folder / "run"),
+        "KYB_STATE_DIR": str(node.folder / "state"),
+        "KYB_FAKE_DRIVER": str(node.driver_socket),
     }
-    if layout.node_nats_url:
-        settings["KYB_NODE_NATS_URL"] = layout.node_nats_url
+    if node.node_nats_port is not None:
+        settings["KYB_NODE_NATS_URL"] = f"nats://{HOST}:{node.node_nats_port}"
     return settings
 
 
-def _libraries(layout: Layout) -> dict[str, str]:
+def _libraries(layout: Layout, node: NodeLayout) -> dict[str, str]:
     """What makes a process find the stub libraries, and those the fake driver. Empty without stubs."""
     if layout.stubs is None:
         return {}
     folders = [str(layout.stubs), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    return {"LD_LIBRARY_PATH": os.pathsep.join(folders), "KYB_FAKE_DRIVER": str(layout.driver_socket)}
+    return {"LD_LIBRARY_PATH": os.pathsep.join(folders), "KYB_FAKE_DRIVER": str(node.driver_socket)}
 
 
-def _server(layout: Layout, name: str, port: int) -> ProcessCommand:
-    argv = server_argv(layout.folder / name, port)
+def _server(layout: Layout, index: int) -> ProcessCommand:
+    """A nats-server of all; several are one cluster."""
+    name = numbered("nats", index)
+    argv = server_argv(layout.folder / name, layout.nats_ports[index], name=numbered("kyb", index))
+    if layout.route_ports:
+        routes = ",".join(f"nats://{HOST}:{port}" for port in layout.route_ports)
+        argv += ["--cluster", f"nats://{HOST}:{layout.route_ports[index]}", "--cluster_name", "kyb", "--routes", routes]
     return ProcessCommand(name, argv, _environment(layout.folder), stop_seconds=1.0)
 
 
-def _python(name: str, module: str, env: Mapping[str, str], *arguments: str) -> ProcessCommand:
+def _python(module: str, env: Mapping[str, str], *arguments: str) -> ProcessCommand:
     # -P: a folder called "services" where the person stands must not be taken for ours.
-    instance = {"KYB_INSTANCE": f"{name.replace('_', '-')}-0"} if "KYB_NODE" in env else {}
-    return ProcessCommand(name, (sys.executable, "-P", "-m", module, *arguments), {**env, **instance})
+    return ProcessCommand("", (sys.executable, "-P", "-m", module, *arguments), env)
 
 
-def _adjusted(command: ProcessCommand, options: StackOptions) -> ProcessCommand:
-    argv = [*options.replace.get(command.name, command.argv), *options.arguments.get(command.name, ())]
-    return replace(command, argv=argv, env={**command.env, **options.settings.get(command.name, {})})
+def _adjusted(name: str, command: ProcessCommand, options: StackOptions) -> ProcessCommand:
+    """With its name, and what the options say of this process or of all of its kind."""
+    of = dict.fromkeys((kind(name), name))
+    argv = next((options.replace[one] for one in (name, kind(name)) if one in options.replace), command.argv)
+    argv = [*argv, *(argument for one in of for argument in options.arguments.get(one, ()))]
+    env = dict(command.env)
+    if "KYB_NODE" in env:
+        env["KYB_INSTANCE"] = f"{name.replace('_', '-')}-0"
+    for one in of:
+        env |= options.settings.get(one, {})
+    return replace(command, name=name, argv=argv, env=env)

@@ -41,7 +41,13 @@ class StackOptions:
     """llama: the pods' engines answer with llama.cpp on the CPU; which unload it where ``backend`` is None."""
     port: int | None = None
     """The router's port; None takes 8780, or a free one when that is taken."""
+    nodes: int = 1
+    """Each with its own GPUs, services and all the pods."""
+    routers: int = 1
+    servers: int = 1
+    """nats-servers; 3: one cluster that keeps everything three times."""
     gpus: int = 4
+    """Of each node."""
     memory: str = "80GiB"
     """Of each GPU."""
     speed: float = 1.0
@@ -57,11 +63,16 @@ class StackOptions:
     announce: bool = True
     """Write the stack file, by which ``kyb status`` and the others find this stack; never over a live stack's."""
     replace: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Other command lines for processes, by name; ``{folder}`` and every known argument stay the test's business."""
+    """Other command lines for processes, by name; ``router`` means all routers, and so on."""
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """More ``KYB_*`` variables, by process name."""
+    """More ``KYB_*`` variables, by process name as above."""
     arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """More command-line arguments, by process name."""
+    """More command-line arguments, by process name as above."""
+
+    @property
+    def one_of_each(self) -> bool:
+        """One node, one router, one nats-server."""
+        return self.nodes == self.routers == self.servers == 1
 
     @property
     def parked_by(self) -> str | None:

@@ -22,7 +22,7 @@ from kybernate.bus.port import BusError
 from kybernate.cli.router import stack_file
 from kybernate.dev.fakes.stubs.build import StubError, build_stubs
 from kybernate.dev.stack import guard
-from kybernate.dev.stack.layout import Layout, Ports, commands, lay_out
+from kybernate.dev.stack.layout import Layout, Ports, commands, kind, lay_out
 from kybernate.dev.stack.options import Plan, StackOptions, check
 from kybernate.dev.stack.process import LineSink, SupervisedProcess
 from kybernate.dev.stack.stack_file import StackFile
@@ -31,6 +31,8 @@ SERVICES = ("plugin", "gpu_manager", "checkpointer", "router")
 """The four programs, by the names they have in a stack."""
 END_SECONDS = 4.0
 """How long ending everything may take, wall time; what is left then is killed."""
+BUS_SECONDS = 30.0
+"""How long the nats-servers may take until they have all streams and buckets, wall time."""
 BUS_CHECK_SECONDS = 5.0
 """Wall seconds between two checks that all streams and buckets exist: a nats-server may lose its store."""
 _POLL_SECONDS = 0.1
@@ -82,6 +84,11 @@ class Stack:
         return self.layout.url
 
     @property
+    def models(self) -> list[str]:
+        """The model of every pod: each node has them all."""
+        return [pod.model for pod in self.plan.pods] * self.options.nodes
+
+    @property
     def folder(self) -> Path:
         """Sockets, seat folders, ledger, journal, logs; gone when the stack has ended."""
         return self.layout.folder
@@ -121,12 +128,17 @@ class Stack:
         self._process(name).start()
 
     async def pause_nats(self) -> None:
-        """Take the nats-server away; its port and its store stay."""
-        await self.pause("nats")
+        """Take the nats-servers away (not those of the nodes); their ports and their stores stay."""
+        await asyncio.gather(*(self.pause(name) for name in self.of_kind("nats")))
 
     async def resume_nats(self) -> None:
-        """Start the nats-server again where it was."""
-        await self.resume("nats")
+        """Start the nats-servers again where they were."""
+        for name in self.of_kind("nats"):
+            await self.resume(name)
+
+    def of_kind(self, *kinds: str) -> list[str]:
+        """Names of the processes of these kinds: ``router`` and ``router-2``."""
+        return [name for name in self._processes if kind(name) in kinds]
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -160,7 +172,7 @@ class Stack:
                     self._raise_refusal()
                     seats = await self._seats(session)
                     if seats is not None:
-                        missing = unready(seats, len(self.plan.pods), restart=restart)
+                        missing = unready(seats, len(self.models), restart=restart)
                         if missing is None:
                             return seats
                         unmet = missing
@@ -191,8 +203,8 @@ class Stack:
         if self._keeping_bus is not None:
             self._keeping_bus.cancel()
         try:
-            for names in _STOP_ORDER:
-                there = [self._processes[name] for name in names if name in self._processes]
+            for kinds in _STOP_ORDER:
+                there = [self._processes[name] for name in self.of_kind(*kinds)]
                 await asyncio.gather(*(process.stop(deadline=deadline) for process in there))
         finally:
             for process in self._processes.values():
@@ -213,9 +225,8 @@ class Stack:
             self._processes[name] = process
         self.began = time.monotonic()
         # The driver needs no bus; everything else would only find that its buckets are not there yet.
-        for name in ("nats", "node_nats", "driver"):
-            if name in self._processes:
-                self._processes[name].start()
+        for name in self.of_kind("nats", "node_nats", "driver"):
+            self._processes[name].start()
         await self._set_up_bus()
         self._keeping_bus = asyncio.create_task(self._keep_bus(), name="bus init")
         for process in self._processes.values():
@@ -231,18 +242,18 @@ class Stack:
             raise StackError(f"--driver stub: {error}") from None
 
     async def _set_up_bus(self) -> None:
-        """Streams and buckets, as soon as the server answers."""
-        until = time.monotonic() + 15.0
-        while True:
-            try:
-                await setup.init(self.layout.nats_url, credentials=self.options.init_credentials)
-            except BusError as error:
-                if time.monotonic() > until or self.options.nats_url is not None:
-                    tail = self._processes["nats"].tail(5) if "nats" in self._processes else ""
-                    raise StackError("\n".join(part for part in (str(error), tail) if part)) from None
-                await asyncio.sleep(0.05)
-            else:
-                return
+        """Streams and buckets, as soon as the servers answer (several: and have a leader)."""
+        own = self.options.nats_url is None
+        try:
+            await setup.init(
+                self.layout.nats_url,
+                self.options.servers,
+                credentials=self.options.init_credentials,
+                wait=BUS_SECONDS if own else 0.0,
+            )
+        except BusError as error:
+            tails = [self._processes[name].tail(5) for name in self.of_kind("nats")]
+            raise StackError("\n".join(part for part in (str(error), *tails) if part)) from None
 
     async def _keep_bus(self) -> NoReturn:
         """Create lost streams and buckets again until cancelled; results and errors go into the log of ``nats``."""
@@ -250,6 +261,7 @@ class Stack:
         await asyncio.sleep(BUS_CHECK_SECONDS)
         await setup.keep(
             self.layout.nats_url,
+            self.options.servers,
             every=BUS_CHECK_SECONDS,
             credentials=self.options.init_credentials,
             report=lambda text: nats.say(f"bus init: {text}") if nats is not None else None,
