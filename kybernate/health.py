@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from kybernate import __version__
 from kybernate.bus.port import Bus
+from kybernate.settings import Settings
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -49,6 +50,12 @@ class Health:
             web.get("/readyz", self._readyz),
             web.get("/metrics", self._metrics),
         ]
+
+    def server(self, settings: Settings, more: Iterable[web.RouteDef] = ()) -> "HttpServer":
+        """The server of these routes, and more, at the address that the settings name."""
+        app = web.Application()
+        app.add_routes([*self.routes(), *more])
+        return HttpServer(app, settings.health_host, settings.health_port)
 
     def unmet(self) -> dict[str, str]:
         """Why the service is not ready; empty when it is."""

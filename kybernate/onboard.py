@@ -155,6 +155,8 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
     resource = resource or f"{PREFIX}gpu-{count}x-seat"
     backend, notes = _backend(engine, line)
     port = _option(line, ("--port", "-p")) or _declared_port(container) or str(engine.port)
+    if not port.isdecimal():
+        raise OnboardError(f"{name}: its port is {port!r}; write a number, which the pod's annotation needs, too")
     draft = _Draft(manifest)
     draft.put(("spec", "strategy"), {"type": "Recreate"})
     draft.put(("spec", "template", "metadata", "labels", ENGINE_LABEL), "true")
@@ -237,7 +239,9 @@ class _Draft:
         *way, last = path
         parent: Any = self.manifest
         for part in way:
-            parent = parent[part] if isinstance(part, int) else parent.setdefault(part, {})
+            if isinstance(parent, dict) and parent.get(part) is None:  # absent, or an empty key of YAML
+                parent[part] = {}
+            parent = parent[part]
         if value is not None:
             parent[last] = copy.deepcopy(value)
             return

@@ -14,7 +14,7 @@ from kybernate.cli.bus import bus
 from kybernate.cli.config import config_app
 from kybernate.cli.doctor import doctor_app
 from kybernate.cli.onboard import offboard, onboard
-from kybernate.cli.output import Output, OutputOption
+from kybernate.cli.output import Output, OutputOption, SeatArgument, UrlOption
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.topology import topology
 from kybernate.cli.uninstall import uninstall_check
@@ -52,16 +52,9 @@ def _options(
     """Kybernate: host more LLMs than you have GPU memory for."""
 
 
-Url = Annotated[
-    str | None,
-    typer.Option("--url", metavar="URL", help="The router. Default: KYB_URL, else the stack that runs here."),
-]
-Seat = Annotated[str, typer.Argument(metavar="SEAT|MODEL", help="seat/x, model/x, or x if only one seat fits.")]
-
-
 @app.command()
 def status(
-    url: Url = None,
+    url: UrlOption = None,
     output: OutputOption = Output.TEXT,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every second until Ctrl-C.")] = False,
     services: Annotated[bool, typer.Option("--services", help="The processes of the stack that runs here.")] = False,
@@ -108,7 +101,7 @@ def logs(
 
 @app.command()
 def top(
-    url: Url = None,
+    url: UrlOption = None,
     output: OutputOption = Output.TEXT,
     once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
 ) -> None:
@@ -134,7 +127,7 @@ def top(
 
 @app.command(epilog="Example: kyb events --since 10m --model qwen3-32b --kind switch -o json")
 def events(
-    url: Url = None,
+    url: UrlOption = None,
     output: OutputOption = Output.TEXT,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C, over restarts of the router.")] = False,
     since: Annotated[str | None, typer.Option(metavar="AGE", help="Show what happened: 90s, 10m, 24h, 7d.")] = None,
@@ -155,7 +148,7 @@ def why(
         str | None, typer.Argument(metavar="[GROUP|SEAT|MODEL|request]", help="Only this one; request: its story.")
     ] = None,
     request: Annotated[str | None, typer.Argument(metavar="[ID]", help="X-Request-Id, or X-Kyb-Cause.")] = None,
-    url: Url = None,
+    url: UrlOption = None,
     output: OutputOption = Output.TEXT,
     last_switch: Annotated[
         bool, typer.Option("--last-switch", help="The last switch of this model or group: reason and seconds.")
@@ -182,7 +175,7 @@ def why(
 
 
 def _add_seat_command(verb: str, text: str) -> None:
-    def command(name: Seat, url: Url = None, output: OutputOption = Output.TEXT) -> None:
+    def command(name: SeatArgument, url: UrlOption = None, output: OutputOption = Output.TEXT) -> None:
         from kybernate.cli.router import Router, find_url
 
         for reply in Router(find_url(url)).commands(name, verb):
@@ -210,7 +203,7 @@ app.command()(operations.resume)
 @app.command()
 def wake(
     model: Annotated[str, typer.Argument(help="The model's name.")],
-    url: Url = None,
+    url: UrlOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Ask for a model, as a request would, without waiting for it."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kybernate.cli.output import CliError, Output, OutputOption
+from kybernate.cli.output import CliError, Output, OutputOption, UrlOption
 
 if TYPE_CHECKING:
     from kybernate.doctor import Finding
@@ -30,9 +30,7 @@ class CudaBinding(StrEnum):
 @doctor_app.callback(invoke_without_command=True, epilog="Example: kyb doctor --bundle report.tar.gz")
 def stack(
     context: typer.Context,
-    url: Annotated[
-        str | None, typer.Option("--url", metavar="URL", help="The router. Default: KYB_URL, else the local stack's.")
-    ] = None,
+    url: UrlOption = None,
     bundle: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write findings, state, events, logs and configuration there.")
     ] = None,

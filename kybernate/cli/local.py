@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def log_of(stack: dict[str, Any], name: str) -> Path:
 def log_lines(file: Path, *, last: int, follow: bool) -> Iterator[str]:
     """The last lines of a log, then, with ``follow``, every new one until the stack has ended."""
     with file.open(encoding="utf-8", errors="replace") as opened:
-        yield from (line.rstrip("\n") for line in opened.readlines()[-last:])
+        yield from (line.rstrip("\n") for line in deque(opened, maxlen=last))
         while follow:
             line = opened.readline()
             if line:

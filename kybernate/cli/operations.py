@@ -8,16 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from kybernate.cli.output import CliError, Output, OutputOption
+from kybernate.cli.output import CliError, Output, OutputOption, SeatArgument, UrlOption
 
 POLL_SECONDS = 0.5
 _PASSING = ("manager_unanswered", "bus_down", "not-ready", "unreachable")
 """Codes of refusals that end by themselves: a manager or router that is being restarted."""
 
-Url = Annotated[
-    str | None,
-    typer.Option("--url", metavar="URL", help="The router. Default: KYB_URL, else the stack that runs here."),
-]
 Op = Annotated[
     str | None,
     typer.Option("--op", metavar="ID", help="Name of the operation; the same again answers the same one."),
@@ -46,13 +42,13 @@ class DrainPurpose(StrEnum):
 
 
 def migrate(
-    seat: Annotated[str, typer.Argument(metavar="SEAT|MODEL", help="seat/x, model/x, or x if only one seat fits.")],
+    seat: SeatArgument,
     to: Annotated[str, typer.Option("--to", metavar="GROUP", help="The group on which it is to be active.")],
     op: Op = None,
     wait: Wait = False,
     timeout: Timeout = 900.0,
     dry_run: DryRun = False,
-    url: Url = None,
+    url: UrlOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Park a seat and activate it on another group of its node."""
@@ -69,7 +65,7 @@ def drain(
     wait: Wait = False,
     timeout: Timeout = 900.0,
     dry_run: DryRun = False,
-    url: Url = None,
+    url: UrlOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Park all seats of a group's GPUs, or of a node, and start and activate none there until kyb resume."""
@@ -83,7 +79,7 @@ def resume(
     wait: Wait = False,
     timeout: Timeout = 900.0,
     dry_run: DryRun = False,
-    url: Url = None,
+    url: UrlOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """End a drain: seats are started and activated again as requests come."""

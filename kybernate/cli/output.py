@@ -1,4 +1,4 @@
-"""What every command shares: its two output formats, and the error that ends it."""
+"""What commands share: the options that many have, the two output formats, and the error that ends a command."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -26,3 +26,8 @@ class Output(StrEnum):
 
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="text, or JSON for programs.")]
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="The router. Default: KYB_URL, else the stack that runs here."),
+]
+SeatArgument = Annotated[str, typer.Argument(metavar="SEAT|MODEL", help="seat/x, model/x, or x if only one seat fits.")]

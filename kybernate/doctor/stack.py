@@ -9,8 +9,6 @@ from kybernate.doctor.model import Finding, fail, ok, warn
 MOST_SKEW_SECONDS = 2.0
 LEAST_DISK_BYTES = 256 * 2**20
 LEAST_HOST_BYTES = 2**30
-PARKED_PER_VRAM = 1.1
-"""Host memory that a parked seat takes, per byte of its VRAM."""
 _TROUBLED = ("lost", "quarantined")
 
 
@@ -74,19 +72,13 @@ def _machine(facts: StackFacts) -> Iterator[Finding]:
         else:
             yield ok("disk", f"{_gib(free)} free in {folder}")
     if facts.available_bytes is not None:
-        yield _memory(facts, facts.available_bytes)
+        yield _memory(facts.available_bytes)
 
 
-def _memory(facts: StackFacts, available: int) -> Finding:
-    active = sum(int(seat.get("vram_bytes") or 0) for seat in facts.seats if seat.get("state") == "active")
+def _memory(available: int) -> Finding:
     if available < LEAST_HOST_BYTES:
         text = f"{_gib(available)} of host memory are available: parks are refused, processes may be killed"
         return fail("host memory", text, "end other programs, or park fewer seats")
-    if facts.processes:  # fake GPUs: their memory is no memory
-        return ok("host memory", f"{_gib(available)} available")
-    if available < active * PARKED_PER_VRAM:
-        text = f"{_gib(available)} available, and the active seats hold {_gib(active)} of VRAM: not all fit when parked"
-        return warn("host memory", text, "more host memory, or fewer seats per group")
     return ok("host memory", f"{_gib(available)} available")
 
 
@@ -104,7 +96,9 @@ def _unreachable(facts: StackFacts) -> Finding:
     if code in ("invalid_api_key", "insufficient_permissions"):
         remedy = "set KYB_API_KEY_FILE to a key with the scope view: kyb router keys add"
         return fail("router", f"it refused this key: {facts.refusal}", remedy)
-    remedy = "kyb up, or name it with --url; in a cluster: kubectl -n kybernate port-forward svc/kyb-router 8780"
+    remedy = (
+        "kyb up, or name it with --url; in a cluster: kubectl -n kybernate port-forward svc/kybernate-router 8780:80"
+    )
     return fail("router", facts.refusal, remedy)
 
 

@@ -5,12 +5,10 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
-from aiohttp import web
-
 from kybernate import lifecycle, logs
 from kybernate.bus import open_bus
 from kybernate.extras import ExtraMissingError
-from kybernate.health import BusMetrics, Health, HttpServer
+from kybernate.health import BusMetrics, Health
 from kybernate.lifecycle import alone
 from kybernate.presence import NodePresence
 from services.checkpointer.backends import open_backends
@@ -55,9 +53,7 @@ async def serve(
         health.conditions["replay"] = lambda: (
             f"finishing what a restart interrupted: {', '.join(sorted(worker.replaying))}" if worker.replaying else None
         )
-        app = web.Application()
-        app.add_routes(health.routes())
-        served = await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
+        served = await stack.enter_async_context(health.server(settings))
         unfinished = [op for op, job in journal.jobs.items() if not job.done]
         logs.get_logger().info("checkpointer.serving", health=served.url, bus=url, unfinished=unfinished)
 

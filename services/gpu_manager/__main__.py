@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import aiohttp
-from aiohttp import web
 
 from kybernate import lifecycle, logs
 from kybernate.bus import Bus, open_bus
@@ -17,7 +16,7 @@ from kybernate.clock import Clock
 from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.files import changes
 from kybernate.gpus import GpuError, Gpus, open_gpus
-from kybernate.health import BusMetrics, Health, HttpServer
+from kybernate.health import BusMetrics, Health
 from kybernate.kube import Kube, in_cluster
 from kybernate.lifecycle import alone
 from kybernate.logs import get_logger
@@ -104,9 +103,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> 
         health.conditions["ledger"] = manager.stalled
         health.conditions["recovered"] = lambda: None if board.node.recovered else "still reading its seats"
         ManagerMetrics(health.registry, manager, policy)
-        app = web.Application()
-        app.add_routes([*health.routes(), *routes(manager, policy)])
-        http = await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
+        http = await stack.enter_async_context(health.server(settings, routes(manager, policy)))
         board.node.manager_url = http.url
         learned.read(board.node.learning, manager.now(), board.node.seats)
         presence = NodePresence(

@@ -75,7 +75,8 @@ from services.gpu_manager.state import Effect, NodeState
 
 log = get_logger()
 
-GATE_SECONDS = 0.05
+GATE_SECONDS, TEXT_SECONDS = 0.05, 0.5
+"""Wall: how often waiting calls are looked for, and how often what they wait for is written."""
 FOREIGN_SECONDS = 2.0
 WISH_SECONDS = 10.0
 """Wall: how long a pending pod's wish for a group outlives the last read of the pod."""
@@ -358,6 +359,7 @@ class Manager:
 
     async def _watch_gate(self) -> None:
         known: StartCalls | None = None
+        due = self.now().wall
         while True:
             found = StartCalls(self.gate.calls(self.node.seats))
             self.calling = found.calls
@@ -365,7 +367,9 @@ class Manager:
                 known = found
                 self.look_now.set()
                 await self.receive(found)
-            self.gate.write_texts(publish.gate_texts(self.node, self.now()))
+            if (now := self.now()).wall >= due:
+                due = now.wall + TEXT_SECONDS
+                self.gate.write_texts(publish.gate_texts(self.node, now))
             await asyncio.sleep(GATE_SECONDS)
 
     async def _watch_gpu_processes(self) -> None:

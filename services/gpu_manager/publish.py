@@ -26,7 +26,7 @@ from kybernate.node import run_files
 from kybernate.node.run_files import Wish
 from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import SeatState
-from services.gpu_manager import view
+from services.gpu_manager import view, why
 from services.gpu_manager.inputs import DrainAnnounced, Now, SeatTicket, StartCall, StartTicket, UnixTime
 from services.gpu_manager.state import NodeState
 
@@ -283,7 +283,7 @@ def _write(path: Path, data: dict[str, object]) -> None:
 
 
 def gate_texts(node: NodeState, now: Now) -> dict[str, str]:
-    """Why each waiting call waits; kubelet shows it in ``kubectl describe pod``."""
+    """What each waiting call waits for, and who holds its group; kubelet shows it in ``kubectl describe pod``."""
     texts = {}
     for group in node.setup.groups:
         calling = [(seat.gate.call.since, seat) for seat in node.seats_on(group) if seat.gate.call is not None]
@@ -294,16 +294,12 @@ def gate_texts(node: NodeState, now: Now) -> dict[str, str]:
             f"{', pinned' if seat.pinned else ''})"
             for seat in view.holders(node, group) or view.in_the_way(node, group)
         )
-        foreign = node.foreign_on(group) or node.drained_on(group)
-        claimed = view.claimed_for(node, group, now)
-        why = f"its GPUs are being cleared for {claimed}" if claimed else f"group {group.name} is free"
-        why = f"group {group.name} is held by {held}" if held else why
-        why = f"{foreign}; {why}" if foreign else why
+        holders = f"group {group.name} is held by {held}" if held else ""
         for place, (_, seat) in enumerate(sorted(calling, key=lambda pair: pair[0]), start=1):
-            never = seat.refused()
+            stage, at = why.seat_stage(node, seat, now), f"place {place} of {len(calling)} at the start gate"
             texts[seat.id] = (
-                f"seat {seat.id} is refused: {never}"
-                if never
-                else f"seat {seat.id} waits: {why}; place {place} of {len(calling)} at the start gate"
+                f"seat {seat.id} is refused: {stage.text}"
+                if stage.stage == "refused"
+                else f"seat {seat.id} waits: {'; '.join(filter(None, (stage.text, holders, at)))}"
             )
     return texts

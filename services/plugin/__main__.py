@@ -10,13 +10,11 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from aiohttp import web
-
 from kybernate import kube, lifecycle, logs
 from kybernate.bus import open_bus
 from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.gpus import GpuError, open_gpus
-from kybernate.health import BusMetrics, Health, HttpServer
+from kybernate.health import BusMetrics, Health
 from kybernate.lifecycle import PREDECESSOR_SECONDS, alone
 from kybernate.node.config import label_decides, load_by_label
 from services.plugin.coexistence import Neighbours
@@ -37,9 +35,7 @@ async def serve(settings: PluginSettings, config: NodeConfig | None) -> None:
     loop.set_default_executor(ThreadPoolExecutor(32, "plugin"))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(gpus.close)
-        app = web.Application()
-        app.add_routes(health.routes())
-        http = await stack.enter_async_context(HttpServer(app, settings.health_host, settings.health_port))
+        http = await stack.enter_async_context(health.server(settings))
         bus = await stack.enter_async_context(
             open_bus(
                 settings.nats_url,

@@ -108,6 +108,18 @@ def printable(text: str) -> bool:
     return 0 < len(text) <= LONGEST_NAME and text.isprintable()
 
 
+def number(query: Mapping[str, str], name: str, default: float) -> float:
+    """Return the number that a query parameter holds; ``default`` without one. Raises RouterError 400."""
+    text = query.get(name)
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise RouterError(400, "invalid_field", f"{name}: {text!r} is not a number; write one, such as 3600")
+    return value
+
+
 def cause_of(request: web.Request) -> str:
     """Return the caller's X-Request-Id if it is printable, else a new id: the cause of all messages that follow."""
     given = request.headers.get("X-Request-Id", "")

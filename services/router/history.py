@@ -12,7 +12,7 @@ from aiohttp import web
 from kybernate.bus.port import ALL_EVENTS, Bus, BusError
 from kybernate.envelope import Message, Pattern, slug
 from kybernate.messages import DecisionKind, GroupDecided, RequestEnded, SeatActivated, SeatEvent
-from services.router.api import RouterError
+from services.router.api import RouterError, number
 
 LONGEST_READ_SECONDS = 8.0
 MOST_EVENTS = 10_000
@@ -20,8 +20,6 @@ DEFAULT_EVENTS = 1_000
 SINCE_SECONDS = 600.0
 SLICE = 20
 """Events that are decoded before other work of the router has its turn."""
-
-
 BEFORE_SECONDS = 120.0
 """A switch that served a request may have begun so long before it arrived."""
 
@@ -40,8 +38,8 @@ class History:
         ``operation``); ``model``, ``group``, ``op``; ``limit``. ``complete`` is false where older ones were left out.
         """
         query = request.query
-        since = _number(query.get("since"), time.time() - SINCE_SECONDS, "since")
-        limit = int(_number(query.get("limit"), DEFAULT_EVENTS, "limit"))
+        since = number(query, "since", time.time() - SINCE_SECONDS)
+        limit = int(number(query, "limit", DEFAULT_EVENTS))
         if not 1 <= limit <= MOST_EVENTS:
             raise RouterError(400, "invalid_field", f"limit: {limit} is not between 1 and {MOST_EVENTS}")
         wanted = {name: query[name] for name in ("kind", "model", "group", "op") if query.get(name)}
@@ -167,12 +165,3 @@ def _matches(event: Message, wanted: dict[str, str]) -> bool:
     if model is not None and model not in models:
         return False
     return all(getattr(event, name, None) == wanted[name] for name in ("group", "op") if name in wanted)
-
-
-def _number(text: str | None, default: float, name: str) -> float:
-    if not text:
-        return default
-    try:
-        return float(text)
-    except ValueError:
-        raise RouterError(400, "invalid_field", f"{name}: {text!r} is not a number") from None

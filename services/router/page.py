@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,7 +21,7 @@ from kybernate.clock import Clock
 from kybernate.logs import get_logger
 from kybernate.messages import SeatEvent
 from kybernate.roster import SeatRecord
-from services.router.api import RouterError
+from services.router.api import RouterError, number
 from services.router.auth import ApiKeyGuard
 from services.router.core.reports import Loads
 from services.router.core.step import Forward
@@ -71,7 +72,7 @@ class Page:
         self.api_url = ""
         """The router's public port, for the playground."""
         self._timeline, self._lines, self._waits = Timeline(time.time()), WaitingLines(), Waits()
-        self._events: list[dict[str, Any]] = []
+        self._events: deque[dict[str, Any]] = deque(maxlen=RECENT_EVENTS)
         self._new: list[dict[str, Any]] = []
         self._while_reading: list[SeatEvent] | None = None
         self._rows: dict[str, SeatRecord] = {}
@@ -99,7 +100,6 @@ class Page:
     def add(self, event: Event) -> None:
         """Take a new event of the cluster."""
         row = {"type": event.kind(), **event.model_dump(mode="json", exclude_defaults=True)}
-        self._events = [*self._events[-RECENT_EVENTS:], row] if len(self._events) >= 2 * RECENT_EVENTS else self._events
         self._events.append(row)
         if self._readers:
             self._new.append(row)
@@ -142,17 +142,14 @@ class Page:
             "gpus": [gpu.model_dump(mode="json") for gpu in self._inventory.gpus],
             "loads": self._load(),
             "waits": {model: waits for model in self._models() if (waits := self._waits.of(model))},
-            "events": self._events[-RECENT_EVENTS:],
+            "events": list(self._events),
             **await self._window(FIRST_SECONDS, now),
         }
         return _compressed(body)
 
     async def _past(self, request: web.Request) -> web.StreamResponse:
         """A longer part of the past: ``?seconds=``."""
-        try:
-            seconds = min(MOST_SECONDS, float(request.query.get("seconds", FIRST_SECONDS)))
-        except ValueError as error:
-            raise RouterError(400, "invalid_field", "seconds: write a number, such as 3600") from error
+        seconds = min(MOST_SECONDS, number(request.query, "seconds", FIRST_SECONDS))
         return _compressed(await self._window(seconds, time.time()))
 
     async def _window(self, seconds: float, now: float) -> dict[str, Any]:

@@ -63,13 +63,10 @@ def application(settings: WebhookSettings, health: Health) -> web.Application:
 async def serve(settings: WebhookSettings) -> None:
     """Run until stopped. Raises ConfigError, OSError."""
     health, certificate = Health(), ServerCertificate(settings.tls_cert_file, settings.tls_key_file)
-    webhook = application(settings, health)
-    async with HttpServer(webhook, settings.host, settings.port, tls=certificate.context) as server:
-        app = web.Application()
-        app.add_routes(health.routes())
-        async with HttpServer(app, settings.health_host, settings.health_port) as probes:
-            get_logger().info("webhook.listening", url=server.url, health=probes.url)
-            await lifecycle.run(certificate=certificate.watch())
+    webhook = HttpServer(application(settings, health), settings.host, settings.port, tls=certificate.context)
+    async with webhook as server, health.server(settings) as probes:
+        get_logger().info("webhook.listening", url=server.url, health=probes.url)
+        await lifecycle.run(certificate=certificate.watch())
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ def stack(kyb: "Kyb", router: "SmallRouter", tmp_path: Path) -> Iterator[Path]:
 
 async def test_the_log_of_a_service_or_of_a_models_engine_is_shown(kyb: "Kyb", stack: Path) -> None:
     assert (await kyb("logs", "router", "-n", "2")).out.splitlines() == ["line 298", "line 299"]
+    assert (await kyb("logs", "router", "-n", "0")).out == ""
     assert "the ledger is broken" in (await kyb("logs", "gpu-manager")).out
     assert (await kyb("logs", "model/gemma-3-27b")).out == "loading weights\n"
     unknown = await kyb("logs", "nothing")

@@ -121,12 +121,21 @@ def test_engines_are_recognised_by_image_and_arguments(
         ({"kind": "Deployment", "metadata": {"name": "x"}}, "spec.template"),
         (deployment("nginx"), "by image or command"),
         (deployment("vllm/vllm-openai", "--model", "m", resources={}), "--resource"),
+        (deployment("vllm/vllm-openai", "--model", "m", "--port", "$(PORT)"), "write a number"),
         (onboard(deployment("vllm/vllm-openai", "--model", "m")).manifest, "kyb offboard"),
     ],
 )
 def test_what_cannot_be_a_seat_is_refused_with_the_remedy(manifest: Json, text: str) -> None:
     with pytest.raises(OnboardError, match=text):
         onboard(manifest)
+
+
+def test_empty_keys_of_a_manifest_count_as_absent() -> None:
+    manifest = deployment("vllm/vllm-openai", "--model", "m", resources=None)
+    manifest["metadata"]["annotations"] = manifest["spec"]["template"]["metadata"]["annotations"] = None
+    done = onboard(manifest, resource="kyb.ai/gpu-1x-seat").manifest
+    assert annotations(done)["kyb.ai/model"] == "m"
+    assert container(done)["resources"] == {"limits": {"kyb.ai/gpu-1x-seat": "1"}}
 
 
 def test_the_way_back_keeps_and_names_what_was_changed_since() -> None:

@@ -1,4 +1,4 @@
-"""A fake driver for tests of engines."""
+"""A fake driver for tests of its daemon and of engines."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -6,7 +6,6 @@ import os
 import signal
 import stat
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,15 +18,6 @@ from tests.fakes.daemons import Child, child, driver, process
 from tests.until import until
 
 GIB = 2**30
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
-    """A driver at speed 100 and a client of it."""
-    socket = tmp_path / "driver.sock"
-    async with driver(socket, "--speed", "100") as daemon, await FakeDriverClient.connect(socket) as client:
-        gpus = [gpu["uuid"] for gpu in (await client.call("devices"))["gpus"]]
-        yield SimpleNamespace(socket=socket, daemon=daemon, client=client, gpus=gpus)
 
 
 async def used(node: SimpleNamespace) -> int:

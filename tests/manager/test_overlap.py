@@ -81,8 +81,9 @@ def test_a_pair_waits_while_singles_hold_its_gpus_and_the_gate_says_who(node: Wo
     assert a in text
     assert b in text
     node.command(PinSeat, a)
-    assert f"{a} (model" in (text := publish.gate_texts(node.node, node.now)[node.seat(2, 0)])
-    assert text.count("pinned") == 1
+    text = publish.gate_texts(node.node, node.now)[node.seat(2, 0)]
+    assert f"kept by pinned {a} (" in text
+    assert f"{b} (model" in text
 
 
 def test_idle_singles_yield_to_a_pair_together(node: World) -> None:
@@ -406,7 +407,7 @@ def test_while_gpus_are_cleared_for_another_group_nothing_spins_and_the_gate_say
 
     assert view.next_wake(node.node, node.now) > 0.1
     text = publish.gate_texts(node.node, node.now)[other]
-    assert f"its GPUs are being cleared for {pair}" in text
+    assert f"the GPUs of group G0 are being cleared for {pair}" in text
 
 
 def test_beside_a_stranger_an_overdue_look_does_not_spin(node: World) -> None:

@@ -48,7 +48,7 @@ async def test_history_is_selected_by_kind_model_group_op_and_time():
         assert await found("?since=99999999999") == []
         newest = (await w.call("GET", "/v1/history?limit=1")).json
         assert (newest["events"][0]["decision"], newest["complete"]) == ("stay", False)
-        for query in ("?since=soon", "?limit=0"):
+        for query in ("?since=soon", "?since=nan", "?limit=0", "?limit=inf"):
             assert (await w.call("GET", f"/v1/history{query}")).status == 400
         w.bus.cut()
         assert (await w.call("GET", "/v1/history")).status == 503

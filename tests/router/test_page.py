@@ -11,6 +11,7 @@ from kybernate.api_keys import dump, make
 from kybernate.dev.nats_server import free_port
 from kybernate.messages import ParkSeat, SeatActivated
 from kybernate.seat import SeatState
+from services.router.page import RECENT_EVENTS
 from tests.router.world import NODE, Answered, World, world
 from tests.until import until
 
@@ -55,6 +56,15 @@ async def test_the_first_paint_is_one_answer_with_seats_blocks_loads_and_events(
         assert state["keys"] is False
 
 
+async def test_the_first_paint_has_each_recent_event_once():
+    async with page() as (w, url):
+        fields = {"node": NODE, "seat": "s0", "state": SeatState.ACTIVE, "cause": "c", "at": time.time()}
+        for seq in range(2 * RECENT_EVENTS + 1):
+            w.router.page.add(SeatActivated.model_validate({"seq": seq} | fields))
+        events = (await get(w, url + "state")).json["events"]
+        assert [event["seq"] for event in events] == list(range(RECENT_EVENTS + 1, 2 * RECENT_EVENTS + 1))
+
+
 async def test_the_timeline_reaches_back_before_the_start_of_the_router():
     async with page() as (w, url):
         fields = {"node": NODE, "seat": "s9", "group": "G0", "model": "old", "state": SeatState.ACTIVE}
@@ -63,7 +73,8 @@ async def test_the_timeline_reaches_back_before_the_start_of_the_router():
         assert (await get(w, url + "state")).json["blocks"] == []
         window = (await get(w, url + "timeline?seconds=3600")).json
         assert [(block["model"], block["since"]) for block in window["blocks"]] == [("old", old.at)]
-        assert (await get(w, url + "timeline?seconds=soon")).code == "invalid_field"
+        for seconds in ("soon", "nan", "inf"):
+            assert (await get(w, url + f"timeline?seconds={seconds}")).code == "invalid_field"
 
 
 async def test_changes_come_as_a_stream():

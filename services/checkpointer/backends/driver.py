@@ -121,6 +121,32 @@ class DriverBackend:
         return JobHalf(seat, note, self.calls, self.host, self.evidence, gentle=self.gentle)
 
 
+class _WholeContainer(Discovery):
+    """Takes every process of the container as a member, whether the driver knows it or not."""
+
+    async def _uses_gpu(self, *_: object) -> bool:
+        return True
+
+
+@dataclass
+class ReadingsBackend(DriverBackend):
+    """Base of backends that need readings of the driver only, and end a container as a whole."""
+
+    gentle = False
+
+    async def probe(self) -> str | None:
+        """None if the memory of the GPUs can be read, else the reason."""
+        try:
+            await self.calls.memory("ask")
+        except StepFailedError as error:
+            return error.text
+        return None
+
+    async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
+        """All processes of the container, with their bytes."""
+        return await _WholeContainer(self.calls, self.host).find(target, group, epoch)
+
+
 def _judged(seat: SeatProcesses, states: list[ProcessState]) -> set[ProcessState]:
     """The states that tell what the seat is: those of its holders. An attached process counts where it blocks a running
     engine, and where the seat has no holder."""

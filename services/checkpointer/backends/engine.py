@@ -17,11 +17,10 @@ from urllib.parse import quote
 
 from kybernate.engines import requests_in
 from kybernate.messages import Outcome, SeatTarget
-from services.checkpointer.backends.driver import DriverBackend
+from services.checkpointer.backends.driver import ReadingsBackend
 from services.checkpointer.backends.driver_calls import StepFailedError, unaccounted
 from services.checkpointer.backends.port import Ending, EngineReply, EngineSilentError, Note, SeatProcesses
 from services.checkpointer.backends.reservations import ReservedError
-from services.checkpointer.backends.restart import WholeContainer
 from services.checkpointer.core.failures import MAX_REFUSALS, JobGoal, StepTrouble
 
 POLL_SECONDS = 0.01
@@ -88,25 +87,16 @@ def verdict(asleep: bool | None, holds: bool) -> Outcome | None:
 
 
 @dataclass
-class EngineBackend(DriverBackend):
-    """Parks by ``engine``. Of the driver it needs readings only."""
+class EngineBackend(ReadingsBackend):
+    """Parks by ``engine``."""
 
     http: EngineCalls
     engine: SleepingEngine
-    gentle = False
-
-    async def probe(self) -> str | None:
-        """None if the memory of the GPUs can be read, else the reason."""
-        try:
-            await self.calls.memory("ask")
-        except StepFailedError as error:
-            return error.text
-        return None
 
     async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """All processes of the container, with their bytes. One that is asleep without a record here (its state folder
         was lost) has the footprint that the manager knows."""
-        seat = await WholeContainer(self.calls, self.host).find(target, group, epoch)
+        seat = await super().discover(target, group, epoch)
         asleep = None if target.vram_bytes * RESIDUE_MOST < seat.vram_bytes else await self._asleep(seat)
         if not (
             asleep or (asleep is None and target.parked_on and target.vram_bytes * RESIDUE_MOST >= seat.vram_bytes)

@@ -7,39 +7,17 @@ a cold start, whose time the manager learns as that of any start.
 
 from dataclasses import dataclass
 
-from kybernate.messages import SeatTarget
-from services.checkpointer.backends.driver import DriverBackend
+from services.checkpointer.backends.driver import ReadingsBackend
 from services.checkpointer.backends.driver_calls import StepFailedError
-from services.checkpointer.backends.evidence import Discovery
 from services.checkpointer.backends.port import Ending, Note, SeatProcesses
 from services.checkpointer.core.failures import JobGoal
 
 
-class WholeContainer(Discovery):
-    """Takes every process of the container as a member: all are ended, whether the driver knows them or not."""
-
-    async def _uses_gpu(self, *_: object) -> bool:
-        return True
-
-
 @dataclass
-class RestartBackend(DriverBackend):
-    """Ends containers. Of the driver it needs readings only."""
+class RestartBackend(ReadingsBackend):
+    """Ends containers."""
 
     keeps_processes = False
-    gentle = False
-
-    async def probe(self) -> str | None:
-        """None if the memory of the GPUs can be read, else the reason."""
-        try:
-            await self.calls.memory("ask")
-        except StepFailedError as error:
-            return error.text
-        return None
-
-    async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
-        """All processes of the container, with their bytes."""
-        return await WholeContainer(self.calls, self.host).find(target, group, epoch)
 
     async def prepare(self, seat: SeatProcesses) -> SeatProcesses:
         """Nothing: the proof after a kill needs no baseline."""
