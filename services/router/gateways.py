@@ -30,7 +30,11 @@ SIGNAL_BYTES = 512 * 1024
 """Largest body of one call."""
 SIGNALS_PER_STEP = 20
 """Other calls go on after so many."""
+SIGNAL_TTL_SECONDS = 15.0
+"""Validity of a signal that names none."""
 WAKE_BYTES = 64 * 1024
+WAKE_SECONDS = 60.0
+"""Model seconds for which POST /v1/wake requests a model."""
 MOST_REQUESTS = 1_000_000_000
 """Largest count in one signal; a higher one is a mistake. What counts of it: ``kybernate.messages.signals``."""
 
@@ -96,9 +100,7 @@ class GatewayApi:
         with self._intake.body(request, WAKE_BYTES) as received:
             model = model_of((await received.fields(await received.read())).model)
         cause = cause_of(request)
-        ticket = self._dispatcher.arrive(
-            model, cause, kind="wake", hold_seconds=self._clock.to_wall(self._settings.wake_seconds)
-        )
+        ticket = self._dispatcher.arrive(model, cause, kind="wake", hold_seconds=self._clock.to_wall(WAKE_SECONDS))
         outcome = ticket.decided
         self._dispatcher.forget(ticket)
         if isinstance(outcome, Reject):
@@ -155,7 +157,7 @@ class GatewayApi:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
             raise RouterError(400, "invalid_signal", f"data.{place}: {first['msg']}") from error
-        ttl = data.ttl_seconds or self._settings.signal_ttl_seconds
+        ttl = data.ttl_seconds or SIGNAL_TTL_SECONDS
         if not self._quota.admits(caller, source, time.monotonic(), ttl):
             self._intake.rejected("signal_sources")
             text = f"signals of this caller name {self._settings.signal_sources} sources already (KYB_SIGNAL_SOURCES)"

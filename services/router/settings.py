@@ -57,12 +57,8 @@ class RouterSettings(Settings):
     """Further paths that are forwarded to engines, separated by commas, such as /v1/tokenize."""
     permit_seconds: float = Field(2.0, gt=0)
     """Validity of a permit of GET /v1/hold; parking waits until it expires."""
-    wake_seconds: float = Field(60.0, gt=0)
-    """Model seconds for which POST /v1/wake requests a model."""
     keepalive_seconds: float = Field(0.0, ge=0)
     """Interval of SSE comments to a waiting stream, which commit a 200; 0: none."""
-    signal_ttl_seconds: float = Field(15.0, gt=0)
-    """Validity of a signal of POST /v1/signals that names none."""
     signals_per_second: float = Field(1000.0, gt=0)
     """Most signals of POST /v1/signals per second and caller, on average; further ones get a 429."""
     signal_sources: int = Field(500, ge=1)

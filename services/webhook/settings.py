@@ -25,8 +25,6 @@ class WebhookSettings(Settings):
     """User id of kyb-probe; empty where namespaces assign it (OpenShift)."""
     probe_port: int = Field(9479, ge=1, le=65000)
     """First port of kyb-probe in a pod; annotation kyb.ai/probe-port overrides it."""
-    probe_memory: str = "40Mi"
-    """Memory of kyb-probe: request and limit."""
     stop_hook: bool = False
     """Let engines be checkpointed before kubelet signals them (preStop): for nodes with driver 595 and the open kernel
     module, where the end of a once restored process can hang the machine."""

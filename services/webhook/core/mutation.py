@@ -22,6 +22,8 @@ VERSION = "admission.k8s.io/v1"
 WARNING_CHARACTERS = 250
 """The API server cuts longer warnings, and drops those beyond 4096 characters in total."""
 NAME = "kyb-probe"
+PROBE_MEMORY = "40Mi"
+"""Of kyb-probe: request and limit."""
 STOP_GRACE_SECONDS = 300
 
 
@@ -198,8 +200,8 @@ def _sidecar(moves: Sequence[ProbeMove], ports: Sequence[int], settings: Webhook
             "failureThreshold": 3,
         },
         "resources": {
-            "requests": {"cpu": "100m" if guaranteed else "5m", "memory": settings.probe_memory},
-            "limits": {"cpu": "100m" if guaranteed else "200m", "memory": settings.probe_memory},
+            "requests": {"cpu": "100m" if guaranteed else "5m", "memory": PROBE_MEMORY},
+            "limits": {"cpu": "100m" if guaranteed else "200m", "memory": PROBE_MEMORY},
         },
         "securityContext": {
             "allowPrivilegeEscalation": False,
