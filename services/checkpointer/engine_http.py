@@ -4,6 +4,7 @@ An engine is addressed by pod IP and port, as the manager knows them from the no
 answer counts only if the container that the job names lives before and after it: its address may be another pod's then.
 """
 
+import contextlib
 import json
 import re
 import time
@@ -18,7 +19,7 @@ import aiohttp
 from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.port import EngineReply, EngineSilentError, SeatProcesses
-from services.checkpointer.core.answers import REQUESTS, ModelAnswer, difference, read_answer, worse_health
+from services.checkpointer.core.answers import MISSHAPEN, REQUESTS, ModelAnswer, difference, read_answer, worse_health
 from services.checkpointer.processes import alive
 
 log = get_logger()
@@ -156,13 +157,16 @@ class AnswerCheck:
         return ""
 
     async def models(self, seat: SeatProcesses, deadline: float) -> list[str]:
-        """The models that answer without being loaded first: of Ollama and llama.cpp those in memory."""
+        """The models that answer without being loaded first: of Ollama and llama.cpp those in memory. None of a list in
+        another shape."""
         loaded = await self.engines.call(seat, "GET", "/api/ps", seconds=_left(deadline))
-        if loaded.status == 200 and isinstance(loaded.body, dict):
-            return [str(model["name"]) for model in loaded.body.get("models") or ()]
-        served = await self.engines.call(seat, "GET", "/v1/models", seconds=_left(deadline))
-        found = served.body.get("data") if served.status == 200 and isinstance(served.body, dict) else None
-        return [str(one["id"]) for one in found or () if (one.get("status") or {}).get("value", "loaded") == "loaded"]
+        with contextlib.suppress(*MISSHAPEN):
+            if loaded.status == 200 and isinstance(loaded.body, dict):
+                return [str(model["name"]) for model in loaded.body.get("models") or ()]
+            served = await self.engines.call(seat, "GET", "/v1/models", seconds=_left(deadline))
+            found = served.body.get("data") if served.status == 200 and isinstance(served.body, dict) else None
+            return [str(m["id"]) for m in found or () if (m.get("status") or {}).get("value", "loaded") == "loaded"]
+        return []
 
     async def _first_answer(self, seat: SeatProcesses, model: str, deadline: float) -> tuple[ModelAnswer, ...]:
         for kind in REQUESTS:

@@ -75,6 +75,9 @@ class PlayedEngine:
             self.calls.append(request.path_qs)
         if request.path == "/health":
             return web.Response()
+        if "misshapen" in self.lies and request.path in ("/api/ps", "/models", "/v1/models"):
+            path = "/api/ps" if self.kind == "ollama" else "/models"
+            return web.json_response({"models": [7], "data": ["m"]}, status=200 if path in request.path else 404)
         if request.path == "/v1/models" and self.kind != "ollama":
             return web.json_response({"data": [{"id": "m"}]})
         if request.path == "/v1/completions":

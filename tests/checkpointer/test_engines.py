@@ -171,6 +171,13 @@ async def test_a_sleeping_engine_whose_record_is_lost_is_known_by_its_word() -> 
         assert (await it.backend.state(learned)).outcome == "parked"
 
 
+@pytest.mark.parametrize("kind", ["ollama", "llamacpp"])
+async def test_a_list_of_models_in_another_shape_is_no_reason_to_crash(kind: str) -> None:
+    async with played(PlayedEngine(kind, frozenset({"misshapen"}))) as it:
+        ending = await it.backend.park(await it.found(), it.note)
+        assert (ending.outcome, ending.refused, it.notes) == ("active", True, [])
+
+
 async def test_an_engine_that_still_starts_is_active_and_one_that_ended_is_gone() -> None:
     async with played(PlayedEngine("vllm", frozenset({"no-dev-mode"}), held=0)) as it:
         seat = await it.backend.discover(it.target, "G0", 1)

@@ -3,11 +3,13 @@
 A park unloads the models in memory, which stay in the page cache; an activation loads the same ones again.
 """
 
+import contextlib
 from dataclasses import dataclass
 from typing import ClassVar
 
 from services.checkpointer.backends.engine import EngineCalls, EngineRefusedError
 from services.checkpointer.backends.port import EngineReply, SeatProcesses
+from services.checkpointer.core.answers import MISSHAPEN
 
 FOR_EVER = -1
 
@@ -54,13 +56,14 @@ class Unload:
     async def _models(self, seat: SeatProcesses, seconds: float) -> tuple[bool, dict[str, str]]:
         """(True for Ollama, state of each model; of Ollama only those in memory)."""
         reply = await self.http.call(seat, "GET", "/api/ps", seconds=seconds)
-        if reply.status == 200 and isinstance(reply.body, dict):
-            return True, {str(one["name"]): "loaded" for one in reply.body.get("models") or ()}
-        reply = await self.http.call(seat, "GET", "/models", seconds=seconds)
-        found = reply.body.get("data") if reply.status == 200 and isinstance(reply.body, dict) else None
-        if not found or not all(isinstance(one.get("status"), dict) for one in found):
-            raise EngineRefusedError("it cannot unload: neither Ollama nor llama-server in router mode (no --model)")
-        return False, {str(one["id"]): str(one["status"].get("value")) for one in found}
+        with contextlib.suppress(*MISSHAPEN):
+            if reply.status == 200 and isinstance(reply.body, dict):
+                return True, {str(one["name"]): "loaded" for one in reply.body.get("models") or ()}
+            reply = await self.http.call(seat, "GET", "/models", seconds=seconds)
+            found = reply.body.get("data") if reply.status == 200 and isinstance(reply.body, dict) else None
+            if found:
+                return False, {str(one["id"]): str(one["status"].get("value")) for one in found}
+        raise EngineRefusedError("it cannot unload: neither Ollama nor llama-server in router mode (no --model)")
 
     async def _keep(self, seat: SeatProcesses, model: str, keep_alive: int, seconds: float) -> None:
         """An empty request that loads (FOR_EVER) or unloads (0) a model; embedding models have another path."""

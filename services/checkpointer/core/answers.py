@@ -18,6 +18,8 @@ REQUESTS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "embedding": ("/v1/embeddings", {"input": PROMPT}),
 }
 """Path and body by kind, without the model; the first kind that an engine answers for a model is used for it."""
+MISSHAPEN = (LookupError, TypeError, AttributeError)
+"""What reading a JSON value raises that has another shape than the engine's API says."""
 
 
 class ModelAnswer(BaseModel):
@@ -51,7 +53,7 @@ def read_answer(model: str, kind: str, body: Any) -> ModelAnswer:
             logprobs=tuple(map(float, found.get("token_logprobs") or ())),
             likely=tuple(found.get("top_logprobs") or ()),
         )
-    except (LookupError, TypeError, AttributeError) as error:
+    except MISSHAPEN as error:
         raise ValueError(f"the reply is no answer: {error!r}") from error
 
 
