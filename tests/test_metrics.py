@@ -52,13 +52,14 @@ def manager_series() -> Series:
     before = generate_latest(registry).decode()
     world.quiet(b)
     world.finish()
+    world.managed(a).durable.backend = "cuda"  # demoted: what parks it now counts, not what its pod wants
     for effect in world.effects:
         manager.observe(effect)
     text = generate_latest(registry).decode()
     assert 'kybernate_waiting_requests{model="a",node="n1"} 2.0' in before
     assert 'kybernate_oldest_wait_seconds{model="a",node="n1"} 3.0' in before
     assert 'kybernate_decisions_total{by="policy",decision="switch",group="G0"} 1.0' in text
-    assert 'kybernate_switch_seconds_count{backend="fake",group="G0",phase="total"} 1.0' in text
+    assert 'kybernate_switch_seconds_count{backend="cuda",group="G0",phase="total"} 1.0' in text
     assert f'kybernate_gpu_owner{{gpu="GPU-0",model="a",node="n1",seat="{a}"}} 1.0' in text
     return series_of(text)
 

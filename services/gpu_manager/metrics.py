@@ -41,8 +41,7 @@ class ManagerMetrics(Collector):
         if isinstance(effect, GroupDecided):
             self._decisions.labels(effect.decision, effect.by, effect.group).inc()
         elif isinstance(effect, SeatActivated) and effect.seconds:
-            pod = self._manager.node.seats[effect.seat].pod
-            backend = pod.notes.backend if pod is not None else ""
+            backend = self._manager.node.seats[effect.seat].backend
             for phase, seconds in effect.seconds.items():
                 self._switch.labels(phase, backend, effect.group).observe(seconds)
 
