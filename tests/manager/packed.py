@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from kybernate.messages import JobProgress, JobReply, JobStatus, SeatProgress, SwitchJob
+from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager import recovery
-from services.gpu_manager.inputs import BusChanged, JobAnswered, Recovered
+from services.gpu_manager.inputs import BusChanged, JobAnswered, Recovered, StartCalls
 from tests.manager.world import GIB, World, make_group, status
 
 RESERVE = 2 * GIB
@@ -99,6 +100,18 @@ class PackedWorld(World):
         """The board hears how far a job is."""
         self.receive(JobAnswered(op, JobReply(accepted=True)))
         self.receive(JobProgress(cause="j", node="n1", status=self.jobs[op]))
+
+    def inherit(self, seat: str, gib: int, *, heir: int) -> None:
+        """A pod that declares ``gib`` gets a ticket and goes before its container starts; its heir declares another
+        size."""
+        self.own(seat, "first", gib)
+        self.call(seat)
+        assert self.state(seat) is SeatState.STARTING
+        self.calls.pop(seat)
+        self.receive(StartCalls({}))
+        self.own(seat, "heir", heir)
+        self.look()
+        self.look()
 
     def restart(self) -> None:
         """The manager starts anew: with its ledger, and with what the checkpointer tells."""

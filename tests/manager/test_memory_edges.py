@@ -71,14 +71,7 @@ def test_a_container_without_a_ticket_that_fits_beside_the_victim_only_is_no_hol
 def test_an_heir_that_needs_less_reserves_what_the_ticket_did(packed: PackedWorld) -> None:
     a, b, _c = packed.groups[0].seat_ids[:3]
     serve(packed, a, 10)
-    packed.own(b, "large", 60)
-    packed.call(b)
-    assert packed.state(b) is S.STARTING
-    packed.calls.pop(b)
-    packed.receive(StartCalls({}))
-    packed.own(b, "small", 5)
-    packed.look()
-    packed.look()
+    packed.inherit(b, 60, heir=5)
     assert packed.state(b) is S.STARTING
     assert packed.managed(b).durable.inherited
     assert view.free_bytes(packed.node, packed.groups[0]) <= 8 * GIB, "the ticket may have started the large one"
@@ -88,13 +81,7 @@ def test_an_heir_that_needs_less_reserves_what_the_ticket_did(packed: PackedWorl
 def test_a_restart_remembers_the_open_ticket_of_a_quarantined_heir(packed: PackedWorld, ends: str) -> None:
     a, b, c = packed.groups[0].seat_ids[:3]
     serve(packed, a, 40)
-    packed.own(b, "small", 5)
-    packed.call(b)
-    packed.calls.pop(b)
-    packed.receive(StartCalls({}))
-    packed.own(b, "large", 60)
-    packed.look()
-    packed.look()
+    packed.inherit(b, 5, heir=60)
     assert (packed.state(b), packed.managed(b).lease) == (S.QUARANTINED, True)
     if ends == "in deletion":
         packed.pods[b] = replace(packed.pods[b], deleting=True)

@@ -7,7 +7,7 @@ import pytest
 from kybernate.messages import ActivateSeat, PinSeat
 from kybernate.seat import SeatState as S
 from services.gpu_manager import view
-from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen, StartCalls
+from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen
 from tests.manager.packed import PackedWorld, make_packed
 from tests.manager.world import GIB
 
@@ -150,13 +150,7 @@ def test_an_heir_that_needs_more_than_the_ticket_reserved_is_quarantined_until_t
 ) -> None:
     a, b = packed.groups[0].seat_ids[:2]
     serve(packed, a, 50)
-    packed.own(b, "small", 20)
-    packed.call(b)
-    packed.calls.pop(b)
-    packed.receive(StartCalls({}))
-    packed.own(b, "large", 60)
-    packed.look()
-    packed.look()
+    packed.inherit(b, 20, heir=60)
     assert packed.state(b) is S.QUARANTINED
     assert "needs less VRAM" in packed.managed(b).reason
     packed.exit(a)
