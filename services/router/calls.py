@@ -87,11 +87,9 @@ class Calls:
         finally:
             known = self.dispatcher.traffic.serves(call.model)
             self.metrics.requests.labels(call.model if known else "unknown", code).inc()
-            if known:
-                self.log.note(call, int(code))
-                if call.reason in WAITED_IN_VAIN:
-                    self.metrics.slo.labels(call.model, "", "missed").inc()
-            get_logger().debug("request.answered", model=call.model, code=code, cause=cause)
+            self.log.note(call, int(code), known=known)
+            if known and call.reason in WAITED_IN_VAIN:
+                self.metrics.slo.labels(call.model, "", "missed").inc()
 
     async def _fail(self, response: CallerResponse, error: RouterError, cause: str) -> web.StreamResponse:
         """Report an error. The call has ended already, so a slow caller keeps no seat from being parked."""

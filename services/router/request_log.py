@@ -1,4 +1,4 @@
-"""The record of each request that was held or failed: published when it ends, never waited for."""
+"""Reports each request that has ended: an access line, and the record of one that was held or failed."""
 
 import asyncio
 import time
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from kybernate.bus.port import Bus, BusError
+from kybernate.logs import get_logger
 from kybernate.messages import RequestEnded
 from services.router.core.step import Forward
 
@@ -13,6 +14,8 @@ MOST_WAITING = 1_000
 """Records that wait to be published; further ones are dropped."""
 PAUSE_SECONDS = 0.01
 """Between two records: a router publishes at most a hundred in a second."""
+_ACCESS = {"cause", "model", "node", "seat", "held_seconds", "first_byte_seconds", "seconds", "status", "reason"}
+"""Fields of an access line."""
 
 
 @dataclass(slots=True)
@@ -34,16 +37,17 @@ class CallRecord:
 class RequestLog:
     """``note`` may be called from any task of the loop; ``run`` publishes."""
 
-    def __init__(self, bus: Bus, router: str) -> None:
-        self._bus, self._router = bus, router
+    def __init__(self, bus: Bus, router: str, *, access_log: bool = False) -> None:
+        self._bus, self._router, self._access_log = bus, router, access_log
         self._queue: asyncio.Queue[RequestEnded] = asyncio.Queue(MOST_WAITING)
         self.dropped = 0
         """Records that were not published: too many, or the bus was away."""
 
-    def note(self, call: CallRecord, status: int) -> None:
-        """The call has ended. One that was served at once leaves no record."""
+    def note(self, call: CallRecord, status: int, *, known: bool) -> None:
+        """The call has ended. One that was served at once, or whose model is not ``known``, leaves no record."""
         held = call.to is None or call.to.held_seconds > 0
-        if not call.model or (status < 429 and not held):
+        kept = known and (status >= 429 or held)
+        if not kept and not self._access_log:
             return
         seconds = max(0.0, time.time() - call.arrived_at)
         first = call.first_byte_at
@@ -62,6 +66,10 @@ class RequestLog:
             status=status,
             reason=call.reason,
         )
+        if self._access_log:
+            get_logger().info("request.ended", **record.model_dump(include=_ACCESS))
+        if not kept:
+            return
         try:
             self._queue.put_nowait(record)
         except asyncio.QueueFull:

@@ -85,7 +85,7 @@ class RunningRouter:
         self.sync.on_loss = self._metrics.disconnects.inc
         intake = Intake(memory, settings.body_seconds, self._rejected)
         paths = engine_paths(settings.api_families, settings.engine_paths)
-        self.requests = RequestLog(bus, settings.instance)
+        self.requests = RequestLog(bus, settings.instance, access_log=settings.access_log)
         calls = Calls(settings, clock, self.dispatcher, self.pools, self._metrics, intake, self.requests, paths)
         gateways = GatewayApi(settings, clock, bus, self.dispatcher, intake)
         operator = OperatorApi(bus, traffic, self.loads, self.inventory, http, intake)

@@ -55,6 +55,8 @@ class RouterSettings(Settings):
     """APIs whose paths are forwarded to engines: openai, anthropic, rerank (also score, classify, pooling)."""
     engine_paths: str = ""
     """Further paths that are forwarded to engines, separated by commas, such as /v1/tokenize."""
+    access_log: bool = False
+    """One line in the log for each call, when it has ended."""
     permit_seconds: float = Field(2.0, gt=0)
     """Validity of a permit of GET /v1/hold; parking waits until it expires."""
     keepalive_seconds: float = Field(0.0, ge=0)

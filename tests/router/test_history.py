@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+from structlog.testing import capture_logs
+
 from kybernate.messages import GroupDecided
 from kybernate.seat import SeatState
 from tests.router.world import World, world
@@ -90,3 +93,18 @@ async def test_a_request_that_waited_in_vain_leaves_the_reasons_for_it():
         assert (story["request"]["reason"], story["request"]["seat"]) == ("hold_timeout", "")
         assert [step["step"] for step in story["steps"]] == ["arrived", "decided", "ended"]
         assert story["steps"][1]["reason"] == "pinned"
+
+
+@pytest.mark.parametrize("access_log", [True, False])
+async def test_each_call_has_one_access_line_if_they_are_wanted(access_log: bool):
+    async with world(access_log=access_log) as w:
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        with capture_logs() as logs:
+            assert (await w.ask("llama", x_request_id="served")).status == 200
+            assert (await w.ask("no/such model *", x_request_id="unknown")).status == 404
+        lines = [line for line in logs if line["event"] == "request.ended"]
+        assert [(line["cause"], line["seat"], line["status"], line["reason"]) for line in lines] == (
+            [("served", "s0", 200, ""), ("unknown", "", 404, "model_not_found")] if access_log else []
+        )
+        for line in lines[:1]:
+            assert 0 == line["held_seconds"] <= line["first_byte_seconds"] <= line["seconds"]
