@@ -6,7 +6,7 @@ RESTART = "restart"
 """Ends the container, which starts cold: the floor."""
 DRIVER_BACKENDS = ("cuda", "fake")
 """Park through the driver's checkpoint: requests in flight stay frozen with the processes, and seats may move."""
-ENGINE_BACKENDS = ("vllm", "vllm-2", "sglang", "unload")
+ENGINE_BACKENDS = ("vllm", "vllm-2", "sglang", "trtllm", "unload")
 """Call the engine: it sleeps, or unloads its models."""
 REHEARSED = ("vllm",)
 """Sleep and wake once before they serve: the pinned host memory of the first sleep is used again by later ones."""

@@ -108,7 +108,10 @@ ENGINES = (
         "restart",
         model=("--served_model_name", "--model"),
         verb="trtllm-serve",
-        expect=("TensorRT-LLM's sleep is a prototype: a park ends the container, an activation starts it again",),
+        expect=(
+            "a park ends the container, an activation starts it again",
+            "kyb.ai/backend: trtllm uses TensorRT-LLM's own sleep, a prototype that wants a key: docs/backends.md",
+        ),
     ),
 )
 

@@ -18,12 +18,15 @@ import aiohttp
 
 from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
+from services.checkpointer.backends.engine import Sign
 from services.checkpointer.backends.port import EngineReply, EngineSilentError, SeatProcesses
 from services.checkpointer.core.answers import MISSHAPEN, REQUESTS, ModelAnswer, difference, read_answer, worse_health
 from services.checkpointer.processes import alive
 
 log = get_logger()
 
+SIGNED = "trtllm"
+"""Backend whose key signs calls, and is therefore never sent."""
 KEY_NAME = re.compile(r"[A-Za-z0-9._-]+")
 RECORD_SECONDS = 10.0
 """Model seconds for the answers before a first park; an engine that takes longer is parked without."""
@@ -41,18 +44,23 @@ class EngineHttp:
     keys: Path | None = None
 
     async def call(
-        self, seat: SeatProcesses, method: str, path: str, *, seconds: float, body: Any = None
+        self, seat: SeatProcesses, method: str, path: str, *, seconds: float, body: Any = None, sign: Sign | None = None
     ) -> EngineReply:
         """One call. Raises EngineSilentError if there is no answer from this container within ``seconds`` (wall)."""
         target = seat.target
         if not target.endpoint:
             raise EngineSilentError(f"the address of {target.seat} is not known")
         timeout = aiohttp.ClientTimeout(total=seconds)
-        headers = self._headers(target)
+        data = b"" if body is None else json.dumps(body).encode()
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        if sign is not None:
+            headers |= sign(self._key(target), method, path, data)
+        elif target.engine_key and target.backend != SIGNED:
+            headers["Authorization"] = f"Bearer {self._key(target)}"
         self._check_container(seat)
         try:
             async with self.session.request(
-                method, target.endpoint + path, json=body, headers=headers, timeout=timeout, allow_redirects=False
+                method, target.endpoint + path, data=data, headers=headers, timeout=timeout, allow_redirects=False
             ) as answer:
                 text = await answer.text(errors="replace")
         except TimeoutError:
@@ -66,14 +74,12 @@ class EngineHttp:
         if seat.root is None or not alive(seat.root):
             raise EngineSilentError(f"container {seat.target.container_id} has ended", ended=True)
 
-    def _headers(self, target: SeatTarget) -> dict[str, str]:
+    def _key(self, target: SeatTarget) -> str:
         """Read at each call, so that a changed key needs no restart. Raises EngineSilentError."""
-        if not target.engine_key:
-            return {}
         if self.keys is None or not KEY_NAME.fullmatch(target.engine_key) or set(target.engine_key) <= {"."}:
             raise EngineSilentError(f"key {target.engine_key!r} is no file in KYB_ENGINE_KEYS_DIR ({self.keys})")
         try:
-            return {"Authorization": f"Bearer {(self.keys / target.engine_key).read_text().strip()}"}
+            return (self.keys / target.engine_key).read_text().strip()
         except OSError as error:
             raise EngineSilentError(f"key {target.engine_key!r} cannot be read: {error}") from error
 

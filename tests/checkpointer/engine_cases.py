@@ -9,7 +9,7 @@ BEGIN, END = (
     "<!-- Made from tests/checkpointer/engine_cases.py by scripts/generate.py. -->\n",
     "<!-- End of the table. -->\n",
 )
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "ollama": "Ollama", "llamacpp": "llama.cpp"}
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "ollama": "Ollama", "llamacpp": "llama.cpp", "trtllm": "TensorRT-LLM"}
 
 Ending = Literal["parked", "active", "cold start"]
 """Of the half. ``active`` after a park: it serves on; ``parked`` after an activation: it is tried again, and the second
@@ -26,8 +26,6 @@ class Case:
     outcome: Ending
     but: tuple[tuple[str, Ending], ...] = ()
     """Engines for which it is another one."""
-    crash: Literal["", "before", "after"] = ""
-    """The checkpointer is killed before, or after, its call."""
 
     def ending(self, engine: str) -> Ending:
         """The outcome for an engine."""
@@ -38,7 +36,6 @@ def _case(half: Literal["park", "activate"], what: str, lies: str, outcome: Endi
     return Case(half, what, frozenset(lies.split()), outcome, tuple(but.items()))
 
 
-NOTHING: frozenset[str] = frozenset()
 CASES = (
     _case("park", "it does what its API says", "", "parked"),
     _case("park", "it answers 200, and releases the memory later", "late", "parked"),
@@ -46,17 +43,13 @@ CASES = (
     _case("park", "it answers 200 and says asleep, and keeps its memory", "nothing claims", "active"),
     _case("park", "it answers 500 and keeps its memory", "nothing fails", "active"),
     _case("park", "it dies during the call", "dies", "cold start"),
-    Case("park", "checkpointer killed before the call", NOTHING, "active", crash="before"),
-    Case("park", "checkpointer killed after the call", NOTHING, "parked", crash="after"),
     _case("activate", "it does what its API says", "", "active"),
     _case("activate", "it answers 200 and stays asleep", "stays", "parked", sglang="cold start"),
     _case("activate", "it answers 200 and says awake, without its memory", "stays claims", "cold start"),
-    _case("activate", "it answers 500: out of memory", "no-room", "parked", sglang="cold start"),
+    _case("activate", "it answers 500: out of memory", "no-room", "parked", sglang="cold start", trtllm="cold start"),
     _case("activate", "it dies during the call", "dies-awake", "cold start"),
     _case("activate", "it is awake and healthy, and answers other tokens", "gibberish", "cold start"),
     _case("activate", "it is awake and healthy, and fails each request", "broken", "cold start"),
-    Case("activate", "checkpointer killed before the call", NOTHING, "parked", crash="before"),
-    Case("activate", "checkpointer killed after the call", NOTHING, "active", crash="after"),
 )
 
 

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -19,9 +20,12 @@ from services.checkpointer.backends.driver_calls import Timeouts, Use
 from services.checkpointer.backends.engine import EngineBackend
 from services.checkpointer.backends.host import open_host
 from services.checkpointer.backends.port import SeatProcesses
+from services.checkpointer.backends.restart import RestartBackend
 from services.checkpointer.engine_http import AnswerCheck, open_engines
 from services.checkpointer.processes import identify
 
+KEYS = Path(__file__)
+"""Of engines that want one: any text will do."""
 GIB = 2**30
 GPU = "GPU-a"
 FULL, RESIDUE = 40 * GIB, 2 * GIB
@@ -61,6 +65,8 @@ class PlayedEngine:
     )
     calls: list[str] = field(default_factory=list)
     resumed: int = 0
+    failed: str = ""
+    authorizations: set[str | None] = field(default_factory=set)
     end: Callable[[], None] = lambda: None
     """Ends the container."""
 
@@ -71,6 +77,7 @@ class PlayedEngine:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json() if request.can_read_body else None
+        self.authorizations.add(request.headers.get("Authorization"))
         if request.method == "POST" and not request.path.startswith("/v1"):
             self.calls.append(request.path_qs)
         if request.path == "/health":
@@ -129,7 +136,10 @@ class PlayedEngine:
                 return web.Response()
             case "/wake_up" if request.query.get("tags") in (None, "kv_cache"):
                 return await self._wake()
-            case "/wake_up" | "/collective_rpc" | "/reset_prefix_cache":
+            case "/wake_up":
+                self.held = FULL // 2
+                return web.Response()
+            case "/collective_rpc" | "/reset_prefix_cache":
                 assert request.path != "/collective_rpc" or body == {"method": "reload_weights"}
                 return web.Response()
         return web.Response(status=404)
@@ -155,6 +165,19 @@ class PlayedEngine:
                     await self._sleep()
                     return web.Response()
                 return await self._wake()
+        return web.Response(status=404)
+
+    async def _trtllm(self, request: web.Request, body: Any) -> web.StreamResponse:
+        match request.path if "x-trtllm-runtime-control-auth" in request.headers else "":
+            case "/memory_status":
+                return web.json_response({"state": self.failed or ("parked" if self.asleep else "running")})
+            case "/release_memory":
+                await self._sleep()
+                return web.Response()
+            case "/resume_memory":
+                answer = await self._wake()
+                self.failed = "failed" if answer.status != 200 else ""
+                return answer
         return web.Response(status=404)
 
     async def _llamacpp(self, request: web.Request, body: Any) -> web.StreamResponse:
@@ -202,7 +225,7 @@ class Readings:
 class Stand:
     """The seat, its backend and its engine."""
 
-    backend: EngineBackend
+    backend: EngineBackend | RestartBackend
     engine: PlayedEngine
     readings: Readings
     process: asyncio.subprocess.Process
@@ -226,10 +249,10 @@ async def played(engine: PlayedEngine, backend: str = "") -> AsyncIterator[Stand
     engine.end = lambda: process.kill() if process.returncode is None else None
     name = backend or {"ollama": "unload", "llamacpp": "unload"}.get(engine.kind, engine.kind)
     try:
-        async with TestServer(engine.app()) as server, open_engines() as http:
+        async with TestServer(engine.app()) as server, open_engines(KEYS.parent) as http:
             host = open_host(None, 1.0, fake_kubelet=True)
             one = open_backends(None, WAITS, host, http=http)[name]  # type: ignore[arg-type]
-            assert isinstance(one, EngineBackend)
+            assert isinstance(one, EngineBackend | RestartBackend)
             readings = Readings(engine, process.pid, lambda: identify(process.pid) is not None)
             one.calls = one.evidence.calls = readings  # type: ignore[assignment]
             target = SeatTarget(
@@ -239,6 +262,7 @@ async def played(engine: PlayedEngine, backend: str = "") -> AsyncIterator[Stand
                 gpus=(GPU,),
                 backend=name,
                 endpoint=str(server.make_url("")).rstrip("/"),
+                engine_key=KEYS.name if name == "trtllm" else "",
             )
             yield Stand(one, engine, readings, process, target, AnswerCheck(http, seconds=5.0))
     finally:

@@ -10,7 +10,7 @@ BEGIN, END = (
     "<!-- Made from tests/checkpointer/lie_cases.py by scripts/generate.py. -->\n",
     "<!-- End of the table of lies. -->\n",
 )
-VENDORS = {"vllm": "vLLM", "sglang": "SGLang", "ollama": "Ollama", "llamacpp": "llama.cpp"}
+VENDORS = {"vllm": "vLLM", "sglang": "SGLang", "ollama": "Ollama", "llamacpp": "llama.cpp", "trtllm": "TensorRT-LLM"}
 SERVES = "serves on"
 BACK = "parked, active"
 COLD = "parked, cold start"
@@ -25,8 +25,8 @@ ENDS: Mapping[str, Mapping[str, str]] = {
     Lie.SLEEP_LATE: dict.fromkeys(VENDORS, BACK),
     Lie.SLEEP_DIES: dict.fromkeys(VENDORS, "cold start"),
     Lie.SLEEP_BREAKS: dict.fromkeys(VENDORS, COLD),
-    Lie.WAKE_FAILS: dict.fromkeys(VENDORS, AGAIN) | {"sglang": COLD},
-    Lie.WAKE_HANGS: dict.fromkeys(VENDORS, AGAIN) | {"sglang": COLD, "llamacpp": COLD},
+    Lie.WAKE_FAILS: dict.fromkeys(VENDORS, AGAIN) | {"sglang": COLD, "trtllm": COLD},
+    Lie.WAKE_HANGS: dict.fromkeys(VENDORS, AGAIN) | {"sglang": COLD, "llamacpp": COLD, "trtllm": COLD},
     Lie.WAKE_NOOP: dict.fromkeys(VENDORS, AGAIN) | {"sglang": COLD},
     Lie.WAKE_IGNORED: dict.fromkeys(VENDORS, COLD),
     Lie.WAKE_DIES: dict.fromkeys(VENDORS, COLD),

@@ -4,22 +4,13 @@ import pytest
 
 from services.checkpointer.backends.engine import verdict
 from services.checkpointer.backends.port import Ending, SeatProcesses
-from services.checkpointer.core.failures import JobGoal
 from tests.checkpointer.engine_cases import CASES, ENGINES, Case
 from tests.checkpointer.engines import FULL, GIB, IN_VAIN, RESIDUE, PlayedEngine, Stand, played
 
 
-async def ending(it: Stand, half: str, seat: SeatProcesses, crash: str) -> Ending:
+async def ending(it: Stand, half: str, seat: SeatProcesses) -> Ending:
     """How a half ends, with the comparison of answers as ``JobRun`` makes it."""
-    goal = JobGoal.PARKED if half == "park" else JobGoal.ACTIVE
-    if crash:
-        if crash == "after":
-            await (it.backend.engine.sleep(seat, 5) if half == "park" else it.backend.engine.wake(seat, 5))
-        first = await it.backend.replay(seat, goal, it.note)
-        found = await it.backend.replay(seat, goal, it.note)
-        assert first.outcome == found.outcome, "replayed twice it is the same"
-    else:
-        found = await (it.backend.park(seat, it.note) if half == "park" else it.backend.activate(seat, it.note))
+    found = await (it.backend.park(seat, it.note) if half == "park" else it.backend.activate(seat, it.note))
     if found.outcome == "active" and await it.check.wrong(seat):
         found = await it.backend.kill(seat, it.note)
         found.outcome = "lost"
@@ -35,9 +26,9 @@ async def test_a_half_ends_where_engine_and_driver_agree_or_in_a_cold_start(case
             assert (await it.backend.park(seat, it.note)).outcome == "parked"
             seat = seat.model_copy(update={"parked_on": seat.at, "baseline": {}})
         it.engine.lies = case.lies
-        if case.crash == "before" or case.lies & {"nothing", "stays", "dies-awake"}:
+        if case.lies & {"nothing", "stays", "dies-awake"}:
             it.readings.timeouts = IN_VAIN
-        found = await ending(it, case.half, seat, case.crash)
+        found = await ending(it, case.half, seat)
         assert {"lost": "cold start"}.get(found.outcome, found.outcome) == case.ending(kind), found.reason
         assert it.engine.resumed <= 1, "a second resume ends SGLang"
         if found.outcome == "lost":
@@ -45,7 +36,7 @@ async def test_a_half_ends_where_engine_and_driver_agree_or_in_a_cold_start(case
             return
         assert (it.engine.held == FULL) == (found.outcome == "active")
         assert found.residue_bytes == (RESIDUE if found.outcome == "parked" else 0)
-        if kind == "vllm" and case.half == "activate" and found.outcome == "parked" and not case.crash:
+        if kind == "vllm" and case.half == "activate" and found.outcome == "parked":
             again = await it.backend.activate(seat.model_copy(update={"refusals": 1}), it.note)
             assert again.outcome == "lost", "the second time it starts cold"
 
@@ -127,6 +118,16 @@ async def test_known_faults_of_vllm_are_refused(backend: str, version: str, comm
     async with played(PlayedEngine("vllm", version=version), backend) as it:
         seat = await it.found()
         assert bool(await it.backend.engine.refusal(seat, command, 5)) == refused
+
+
+async def test_tensorrt_llm_is_refused_without_a_key_and_its_key_is_never_sent() -> None:
+    async with played(PlayedEngine("trtllm")) as it:
+        seat = await it.found()
+        without = seat.model_copy(update={"target": seat.target.model_copy(update={"engine_key": ""})})
+        assert "kyb.ai/engine-key" in (ending := await it.backend.park(without, it.note)).reason
+        assert (ending.refused, it.notes) == (True, [])
+        assert (await it.backend.park(seat, it.note)).outcome == "parked"
+        assert it.engine.authorizations == {None}
 
 
 async def test_level_2_loads_its_weights_before_its_kv_cache_is_made() -> None:

@@ -28,9 +28,10 @@ SWITCHES: Mapping[str, tuple[str, ...]] = {
     "sglang": ("--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-metrics"),
     "llamacpp": ("--no-models-autoload", "--metrics"),
     "ollama": (),
+    "trtllm": ("--enable_sleep_mode",),
 }
-BACKENDS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "unload", "ollama": "unload"}
-VRAM, TOKENS = 20 * GIB, 8
+BACKENDS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "unload", "ollama": "unload", "trtllm": "trtllm"}
+VRAM, TOKENS, KEY = 20 * GIB, 8, "secret"
 WAITS: dict[str, Any] = {
     "base_seconds": 100.0,
     "seconds_per_gib": 0.0,
@@ -106,6 +107,7 @@ async def start(here: Node, it: Checkpointer, api: str, lie: str, place: int) ->
     name, gpu = f"s{place:02d}", here.gpus[place]
     lies = ("--lie", lie) if lie else ()
     options = ("--api", api, *SWITCHES[api], *lies, "--model", "m", "--vram", str(VRAM), "--port", str(port))
+    (here.keys / KEY).write_text(KEY)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -122,6 +124,7 @@ async def start(here: Node, it: Checkpointer, api: str, lie: str, place: int) ->
             "KYB_GPU_SEAT": name,
             "KYB_SPEED": "50",
             "VLLM_SERVER_DEV_MODE": "1",
+            "TRTLLM_RUNTIME_CONTROL_API_KEY": KEY,
         },
     )
     target = SeatTarget(
@@ -132,6 +135,7 @@ async def start(here: Node, it: Checkpointer, api: str, lie: str, place: int) ->
         vram_bytes=VRAM,
         backend=BACKENDS[api],
         endpoint=f"http://127.0.0.1:{port}",
+        engine_key=KEY if api == "trtllm" else "",
     )
     engine = Engine(process, target)
     here.engines.append(engine)

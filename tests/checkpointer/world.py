@@ -152,6 +152,13 @@ class Node:
         return self.folder / "driver.sock"
 
     @property
+    def keys(self) -> Path:
+        """Folder of the engines' keys."""
+        folder = self.folder / "keys"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    @property
     def helper_command(self) -> tuple[str, ...]:
         """How a checkpointer of this node starts helpers."""
         if self.kind == "fake":
@@ -367,7 +374,7 @@ async def checkpointer(
         managers = await stack.enter_async_context(MemoryBus.connect(node.server))
         host = open_host(node.socket, waits.settle(), fake_kubelet=True)
         host.allowed = host.allowed if allowed is None else allowed
-        http = await stack.enter_async_context(open_engines())
+        http = await stack.enter_async_context(open_engines(node.keys))
         backends = open_backends(pool, waits, host, margin_bytes, fake=node.kind == "fake", http=http)
         check = AnswerCheck(http, speed=SPEED)
         worker = CheckpointWorker(NODE, own, journal, pool, backends, check)

@@ -11,6 +11,7 @@ from services.checkpointer.backends.host import Host
 from services.checkpointer.backends.port import Backend
 from services.checkpointer.backends.restart import RestartBackend
 from services.checkpointer.backends.sglang import Sglang
+from services.checkpointer.backends.trtllm import Trtllm
 from services.checkpointer.backends.unload import Unload
 from services.checkpointer.backends.vllm import Vllm
 from services.checkpointer.core.refusals import Allowance
@@ -41,6 +42,7 @@ def open_backends(
             "vllm": Vllm(http),
             "vllm-2": Vllm(http, level=2),
             "sglang": Sglang(http),
+            "trtllm": Trtllm(http),
             "unload": Unload(http),
         }
         backends |= {name: EngineBackend(calls, host, evidence, http, one) for name, one in engines.items()}

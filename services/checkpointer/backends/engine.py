@@ -9,7 +9,7 @@ ends in any other state kills the engine: its seat starts cold.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -35,13 +35,17 @@ RESIDUE_SHARE, RESIDUE_BYTES, RESIDUE_MOST = 0.1, 4 * 2**30, 0.5
 more than the last share. Published: 1.2 to 4 GiB per GPU."""
 
 
+Sign = Callable[[str, str, str, bytes], Mapping[str, str]]
+"""From key, method, path and body to the headers that sign a request."""
+
+
 class EngineCalls(Protocol):
     """HTTP calls to engines (``services.checkpointer.engine_http``)."""
 
     async def call(
-        self, seat: SeatProcesses, method: str, path: str, *, seconds: float, body: Any = None
+        self, seat: SeatProcesses, method: str, path: str, *, seconds: float, body: Any = None, sign: Sign | None = None
     ) -> EngineReply:
-        """One call. Raises EngineSilentError."""
+        """One call; ``sign``: the key is not sent, but signs it. Raises EngineSilentError."""
         ...
 
 
@@ -49,11 +53,22 @@ class EngineRefusedError(Exception):
     """The engine answered, and not as its API promises; the text names the call and the remedy."""
 
 
+def well(reply: EngineReply, path: str) -> EngineReply:
+    """The reply, if its status is 200. Raises EngineRefusedError."""
+    if reply.status != 200:
+        raise EngineRefusedError(f"{path} answers {reply.status}: {reply.text[:200]}")
+    return reply
+
+
 class SleepingEngine(Protocol):
     """The API of one family of engines. Calls raise EngineSilentError or EngineRefusedError; ``seconds`` are wall."""
 
     loads: ClassVar[bool]
     """True if it parks by unloading models, and has memory again only for those that it loads."""
+    pace: ClassVar[float]
+    """Wall seconds between two questions about its state."""
+    metrics: ClassVar[str]
+    """Path of its metrics, which count its requests."""
 
     async def refusal(self, seat: SeatProcesses, command: str, seconds: float) -> str:
         """Why it must not be parked so, with the remedy; empty if it may. ``command``: its command lines."""
@@ -124,7 +139,7 @@ class EngineBackend(ReadingsBackend):
             busy = "" if why else await self._busy(seat)
         if why or busy:  # (1)
             ending.reason, ending.refused = f"checks: {why or busy}", bool(why)
-            return ending
+            return ending if self.host.living(seat) else Ending("gone", ending.reason)
         deadline = self.calls.timeouts.transfer(seat.vram_bytes)
         if await self._asleep(seat) is not True:  # (2)
             await note("sleep", None)
@@ -251,7 +266,7 @@ class EngineBackend(ReadingsBackend):
                     return found
                 if since is not None and time.monotonic() - since >= STABLE_SECONDS / self.calls.timeouts.speed:
                     return found
-                await asyncio.sleep(POLL_SECONDS)
+                await asyncio.sleep(self.engine.pace)
 
     def _patience(self, ending: Ending, seconds: float) -> float:
         """How long an effect is waited for: after a call that failed only as long as memory takes to show as free."""
@@ -269,7 +284,7 @@ class EngineBackend(ReadingsBackend):
     async def _refusal(self, seat: SeatProcesses) -> str:
         """Why it must not sleep, whenever it is asked; also if it does not answer."""
         try:
-            await self.http.call(seat, "GET", "/metrics", seconds=self._ask())
+            await self.http.call(seat, "GET", self.engine.metrics, seconds=self._ask())
             command = "\n".join(map(self.host.inspection.command, self.host.living(seat)))
             return await self.engine.refusal(seat, command, self._ask())
         except (EngineSilentError, EngineRefusedError, StepFailedError) as error:
@@ -279,7 +294,8 @@ class EngineBackend(ReadingsBackend):
         """Why it must not sleep now; empty once it computes nothing, or does not count its requests."""
         deadline = time.monotonic() + self.calls.timeouts.wall(IDLE_SECONDS)
         # llama.cpp's router counts by model, and loads one that it is asked about unless autoload is false
-        paths = [f"/metrics?model={quote(model, safe='')}&autoload=false" for model in seat.models] or ["/metrics"]
+        path = self.engine.metrics
+        paths = [f"{path}?model={quote(model, safe='')}&autoload=false" for model in seat.models] or [path]
         while True:
             count = 0
             try:

@@ -7,7 +7,7 @@ server: the driver's list decides, and each call is made once.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from services.checkpointer.backends.engine import EngineCalls, EngineRefusedError
+from services.checkpointer.backends.engine import POLL_SECONDS, EngineCalls, well
 from services.checkpointer.backends.port import SeatProcesses
 
 OPTIONS = ("--enable-memory-saver", "--enable-weights-cpu-backup")
@@ -20,6 +20,8 @@ class Sglang:
 
     http: EngineCalls
     loads: ClassVar[bool] = False
+    pace: ClassVar[float] = POLL_SECONDS
+    metrics: ClassVar[str] = "/metrics"
 
     async def refusal(self, seat: SeatProcesses, command: str, seconds: float) -> str:
         """Without the options that keep its weights, by its command line or else by its own report."""
@@ -53,6 +55,4 @@ class Sglang:
         return {}
 
     async def _post(self, seat: SeatProcesses, path: str, seconds: float) -> None:
-        reply = await self.http.call(seat, "POST", path, seconds=seconds, body={})  # without a body it answers 422
-        if reply.status != 200:
-            raise EngineRefusedError(f"{path} answers {reply.status}: {reply.text[:200]}")
+        well(await self.http.call(seat, "POST", path, seconds=seconds, body={}), path)  # without a body: 422

@@ -7,7 +7,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import ClassVar
 
-from services.checkpointer.backends.engine import EngineCalls, EngineRefusedError
+from services.checkpointer.backends.engine import POLL_SECONDS, EngineCalls, EngineRefusedError
 from services.checkpointer.backends.port import EngineReply, SeatProcesses
 from services.checkpointer.core.answers import MISSHAPEN
 
@@ -20,6 +20,8 @@ class Unload:
 
     http: EngineCalls
     loads: ClassVar[bool] = True
+    pace: ClassVar[float] = POLL_SECONDS
+    metrics: ClassVar[str] = "/metrics"
 
     async def refusal(self, seat: SeatProcesses, command: str, seconds: float) -> str:  # noqa: ARG002
         """Without an API to unload."""

@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from services.checkpointer.backends.engine import EngineCalls, EngineRefusedError
-from services.checkpointer.backends.port import EngineReply, SeatProcesses
+from services.checkpointer.backends.engine import POLL_SECONDS, EngineCalls, EngineRefusedError, well
+from services.checkpointer.backends.port import SeatProcesses
 
 Version = tuple[int, ...]
 ALWAYS: Version = (999,)
@@ -40,6 +40,8 @@ class Vllm:
     http: EngineCalls
     level: int = 1
     loads: ClassVar[bool] = False
+    pace: ClassVar[float] = POLL_SECONDS
+    metrics: ClassVar[str] = "/metrics"
 
     async def refusal(self, seat: SeatProcesses, command: str, seconds: float) -> str:
         """By the table of known faults, and without sleep mode."""
@@ -63,7 +65,7 @@ class Vllm:
             raise EngineRefusedError(
                 "it has no sleep mode: start vLLM with --enable-sleep-mode, VLLM_SERVER_DEV_MODE=1"
             )
-        word = _well(reply, "/is_sleeping").body
+        word = well(reply, "/is_sleeping").body
         found = word.get("is_sleeping") if isinstance(word, dict) else None
         return found if isinstance(found, bool) else None
 
@@ -88,10 +90,4 @@ class Vllm:
         return None if found is None else tuple(map(int, found.groups()))
 
     async def _post(self, seat: SeatProcesses, path: str, seconds: float, body: object = None) -> None:
-        _well(await self.http.call(seat, "POST", path, seconds=seconds, body=body), path)
-
-
-def _well(reply: EngineReply, path: str) -> EngineReply:
-    if reply.status != 200:
-        raise EngineRefusedError(f"{path} answers {reply.status}: {reply.text[:200]}")
-    return reply
+        well(await self.http.call(seat, "POST", path, seconds=seconds, body=body), path)

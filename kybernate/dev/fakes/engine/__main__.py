@@ -25,6 +25,9 @@ from kybernate.dev.fakes.engine.memory import Vram
 from kybernate.dev.fakes.gpu.client import DriverError
 from kybernate.sizes import parse_bytes
 
+TRTLLM_KEY = "TRTLLM_RUNTIME_CONTROL_API_KEY"
+_SLEEP_SWITCH = {"vllm": "enable_sleep_mode", "trtllm": "enable_sleep_mode", "sglang": "enable_memory_saver"}
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve until SIGTERM. Exit code 1: no room, no address or dead; 2: a wrong option; 3: the driver is gone."""
@@ -34,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         Lies.read(",".join([os.environ.get("KYB_FAKE_LIES", ""), *options.lie]))
     except ValueError as error:
         parser.error(f"--lie: {error}; known are {', '.join(Lie)}")
+    if options.api == "trtllm" and options.enable_sleep_mode and not os.environ.get(TRTLLM_KEY):
+        parser.error(f"--enable_sleep_mode wants {TRTLLM_KEY}")
     if options.llama and (absent := missing()):
         parser.error(f"--llama: {absent}")
     if not options.cuda and (options.driver is None or not options.gpus):
@@ -64,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--api", choices=sorted(APIS), help="whose sleep API it has, and only with that vendor's options; else vLLM's")
     add("--lie", action="append", default=[], metavar="NAME[@TURN]", help=f"one of {', '.join(Lie)}")
     add("--api-key", default="")
-    switches = ("--enable-sleep-mode", "--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-metrics")
+    add("--enable-sleep-mode", "--enable_sleep_mode", action="store_true", help="as the vendor's option")
+    switches = ("--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-metrics")
     for name in (*switches, "--metrics", "--no-models-autoload"):
         add(name, action="store_true", help="as the vendor's option")
     add("--llama", action="store_true", help="answers of llama.cpp on the CPU (extra llama), else made up ones")
@@ -150,7 +156,7 @@ def _engine_options(options: argparse.Namespace) -> EngineOptions:
         max_chunks=options.max_chunks,
         max_running=options.max_running,
         max_model_len=options.max_model_len,
-        sleeps=_has(options, {"vllm": "enable_sleep_mode", "sglang": "enable_memory_saver"}),
+        sleeps=_has(options, _SLEEP_SWITCH),
         lies=Lies.read(",".join([os.environ.get("KYB_FAKE_LIES", ""), *options.lie])),
     )
 
@@ -158,7 +164,7 @@ def _engine_options(options: argparse.Namespace) -> EngineOptions:
 def _api_options(options: argparse.Namespace) -> ApiOptions:
     dev_mode = os.environ.get("VLLM_SERVER_DEV_MODE") == "1"
     return ApiOptions(
-        key=options.api_key,
+        key=os.environ.get(TRTLLM_KEY, "") if options.api == "trtllm" else options.api_key,
         dev_mode=dev_mode or options.api != "vllm",
         cpu_backup=_has(options, {"sglang": "enable_weights_cpu_backup"}),
         metrics=_has(options, {"sglang": "enable_metrics", "llamacpp": "metrics"}),
