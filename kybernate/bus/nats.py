@@ -3,6 +3,7 @@
 Entering ``NatsBus(...).opened()`` returns at once, so that a service can serve its health while the server is away.
 """
 
+import asyncio
 import contextlib
 import datetime
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -28,6 +29,8 @@ from kybernate.messages.events import RequestEnded
 R = TypeVar("R", bound=BaseModel)
 
 BATCH = 500
+SLICE = 20
+"""Stored events that are read before other work of the process has its turn."""
 FETCH_SECONDS = 5.0
 
 
@@ -191,10 +194,12 @@ class NatsBus(NatsConnection):
                         batch = await subscription.fetch(BATCH, timeout=FETCH_SECONDS)
                     except nats.errors.TimeoutError:
                         return  # the rest expired meanwhile
-                for msg in batch:
+                for index, msg in enumerate(batch):
                     meta = msg.metadata
                     at = meta.sequence.stream + 1
                     yield msg
+                    if index % SLICE == SLICE - 1:
+                        await asyncio.sleep(0)
                     if meta.num_pending == 0:
                         return
         finally:

@@ -149,7 +149,7 @@ class Page:
 
     async def _past(self, request: web.Request) -> web.StreamResponse:
         """A longer part of the past: ``?seconds=``."""
-        seconds = min(MOST_SECONDS, number(request.query, "seconds", FIRST_SECONDS))
+        seconds = max(0.0, min(MOST_SECONDS, number(request.query, "seconds", FIRST_SECONDS)))
         return _compressed(await self._window(seconds, time.time()))
 
     async def _window(self, seconds: float, now: float) -> dict[str, Any]:

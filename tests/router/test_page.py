@@ -73,6 +73,7 @@ async def test_the_timeline_reaches_back_before_the_start_of_the_router():
         assert (await get(w, url + "state")).json["blocks"] == []
         window = (await get(w, url + "timeline?seconds=3600")).json
         assert [(block["model"], block["since"]) for block in window["blocks"]] == [("old", old.at)]
+        assert (await get(w, url + "timeline?seconds=-1e30")).json["since"] <= time.time()
         for seconds in ("soon", "nan", "inf"):
             assert (await get(w, url + f"timeline?seconds={seconds}")).code == "invalid_field"
 
