@@ -146,13 +146,13 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
         containers = template["spec"]["containers"]
     except (KeyError, TypeError):
         raise OnboardError(f"{name} has no spec.template.spec.containers; give a whole manifest") from None
-    index, engine = _engine(name, containers)
+    index, engine = engine_of(name, containers)
     container, where = containers[index], ("spec", "template", "spec", "containers", index)
     line = _line(container)
     served = model or _model(engine, container)
     if not served:
         raise OnboardError(f"{name}: no argument names the model that {engine.name} serves; give --model NAME")
-    count = _gpus(container)
+    count = gpus_of(container)
     if not count and not resource:
         raise OnboardError(f"{name}: container {container.get('name')} asks for no {GPU}; give --resource")
     resource = resource or f"{PREFIX}gpu-{count}x-seat"
@@ -269,7 +269,8 @@ def _name(manifest: Mapping[str, Any]) -> str:
     return f"deploy/{name}"
 
 
-def _engine(name: str, containers: Sequence[Mapping[str, Any]]) -> tuple[int, Engine]:
+def engine_of(name: str, containers: Sequence[Mapping[str, Any]]) -> tuple[int, Engine]:
+    """The first container of a known engine, by image or command line. Raises OnboardError."""
     for index, container in enumerate(containers):
         image, line = str(container.get("image", "")).lower(), " ".join(_line(container))
         for engine in ENGINES:
@@ -305,7 +306,8 @@ def _model(engine: Engine, container: Mapping[str, Any]) -> str:
     return _option(line, (first,)) or positional or _option(line, rest)
 
 
-def _gpus(container: Mapping[str, Any]) -> int:
+def gpus_of(container: Mapping[str, Any]) -> int:
+    """Whole GPUs that it asks for."""
     resources = container.get("resources") or {}
     asked = [int((resources.get(part) or {}).get(GPU, 0)) for part in ("limits", "requests")]
     return max(asked)

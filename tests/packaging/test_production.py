@@ -54,7 +54,7 @@ def test_production_imports_without_dev_and_lab_and_offers_no_command_of_theirs(
     assert report["dev_or_lab"] == []
     assert report["failed"] == []
     assert " status " in report["help"]
-    for name in ("up", "demo", "simulate", "plan", "tune"):
+    for name in ("up", "demo", "simulate", "plan", "tune", "advise"):
         assert f" {name} " not in report["help"], name
 
 

@@ -1,7 +1,8 @@
-"""Commands of the extra ``lab``: ``kyb simulate``, ``kyb plan`` and ``kyb tune``."""
+"""Commands of the extra ``lab``: ``kyb simulate``, ``kyb plan``, ``kyb tune`` and ``kyb advise``."""
 
 import typer
 
+from kybernate.lab.cli.advise import advise
 from kybernate.lab.cli.plan import plan
 from kybernate.lab.cli.simulate import simulate
 from kybernate.lab.cli.tune import tune
@@ -12,3 +13,4 @@ def register(app: typer.Typer) -> None:
     app.command()(simulate)
     app.command()(plan)
     app.command()(tune)
+    app.command()(advise)

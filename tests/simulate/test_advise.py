@@ -1,0 +1,188 @@
+"""Advice for workloads whose answer the allocation guide and the design of seats give."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kybernate.cli import main
+from kybernate.lab.advise import Workload, advise, facts, fleet_cost, fleet_gpus, holds, knowledge
+
+KNOWN: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "training": ("dedicated", "4.1", {"kind": "training", "vramGb": 70, "busy": 0.9}),
+    "batch inference": ("time-slicing", "4.1", {"tier": "batch", "vramGb": 12, "busy": 0.2, "pattern": "periodic"}),
+    "real-time inference, small": ("mig", "4.6", {"tier": "realtime", "vramGb": 8}),
+    "real-time inference, large": ("dedicated", "4.6", {"tier": "realtime", "vramGb": 40}),
+    "development": ("time-slicing", "4.1", {"kind": "development", "vramGb": 16, "pattern": "variable"}),
+    "HPC simulation": ("dedicated", "4.1", {"kind": "simulation", "vramGb": 30}),
+    "first tier": (
+        "dedicated", "4.3",
+        {"tier": "realtime", "latencyP99Ms": 10, "availability": 99.99, "replicas": 2, "vramGb": 24},
+    ),
+    "second tier": (
+        "mig", "4.3", {"tier": "batch", "requestsPerMinute": 1000, "availability": 99.9, "vramGb": 9},
+    ),
+    "third tier": ("time-slicing", "4.3", {"kind": "development", "tier": "development", "vramGb": 8}),
+    "tenants apart": ("mig", "4.4", {"tier": "batch", "isolation": "tenant", "tenants": 3, "vramGb": 18}),
+    "idle LLM": ("seats", "seats", {"vramGb": 40, "busy": 0.08}),
+    "idle LLM on two GPUs": ("seats", "seats", {"vramGb": 60, "gpus": 2, "busy": 0.1, "maxWaitSeconds": 60}),
+    "busy small models": ("mps", "MPS", {"vramGb": 12, "busy": 0.45}),
+}  # fmt: skip
+"""By name: the answer, who gives it, and what is known."""
+
+
+def workload(**given: Any) -> Workload:
+    return Workload.model_validate({"name": "w", "kind": "inference"} | given)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_documents_answer_is_given_with_its_source(name: str) -> None:
+    strategy, source, given = KNOWN[name]
+    found = advise(workload(**given), "H100")
+    assert found.strategy == strategy
+    assert any(source in reason.source for reason in found.reasons if f"for {strategy}" in reason.effect)
+    assert found.because
+    assert found.risks
+
+
+def test_where_the_guide_contradicts_itself_both_sides_are_named() -> None:
+    second = advise(workload(**KNOWN["second tier"][2]), "H100")
+    assert any("guide 4.1, 4.6 says time-slicing (batch)" in text for text in second.contradictions)
+    tier = {"tier": "realtime", "latencyP99Ms": 10, "availability": 99.99, "replicas": 2, "vramGb": 8}
+    small = advise(workload(**tier), "H100")
+    assert small.strategy == "dedicated"
+    assert any(
+        "realtime-small" in text and "tier-realtime (guide 4.3) outweighs it" in text for text in small.contradictions
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"kind": "training", "tier": "realtime"}, "leave the tier out"),
+        ({"tier": "realtime", "maxWaitSeconds": 20}, "which one is promised"),
+        ({"kind": "development", "tier": "development", "availability": 99.9}, "is a promise"),
+        ({"availability": 99.99}, "one replica cannot promise"),
+        ({"tenants": 3}, "no isolation"),
+        ({"vramGb": 100}, "do not fit into H100"),
+    ],
+)
+def test_a_contradictory_description_is_named(given: dict[str, Any], named: str) -> None:
+    assert any(named in text for text in advise(workload(**given), "H100").contradictions)
+
+
+def test_what_is_not_possible_is_not_advised() -> None:
+    small = {"tier": "realtime", "vramGb": 8}
+    assert advise(workload(**small), "H100").strategy == "mig"
+    assert "mig" not in advise(workload(**small), "L4").points, "it has no MIG"
+    assert advise(workload(vramGb=100), "H100").strategy == ""
+    assert "seats" not in advise(workload(vramGb=40, busy=0.05, maxWaitSeconds=5), "H100").points
+    assert "seats" not in advise(workload(vramGb=40, busy=0.05, parkable=False), "H100").points
+
+
+def test_what_is_not_known_decides_nothing_and_is_named() -> None:
+    found = advise(workload(), "H100")
+    assert (found.strategy, found.unknown) == ("dedicated", ("busy", "vramGb"))
+    assert not holds({"busy": "<= 0.3"}, facts(workload(), "H100"))
+
+
+def test_every_rule_asks_known_facts_about_known_strategies_and_has_a_source() -> None:
+    rules = knowledge()
+    known = facts(workload(), "H100").keys()
+    strategies = rules.strategies.keys()
+    for rule in rules.rules:
+        assert rule.when.keys() <= known, rule.id
+        assert {*rule.prefer, *rule.avoid, *rule.exclude} <= strategies, rule.id
+        assert rule.source, rule.id
+    assert all(one.when.keys() <= known for one in rules.contradictions)
+    assert {name for one in rules.risks for name in one.of} == strategies
+
+
+def test_a_fleet_is_packed_and_paid_for() -> None:
+    idle = [workload(name=f"m{number}", vramGb=40, busy=0.05) for number in range(10)]
+    chosen = [(one, advise(one, "H100").strategy) for one in idle]
+    assert fleet_gpus(chosen, "H100") == {"seats": 1}
+    before, after = (
+        fleet_cost(fleet, "H100", knowledge().costs) for fleet in ([(one, "dedicated") for one in idle], chosen)
+    )
+    assert (before.gpus, after.gpus) == (10, 1)
+    assert before.utilisation == pytest.approx(0.05)
+    assert after.utilisation == pytest.approx(0.5)
+    assert before.power == pytest.approx(10 * 0.7 * 8760 * 0.10)
+    assert before.operations == pytest.approx(10 * 30_000 * 0.25)
+    assert after.host_memory == pytest.approx(400 * 5 / 4)
+    small = [workload(name=f"s{number}", vramGb=18) for number in range(5)]
+    assert fleet_gpus([(one, "mig") for one in small], "H100") == {"mig": 2}
+    assert fleet_gpus([(one, "time-slicing") for one in small], "H100") == {"time-slicing": 2}
+
+
+def kyb(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["advise", *map(str, words)])
+    captured = capsys.readouterr()
+    return int(end.value.code or 0), captured.out, captured.err
+
+
+def test_a_description_gets_a_table_reasons_risks_and_the_fleet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "fleet.yaml"
+    entries = [{"name": name, "kind": "inference"} | given for name, (_, _, given) in KNOWN.items()]
+    path.write_text(yaml.safe_dump({"gpu": "H100", "costs": {"cloudPricePerHour": 2.5}, "workloads": entries}))
+    code, out, _ = kyb(capsys, path, "--explain")
+    assert code == 0
+    assert "not mig, not time-slicing" in out
+    assert "risk: wait for an activation" in out
+    assert "all dedicated" in out
+    _, text, _ = kyb(capsys, path, "--output", "json")
+    answer = json.loads(text)
+    assert {one["workload"]: one["strategy"] for one in answer["workloads"]} == {
+        name: strategy for name, (strategy, _, _) in KNOWN.items()
+    }
+    assert answer["fleet"]["advised"]["cloud"] < answer["fleet"]["dedicated"]["cloud"]
+
+
+DEPLOYMENT = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: qwen}
+spec:
+  replicas: 1
+  template:
+    metadata: {annotations: {kyb.ai/vram: 40Gi, kyb.ai/slo: 30s}}
+    spec:
+      containers:
+        - {name: vllm, image: "vllm/vllm-openai:v0.11", resources: {limits: {nvidia.com/gpu: "1"}}}
+"""
+
+
+def test_a_deployment_is_read_and_a_description_adds_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest, more = tmp_path / "qwen.yaml", tmp_path / "more.yaml"
+    manifest.write_text(DEPLOYMENT)
+    more.write_text("workloads:\n- {name: qwen, busy: 0.1}\n")
+    _, alone, _ = kyb(capsys, manifest)
+    assert "not known: busy" in alone
+    _, text, _ = kyb(capsys, manifest, more, "--output", "json")
+    assert json.loads(text)["workloads"][0]["strategy"] == "seats"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("workloads:\n- {name: a, kind: inferense}\n", "did you mean inference"),
+        ("workloads:\n- {name: a, kind: inference, vram: 3}\n", "unknown key"),
+        ("gpu: B900\nworkloads:\n- {name: a, kind: inference}\n", "GPU B900: is not known"),
+        (DEPLOYMENT.replace("vllm", "nginx"), "describe it in a file"),
+        ("hello: 1\n", "no workloads"),
+    ],
+)
+def test_a_wrong_description_is_refused(
+    text: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text)
+    code, _, err = kyb(capsys, path)
+    assert code == 2
+    assert named in err
