@@ -208,6 +208,15 @@ class Cgroups:
                 yield room
             folder = folder.parent
 
+    def memory_bytes(self, cgroup: Cgroup) -> int | None:
+        """Memory that its processes cannot give back: anonymous pages, and shared ones, as which pinned buffers count.
+        None where it cannot be read."""
+        stat = {} if cgroup.memory is None else _statistics(cgroup.memory)
+        for names in (("anon", "shmem"), ("total_rss", "total_shmem")):
+            if names[0] in stat:
+                return sum(int(stat.get(name, 0)) for name in names)
+        return None
+
     def _inside(self, pid: int, cgroup: Cgroup) -> bool:
         place = self.of(pid)
         return place is not None and any(container_path(p, cgroup.container, cgroup.pod_uid) for p in place.paths)
@@ -283,11 +292,15 @@ def _memory_room(folder: Path, where: str) -> MemoryRoom | None:
         limit, use = min(limits, default=UNLIMITED), read_text(folder / use_file)
         if not use.isdigit() or limit >= UNLIMITED:
             continue
-        stat = dict(line.split(maxsplit=1) for line in read_text(folder / "memory.stat").splitlines() if " " in line)
+        stat = _statistics(folder)
         cache = sum(int(stat.get(f"{prefix}{name}", 0)) for name in ("inactive_file", "active_file"))
         clean = max(0, cache - sum(int(stat.get(name, 0)) for name in dirty))
         return MemoryRoom(where, limit, max(0, limit - max(0, int(use) - clean)))
     return None
+
+
+def _statistics(folder: Path) -> dict[str, str]:
+    return dict(line.split(maxsplit=1) for line in read_text(folder / "memory.stat").splitlines() if " " in line)
 
 
 def read_text(file: Path) -> str:

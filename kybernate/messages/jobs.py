@@ -115,7 +115,8 @@ class SeatProgress(BaseModel):
     vram_bytes: int = 0
     """Footprint seen at park, over all GPUs."""
     host_bytes: int = 0
-    """Host memory that the parked copy takes."""
+    """Host memory that its container takes, parked or active: anonymous and shared pages of its control group. Without
+    one, of a parked seat the copy."""
     residue_bytes: int = 0
     """VRAM that its parked processes keep, over all GPUs."""
     last_call_at: float | None = None

@@ -77,18 +77,24 @@ class Machine:
                 (folder / "cgroup.events").write_text("populated 1\nfrozen 0\n")
         return file
 
-    def memory(self, path: str, *, limit: int | None, used: int, cache: int = 0, dirty: int = 0) -> None:
-        """Limit and use of a control group; ``cache``: page cache in it, ``dirty``: how much of that is not clean."""
+    def memory(
+        self, path: str, *, limit: int | None, used: int, cache: int = 0, dirty: int = 0, shared: int = 0
+    ) -> None:
+        """Limit and use of a control group; ``cache``: page cache in it, ``dirty``: how much of that is not clean,
+        ``shared``: pages of shared memory. The rest is anonymous."""
         folder = self.folders(path)[0]
         folder.mkdir(parents=True, exist_ok=True)
+        anon = used - cache - shared
         if self.version == 2:
             (folder / "memory.max").write_text(f"{'max' if limit is None else limit}\n")
             (folder / "memory.current").write_text(f"{used}\n")
-            stat = f"anon 1\ninactive_file {cache}\nactive_file 0\nfile_dirty {dirty}\nfile_writeback 0\n"
+            stat = f"anon {anon}\nshmem {shared}\ninactive_file {cache}\nactive_file 0\n"
+            stat += f"file_dirty {dirty}\nfile_writeback 0\n"
         else:
             (folder / "memory.limit_in_bytes").write_text(f"{9223372036854771712 if limit is None else limit}\n")
             (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
-            stat = f"total_inactive_file 0\ntotal_active_file {cache}\ntotal_dirty {dirty}\ntotal_writeback 0\n"
+            stat = f"rss 1\ntotal_rss {anon}\ntotal_shmem {shared}\ntotal_inactive_file 0\n"
+            stat += f"total_active_file {cache}\ntotal_dirty {dirty}\ntotal_writeback 0\n"
         (folder / "memory.stat").write_text(stat)
 
     @asynccontextmanager

@@ -68,6 +68,16 @@ async def test_h6_clean_page_cache_counts_as_free_and_dirty_does_not(tmp_path: P
 
 
 @VERSIONS
+def test_a_container_takes_its_anonymous_and_shared_memory_and_no_page_cache(tmp_path: Path, version: int) -> None:
+    """Pinned buffers of engines are shared memory."""
+    m = machine(tmp_path, version)
+    mine = cgroup(m)
+    assert m.containers.cgroups.memory_bytes(mine) is None, "nothing is accounted there"
+    m.memory(SCOPE, limit=None, used=80 * GIB, cache=12 * GIB, shared=60 * GIB)
+    assert m.containers.cgroups.memory_bytes(mine) == 68 * GIB
+
+
+@VERSIONS
 async def test_h6_every_limit_above_the_container_counts(tmp_path: Path, version: int) -> None:
     m = machine(tmp_path, version)
     mine = cgroup(m)

@@ -46,6 +46,8 @@ class MemoryBackend:
     keeps_processes: bool = True
     keeps_bytes: int = 0
     """Measured at a park; 0: what is on record."""
+    weighs: int | None = None
+    """Host memory of the container."""
 
     def hold(self, what: str) -> asyncio.Event:
         self.held[what] = asyncio.Event()
@@ -80,6 +82,9 @@ class MemoryBackend:
 
     async def state(self, seat: SeatProcesses) -> Ending:
         return Ending("active")
+
+    def host_bytes(self, seat: SeatProcesses) -> int | None:
+        return self.weighs
 
     def ends_released(self) -> bool:
         return False
@@ -556,6 +561,17 @@ async def test_a_crash_before_the_answers_are_compared_is_no_way_around_them(tmp
         assert again.backend.done == ["replay-active w", "kill w"]
         assert status is not None
         assert status.outcome == "lost"
+
+
+@pytest.mark.parametrize(("weighs", "reported"), [(70, (70, 70)), (None, (0, 0))])
+async def test_what_a_container_takes_is_read_after_each_half(
+    tmp_path: Path, weighs: int | None, reported: tuple[int, int]
+) -> None:
+    async with running(tmp_path, MemoryBackend(weighs=weighs)) as stand:
+        await stand.worker.switch(switch(5, "w", "v"))
+        status = await stand.done("op-5")
+        assert status.activate is not None
+        assert (status.park[0].host_bytes, status.activate.host_bytes) == reported
 
 
 async def test_a_seat_that_no_step_touched_is_not_asked(tmp_path: Path) -> None:

@@ -108,6 +108,10 @@ class DriverBackend:
             ending.outcome, ending.reason = "gone", ""
         return ending
 
+    def host_bytes(self, seat: SeatProcesses) -> int | None:
+        """By the control group of its container."""
+        return self.host.memory_bytes(seat)
+
     def ends_released(self) -> bool:
         """True where the end of a once restored process can hang the machine (H2)."""
         return kill_hangs(self.calls.known, self.host.inspection.kernel_module())

@@ -132,6 +132,14 @@ class Host:
             raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
         return None if container is None else container.cgroup
 
+    def memory_bytes(self, seat: SeatProcesses) -> int | None:
+        """Host memory that the container of a seat takes; None where it cannot be read."""
+        with contextlib.suppress(StepFailedError):
+            cgroup = self.cgroup(seat)
+            if cgroup is not None:
+                return self.containers.cgroups.memory_bytes(cgroup)
+        return None
+
     def living(self, seat: SeatProcesses, *, strays: bool = False) -> list[ProcessIdentity]:
         """All living processes of the seat: those of its container, and members that left it.
 

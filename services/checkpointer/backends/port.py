@@ -140,6 +140,7 @@ class Ending:
     seconds: dict[str, float] = field(default_factory=dict)
     vram_bytes: int = 0
     host_bytes: int = 0
+    """Host memory that its container takes then: measured, or for a parked seat without a control group the copy."""
     residue_bytes: int = 0
     """VRAM that a park left in use."""
     last_call_at: float | None = None
@@ -228,6 +229,10 @@ class Backend(Protocol):
 
     async def state(self, seat: SeatProcesses) -> Ending:
         """The present state of its processes, by evidence. Changes nothing."""
+        ...
+
+    def host_bytes(self, seat: SeatProcesses) -> int | None:
+        """Host memory that its container takes now; None where it cannot be read."""
         ...
 
     def ends_released(self) -> bool:
