@@ -10,6 +10,8 @@ ENGINE_BACKENDS = ("vllm", "vllm-2", "sglang", "trtllm", "unload")
 """Call the engine: it sleeps, or unloads its models."""
 REHEARSED = ("vllm",)
 """Sleep and wake once before they serve: the pinned host memory of the first sleep is used again by later ones."""
+PINNING = ("vllm", "sglang")
+"""Copy weights to pinned host memory, and keep it while they are active."""
 RUNNING = re.compile(
     rb"^(?:vllm:num_requests_(?:running|waiting)|sglang:num_(?:running|queue)_reqs|trtllm_num_requests_(?:running|waiting)"
     rb"|llamacpp:requests_(?:processing|deferred))(?:\{[^}]*\})?\s+([0-9.eE+]+)",

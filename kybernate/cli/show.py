@@ -48,7 +48,9 @@ def seat_tree(
     widths = [max((len(line[column]) for line in lines.values()), default=0) for column in range(5)]
     root = Tree("", hide_root=True)
     for node in sorted({str(seat.get("node")) for seat in rows} | {name for name, _ in sick}):
-        branch = root.add(Text(node, "bold"))
+        host = sum(int(seat.get("host_bytes") or 0) for seat in rows if str(seat.get("node")) == node)
+        taken = f"  seats take {format_bytes(host)} of host memory" if host else ""
+        branch = root.add(Text(node, "bold").append(taken, "dim"))
         for gpu in (gpu for name, gpu in sick if name == node):
             branch.add(_gpu_line(gpu, time.time() if now is None else now))
         mine = [seat for seat in rows if str(seat.get("node")) == node]
@@ -144,6 +146,8 @@ def _seat_line(seat: dict[str, Any], columns: tuple[str, ...], widths: list[int]
     text.append(f"  {since}", "dim")
     text.append(f"  {vram}")
     text.append(f"  {name}", "dim")
+    if seat.get("host_bytes"):
+        text.append(f"  {format_bytes(seat['host_bytes'])} of host memory", "dim")
     for label, key in (("waiting", "waiting"), ("in flight", "in_flight")):
         if seat.get(key):
             text.append(f"  {seat[key]} {label}", "bold")
@@ -243,7 +247,7 @@ def why_lines(nodes: list[dict[str, Any]]) -> Iterator[str]:
         if "unanswered" in node:
             yield f"{node['node']}: {node['unanswered']}"
             continue
-        yield f"{node['node']}  policy {node['policy']}"
+        yield f"{node['node']}  policy {node['policy']}{_host_memory(node.get('host_memory') or {})}"
         if node.get("errors"):
             yield f"  the policy failed {node['errors']} times, a plain rule decided; last: {node['last_error']}"
         yield from (f"  {problem}" for problem in node.get("problems") or ())
@@ -251,6 +255,12 @@ def why_lines(nodes: list[dict[str, Any]]) -> Iterator[str]:
             target = f"{one['target'] or 'the node'}{' to ' + one['to'] if one['to'] else ''}"
             yield f"  {one['verb']} {target}, operation {one['op']} by {one['actor']}: {one['phase']}; {one['text']}"
         yield from _groups(node)
+
+
+def _host_memory(found: dict[str, Any]) -> str:
+    if not found.get("budget_bytes"):
+        return ""
+    return f"  host memory {format_bytes(found['taken_bytes'])} of {format_bytes(found['budget_bytes'])}"
 
 
 def _groups(node: dict[str, Any]) -> Iterator[str]:
@@ -276,6 +286,8 @@ def _groups(node: dict[str, Any]) -> Iterator[str]:
                 parts.append(f"parked by {seat['backend']}, since {seat['demoted']}")
             if seat.get("unverified"):
                 parts.append(f"serves unverified after a park: {seat['unverified']}")
+            if seat.get("spilled"):
+                parts.append(f"parked by restart: {seat['spilled']}")
             if seat["pinned"]:
                 parts.append("pinned")
             if seat.get("blocked"):

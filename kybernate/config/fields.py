@@ -14,6 +14,7 @@ PLACEMENTS = ("first-fit", "best-fit", "worst-fit", "bin-pack", "spread", "topol
 MIG_STRATEGIES = ("none", "single", "mixed")
 OVERLAPS = ("none", "timeshare")
 PACKINGS = ("slots", "memory")
+HOST_MEMORIES = ("off", "auto")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]+")
@@ -69,6 +70,10 @@ def _size(value: object) -> int:
         raise _wrong("is not a size", 'write bytes with a unit: "1GiB"') from None
 
 
+def _host_memory(value: object) -> int | str:
+    return value if value in HOST_MEMORIES else _size(value)
+
+
 def _one_of(known: Collection[str], kind: str) -> Callable[[object], str]:
     def check(value: object) -> str:
         if not isinstance(value, str) or value not in known:
@@ -98,4 +103,6 @@ Overlap = Annotated[str, _choice(OVERLAPS, "known")]
 Packing = Annotated[str, _choice(PACKINGS, "known")]
 Size = Annotated[int, _text(_size, int | str)]
 """Bytes; written with a unit, e.g. ``1GiB``."""
+HostMemory = Annotated[int | str, _text(_host_memory, int | str)]
+"""Bytes, ``auto`` or ``off``."""
 Seconds = Annotated[float, Field(ge=0)]

@@ -8,6 +8,7 @@ from pydantic import Field, PrivateAttr
 
 from kybernate.config.fields import (
     GpuName,
+    HostMemory,
     MigProfile,
     MigStrategy,
     Name,
@@ -153,6 +154,10 @@ class NodeConfig(Strict):
     """Idle groups start waiting containers one after another without demand."""
     start_within_seconds: Seconds = 120.0
     """A container at the start gate goes before requests once it has waited this long."""
+
+    host_memory: HostMemory = "off"
+    """What all seats may take of the host's memory: a size; ``auto``: the machine's, less a tenth (at least 4 GiB);
+    ``off``: no limit."""
 
     _source: Source = PrivateAttr(default_factory=Source)
     _at: Place = PrivateAttr(default=())

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterable
@@ -25,6 +26,7 @@ from kybernate.node.config import label_decides, load_by_label, load_now
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.presence import NodePresence
 from kybernate.topology import Group, Topology, plan
+from services.gpu_manager import host_memory
 from services.gpu_manager.board import Board
 from services.gpu_manager.engines import EngineProbes
 from services.gpu_manager.gpu_processes import GpuProcesses
@@ -77,6 +79,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> 
             drain_seconds=config.drain_seconds,
             warmup=config.warmup,
             start_within_seconds=config.start_within_seconds,
+            host_bytes=host_memory.budget(config.host_memory, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         )
         board = Board(setup)
         bus, node_bus = await _open_buses(stack, settings)

@@ -2,7 +2,7 @@
 
 from kybernate.messages import JobReply, ReleaseJob, SeatActivated, SeatProgress
 from kybernate.seat import SeatState, Trigger
-from services.gpu_manager import arbiter, switch, view
+from services.gpu_manager import arbiter, host_memory, switch, view
 from services.gpu_manager.inputs import EndingAnswered, JobsReported, Now, StartCall
 from services.gpu_manager.managed_seat import START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.seat_pod import Owners, SeatPod
@@ -224,7 +224,7 @@ def on_ending_answer(node: NodeState, answer: EndingAnswered, now: Now) -> None:
         return
     seat = node.seats.get(job.target.seat)
     ends = S.RELEASING if isinstance(job, ReleaseJob) else S.LOST
-    if seat is None or seat.state is not ends or seat.target().pod_uid != job.target.pod_uid:  # (2)
+    if seat is None or not (seat.state is ends or seat.copy_ends) or seat.target().pod_uid != job.target.pod_uid:  # (2)
         return
     if reply is not None:  # (3)
         node.epoch = max(node.epoch, reply.highest_epoch)
@@ -274,8 +274,10 @@ def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     (1) A conflict that is over: the quarantine then ends as the driver reports. (2) A start without a process, as a
     read of the pods after the deadline shows it: while they cannot be read, a container may run unseen. (3) A lost seat
     whose processes are gone. (4) A deleted pod whose processes are gone: it holds nothing any more, and once the
-    pod is gone the seat is free. (5) As (2), the wait for a container whose ticket was lost.
+    pod is gone the seat is free. (5) As (2), the wait for a container whose ticket was lost. (6) A
+    parked seat whose copy was to be dropped when the manager ended.
     """
+    host_memory.drop_again(node, seat, now)  # (6)
     until = node.unaccounted.get(seat.id)
     if until is not None and until < (now.wall if seat.pod is None else min(now.wall, seat.owner.seen)):  # (5)
         del node.unaccounted[seat.id]

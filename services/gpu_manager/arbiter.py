@@ -15,7 +15,7 @@ from kybernate.messages import JobProgress, Presence, TrafficSignal
 from kybernate.policy import Decision, GroupView, Park, Stay, Switch
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group
-from services.gpu_manager import decisions, view
+from services.gpu_manager import decisions, host_memory, view
 from services.gpu_manager import switch as switches
 from services.gpu_manager.inputs import ForeignProcessesSeen, JobAnswered, Now, RetargetAnswered, StartTicket
 from services.gpu_manager.managed_seat import ManagedSeat
@@ -180,6 +180,7 @@ def _decide(node: NodeState, group: Group, now: Now) -> None:
         case Switch(activate=name, evict=str(victim), how=how):
             holder = node.seats[victim]
             freeze = how == "freeze" and holder.owner.terms.tier.stall_budget_seconds > 0 and holder.freezes
+            freeze = freeze and host_memory.fits(node, holder)
             _evict(node, holder, node.seats[name], decision.reason, now, freeze=freeze)
         case Park(seat=victim):
             _park(node, node.seats[victim], decision.reason, now)
@@ -217,6 +218,7 @@ def give_ticket(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     gate.ticket_open, gate.ticket_given = True, now.wall
     seat.durable.ticket, seat.durable.inherited, seat.durable.seen_running = call.call, False, False
     if seat.state is S.WAITING:
+        host_memory.reserve_start(node, seat)
         node.transition(seat, T.TICKET, now, epoch=epoch)
     else:
         seat.epoch, seat.entered_wall = epoch, now.wall

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import operations, view, why
+from services.gpu_manager import host_memory, operations, view, why
 from services.gpu_manager.inputs import Now, RouterAskedOverHttp
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.managed_seat import ManagedSeat
@@ -86,6 +86,7 @@ def why_answer(node: NodeState, policy: GuardedPolicy, now: Now) -> dict[str, An
         "policy": policy.name,
         "errors": policy.errors,
         "last_error": policy.last_error,
+        "host_memory": {"budget_bytes": node.setup.host_bytes, "taken_bytes": host_memory.taken_bytes(node)},
         "groups": [_why_group(node, group, now) for group in node.setup.groups],
         "operations": [
             operations.status(node, order, now).model_dump(mode="json")
@@ -134,5 +135,6 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         "backend": seat.backend,
         "demoted": seat.durable.demoted,
         "unverified": seat.durable.unverified,
+        "spilled": seat.durable.spilled,
         "verify_seconds": round(seat.durable.costs.verify_seconds, 3),
     }

@@ -34,6 +34,8 @@ class Costs:
     activations: int = 0
     switch_seconds: float = 4.0
     """From the decision until it served."""
+    cold_seconds: float = 0.0
+    """The same of a start, where a restart parked it for lack of host memory; 0: not measured."""
     verify_seconds: float = 0.0
     """Of that, the proofs and the comparison of its models' answers."""
 
@@ -84,6 +86,13 @@ class Durable:
     """VRAM that its lease reserves over all its GPUs, 0: all of it; None: it has no lease, or one from before this was
     kept."""
     host_bytes: int = 0
+    """Host memory that it takes while it is parked, as measured at its last park; 0: it was not parked with a copy."""
+    host_active_bytes: int = 0
+    """The same while it is active; 0: not measured."""
+    host_taken_bytes: int = 0
+    """Host memory on its account now: reserved, and then as measured."""
+    spilled: str = ""
+    """Why a restart parks it, or its copy is dropped: host memory is short. Until it is active again."""
     started: bool = False
     """It has been active at least once since its pod came."""
     pinned: bool = False

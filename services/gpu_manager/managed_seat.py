@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kybernate.annotations import tier_problem
 from kybernate.config import STANDARD, Tier
-from kybernate.engines import DRIVER_BACKENDS, ENGINE_BACKENDS, RESTART, next_backend
+from kybernate.engines import DRIVER_BACKENDS, ENGINE_BACKENDS, PINNING, RESTART, next_backend
 from kybernate.messages import SeatProgress, SeatTarget
 from kybernate.seat import COMING, HOLDING, SeatState, Trigger, advance
 from kybernate.topology import Group
@@ -180,6 +180,8 @@ class ManagedSeat:
     usage: Usage = field(default_factory=Usage)
     rehearsal: Rehearsal | None = None
     """Of its present container, while it starts."""
+    copy_ends: bool = False
+    """While PARKED: the checkpointer was asked to drop its copy."""
     processes_gone: bool = False
     """While RELEASING or LOST: the checkpointer found none of its processes."""
     ended_here: bool | None = None
@@ -239,6 +241,7 @@ class ManagedSeat:
         if self.state in AT_HOME:
             place.group, place.parked_on = place.home, None
             self.durable.residue_bytes, self.durable.measured = 0, False
+            self.durable.host_taken_bytes = 0
         if self.state is not SeatState.RELEASING:
             held, self.lease = self.lease, self.state in HOLDING
             if not self.lease:
@@ -252,9 +255,17 @@ class ManagedSeat:
                 self.gate.called = None
             case SeatState.ACTIVE:
                 self.usage.wanted_since = None
+                self._keeps_active()
             case SeatState.LOST:
                 self.processes_gone = False
         return before
+
+    def _keeps_active(self) -> None:
+        """What it keeps of the host's memory while it is active: as measured, else what an engine pins."""
+        durable = self.durable
+        durable.spilled, self.copy_ends = "", False
+        if self.backend not in PINNING or durable.host_active_bytes:
+            durable.host_taken_bytes = durable.host_active_bytes
 
     def stall_seconds(self, now: Now) -> float:
         """Wall seconds for which routers still keep its frozen requests; 0: there are none, or no more."""
@@ -277,7 +288,7 @@ class ManagedSeat:
     @property
     def starts_cold(self) -> bool:
         """True if it is parked by restart: its container ends, and starts again at its gate."""
-        return self.pod is not None and self.backend == RESTART
+        return self.pod is not None and (self.backend == RESTART or bool(self.durable.spilled))
 
     @property
     def backend(self) -> str:
@@ -298,6 +309,8 @@ class ManagedSeat:
         durable = self.durable
         if progress.outcome in ("parked", "active"):
             durable.unverified = progress.unverified
+        if durable.spilled:
+            return  # a restart parks it
         refused = progress.refused and (self.backend in ENGINE_BACKENDS or bool(durable.backend))
         if not (progress.failed or refused):
             durable.failures = (
@@ -310,13 +323,15 @@ class ManagedSeat:
         if durable.failures < DEMOTE_AFTER or progress.outcome == "parked" or not below:
             return
         durable.demoted = f"{self.backend} failed {durable.failures} times in a row: {progress.reason}"
-        durable.backend, durable.failures = below, 0
+        durable.backend, durable.failures, durable.host_bytes = below, 0, 0
 
     def learn_park(self, parked: SeatProgress) -> None:
         """Learn from a park what the seat takes and keeps."""
         durable = self.durable
         durable.vram_bytes = parked.vram_bytes or durable.vram_bytes
-        durable.host_bytes, durable.residue_bytes, durable.measured = parked.host_bytes, parked.residue_bytes, True
+        durable.residue_bytes, durable.measured = parked.residue_bytes, True
+        durable.host_taken_bytes = 0 if durable.spilled else parked.host_bytes
+        durable.host_bytes = durable.host_taken_bytes or durable.host_bytes
 
     def needed_bytes(self, group: Group) -> int:
         """VRAM that a lease of this group is to reserve over all its GPUs; 0: all of it.

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from kybernate.messages import GroupDecided, SeatActivated
 from kybernate.seat import SeatState
-from services.gpu_manager import view
+from services.gpu_manager import host_memory, view
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.manager import Manager
@@ -56,9 +56,11 @@ class ManagerMetrics(Collector):
         broken = "Broken invariants; nothing is granted on their GPUs"
         refused = "Inputs that contradict the state and changed nothing"
         failed = "Decisions of the policy that could not be used; a plain rule decided"
+        spilled = "Parks without a copy, and copies dropped, for lack of host memory"
         for name, text, value in (
             ("kybernate_invariant_violations", broken, node.violations),
             ("kybernate_inputs_refused", refused, node.refused),
+            ("kybernate_host_spills", spilled, node.spills),
             ("kybernate_policy_errors", failed, self._policy.errors),
         ):
             counter = CounterMetricFamily(name, text, labels=["node"])
@@ -122,7 +124,7 @@ def _memory(node: NodeState) -> Iterable[Metric]:
     for seat in node.seats.values():
         if seat.lease:
             vram[seat.group.name, str(seat.state)] += seat.durable.vram_bytes
-        host += seat.durable.host_bytes if seat.state is SeatState.PARKED else 0
+        host += seat.durable.host_taken_bytes if seat.state is SeatState.PARKED else 0
     gauge = _gauge(
         "kybernate_vram_bytes", "VRAM of seats that hold their group, as last measured", "node", "group", "state"
     )
@@ -136,6 +138,13 @@ def _memory(node: NodeState) -> Iterable[Metric]:
     parked = _gauge("kybernate_parked_host_bytes", "Host memory that parked seats take", "node")
     parked.add_metric([node.name], host)
     yield parked
+    taken = _gauge("kybernate_host_bytes", "Host memory that seats take or have reserved, parked or active", "node")
+    taken.add_metric([node.name], host_memory.taken_bytes(node))
+    yield taken
+    budget = _gauge("kybernate_host_budget_bytes", "Host memory for all seats; no sample without a budget", "node")
+    if node.setup.host_bytes is not None:
+        budget.add_metric([node.name], node.setup.host_bytes)
+    yield budget
 
 
 def _groups(node: NodeState) -> Iterable[Metric]:

@@ -14,7 +14,7 @@ from kybernate.cuda import FREED_SHARE
 from kybernate.messages import EVENT_OF_STATE, AskJobs, JobStatus, KillJob, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import operations, switch, view
+from services.gpu_manager import host_memory, operations, switch, view
 from services.gpu_manager.group_switch import Drain, GroupSwitch, JobExchange, SwitchPhase, SwitchTimes
 from services.gpu_manager.inputs import Now, Recovered, RecoveryBegun, SeatTicket, WallTime
 from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry
@@ -333,6 +333,7 @@ def _recover_seat(
     seat.residence.group = _group(node, seat, entry, seen)
     if seat.state is S.ACTIVE:
         seat.usage.active_since = seat.usage.busy = now.model
+    host_memory.recovered(seat)
 
 
 def _wait_for_lost_tickets(node: NodeState, known: Recovered, now: Now) -> None:
@@ -402,6 +403,7 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
             seat.state, seat.lease = (S.PARKED, False) if parked else (S.PARKING, True)
             seat.epoch, seat.op = status.epoch, status.op
             seat.residence.group = group
+            host_memory.recovered(seat)
     if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
         _adopt_incoming(incoming, group, entries.get(incoming.id), free=switch.victims_off(node, status))
         incoming.epoch, incoming.op = status.epoch, status.op

@@ -17,7 +17,11 @@ def rehearsed(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
     The answer to a repeated job is its status, so that no report needs to arrive. A refused job is no reason not to
     serve; "busy" and "stale-epoch" are asked again."""
     known = seat.rehearsal
-    if seat.backend not in REHEARSED or (known is not None and known.done and _same_container(seat, known)):
+    if (
+        seat.backend not in REHEARSED
+        or seat.durable.spilled
+        or (known is not None and known.done and _same_container(seat, known))
+    ):
         return True
     if known is None or known.done or not _same_container(seat, known):
         epoch = node.next_epoch(now)
@@ -67,6 +71,8 @@ def on_status(node: NodeState, status: JobStatus, now: Now) -> None:
     progress = second if second is not None and first.outcome == "parked" else first
     if first.outcome == "parked":
         seat.learn_park(first)
+    if progress.outcome == "active":
+        seat.durable.host_active_bytes = progress.host_bytes
     seat.judge_backend(progress)
     seat.rehearsal.done = progress.outcome == "active"
     if not seat.rehearsal.done:

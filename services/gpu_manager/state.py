@@ -112,6 +112,8 @@ class NodeSetup:
     """Start seats without demand."""
     start_within_seconds: float = 600.0
     """Wall: without warm-up, a container at the gate becomes demand after this."""
+    host_bytes: int | None = None
+    """Host memory for all seats together; None: no limit."""
 
 
 @dataclass
@@ -160,6 +162,8 @@ class NodeState:
     """Learned, model seconds: what activating a seat on another group costs beyond activating it."""
     immovable: str = ""
     """Why no seat of this node can move: the driver cannot; empty as long as that is not known."""
+    spills: int = 0
+    """How often a seat was parked by a restart, or its copy dropped, for lack of host memory since the start."""
     moved_views: dict[str, SeatView] = field(default_factory=dict)
     """Cache: parked seats as other groups see them; for one message, and until anything changes."""
     effects: list[Effect] = field(default_factory=list)
@@ -395,7 +399,7 @@ class NodeState:
             slo_seconds=seat.owner.terms.tier.slo_seconds,
             pinned=seat.pinned,
             vram_bytes=seat.durable.vram_bytes or (pod.vram_bytes if pod else 0),
-            host_bytes=seat.durable.host_bytes,
+            host_bytes=seat.durable.host_taken_bytes,
             reason=seat.reason,
             since=float(seat.entered),
             started=seat.durable.started,

@@ -10,11 +10,12 @@ incoming seat is chosen again on the way (``late_binding.py``), and an engine th
 
 from collections.abc import Sequence
 
-from kybernate.messages import JobStatus, SeatProgress, SwitchJob
+from kybernate.engines import RESTART
+from kybernate.messages import JobStatus, SeatProgress, SeatTarget, SwitchJob
 from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.seat import COMING, SeatState, Trigger
 from kybernate.topology import Group
-from services.gpu_manager import decisions, late_binding, rehearsal, view
+from services.gpu_manager import decisions, host_memory, late_binding, rehearsal, view
 from services.gpu_manager.group_switch import (
     NOT_RESTORED,
     RESEND_SECONDS,
@@ -72,6 +73,7 @@ def drain(
     decisions.of_switch(node, switch, reason, now)
     switch.times.leaves = None if view.demand(node, victim).in_flight else now.wall
     node.routers.forget(victim.id)
+    host_memory.reserve(node, victim, switch.epoch, now)
     node.transition(victim, T.EVICT, now, epoch=switch.epoch, switch=switch, reason=reason)
 
 
@@ -125,7 +127,8 @@ def step(node: NodeState, switch: GroupSwitch, now: Now) -> None:
         switch.advance(SwitchTrigger.GRACE_OVER)
     if switch.phase is SwitchPhase.JOB:
         sent = switch.job.sent
-        if not switch.job.journaled and (sent is None or now.wall >= sent + RESEND_SECONDS):
+        due = sent is None or now.wall >= sent + RESEND_SECONDS
+        if not switch.job.journaled and due and host_memory.settled(node, switch, now):
             _send(node, switch, now)
         late_binding.offer(node, switch, now)
 
@@ -214,10 +217,10 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
         return
     if seat.state is S.STARTING and answer.healthy and rehearsal.rehearsed(node, seat, now):
         found, usage = view.demand(node, seat), seat.usage
-        if seat.starts_cold:
-            costs = seat.durable.costs
+        costs, took = seat.durable.costs, (now.wall - seat.entered_wall) * now.pace
+        costs.cold_seconds = _mean(costs.cold_seconds or took, took)
+        if seat.starts_cold and not seat.durable.spilled:
             costs.activations += 1
-            took = (now.wall - seat.entered_wall) * now.pace
             costs.activate_seconds = _mean(costs.activate_seconds, took, costs.activations)
         usage.unclaimed = not (found.waiting or found.in_flight or usage.wanted_since is not None or seat.pinned)
         _serves(node, seat, now)
@@ -274,10 +277,16 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
             epoch=switch.epoch,
             op=switch.op,
             group=switch.group,
-            park=(victim.target(),) if victim is not None else (),
+            park=(_leaving(victim),) if victim is not None else (),
             activate=view.target(node, incoming, group) if incoming is not None else None,
         )
     )
+
+
+def _leaving(victim: ManagedSeat) -> SeatTarget:
+    """How the checkpointer parks the victim."""
+    spilled = {"backend": RESTART} if victim.durable.spilled else {}
+    return victim.target().model_copy(update=spilled)
 
 
 def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
@@ -380,16 +389,15 @@ def _unsent(node: NodeState, switch: GroupSwitch, what: str) -> bool:
 
 
 def _on_kill_status(node: NodeState, status: JobStatus, now: Now) -> None:
-    """A kill that failed needs an operator; one that succeeded shows when the processes are read."""
+    """A kill that failed needs an operator, or leaves a copy; one that succeeded shows when the processes are read."""
     for progress in status.park:
         seat = node.seats.get(progress.seat)
-        if (
-            seat is not None
-            and seat.state is S.LOST
-            and _same_pod(seat, progress)
-            and progress.outcome == "quarantined"
-        ):
+        if seat is None or not _same_pod(seat, progress) or progress.outcome != "quarantined":
+            continue
+        if seat.state is S.LOST:
             node.transition(seat, T.QUARANTINE, now, reason=progress.reason)
+        elif seat.copy_ends:
+            host_memory.kept(seat)
 
 
 def _on_victim_progress(
@@ -426,7 +434,7 @@ def _parked(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: S
     seat.backoff.park = Backoff()
     node.groups[switch.group].backoff.count = 0
     times.parked, times.park_seconds, times.verify_seconds = now.wall, took - verify, verify
-    node.transition(seat, T.EVIDENCE, now, epoch=switch.epoch, switch=switch)
+    node.transition(seat, T.EVIDENCE, now, epoch=switch.epoch, switch=switch, reason=seat.durable.spilled)
 
 
 def _on_incoming_progress(
@@ -478,6 +486,7 @@ def _activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress
         "total": total,
     }
     seat.usage.unclaimed = False
+    seat.durable.host_active_bytes = progress.host_bytes
     _serves(node, seat, now)
     epoch = max(switch.epoch, seat.epoch)
     trigger = T.MOVED_ACTIVE if moving else T.VERIFIED

@@ -156,7 +156,7 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         unclaimed=usage.unclaimed,
         idle_seconds=now.model - max(usage.busy, usage.active_since),
         park_seconds=costs.park_seconds,
-        activate_seconds=costs.activate_seconds,
+        activate_seconds=(seat.durable.spilled and costs.cold_seconds) or costs.activate_seconds,
         move_seconds=None if on is None else node.move_seconds,
         home_busy=on is not None and _home_busy(node, seat, now),
         weight=tier.weight,

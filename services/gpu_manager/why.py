@@ -70,6 +70,8 @@ def _waits(node: NodeState, seat: ManagedSeat, now: Now) -> SeatStage:
         return _foreign(node, group, foreign)
     if not movable and (broken := node.broken_on(group)):
         return SeatStage("invariant-broken" if broken in node.broken.values() else "lost-ticket", broken)
+    if seat.copy_ends:
+        return SeatStage("container", f"its container ends and is started again: {seat.durable.spilled}")
     if not view.wanted(node, seat, now):  # (4)
         return _unwanted(node, seat)
     if not movable and (faulty := _faulty(node, group)):  # (5)

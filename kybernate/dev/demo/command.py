@@ -21,6 +21,7 @@ from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.stack import StackError
 from kybernate.dev.stack.options import BACKENDS
 from kybernate.lab.traces import TraceError
+from kybernate.sizes import parse_bytes
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -83,6 +84,10 @@ def demo(
             help="How the private stack's engines are parked; mixed: each group by several. Default: by the driver."
         ),
     ] = None,
+    host_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Host memory for the private stack's parked seats; it must spill some."),
+    ] = None,
     map_: Annotated[
         list[str] | None, typer.Option("--map", metavar="TRACE=MODEL", help="Let MODEL play the trace's model TRACE.")
     ] = None,
@@ -106,12 +111,15 @@ def demo(
             router=router,
             driver=driver.value,
             backend=None if backend is None else _backends(backend, driver),
+            host_bytes=_size(host_memory) if host_memory else 0,
             models=_mapping(map_ or []),
             nodes=nodes,
             routers=routers,
             servers=nats,
             logs=keep_logs,
         )
+        if asked.host_bytes and (router or scenario_):
+            raise DemoError("--host-memory is for the private stack; leave out --router and --scenario")
         if no_rebalance and scenario_ is not scenario.DemoScenario.HOT_GROUP:
             raise DemoError("--no-rebalance is for --scenario hot-group")
         result = asyncio.run(_run(asked, errors, scenario_, rebalance=not no_rebalance))
@@ -173,6 +181,13 @@ def progress_line(live: Live) -> str:
         f"{live.stage}: {tally.sent} sent, {ok} ok, {open_} open, {errors} errors, "
         f"{tally.retryable} retryable, {len(live.watch.switches)} switches"
     )
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise DemoError(f"--host-memory {error}") from None
 
 
 def _mapping(pairs: list[str]) -> dict[str, str]:

@@ -93,6 +93,8 @@ def passed(report: Report, *, chaos: bool) -> list[str]:
     unanswered = report["requests"] - report["ok"] - report["errors"] - (0 if chaos else report["retryable"])
     if unanswered > 0:
         why.append(f"{unanswered} requests without an answer")
+    if report.get("spills") == 0:
+        why.append("no seat went without a copy: the budget was large enough for all")
     if chaos:
         why += report["chaos"]["failures"]
     return why
@@ -107,6 +109,8 @@ def show(report: Report, console: Console) -> None:
     table.add_column(justify="right")
     for key in ("requests", "ok", "errors", "retryable", "held", "violations", "switches", "moves"):
         table.add_row(key, _text(report[key], "not seen" if key == "violations" else "–"))
+    if "spills" in report:
+        table.add_row("without a copy", _text(report["spills"]))
     by_group = ", ".join(f"{group} {count}" for group, count in report["switches_by_group"].items())
     table.add_row("switches by group", by_group or "–")
     console.print(table)

@@ -52,6 +52,8 @@ class Demo:
     """How the private stack reaches its fake GPUs."""
     backend: str | None = None
     """How its pods are parked; None: by the driver."""
+    host_bytes: int = 0
+    """Budget for host memory; 0: none."""
     models: Mapping[str, str] = field(default_factory=dict)
     """Trace model → model that plays it."""
     nodes: int = 1
@@ -92,6 +94,8 @@ async def play(demo: Demo, expect: Expect, live: Live, say: Callable[[str], None
     speed = demo.speed or DEFAULT_SPEED
     with tempfile.TemporaryDirectory(prefix="kyb-demo-") as folder:
         options = _stack_options(demo, Path(folder), speed)
+        if demo.host_bytes:
+            options = _with_host_memory(options, Path(folder), demo.host_bytes)
         return await on_stack(demo, options, arrivals(demo) if demo.traces else None, expect, live, say)
 
 
@@ -166,6 +170,7 @@ async def _measured(
     known = [count for count in counts if count is not None]
     violations = sum(known) if len(known) == len(counts) else None
     result = report.build(live.tally, live.watch.switches, violations, speed, seconds) | {"seed": demo.seed}
+    result |= {"spills": live.watch.spills} if demo.host_bytes else {}
     return result | ({"chaos": chaos.report()} if chaos else {})
 
 
@@ -223,6 +228,14 @@ def _stack_options(demo: Demo, folder: Path, speed: float) -> StackOptions:
     config.write_text(workload.config_yaml(seats))
     pods.write_text(workload.pods_yaml(seats, demo.driver))
     return replace(options, config=config, pods=pods)
+
+
+def _with_host_memory(options: StackOptions, folder: Path, size: int) -> StackOptions:
+    """The stack with this budget, on a machine that has a tenth more for all its copies: one copy too many gets its
+    process killed and counts as a violation."""
+    config = folder / "with-host-memory.yaml"
+    config.write_text(f"{options.config.read_text()}\nhostMemory: {size}\n")
+    return replace(options, config=config, arguments={"driver": ("--host-memory", str(size + size // 10))})
 
 
 def _shipped(models: list[str], demo: Demo) -> Callable[[], Iterator[Arrival]]:

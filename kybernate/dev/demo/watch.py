@@ -40,6 +40,8 @@ class Watch:
     switches: list[ObservedSwitch] = field(default_factory=list)
     states: dict[tuple[str, str], SeatState] = field(default_factory=dict)
     """The last known state of each seat, by node and seat."""
+    spills: int = 0
+    """How often a seat went without a copy for lack of host memory."""
     began_at: float = field(default_factory=time.time)
     _spans: list[list[float]] = field(default_factory=list)
     _open: dict[tuple[str, str], list[float]] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class Watch:
         self._seen.add(event.id)
         seat = event.node, event.seat
         self.states[seat] = event.state
+        self.spills += event.state is SeatState.PARKED and "(hostMemory)" in event.reason
         if event.state in IN_SWITCH:
             if seat not in self._open:
                 self._open[seat] = span = [event.at, float("inf")]

@@ -1,0 +1,195 @@
+"""Host memory as a budget of the node: which copies it has room for, and which seat goes without one. Pure.
+
+A copy is reserved before it is made: when the drain of a seat begins, and before the start of an engine that rehearses.
+Then its account (``Durable.host_taken_bytes``) is what the checkpointer measured. Without room the seat that is
+expected back last goes without a copy: the victim is parked by a restart, or a parked seat's copy is dropped for it.
+Either starts cold when it is wanted again. The sum of all accounts never exceeds the budget by what is granted here.
+"""
+
+from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
+from kybernate.engines import DRIVER_BACKENDS, PINNING, REHEARSED, RESTART
+from kybernate.messages import KillJob, SeatParked
+from kybernate.seat import SeatState
+from kybernate.sizes import format_bytes
+from services.gpu_manager import view
+from services.gpu_manager.group_switch import GroupSwitch
+from services.gpu_manager.inputs import Now
+from services.gpu_manager.managed_seat import ManagedSeat
+from services.gpu_manager.state import NodeState
+
+LEAST_RESERVE_BYTES = 4 * 2**30
+"""With ``auto``: what is left to everything else on the machine, at least; a tenth where that is more."""
+DROP_SECONDS = 5.0
+"""Wall: how long a drained victim waits for copies that are being dropped for its own."""
+
+
+def budget(written: int | str, machine_bytes: int) -> int | None:
+    """The budget of a node by its configuration (``hostMemory``); None: no limit."""
+    if isinstance(written, int):
+        return written
+    return None if written == "off" else machine_bytes - max(LEAST_RESERVE_BYTES, machine_bytes // 10)
+
+
+def taken_bytes(node: NodeState) -> int:
+    """Host memory on the accounts of all seats."""
+    return sum(seat.durable.host_taken_bytes for seat in node.seats.values())
+
+
+def needed_bytes(seat: ManagedSeat) -> int:
+    """Host memory that the seat takes while it is parked.
+
+    As measured at its last park, and what it has grown since then where the driver copies all of it. Else a copy of
+    the most VRAM that is known of it; of all memory of its GPUs if nothing is.
+    """
+    durable = seat.durable
+    if durable.host_bytes:
+        grown = max(0, durable.peak_bytes - durable.vram_bytes) if seat.backend in DRIVER_BACKENDS else 0
+        return durable.host_bytes + grown
+    if seat.backend not in (*DRIVER_BACKENDS, *PINNING):
+        return 0
+    declared = seat.pod.vram_bytes if seat.pod is not None else 0
+    vram = max(durable.vram_bytes, durable.peak_bytes, declared) or sum(gpu.memory_bytes for gpu in seat.group.gpus)
+    return round(vram * HOST_BYTES_PER_VRAM_BYTE)
+
+
+def fits(node: NodeState, seat: ManagedSeat) -> bool:
+    """True if the budget has room for the copy of a seat, beside all that is on other accounts."""
+    return node.setup.host_bytes is None or _short(node, seat) <= 0
+
+
+def reserve(node: NodeState, victim: ManagedSeat, epoch: int, now: Now) -> None:
+    """A drain begins: reserve the copy of the victim. Without room, begin to drop copies of seats that are expected
+    back later than it, if they are enough. ``epoch``: of its switch."""
+    if node.setup.host_bytes is None or victim.backend == RESTART or _take(node, victim):
+        return
+    for seat in _give_way(node, victim, now):
+        _drop(node, seat, epoch, f"{_without_room(node, victim)}, which is expected back sooner", now)
+
+
+def settled(node: NodeState, switch: GroupSwitch, now: Now) -> bool:
+    """True when the job of a switch may be sent: the copy of its victim is reserved, or a restart parks it.
+
+    (1) There is nothing to reserve, or it is decided. A seat whose requests are frozen with it has been granted its
+    copy at the begin. (2) There is room. (3) There will be: copies are being dropped. (4) There is none.
+    """
+    victim = node.seats[switch.victim] if switch.victim is not None else None
+    if victim is None or node.setup.host_bytes is None or victim.backend == RESTART:  # (1)
+        return True
+    if victim.durable.spilled or victim.durable.freeze.since or _take(node, victim):  # (2)
+        return True
+    if _short(node, victim) <= _ending(node) and now.wall < switch.times.drained + DROP_SECONDS:  # (3)
+        return False
+    _spill(node, victim, _without_room(node, victim))  # (4)
+    return True
+
+
+def reserve_start(node: NodeState, seat: ManagedSeat) -> None:
+    """An engine starts that will rehearse: it keeps its copy from then on. Without room it does not rehearse."""
+    if node.setup.host_bytes is None or seat.backend not in REHEARSED:
+        return
+    if _take(node, seat):
+        seat.durable.spilled = ""
+    elif not seat.durable.spilled:
+        _spill(node, seat, _without_room(node, seat))
+
+
+def recovered(seat: ManagedSeat) -> None:
+    """A seat was found parked: without a record of its copy it has the size that it is expected to have."""
+    durable = seat.durable
+    if seat.state is SeatState.PARKED and not durable.spilled:
+        durable.host_taken_bytes = durable.host_taken_bytes or needed_bytes(seat)
+
+
+def drop_again(node: NodeState, seat: ManagedSeat, now: Now) -> None:
+    """The manager that decided to drop this copy may have died before it asked for it."""
+    durable = seat.durable
+    if seat.state is SeatState.PARKED and durable.spilled and durable.host_taken_bytes and not seat.copy_ends:
+        _kill(node, seat, node.next_epoch(now))
+
+
+def kept(seat: ManagedSeat) -> None:
+    """The copy could not be dropped: the seat is parked as before."""
+    seat.durable.spilled, seat.copy_ends = "", False
+
+
+def _take(node: NodeState, seat: ManagedSeat) -> bool:
+    """Reserve the copy of a seat; False without room."""
+    if not fits(node, seat):
+        return False
+    seat.durable.host_taken_bytes = max(seat.durable.host_taken_bytes, needed_bytes(seat))
+    return True
+
+
+def _short(node: NodeState, seat: ManagedSeat) -> int:
+    """Bytes that the budget lacks for the copy of a seat; below 0: that much is left over."""
+    more = max(0, needed_bytes(seat) - seat.durable.host_taken_bytes)
+    return taken_bytes(node) + more - (node.setup.host_bytes or 0) if more else 0
+
+
+def _ending(node: NodeState) -> int:
+    """Bytes of copies that are being dropped."""
+    return sum(seat.durable.host_taken_bytes for seat in node.seats.values() if seat.copy_ends)
+
+
+def _give_way(node: NodeState, victim: ManagedSeat, now: Now) -> list[ManagedSeat]:
+    """The parked seats whose copies are to be dropped for a victim's: those that the policy expects back last, if each
+    is expected later than the victim and they make enough room. Empty: none, or those that end already are enough."""
+    lacking = _short(node, victim) - _ending(node)
+    limit = _expected(node, victim, now)
+    ranked = sorted(
+        (order, seat.id)
+        for seat in node.seats.values()
+        if _may_drop(node, seat, victim, now) and (order := _expected(node, seat, now)) < limit
+    )
+    found: list[ManagedSeat] = []
+    for _, name in ranked:
+        if lacking > 0:
+            found.append(node.seats[name])
+            lacking -= found[-1].durable.host_taken_bytes
+    return found if lacking <= 0 else []
+
+
+def _expected(node: NodeState, seat: ManagedSeat, now: Now) -> float:
+    """How soon a seat is expected back, as the policy sees it: requests per second."""
+    return node.learning.rates((seat.id,), now).get(seat.id, 0.0)
+
+
+def _may_drop(node: NodeState, seat: ManagedSeat, victim: ManagedSeat, now: Now) -> bool:
+    """True for a parked seat with a copy that nothing needs now: no request is frozen with it, no request, operator or
+    switch wants it, and its group is in no switch that would make the kill wait."""
+    if seat.state is not SeatState.PARKED or seat.durable.spilled or not seat.durable.host_taken_bytes:
+        return False
+    if seat.durable.freeze.since or seat.id in node.moves or view.wanted(node, seat, now):
+        return False
+    switches = node.switches.values()
+    if any(seat.id == switch.incoming or seat.id in switch.retarget.offered for switch in switches):
+        return False
+    return seat.group.name == victim.group.name or seat.group.name not in node.switches
+
+
+def _drop(node: NodeState, seat: ManagedSeat, epoch: int, reason: str, now: Now) -> None:
+    """End the container of a parked seat. Its account lasts until the container has ended."""
+    _spill(node, seat, reason)
+    seat.reason = reason
+    node.moved_views.clear()
+    node.emit(seat, SeatParked, now, previous=seat.state)
+    _kill(node, seat, epoch)
+
+
+def _kill(node: NodeState, seat: ManagedSeat, epoch: int) -> None:
+    seat.copy_ends = True
+    node.effects.append(KillJob(cause=seat.default_cause, node=node.name, epoch=epoch, target=seat.target()))
+
+
+def _spill(node: NodeState, seat: ManagedSeat, reason: str) -> None:
+    seat.durable.spilled = reason
+    node.spills += 1
+
+
+def _without_room(node: NodeState, seat: ManagedSeat) -> str:
+    """Why there is no room for the copy of a seat."""
+    budget = format_bytes(node.setup.host_bytes or 0)
+    return (
+        f"host memory has no room for the copy of {seat.id}: it needs {format_bytes(needed_bytes(seat))}, and "
+        f"{format_bytes(taken_bytes(node))} of {budget} (hostMemory) are taken"
+    )

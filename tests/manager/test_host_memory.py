@@ -1,0 +1,406 @@
+"""Host memory as a budget: reserved before a copy is made; without room the seat expected back last has none."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kybernate.messages import (
+    ActivateSeat,
+    JobProgress,
+    JobReply,
+    JobStatus,
+    KillJob,
+    ParkSeat,
+    SeatProgress,
+    SwitchJob,
+    TrafficSignal,
+)
+from kybernate.seat import SeatState as S
+from services.gpu_manager import host_memory
+from services.gpu_manager.http import why_answer
+from services.gpu_manager.inputs import (
+    BusChanged,
+    EndingAnswered,
+    ForeignProcessesSeen,
+    JobAnswered,
+    Recovered,
+    StartTicket,
+)
+from services.gpu_manager.live_policy import GuardedPolicy
+from services.gpu_manager.recovery import ledger
+from tests.manager.test_freeze import Freezes, ack
+from tests.manager.world import GIB, World, make_group, status
+
+VRAM = 40
+"""GiB that a park of the tests' world reports."""
+SIZE = f"{VRAM}GiB"
+
+
+@dataclass
+class HostWorld(World):
+    """A node with a budget, and the copies that are really in its memory."""
+
+    gib: int = 100
+    copies: dict[str, int] = field(default_factory=dict)
+    """By seat: bytes of the copy that exists."""
+    arrived: dict[str, int] = field(default_factory=dict)
+    signals: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.configure(host_bytes=self.gib * GIB)
+        self.boot()
+
+    def progress(self, job: SwitchJob, park: str = "parked", activate: str = "active", *, done: bool = True) -> None:
+        """The checkpointer does the job: a copy comes with a park, unless a restart parks the seat, and goes again."""
+        found = status(job, park, activate, done=done)
+        targets = {target.seat: target for target in job.park}
+        parked = tuple(self._copied(one, targets[one.seat].backend) for one in found.park)
+        if job.activate is not None and activate == "active":
+            self.copies.pop(job.activate.seat, None)
+        self.check()
+        self.receive(JobProgress(cause="j", node="n1", status=found.model_copy(update={"park": parked})))
+        for one in parked:
+            if one.outcome == "parked" and targets[one.seat].backend == "restart":
+                self.exit(one.seat)
+
+    def _copied(self, one: SeatProgress, backend: str) -> SeatProgress:
+        if one.outcome != "parked" or backend == "restart":
+            return one
+        self.copies[one.seat] = VRAM * GIB
+        return one.model_copy(update={"host_bytes": VRAM * GIB})
+
+    def dropped(self) -> list[str]:
+        """The seats whose copies the checkpointer was asked to drop; it does so now."""
+        seats = [
+            e.target.seat for e in self.effects if isinstance(e, KillJob) and self.managed(e.target.seat).copy_ends
+        ]
+        for seat in dict.fromkeys(seats):
+            self.copies.pop(seat, None)
+            self.exit(seat)
+        return seats
+
+    def check(self) -> None:
+        """What is really there is on the accounts, and all of it fits."""
+        if self.node.setup.host_bytes is None:
+            return
+        assert sum(self.copies.values()) <= self.gib * GIB
+        for seat, size in self.copies.items():
+            assert self.managed(seat).durable.host_taken_bytes >= size, seat
+
+    def visit(self, seat: str) -> None:
+        """A request for this seat takes the group to it, and is answered."""
+        self.tick(30)
+        self.traffic(seat, waiting=1, ttl=20)
+        self.finish()
+        if self.state(seat) is not S.ACTIVE:
+            self.come_up(seat)
+        self.traffic(seat)
+        assert self.state(seat) is S.ACTIVE
+
+    def come_up(self, seat: str) -> None:
+        """Kubelet starts its container once the gate lets it."""
+        self.call(seat)
+        self.finish()
+        self.start(seat)
+        self.healthy(seat)
+
+    def expect(self, seat: str, requests: int) -> None:
+        """So many requests have just come for it."""
+        self.traffic(seat)
+        signal = TrafficSignal(cause="c", source="router-0", model=self.managed(seat).model, seat=seat)
+        self.arrived[seat] = self.arrived.get(seat, 0) + requests
+        self.signals += 1
+        self.receive(
+            signal.model_copy(update={"seq": self.signals, "arrived": self.arrived[seat], "arrivals": requests})
+        )
+
+
+@pytest.fixture
+def world() -> HostWorld:
+    """Room for two copies."""
+    return HostWorld(groups=(make_group("G0", [0], 4), make_group("G1", [1], 1)), gib=90)
+
+
+def why(world: HostWorld, seat: str) -> dict[str, object]:
+    answer = why_answer(world.node, GuardedPolicy(world.policy, world.policy), world.now)
+    return next(one for group in answer["groups"] for one in group["seats"] if one["seat"] == seat)
+
+
+@pytest.mark.parametrize(
+    ("written", "machine", "bytes_"),
+    [("off", 64, None), (8 * GIB, 64, 8 * GIB), ("auto", 100, 90 * GIB), ("auto", 16, 12 * GIB)],
+)
+def test_the_budget_is_a_size_or_the_machine_without_a_reserve(
+    written: int | str, machine: int, bytes_: int | None
+) -> None:
+    assert host_memory.budget(written, machine * GIB) == bytes_
+
+
+def test_without_room_a_seat_is_parked_by_a_restart_that_says_why(world: HostWorld) -> None:
+    a, b, c = world.fill("a", "b", "c", vram=SIZE)
+    assert set(world.copies) == {a, b}
+    world.pod(d := world.seat(0, 3), "d", vram=SIZE)
+    world.call(d)
+    world.finish()
+    assert world.job().park[0].backend == "restart"
+    assert set(world.copies) == {a, b}, "no copy of c was made, and none was dropped"
+    assert world.state(c) is S.BACKOFF
+    assert "no room for the copy of" in str(why(world, c)["spilled"])
+    assert world.node.spills == 1
+    world.start(d)
+    world.healthy(d)
+
+    world.visit(c)
+    assert why(world, c)["spilled"] == "", "it is decided anew at its next park"
+    assert set(world.copies) == {a, b}, "and d was parked by a restart, too"
+
+
+def test_without_a_budget_every_seat_is_parked_with_its_copy() -> None:
+    world = HostWorld(groups=(make_group("G0", [0], 4),), gib=10_000)
+    world.configure(host_bytes=None)
+    world.fill("a", "b", "c", "d")
+    assert len(world.copies) == 3
+    assert world.node.spills == 0
+
+
+def test_the_copy_of_a_seat_that_is_expected_back_later_is_dropped_for_one_that_is_expected_sooner(
+    world: HostWorld,
+) -> None:
+    a, b, c = world.fill("a", "b", "c", vram=SIZE)
+    for seat, requests in ((a, 3), (b, 1), (c, 9)):
+        world.expect(seat, requests)
+    world.pod(d := world.seat(0, 3), "d", vram=SIZE)
+    world.call(d)
+    switch = world.node.switches["G0"]
+    world.quiet(c)
+    assert switch.job.sent is None, "the job waits for the memory"
+    assert world.stage(b).stage == "container"
+    assert world.dropped() == [b]
+    assert switch.job.sent is not None
+    assert world.job().park[0].backend == "fake"
+    world.finish()
+    assert set(world.copies) == {a, c}
+    assert world.state(b) is S.BACKOFF
+    assert f"no room for the copy of {c}" in str(why(world, b)["spilled"])
+
+
+def test_a_copy_that_is_not_dropped_in_time_is_not_waited_for(world: HostWorld) -> None:
+    _, b, c = world.fill("a", "b", "c", vram=SIZE)
+    world.expect(c, 9)
+    world.pod(d := world.seat(0, 3), "d", vram=SIZE)
+    world.call(d)
+    world.quiet(c)
+    world.tick(host_memory.DROP_SECONDS)
+    assert world.job().park[0].backend == "restart"
+    assert b
+
+
+@pytest.mark.parametrize("needed_by", ["a request", "a pin"])
+def test_a_copy_that_is_wanted_is_not_dropped(world: HostWorld, needed_by: str) -> None:
+    a, b, c = world.fill("a", "b", "c", vram=SIZE)
+    for seat in (b, c):
+        world.expect(seat, 9)
+    world.annotate(c, pin="true")
+    if needed_by == "a pin":
+        world.annotate(a, pin="true")
+    else:
+        world.traffic(a, waiting=1)
+    assert not world.node.switches
+    host_memory.reserve(world.node, world.managed(c), 1, world.now)
+    assert not any(seat.copy_ends for seat in world.node.seats.values())
+
+
+@pytest.mark.parametrize(("gib", "freezes"), [(90, True), (70, False)])
+def test_answers_are_frozen_only_with_a_seat_whose_copy_is_granted(gib: int, freezes: bool) -> None:
+    """Then nothing takes its copy away, although another seat is expected back sooner."""
+    world = HostWorld(groups=(make_group("G0", [0], 3),), policy=Freezes(), gib=gib)
+    a, b = world.fill("a", "b", vram=SIZE, **{"stall-budget": "600s"})
+    world.tick(10)
+    world.beat()
+    world.traffic(b, in_flight=2)
+    world.traffic(a, waiting=1)
+    assert world.node.switches["G0"].drain.freeze == freezes
+    if not freezes:
+        return
+    world.announce(b)
+    ack(world, b, 2, 0)
+    world.traffic(b)  # what a router that was restarted says
+    world.progress(world.job())
+    world.expect(a, 9)
+    assert (world.state(a), world.node.switches) == (S.ACTIVE, {})
+    world.configure(host_bytes=(VRAM + 1) * GIB)
+    host_memory.reserve(world.node, world.managed(a), 1, world.now)
+    assert not any(seat.copy_ends for seat in world.node.seats.values())
+
+
+def test_a_copy_that_cannot_be_dropped_stays(world: HostWorld) -> None:
+    _, b, job = being_dropped(world)
+    failed = SeatProgress(
+        seat=b, pod_uid=job.target.pod_uid, container_id=job.target.container_id, outcome="quarantined", reason="no"
+    )
+    reported = JobStatus(op="kill-b", epoch=job.epoch, group="G0", park=(failed,), done=True)
+    world.receive(EndingAnswered(job, JobReply(accepted=True, jobs=(reported,))))
+    assert world.state(b) is S.PARKED
+    assert not world.managed(b).starts_cold
+
+
+@pytest.mark.parametrize("reply", [None, JobReply(accepted=False, code="stale-epoch", highest_epoch=2**60)])
+def test_a_drop_that_was_not_taken_is_asked_for_again(world: HostWorld, reply: JobReply | None) -> None:
+    _, b, job = being_dropped(world)
+    world.effects.clear()
+    world.receive(EndingAnswered(job, reply))
+    (again,) = (effect for effect in world.effects if isinstance(effect, KillJob))
+    assert again.target.seat == b
+    assert (again.epoch > job.epoch) == (reply is not None)
+
+
+def test_a_drop_outlives_the_manager_that_decided_it(world: HostWorld) -> None:
+    _, b, job = being_dropped(world)
+    known = ledger(world.node, "")
+    world.board, world.effects = world.new_board(), []
+    world.configure(host_bytes=world.gib * GIB)
+    seen = tuple(
+        SeatProgress(
+            seat=seat,
+            pod_uid=pod.uid,
+            container_id=pod.container_id or "",
+            outcome="parked" if seat in world.copies else "active",
+            gpus=("GPU-0",),
+        )
+        for seat, pod in world.pods.items()
+        if pod.running
+    )
+    world.receive(BusChanged(True))
+    world.receive(Recovered(world.owners(), known, JobReply(accepted=True, seats=seen)))
+    world.tick()
+    (again,) = (effect for effect in world.effects if isinstance(effect, KillJob))
+    assert again.target == job.target.model_copy(update={"parked_on": again.target.parked_on})
+    assert world.state(b) is S.PARKED
+
+
+def being_dropped(world: HostWorld) -> tuple[str, str, KillJob]:
+    """(seat c that drains, seat b whose copy is dropped for it, the job that does it)."""
+    a, b, c = world.fill("a", "b", "c", vram=SIZE)
+    for seat, requests in ((a, 3), (c, 9)):
+        world.expect(seat, requests)
+    world.pod(d := world.seat(0, 3), "d", vram=SIZE)
+    world.call(d)
+    job = world.last(KillJob)
+    assert isinstance(job, KillJob)
+    assert job.target.seat == b
+    return c, b, job
+
+
+def test_what_was_measured_counts_and_what_the_seat_has_grown_by(world: HostWorld) -> None:
+    a, b = world.fill("a", "b")
+    assert world.managed(a).durable.host_taken_bytes == VRAM * GIB
+    assert host_memory.needed_bytes(world.managed(b)) == round(1.1 * world.managed(b).group.gpus[0].memory_bytes)
+    world.receive(ForeignProcessesSeen((), {world.managed(b).durable.container_id: 30 * GIB}))
+    assert host_memory.needed_bytes(world.managed(b)) == 33 * GIB
+    world.receive(ForeignProcessesSeen((), {world.managed(a).durable.container_id: 42 * GIB}))
+    assert host_memory.needed_bytes(world.managed(a)) == 42 * GIB
+
+
+def test_an_engine_that_pins_has_its_memory_reserved_before_it_starts_and_keeps_it(world: HostWorld) -> None:
+    seat = world.seat(1, 0)
+    world.pod(seat, "v", backend="vllm", vram="50GiB")
+    world.call(seat)
+    assert world.managed(seat).durable.host_taken_bytes == 55 * GIB
+    world.start(seat)
+    world.healthy(seat)
+    job = world.job()
+    done = status(job)
+    parked, active = done.park[0].model_copy(update={"host_bytes": 60 * GIB}), done.activate
+    assert active is not None
+    active = active.model_copy(update={"host_bytes": 58 * GIB})
+    world.receive(
+        JobProgress(cause="j", node="n1", status=done.model_copy(update={"park": (parked,), "activate": active}))
+    )
+    world.healthy(seat)
+    assert world.state(seat) is S.ACTIVE
+    assert world.managed(seat).durable.host_taken_bytes == 58 * GIB
+    assert host_memory.needed_bytes(world.managed(seat)) == 60 * GIB
+
+
+def test_an_engine_without_room_for_what_it_pins_does_not_rehearse(world: HostWorld) -> None:
+    seat = world.seat(1, 0)
+    world.pod(seat, "v", backend="vllm", vram="90GiB")
+    world.call(seat)
+    world.start(seat)
+    world.healthy(seat)
+    assert world.state(seat) is S.ACTIVE
+    assert not any(isinstance(effect, SwitchJob) for effect in world.effects)
+    assert world.managed(seat).durable.host_taken_bytes == 0
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Visits, kills, restarts and commands in any order, on two groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        groups = (make_group("G0", [0], 4), make_group("G1", [1], 3))
+        self.world = HostWorld(groups=groups, gib=170)
+        self.seats = [seat for group in groups for seat in group.seat_ids]
+        for number, seat in enumerate(self.seats):
+            self.world.pod(seat, f"m{number}", vram=SIZE)
+
+    @rule(number=st.integers(0, 6))
+    def comes_up(self, number: int) -> None:
+        seat, world = self.seats[number], self.world
+        if not world.pods[seat].running and seat not in world.calls:
+            world.call(seat)
+        ticket = next((e for e in reversed(world.effects) if isinstance(e, StartTicket) and e.seat == seat), None)
+        if seat in world.calls and ticket is not None and ticket.call == world.calls[seat].call:
+            world.start(seat)
+            world.healthy(seat)
+
+    @rule(number=st.integers(0, 6), requests=st.integers(0, 20))
+    def traffic(self, number: int, requests: int) -> None:
+        self.world.expect(self.seats[number], requests)
+        self.world.traffic(self.seats[number], waiting=requests % 2, ttl=20)
+
+    @rule(number=st.integers(0, 6), kind=st.sampled_from([ActivateSeat, ParkSeat]))
+    def command(self, number: int, kind: type[ActivateSeat]) -> None:
+        self.world.command(kind, self.seats[number])
+
+    @rule(number=st.integers(0, 6))
+    def crash(self, number: int) -> None:
+        if self.world.pods[self.seats[number]].running:
+            self.world.copies.pop(self.seats[number], None)
+            self.world.exit(self.seats[number])
+
+    @rule()
+    def drops(self) -> None:
+        self.world.dropped()
+
+    @rule(group=st.integers(0, 1), park=st.sampled_from(["parked", "parked", "active"]))
+    def works(self, group: int, park: str) -> None:
+        """What the switch of a group waits for."""
+        world, switch = self.world, self.world.node.switches.get(f"G{group}")
+        if switch is None:
+            return
+        if switch.phase == "draining" and switch.victim:
+            world.beat()
+            world.quiet(switch.victim)
+        elif switch.job.sent is not None:
+            job = world.job_of(switch.op)
+            world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+            world.progress(job, park=park)
+
+    @rule(seconds=st.sampled_from([0.1, 3.0, 60.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.tick(seconds)
+        self.world.beat()
+
+    @invariant()
+    def the_budget_is_never_exceeded(self) -> None:
+        self.world.check()
+        assert host_memory.taken_bytes(self.world.node) <= self.world.gib * GIB
+
+
+TestAnyOrder = pytest.mark.not_counted(AnyOrder.TestCase)
+TestAnyOrder.settings = settings(stateful_step_count=50, max_examples=40)
