@@ -186,7 +186,7 @@ class JobRun:
                 self._recording[target.seat] = time.monotonic() - began
                 found = await backend.prepare(found)
             record = Record(kind="half", half=half, seat=target.seat, unit=found)
-            await self._journal.add(self.file, record, put_off=True)  # on disk before the first step is done
+            await self._journal.add(self.file, record, put_off=True)  # on disk with the first step
         return found, False
 
     async def _verified(self, half: HalfName, seat: SeatProcesses, ending: Ending) -> Ending:
@@ -253,7 +253,7 @@ class JobRun:
     def _note(self, half: HalfName, seat: str) -> Note:
         async def note(step: str, pid: int | None, detail: str = "") -> None:
             record = Record(kind="step", half=half, seat=seat, step=step, pid=pid, detail=detail or None)
-            await self._journal.add(self.file, record)
+            await self._journal.add_step(self.file, record)
 
         return note
 

@@ -1,12 +1,14 @@
 """The durable state of the checkpointer: jobs and their steps, parked processes, the highest epochs.
 
-A step is fsynced before it is executed. A killed checkpointer loses nothing that it wrote; fsync protects against a
-crash of the machine, which ends the processes too.
+A step is written before it is executed, and fsynced beside it: on disk before the outcome of its half is written. A
+killed checkpointer loses nothing that it wrote; fsync protects against a crash of the machine, which ends the processes
+too.
 
 Under ``<state_dir>``: ``journal/<epoch>-<op>.jsonl``, one file per job, one line per record, a torn last line ignored;
 ``journal/next``, made beforehand and on disk with its name, which the next job's file is renamed from;
 ``parked/<seat>.json``, the processes of a parked seat, which the driver's lists no longer show; ``epochs.json``, the
-highest epoch by GPU of jobs whose file is removed. One thread writes, so that a slow disk blocks no event loop.
+highest epoch by GPU of jobs whose file is removed. One thread writes and another fsyncs steps, so that a slow disk
+blocks no event loop and no step.
 """
 
 import asyncio
@@ -43,6 +45,9 @@ class Journal:
         self._parked = folder / "parked"
         self._epochs_file = folder / "epochs.json"
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._syncer = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
+        self._syncing: dict[str, list[asyncio.Future[None]]] = {}
+        """fsyncs under way beside the steps, by op."""
         self._open: dict[str, int] = {}
         self._next: int | None = None
         """The file made beforehand; only the writer uses it."""
@@ -109,24 +114,42 @@ class Journal:
         job.on_disk_at = time.time()
 
     async def add(self, job: JobFile, record: Record, *, put_off: bool = False) -> None:
-        """Append a record; it is on disk when this returns.
+        """Append a record; it and all before it are on disk when this returns.
 
-        ``put_off``: only written, and fsynced together with the next record. It survives a kill of the checkpointer.
-        For records next to which no process is touched.
+        ``put_off``: only written, and fsynced together with the next record; those before it are on disk. It survives a
+        kill of the checkpointer. For records next to which no process is touched.
         """
+        await self._synced(job)
+        await self._record(job, record, sync=not put_off)
+
+    async def add_step(self, job: JobFile, record: Record) -> None:
+        """Append the record of a step; it survives a kill of the checkpointer when this returns, and is fsynced beside
+        the step. Raises OSError also for a step before it that could not be fsynced."""
+        pending = self._syncing.setdefault(job.op, [])
+        pending[:] = [one for one in pending if not one.done() or one.result() is not None]
+        handle = await self._record(job, record, sync=False)
+        pending.append(asyncio.get_running_loop().run_in_executor(self._syncer, os.fdatasync, handle))
+
+    async def _synced(self, job: JobFile) -> None:
+        """Wait until all steps of the job are on disk."""
+        for one in tuple(self._syncing.get(job.op, ())):
+            await one
+
+    async def _record(self, job: JobFile, record: Record, *, sync: bool) -> int:
         job.records.append(record)
         self.history.add(job, record)
         self._raise_epochs(job.gpus, job.epoch)
 
-        def write() -> None:
+        def write() -> int:
             if job.op not in self._open:
                 self._open[job.op] = _reopen(job.path)
             handle = self._open[job.op]
             _append(handle, record.line())
-            if not put_off:
+            if sync:
                 os.fdatasync(handle)
+            return handle
 
-        await self._in_thread(write)
+        return await self._in_thread(write)
 
     async def finish(self, job: JobFile, record: Record) -> None:
         """Append the last record, and remove the oldest finished jobs beyond KEPT_JOBS."""
@@ -148,6 +171,7 @@ class Journal:
                 one.path.unlink(missing_ok=True)
 
         await self._in_thread(close)
+        self._syncing.pop(job.op, None)
         self._writer.submit(self._make_next)
 
     def _make_next(self) -> None:
@@ -177,6 +201,7 @@ class Journal:
     def close(self) -> None:
         """Wait for pending writes and close the files."""
         self._writer.shutdown(wait=True)
+        self._syncer.shutdown(wait=True)
         for handle in (*self._open.values(), *([] if self._next is None else [self._next])):
             os.close(handle)
         self._open.clear()

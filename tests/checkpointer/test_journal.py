@@ -1,9 +1,11 @@
 """What survives a restart of the checkpointer: jobs and epochs, but no helper."""
 
 import asyncio
+import errno
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from services.checkpointer.helper_pool import HelperDiedError, HelperHungError, 
 from services.checkpointer.journal import Journal
 from services.checkpointer.processes import ProcessIdentity, alive, identify, send
 from services.checkpointer.records import REMEMBERED_SECONDS, JobFile, Record
+from tests.until import until
 
 ECHO = """
 import json, sys, time
@@ -170,6 +173,52 @@ async def test_a_put_off_record_is_written_at_once_and_fsynced_with_the_next_rec
         "a kill loses nothing"
     )
     assert synced == []
-    await journal.add(one, Record(kind="step", step="lock"))
+    await journal.add(one, Record(kind="retarget"))
     assert synced == [one.path.stat().st_size]
+    journal.close()
+
+
+async def test_a_step_is_written_at_once_and_on_disk_before_its_half_has_an_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, disk = opened(tmp_path), threading.Event()
+    one = job(1)
+    await journal.begin(one)
+    synced: list[int] = []
+
+    def sync(handle: int) -> None:
+        disk.wait(60)
+        synced.append(os.fstat(handle).st_size)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    await journal.add_step(one, Record(kind="step", step="lock"))
+    await journal.add_step(one, Record(kind="step", step="checkpoint"))
+    steps = [record.step for record in opened(tmp_path).jobs["op-1"].records]
+    assert steps == [None, "lock", "checkpoint"], "a kill loses nothing, though the disk is slow"
+    written = one.path.stat().st_size
+    end = asyncio.create_task(journal.add(one, Record(kind="end", half="park", seat="s00"), put_off=True))
+    await asyncio.sleep(0.05)
+    assert one.path.stat().st_size == written, "the outcome waits for the disk"
+    disk.set()
+    await end
+    assert synced == [written, written]
+    journal.close()
+
+
+async def test_a_step_that_could_not_be_synced_ends_the_job_at_the_next_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    journal = opened(tmp_path)
+    one = job(1)
+    await journal.begin(one)
+    monkeypatch.setattr(os, "fdatasync", broken)
+    await journal.add_step(one, Record(kind="step", step="lock"))
+    await until(lambda: journal._syncing[one.op][0].done(), what="the disk has answered")
+    with pytest.raises(OSError, match="Input/output error"):
+        await journal.add_step(one, Record(kind="step", step="checkpoint"))
+    with pytest.raises(OSError, match="Input/output error"):
+        await journal.add(one, Record(kind="end", half="park", seat="s00"), put_off=True)
     journal.close()

@@ -203,15 +203,15 @@ async def test_a_checkpointer_that_is_killed_in_a_half_finishes_or_undoes_it(
             if verb == "activate":
                 for seat in seats:
                     await seat.promise(await seat.half("park"))
-            stopped, add = set(), Journal.add
+            stopped, write = set(), Journal._record
 
-            async def stop(self: Journal, job: JobFile, record: Record, **rest: bool) -> None:
+            async def stop(self: Journal, job: JobFile, record: Record, **rest: bool) -> int:
                 if record.kind == "end" if moment == "at the end" else record.step in ("sleep", "wake"):
                     stopped.add(id(job))
                     await asyncio.Event().wait()
-                await add(self, job, record, **rest)
+                return await write(self, job, record, **rest)
 
-            monkeypatch.setattr(Journal, "add", stop)
+            monkeypatch.setattr(Journal, "_record", stop)
             ops = []
             for seat in seats:
                 target, group = seat.engine.target, seat.engine.target.seat

@@ -180,15 +180,15 @@ async def test_b10_a_process_that_a_restore_has_spent_is_ended_by_the_replay_of_
         async with checkpointer(here, floor_wall_seconds=1.0) as it:
             engine = await here.engine("s00")
             assert (await park(it, engine)).outcome == "parked"
-            stopped, add = asyncio.Event(), Journal.add
+            stopped, write = asyncio.Event(), Journal._record
 
-            async def stop_at_the_kill(self: Journal, job: JobFile, record: Record, **rest: bool) -> None:
+            async def stop_at_the_kill(self: Journal, job: JobFile, record: Record, **rest: bool) -> int:
                 if record.step in ("lock", "checkpoint", "kill"):
                     stopped.set()
                     await asyncio.Event().wait()
-                await add(self, job, record, **rest)
+                return await write(self, job, record, **rest)
 
-            monkeypatch.setattr(Journal, "add", stop_at_the_kill)
+            monkeypatch.setattr(Journal, "_record", stop_at_the_kill)
             await here.inject("oom")
             op = await it.begin(activate=engine.target)
             await asyncio.wait_for(stopped.wait(), 30)

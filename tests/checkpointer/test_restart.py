@@ -83,15 +83,15 @@ async def test_a_crash_at_the_kill_ends_in_the_same_park(monkeypatch: pytest.Mon
     async with node("ctypes") as here:
         async with checkpointer(here, base_seconds=1500.0) as it:
             engine = await here.engine("s00", backend="restart")
-            stopped, add = asyncio.Event(), Journal.add
+            stopped, write = asyncio.Event(), Journal._record
 
-            async def stop(self: Journal, job: JobFile, record: Record, **rest: bool) -> None:
+            async def stop(self: Journal, job: JobFile, record: Record, **rest: bool) -> int:
                 if record.kind == "end" if killed else record.step == "kill":
                     stopped.set()
                     await asyncio.Event().wait()
-                await add(self, job, record, **rest)
+                return await write(self, job, record, **rest)
 
-            monkeypatch.setattr(Journal, "add", stop)
+            monkeypatch.setattr(Journal, "_record", stop)
             op = await it.begin(park=(engine.target,))
             await asyncio.wait_for(stopped.wait(), 30)
             monkeypatch.undo()

@@ -118,14 +118,14 @@ async def test_ask_jobs_with_an_epoch_fences_off_jobs_of_an_earlier_manager() ->
 
 
 async def test_one_job_at_a_time_on_a_gpu_and_several_on_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on, add = asyncio.Event(), Journal.add
+    go_on, write = asyncio.Event(), Journal._record
 
-    async def wait_at_the_freeze(self: Journal, job: JobFile, record: Record, **rest: bool) -> None:
+    async def wait_at_the_freeze(self: Journal, job: JobFile, record: Record, **rest: bool) -> int:
         if record.step == "freeze":
             await go_on.wait()
-        await add(self, job, record, **rest)
+        return await write(self, job, record, **rest)
 
-    monkeypatch.setattr(Journal, "add", wait_at_the_freeze)
+    monkeypatch.setattr(Journal, "_record", wait_at_the_freeze)
     async with node() as here, checkpointer(here) as it:
         first, other = await here.engine("s00"), await here.engine("t00", gpus=(1,))
         op = await it.begin(park=(first.target,))
