@@ -10,8 +10,8 @@ from kybernate.envelope import MessageError, decode
 from kybernate.messages import TrafficSignal
 from services.gpu_manager.demand import MOST_LEVELS, DemandLevels
 from services.gpu_manager.inputs import ModelTime, Now, UnixTime, WallTime
+from services.router.core.reports import MOST_CALLERS, Loads, SignalQuota
 from services.router.core.reports import MOST_LEVELS as MOST_LEVELS_OF_A_ROUTER
-from services.router.core.reports import Loads, SignalQuota
 from tests.attacks.stack import RawEngine, Stack
 
 SUBJECT = "kyb.v1.sig.x.gemma"
@@ -96,3 +96,17 @@ def test_a_quota_fills_again():
     assert quota.admits("a", "x", 0.0, 3.0)
     assert not quota.admits("a", "y", 1.0, 3.0)
     assert quota.admits("a", "y", 4.0, 3.0)
+
+
+def test_callers_that_were_silent_are_forgotten_and_those_that_owe_are_not():
+    quota = SignalQuota(per_second=10, burst=100, most_sources=1)
+    assert quota.take("eager", 100, 0.0) is None
+    for number in range(2 * MOST_CALLERS):
+        assert quota.take(f"address {number}", 1, 0.001 * number) is None
+        assert quota.admits(f"address {number}", "x", 0.001 * number, 1.0)
+    assert len(quota._left) <= MOST_CALLERS + 1000, "those of the last second are kept"
+    assert quota._sources.keys() <= quota._left.keys()
+    assert quota.take("owes", 100, 20.0) is None
+    for number in range(MOST_CALLERS):
+        quota.take(f"more {number}", 1, 20.0)
+    assert quota.take("owes", 100, 20.0) is not None

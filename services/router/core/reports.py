@@ -176,6 +176,10 @@ class Loads:
         return Load(sum(load.waiting for load in loads), sum(load.in_flight for load in loads))
 
 
+MOST_CALLERS = 10_000
+"""Known callers beyond which those that were silent for a while are forgotten."""
+
+
 class SignalQuota:
     """How many signals each caller may send, and for how many sources at a time. Times as in Loads."""
 
@@ -185,9 +189,12 @@ class SignalQuota:
         """By caller: signals that it may send, and when that was computed."""
         self._sources: dict[str, dict[str, float]] = {}
         """By caller, then by source: when its last signal expires."""
+        self._forget_at = 0.0
 
     def take(self, caller: str, count: int, now: float) -> int | None:
         """Count signals; None if they may be sent, else the seconds until they may."""
+        if len(self._left) >= MOST_CALLERS and now >= self._forget_at:
+            self._forget(now)
         left, at = self._left.get(caller, (float(self._burst), now))
         left = min(self._burst, left + (now - at) * self._per_second)
         if count > left:
@@ -205,6 +212,15 @@ class SignalQuota:
                 return False
         sources[source] = now + ttl_seconds
         return True
+
+    def _forget(self, now: float) -> None:
+        """Drop the callers that may send all again, and have no source any more; at most once a second."""
+        self._forget_at = now + 1.0
+        for caller, (left, at) in list(self._left.items()):
+            expired = all(until <= now for until in self._sources.get(caller, {}).values())
+            if expired and left + (now - at) * self._per_second >= self._burst:
+                del self._left[caller]
+                self._sources.pop(caller, None)
 
 
 # --- the cluster ------------------------------------------------------------------------------------------------------
