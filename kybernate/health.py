@@ -4,7 +4,7 @@ A service is live while its event loop runs, and ready when every named conditio
 """
 
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -24,7 +24,6 @@ from kybernate.bus.port import Bus
 from kybernate.settings import Settings
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass

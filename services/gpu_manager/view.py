@@ -395,12 +395,6 @@ def claimed_for(node: NodeState, group: Group, now: Now) -> str | None:
     return next((seat.id for seat in claims if seat_view(node, seat, now).turn <= own), None)
 
 
-def validate(node: NodeState) -> None:
-    """Raise AssertionError if an invariant does not hold."""
-    found = broken_invariants(node)
-    assert not found, "; ".join(sorted(set(found.values())))
-
-
 def broken_invariants(node: NodeState) -> dict[str, str]:
     """GPU → the invariant that does not hold on it. Quarantined seats may hold too much: that is why they are; also
     while they are deleted."""

@@ -117,7 +117,7 @@ class World:
         if drained:
             self._starts_nothing(drained & {*self.node.groups}, coming, effects)
         self.effects += effects
-        view.validate(self.node)
+        assert view.broken_invariants(self.node) == {}
         return effects
 
     def _starts_nothing(self, drained: set[str], coming: set[str], effects: list[object]) -> None:
