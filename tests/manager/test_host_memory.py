@@ -15,6 +15,7 @@ from kybernate.messages import (
     KillJob,
     ParkSeat,
     SeatProgress,
+    SeatTarget,
     SwitchJob,
     TrafficSignal,
 )
@@ -58,7 +59,7 @@ class HostWorld(World):
         """The checkpointer does the job: a copy comes with a park, unless a restart parks the seat, and goes again."""
         found = status(job, park, activate, done=done)
         targets = {target.seat: target for target in job.park}
-        parked = tuple(self._copied(one, targets[one.seat].backend) for one in found.park)
+        parked = tuple(self._copied(one, targets[one.seat]) for one in found.park)
         if job.activate is not None and activate == "active":
             self.copies.pop(job.activate.seat, None)
         self.check()
@@ -67,9 +68,12 @@ class HostWorld(World):
             if one.outcome == "parked" and targets[one.seat].backend == "restart":
                 self.exit(one.seat)
 
-    def _copied(self, one: SeatProgress, backend: str) -> SeatProgress:
-        if one.outcome != "parked" or backend == "restart":
+    def _copied(self, one: SeatProgress, target: SeatTarget) -> SeatProgress:
+        if one.outcome != "parked" or target.backend == "restart":
             return one
+        pod = self.pods.get(one.seat)
+        if pod is None or not pod.running or pod.container_id != target.container_id:
+            return one.model_copy(update={"outcome": "gone"})  # what has ended leaves no copy
         self.copies[one.seat] = VRAM * GIB
         return one.model_copy(update={"host_bytes": VRAM * GIB})
 
