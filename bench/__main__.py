@@ -18,7 +18,19 @@ from rich.table import Table
 from kybernate import __version__
 from kybernate.logs import configure
 
-BENCHES = ("bus", "board", "router", "switch", "checkpoint", "kubelet", "plugin", "placement", "policy", "simulate")
+BENCHES = (
+    "bus",
+    "board",
+    "router",
+    "switch",
+    "checkpoint",
+    "engines",
+    "kubelet",
+    "plugin",
+    "placement",
+    "policy",
+    "simulate",
+)
 LONG = ("peers", "release", "live", "bounds", "regimes", "pooling", "family", "family_live", "scale", "starved")
 """Some minutes each: only when named."""
 RESULTS = Path(__file__).parent / "results"

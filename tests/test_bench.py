@@ -14,6 +14,7 @@ SMALL: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "board": ({"signals": 1, "switches": 1}, {}),
     "bus": ({"messages": 200, "round_trips": 1}, {}),
     "checkpoint": ({"cycles": 1, "calls": 1, "records": 1}, {"WARM": 0}),
+    "engines": ({"cycles": 1}, {}),
     "family": ({"switches": 40}, {}),
     "kubelet": ({}, {"RESTARTS": 1}),
     "placement": ({"seeds": 1}, {"NODES": 4, "ARRIVALS": 20, "LOADS": (0.5,), "RESAMPLES": 2}),

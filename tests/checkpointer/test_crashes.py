@@ -8,7 +8,7 @@ the next one reads what it had written. The driver's prefixes are in ``test_proc
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,9 @@ from services.checkpointer.job_run import JobRun
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record
 from tests.checkpointer.crash_cases import BACKENDS, COLD, Crash, Half, crashes
-from tests.checkpointer.engines import FULL, IN_VAIN, RESIDUE, WAITS, PlayedEngine, Stand, played
+from tests.checkpointer.engines import FULL, IN_VAIN, RESIDUE, PlayedEngine, Stand, played
 
 CALLS = ("/sleep", "/wake_up", "/release_memory", "/resume_memory", "/api/generate", "/models/load", "/models/unload")
-FAST = 50.0
 
 
 @dataclass
@@ -128,12 +127,11 @@ async def play(backend: str, crash: Crash, folder: Path, monkeypatch: pytest.Mon
     """What becomes of the seat."""
     kind = {"vllm-2": "vllm", "restart": "vllm"}.get(backend, backend)
     async with played(PlayedEngine(kind), {"vllm-2": "vllm-2", "restart": "restart"}.get(backend, "")) as it:
-        it.readings.timeouts = replace(WAITS, speed=FAST)
         machine = Machine(it, folder, monkeypatch)
         if crash.half == "activate":
             assert name_of(await machine.run("park")) == "parked"
         if crash.victim == "checkpointer" and crash.moment in ("step", "call", "between"):
-            it.readings.timeouts = replace(IN_VAIN, speed=FAST, effect_seconds=0.3)  # an effect that never comes
+            it.readings.timeouts = IN_VAIN  # an effect that never comes
 
         async def end_engine() -> None:
             it.engine.end()
