@@ -71,7 +71,9 @@ def _size(value: object) -> int:
 
 
 def _host_memory(value: object) -> int | str:
-    return value if value in HOST_MEMORIES else _size(value)
+    """YAML reads a bare ``off`` as false."""
+    word = "off" if value is False else value
+    return word if isinstance(word, str) and word in HOST_MEMORIES else _size(word)
 
 
 def _one_of(known: Collection[str], kind: str) -> Callable[[object], str]:
