@@ -288,8 +288,10 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
         given = now.wall + -ticket.age_seconds
         seat.entered_wall, seat.gate.ticket_given = given, given
     for status in sorted(known.reply.jobs, key=lambda status: status.epoch):  # a seat may be in two: the later counts
-        if not status.done and not status.op.startswith(REHEARSAL):  # its seat starts, and asks for it again
+        if not status.done and not status.op.startswith(REHEARSAL):
             _adopt(node, status, entries, now)
+        elif not status.done:
+            _starts_on(node, status)
     for seat in node.seats.values():
         if seat.state not in FROZEN_STATES:  # a switch that goes on may have frozen it a moment ago
             seat.durable.freeze = Freeze()
@@ -407,6 +409,13 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
     if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
         _adopt_incoming(incoming, group, entries.get(incoming.id), free=switch.victims_off(node, status))
         incoming.epoch, incoming.op = status.epoch, status.op
+
+
+def _starts_on(node: NodeState, status: JobStatus) -> None:
+    """The seat of a rehearsal starts, and asks for it again; where the ledger was lost its processes seem to serve."""
+    for seat in (node.seats[progress.seat] for progress in status.park if progress.seat in node.seats):
+        if seat.state is S.ACTIVE:
+            seat.state = S.STARTING
 
 
 def _concerns(progress: SeatProgress, seat: ManagedSeat) -> bool:

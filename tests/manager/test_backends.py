@@ -134,6 +134,18 @@ def test_a_manager_that_starts_during_a_rehearsal_goes_on_with_the_start(world: 
     assert not world.node.switches
 
 
+def test_an_engine_whose_rehearsal_goes_on_serves_only_after_it_also_if_the_ledger_was_lost(world: World) -> None:
+    seat = starting(world)
+    (job,) = rehearsals(world)
+    world.board = world.new_board()
+    under_way = status(job, "parked", "started", done=False)
+    target = job.park[0]
+    seen = SeatProgress(seat=seat, pod_uid=target.pod_uid, container_id=target.container_id, outcome="started")
+    reply = JobReply(accepted=True, jobs=(under_way,), seats=(seen,))
+    world.receive(Recovered(world.owners(), Ledger(lost=True), reply))
+    assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
+
+
 def test_a_backend_that_fails_twice_is_demoted_also_after_a_restart(world: World) -> None:
     seat = serving(world)
     failing(world, seat, "active")
