@@ -465,7 +465,7 @@ class Checkpointer:
             if owner not in (None, target.seat) and self.machine.slots[self.machine.group_of_gpus[tuple(gpus)]] == 1:
                 raise DriverError(StepTrouble.REFUSED)
             self.reserved[gpu] = target.seat
-        size = engine.size if engine is not None else 0
+        size = engine.size - engine.residue if engine is not None else 0
         for gpu in gpus:
             used = self.machine.used(gpu)
             if used + size > GPU_BYTES or (not members.known_size and used > GPU_BYTES // 20):
@@ -479,6 +479,9 @@ class Checkpointer:
         engine = self.machine.engines.get(run.members.cid)
         gpus = engine.gpus if engine is not None and outcome in ("active", "parked") else ()
         run.outcome = _progress(run.target, outcome, reason=end.reason, gpus=gpus)
+        if outcome == "parked" and engine is not None and engine.residue:
+            sizes = {"vram_bytes": engine.size * len(gpus), "residue_bytes": engine.residue * len(gpus)}
+            run.outcome = run.outcome.model_copy(update=sizes)
         for gpu in [gpu for gpu, seat in self.reserved.items() if seat == run.target.seat]:
             del self.reserved[gpu]
 

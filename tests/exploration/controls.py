@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from kybernate.messages import AskJobs
-from services.gpu_manager import allocations, demand, recovery, switch, view
+from services.gpu_manager import allocations, demand, recovery, rehearsal, switch, view
 from tests.exploration.search import Chaos, Found, Totals, random_run
 from tests.exploration.world import SHAPES, Setup
 
@@ -46,6 +46,17 @@ def _slots_are_not_counted() -> Any:
             return room(node, seat, **options)
 
     return mock.patch.object(view, "room", without_slots)
+
+
+def _memory_is_not_counted() -> Any:
+    return mock.patch.object(view, "fit_together", return_value=True)
+
+
+def _a_rehearsal_is_over_when_it_begins() -> Any:
+    rehearsed = rehearsal.rehearsed
+    return mock.patch.object(
+        rehearsal, "rehearsed", lambda node, seat, now: bool(seat.rehearsal) or rehearsed(node, seat, now)
+    )
 
 
 def _the_seat_folder_is_not_read() -> Any:
@@ -125,6 +136,8 @@ RESTART = ("crash-manager", "crash-after")
 LOST = ("crash-manager", " ledger")
 CONTROLS = (
     Control("slots are not counted", _slots_are_not_counted, "three", "", 0.0, warm=0.0),
+    Control("memory is not counted", _memory_is_not_counted, "packed", "", 0.0, warm=0.0),
+    Control("a rehearsal is over when it begins", _a_rehearsal_is_over_when_it_begins, "packed", "", 0.02, warm=0.0),
     Control("the seat folder is not read", _the_seat_folder_is_not_read, "one", SECOND, focus=LOST, warm=0.0),
     Control(
         "a ticket that nothing remembers is not waited for",

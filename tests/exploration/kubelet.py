@@ -232,13 +232,28 @@ class Kubelet:
         return Owners(pods, listed, unproven=frozenset(pod.seat for pod in pods) - frozenset(prove))
 
     def _seat_pod(self, seat: str, pod: ApiPod) -> SeatPod:
-        vram = f"{self.size_of(seat) // GIB}GiB" if self.home[seat].slots > 1 else ""
-        ip = f"ip-{pod.uid}"
-        return seat_pod(seat, pod.name, pod.uid, ip, pod.cid, running=pod.running, deleting=pod.deleting, vram=vram)
+        home, ip = self.home[seat], f"ip-{pod.uid}"
+        total = self.size_of(seat) * len(home.gpus) // GIB
+        learned = home.profile.packs and self._number(seat) == 2
+        backend = "vllm" if home.profile.packs and self._number(seat) == 1 else "fake"
+        return seat_pod(
+            seat, pod.name, pod.uid, ip, pod.cid, running=pod.running, deleting=pod.deleting,
+            vram=f"{total}GiB" if home.slots > 1 and not learned else "", backend=backend,
+        )  # fmt: skip
 
     def size_of(self, seat: str) -> int:
-        """Bytes on each GPU. Three seats of a group with two slots would fit by memory: only the slots forbid it."""
+        """Bytes on each GPU. Three seats of a group with two slots would fit by memory: only the slots forbid it. Of
+        seats that share memory two or three fit."""
+        if self.home[seat].profile.packs:
+            return (35, 20, 30, 50)[self._number(seat) % 4] * GIB
         return 20 * GIB if self.home[seat].slots > 1 else 60 * GIB
+
+    def residue_of(self, seat: str) -> int:
+        """Bytes that its processes keep on each GPU while parked."""
+        return self.size_of(seat) // 10 if self.home[seat].profile.packs else 0
+
+    def _number(self, seat: str) -> int:
+        return self.home[seat].seat_ids.index(seat)
 
     # --- the start gate -------------------------------------------------------------------------------------------
 
@@ -332,7 +347,7 @@ class Kubelet:
         self.number += 1
         pod.cid, pod.phase = f"process://{self.number}", "running"
         group = self.home[pod.seat]
-        self.machine.start(pod.cid, pod.seat, uid, group.uuids, self.size_of(pod.seat))
+        self.machine.start(pod.cid, pod.seat, uid, group.uuids, self.size_of(pod.seat), self.residue_of(pod.seat))
         return True
 
     def start_fails(self, uid: str) -> bool:

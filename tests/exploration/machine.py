@@ -35,6 +35,8 @@ class Engine:
     size: int
     """Bytes on each GPU once it has loaded."""
     members: list[ProcessState]
+    residue: int = 0
+    """Bytes that stay on each GPU while it is parked."""
     loaded: bool = False
     healthy: bool = False
     frozen: bool = False
@@ -71,10 +73,10 @@ class Machine:
 
     # --- containers -----------------------------------------------------------------------------------------------
 
-    def start(self, cid: str, seat: str, pod: str, gpus: tuple[str, ...], size: int) -> None:
+    def start(self, cid: str, seat: str, pod: str, gpus: tuple[str, ...], size: int, residue: int = 0) -> None:
         """The runtime starts a container: its processes exist, and may allocate from now on."""
         members = [P.RUNNING] * min(2, len(gpus))
-        self.engines[cid] = Engine(cid, seat, pod, gpus, size, members)
+        self.engines[cid] = Engine(cid, seat, pod, gpus, size, members, residue)
         self.starts += 1
         self._exclusive(self.engines[cid], f"container {cid} of {seat} starts")
 
@@ -100,8 +102,9 @@ class Machine:
         total = 0
         for engine in self.engines.values():
             if engine.loaded and gpu in engine.gpus:
+                states = [state for n, state in enumerate(engine.members) if gpu in engine.gpus_of(n)]
                 total += sum(
-                    engine.size for n, state in enumerate(engine.members) if state in _LIVE and gpu in engine.gpus_of(n)
+                    engine.size if state in _LIVE else engine.residue for state in states if state is not P.GONE
                 )
         return total
 
@@ -157,7 +160,7 @@ class Machine:
         if set(engine.members) == {P.CHECKPOINTED}:
             engine.parked_at = self.wall
         for gpu in engine.gpus_of(member):
-            if engine.loaded and self.used(gpu) + engine.size > GPU_BYTES:
+            if engine.loaded and self.used(gpu) + engine.size - engine.residue > GPU_BYTES:
                 raise ViolationError(f"{engine.seat} is restored without room on {gpu}, which {self.on(gpu)} hold")
         engine.members[member] = P.LOCKED
         self._exclusive(engine, f"{engine.seat} is restored")

@@ -134,6 +134,8 @@ __all__ = [
 GIB = 2**30
 NODE = "n1"
 GPU_BYTES = 80 * GIB
+RESERVE_BYTES = 2 * GIB
+"""Of each GPU whose seats share memory."""
 DRAIN_SECONDS = 60.0
 MANAGER_URL = "http://manager"
 
@@ -143,12 +145,13 @@ MANAGER_URL = "http://manager"
 
 @dataclass(frozen=True)
 class Shape:
-    """One group: indices of its GPUs, seats, slots."""
+    """One group: indices of its GPUs, seats, slots. ``packs``: its seats share memory, as many as fit."""
 
     gpus: tuple[int, ...]
     seats: int = 1
     slots: int = 1
     moves: bool = False
+    packs: bool = False
 
     @property
     def name(self) -> str:
@@ -168,9 +171,11 @@ def make_groups(shapes: Iterable[Shape]) -> tuple[Group, ...]:
             seats_per_group=shape.seats,
             active_slots=shape.slots,
             rebalance=shape.moves,
+            packing="memory" if shape.packs else "slots",
+            memory_reserve=RESERVE_BYTES,
         )
         seats = tuple(seat_id(len(gpus), key, n) for n in range(shape.seats))
-        groups.append(Group(shape.name, key, profile, gpus, seats, shape.slots))
+        groups.append(Group(shape.name, key, profile, gpus, seats, shape.seats if shape.packs else shape.slots))
     return tuple(groups)
 
 
@@ -188,8 +193,10 @@ def now_at(wall: float, unix: float) -> Now:
     return Now(wall=wall, model=wall, unix=unix)  # type: ignore[arg-type]
 
 
-def seat_pod(seat: str, name: str, uid: str, ip: str, cid: str, *, running: bool, deleting: bool, vram: str) -> SeatPod:
-    notes = {"kyb.ai/model": name, "kyb.ai/backend": "fake"}
+def seat_pod(
+    seat: str, name: str, uid: str, ip: str, cid: str, *, running: bool, deleting: bool, vram: str, backend: str
+) -> SeatPod:
+    notes = {"kyb.ai/model": name, "kyb.ai/backend": backend}
     if vram:
         notes["kyb.ai/vram"] = vram
     return SeatPod(

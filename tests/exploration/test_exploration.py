@@ -8,7 +8,7 @@ from tests.exploration.machine import ViolationError
 from tests.exploration.search import Chaos, Totals, explain, random_run, replay, setup_of, shrink
 from tests.exploration.world import SHAPES, Setup, World
 
-SEEDS = range(6)
+SEEDS = range(7)
 """One of each configuration."""
 
 

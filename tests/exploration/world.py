@@ -40,8 +40,9 @@ TREE = (
 MIXED = (Shape((0,), seats=3, slots=2), Shape((1,)), Shape((2,)), Shape((0, 1)), Shape((0, 1, 2)))
 MOVES = (Shape((0,), seats=2, moves=True), Shape((1,), seats=2, moves=True), Shape((2,), seats=2, moves=True))
 PAIR = (Shape((0,)), Shape((1,)), Shape((0, 1), seats=2))
+PACKED = (Shape((0,), seats=4, packs=True), Shape((1,), seats=2, packs=True), Shape((0, 1), seats=2, packs=True))
 ONE = (Shape((0,), seats=3),)
-SHAPES = {"one": ONE, "pair": PAIR, "three": THREE, "tree": TREE, "mixed": MIXED, "moves": MOVES}
+SHAPES = {"one": ONE, "pair": PAIR, "three": THREE, "tree": TREE, "mixed": MIXED, "moves": MOVES, "packed": PACKED}
 TROUBLES = (StepTrouble.REFUSED, StepTrouble.HUNG, StepTrouble.HELPER_DIED, StepTrouble.NOT_READY)
 HOUR = 3600.0
 START_SECONDS = 270.0

@@ -4,10 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import AskJobs, JobReply, PinSeat, Presence
+from kybernate.messages import AskJobs, JobReply, PinSeat, Presence, SeatProgress
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery, view
-from services.gpu_manager.inputs import BusChanged, ForeignProcessesSeen, Recovered, RecoveryBegun, StartCalls, Tick
+from services.gpu_manager.inputs import (
+    BusChanged,
+    ForeignProcessesSeen,
+    Recovered,
+    RecoveryBegun,
+    SeatTicket,
+    StartCalls,
+    StartTicket,
+    Tick,
+)
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.managed_seat import START_DEADLINE_SECONDS
 from tests.manager.packed import PackedWorld, Truth, make_packed
@@ -129,6 +138,45 @@ def test_a_conflict_about_memory_lasts_over_a_restart(packed: PackedWorld) -> No
     packed.exit(a)
     packed.look_at(b, "active")
     assert packed.state(b) is S.ACTIVE
+
+
+def test_a_ticket_that_a_lost_ledger_leaves_open_is_not_given_again_beside_a_seat_that_leaves_no_room(
+    packed: PackedWorld,
+) -> None:
+    """The container that used the ticket has ended; its seat counts as starting, since the ticket may still be used."""
+    a, b = packed.groups[0].seat_ids[:2]
+    serve(packed, a, 50)
+    serve(packed, b, 40)
+    packed.wish(a)
+    packed.finish()
+    assert (packed.state(a), packed.state(b)) == (S.ACTIVE, S.PARKED)
+    given = next(effect for effect in packed.effects if isinstance(effect, StartTicket) and effect.seat == b)
+    packed.truth.pop(b)
+    packed.pods[b] = replace(packed.pods[b], running=False, exit_code=1)
+    reply = JobReply(
+        accepted=True,
+        seats=tuple(
+            SeatProgress(
+                seat=seat, pod_uid=packed.pods[seat].uid, container_id=packed.pods[seat].container_id or "", outcome=how
+            )
+            for seat, how in ((a, "active"), (b, "gone"))
+        ),
+    )
+    packed.board = packed.new_board()
+    packed.receive(BusChanged(True))
+    ticket = SeatTicket(b, given.call, given.pod_uid, given.epoch, 5.0, given.vram_bytes)
+    packed.receive(Recovered(packed.owners(), Ledger(lost=True), reply, (ticket,)))
+    assert (packed.state(a), packed.state(b)) == (S.ACTIVE, S.STARTING)
+    before = len(packed.effects)
+
+    packed.call(b)
+    for _ in range(3):
+        packed.look()
+    assert not [one for one in packed.effects[before:] if isinstance(one, StartTicket)], "a and b do not fit"
+
+    packed.tick(START_DEADLINE_SECONDS)
+    packed.look()
+    assert packed.state(b) is S.WAITING
 
 
 def test_a_residue_is_unknown_again_after_a_container_started_anew(packed: PackedWorld) -> None:
