@@ -5,12 +5,12 @@ an excluded strategy is not possible. Memory in GB of 1e9 bytes.
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from math import ceil
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import Field
@@ -21,11 +21,13 @@ from kybernate.config_errors import Strict
 from kybernate.lab.simulate.node import GB, HARDWARE
 from kybernate.onboard import OnboardError, engine_of, gpus_of
 
+T = TypeVar("T")
+
 DEFAULT_WAIT_SECONDS = 20.0
 """How long requests may wait for an activation where it is not given and no latency is promised: the default SLO."""
 _SENSITIVE_MS = 1000.0
 """A promised p99 below this is sensitive to latency."""
-_MEMORY_SHARE = 0.85
+MEMORY_SHARE = 0.85
 """Of a shared GPU's memory that is planned for: the guide's alert threshold."""
 _COMPARED = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 
@@ -90,6 +92,10 @@ class GpuKind(Strict):
     mig: tuple[tuple[float, int], ...]
     """(GB of a slice, how many fit), smallest first; empty: it has no MIG."""
     source: str
+
+    def slices(self, vram_gb: float) -> int:
+        """How many slices that hold so much fit on it; 0: none holds it."""
+        return next((count for size, count in self.mig if size >= vram_gb), 0)
 
 
 class Strategy(Strict):
@@ -238,7 +244,7 @@ def facts(workload: Workload, gpu: str) -> dict[str, Any]:
         "activationSeconds": seconds,
         "waitCoversActivation": None if wait is None or seconds is None else wait >= seconds,
         "vramShare": None if vram is None else vram / kind.memory,
-        "fitsMig": None if vram is None else any(size >= vram for size, _ in kind.mig),
+        "fitsMig": None if vram is None else kind.slices(vram) > 0,
     }
 
 
@@ -358,7 +364,7 @@ def _gpus(name: str, own: Sequence[Workload], gpu: str) -> int:
     if name == "dedicated":
         return sum(one.gpus for one in own)
     if name == "mig":
-        return ceil(sum(1 / next(count for size, count in kind.mig if size >= (one.vram_gb or size)) for one in own))
+        return ceil(sum(1 / (kind.slices(one.vram_gb or 0.0) or 1) for one in own))
     if name == "seats":
         sizes = sorted({one.gpus for one in own})
         return sum(size * _seat_groups([one for one in own if one.gpus == size], strategy.target) for size in sizes)
@@ -370,17 +376,23 @@ def _seat_groups(own: Sequence[Workload], target: float) -> int:
 
 
 def _filled(items: Sequence[tuple[float, float]], kind: GpuKind, strategy: Strategy) -> int:
-    """First fit, largest memory first."""
-    bins: list[list[tuple[float, float]]] = []
-    for item in sorted(items, reverse=True):
-        for held in bins:
-            memory, busy = (sum(column) for column in zip(*held, item, strict=True))
-            if memory <= _MEMORY_SHARE * kind.memory and busy <= strategy.target and len(held) < strategy.most:
-                held.append(item)
-                break
-        else:
+    def fits(held: Sequence[tuple[float, float]]) -> bool:
+        memory, busy = (sum(column) for column in zip(*held, strict=True))
+        return memory <= MEMORY_SHARE * kind.memory and busy <= strategy.target and len(held) <= strategy.most
+
+    return len(first_fit(sorted(items, reverse=True), fits))
+
+
+def first_fit(items: Iterable[T], fits: Callable[[Sequence[T]], bool]) -> list[list[T]]:
+    """Put each item into the first bin that still fits with it, else into a new one."""
+    bins: list[list[T]] = []
+    for item in items:
+        held = next((held for held in bins if fits([*held, item])), None)
+        if held is None:
             bins.append([item])
-    return len(bins)
+        else:
+            held.append(item)
+    return bins
 
 
 def fleet_cost(chosen: Sequence[tuple[Workload, str]], gpu: str, costs: Costs) -> FleetCost:

@@ -1,14 +1,16 @@
 """``kyb plan`` and the search behind it."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kybernate.cli import main
-from kybernate.lab.plan import Goal, PlannedLayout, dedicated, fewest, plan, regrouped, saved
-from kybernate.lab.simulate.engine import RunOptions
+from kybernate.lab import plan as planner
+from kybernate.lab.plan import Goal, PlannedLayout, fewest, most_runs, plan, regrouped, saved, smallest, verified
 from tests.simulate.cases import scenario, seat
 
 LAYOUT = PlannedLayout("seats", 1, 1, 1, False, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -37,7 +39,7 @@ def busy(seats: int = 4):
 
 def test_what_is_planned_is_enough_one_less_is_not_and_dedicated_needs_one_group_per_model():
     goal = Goal(share=0.9, price=2.0, gpus_per_group=2, move_seconds=1.0)
-    seats, alone = plan(busy(), goal)
+    seats, _, alone = plan(busy(), goal)
     assert (seats.name, seats.enough) == ("seats", True)
     assert 1 < seats.groups <= 4
     fewer = plan(busy(), replace(goal, groups_max=seats.groups - 1))[0]
@@ -45,7 +47,70 @@ def test_what_is_planned_is_enough_one_less_is_not_and_dedicated_needs_one_group
     assert (alone.groups, alone.gpus, alone.slo_attainment) == (4, 8, 1.0)
     assert alone.cost == pytest.approx(8 * 100 / 3600 * 2.0)
     assert saved([seats, alone]) == pytest.approx(1 - seats.groups / 4)
-    assert dedicated(busy(), goal, RunOptions()).switches_per_hour * 119 / 3600 == pytest.approx(4, rel=0.2)
+    assert alone.switches_per_hour * 119 / 3600 == pytest.approx(4, rel=0.2)
+
+
+def test_llama_swaps_rule_keeps_its_seats_at_home_and_is_not_what_kybernate_saves():
+    goal = Goal(share=0.9, move_seconds=1.0)
+    seats, other, alone = plan(busy(), goal)
+    assert (other.name, other.moves_per_hour) == ("llama-swap", 0.0)
+    cheap = replace(other, gpus=1, enough=True)
+    assert saved([seats, cheap, alone]) == saved([seats, alone])
+
+
+def test_every_model_and_every_tier_must_reach_the_goal():
+    gold = busy()
+    gold = replace(gold, seats=(replace(gold.seats[0], tier="gold", slo_seconds=0.5), *gold.seats[1:]))
+    goal = Goal(share=0.7, move_seconds=1.0)
+    easy, strict = plan(busy(), goal)[0], plan(gold, goal)[0]
+    assert strict.groups > easy.groups, "the tier of one model of four would be hidden in 70 % of all requests"
+    assert strict.worst_tier_attainment >= 0.7
+    every = plan(busy(), replace(goal, model_share=0.95))[0]
+    assert every.worst_attainment >= 0.95
+
+
+def test_spare_groups_are_counted_and_not_used():
+    goal = Goal(share=0.9, price=2.0)
+    without, with_one = plan(busy(), goal)[0], plan(busy(), replace(goal, spare=1))[0]
+    assert with_one.groups == without.groups + 1
+    assert with_one.wait_mean_s == without.wait_mean_s
+    assert with_one.cost_of_month > without.cost_of_month
+
+
+def test_host_memory_of_parked_models_has_a_price():
+    sized = replace(busy(), seats=tuple(replace(one, vram_bytes=40 * 10**9) for one in busy().seats))
+    seats, _, alone = plan(sized, Goal(share=0.9, memory_price=0.5))
+    assert (seats.host_gb, seats.cost_of_month) == (160, 80)
+    assert (alone.host_gb, alone.cost_of_month) == (0, 0)
+
+
+def test_mig_and_time_slicing_keep_models_in_memory_and_slow_them_down():
+    sized = replace(busy(), seats=tuple(replace(one, vram_bytes=18 * 10**9) for one in busy().seats))
+    layouts = {one.name: one for one in plan(sized, Goal(share=0.9, gpu="H100"))}
+    sliced, mig = layouts["time-slicing"], layouts["mig"]
+    assert (sliced.gpus, mig.gpus, layouts["dedicated"].gpus) == (2, 1, 4)
+    assert sliced.stretch > 1
+    assert mig.stretch == pytest.approx(4), "a slice of a quarter has a quarter of the bandwidth"
+    without = {one.name for one in plan(sized, Goal(share=0.9, gpu="L4"))}
+    assert without == {"seats", "llama-swap", "time-slicing", "dedicated"}, "it has no MIG"
+    large = replace(busy(), seats=tuple(replace(one, vram_bytes=75 * 10**9) for one in busy().seats))
+    assert {one.name for one in plan(large, Goal(gpu="H100"))} == {"seats", "llama-swap", "dedicated"}
+
+
+def test_each_layout_is_reported_as_it_is_played():
+    reported: list[PlannedLayout] = []
+    found = plan(busy(), Goal(share=0.9), played=reported.append)
+    assert len(found) <= len(reported) <= most_runs(4, Goal(share=0.9))
+    assert all(one in reported for one in found)
+
+
+def test_a_plan_is_verified_on_requests_that_it_has_not_seen():
+    goal = Goal(share=0.9, move_seconds=1.0)
+    best = smallest(plan(busy(), goal))
+    assert best is not None
+    assert verified(best, busy(), busy(), goal) == best
+    slower = replace(busy(), seats=tuple(replace(one, activate_seconds=9.0) for one in busy().seats))
+    assert verified(best, busy(), slower, goal).slo_attainment < best.slo_attainment
 
 
 def test_heavy_seats_are_spread_first():
@@ -80,9 +145,36 @@ def test_as_people_call_it(trace: Path, tmp_path: Path, capsys: pytest.CaptureFi
     captured = capsys.readouterr().out
     assert captured.startswith("E[active] = ")
     report = json.loads(out.read_text())
-    assert [one["name"] for one in report["layouts"]] == ["seats", "seats", "packed", "dedicated"]
+    assert [one["name"] for one in report["layouts"]] == ["seats", "seats", "packed", "llama-swap", "dedicated"]
     assert all(one["enough"] for one in report["layouts"])
     assert report["goal"]["slo_seconds"] == 15
+    assert report["complete"] is True
+
+
+def test_the_answer_is_checked_on_unseen_hours(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "plan.json"
+    words = (trace, "--slo", "15:0.9", "--cost", "2s/2s", "--duration", 300, "--verify", 300, "--json", out)
+    assert kyb(*words) == 0
+    captured = capsys.readouterr()
+    assert "on the unseen hours:" in captured.out
+    assert "of at most" in captured.err
+    assert json.loads(out.read_text())["verified"]["slo_attainment"] >= 0.9
+
+
+def test_ctrl_c_shows_what_was_played(trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*given: object, **more: object) -> PlannedLayout:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planner, "regrouped", _after(planner.regrouped, 1, interrupted))
+    assert kyb(trace, "--slo", "0.5:0.99", "--cost", "2s/2s") == 130
+    captured = capsys.readouterr()
+    assert [line.split()[:2] for line in captured.out.splitlines() if line.startswith("seats")] == [["seats", "1"]]
+    assert "interrupted" in captured.err
+
+
+def _after(first: Callable[..., Any], count: int, then: Callable[..., Any]) -> Callable[..., Any]:
+    calls = iter([first] * count)
+    return lambda *given, **more: next(calls, then)(*given, **more)
 
 
 def test_too_few_groups_is_exit_code_1(trace: Path, capsys: pytest.CaptureFixture[str]):
@@ -92,7 +184,17 @@ def test_too_few_groups_is_exit_code_1(trace: Path, capsys: pytest.CaptureFixtur
     assert "too few" in captured.out
 
 
-@pytest.mark.parametrize("words", [("--slo", "fast"), ("--slo", "20:95"), ("--slots", "0"), ("--policy", "a,b")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--slo", "fast"),
+        ("--slo", "20:95"),
+        ("--slots", "0"),
+        ("--policy", "a,b"),
+        ("--gpu", "B900"),
+        ("--verify", "9"),
+    ],
+)
 def test_a_mistake_exits_with_2_and_a_remedy(words: tuple[str, str], trace: Path, capsys: pytest.CaptureFixture[str]):
     assert kyb(trace, *words) == 2
     assert words[1].split(",")[0] in capsys.readouterr().err
