@@ -75,8 +75,9 @@ from services.gpu_manager.state import Effect, NodeState
 
 log = get_logger()
 
-GATE_SECONDS, TEXT_SECONDS = 0.05, 0.5
-"""Wall: how often waiting calls are looked for, and how often what they wait for is written."""
+GATE_SECONDS, QUIET_GATE_SECONDS, TEXT_SECONDS = 0.05, 0.25, 0.5
+"""Wall: how often calls are looked for while one waits and while none does, and how often what they wait for is
+written."""
 FOREIGN_SECONDS = 2.0
 WISH_SECONDS = 10.0
 """Wall: how long a pending pod's wish for a group outlives the last read of the pod."""
@@ -370,7 +371,7 @@ class Manager:
             if (now := self.now()).wall >= due:
                 due = now.wall + TEXT_SECONDS
                 self.gate.write_texts(publish.gate_texts(self.node, now))
-            await asyncio.sleep(GATE_SECONDS)
+            await asyncio.sleep(GATE_SECONDS if found.calls else QUIET_GATE_SECONDS)
 
     async def _watch_gpu_processes(self) -> None:
         known = ForeignProcessesSeen(())
