@@ -4,6 +4,7 @@ A service is live while its event loop runs, and ready when every named conditio
 """
 
 import ssl
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -41,6 +42,8 @@ class Health:
         ProcessCollector(registry=self.registry)
         build = Gauge("kybernate_build_info", "1, with the version", ["version"], registry=self.registry)
         build.labels(__version__).set(1)
+        text = "Unix seconds of this process's clock; timestamp() of it is Prometheus' clock"
+        Gauge("kybernate_time_seconds", text, registry=self.registry).set_function(time.time)
 
     def routes(self) -> list[web.RouteDef]:
         """The three routes, for any aiohttp application."""

@@ -55,6 +55,18 @@ class GpuProcess:
     """False where the driver does not report it (NVML_VALUE_NOT_AVAILABLE): ``bytes`` is all memory in use there."""
 
 
+@dataclass(frozen=True, slots=True)
+class GpuSensors:
+    """What a GPU measures of itself; None where it or its driver does not report it (a GPU in MIG mode)."""
+
+    gpu: str
+    """UUID."""
+    celsius: int | None
+    watts: float | None
+    utilization: float | None
+    """Share of the last sample period in which it computed, 0 to 1."""
+
+
 class PcieLevel(StrEnum):
     """The distance of two GPUs over PCIe, near to far, as ``nvidia-smi topo -m`` names it."""
 

@@ -30,17 +30,7 @@ tool() {
   GOBIN=$tools GOFLAGS=-trimpath sh scripts/retry.sh go install "$2" || { say "go install $2 failed; put $1 on PATH"; exit 1; }
 }
 
-# promtool is in Debian's package prometheus, of which only this program is taken. Without it the alerts are not run.
-promtool() {
-  [ -x "$tools/promtool" ] || command -v promtool >/dev/null && return
-  command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 0
-  into=$(mktemp -d)
-  (cd "$into" && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb . && mv usr/bin/promtool "$tools") \
-    >/dev/null 2>&1 || say "promtool could not be had: the alerts are not run"
-  rm -rf "$into"
-}
-
-promtool
+PATH=$PATH:$(sh scripts/prometheus.sh) || say "promtool could not be had: the alerts are not run"
 tool helm "helm.sh/helm/v3/cmd/helm@$HELM"
 tool kubeconform "github.com/yannh/kubeconform/cmd/kubeconform@$KUBECONFORM"
 if [ ! -d "$tools/schemas" ]; then

@@ -12,7 +12,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kybernate.health import Health
+from kybernate.machine import GpuSensors
 from kybernate.policy.rules import Quantum
+from services.checkpointer.backends.reservations import Headroom, KernelMemory
+from services.checkpointer.helper_pool import HelperPool
+from services.checkpointer.journal import Journal
+from services.checkpointer.metrics import CheckpointerMetrics
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.metrics import ManagerMetrics
 from services.plugin.publish import PluginMetrics
@@ -64,10 +69,26 @@ def manager_series() -> Series:
     return series_of(text)
 
 
+def checkpointer_series(folder: Path) -> Series:
+    registry, journal = CollectorRegistry(), Journal(folder)
+    pool, headroom = HelperPool((), folder), Headroom(KernelMemory(), None)
+    metrics = CheckpointerMetrics(registry, "n1", journal, pool, headroom)
+    metrics.available_bytes = 2**30
+    journal.observe_fsync(0.002)
+    pool.hangs += 1
+    text = generate_latest(registry).decode()
+    assert 'kybernate_journal_fsync_seconds_count{node="n1"} 1.0' in text
+    assert 'kybernate_helper_hangs_total{node="n1"} 1.0' in text
+    assert 'kybernate_host_memory_available_bytes{node="n1"} 1.073741824e+09' in text
+    journal.close()
+    return series_of(text)
+
+
 @pytest.fixture
-async def series() -> Series:
+async def series(tmp_path: Path) -> Series:
     plugin = CollectorRegistry()
-    metrics = PluginMetrics(plugin, lambda: {"kyb.ai/gpu-1x-seat": 3})
+    sensors = [GpuSensors("GPU-0", 40, 70.0, 0.5)]
+    metrics = PluginMetrics(plugin, "n1", lambda: {"kyb.ai/gpu-1x-seat": 3}, lambda: sensors)
     metrics.waited(True, 0.2)
     async with router_world() as w:
         await w.seat("s0", "llama", slo_seconds=20.0)
@@ -75,7 +96,13 @@ async def series() -> Series:
         text = (await w.call("GET", "/metrics")).body.decode()
         assert 'kybernate_router_slo_requests_total{model="llama",outcome="met",tier="standard"} 1.0' in text
         assert 'kybernate_router_hold_seconds_count{model="llama",tier="standard"} 1.0' in text
-    parts = [series_of(text), manager_series(), scraped(plugin), scraped(Health().registry)]
+    parts = [
+        series_of(text),
+        manager_series(),
+        scraped(plugin),
+        checkpointer_series(tmp_path),
+        scraped(Health().registry),
+    ]
     return {name: labels for part in parts for name, labels in part.items()}
 
 

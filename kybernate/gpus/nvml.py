@@ -13,7 +13,7 @@ from kybernate.gpus.nvml_hardware import text
 from kybernate.gpus.nvml_reader import PCI_DEVICES, NvmlReader
 from kybernate.gpus.port import GpuError
 from kybernate.logs import get_logger
-from kybernate.machine import Gpu, GpuEvent, GpuProcess, Link
+from kybernate.machine import Gpu, GpuEvent, GpuProcess, GpuSensors, Link
 
 T = TypeVar("T")
 
@@ -52,6 +52,10 @@ class NvmlGpus:
     async def processes(self) -> tuple[GpuProcess, ...]:
         """Processes with a compute context. Raises GpuError."""
         return await self._in_thread(self._reader.processes)
+
+    async def sensors(self) -> tuple[GpuSensors, ...]:
+        """Temperature, power and utilisation of each GPU. Raises GpuError."""
+        return await self._in_thread(self._reader.sensors)
 
     async def events(self, timeout_seconds: float) -> tuple[GpuEvent, ...]:
         """XID events; see ``Gpus``. Raises GpuError, also if no GPU here reports any."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from kybernate.gpus.nvml_hardware import mig_profile, numa_node_of, pci_address, read_links, text
 from kybernate.gpus.port import GpuError
-from kybernate.machine import Gpu, GpuProcess, Link, Mig
+from kybernate.machine import Gpu, GpuProcess, GpuSensors, Link, Mig
 
 T = TypeVar("T")
 
@@ -53,6 +53,10 @@ class NvmlReader:
     def processes(self) -> tuple[GpuProcess, ...]:
         """Processes with a compute context, by GPU or MIG instance."""
         return self.call(lambda _: self._flat(self._processes_of))
+
+    def sensors(self) -> tuple[GpuSensors, ...]:
+        """Temperature, power and utilisation of each GPU."""
+        return self.call(lambda _: tuple(self._each(self._sensors)))
 
     def driver_version(self) -> str:
         """The driver's release, as 580.95.05."""
@@ -150,6 +154,17 @@ class NvmlReader:
         mode = self._optional(lambda: self._nvml.nvmlDeviceGetPersistenceMode(handle))
         on = None if mode is None else bool(mode == self._nvml.NVML_FEATURE_ENABLED)
         return text(self._nvml.nvmlDeviceGetUUID(handle)), on
+
+    def _sensors(self, _: int, handle: Any) -> GpuSensors:
+        nvml = self._nvml
+        milliwatts = self._optional(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        percent = self._optional(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        return GpuSensors(
+            gpu=text(nvml.nvmlDeviceGetUUID(handle)),
+            celsius=self._optional(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+            watts=None if milliwatts is None else milliwatts / 1000,
+            utilization=None if percent is None else percent / 100,
+        )
 
     def _instance_handles(self, handle: Any) -> Iterator[Any]:
         """The handles of a GPU's MIG instances; their numbers have gaps."""

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from kybernate.machine import Gpu, GpuEvent, GpuProcess, Link
+from kybernate.machine import Gpu, GpuEvent, GpuProcess, GpuSensors, Link
 
 
 class GpuError(Exception):
@@ -30,6 +30,10 @@ class Gpus(Protocol):
 
     async def processes(self) -> tuple[GpuProcess, ...]:
         """Processes with a compute context on a GPU or MIG instance."""
+        ...
+
+    async def sensors(self) -> tuple[GpuSensors, ...]:
+        """Temperature, power and utilisation of each GPU."""
         ...
 
     async def events(self, timeout_seconds: float) -> tuple[GpuEvent, ...]:

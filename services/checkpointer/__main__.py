@@ -18,6 +18,7 @@ from services.checkpointer.core.refusals import comma_list
 from services.checkpointer.engine_http import AnswerCheck, open_engines
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
+from services.checkpointer.metrics import CheckpointerMetrics
 from services.checkpointer.settings import CheckpointerSettings, helper_command
 from services.checkpointer.worker import CheckpointWorker
 
@@ -48,6 +49,7 @@ async def serve(
         driver_problem: list[str] = ["not probed yet"]
         health = Health()
         health.registry.register(BusMetrics(node=bus))
+        metrics = CheckpointerMetrics(health.registry, settings.node, journal, pool, host.headroom)
         health.conditions["bus"] = lambda: None if bus.connected else f"no connection to NATS at {url.rsplit('@')[-1]}"
         health.conditions["driver"] = lambda: driver_problem[0] or None
         health.conditions["replay"] = lambda: (
@@ -66,6 +68,7 @@ async def serve(
             worker=worker.serve(presence.claim),
             reports=worker.reporter.run(),
             probe=probe(),
+            memory=metrics.read_memory(),
             presence=presence.keep(),
             bus=bus.closed(),
         )

@@ -156,6 +156,8 @@ class HelperPool:
     kill_seconds: float = 5.0
     """A killed helper that still exists after this time (wall) counts as stuck."""
     kill: Callable[[ProcessIdentity], None] = sigkill
+    hangs: int = 0
+    """Calls that overran their deadline since the start."""
     _lines: dict[str, _Line] = field(default_factory=dict)
     _spares: list[HelperProcess] = field(default_factory=list)
     _filling: asyncio.Task[None] | None = None
@@ -186,6 +188,11 @@ class HelperPool:
         return frozenset(helper.who.pid for helper in (*lines, *self._spares) if helper is not None)
 
     @property
+    def stuck_count(self) -> int:
+        """Number of helpers that were killed and do not end."""
+        return len(self._stuck)
+
+    @property
     def stuck(self) -> dict[str, str]:
         """Reason by key of helpers that were killed and do not end. Key "" stands for spares."""
         reasons: dict[str, str] = {}
@@ -206,6 +213,7 @@ class HelperPool:
                     return await helper.call(verb, arguments)
             except TimeoutError:
                 line.helper = None
+                self.hangs += 1
                 ending = await self._end(helper, key)
                 raise HelperHungError(f"{verb} did not end within {deadline:.1f} s; {ending}") from None
             except BaseException:  # death or cancellation: replies would no longer match calls
@@ -267,6 +275,7 @@ class HelperPool:
             async with asyncio.timeout(self.start_seconds):
                 await helper.call("init", {})
         except TimeoutError:
+            self.hangs += 1
             ending = await self._end(helper, "")
             text = f"a new helper could not initialize the driver within {self.start_seconds:.0f} s; {ending}"
             raise HelperHungError(text) from None

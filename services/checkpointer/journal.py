@@ -59,6 +59,8 @@ class Journal:
         """Jobs on disk by op, oldest first."""
         self.history = History()
         """Hangs and failures by seat, derived from the records."""
+        self.observe_fsync: Callable[[float], None] = lambda _: None
+        """Called in the writer's thread with the wall seconds of each fsync of a record."""
 
     def load(self) -> None:
         """Read all files. An unreadable one is renamed and logged, never fatal."""
@@ -106,7 +108,7 @@ class Journal:
             if made is None:
                 return _create(job.path, line)
             _append(made, line)
-            os.fdatasync(made)
+            self._sync(made)
             os.rename(self._jobs / NEXT, job.path)
             return made
 
@@ -128,7 +130,7 @@ class Journal:
         pending = self._syncing.setdefault(job.op, [])
         pending[:] = [one for one in pending if not one.done() or one.result() is not None]
         handle = await self._record(job, record, sync=False)
-        pending.append(asyncio.get_running_loop().run_in_executor(self._syncer, os.fdatasync, handle))
+        pending.append(asyncio.get_running_loop().run_in_executor(self._syncer, self._sync, handle))
 
     async def _synced(self, job: JobFile) -> None:
         """Wait until all steps of the job are on disk."""
@@ -146,7 +148,7 @@ class Journal:
             handle = self._open[job.op]
             _append(handle, record.line())
             if sync:
-                os.fdatasync(handle)
+                self._sync(handle)
             return handle
 
         return await self._in_thread(write)
@@ -205,6 +207,11 @@ class Journal:
         for handle in (*self._open.values(), *([] if self._next is None else [self._next])):
             os.close(handle)
         self._open.clear()
+
+    def _sync(self, handle: int) -> None:
+        began = time.perf_counter()
+        os.fdatasync(handle)
+        self.observe_fsync(time.perf_counter() - began)
 
     def _parked_file(self, seat: str) -> Path:
         return self._parked / f"{slug(seat)}.json"

@@ -13,7 +13,7 @@ from typing import NoReturn
 from kybernate.files import changes
 from kybernate.gpus import GpuError, Gpus
 from kybernate.logs import OnceLogger, get_logger
-from kybernate.machine import Gpu, GpuEvent
+from kybernate.machine import Gpu, GpuEvent, GpuSensors
 from kybernate.node import known_gpus
 from kybernate.node.known_gpus import KnownGpus
 from services.plugin.devices import device_paths
@@ -126,6 +126,8 @@ class GpuWatch:
         self.reading = reading
         self._present = reading.present
         self._new = NewGpus()
+        self.sensors: tuple[GpuSensors, ...] = ()
+        """Read last; empty if the driver does not answer."""
 
     def expect(self, reading: GpuReading) -> None:
         """Watch the health of every known GPU, and of those of orphaned seats."""
@@ -149,7 +151,9 @@ class GpuWatch:
             try:
                 present = frozenset(gpu.uuid for gpu in await self._gpus.list())
                 await self.apply(present, events)
+                self.sensors = await self._gpus.sensors()
             except GpuError as error:
+                self.sensors = ()
                 get_logger().warning("gpus.read_failed", reason=str(error))
 
     async def apply(self, present: frozenset[str], events: int) -> None:

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from kybernate.bus.port import Bus, BusError
 from kybernate.envelope import Message, slug
 from kybernate.logs import get_logger
-from kybernate.machine import Gpu
+from kybernate.machine import Gpu, GpuSensors
 from kybernate.messages import Presence
 from kybernate.presence import PRESENCE_SECONDS
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord
@@ -169,10 +169,16 @@ _GATE = (0.1, 0.5, 1, 2.5, 5, 10, 15, 20, 25, 30)
 
 
 class PluginMetrics(Collector):
-    """Allocations, waits at the start gate, and offered seats."""
+    """Allocations, waits at the start gate, offered seats, and what the GPUs measure."""
 
-    def __init__(self, registry: CollectorRegistry, offered: Callable[[], Mapping[str, int]]) -> None:
-        self._offered = offered
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        node: str,
+        offered: Callable[[], Mapping[str, int]],
+        sensors: Callable[[], Iterable[GpuSensors]],
+    ) -> None:
+        self._node, self._offered, self._sensors = node, offered, sensors
         text = "Seats that kubelet allocated to a container"
         self.allocations = Counter("kybernate_plugin_allocations", text, registry=registry)
         text = "Wall seconds of a call of kubelet at the start gate; granted: its container starts"
@@ -186,9 +192,21 @@ class PluginMetrics(Collector):
         self._gate.labels("granted" if granted else "refused").observe(seconds)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the seats that are offered to kubelet."""
+        """Yield the seats that are offered to kubelet, and the GPUs' sensors; ``gpu`` is the UUID, as in
+        ``kybernate_gpu_owner``."""
         text = "Seats that are offered to kubelet, by resource"
         gauge = GaugeMetricFamily("kybernate_plugin_seats", text, labels=["resource"])
         for resource, count in self._offered().items():
             gauge.add_metric([resource], count)
         yield gauge
+        labels, found = ["node", "gpu"], list(self._sensors())
+        for name, text, values in (
+            ("temperature_celsius", "Temperature of the GPU", [one.celsius for one in found]),
+            ("power_watts", "Power that the GPU draws", [one.watts for one in found]),
+            ("utilization_ratio", "Share of the time in which the GPU computes", [one.utilization for one in found]),
+        ):
+            gauge = GaugeMetricFamily(f"kybernate_gpu_{name}", text, labels=labels)
+            for one, value in zip(found, values, strict=True):
+                if value is not None:
+                    gauge.add_metric([self._node, one.gpu], value)
+            yield gauge

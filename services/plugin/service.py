@@ -116,14 +116,17 @@ class NodePlugin:
         probation = Probation(frozenset(), ignored_xids=health.ignored_xids, recovery_reads=health.recovery_reads)
         known.seats = {seat: one for seat, one in known.seats.items() if seat in offer.seats}
         self.node = NodeSeats(offer, gate, probation, self._on_allocated, known)
-        self.metrics = PluginMetrics(self.health.registry, self._seats_by_resource)
-        gate.on_wait = self.metrics.waited
         await asyncio.to_thread(gate.prepare, offer.seats)
         strategy = self.config.device_list_strategy
         offer = await offers.write_cdi_spec(settings, offer, strategy, any_allocated=bool(known.seats))
         self.node.replace_offer(offer)
         self._inventory = InventoryWriter(self.bus, settings.node, self.node)
         self.gpu_watch = GpuWatch(settings, self.gpus, self.node, self.reading, self._adopt, self._health_changed)
+        watch = self.gpu_watch
+        self.metrics = PluginMetrics(
+            self.health.registry, settings.node, self._seats_by_resource, lambda: watch.sensors
+        )
+        gate.on_wait = self.metrics.waited
         self._offered(topology)
         self._write_faults()
         self.health.conditions["config"] = lambda: self.refused_config

@@ -6,12 +6,17 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
 
+import aiohttp
 import nats
 from nats.aio.msg import Msg
 
 from tests.journey.conftest import Up
+from tests.journey.prometheus import check_metrics, prometheus
 from tests.journey.seats import calm, complete, until_seats
+from tests.test_metrics import panels
 from tests.until import until
 
 BUSY_TOKENS = 2000
@@ -66,6 +71,16 @@ async def followed(up: Up, model: str, cause: str) -> list[tuple[str, str]]:
     return [(subject.split(".")[2], subject.split(".")[-1]) for subject, body in received if body["cause"] == cause]
 
 
+async def health_addresses(up: Up) -> dict[str, str]:
+    """Where each service serves its metrics, by its name: by its log."""
+    found = {"router": up.page}
+    for name, field in (("checkpointer", "health"), ("plugin", "url")):
+        lines = (await kyb(up, "logs", name, "-n", "100000")).splitlines()
+        found[name] = json.loads([line for line in lines if f"{name}.serving" in line][-1])[field]
+    found["gpu_manager"] = next(iter((await calm(up.url)).values()))["manager_url"]
+    return {name: urlsplit(url).netloc for name, url in found.items()}
+
+
 async def test_one_request_can_be_followed_by_its_cause_through_every_message(up: Up) -> None:
     holder, model, *_ = sorted(name for name, seat in (await calm(up.url)).items() if seat["group"] == "G0")
     async with busy(up, holder):
@@ -95,3 +110,29 @@ async def test_one_request_can_be_followed_by_its_cause_through_every_message(up
     events = await kyb(up, "events", "--since", "10m", "--model", model, "--kind", "switch", "-o", "json")
     assert last["decision"] in [json.loads(line) for line in events.splitlines()]
     assert [step for step in mine if step[0] == "sig"], "the traffic signal of the held request has the same cause"
+
+
+NEVER = ("kybernate_router_cuts_total",)
+"""Series that exist only after a fault."""
+
+
+async def test_a_prometheus_that_scrapes_the_stack_has_data_for_every_panel(up: Up, tmp_path: Path) -> None:
+    addresses = await health_addresses(up)
+    with prometheus(tmp_path, addresses) as server:
+        holder, model, *_ = sorted(name for name, seat in (await calm(up.url)).items() if seat["group"] == "G0")
+        async with busy(up, holder):
+            assert (await complete(up.url, model))[0] == 200
+        without = {query: title for title, query in panels() if not any(name in query for name in NEVER)}
+        assert len(without) > 30
+
+        async def data() -> bool:
+            for query in list(without):
+                if await server.series(query):
+                    del without[query]
+            return not without
+
+        await until(data, what="every panel has data", saw=lambda: without, timeout=60, interval=1.0)
+    async with aiohttp.ClientSession() as session:
+        for name, address in addresses.items():
+            async with session.get(f"http://{address}/metrics") as answer:
+                assert not check_metrics(await answer.text()), name

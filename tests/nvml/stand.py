@@ -13,7 +13,7 @@ from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.gpu.node import FakeGpus
 from kybernate.dev.fakes.stubs import build_stubs
 from kybernate.gpus import GpuError
-from kybernate.machine import Gpu, GpuEvent, GpuProcess, Link, Mig, PcieLevel
+from kybernate.machine import Gpu, GpuEvent, GpuProcess, GpuSensors, Link, Mig, PcieLevel
 from tests.fakes.daemons import driver, process
 
 READER = Path(__file__).with_name("reader.py")
@@ -39,6 +39,9 @@ class Reader:
 
     async def processes(self) -> tuple[GpuProcess, ...]:
         return tuple(GpuProcess(**one) for one in await self.ask("processes"))
+
+    async def sensors(self) -> tuple[GpuSensors, ...]:
+        return tuple(GpuSensors(**one) for one in await self.ask("sensors"))
 
     async def events(self, timeout_seconds: float) -> tuple[GpuEvent, ...]:
         return tuple(GpuEvent(**one) for one in await self.ask("events", timeout_seconds))

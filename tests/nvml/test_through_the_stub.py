@@ -6,7 +6,7 @@ import pytest
 
 from kybernate.dev.fakes.gpu.spec import GIB, PRESETS, hardware
 from kybernate.gpus import GpuError
-from kybernate.machine import GpuEvent, GpuProcess, PcieLevel
+from kybernate.machine import GpuEvent, GpuProcess, GpuSensors, PcieLevel
 from tests.fakes.daemons import child
 from tests.nvml.stand import machine, reader, write_sysfs
 from tests.until import until
@@ -78,6 +78,17 @@ async def test_processes_in_mig_instances_belong_to_the_instance(tmp_path):
         assert (used[split.uuid], used[large.uuid], used[small.uuid]) == (2 * GIB, 2 * GIB, 0)
         refused = await other.call("alloc", gpu=split.uuid, bytes=GIB)  # no memory of a whole GPU in MIG mode
         assert refused["name"] == "INVALID_VALUE"
+
+
+async def test_sensors_are_read_and_absent_where_a_gpu_does_not_report_them(tmp_path):
+    async with machine(tmp_path, "2xA100-half-mig") as m:
+        whole, split = await m.fake.list()
+        seen = await m.nvml.sensors()
+        assert seen == await m.fake.sensors()
+        assert seen[0] == GpuSensors(whole.uuid, celsius=34, watts=70.0, utilization=0.0)
+        assert (seen[1].gpu, seen[1].utilization) == (split.uuid, None)
+        await m.inject("nvml", gpu=whole.uuid, function="nvmlDeviceGetPowerUsage", code=3)
+        assert (await m.nvml.sensors())[0].watts is None
 
 
 async def test_xid_events_arrive_in_order_and_once(tmp_path):

@@ -13,7 +13,7 @@ from kybernate.config import NodeConfig, load
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.gpus import GpuError
 from kybernate.health import Health
-from kybernate.machine import Gpu, GpuEvent, GpuProcess, Link
+from kybernate.machine import Gpu, GpuEvent, GpuProcess, GpuSensors, Link
 from kybernate.node.known_gpus import KnownGpus
 from services.plugin import gpu_watch, offers
 from services.plugin.coexistence import Neighbours
@@ -46,6 +46,9 @@ class ConstantGpus:
         return {}
 
     async def processes(self) -> tuple[GpuProcess, ...]:
+        return ()
+
+    async def sensors(self) -> tuple[GpuSensors, ...]:
         return ()
 
     async def events(self, timeout_seconds: float) -> tuple[GpuEvent, ...]:

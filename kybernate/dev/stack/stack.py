@@ -292,6 +292,7 @@ class Stack:
         self._file.write(
             {
                 "url": layout.url,
+                "page": layout.page,
                 "pid": os.getpid(),
                 "folder": str(layout.folder),
                 "speed": self.options.speed,

@@ -93,6 +93,11 @@ class Headroom:
         self._taken.pop(owner, None)
         self._changed.set()
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Host memory that is reserved and not yet taken."""
+        return self._reserved(HOST)
+
     def _reserved(self, where: str) -> int:
         return sum(taken.get(where, 0) for taken in self._taken.values())
 

@@ -12,7 +12,7 @@ from kybernate.dev.fakes.gpu.client import DriverError, FakeDriverClient
 from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
 from kybernate.doctor.model import DriverFacts, GpuFacts
 from kybernate.gpus.port import GpuError
-from kybernate.machine import Gpu, GpuEvent, GpuProcess, Link, Mig, PcieLevel
+from kybernate.machine import Gpu, GpuEvent, GpuProcess, GpuSensors, Link, Mig, PcieLevel
 
 
 class FakeGpus:
@@ -49,6 +49,19 @@ class FakeGpus:
         there = await self.used_bytes()
         found = (await self._call("processes"))["processes"]
         return tuple(GpuProcess(one["pid"], one["gpu"], one["bytes"]) for one in found if one["gpu"] in there)
+
+    async def sensors(self) -> tuple[GpuSensors, ...]:
+        """Temperature, power and utilisation. Raises GpuError."""
+        there = [one for one in (await self._call("devices"))["gpus"] if not one["lost"]]
+        return tuple(
+            GpuSensors(
+                one["uuid"],
+                one["temperature"],
+                float(one["power"]),
+                None if one["mig_enabled"] else one["utilization"] / 100,
+            )
+            for one in there
+        )
 
     async def events(self, timeout_seconds: float) -> tuple[GpuEvent, ...]:
         """XID events; see ``Gpus``. Raises GpuError."""

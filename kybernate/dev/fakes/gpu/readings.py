@@ -12,6 +12,7 @@ from kybernate.machine import Gpu
 
 _AMBIENT_CELSIUS = 34.0
 _WARMING_SECONDS = 8.0
+_IDLE_WATTS = 70
 _SWITCHES = 4
 """NVSwitches of a board, on which each GPU's links end."""
 
@@ -46,6 +47,7 @@ class Readings:
             "used_bytes": self._world.used_bytes(gpu),
             "utilization": utilization,
             "temperature": self._temperature(gpu, utilization),
+            "power": _IDLE_WATTS + 3 * utilization,
             "xids": self._world.xids[gpu],
         }
 

@@ -48,6 +48,10 @@ typedef struct {
 } nvmlMemory_v2_t;
 
 typedef struct {
+    unsigned int gpu, memory; /* percent */
+} nvmlUtilization_t;
+
+typedef struct {
     unsigned int pid;
     unsigned long long usedGpuMemory;
     unsigned int gpuInstanceId, computeInstanceId;
@@ -75,11 +79,14 @@ typedef struct {
 } nvmlEventData_t;
 
 _Static_assert(sizeof(nvmlPciInfo_t) == 68 && sizeof(nvmlMemory_t) == 24 && sizeof(nvmlMemory_v2_t) == 40, "ABI");
+_Static_assert(sizeof(nvmlUtilization_t) == 8, "ABI");
 _Static_assert(sizeof(nvmlProcessInfo_t) == 24 && sizeof(nvmlDeviceAttributes_t) == 40, "ABI");
 _Static_assert(sizeof(nvmlGpuFabricInfo_v2_t) == 36 && sizeof(nvmlEventData_t) == 32, "ABI");
 
 #define KYB_VERSION_OF(type, number) ((unsigned int)(sizeof(type) | ((number) << 24U)))
 #define KYB_NO_INSTANCE 0xFFFFFFFFU
+
+nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending);
 
 /* What the daemon says of one device right now. */
 struct kyb_reading {

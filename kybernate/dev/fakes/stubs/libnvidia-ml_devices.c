@@ -107,6 +107,50 @@ KYB_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemo
     return NVML_SUCCESS;
 }
 
+/* A number that the daemon reports of a GPU; a MIG instance has no sensors of its own. */
+static nvmlReturn_t read_sensor(nvmlDevice_t device, const char *call, const char *name, unsigned int *value)
+{
+    struct kyb_reading reading;
+    nvmlReturn_t result = kyb_nvml_read(device, call, &reading);
+    if (result != NVML_SUCCESS)
+        return result;
+    if (!value)
+        result = NVML_ERROR_INVALID_ARGUMENT;
+    else if (device->parent)
+        result = NVML_ERROR_NOT_SUPPORTED;
+    else
+        *value = (unsigned int)kyb_int(reading.device, name, 0);
+    kyb_nvml_done(&reading);
+    return result;
+}
+
+KYB_EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned int sensor, unsigned int *celsius)
+{
+    if (sensor != 0) /* NVML_TEMPERATURE_GPU, the only one */
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return read_sensor(device, __func__, "temperature", celsius);
+}
+
+KYB_EXPORT nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts)
+{
+    nvmlReturn_t result = read_sensor(device, __func__, "power", milliwatts);
+    if (result == NVML_SUCCESS)
+        *milliwatts *= 1000;
+    return result;
+}
+
+KYB_EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
+{
+    unsigned int current = 0, pending = 0;
+    if (!utilization)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t result = nvmlDeviceGetMigMode(device, &current, &pending);
+    if (result == NVML_SUCCESS && current) /* not known of a GPU in MIG mode */
+        return NVML_ERROR_NOT_SUPPORTED;
+    utilization->memory = 0;
+    return read_sensor(device, __func__, "utilization", &utilization->gpu);
+}
+
 KYB_EXPORT nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned int *mode)
 {
     nvmlReturn_t result = kyb_nvml_check(device, __func__);
