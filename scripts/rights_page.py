@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, REQUESTS
-from kybernate.bus.rights import MEANING, READERS, REQUEST_READERS, STREAM_READERS, WRITERS, Place, Role, rights
+from kybernate.bus.rights import MEANING, READERS, STREAM_READERS, WRITERS, Place, Role, rights
 
 PATH = "docs/security.md"
 BEGIN = "<!-- Made from kybernate/bus/rights.py by scripts/generate.py. -->"
@@ -46,7 +46,7 @@ def _either(tokens: list[str]) -> str:
 def _stored(role: Role) -> str:
     if role is Role.INIT:
         return f"makes and updates all: {_names((EVENTS, AUDIT, REQUESTS, *BUCKETS))}"
-    reads = _of(READERS, role) + _of({**STREAM_READERS, REQUESTS: REQUEST_READERS}, role)
+    reads = _of(READERS, role) + _of(STREAM_READERS, role)
     live = [bucket for bucket in BUCKETS if f"$KV.{bucket}.>" in _subscribed(role)]
     parts = {"writes": _of(WRITERS, role), "reads": reads, "subscribes to changes of": live}
     return "; ".join(f"{verb} {_names(names)}" for verb, names in parts.items() if names) or "none"

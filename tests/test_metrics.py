@@ -13,8 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kybernate.health import Health
 from kybernate.machine import GpuSensors
+from kybernate.node.host_memory import KernelMemory
 from kybernate.policy.rules import Quantum
-from services.checkpointer.backends.reservations import Headroom, KernelMemory
+from services.checkpointer.backends.reservations import Headroom
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
 from services.checkpointer.metrics import CheckpointerMetrics
@@ -63,10 +64,12 @@ def manager_series() -> Series:
     text = generate_latest(registry).decode()
     assert 'kybernate_waiting_requests{model="a",node="n1"} 2.0' in before
     assert 'kybernate_oldest_wait_seconds{model="a",node="n1"} 3.0' in before
+    assert f'kybernate_seat_blocked{{group="G0",model="a",node="n1",on="{b}",seat="{a}",stage="drain"}} 1.0' in before
+    assert 'kybernate_last_switch_seconds{group="G0",node="n1",phase="total"}' in text
     assert 'kybernate_decisions_total{by="policy",decision="switch",group="G0"} 1.0' in text
     assert 'kybernate_switch_seconds_count{backend="cuda",group="G0",phase="total"} 1.0' in text
     assert f'kybernate_gpu_owner{{gpu="GPU-0",model="a",node="n1",seat="{a}"}} 1.0' in text
-    return series_of(text)
+    return series_of(before) | series_of(text)
 
 
 def checkpointer_series(folder: Path) -> Series:

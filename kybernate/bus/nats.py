@@ -151,7 +151,8 @@ class NatsBus(NatsConnection):
                         policy = DeliverPolicy.BY_START_SEQUENCE
                         begin = ConsumerConfig(deliver_policy=policy, opt_start_seq=after)
                         break
-        async with contextlib.aclosing(self._stored(begin.evolve(filter_subject=pattern.subject))) as stored:
+        stream = REQUESTS if pattern.subject == RequestEnded.pattern().subject else EVENTS
+        async with contextlib.aclosing(self._stored(begin.evolve(filter_subject=pattern.subject), stream)) as stored:
             async for msg in stored:
                 message = read(msg.subject, msg.data, (pattern,))
                 if message is not None:
@@ -174,18 +175,18 @@ class NatsBus(NatsConnection):
             await js.key_value(name)
         return NatsBucket(self, name, self._compare_seconds)
 
-    async def _stored(self, begin: ConsumerConfig) -> AsyncGenerator[Msg, None]:
-        """The events from where a consumer begins to the last one of now."""
+    async def _stored(self, begin: ConsumerConfig, stream: str = EVENTS) -> AsyncGenerator[Msg, None]:
+        """The messages from where a consumer begins to the last one of now."""
         async with self.jetstream("stored events") as js:
-            info = await js.stream_info(EVENTS)
+            info = await js.stream_info(stream)
             last = info.state.last_seq
             if info.state.messages == 0 or (begin.opt_start_seq or 0) > last:
                 return
             config = begin.evolve(ack_policy=AckPolicy.NONE, inactive_threshold=30.0, mem_storage=True, num_replicas=1)
-            consumer = await js.add_consumer(EVENTS, config)
+            consumer = await js.add_consumer(stream, config)
             if not consumer.num_pending:
                 return
-            subscription = await js.pull_subscribe_bind(consumer.name, stream=EVENTS)
+            subscription = await js.pull_subscribe_bind(consumer.name, stream=stream)
         try:
             at = 0
             while at <= last:

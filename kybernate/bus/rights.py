@@ -148,10 +148,12 @@ READERS: Mapping[str, tuple[Role, ...]] = {
 BUCKET_SUBSCRIBERS: tuple[Role, ...] = (Role.VIEWER, Role.OPERATOR)
 """Roles that may subscribe to changes of every bucket. The viewer has this right instead of JetStream's API, which
 publishes its answers to any subject that its client names, the roster's included."""
-STREAM_READERS: Mapping[str, tuple[Role, ...]] = {EVENTS: (Role.ROUTER, Role.OPERATOR), AUDIT: (Role.OPERATOR,)}
+STREAM_READERS: Mapping[str, tuple[Role, ...]] = {
+    EVENTS: (Role.ROUTER, Role.OPERATOR),
+    AUDIT: (Role.OPERATOR,),
+    REQUESTS: (Role.ROUTER, Role.OPERATOR),
+}
 """Roles that may read a stream."""
-REQUEST_READERS: tuple[Role, ...] = (Role.ROUTER, Role.OPERATOR)
-"""Roles that may read the record of a request, by its id."""
 
 
 def rights(place: Place) -> dict[Role, Rights]:
@@ -237,7 +239,7 @@ def _jetstream(role: Role) -> Iterator[str]:
     for bucket, readers in READERS.items():
         if role in readers:
             yield from _consumers(_stream(bucket))
-    if role in REQUEST_READERS:
+    if role in STREAM_READERS[REQUESTS]:  # of one request, by its id
         yield f"$JS.API.DIRECT.GET.{REQUESTS}.{subject(RequestEnded)}"
     for stream, readers in STREAM_READERS.items():
         if role in readers:

@@ -142,6 +142,19 @@ def events(
         show_events(Router(find_url(url)), output, since=since, follow=follow, model=model, kind=kind)
 
 
+@app.command(epilog="Example: kyb slo --since 24h -o json")
+def slo(
+    url: UrlOption = None,
+    output: OutputOption = Output.TEXT,
+    since: Annotated[str, typer.Option(metavar="AGE", help="90s, 10m, 24h: at most a day.")] = "1h",
+) -> None:
+    """Show which models missed their SLO, and what their longest wait was for."""
+    from kybernate.cli.history import show_slo
+    from kybernate.cli.router import Router, find_url
+
+    show_slo(Router(find_url(url)), since, output)
+
+
 @app.command(epilog="Examples: kyb why G0 · kyb why qwen3-32b --last-switch · kyb why request ID")
 def why(
     name: Annotated[

@@ -1,4 +1,4 @@
-"""``kyb events``, ``kyb why MODEL --last-switch`` and ``kyb why request ID``: what happened before you looked."""
+"""``kyb events``, ``kyb slo``, ``kyb why MODEL --last-switch``, ``kyb why request ID``: what happened before."""
 
 import json
 import re
@@ -89,6 +89,30 @@ def show_request(router: Router, name: str, output: Output) -> None:
         print(line)
 
 
+def show_slo(router: Router, since: str, output: Output) -> None:
+    """Print which models missed their SLO, and what the longest wait of each was for. Raises CliError."""
+    body = router.slo(time.time() - seconds_of(since))
+    if output is Output.JSON:
+        print(json.dumps(body))
+        return
+    if not body["models"]:
+        print(f"no recorded request of the last {since} waited longer than its SLO")
+    for row in body["models"]:
+        request = row["request"]
+        phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in row["phases"].items())
+        print(f"{row['model']}: {row['missed']} requests waited longer than {row['slo_seconds']:g} s, or in vain")
+        print(f"  the longest, {request['request']}: {phases or request['reason']}")
+        for step in row["steps"]:
+            if step["step"] == "decided":
+                print(f"  {_decided(step)}; {step.get('reason', '')}")
+                break
+
+
+def _decided(step: dict[str, Any]) -> str:
+    instead = f" in the place of {step['victim_model']}" if step.get("victim_model") else ""
+    return f"decided: {step['decision']} {step.get('model', '')}{instead}"
+
+
 def story_lines(story: dict[str, Any]) -> Iterator[str]:
     """Each step with the seconds since the request arrived, then the seconds of each phase."""
     request = story["request"]
@@ -96,8 +120,7 @@ def story_lines(story: dict[str, Any]) -> Iterator[str]:
     for step in story["steps"]:
         text = str(step["step"])
         if text == "decided":
-            text = f"decided: {step['decision']} {step.get('model', '')}"
-            text += f" in the place of {step['victim_model']}" if step.get("victim_model") else ""
+            text = _decided(step)
         elif text == "ended":
             text = f"ended with {step['status']} {step.get('reason', '')}".rstrip()
         elif step.get("model"):

@@ -23,6 +23,7 @@ from kybernate.lifecycle import alone
 from kybernate.logs import get_logger
 from kybernate.node import known_gpus
 from kybernate.node.config import label_decides, load_by_label, load_now
+from kybernate.node.host_memory import open_host_memory
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.presence import NodePresence
 from kybernate.topology import Group, Topology, plan
@@ -106,7 +107,9 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> 
         health.conditions["ledger"] = manager.stalled
         health.conditions["recovered"] = lambda: None if board.node.recovered else "still reading its seats"
         ManagerMetrics(health.registry, manager, policy)
-        http = await stack.enter_async_context(health.server(settings, routes(manager, policy)))
+        http = await stack.enter_async_context(
+            health.server(settings, routes(manager, policy, open_host_memory(settings.fake_driver)))
+        )
         board.node.manager_url = http.url
         learned.read(board.node.learning, manager.now(), board.node.seats)
         presence = NodePresence(

@@ -1,10 +1,12 @@
 """What the manager answers over HTTP: its seats (for routers that lost NATS), why each group is as it
 is."""
 
+import contextlib
 from typing import Any
 
 from aiohttp import web
 
+from kybernate.node.host_memory import HostMemory
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager import host_memory, operations, view, why
@@ -15,7 +17,7 @@ from services.gpu_manager.manager import Manager
 from services.gpu_manager.state import NodeState
 
 
-def routes(manager: Manager, policy: GuardedPolicy) -> list[web.RouteDef]:
+def routes(manager: Manager, policy: GuardedPolicy, memory: HostMemory) -> list[web.RouteDef]:
     """The routes under ``/v1``."""
 
     async def seats(_: web.Request) -> web.Response:
@@ -30,7 +32,10 @@ def routes(manager: Manager, policy: GuardedPolicy) -> list[web.RouteDef]:
         return web.json_response({"seats": records, "why": texts})
 
     async def reasons(_: web.Request) -> web.Response:
-        return web.json_response(why_answer(manager.node, policy, manager.now()))
+        body = why_answer(manager.node, policy, manager.now())
+        with contextlib.suppress(OSError):
+            body["host_available_bytes"] = await memory.free_bytes()
+        return web.json_response(body)
 
     return [web.get("/v1/seats", seats), web.get("/v1/why", reasons), pod_route(manager), stop_route(manager)]
 

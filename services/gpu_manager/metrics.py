@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from kybernate.messages import GroupDecided, SeatActivated
 from kybernate.seat import SeatState
-from services.gpu_manager import host_memory, view
+from services.gpu_manager import host_memory, view, why
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.manager import Manager
@@ -28,6 +28,8 @@ class ManagerMetrics(Collector):
         text = "Wall seconds of each phase of a switch that activated a seat; total: decision to serving"
         labels = ("phase", "backend", "group")
         self._switch = Histogram("kybernate_switch_seconds", text, labels, buckets=_SECONDS, registry=registry)
+        self._last: dict[str, dict[str, float]] = {}
+        """By group: the phases of its last switch that activated a seat."""
         text = "Decisions about a group; switch: a seat gets it. by: policy, operator or claim"
         labels = ("decision", "by", "group")
         self._decisions = Counter("kybernate_decisions", text, labels, registry=registry)
@@ -42,6 +44,7 @@ class ManagerMetrics(Collector):
             self._decisions.labels(effect.decision, effect.by, effect.group).inc()
         elif isinstance(effect, SeatActivated) and effect.seconds:
             backend = self._manager.node.seats[effect.seat].backend
+            self._last[effect.group] = dict(effect.seconds)
             for phase, seconds in effect.seconds.items():
                 self._switch.labels(phase, backend, effect.group).observe(seconds)
 
@@ -50,6 +53,13 @@ class ManagerMetrics(Collector):
         node, now = self._manager.node, self._manager.now()
         yield from _seats(node)
         yield from _demand(node, now)
+        yield _blocked(node, now)
+        text = "Wall seconds of each phase of the group's last switch that activated a seat"
+        last = _gauge("kybernate_last_switch_seconds", text, "node", "group", "phase")
+        for group, phases in self._last.items():
+            for phase, seconds in phases.items():
+                last.add_metric([node.name, group, phase], seconds)
+        yield last
         yield from _memory(node)
         yield from _groups(node)
         yield from _gpus(node)
@@ -110,6 +120,20 @@ def _demand(node: NodeState, now: Now) -> Iterable[Metric]:
     text = "Model seconds that the oldest waiting request has waited; 0: none waits"
     yield _by_model(node, "kybernate_oldest_wait_seconds", text, oldest)
     yield _by_model(node, "kybernate_slo_seconds", "Model seconds that a request for this model may wait", slo)
+
+
+def _blocked(node: NodeState, now: Now) -> Metric:
+    """What keeps requests waiting: at most one sample for each seat that they wait for and each seat in its way."""
+    text = "1 while requests wait for the seat; stage: what it waits for (kyb why); on: the seat in its way"
+    gauge = _gauge("kybernate_seat_blocked", text, "node", "group", "seat", "model", "stage", "on")
+    for seat in node.seats.values():
+        if seat.pod is None or seat.state is SeatState.ACTIVE or not view.demand(node, seat).waiting:
+            continue
+        found = why.seat_stage(node, seat, now)
+        named = found.data.get("seats") or [found.data.get("victim") or found.data.get("seat") or ""]
+        for on in named:
+            gauge.add_metric([node.name, seat.group.name, seat.id, seat.model, found.stage, str(on)], 1)
+    return gauge
 
 
 def _by_model(node: NodeState, name: str, text: str, values: dict[str, float] | Counts[str]) -> Metric:

@@ -158,7 +158,8 @@ class Calls:
             self.metrics.first_byte_seconds.labels(*labels).observe(call.first_byte_at - call.arrived_at)
         slo = known.record.slo_seconds if known is not None else 0.0
         missed = 0 < slo < self.clock.to_model(to.held_seconds)
-        self.metrics.slo.labels(*labels, "missed" if missed else "met").inc()
+        self.metrics.slo.labels(*labels, "missed").inc(missed)  # both: a series that begins at 1 has no increase
+        self.metrics.slo.labels(*labels, "met").inc(not missed)
 
     def _check_path(self, request: web.Request) -> None:
         """Raise RouterError 404 for a path that is no inference call: engines have others that are not for callers."""

@@ -1,10 +1,11 @@
 """``GET /v1/history``: what happened since a point in time. ``GET /v1/requests/ID``: the story of one request.
-
-Both are read from the bus's streams."""
+``GET /v1/slo``: which models missed their SLO, and the story of the longest wait. All are read from the bus's streams.
+"""
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from aiohttp import web
@@ -23,10 +24,11 @@ BEFORE_SECONDS = 120.0
 
 
 class History:
-    """Reads stored events; one reader at a time."""
+    """Reads stored events and records; one reader at a time."""
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+    def __init__(self, bus: Bus, slo_seconds: Callable[[], Mapping[str, float]]) -> None:
+        """``slo_seconds``: the SLO of each model, wall seconds."""
+        self._bus, self._slo_seconds = bus, slo_seconds
         self._turn = asyncio.Semaphore(1)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -69,6 +71,41 @@ class History:
             raise RouterError(503, "events_unavailable", f"past events cannot be read: {error}", 2) from error
         return web.json_response(story(record, events))
 
+    async def missed(self, request: web.Request) -> web.StreamResponse:
+        """Return each model that missed its SLO since then (unix seconds, default an hour ago): how many requests that
+        were recorded waited longer, or failed while they waited, and the story of the longest wait."""
+        since = number(request.query, "since", time.time() - 3600.0)
+        slos, worst = self._slo_seconds(), dict[str, RequestEnded]()
+        counts: Counter[str] = Counter()
+        stories: dict[str, list[Message]] = {}
+        try:
+            async with asyncio.timeout(LONGEST_READ_SECONDS), self._turn:
+                async for record in self._bus.replay(since=since, pattern=RequestEnded.pattern()):
+                    if isinstance(record, RequestEnded) and _missed(record, slos.get(record.model, 0.0)):
+                        counts[record.model] += 1
+                        before = worst.get(record.model)
+                        if before is None or record.held_seconds > before.held_seconds:
+                            worst[record.model] = record
+                if worst:
+                    begin = min(record.arrived_at for record in worst.values()) - BEFORE_SECONDS
+                    async for event in self._bus.replay(since=begin):
+                        for model, record in worst.items():
+                            if _of_story(event, record) and event.at >= record.arrived_at - BEFORE_SECONDS:
+                                stories.setdefault(model, []).append(event)
+                        await asyncio.sleep(0)
+        except TimeoutError:
+            raise RouterError(
+                503, "history_too_long", "too many requests were recorded; ask for less time", 2
+            ) from None
+        except BusError as error:
+            raise RouterError(503, "events_unavailable", f"past requests cannot be read: {error}", 2) from error
+        rows = [
+            {"model": model, "missed": count, "slo_seconds": slos.get(model, 0.0)}
+            | story(worst[model], stories.get(model, []))
+            for model, count in counts.most_common()
+        ]
+        return web.json_response({"since": since, "models": rows})
+
     async def _read(self, since: float, wanted: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], int]:
         kept: deque[dict[str, Any]] = deque(maxlen=limit)
         found = 0
@@ -96,8 +133,9 @@ def story(record: RequestEnded, events: list[Message]) -> dict[str, Any]:
         phases["first_byte"] = max(0.0, record.first_byte_seconds - record.held_seconds)
     steps = [_step(event, event.at - record.arrived_at) for event in shown]
     steps.append({"step": "arrived", "at": 0.0, "router": record.router, "model": record.model})
-    if record.seat:
-        steps.append({"step": "forwarded", "at": record.held_seconds, "seat": record.seat, "model": record.model})
+    if record.seat:  # the hold begins a little after the arrival: what it was activated for came before
+        at = max(record.held_seconds, came[-1].at - record.arrived_at if came else 0.0)
+        steps.append({"step": "forwarded", "at": at, "seat": record.seat, "model": record.model})
     if record.first_byte_seconds is not None:
         steps.append({"step": "first-byte", "at": record.first_byte_seconds})
     steps.append({"step": "ended", "at": record.seconds, "status": record.status, "reason": record.reason})
@@ -108,6 +146,10 @@ def story(record: RequestEnded, events: list[Message]) -> dict[str, Any]:
         "steps": steps,
         "events": [_as_json(event) for event in shown],
     }
+
+
+def _missed(record: RequestEnded, slo_seconds: float) -> bool:
+    return 0 < slo_seconds < record.held_seconds or (record.status >= 500 and not record.seat)
 
 
 def _of_story(event: Message, record: RequestEnded) -> bool:

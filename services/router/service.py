@@ -52,7 +52,7 @@ class RunningRouter:
     def __init__(self, settings: RouterSettings, bus: Bus, http: aiohttp.ClientSession) -> None:
         self._settings, self._bus, self.url = settings, bus, ""
         self.guard, self.certificate = open_auth(settings)
-        clock = Clock(settings.speed)
+        self._clock = clock = Clock(settings.speed)
         self._identity = RouterIdentity(settings.instance, uuid.uuid4().hex[:12])
         limits = Limits(
             hold_seconds=clock.to_wall(settings.hold_seconds),
@@ -96,6 +96,10 @@ class RunningRouter:
         """The application of the operations port."""
         self.operations.add_routes([*health.routes(), *self.page.routes(operator)])
         self.operations.on_shutdown.append(self._stop_page)
+
+    def _slo_seconds(self) -> dict[str, float]:
+        upstreams = self.traffic.table.upstreams.values()
+        return {upstream.model: self._clock.to_wall(upstream.record.slo_seconds) for upstream in upstreams}
 
     def jobs(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return the jobs that run until the router ends, by name."""
@@ -162,7 +166,11 @@ class RunningRouter:
 
     def _application(self, calls: Calls, gateways: GatewayApi, operator: OperatorApi) -> web.Application:
         """Return the application. Health needs no key; metrics are here only without a port of their own."""
-        app, needs, history = web.Application(middlewares=[_errors]), self.guard.needs, History(self._bus)
+        app, needs, history = (
+            web.Application(middlewares=[_errors]),
+            self.guard.needs,
+            History(self._bus, self._slo_seconds),
+        )
         app.on_shutdown.append(self._stop)
         app.on_response_prepare.append(self._finish)
         health = self.health.routes()
@@ -179,6 +187,7 @@ class RunningRouter:
                 web.get("/v1/events", needs("view")(self.events.handle)),
                 web.get("/v1/history", needs("view")(history.handle)),
                 web.get("/v1/requests/{request:.+}", needs("view")(history.request)),
+                web.get("/v1/slo", needs("view")(history.missed)),
                 web.get("/v1/seats", needs("view")(operator.seats)),
                 web.get("/v1/why", needs("view")(operator.why)),
                 web.post("/v1/seats/{seat:.+}/{verb:" + "|".join(VERBS) + "}", needs("admin")(operator.command)),

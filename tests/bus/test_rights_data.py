@@ -7,7 +7,7 @@ import pytest
 import kybernate.messages  # noqa: F401 - fills Message.registry
 from kybernate.bus.credentials import new_seed, public_key
 from kybernate.bus.keys import authorization
-from kybernate.bus.port import AUDIT, BUCKETS, EVENTS
+from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, REQUESTS
 from kybernate.bus.rights import (
     MEANING,
     PRESENT,
@@ -45,7 +45,7 @@ def test_every_message_has_a_role_that_may_publish_it_and_one_that_may_subscribe
 
 def test_every_bucket_stream_and_role_is_in_the_tables() -> None:
     assert set(WRITERS) == set(READERS) == set(BUCKETS)
-    assert set(STREAM_READERS) == {EVENTS, AUDIT}
+    assert set(STREAM_READERS) == {EVENTS, AUDIT, REQUESTS}
     assert set(MEANING) == set(Role)
     assert set(ROLES[Place.CLUSTER]) | set(ROLES[Place.NODE]) == set(Role)
     assert not set(ROLES[Place.CLUSTER]) & set(ROLES[Place.NODE])

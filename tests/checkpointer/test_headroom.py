@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kybernate.cgroups import Cgroup, Cgroups
+from kybernate.node.host_memory import KernelMemory
 from services.checkpointer.backends.host import Inspection, NoDeviceError
 from services.checkpointer.backends.reservations import (
     GpuReservations,
     Headroom,
-    KernelMemory,
     NoHeadroomError,
     ReservedError,
     UnreadableMemoryError,

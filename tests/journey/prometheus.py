@@ -60,6 +60,11 @@ class Prometheus:
         found: list[dict[str, Any]] = body["data"]["result"]
         return found
 
+    async def newest(self, query: str, label: str, **where: str) -> dict[str, float]:
+        """The last value of each series with these labels, by one of them."""
+        found = [one for one in await self.series(query) if where.items() <= one["metric"].items()]
+        return {one["metric"][label]: float(one["values"][-1][1]) for one in found}
+
 
 @contextmanager
 def prometheus(folder: Path, targets: Mapping[str, str]) -> Iterator[Prometheus]:

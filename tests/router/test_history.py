@@ -1,12 +1,14 @@
 """What happened before: stored events and decisions, and the story of one request."""
 
+import asyncio
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from kybernate.messages import GroupDecided
+from kybernate.messages import GroupDecided, RequestEnded, SeatActivated
 from kybernate.seat import SeatState
+from services.router.history import story
 from tests.router.world import World, world
 from tests.until import until
 
@@ -81,6 +83,16 @@ async def test_a_held_request_leaves_its_story_and_one_that_was_served_at_once_d
         assert (missing.status, missing.code) == (404, "no_record")
 
 
+def test_a_request_is_forwarded_after_its_seat_was_activated_also_when_its_hold_began_late():
+    facts = {"cause": "c", "request": "r", "router": "r0", "model": "llama", "seat": "s0", "status": 200}
+    record = RequestEnded.model_validate(
+        facts | {"arrived_at": 100.0, "held_seconds": 1.0, "first_byte_seconds": 1.5, "seconds": 2.0}
+    )
+    seat = {"cause": "c", "node": "n1", "seat": "s0", "model": "llama", "epoch": 1, "state": "active", "at": 101.2}
+    steps = [step["step"] for step in story(record, [SeatActivated.model_validate(seat)])["steps"]]
+    assert steps == ["arrived", "activated", "forwarded", "first-byte", "ended"]
+
+
 async def test_a_request_that_waited_in_vain_leaves_the_reasons_for_it():
     async with world(hold_seconds=0.2) as w:
         await w.seat("s0", "llama")
@@ -109,3 +121,27 @@ async def test_each_call_has_one_access_line_if_they_are_wanted(access_log: bool
         )
         for line in lines[:1]:
             assert 0 == line["held_seconds"] <= line["first_byte_seconds"] <= line["seconds"]
+
+
+async def test_models_that_missed_their_slo_have_the_story_of_their_longest_wait():
+    async with world() as w:
+        await w.seat("s0", "llama", slo_seconds=0.05)
+        await w.seat("s1", "qwen", slo_seconds=60.0)
+        w.manager.auto = False
+        held = {name: w.ask(name, X_Request_Id=f"req-{name}") for name in ("llama", "qwen")}
+        await until(lambda: w.held("llama") == w.held("qwen") == 1, what="both are held")
+        await w.manager.bus.publish(decided(model="llama", incoming="s0", victim_model="phi", reason="0.7 > 0.2"))
+        await asyncio.sleep(0.1)  # longer than the SLO of the one
+        await w.manager.activate("s0", "req-llama")
+        await w.manager.activate("s1", "req-qwen")
+        assert [(await each).status for each in held.values()] == [200, 200]
+        for name in held:
+            await story_of(w, f"req-{name}")
+        [row] = (await w.call("GET", "/v1/slo")).json["models"]
+        assert (row["model"], row["missed"], row["slo_seconds"]) == ("llama", 1, 0.05)
+        assert row["phases"]["hold"] > 0.05
+        assert "phi" in [step.get("victim_model") for step in row["steps"]]
+        assert (await w.call("GET", "/v1/slo?since=99999999999")).json["models"] == []
+        assert (await w.call("GET", "/v1/slo?since=soon")).status == 400
+        w.bus.cut()
+        assert (await w.call("GET", "/v1/slo")).status == 503

@@ -292,7 +292,7 @@ class Stack:
         self._file.write(
             {
                 "url": layout.url,
-                "page": layout.page,
+                "page": layout.routers[0].page,
                 "pid": os.getpid(),
                 "folder": str(layout.folder),
                 "speed": self.options.speed,

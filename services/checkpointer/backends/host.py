@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kybernate.cgroups import PROC, Cgroup, HiddenProcessesError
-from kybernate.extras import dev_part
+from kybernate.node.host_memory import open_host_memory
 from services.checkpointer.backends.driver_calls import StepFailedError
 from services.checkpointer.backends.port import SeatProcesses
-from services.checkpointer.backends.reservations import GpuReservations, Headroom, KernelMemory
+from services.checkpointer.backends.reservations import GpuReservations, Headroom
 from services.checkpointer.containers import Containers, UnknownContainerError
 from services.checkpointer.core.failures import StepTrouble
 from services.checkpointer.core.refusals import Allowance, ProcessFacts, comma_list
@@ -167,10 +167,10 @@ def open_host(
     containers = Containers(fake_kubelet=fake_kubelet)
     freezer = Freezer(containers.cgroups, freeze_seconds)
     if fake_driver is None:
-        headroom = Headroom(KernelMemory(), containers.cgroups)
+        headroom = Headroom(open_host_memory(None), containers.cgroups)
         return Host(containers, freezer, headroom, allowed=allowed, machine=os.uname().machine)
     together = {Allowance.SEVERAL_GPUS, Allowance.SEVERAL_PROCESSES}
-    headroom = Headroom(dev_part("host_memory", "KYB_FAKE_DRIVER")(fake_driver), None)
+    headroom = Headroom(open_host_memory(fake_driver), None)
     return Host(containers, freezer, headroom, allowed=allowed | together, device_nodes=False)
 
 

@@ -10,11 +10,10 @@ import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
 
-from kybernate.cgroups import PROC, Cgroup, Cgroups, HiddenLimitsError
+from kybernate.cgroups import Cgroup, Cgroups, HiddenLimitsError
 from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
+from kybernate.node.host_memory import HostMemory
 
 HOST = "the host"
 POLL_SECONDS = 0.05
@@ -26,29 +25,6 @@ class NoHeadroomError(Exception):
 
 class UnreadableMemoryError(Exception):
     """The free memory of the host or below a limit cannot be read."""
-
-
-class HostMemory(Protocol):
-    """Free memory for new copies."""
-
-    async def free_bytes(self) -> int:
-        """Free bytes. Raises OSError."""
-        ...
-
-
-@dataclass(frozen=True)
-class KernelMemory:
-    """MemAvailable of /proc/meminfo: free memory and what the kernel can reclaim."""
-
-    proc: Path = PROC
-
-    async def free_bytes(self) -> int:
-        """From /proc/meminfo. Raises OSError."""
-        try:
-            lines = (self.proc / "meminfo").read_text().splitlines()
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-        except (OSError, StopIteration, ValueError) as error:
-            raise OSError(f"{self.proc}/meminfo has no MemAvailable: {error}") from error
 
 
 @dataclass

@@ -107,7 +107,7 @@ KYB_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemo
     return NVML_SUCCESS;
 }
 
-/* A number that the daemon reports of a GPU; a MIG instance has no sensors of its own. */
+/* A number that the daemon reports of a GPU; a MIG instance has no sensors. */
 static nvmlReturn_t read_sensor(nvmlDevice_t device, const char *call, const char *name, unsigned int *value)
 {
     struct kyb_reading reading;
