@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kybernate.cli import operations
+from kybernate.cli import completion, operations
 from kybernate.cli.bus import bus
+from kybernate.cli.completion import SeatArgument
 from kybernate.cli.config import config_app
 from kybernate.cli.doctor import doctor_app
 from kybernate.cli.onboard import offboard, onboard
-from kybernate.cli.output import Output, OutputOption, SeatArgument, UrlOption
+from kybernate.cli.output import Output, OutputOption, UrlOption
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.topology import topology
 from kybernate.cli.uninstall import uninstall_check
@@ -87,7 +88,7 @@ def status(
 
 @app.command(epilog="Examples: kyb logs router -f · kyb logs qwen3-32b -n 50")
 def logs(
-    name: Annotated[str, typer.Argument(metavar="SERVICE|MODEL|SEAT")],
+    name: Annotated[str, typer.Argument(metavar="SERVICE|MODEL|SEAT", autocompletion=completion.models)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many of the last lines.")] = 200,
 ) -> None:
@@ -131,7 +132,7 @@ def events(
     output: OutputOption = Output.TEXT,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C, over restarts of the router.")] = False,
     since: Annotated[str | None, typer.Option(metavar="AGE", help="Show what happened: 90s, 10m, 24h, 7d.")] = None,
-    model: Annotated[str, typer.Option(help="Only of this model.")] = "",
+    model: Annotated[str, typer.Option(help="Only of this model.", autocompletion=completion.models)] = "",
     kind: Annotated[str, typer.Option(help="switch, park, stay, ... or activated, parked, operation, ...")] = "",
 ) -> None:
     """Show events and decisions. With --since those that were stored; else, or with -f, as they happen."""
@@ -158,7 +159,12 @@ def slo(
 @app.command(epilog="Examples: kyb why G0 · kyb why qwen3-32b --last-switch · kyb why request ID")
 def why(
     name: Annotated[
-        str | None, typer.Argument(metavar="[GROUP|SEAT|MODEL|request]", help="Only this one; request: its story.")
+        str | None,
+        typer.Argument(
+            metavar="[GROUP|SEAT|MODEL|request]",
+            help="Only this one; request: its story.",
+            autocompletion=completion.groups_and_models,
+        ),
     ] = None,
     request: Annotated[str | None, typer.Argument(metavar="[ID]", help="X-Request-Id, or X-Kyb-Cause.")] = None,
     url: UrlOption = None,
@@ -215,7 +221,7 @@ app.command()(operations.resume)
 
 @app.command()
 def wake(
-    model: Annotated[str, typer.Argument(help="The model's name.")],
+    model: Annotated[str, typer.Argument(help="The model's name.", autocompletion=completion.models)],
     url: UrlOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kybernate.cli.output import CliError, Output, OutputOption, SeatArgument, UrlOption
+from kybernate.cli.completion import SeatArgument, groups
+from kybernate.cli.output import CliError, Output, OutputOption, UrlOption
 
 POLL_SECONDS = 0.5
 _PASSING = ("manager_unanswered", "bus_down", "not-ready", "unreachable")
@@ -43,7 +44,10 @@ class DrainPurpose(StrEnum):
 
 def migrate(
     seat: SeatArgument,
-    to: Annotated[str, typer.Option("--to", metavar="GROUP", help="The group on which it is to be active.")],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="GROUP", help="The group on which it is to be active.", autocompletion=groups),
+    ],
     op: Op = None,
     wait: Wait = False,
     timeout: Timeout = 900.0,

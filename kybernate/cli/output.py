@@ -30,4 +30,3 @@ UrlOption = Annotated[
     str | None,
     typer.Option("--url", metavar="URL", help="The router. Default: KYB_URL, else the stack that runs here."),
 ]
-SeatArgument = Annotated[str, typer.Argument(metavar="SEAT|MODEL", help="seat/x, model/x, or x if only one seat fits.")]

@@ -1,5 +1,6 @@
 """``kyb router keys``: the API keys of routers. The file holds hashes only; a key is shown once, when it is made."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kybernate import files
-from kybernate.cli.output import CliError
+from kybernate.cli.output import CliError, Output, OutputOption
 
 if TYPE_CHECKING:
     from kybernate.api_keys import ApiKey
@@ -40,8 +41,11 @@ def add(
 
 
 @keys_app.command("list")
-def show(file: File) -> None:
+def show(file: File, output: OutputOption = Output.TEXT) -> None:
     """Show names and scopes."""
+    if output is Output.JSON:
+        print(json.dumps({"keys": [{"name": key.name, "scopes": list(key.scopes)} for key in _read(file)]}))
+        return
     for key in _read(file):
         print(f"{key.name}: {', '.join(key.scopes)}")
 

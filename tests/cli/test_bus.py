@@ -1,6 +1,7 @@
 """``kyb bus init`` and ``check`` with a key, ``kyb router keys``, and a router that asks for one."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,6 +97,8 @@ async def test_keys_of_callers_are_made_shown_once_and_removed(tmp_path: Path, k
     assert (found.name, found.scopes) == ("litellm", ("infer", "signals"))
     assert (await kyb("router", "keys", "add", "ops", "--scope", "admin", "--file", file)).code == 0
     assert (await kyb("router", "keys", "list", "--file", file)).out == "litellm: infer, signals\nops: admin\n"
+    keys = json.loads((await kyb("router", "keys", "list", "--file", file, "-o", "json")).out)["keys"]
+    assert keys[1] == {"name": "ops", "scopes": ["admin"]}
     for argv, why in (
         (("add", "ops"), "has a key 'ops' already"),
         (("add", "OPS"), "'OPS': cannot name a caller"),

@@ -241,3 +241,23 @@ async def test_bus_init_says_when_no_server_answers(kyb: "Kyb") -> None:
     result = await kyb("bus", "init", "--wait", "0", "--nats-url", "nats://127.0.0.1:1")
     assert result.code == 1
     assert result.err.startswith("kyb: no NATS server answers at nats://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("kyb park q", ["qwen3-32b"]),
+        ("kyb why G", ["G0", "G1"]),
+        ("kyb events --model t", ["twin"]),
+        ("kyb migrate twin --to G1", ["G1"]),
+    ],
+)
+async def test_the_shell_completes_names_that_the_router_knows(
+    kyb: "Kyb", router: "SmallRouter", monkeypatch: pytest.MonkeyPatch, words: str, found: list[str]
+) -> None:
+    monkeypatch.setenv("_KYB_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    for url in (router.url, "http://127.0.0.1:9"):  # nothing listens at the second
+        monkeypatch.setenv("KYB_URL", url)
+        assert (await kyb()).out.split() == (found if url == router.url else [])

@@ -1,0 +1,38 @@
+"""Names that the shell completes, as the router knows them; none where there is no router."""
+
+from typing import Annotated
+
+import typer
+
+from kybernate.cli.output import CliError
+
+
+def models(incomplete: str) -> list[str]:
+    """Models with a seat."""
+    return _names(incomplete, "model")
+
+
+def groups(incomplete: str) -> list[str]:
+    """Groups of GPUs."""
+    return _names(incomplete, "home_group")
+
+
+def groups_and_models(incomplete: str) -> list[str]:
+    """What ``kyb why`` can be asked about."""
+    return [*groups(incomplete), *models(incomplete)]
+
+
+def _names(incomplete: str, field: str) -> list[str]:
+    from kybernate.cli.router import Router, find_url
+
+    try:
+        seats = Router(find_url(None)).seats()["seats"]
+    except CliError:
+        return []
+    return sorted({seat[field] for seat in seats if seat.get(field) and seat[field].startswith(incomplete)})
+
+
+SeatArgument = Annotated[
+    str,
+    typer.Argument(metavar="SEAT|MODEL", help="seat/x, model/x, or x if only one seat fits.", autocompletion=models),
+]
