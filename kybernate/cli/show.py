@@ -258,9 +258,12 @@ def why_lines(nodes: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _host_memory(found: dict[str, Any]) -> str:
-    if not found.get("budget_bytes"):
-        return ""
-    return f"  host memory {format_bytes(found['taken_bytes'])} of {format_bytes(found['budget_bytes'])}"
+    parts = []
+    if found.get("budget_bytes"):
+        parts.append(f"{format_bytes(found['taken_bytes'])} of {format_bytes(found['budget_bytes'])}")
+    if found.get("available_bytes") is not None:
+        parts.append(f"{format_bytes(found['available_bytes'])} free")
+    return f"  host memory {', '.join(parts)}" if parts else ""
 
 
 def _groups(node: dict[str, Any]) -> Iterator[str]:

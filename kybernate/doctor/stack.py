@@ -136,7 +136,7 @@ def _managers(facts: StackFacts) -> Iterator[Finding]:
             yield fail("manager", f"{name}: {node['unanswered']}", remedy)
             continue
         yield ok("manager", f"{name}: policy {node.get('policy')}")
-        if (free := node.get("host_available_bytes")) is not None and not facts.processes:
+        if (free := (node.get("host_memory") or {}).get("available_bytes")) is not None and not facts.processes:
             text = f"{name} has {_gib(free)} of host memory for copies of parked seats"
             scarce = fail("host memory", f"{text}: parks are refused", "end other programs, or park fewer seats")
             yield scarce if free < LEAST_HOST_BYTES else ok("host memory", text)

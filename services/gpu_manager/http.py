@@ -34,7 +34,7 @@ def routes(manager: Manager, policy: GuardedPolicy, memory: HostMemory) -> list[
     async def reasons(_: web.Request) -> web.Response:
         body = why_answer(manager.node, policy, manager.now())
         with contextlib.suppress(OSError):
-            body["host_available_bytes"] = await memory.free_bytes()
+            body["host_memory"]["available_bytes"] = await memory.free_bytes()
         return web.json_response(body)
 
     return [web.get("/v1/seats", seats), web.get("/v1/why", reasons), pod_route(manager), stop_route(manager)]

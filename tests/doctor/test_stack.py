@@ -66,7 +66,7 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
     ),
     "no host memory on a node": (
         lambda facts: replace(
-            facts, processes={}, managers=({"node": "n1", "policy": "p", "host_available_bytes": 2**28},)
+            facts, processes={}, managers=({"node": "n1", "policy": "p", "host_memory": {"available_bytes": 2**28}},)
         ),
         "host memory", "n1 has 0.2 GiB of host memory", "park fewer seats",
     ),

@@ -164,7 +164,7 @@ async def test_each_question_of_an_operator_has_a_command_and_a_panel_with_the_s
         row = await until(missed, what="the request is recorded", timeout=60)
         assert (row["model"], row["phases"]["hold"] > row["slo_seconds"]) == (model, True)
         assert holder in [step.get("victim_model") for step in row["steps"]]
-        left = json.loads(await kyb(up, "why", "-o", "json"))["nodes"][0]["host_available_bytes"]  # host RAM?
+        left = json.loads(await kyb(up, "why", "-o", "json"))["nodes"][0]["host_memory"]["available_bytes"]  # host RAM?
         assert left == await FakeHostMemory(Path(up.driver_socket)).free_bytes()
 
         async def equal() -> bool:
