@@ -22,7 +22,6 @@ class Up:
     """A running `kyb up`."""
 
     url: str
-    page: str
     nats_url: str
     driver_socket: str
     kubelet_url: str
@@ -55,7 +54,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT, text=True)
     try:
         stack = announced(process, runtime / "kybernate" / "stack.json", log)
-        yield Up(stack["url"], stack["page"], stack["nats_url"], stack["driver_socket"], stack["kubelet_url"], env)
+        yield Up(stack["url"], stack["nats_url"], stack["driver_socket"], stack["kubelet_url"], env)
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=15) == 0, log.read_text()[-4000:]
