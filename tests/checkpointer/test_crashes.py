@@ -47,13 +47,13 @@ class Watched:
             await self.act()
 
     def wrap(self, monkeypatch: pytest.MonkeyPatch, http: EngineHttp) -> None:
-        add, call = self.journal.add, http.call
+        write, call = self.journal._record, http.call
 
-        async def watched_add(job: JobFile, record: Record, **rest: bool) -> None:
+        async def watched_write(job: JobFile, record: Record, *, sync: bool) -> int:
             if record.kind == "end":
                 self.written = record.progress
             await self.at(record.kind)
-            await add(job, record, **rest)
+            return await write(job, record, sync=sync)
 
         async def watched_call(seat: Any, method: str, path: str, **rest: Any) -> Any:
             changes = method == "POST" and path.startswith((*CALLS, "/sleep", "/release_memory_", "/resume_memory_"))
@@ -66,7 +66,7 @@ class Watched:
                 await self.at("called")
             return answer
 
-        monkeypatch.setattr(self.journal, "add", watched_add)
+        monkeypatch.setattr(self.journal, "_record", watched_write)
         monkeypatch.setattr(http, "call", watched_call)
 
 
