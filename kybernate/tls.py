@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from kybernate.config_errors import ConfigError
 from kybernate.files import changes
 from kybernate.logs import get_logger
 
@@ -26,6 +25,8 @@ class ServerCertificate:
         try:
             self._load()
         except (OSError, ssl.SSLError) as error:
+            from kybernate.config_errors import ConfigError  # needs PyYAML, which the GPU bench does without
+
             raise ConfigError(_unusable(cert, key, error)) from None
 
     async def watch(self) -> NoReturn:

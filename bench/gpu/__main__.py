@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--small", type=float, default=SMALL_GIB, help="GiB of everything but the sizes")
     add("--only", type=_names, default=list(CASES), help=f"of {','.join(CASES)}; empty: none")
     add("--hazards", type=_names, nargs="?", const=[*hazards.HAZARDS], default=[], help="last; h1,h5 or all")
+    add("--budget", type=float, default=inf, help="seconds of the whole run; what no longer fits is left out")
     add("--gpu", type=int, default=0, help="which one, in the order of NVML")
     add("--binding", choices=("auto", "bindings", "ctypes"), default="auto", help="to the driver")
     add("--load", choices=("auto", "torch", "libcuda"), default="auto", help="what the parked processes use")
@@ -90,9 +92,15 @@ async def _stubbed(options: argparse.Namespace) -> dict[str, Any]:
 
 async def run(options: argparse.Namespace, **small: Any) -> dict[str, Any]:
     """Everything that was asked for; written to ``--out`` after each case. Raises NoGpuError."""
-    began = time.time()
-    async with open_room(options.gpu, options.binding, options.load, **small) as room:
-        result: dict[str, Any] = {
+    began, ends = time.time(), time.monotonic() + options.budget
+    result: dict[str, Any] = {}
+
+    def cycle(row: dict[str, Any]) -> None:
+        """Write what is measured so far: the run may be ended at any moment."""
+        _write(result | {"under_way": row}, options.out, f"{row['case']}: {len(row['turns'])} cycles")
+
+    async with open_room(options.gpu, options.binding, options.load, ends=ends, cycle=cycle, **small) as room:
+        result |= {
             "at": began,
             "stub": options.stub,
             "version": __version__,
@@ -109,13 +117,13 @@ async def run(options: argparse.Namespace, **small: Any) -> dict[str, Any]:
         }
         if "limits" in options.only:
             result |= await _limits(room)
-        for make in _cases(options):
-            row = await _guarded(make, room)
+        for name, make in _cases(options):
+            row = await _guarded(make, room, {"case": name})
             result["load"] = row.get("load", result["load"])
             result["cases"].append(row)
             _write(result, options.out, _short(row))
         for name in options.hazards:
-            finding = await hazards.meet(room, name, options.small)
+            finding = await _guarded(_hazard(name, options.small), room, {"hazard": name})
             result["hazards"].append(finding)
             _write(result, options.out, _short(finding))
         if options.hazards:
@@ -147,28 +155,46 @@ async def open_room(gpu: int, binding: str, load: str, **small: Any) -> AsyncIte
             yield room
 
 
-def _cases(options: argparse.Namespace) -> list[Callable[[Room], Awaitable[dict[str, Any]]]]:
-    """What was asked for, in order."""
-    small, made = options.small, []
+Case = Callable[[Room], Awaitable[dict[str, Any]]]
+
+
+def _cases(options: argparse.Namespace) -> list[tuple[str, Case]]:
+    """What was asked for, by name and in order."""
+    small, made = options.small, list[tuple[str, Case]]()
     if "sizes" in options.only:
-        made += [lambda room, gib=gib: cases.size(room, gib, cycles=options.cycles) for gib in options.sizes]
+        made += [
+            (f"{gib:g} GiB", lambda room, gib=gib: cases.size(room, gib, cycles=options.cycles))
+            for gib in options.sizes
+        ]
     if "tree" in options.only:
-        made += [lambda room: cases.size(room, small, processes=options.tree, cycles=options.cycles)]
+        made += [("tree", lambda room: cases.size(room, small, processes=options.tree, cycles=options.cycles))]
     others = {
         "kill": cases.kill_while_parked,
         "lock": cases.lock_under_load,
         "map": cases.identity_map,
         "waits": cases.call_while_parked,
     }
-    return made + [lambda room, case=case: case(room, small) for name, case in others.items() if name in options.only]
+    return made + [
+        (name, lambda room, case=case: case(room, small)) for name, case in others.items() if name in options.only
+    ]
 
 
-async def _guarded(make: Callable[[Room], Awaitable[dict[str, Any]]], room: Room) -> dict[str, Any]:
-    """A case that breaks off is a row of the report, not the end of the run."""
+def _hazard(name: str, gib: float) -> Case:
+    return lambda room: hazards.meet(room, name, gib)
+
+
+async def _guarded(make: Case, room: Room, named: dict[str, Any]) -> dict[str, Any]:
+    """A case that breaks off is a row of the report, not the end of the run; one without time is left out."""
+    left = room.ends - time.monotonic()
+    if left <= 0:
+        return named | {"skipped": "the time that --budget gives is used up"}
     try:
-        return await make(room)
-    except (CaseError, ChildError, TimeoutError) as error:
-        return {"case": "broken off", "ok": False, "error": f"{type(error).__name__}: {error}"}
+        async with asyncio.timeout(left if left < inf else None):
+            return await make(room)
+    except (CaseError, ChildError, TimeoutError, KeyError, ValueError, ZeroDivisionError) as error:
+        if room.ends <= time.monotonic():
+            return named | {"skipped": "it did not end within the time that --budget gives"}
+        return named | {"ok": False, "kept": False, "error": f"{type(error).__name__}: {error}"}
 
 
 async def _limits(room: Room) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ class Room:
     busy_seconds: float = 8.0
     fill_step_gib: float = 0.25
     speed: float = 1.0
+    ends: float = inf
+    """Monotonic seconds at which the run ends: no further cycle begins that would not fit."""
+    cycle: Callable[[dict[str, Any]], None] = lambda _: None
+    """Called after each cycle with the row of its case so far."""
     make_busy: Callable[[int], Awaitable[None]] | None = None
     """Submits work on the stub; None: the target does it."""
     _numbers: list[int] = field(default_factory=lambda: [0])

@@ -1,16 +1,21 @@
 """The GPU bench itself, on the stub: that it runs, what it writes, what it says where there is no GPU."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bench.gpu import report
+from bench.gpu import cases, report
+from bench.gpu.__main__ import _guarded
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--sizes", "0.0625,4000", "--small", "0.0625", "--cycles", "1")
@@ -72,6 +77,65 @@ def test_an_unknown_case_is_named(tmp_path: Path) -> None:
     code, output, _ = bench(tmp_path, "--only", "sises")
     assert code == 2
     assert "no case is called sises" in output
+
+
+WHEELS = (
+    "pydantic",
+    "pydantic_core",
+    "annotated_types",
+    "typing_inspection",
+    "structlog",
+    "typing_extensions",
+    "pynvml",
+)
+"""Five wheels, and two of a CUDA image; everything else is refused by the module below."""
+ONLY = f"""
+import sys
+class Only:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        ours = top.startswith("_") or top in {{*sys.stdlib_module_names, *{WHEELS}, "bench", "kybernate", "services"}}
+        if not ours and "customize" not in top:
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Only())
+"""
+
+
+@pytest.mark.timeout(300)
+def test_it_runs_with_few_wheels_and_within_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(ONLY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    options = ("--sizes", "0.0625", "--only", "sizes", "--cycles", "1", "--budget", "240")
+    code, output, result = bench(tmp_path / "out", "--stub", *options)
+    assert code == 0, output
+    assert [(row["case"], row["ok"], row["cycles"]) for row in result["cases"]] == [("size", True, 1)]
+    assert "size: 1 cycles" in output, "written after each cycle"
+
+
+async def test_what_no_longer_fits_into_the_budget_is_left_out_and_named() -> None:
+    async def case(_: object) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    over, soon = (SimpleNamespace(ends=time.monotonic() + seconds) for seconds in (0.0, 0.05))
+    assert "used up" in (await _guarded(case, over, {"case": "map"}))["skipped"]  # type: ignore[arg-type]
+    assert "did not end" in (await _guarded(case, soon, {"case": "map"}))["skipped"]  # type: ignore[arg-type]
+
+
+def test_a_cycle_begins_only_if_one_like_those_before_ends_in_time() -> None:
+    room = SimpleNamespace(ends=time.monotonic() + 1000)
+    began = time.monotonic() - 2000
+    assert cases.fits(room, began, 0)  # type: ignore[arg-type]
+    assert cases.fits(room, began, 4)  # type: ignore[arg-type]
+    assert not cases.fits(room, began, 1)  # type: ignore[arg-type]
+
+
+async def test_an_error_of_a_case_is_a_row() -> None:
+    async def case(_: object) -> dict[str, Any]:
+        raise ZeroDivisionError("no bytes")
+
+    row = await _guarded(case, SimpleNamespace(ends=inf), {"case": "map"})  # type: ignore[arg-type]
+    assert (row["case"], row["ok"], row["error"]) == ("map", False, "ZeroDivisionError: no bytes")
 
 
 def test_a_case_that_fails_stands_in_the_page_and_in_the_exit_code() -> None:
