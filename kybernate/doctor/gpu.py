@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kybernate.cuda import Binding
+from kybernate.doctor.backends import check_backends
 from kybernate.doctor.driver_checks import check_driver
 from kybernate.doctor.host import read_host
 from kybernate.doctor.host_checks import check_host
@@ -44,7 +45,8 @@ def examine_gpu(
         except OSError as error:
             raise DoctorError(f"KYB_FAKE_DRIVER={socket}: {error}") from error
     host = read_host(sorted({use.pid for use in driver.uses}), root)
-    return [*check_driver(driver, host), *check_host(driver, host)]
+    findings = [*check_driver(driver, host), *check_host(driver, host)]
+    return [*findings, *check_backends(driver, findings)]
 
 
 _PROBE = (sys.executable, "-m", "kybernate.doctor.driver_probe", "--binding")

@@ -1,10 +1,12 @@
 """What the doctor makes of what it read: every line that it can say."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kybernate.doctor import Finding, Severity, exit_code
+from kybernate.doctor.backends import check_backends
 from kybernate.doctor.driver_checks import check_driver
 from kybernate.doctor.host_checks import check_host
 from kybernate.doctor.model import DriverFacts, GpuFacts, HostFacts, TargetFacts
@@ -206,3 +208,33 @@ def test_the_host_should_hold_all_vram_once() -> None:
 def test_other_machines_and_gvisor_are_a_warning() -> None:
     assert the("machine", host=replace(HOST, machine="aarch64")).level is Severity.WARN
     assert the("machine", host=replace(HOST, gvisor=True)).level is Severity.WARN
+
+
+def backends(driver: DriverFacts = DRIVER, host: HostFacts = HOST) -> dict[str, Finding]:
+    return {one.check: one for one in check_backends(driver, findings(driver, host))}
+
+
+def test_on_a_good_node_every_backend_works() -> None:
+    assert {name: one.level for name, one in backends().items()} == dict.fromkeys(
+        ("cuda", "engines", "restart"), Severity.OK
+    )
+
+
+@pytest.mark.parametrize(
+    ("driver", "host", "says", "engines"),
+    [
+        ({"cuda_version": 12040, "release": "550.163.01"}, {}, "has no checkpoint API", Severity.OK),
+        ({}, {"machine": "aarch64"}, "machine: ", Severity.OK),
+        ({"nvml_trouble": "no NVML; install it", "gpus": ()}, {}, "nvml: ", Severity.WARN),
+        ({"gpus": (replace(DRIVER.gpus[0], mig=True), DRIVER.gpus[1])}, {}, "none on GPU 0 (MIG)", Severity.OK),
+    ],
+    ids=["old driver", "arm64", "no NVML", "MIG"],
+)
+def test_a_backend_that_cannot_park_here_says_why_and_which_one_can(
+    driver: dict[str, Any], host: dict[str, Any], says: str, engines: Severity
+) -> None:
+    found = backends(replace(DRIVER, **driver), replace(HOST, **host))
+    assert found["cuda"].level is Severity.WARN
+    assert says in found["cuda"].finding
+    assert "restart" in found["cuda"].remedy
+    assert {found["engines"].level, found["restart"].level} == {engines}
