@@ -164,7 +164,8 @@ class Stack:
         ``progress`` gets a line when another one is ready. Raises StackError when a process refuses its configuration
         or the router does not answer, NotReadyError when time is up.
         """
-        unmet, most, restart = "the router does not answer", -1, "restart" in (self.options.parked_by or "")
+        unmet, most = "the router does not answer", -1
+        restart = "restart" in (self.options.parked_by or "") or self.plan.config.host_memory != "off"
         seats: list[dict[str, Any]] | None = None
         try:
             async with asyncio.timeout(timeout) as limit, aiohttp.ClientSession() as session:
