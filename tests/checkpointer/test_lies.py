@@ -33,9 +33,9 @@ SWITCHES: Mapping[str, tuple[str, ...]] = {
 BACKENDS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "unload", "ollama": "unload", "trtllm": "trtllm"}
 VRAM, TOKENS, KEY = 20 * GIB, 8, "secret"
 WAITS: dict[str, Any] = {
-    "base_seconds": 100.0,
+    "base_seconds": 200.0,
     "seconds_per_gib": 0.0,
-    "floor_wall_seconds": 2.0,
+    "floor_wall_seconds": 4.0,
     "settle_floor_wall_seconds": 1.0,
 }
 
