@@ -80,11 +80,11 @@ def commands():
 
 
 def test_the_commands_of_both_extras_are_there_where_they_are_installed():
-    assert commands() == {"up", "demo", "simulate", "plan", "tune"}
+    assert commands() == {"up", "demo", "simulate", "plan", "tune", "advise"}
 
 
 def test_without_an_extra_its_commands_are_not_there(without_dev):
-    assert commands() == {"simulate", "plan", "tune"}
+    assert commands() == {"simulate", "plan", "tune", "advise"}
 
 
 @pytest.mark.parametrize(("missing", "hidden"), [("numpy", True), ("kybernate.lab.cli.plan", False)])
