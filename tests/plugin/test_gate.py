@@ -130,10 +130,8 @@ async def test_the_announcement_is_removed_when_kubelet_cancels_the_call(gate: S
 
 async def test_a_waiting_start_blocks_no_other_start(gate: StartGate) -> None:
     async with waiting(gate):
-        began = time.monotonic()
-        for _ in range(50):
+        for _ in range(50):  # a gate that blocks the loop would end the test by its timeout
             await asyncio.sleep(0)
-        assert time.monotonic() - began < 1
 
 
 def test_prepare_creates_the_folders_and_deletes_old_calls(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 import os
 import socket
-import time
 from pathlib import Path
 
 import grpc.aio
@@ -184,10 +183,8 @@ async def test_waiting_starts_block_neither_each_other_nor_allocations() -> None
             stub = rpc.DevicePluginStub(channel)
             request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=seats[:1])])
             answers = [await stub.Allocate(request) for _ in range(2)]
-            began = time.perf_counter()
             for _ in range(20):
-                await stub.Allocate(request)
-            assert (time.perf_counter() - began) / 20 < 0.05
+                await stub.Allocate(request, timeout=60)
             assert answers[0] == answers[1]  # idempotent per seat
         await plugin.open_gate(seats[2])
         await until_running(kubelet.pods[2])

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-import time
 
 import aiohttp
 import openai
@@ -427,12 +426,10 @@ async def test_held_requests_are_rejected_when_the_router_stops():
         w.manager.auto = False
         call = w.ask("llama")
         await until(lambda: w.held("llama") == 1, what="requests for llama that the router holds: 1")
-        began = time.monotonic()
         w.router.dispatcher.stop()
         answer = await call
         assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "router_stopping", "1")
         assert answer.headers["Connection"] == "close", "the next request must not be sent into a closing connection"
-        assert time.monotonic() - began < 1
 
 
 async def test_after_a_comment_errors_are_sent_as_events():
