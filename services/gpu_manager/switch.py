@@ -123,8 +123,8 @@ def step(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     """Do what time and the state allow: drain, cut, send the job, bind the incoming seat late."""
     if switch.phase is SwitchPhase.DRAINING:
         _drain(node, switch, now)
-    if switch.phase is SwitchPhase.CUTTING and now.wall >= switch.drain.cut + view.CUT_GRACE_SECONDS:
-        switch.advance(SwitchTrigger.GRACE_OVER)
+    if switch.phase is SwitchPhase.CUTTING:
+        _cut(node, switch, now)
     if switch.phase is SwitchPhase.JOB:
         sent = switch.job.sent
         due = sent is None or now.wall >= sent + RESEND_SECONDS
@@ -157,13 +157,30 @@ def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     if quiet and drain.freeze and view.demand(node, victim).in_flight:  # (4)
         _frozen(node, switch, victim, now)
         return
-    if not quiet:  # (5)
-        drain.quiet = None
-    elif drain.quiet is None:  # (6)
-        drain.quiet = now.wall
+    _note_quiet(drain, quiet, now)  # (5), (6)
     if now.model >= drain.deadline and drain.announced and node.routers.settled(now):  # (7)
         drain.cut = now.wall
         _drained(node, switch, SwitchTrigger.DEADLINE, "drain deadline passed; streams that still run are cut", now)
+
+
+def _cut(node: NodeState, switch: GroupSwitch, now: Now) -> None:
+    """Wait until the routers have cut the streams and then for the engine, which notices it; not for long.
+
+    Before the routers have, an engine may compute nothing and yet have requests to read, which it would begin while it
+    is being parked.
+    """
+    quiet = node.routers.quiet(switch.victim or "", switch.epoch, now)
+    _note_quiet(switch.drain, quiet, now)
+    if now.wall >= switch.drain.cut + view.CUT_GRACE_SECONDS:
+        switch.advance(SwitchTrigger.GRACE_OVER)
+
+
+def _note_quiet(drain: Drain, quiet: bool, now: Now) -> None:
+    """Keep since when all routers are quiet."""
+    if not quiet:
+        drain.quiet = None
+    elif drain.quiet is None:
+        drain.quiet = now.wall
 
 
 _NOT_WAITING = "no seat waits for its place any more"
@@ -231,9 +248,11 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
     if switch is None or not idle:
         return
     drain = switch.drain
-    if switch.phase is SwitchPhase.DRAINING and drain.quiet is not None and answer.asked_at >= drain.quiet:
+    if drain.quiet is None or answer.asked_at < drain.quiet:
+        return
+    if switch.phase is SwitchPhase.DRAINING:
         _drained(node, switch, SwitchTrigger.IDLE, "", now)
-    elif switch.phase is SwitchPhase.CUTTING and answer.asked_at > drain.cut:
+    elif switch.phase is SwitchPhase.CUTTING:
         switch.advance(SwitchTrigger.IDLE)
 
 

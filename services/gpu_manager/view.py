@@ -435,7 +435,7 @@ def engine_probes(node: NodeState) -> list[EngineProbe]:
         if seat.state is S.STARTING and seat.durable.seen_running:
             probes += _probe(seat, idle=False, since=WallTime(0.0))
     for switch in node.switches.values():
-        since = switch.drain.quiet if switch.phase is SwitchPhase.DRAINING else switch.drain.cut
+        since = switch.drain.quiet
         if switch.victim is not None and switch.phase is not SwitchPhase.JOB and since is not None:
             probes += _probe(node.seats[switch.victim], idle=True, since=since)
     return probes

@@ -162,7 +162,7 @@ def _drains(node: NodeState, switch: GroupSwitch, now: Now) -> SeatStage:
     routers = node.routers.busy(victim.id, switch.epoch, frozen=drain.freeze)
     waits: list[str] = []
     if switch.phase is SwitchPhase.CUTTING:
-        waits.append("its streams were cut; the engine notices")
+        waits.append("its streams are being cut; the engine notices")
     elif not node.bus_up:
         waits.append("the bus is away")
     elif not drain.announced:

@@ -193,6 +193,7 @@ def test_a_drain_is_cut_at_its_deadline_and_the_engine_gets_a_moment(world: Worl
     assert isinstance(world.last(SeatEvicted), SeatEvicted)
     assert sum(isinstance(e, SwitchJob) for e in world.effects) == jobs
     world.tick(0.1)
+    world.ack(b)
     world.idle(b)
     assert sum(isinstance(e, SwitchJob) for e in world.effects) == jobs + 1
 
