@@ -12,6 +12,8 @@ REHEARSED = ("vllm",)
 """Sleep and wake once before they serve: the pinned host memory of the first sleep is used again by later ones."""
 PINNING = ("vllm", "sglang")
 """Copy weights to pinned host memory, and keep it while they are active."""
+SIGNED = "trtllm"
+"""Its key signs calls, and is therefore never sent, also not by a backend that the seat was demoted to."""
 RUNNING = re.compile(
     rb"^(?:vllm:num_requests_(?:running|waiting)|sglang:num_(?:running|queue)_reqs|trtllm_num_requests_(?:running|waiting)"
     rb"|llamacpp:requests_(?:processing|deferred))(?:\{[^}]*\})?\s+([0-9.eE+]+)",

@@ -30,7 +30,7 @@ tool() {
   GOBIN=$tools GOFLAGS=-trimpath sh scripts/retry.sh go install "$2" || { say "go install $2 failed; put $1 on PATH"; exit 1; }
 }
 
-PATH=$PATH:$(sh scripts/prometheus.sh) || say "promtool could not be had: the alerts are not run"
+if found=$(sh scripts/prometheus.sh); then PATH=$PATH:$found; else say "without promtool on PATH the alerts are not run"; fi
 tool helm "helm.sh/helm/v3/cmd/helm@$HELM"
 tool kubeconform "github.com/yannh/kubeconform/cmd/kubeconform@$KUBECONFORM"
 if [ ! -d "$tools/schemas" ]; then

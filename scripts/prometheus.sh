@@ -13,7 +13,8 @@ if [ ! -x "$tools/promtool" ]; then
   retry=$PWD/scripts/retry.sh into=$(mktemp -d)
   trap 'rm -rf "$into"' EXIT
   cd "$into"
-  apt-get download -qq prometheus 2>/dev/null || { apt-get update -qq && sh "$retry" apt-get download -qq prometheus; } >&2
+  apt-get download -qq prometheus 2>/dev/null || { sh "$retry" apt-get update -qq && sh "$retry" apt-get download -qq prometheus; } >&2 ||
+    { echo "prometheus: Debian's package could not be had; put prometheus and promtool on PATH" >&2; exit 1; }
   dpkg-deb -x prometheus_*.deb .
   mkdir -p "$tools"
   mv usr/bin/prometheus "$tools/"

@@ -6,6 +6,9 @@ import typer
 
 from kybernate.cli.output import CliError
 
+ANSWER_SECONDS = 1.0
+"""A shell that completes waits no longer for the router."""
+
 
 def models(incomplete: str) -> list[str]:
     """Models with a seat."""
@@ -26,7 +29,7 @@ def _names(incomplete: str, field: str) -> list[str]:
     from kybernate.cli.router import Router, find_url
 
     try:
-        seats = Router(find_url(None)).seats()["seats"]
+        seats = Router(find_url(None), ANSWER_SECONDS).seats()["seats"]
     except CliError:
         return []
     return sorted({seat[field] for seat in seats if seat.get(field) and seat[field].startswith(incomplete)})

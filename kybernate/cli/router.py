@@ -65,6 +65,8 @@ class Router:
     """One router. Every call raises CliError when it cannot be reached or refuses."""
 
     url: str
+    timeout: float = ANSWER_SECONDS
+    """For each answer."""
 
     def seats(self) -> dict[str, Any]:
         """``GET /v1/seats``, all pages: ``{"seats": [...], "models": [...], "nodes": [...]}``."""
@@ -172,7 +174,7 @@ class Router:
             connection.close()
 
     def _call(self, method: str, path: str, body: object = None, accept: tuple[int, ...] = ()) -> dict[str, Any]:
-        connection = self._connection(ANSWER_SECONDS)
+        connection = self._connection(self.timeout)
         try:
             content = None if body is None else json.dumps(body)
             headers = _key() if body is None else {"Content-Type": "application/json"} | _key()

@@ -6,6 +6,7 @@ client's connection (``bus.cut``) or stop the server for all (``server.stop``).
 
 import asyncio
 import contextlib
+import datetime
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -225,6 +226,7 @@ class MemoryBus:
     ) -> AsyncIterator[Message]:
         """Stored events of this pattern, oldest first, after this id or since this time; ends at the present."""
         self._check()
+        datetime.datetime.fromtimestamp(since, datetime.UTC)  # JetStream takes a date, so that others raise here, too
         if pattern.subject == RequestEnded.pattern().subject:
             for record in list(self.server.requests.values()):
                 if record.arrived_at + record.seconds >= since:

@@ -7,6 +7,7 @@ an excluded strategy is not possible. Memory in GB of 1e9 bytes.
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from importlib.resources import files
 from math import ceil
@@ -159,6 +160,10 @@ def knowledge() -> Knowledge:
     return Knowledge.model_validate(yaml.safe_load(text), strict=False)
 
 
+WORKLOAD_KINDS = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "CronJob", "Pod")
+"""Manifests that state a workload; others (Service, ConfigMap) may lie in the same file."""
+
+
 def stated(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """What a Deployment, StatefulSet, Job or Pod states about its workload, as keys of ``Workload``."""
     metadata, spec = manifest.get("metadata") or {}, manifest.get("spec") or {}
@@ -244,7 +249,7 @@ def facts(workload: Workload, gpu: str) -> dict[str, Any]:
         "activationSeconds": seconds,
         "waitCoversActivation": None if wait is None or seconds is None else wait >= seconds,
         "vramShare": None if vram is None else vram / kind.memory,
-        "fitsMig": None if vram is None else kind.slices(vram) > 0,
+        "fitsMig": False if not kind.mig else None if vram is None else kind.slices(vram) > 0,
     }
 
 
@@ -364,7 +369,7 @@ def _gpus(name: str, own: Sequence[Workload], gpu: str) -> int:
     if name == "dedicated":
         return sum(one.gpus for one in own)
     if name == "mig":
-        return ceil(sum(1 / (kind.slices(one.vram_gb or 0.0) or 1) for one in own))
+        return ceil(sum(Fraction(1, kind.slices(one.vram_gb or 0.0) or 1) for one in own))
     if name == "seats":
         sizes = sorted({one.gpus for one in own})
         return sum(size * _seat_groups([one for one in own if one.gpus == size], strategy.target) for size in sizes)

@@ -6,6 +6,7 @@ was played and is not enough.
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from math import ceil, log2
 from typing import Any
 
@@ -161,11 +162,11 @@ class _Planner:
             )
             options = replace(self.options, sharing=max(self.options.sharing, sliced.slowdown))
             yield self.play("time-slicing", shared, POLICIES["exhaustive"](), resident=True, options=options)
-        if any(kind.slices(size) for size in sizes):
+        if any(kind.slices(size) for size in sizes) and max(sizes) <= kind.memory:
             parts = [kind.slices(size) or 1 for size in sizes]
             alone = regrouped(self.scenario, len(sizes), 1, None)
             slower = (part * parts[seat] for part, seat in zip(alone.service, alone.seat, strict=True))
-            gpus = ceil(sum(1 / part for part in parts))
+            gpus = ceil(sum(Fraction(1, part) for part in parts))
             slices = replace(alone, service=tuple(slower))
             yield self.play("mig", slices, POLICIES["exhaustive"](), resident=True, gpus=gpus)
 

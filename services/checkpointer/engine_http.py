@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 
+from kybernate.engines import SIGNED
 from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.engine import Sign
@@ -25,8 +26,6 @@ from services.checkpointer.processes import alive
 
 log = get_logger()
 
-SIGNED = "trtllm"
-"""Backend whose key signs calls, and is therefore never sent."""
 KEY_NAME = re.compile(r"[A-Za-z0-9._-]+")
 RECORD_SECONDS = 10.0
 """Model seconds for the answers before a first park; an engine that takes longer is parked without."""
@@ -66,7 +65,7 @@ class EngineHttp:
         except TimeoutError:
             raise EngineSilentError(f"{method} {path} was not answered within {seconds:.1f} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineSilentError(f"{method} {path}: {error or repr(error)}") from error
+            raise EngineSilentError(f"{method} {path}: {str(error) or repr(error)}") from error
         self._check_container(seat)
         return EngineReply(answer.status, _json(text), text)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kybernate.annotations import tier_problem
 from kybernate.config import STANDARD, Tier
-from kybernate.engines import DRIVER_BACKENDS, ENGINE_BACKENDS, PINNING, RESTART, next_backend
+from kybernate.engines import DRIVER_BACKENDS, ENGINE_BACKENDS, PINNING, RESTART, SIGNED, next_backend
 from kybernate.messages import SeatProgress, SeatTarget
 from kybernate.seat import COMING, HOLDING, SeatState, Trigger, advance
 from kybernate.topology import Group
@@ -241,7 +241,8 @@ class ManagedSeat:
         if self.state in AT_HOME:
             place.group, place.parked_on = place.home, None
             self.durable.residue_bytes, self.durable.measured = 0, False
-            self.durable.host_taken_bytes = 0
+            self.durable.host_taken_bytes = self.durable.host_active_bytes = 0
+            self.copy_ends = False
         if self.state is not SeatState.RELEASING:
             held, self.lease = self.lease, self.state in HOLDING
             if not self.lease:
@@ -368,6 +369,7 @@ class ManagedSeat:
     def target(self, on: Group | None = None) -> SeatTarget:
         """How the checkpointer finds its processes. ``on``: the group that it is to be on, if it is to move."""
         pod, place = self.pod, self.residence
+        signs = pod is not None and pod.notes.backend == SIGNED and self.backend != SIGNED
         copied = (place.parked_on or place.group).gpus if self.state is SeatState.PARKED or self.state in COMING else ()
         return SeatTarget(
             seat=self.id,
@@ -378,6 +380,6 @@ class ManagedSeat:
             backend=self.backend,
             parked_on=tuple(gpu.uuid for gpu in copied),
             endpoint=(pod.endpoint or "") if pod else "",
-            engine_key=pod.notes.engine_key if pod else "",
+            engine_key=pod.notes.engine_key if pod and not signs else "",
             verify=pod.notes.verify if pod else True,
         )

@@ -3,6 +3,7 @@
 from kybernate.engines import REHEARSED
 from kybernate.messages import JobReply, JobStatus, SwitchJob
 from kybernate.seat import SeatState, Trigger
+from services.gpu_manager import host_memory
 from services.gpu_manager.group_switch import RESEND_SECONDS
 from services.gpu_manager.inputs import Now, WallTime
 from services.gpu_manager.managed_seat import REHEARSAL, ManagedSeat, Rehearsal
@@ -24,6 +25,9 @@ def rehearsed(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
     ):
         return True
     if known is None or known.done or not _same_container(seat, known):
+        host_memory.reserve_start(node, seat)
+        if seat.durable.spilled:
+            return True
         epoch = node.next_epoch(now)
         known = Rehearsal(f"{REHEARSAL}{seat.id}-{epoch}", epoch, seat.durable.container_id, WallTime(-RESEND_SECONDS))
         seat.rehearsal = known

@@ -10,7 +10,7 @@ incoming seat is chosen again on the way (``late_binding.py``), and an engine th
 
 from collections.abc import Sequence
 
-from kybernate.engines import RESTART
+from kybernate.engines import RESTART, SIGNED
 from kybernate.messages import JobStatus, SeatProgress, SeatTarget, SwitchJob
 from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.seat import COMING, SeatState, Trigger
@@ -304,8 +304,11 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
 
 def _leaving(victim: ManagedSeat) -> SeatTarget:
     """How the checkpointer parks the victim."""
-    spilled = {"backend": RESTART} if victim.durable.spilled else {}
-    return victim.target().model_copy(update=spilled)
+    target = victim.target()
+    if not victim.durable.spilled:
+        return target
+    key = "" if target.backend == SIGNED else target.engine_key
+    return target.model_copy(update={"backend": RESTART, "engine_key": key})
 
 
 def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
@@ -415,7 +418,7 @@ def _on_kill_status(node: NodeState, status: JobStatus, now: Now) -> None:
             continue
         if seat.state is S.LOST:
             node.transition(seat, T.QUARANTINE, now, reason=progress.reason)
-        elif seat.copy_ends:
+        elif seat.state is S.PARKED and seat.copy_ends:
             host_memory.kept(seat)
 
 

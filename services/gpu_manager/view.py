@@ -470,13 +470,13 @@ def next_wake(node: NodeState, now: Now) -> float:
             due.append(group.backoff.until - now.wall)
         elif group.wake is not None and name not in node.switches:
             due.append((group.wake - now.model) / now.pace)
-    draining = [switch for switch in node.switches.values() if switch.phase is SwitchPhase.DRAINING]
+    switches = node.switches.values()
+    draining = [one for one in switches if one.phase is SwitchPhase.DRAINING and one.drain.announced]
     if not node.routers.settled(now):
         due.append(node.routers.settled_at - now.wall)
     elif node.bus_up:
         due += [(switch.drain.deadline - now.model) / now.pace for switch in draining]
-    cutting = [switch for switch in node.switches.values() if switch.phase is SwitchPhase.CUTTING]
-    due += [switch.drain.cut + CUT_GRACE_SECONDS - now.wall for switch in cutting]
+    due += [one.drain.cut + CUT_GRACE_SECONDS - now.wall for one in switches if one.phase is SwitchPhase.CUTTING]
     expiry = node.levels.next_expiry()
     if expiry is not None:
         due.append(expiry - now.wall)

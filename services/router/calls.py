@@ -26,11 +26,9 @@ from services.router.dispatch import CallTicket, Dispatcher, SeatCutError
 from services.router.intake import Intake
 from services.router.metrics import Metrics
 from services.router.proxy import CallTimes, ConnectionPools, EngineClock, UpstreamRefusedError, forward
-from services.router.request_log import CallRecord, RequestLog
+from services.router.request_log import WAITED_IN_VAIN, CallRecord, RequestLog
 from services.router.settings import RouterSettings
 
-WAITED_IN_VAIN = ("hold_timeout", "queue_full", "activation_refused", "seat_quarantined")
-"""Codes of errors that end the wait of a request."""
 MOST_BREAKS = 3
 """A call that engines accepted and then dropped this often is not forwarded again: the call itself may crash them."""
 
@@ -88,8 +86,8 @@ class Calls:
             known = self.dispatcher.traffic.serves(call.model)
             self.metrics.requests.labels(call.model if known else "unknown", code).inc()
             self.log.note(call, int(code), known=known)
-            if known and call.reason in WAITED_IN_VAIN:
-                self.metrics.slo.labels(call.model, "", "missed").inc()
+            if known:
+                self.metrics.slo.labels(call.model, "", "missed").inc(call.reason in WAITED_IN_VAIN)
 
     async def _fail(self, response: CallerResponse, error: RouterError, cause: str) -> web.StreamResponse:
         """Report an error. The call has ended already, so a slow caller keeps no seat from being parked."""
@@ -143,13 +141,17 @@ class Calls:
                 if breaks == MOST_BREAKS:
                     raise _breaks(to, error) from error
                 self.dispatcher.feed(CallReturned(ticket.request, suspect=not again))
+            except (CallerGoneError, asyncio.CancelledError):
+                if response.answered:
+                    self._count_waits(call, to, times)
+                raise
             else:
-                call.first_byte_at = times.first_byte_at
-                self._count_waits(call, to)
+                self._count_waits(call, to, times)
                 return reply
 
-    def _count_waits(self, call: CallRecord, to: Forward) -> None:
+    def _count_waits(self, call: CallRecord, to: Forward, times: CallTimes) -> None:
         """Count a call that was served: its wait, the time to its first byte, and whether it waited too long."""
+        call.first_byte_at = times.first_byte_at
         known = self.dispatcher.traffic.table.upstreams.get(to.key)
         labels = (call.model, known.record.tier if known is not None else "")
         if to.held_seconds > 0:

@@ -14,6 +14,7 @@ from kybernate.bus.port import ALL_EVENTS, Bus, BusError
 from kybernate.envelope import Message, Pattern, slug
 from kybernate.messages import DecisionKind, GroupDecided, RequestEnded, SeatActivated, SeatEvent
 from services.router.api import RouterError, number
+from services.router.request_log import WAITED_IN_VAIN
 
 LONGEST_READ_SECONDS = 8.0
 MOST_EVENTS = 10_000
@@ -74,7 +75,8 @@ class History:
     async def missed(self, request: web.Request) -> web.StreamResponse:
         """Return each model that missed its SLO since then (unix seconds, default an hour ago): how many requests that
         were recorded waited longer, or failed while they waited, and the story of the longest wait."""
-        since = number(request.query, "since", time.time() - 3600.0)
+        now = time.time()
+        since = min(now, number(request.query, "since", now - 3600.0))
         slos, worst = self._slo_seconds(), dict[str, RequestEnded]()
         counts: Counter[str] = Counter()
         stories: dict[str, list[Message]] = {}
@@ -149,7 +151,7 @@ def story(record: RequestEnded, events: list[Message]) -> dict[str, Any]:
 
 
 def _missed(record: RequestEnded, slo_seconds: float) -> bool:
-    return 0 < slo_seconds < record.held_seconds or (record.status >= 500 and not record.seat)
+    return 0 < slo_seconds < record.held_seconds or record.reason in WAITED_IN_VAIN
 
 
 def _of_story(event: Message, record: RequestEnded) -> bool:

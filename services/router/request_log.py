@@ -12,6 +12,8 @@ from services.router.core.step import Forward
 
 MOST_WAITING = 1_000
 """Records that wait to be published; further ones are dropped."""
+WAITED_IN_VAIN = ("hold_timeout", "queue_full", "activation_refused", "seat_quarantined")
+"""Codes of errors that end the wait of a request: it misses the SLO of its model."""
 PAUSE_SECONDS = 0.01
 """Between two records: a router publishes at most a hundred in a second."""
 _ACCESS = {"cause", "model", "node", "seat", "held_seconds", "first_byte_seconds", "seconds", "status", "reason"}

@@ -130,8 +130,6 @@ async def play(backend: str, crash: Crash, folder: Path, monkeypatch: pytest.Mon
         machine = Machine(it, folder, monkeypatch)
         if crash.half == "activate":
             assert name_of(await machine.run("park")) == "parked"
-        if crash.victim == "checkpointer" and crash.moment in ("step", "call", "between"):
-            it.readings.timeouts = IN_VAIN  # an effect that never comes
 
         async def end_engine() -> None:
             it.engine.end()
@@ -141,6 +139,8 @@ async def play(backend: str, crash: Crash, folder: Path, monkeypatch: pytest.Mon
             end = await machine.run(crash.half, crash.moment, end_engine)
         else:
             await machine.run(crash.half, crash.moment)
+            if crash.victim == "checkpointer" and crash.moment in ("step", "call", "between"):
+                it.readings.timeouts = IN_VAIN  # an effect that never comes
             if crash.victim == "both":
                 await end_engine()
             first = await machine.run(crash.half, "end")

@@ -2,7 +2,7 @@
 
 from kybernate.messages import DrainNode, SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager import demand
+from services.gpu_manager import demand, view
 from services.gpu_manager.inputs import BusChanged, DrainAnnounced, EngineSeen
 from services.router.core import managers
 from tests.manager.world import World, make_group
@@ -88,6 +88,7 @@ def test_a_deadline_waits_for_the_roster(world: World) -> None:
         world.beat()
         world.ack(b, in_flight=1)
     assert world.state(b) is S.DRAINING, "a router that starts now reads that it is active"
+    assert view.next_wake(world.node, world.now) > 0.1, "nothing is due until the row is written"
 
     world.announce(b)
     world.tick(59)

@@ -77,6 +77,7 @@ def test_what_is_not_possible_is_not_advised() -> None:
     small = {"tier": "realtime", "vramGb": 8}
     assert advise(workload(**small), "H100").strategy == "mig"
     assert "mig" not in advise(workload(**small), "L4").points, "it has no MIG"
+    assert "mig" not in advise(workload(isolation="tenant"), "L4").points, "whatever it needs"
     assert advise(workload(vramGb=100), "H100").strategy == ""
     assert "seats" not in advise(workload(vramGb=40, busy=0.05, maxWaitSeconds=5), "H100").points
     assert "seats" not in advise(workload(vramGb=40, busy=0.05, parkable=False), "H100").points
@@ -116,6 +117,8 @@ def test_a_fleet_is_packed_and_paid_for() -> None:
     small = [workload(name=f"s{number}", vramGb=18) for number in range(5)]
     assert fleet_gpus([(one, "mig") for one in small], "H100") == {"mig": 2}
     assert fleet_gpus([(one, "time-slicing") for one in small], "H100") == {"time-slicing": 2}
+    thirds = [workload(name=f"t{number}", vramGb=18) for number in range(33)]
+    assert fleet_gpus([(one, "mig") for one in thirds], "A100") == {"mig": 11}, "thirds add up to whole GPUs"
 
 
 def kyb(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
@@ -160,7 +163,8 @@ spec:
 
 def test_a_deployment_is_read_and_a_description_adds_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest, more = tmp_path / "qwen.yaml", tmp_path / "more.yaml"
-    manifest.write_text(DEPLOYMENT)
+    service = "kind: Service\nmetadata: {name: qwen}\nspec: {ports: [{port: 80}]}\n"
+    manifest.write_text(f"{DEPLOYMENT}---\n{service}")
     more.write_text("workloads:\n- {name: qwen, busy: 0.1}\n")
     _, alone, _ = kyb(capsys, manifest)
     assert "not known: busy" in alone
@@ -176,6 +180,7 @@ def test_a_deployment_is_read_and_a_description_adds_to_it(tmp_path: Path, capsy
         ("gpu: B900\nworkloads:\n- {name: a, kind: inference}\n", "GPU B900: is not known"),
         (DEPLOYMENT.replace("vllm", "nginx"), "describe it in a file"),
         ("hello: 1\n", "no workloads"),
+        (DEPLOYMENT.replace("replicas: 1", "replicas: many"), "replicas"),
     ],
 )
 def test_a_wrong_description_is_refused(

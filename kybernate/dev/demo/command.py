@@ -120,6 +120,8 @@ def demo(
         )
         if asked.host_bytes and (router or scenario_):
             raise DemoError("--host-memory is for the private stack; leave out --router and --scenario")
+        if scenario_ and (nodes, routers, nats) != (1, 1, 1):
+            raise DemoError("--nodes, --routers and --nats are for a demo without --scenario")
         if no_rebalance and scenario_ is not scenario.DemoScenario.HOT_GROUP:
             raise DemoError("--no-rebalance is for --scenario hot-group")
         result = asyncio.run(_run(asked, errors, scenario_, rebalance=not no_rebalance))

@@ -48,15 +48,16 @@ def _read(files: Sequence[Path]) -> "tuple[list[Workload], str, Costs]":
 
     Raises ConfigError.
     """
-    from kybernate.config_errors import ConfigError, read_documents
-    from kybernate.lab.advise import Costs, Description, Workload, knowledge, stated
+    from kybernate.config_errors import ConfigError, Document, read_documents
+    from kybernate.lab.advise import WORKLOAD_KINDS, Costs, Description, Workload, knowledge, stated
 
     documents = [document for path in files for document in read_documents(path)]
     manifests: dict[str, dict[str, Any]] = {}
+    sources: dict[str, Document] = {}
     for document in documents:
-        if isinstance(document.data, dict) and "kind" in document.data and "workloads" not in document.data:
+        if isinstance(document.data, dict) and document.data.get("kind") in WORKLOAD_KINDS:
             found = stated(document.data)
-            manifests[found["name"]] = found
+            manifests[found["name"]], sources[found["name"]] = found, document
     workloads: list[Workload] = []
     gpu, costs = "", knowledge().costs.model_dump(by_alias=True)
     for document in documents:
@@ -73,7 +74,7 @@ def _read(files: Sequence[Path]) -> "tuple[list[Workload], str, Costs]":
             raise ConfigError(
                 f"{name}: no known engine, and no Job; describe it in a file: workloads: [{{name: {name}, kind: …}}]"
             )
-        workloads.append(Workload.model_validate(found))
+        workloads.append(sources[name].validate(Workload, found))
     if not workloads:
         raise ConfigError(f"{files[0]}: no workloads; write them as in docs/advise.md, or give a Deployment")
     return workloads, gpu, Costs.model_validate(costs)

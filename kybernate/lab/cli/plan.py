@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 def plan(
     traces: given.Traces,
     slo: Annotated[
-        str, typer.Option(metavar="SECONDS[:SHARE]", help="So many seconds for this share of requests.")
+        str,
+        typer.Option(
+            metavar="SECONDS[:SHARE]", help="So many seconds for this share of requests; with --tier only the share."
+        ),
     ] = "20:0.95",
     each_model: Annotated[
         float, typer.Option(min=0, max=1, help="And at least this share of each model's requests.")
@@ -39,7 +42,7 @@ def plan(
     gpu: Annotated[str, typer.Option(help="The product, e.g. H100: MIG and time slicing are tried, too.")] = "",
     price: Annotated[float, typer.Option(min=0, help="Of one GPU for an hour, any currency.")] = 0.0,
     memory_price: Annotated[float, typer.Option(min=0, help="Of one GB of host memory for a month.")] = 0.0,
-    host_memory: Annotated[float, typer.Option(min=0, help="GB for parked seats; 0: no limit.")] = 0.0,
+    host_memory: given.HostMemory = 0.0,
     move_seconds: given.MoveSeconds = 3.0,
     fixed: Annotated[bool, typer.Option("--fixed", help="Seats never leave their group.")] = False,
     policy: Annotated[str, typer.Option(help="The name of a policy.")] = "kyb-balanced",
@@ -67,6 +70,7 @@ def plan(
     from kybernate.lab.simulate.measures import needed
 
     seconds, share = wanted(slo)
+    limit = "the SLO of each tier" if tier else f"{seconds:g} s"
     writable(json_file)
     names = chosen_policies(policy)
     if len(names) > 1:
@@ -103,18 +107,18 @@ def plan(
         progress.end()
     need = needed(scenario)
     if json_file is None or str(json_file) != "-":
-        _show(scenario, goal, seconds, found, check)
+        _show(scenario, goal, limit, found, check)
     if json_file is not None:
         about = {"scenario": scenario.name, "requests": len(scenario.at), "hours": scenario.duration / 3600}
         layouts = [one.row() for one in found]
-        goals = {"slo_seconds": seconds, **asdict(goal)}
+        goals = {"slo_seconds": None if tier else seconds, **asdict(goal)}
         answer = {"needed": asdict(need), "goal": goals, "layouts": layouts, "complete": not interrupted}
         answer |= {"saved": 0.0 if interrupted else saved(found), "verified": None if check is None else check.row()}
         write(json_file, about | answer)
     if interrupted:
         raise CliError("interrupted: the rows are the layouts that were played until then, not the answer", 130)
     if smallest(found) is None:
-        raise CliError(f"{groups_max} groups are not enough for {share:.1%} within {seconds:g} s; see --groups-max")
+        raise CliError(f"{groups_max} groups are not enough for {share:.1%} within {limit}; see --groups-max")
 
 
 class _Progress:
@@ -166,7 +170,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _show(
-    scenario: "Scenario", goal: "Goal", seconds: float, found: "Sequence[PlannedLayout]", check: "PlannedLayout | None"
+    scenario: "Scenario", goal: "Goal", limit: str, found: "Sequence[PlannedLayout]", check: "PlannedLayout | None"
 ) -> None:
     from rich.table import Table
 
@@ -185,7 +189,6 @@ def _show(
         f"slots would do for 95 % of the time, {need.slots_99} for 99 %, {need.most} always"
     )
     tiers = len({seat.tier for seat in scenario.seats}) > 1
-    limit = "the SLO of each tier" if tiers else f"{seconds:g} s"
     each = f", {goal.model_share:.0%} of each model's" if goal.model_share else ""
     lost = f", with {goal.spare} groups failed" if goal.spare else ""
     say(

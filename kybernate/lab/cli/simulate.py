@@ -40,7 +40,7 @@ def simulate(
     slo: given.Slo = None,
     stall_budget: Annotated[float, typer.Option(min=0, help="Seconds that requests in flight may be frozen.")] = 0.0,
     move_seconds: given.MoveSeconds = None,
-    host_memory: Annotated[float, typer.Option(min=0, help="GB for parked seats; 0: no limit.")] = 0.0,
+    host_memory: given.HostMemory = 0.0,
     cap: given.Cap = 64,
     start: given.Start = 0.0,
     duration: given.Duration = None,

@@ -34,6 +34,7 @@ Measured = Annotated[
 Vram = Annotated[
     list[str] | None, typer.Option(metavar="[MODEL=]GB", help="Of a model, or of all others; may be given again.")
 ]
+HostMemory = Annotated[float, typer.Option(min=0, help="GB for parked seats; 0: no limit.")]
 MoveSeconds = Annotated[float | None, typer.Option(min=0, help="Seats may move between groups, at this extra cost.")]
 
 Tier = Annotated[

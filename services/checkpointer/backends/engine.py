@@ -139,7 +139,9 @@ class EngineBackend(ReadingsBackend):
             busy = "" if why else await self._busy(seat)
         if why or busy:  # (1)
             ending.reason, ending.refused = f"checks: {why or busy}", bool(why)
-            return ending if self.host.living(seat) else Ending("gone", ending.reason)
+            with contextlib.suppress(StepFailedError):
+                return ending if self.host.living(seat) else Ending("gone", ending.reason)
+            return ending
         deadline = self.calls.timeouts.transfer(seat.vram_bytes)
         if await self._asleep(seat) is not True:  # (2)
             await note("sleep", None)
