@@ -48,7 +48,7 @@ mutants: setup
 test-nightly: setup
 	$(PY) scripts/mutants.py
 	$(PY) -m tests.exploration --steps 1000000
-	HYPOTHESIS_PROFILE=nightly KYB_TEST_TIME_FACTOR=60 $(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+	KYB_FAILURES=all HYPOTHESIS_PROFILE=nightly KYB_TEST_TIME_FACTOR=60 $(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 # Random runs of the pure cores in a model of the node, or all interleavings: docs/exploration.md.
 explore: setup

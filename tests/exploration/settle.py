@@ -68,6 +68,8 @@ def heal(world: World) -> None:
             world.do(("start-router", index))
     for seat in world.seats:
         world.do(("command", "unpin", seat))
+    for name in ["", *(group.name for group in world.groups)]:
+        world.do(("resume", name))
 
 
 def _serve(world: World, seconds: int) -> list[str]:

@@ -18,11 +18,14 @@ from tests.exploration.product import (
     ActivateSeat,
     Command,
     CommandReply,
+    DrainNode,
     JobProgress,
     Ledger,
+    MigrateSeat,
     ParkSeat,
     PinSeat,
     Presence,
+    ResumeNode,
     SeatState,
     Shape,
     StepTrouble,
@@ -210,6 +213,9 @@ class World:
         found += [(0.15, ("crash-engine", cid)) for cid in self.machine.engines]
         found += [(0.3, ("call-ends", seat)) for seat in self.kubelet.calls]
         found += [(0.05, ("command", verb, seat)) for seat in self.seats for verb in _VERBS]
+        names = [group.name for group in self.groups]
+        found += [(0.02, ("drain", name)) for name in ["", *names]] + [(0.1, ("resume", name)) for name in ["", *names]]
+        found += [(0.02, ("migrate", seat, name)) for seat in self.seats for name in names]
         return found
 
     def _alarm(self, manager: Manager) -> None:
@@ -369,6 +375,21 @@ class World:
         manager = self._awake()
         if manager is not None and manager.recovered:
             manager.receive(_VERBS[verb](cause="op", node=NODE, seat=seat, actor="operator"))
+        return manager is not None
+
+    def _do_drain(self, group: str) -> bool:
+        return self._order(DrainNode(cause="op", node=NODE, group=group, actor="operator"))
+
+    def _do_resume(self, group: str) -> bool:
+        return self._order(ResumeNode(cause="op", node=NODE, group=group, actor="operator"))
+
+    def _do_migrate(self, seat: str, group: str) -> bool:
+        return self._order(MigrateSeat(cause="op", node=NODE, seat=seat, to=group, actor="operator"))
+
+    def _order(self, command: Command) -> bool:
+        manager = self._awake()
+        if manager is not None and manager.recovered:
+            manager.receive(command)
         return manager is not None
 
     # --- the checkpointer -----------------------------------------------------------------------------------------

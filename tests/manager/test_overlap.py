@@ -3,15 +3,20 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from structlog.testing import capture_logs
 
 from bench.bench_family import Family
 from kybernate.messages import ActivateSeat, GroupDecided, JobReply, PinSeat, SeatEvent, SeatProgress
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
+from services.gpu_manager import manager as shell
 from services.gpu_manager import publish, view
 from services.gpu_manager.inputs import (
     BusChanged,
@@ -23,6 +28,9 @@ from services.gpu_manager.inputs import (
     Recovered,
 )
 from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.live_policy import GuardedPolicy
+from services.gpu_manager.metrics import ManagerMetrics
+from services.gpu_manager.state import Effect
 from tests.manager.family import TREE, Busy, make_family
 from tests.manager.test_properties import AnyOrder
 from tests.manager.test_recovery import restart
@@ -189,6 +197,14 @@ def test_the_checkpointer_is_asked_about_a_conflict_and_its_answer_ends_it(node:
     assert node.state(pair) is (S.BACKOFF if outcome == "gone" else S.PARKED)
 
 
+def metrics_of(world: World) -> str:
+    """What the manager of this world shows to Prometheus."""
+    registry = CollectorRegistry()
+    manager: Any = SimpleNamespace(node=world.node, now=lambda: world.now, observe=None, observe_write=None)
+    ManagerMetrics(registry, manager, GuardedPolicy("quantum", Quantum()))
+    return generate_latest(registry).decode()
+
+
 def test_a_broken_invariant_stops_grants_on_its_gpu_and_is_counted(node: World) -> None:
     node.fill("p", group=2)
     single, other = node.seat(1, 0), node.seat(0, 0)
@@ -204,6 +220,13 @@ def test_a_broken_invariant_stops_grants_on_its_gpu_and_is_counted(node: World) 
 
     assert [e.gpu for e in effects if isinstance(e, InvariantBroken)] == ["GPU-1"]
     assert node.node.violations == 1
+    with capture_logs() as logs:
+        for effect in effects:
+            shell._log(cast(Effect, effect))
+    assert [(line["log_level"], line["gpu"]) for line in logs if line["event"] == "invariant.broken"] == [
+        ("error", "GPU-1")
+    ]
+    assert "kybernate_invariant_violations_total" + '{node="n1"} 1.0' in metrics_of(node)
     assert "two groups" in node.node.broken["GPU-1"]
     waiting = node.seat(1, 1)
     assert not view.room(node.node, node.managed(waiting))
