@@ -128,12 +128,6 @@ async def test_the_announcement_is_removed_when_kubelet_cancels_the_call(gate: S
     assert gate.calls == {}
 
 
-async def test_a_waiting_start_blocks_no_other_start(gate: StartGate) -> None:
-    async with waiting(gate):
-        for _ in range(50):  # a gate that blocks the loop would end the test by its timeout
-            await asyncio.sleep(0)
-
-
 def test_prepare_creates_the_folders_and_deletes_old_calls(tmp_path: Path) -> None:
     gate = StartGate(tmp_path / "seats")
     gate.prepare([SEAT])
