@@ -1,10 +1,12 @@
-"""Checks of the driver's facts: version, GPUs, MIG, persistence, access. Pure; see research/checkpoint.md §1, §3."""
+"""Checks of the driver's facts: version, GPUs, MIG, persistence, access;
+and what follows for each backend. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kybernate.cuda import CudaResult, result_name, support, why_no_checkpoint
 from kybernate.cuda.codes import cuda_text
-from kybernate.doctor.model import DriverFacts, Finding, HostFacts, fail, ok, warn
+from kybernate.doctor.model import DriverFacts, Finding, HostFacts, Severity, fail, ok, warn
+from kybernate.engines import ENGINE_BACKENDS, RESTART
 
 _INSTALL = "install the NVIDIA driver (580 recommended), runtimeClass nvidia in a container; without a GPU: kyb up"
 _REMEDIES: dict[int, str] = {
@@ -123,3 +125,36 @@ def _access(facts: DriverFacts) -> Iterator[Finding]:
 
 def _gib(count: int) -> str:
     return f"{count / 2**30:.0f} GiB"
+
+
+_OTHERS = f"annotate pods with kyb.ai/backend: one of an engine ({', '.join(ENGINE_BACKENDS)}), or {RESTART}"
+_DRIVER_NEEDS = ("driver", "libcuda", "version", "nvml", "machine", "ptrace", "pids", "access")
+_READING_NEEDS = ("driver", "nvml")
+
+
+def check_backends(driver: DriverFacts, findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Which backends can park seats on this node, and why not the others, from all findings before.
+
+    One line for ``cuda``, one for those of engines, one for ``restart``. No line fails: the causes do already.
+    """
+    failed = {one.check: one.finding for one in findings if one.level is Severity.FAIL}
+    foreign = [one for one in findings if one.check == "machine" and one.level is Severity.WARN]
+    mig = [gpu.index for gpu in driver.gpus if gpu.mig]
+    reason = next((f"{check}: {failed[check]}" for check in _DRIVER_NEEDS if check in failed), "")
+    reason = reason or next((f"machine: {one.finding}" for one in foreign), "")
+    if reason:
+        yield warn("cuda", f"the driver can park nothing here ({reason})", _OTHERS)
+    elif mig:
+        numbers = ", ".join(map(str, mig))
+        yield warn("cuda", f"parks any single process, but none on GPU {numbers} (MIG)", _OTHERS)
+    else:
+        yield ok("cuda", "parks any process on one GPU; several GPUs or holders only as KYB_PARK_ALLOW permits")
+    unread = next((f"{check}: {failed[check]}" for check in _READING_NEEDS if check in failed), "")
+    for name, what in (
+        ("engines", f"{', '.join(ENGINE_BACKENDS)} work with engines that are started for it, on any number of GPUs"),
+        (RESTART, "works with every container; its activation is a cold start"),
+    ):
+        if unread:
+            yield warn(name, f"nothing proves that memory is free ({unread})", "repair NVML: see nvidia-smi")
+        else:
+            yield ok(name, what)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kybernate.cuda import Binding
-from kybernate.doctor.backends import check_backends
-from kybernate.doctor.driver_checks import check_driver
+from kybernate.doctor.driver_checks import check_backends, check_driver
 from kybernate.doctor.host import read_host
 from kybernate.doctor.host_checks import check_host
 from kybernate.doctor.model import DriverFacts, Finding, GpuFacts

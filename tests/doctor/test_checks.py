@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from kybernate.doctor import Finding, Severity, exit_code
-from kybernate.doctor.backends import check_backends
-from kybernate.doctor.driver_checks import check_driver
+from kybernate.doctor.driver_checks import check_backends, check_driver
 from kybernate.doctor.host_checks import check_host
 from kybernate.doctor.model import DriverFacts, GpuFacts, HostFacts, TargetFacts
 from kybernate.machine import GpuProcess
