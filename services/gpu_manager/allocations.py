@@ -78,9 +78,8 @@ def _inherit(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None
     fresh.durable.reserved_bytes = max(reserved) if all(reserved) else 0  # the container may be the other pod's
     if not view.fit_together(node, fresh.group, view.holders(node, fresh.group)):
         fresh.durable.conflict = True
-        reason = (
-            f"its container may start by the ticket of pod {seat.pod.pod if seat.pod else ''}, which needs less VRAM"
-        )
+        other = "" if seat.pod is None else seat.pod.pod if seat.pod.name else seat.pod.uid
+        reason = f"its container may start by the ticket of pod {other}, which needs less VRAM"
         node.transition(fresh, T.QUARANTINE, now, reason=reason)
     if pod.running:
         _runs(node, fresh, pod, now)

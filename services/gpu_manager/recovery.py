@@ -293,6 +293,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
         elif not status.done:
             _starts_on(node, status)
     for seat in node.seats.values():
+        _assume_residue(seat, entries.get(seat.id))
         if seat.state not in FROZEN_STATES:  # a switch that goes on may have frozen it a moment ago
             seat.durable.freeze = Freeze()
     serving = {seat.seat for seat in known.reply.seats if seat.outcome == "active" and seat.gpus}
@@ -320,9 +321,6 @@ def _recover_seat(
     elif pod.running:
         seat.durable.started = True
         seat.durable.vram_bytes = seen.vram_bytes if seen is not None else 0
-        if found.state is S.PARKED:  # what it keeps was forgotten: as much as park evidence admits
-            most = max(seat.durable.vram_bytes, pod.vram_bytes)
-            seat.durable.residue_bytes = round(most * (1 - FREED_SHARE))
     if pod.running and (entry is None or container is _C.NEW):
         seat.durable.container_id = pod.container_id or ""
     seat.durable.seen_running, seat.processes_gone = found.process, not found.process
@@ -336,6 +334,22 @@ def _recover_seat(
     if seat.state is S.ACTIVE:
         seat.usage.active_since = seat.usage.busy = now.model
     host_memory.recovered(seat)
+
+
+_COPIED = frozenset({S.PARKED, S.ACTIVATING, S.MIGRATING})
+
+
+def _assume_residue(seat: ManagedSeat, entry: LedgerEntry | None) -> None:
+    """A seat whose park the ledger does not know keeps as much as park evidence admits: a share of its size, or of all
+    memory of its GPUs where seats share that and its size is not known."""
+    pod, durable = seat.pod, seat.durable
+    known = durable.measured or (entry is not None and entry.state in _COPIED)
+    if pod is None or known or seat.state not in _COPIED:
+        return
+    size = max(durable.vram_bytes, pod.vram_bytes)
+    if not size and seat.group.profile.packs:
+        size = sum(gpu.memory_bytes for gpu in seat.group.gpus)
+    durable.residue_bytes = round(size * (1 - FREED_SHARE))
 
 
 def _wait_for_lost_tickets(node: NodeState, known: Recovered, now: Now) -> None:
@@ -403,6 +417,8 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
         if _concerns(progress, seat):
             parked = progress.outcome == "parked"
             seat.state, seat.lease = (S.PARKED, False) if parked else (S.PARKING, True)
+            if parked:
+                seat.learn_park(progress)
             seat.epoch, seat.op = status.epoch, status.op
             seat.residence.group = group
             host_memory.recovered(seat)

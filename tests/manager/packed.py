@@ -115,19 +115,22 @@ class PackedWorld(World):
 
     def restart(self) -> None:
         """The manager starts anew: with its ledger, and with what the checkpointer tells."""
+        ledger = recovery.ledger(self.node, "")
+        known = (self.jobs.get(switch.op) for switch in self.node.switches.values())
+        open_ = tuple(one for one in known if one is not None and not one.done)
+        concerned = {one.seat for job in open_ for one in (*job.park, job.activate) if one is not None}
         seats = []
         for seat, pod in self.pods.items():
             there = self.truth.get(seat)
             outcome = "gone" if there is None else "parked" if there.parked else "active"
+            outcome = "started" if seat in concerned else outcome
             if pod.container_id:
                 seats.append(
                     SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id, outcome=outcome)  # type: ignore[arg-type]
                 )
-        ledger = recovery.ledger(self.node, "")
-        open_ = tuple(self.jobs[switch.op] for switch in self.node.switches.values() if switch.op in self.jobs)
         self.board = self.new_board()
         self.receive(BusChanged(True))
-        reply = JobReply(accepted=True, jobs=tuple(one for one in open_ if not one.done), seats=tuple(seats))
+        reply = JobReply(accepted=True, jobs=open_, seats=tuple(seats))
         self.receive(Recovered(self.owners(), ledger, reply))
         self.beat()
 

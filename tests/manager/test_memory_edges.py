@@ -261,6 +261,44 @@ def test_parked_seats_of_a_lost_ledger_keep_what_park_evidence_admits(
     packed.check()
 
 
+def test_a_parked_seat_of_unknown_size_keeps_after_a_lost_ledger_a_share_of_its_gpus(
+    packed: PackedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = packed.groups[0].seat_ids[:2]
+    serve(packed, a, 40, keeps=5, declared=False)
+    serve(packed, b, 50)
+    assert packed.state(a) is S.PARKED
+    monkeypatch.setattr(recovery, "ledger", lambda node, boot: Ledger())
+    packed.restart()
+    assert packed.state(a) is S.PARKED
+    assert packed.managed(a).residue_on("GPU-0") >= 5 * GIB
+
+
+@pytest.mark.parametrize("victim_parked", [False, True])
+def test_a_seat_that_a_switch_brings_back_while_the_ledger_is_lost_keeps_what_park_evidence_admits(
+    packed: PackedWorld, monkeypatch: pytest.MonkeyPatch, victim_parked: bool
+) -> None:
+    a, b = packed.groups[0].seat_ids[:2]
+    serve(packed, a, 40, keeps=3)
+    serve(packed, b, 50, keeps=4)
+    assert packed.state(a) is S.PARKED
+    packed.wish(a)
+    op = packed.node.switches["G0"].op
+    packed.quiet(b)
+    packed.take(packed.job_of(op))
+    if victim_parked:
+        packed.work(op)
+    monkeypatch.setattr(recovery, "ledger", lambda node, boot: Ledger())
+    packed.restart()
+    assert packed.state(b) is (S.PARKED if victim_parked else S.PARKING)
+    assert packed.state(a) is (S.ACTIVATING if victim_parked else S.PARKED)
+    assert packed.managed(a).residue_on("GPU-0") >= 3 * GIB
+    if victim_parked:
+        assert packed.managed(b).residue_on("GPU-0") == 4 * GIB, "as its park measured"
+    packed.finish()
+    packed.check()
+
+
 def test_an_incoming_seat_for_which_the_drain_took_the_room_is_not_sent(packed: PackedWorld) -> None:
     a, b, c = packed.groups[0].seat_ids[:3]
     serve(packed, a, 30)

@@ -7,7 +7,7 @@ import pytest
 from kybernate.messages import ActivateSeat, PinSeat
 from kybernate.seat import SeatState as S
 from services.gpu_manager import view
-from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen
+from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen, StartCalls
 from tests.manager.packed import PackedWorld, make_packed
 from tests.manager.world import GIB
 
@@ -142,6 +142,22 @@ def test_what_was_only_seen_while_active_does_not_make_a_size_known(packed: Pack
     packed.own(b, "m", 30)
     packed.call(b)
     assert packed.node.switches["G0"].victim == a
+
+
+def test_an_heir_names_the_ticket_of_a_pod_of_which_only_the_uid_is_known_by_it(packed: PackedWorld) -> None:
+    a, b = packed.groups[0].seat_ids[:2]
+    serve(packed, a, 50)
+    packed.own(b, "first", 20)
+    packed.call(b)
+    packed.calls.pop(b)
+    packed.receive(StartCalls({}))
+    pod = packed.managed(b).pod
+    assert pod is not None
+    packed.node.own(packed.managed(b), replace(pod, namespace="", name=""))  # as after a loss of the ledger
+    packed.own(b, "heir", 60)
+    packed.look()
+    packed.look()
+    assert f"the ticket of pod {pod.uid}, which" in packed.managed(b).reason
 
 
 @pytest.mark.parametrize("comes", [True, False])
