@@ -15,7 +15,7 @@ from kybernate.cli.completion import SeatArgument
 from kybernate.cli.config import config_app
 from kybernate.cli.doctor import doctor_app
 from kybernate.cli.onboard import offboard, onboard
-from kybernate.cli.output import Output, OutputOption, UrlOption
+from kybernate.cli.output import Output, OutputOption, UrlOption, answer
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.topology import topology
 from kybernate.cli.uninstall import uninstall_check
@@ -53,7 +53,7 @@ def _options(
     """Kybernate: host more LLMs than you have GPU memory for."""
 
 
-@app.command()
+@app.command(epilog="Examples: kyb status --watch · kyb status --services · kyb status -o json")
 def status(
     url: UrlOption = None,
     output: OutputOption = Output.TEXT,
@@ -91,16 +91,17 @@ def logs(
     name: Annotated[str, typer.Argument(metavar="SERVICE|MODEL|SEAT", autocompletion=completion.models)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many of the last lines.")] = 200,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """Show the log of a service, or of a model's engine, of the stack that runs here."""
     from kybernate.cli.local import local_stack, log_lines, log_of
 
     with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
         for line in log_lines(log_of(local_stack(), name), last=lines, follow=follow):
-            print(line, flush=True)
+            print(json.dumps({"name": name, "line": line}) if output is Output.JSON else line, flush=True)
 
 
-@app.command()
+@app.command(epilog="Examples: kyb top · kyb top --once · kyb top -o json")
 def top(
     url: UrlOption = None,
     output: OutputOption = Output.TEXT,
@@ -193,7 +194,7 @@ def why(
         print(line)
 
 
-def _add_seat_command(verb: str, text: str) -> None:
+def _add_seat_command(verb: str, text: str, example: str) -> None:
     def command(name: SeatArgument, url: UrlOption = None, output: OutputOption = Output.TEXT) -> None:
         from kybernate.cli.router import Router, find_url
 
@@ -203,23 +204,25 @@ def _add_seat_command(verb: str, text: str) -> None:
             else:
                 print(f"{verb} {reply.get('model') or name} (seat {reply.get('seat', '?')}): accepted; see kyb status")
 
-    app.command(verb, help=text)(command)
+    app.command(verb, help=text, epilog=f"Example: kyb {verb} {example}")(command)
 
 
-_add_seat_command("activate", "Bring a seat to VRAM.")
-_add_seat_command("park", "Take a seat out of VRAM.")
-_add_seat_command("pin", "Keep a seat active until it is unpinned.")
-_add_seat_command("unpin", "Let the policy park a seat again.")
+_add_seat_command("activate", "Bring a seat to VRAM.", "qwen3-32b")
+_add_seat_command("park", "Take a seat out of VRAM.", "seat/1x-ba35c1.s00")
+_add_seat_command("pin", "Keep a seat active until it is unpinned.", "model/qwen3-32b")
+_add_seat_command("unpin", "Let the policy park a seat again.", "model/qwen3-32b")
 
 
-app.command("onboard")(onboard)
-app.command("offboard")(offboard)
-app.command()(operations.migrate)
-app.command()(operations.drain)
-app.command()(operations.resume)
+app.command(epilog="Examples: kyb onboard vllm.yaml · kyb onboard deploy/qwen -n llm --apply")(onboard)
+app.command(epilog="Example: kyb offboard deploy/qwen -n llm --apply")(offboard)
+app.command(epilog="Example: kyb migrate qwen3-32b --to G1 --wait")(operations.migrate)
+app.command(epilog="Examples: kyb drain group G0 --dry-run · kyb drain node gpu-7 --for upgrade --wait")(
+    operations.drain
+)
+app.command(epilog="Example: kyb resume group G0")(operations.resume)
 
 
-@app.command()
+@app.command(epilog="Example: kyb wake qwen3-32b")
 def wake(
     model: Annotated[str, typer.Argument(help="The model's name.", autocompletion=completion.models)],
     url: UrlOption = None,
@@ -229,11 +232,11 @@ def wake(
     from kybernate.cli.router import Router, find_url
 
     reply = Router(find_url(url)).wake(model.removeprefix("model/"))
-    print(json.dumps(reply) if output is Output.JSON else f"{model}: asked for; see kyb status")
+    answer(output, reply, f"{model}: asked for; see kyb status")
 
 
-app.command()(topology)
-app.command("uninstall-check")(uninstall_check)
+app.command(epilog="Examples: kyb topology --stack · kyb topology --preset 8xL40S -o json")(topology)
+app.command("uninstall-check", epilog="Example: kyb uninstall-check --force -o json")(uninstall_check)
 
 
 EXTRAS = {"kybernate.dev": "kybernate.dev.commands", "kybernate.lab": "kybernate.lab.cli"}
@@ -257,12 +260,12 @@ def add_extras(target: typer.Typer) -> None:
 add_extras(app)
 
 
-@app.command()
-def version() -> None:
+@app.command(epilog="Example: kyb version -o json")
+def version(output: OutputOption = Output.TEXT) -> None:
     """Show the version."""
     from kybernate import __version__
 
-    print(f"kyb {__version__}")
+    answer(output, {"version": __version__}, f"kyb {__version__}")
 
 
 def _print_services(output: Output) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from kybernate.cli.output import CliError
+from kybernate.cli.output import CliError, Output, OutputOption, answer
 
 if TYPE_CHECKING:
     from kybernate.bus.rights import Place, Role
@@ -29,7 +29,7 @@ CertFile = Annotated[Path | None, typer.Option(envvar="KYB_NATS_CERT_FILE", help
 KeyFile = Annotated[Path | None, typer.Option(envvar="KYB_NATS_KEY_FILE", help="Its private key.")]
 
 
-@bus.command("init")
+@bus.command("init", epilog="Example: kyb bus init --nats-url nats://nats:4222 --replicas 3")
 def init(
     nats_url: NatsUrl = None,
     nkey_file: NkeyFile = None,
@@ -43,6 +43,7 @@ def init(
     ready: Annotated[
         Path | None, typer.Option(help="With --every: file that exists while the last run found or made everything.")
     ] = None,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """Create the streams and buckets that are missing, and bring the rest up to date."""
     from kybernate.bus import Credentials, setup
@@ -63,10 +64,11 @@ def init(
 
         _run(setup.keep(_address(nats_url), replicas, every=every, credentials=who, report=_report, tried=tried))
     changed = _run(setup.init(_address(nats_url), replicas, credentials=who, wait=wait, on_wait=report))
-    print(f"changed: {', '.join(changed)}" if changed else "nothing to do: all streams and buckets are there")
+    text = f"changed: {', '.join(changed)}" if changed else "nothing to do: all streams and buckets are there"
+    answer(output, {"changed": list(changed)}, text)
 
 
-@bus.command("check")
+@bus.command("check", epilog="Example: kyb bus check --role router --nkey-file router.nk")
 def check(
     role: Annotated[str, typer.Option(help="Role of the key, e.g. router or node-manager.")],
     nats_url: NatsUrl = None,
@@ -74,6 +76,7 @@ def check(
     ca_file: CaFile = None,
     cert_file: CertFile = None,
     key_file: KeyFile = None,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """Check that a key has the rights of its role. Sends only messages that no service acts on."""
     from kybernate.bus import Credentials
@@ -86,10 +89,10 @@ def check(
     if missing:
         text = "; ".join(missing)
         raise CliError(f"{address}: role {role} lacks rights: {text}; renew auth.conf with kyb bus keys")
-    print(f"{address}: good for role {role}")
+    answer(output, {"server": address, "role": role}, f"{address}: good for role {role}")
 
 
-@bus.command("keys")
+@bus.command("keys", epilog="Examples: kyb bus keys --out keys · kyb bus keys --out keys --rotate router")
 def keys(
     out: Annotated[Path | None, typer.Option(help="Folder for the files; keys in it are kept.")] = None,
     secret: Annotated[str | None, typer.Option(help="Kubernetes Secret for the cluster bus.")] = None,
@@ -102,6 +105,7 @@ def keys(
     ] = None,
     one_server: Annotated[bool, typer.Option("--one-server", help="One server is both buses: one-auth.conf.")] = False,
     service_account: Annotated[Path, typer.Option(help="Folder of the pod's token, for --secret.")] = ACCOUNT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """Make the missing keys, one per role, and the server's list of keys with their rights."""
     if (out is None) == (secret is None and node_secret is None):
@@ -117,16 +121,18 @@ def keys(
             changed = write(out, (Place.ONE,) if one_server else (Place.CLUSTER, Place.NODE), rotated)
         except BusError as error:
             raise CliError(str(error)) from None
-        _print_changes(str(out), changed)
+        _print_changes(output, str(out), changed)
         return
     places = {Place.CLUSTER: secret, Place.NODE: node_secret}
     chosen = {place: name for place, name in places.items() if name is not None}
     if rotated is not None and not any(rotated in ROLES[place] for place in chosen):
         raise CliError(f"--rotate {rotated}: none of the named Secrets has this role", 2)
-    _run(_secrets(service_account, namespace, chosen, rotated))
+    _run(_secrets(service_account, namespace, chosen, rotated, output))
 
 
-async def _secrets(account: Path, namespace: str, chosen: "dict[Place, str]", rotate: "Role | None") -> None:
+async def _secrets(
+    account: Path, namespace: str, chosen: "dict[Place, str]", rotate: "Role | None", output: Output
+) -> None:
     from kybernate.bus.keys import ensure
     from kybernate.kube import Kube, in_cluster
 
@@ -141,7 +147,8 @@ async def _secrets(account: Path, namespace: str, chosen: "dict[Place, str]", ro
     kube = Kube(url, account)
     try:
         for place, name in chosen.items():
-            _print_changes(f"Secret {namespace}/{name}", await ensure(kube, namespace, name, place, rotate))
+            changed = await ensure(kube, namespace, name, place, rotate)
+            _print_changes(output, f"Secret {namespace}/{name}", changed)
     finally:
         await kube.close()
 
@@ -155,8 +162,9 @@ def _role(name: str) -> "Role":
         raise CliError(f"there is no role {name!r}; there are {', '.join(Role)}", 2) from None
 
 
-def _print_changes(where: str, changed: tuple[str, ...]) -> None:
-    print(f"{where}: wrote {', '.join(changed)}" if changed else f"{where}: nothing to do, all keys are there")
+def _print_changes(output: Output, where: str, changed: tuple[str, ...]) -> None:
+    text = f"{where}: wrote {', '.join(changed)}" if changed else f"{where}: nothing to do, all keys are there"
+    answer(output, {"where": where, "wrote": list(changed)}, text)
 
 
 def _report(text: str) -> None:

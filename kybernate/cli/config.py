@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from kybernate.cli.output import CliError, Output, OutputOption
+from kybernate.cli.output import CliError, Output, OutputOption, answer
 from kybernate.cli.topology import group_row
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 config_app = typer.Typer(no_args_is_help=True, help="Configuration files.")
 
 
-@config_app.command("check")
+@config_app.command("check", epilog="Example: kyb config check config.yaml --gpus 8 -o json")
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration (YAML), or a folder of them.")],
     gpus: Annotated[int | None, typer.Option(min=1, max=64, help="Also plan the groups of N equal GPUs.")] = None,
@@ -44,29 +44,27 @@ def check(
             print(f"  warning: {warning}")
 
 
-@config_app.command("init")
-def init() -> None:
-    """Print a configuration to begin with: seats of one GPU, and the default of every other key as a comment.
-
-    Example: kyb config init > config.yaml
-    """
+@config_app.command("init", epilog="Example: kyb config init > config.yaml")
+def init(output: OutputOption = Output.TEXT) -> None:
+    """Print a configuration to begin with: seats of one GPU, and the default of every other key as a comment."""
     from kybernate.config.schema import settings
 
-    print(
-        "profiles:\n  - name: gpu-1x-seat\n    resource: kyb.ai/gpu-1x-seat\n    groupSize: 1\n    seatsPerGroup: 3\n"
-    )
-    print("# Every other key, with its default; kyb config explain KEY says more.")
-    for setting in settings():
-        if not setting.required and setting.default is not None and not isinstance(setting.default, dict):
-            print(f"# {setting.path}: {json.dumps(setting.default)}")
+    profile = {"name": "gpu-1x-seat", "resource": "kyb.ai/gpu-1x-seat", "groupSize": 1, "seatsPerGroup": 3}
+    optional = [setting for setting in settings() if not setting.required and setting.default is not None]
+    defaults = {setting.path: setting.default for setting in optional if not isinstance(setting.default, dict)}
+    first, *rest = (f"{key}: {value}" for key, value in profile.items())
+    lines = ["profiles:", f"  - {first}", *(f"    {line}" for line in rest), ""]
+    lines.append("# Every other key, with its default; kyb config explain KEY says more.")
+    lines += [f"# {path}: {json.dumps(default)}" for path, default in defaults.items()]
+    answer(output, {"profiles": [profile], "defaults": defaults}, "\n".join(lines))
 
 
-@config_app.command("explain")
+@config_app.command("explain", epilog="Example: kyb config explain tiers")
 def explain(
     key: Annotated[str, typer.Argument(metavar="[KEY]", help="Part of a key, such as policy or groupSize.")] = "",
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Explain the keys of a configuration: kind, range, default. Example: kyb config explain tiers"""
+    """Explain the keys of a configuration: kind, range, default."""
     from dataclasses import asdict
 
     from kybernate.config.schema import settings
@@ -86,13 +84,13 @@ def explain(
             print(f"    {setting.text}")
 
 
-@config_app.command("diff")
+@config_app.command("diff", epilog="Example: kyb config diff old.yaml new.yaml -o json")
 def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="A configuration (YAML), or a folder of them.")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="Another one.")],
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show which values differ between two configurations, defaults included. Example: kyb config diff a.yaml b.yaml"""
+    """Show which values differ between two configurations, defaults included."""
     from kybernate.config import load_all
 
     values = [

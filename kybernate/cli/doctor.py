@@ -52,7 +52,7 @@ def stack(
     _report(findings, as_json=output is Output.JSON)
 
 
-@doctor_app.command("gpu")
+@doctor_app.command("gpu", epilog="Example: kyb doctor gpu -o json")
 def gpu(
     binding: Annotated[
         CudaBinding, typer.Option(envvar="KYB_CUDA_BINDING", help="auto: cuda-bindings if usable, else ctypes.")

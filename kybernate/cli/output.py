@@ -1,7 +1,8 @@
 """What commands share: the options that many have, the two output formats, and the error that ends a command."""
 
+import json
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,6 +24,11 @@ class Output(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+
+
+def answer(output: Output, data: dict[str, Any], text: str) -> None:
+    """Print a command's whole answer."""
+    print(json.dumps(data) if output is Output.JSON else text)
 
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="text, or JSON for programs.")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kybernate import files
-from kybernate.cli.output import CliError, Output, OutputOption
+from kybernate.cli.output import CliError, Output, OutputOption, answer
 
 if TYPE_CHECKING:
     from kybernate.api_keys import ApiKey
@@ -23,11 +23,12 @@ File = Annotated[
 Name = Annotated[str, typer.Argument(help="Name of the caller, for audit records.")]
 
 
-@keys_app.command("add")
+@keys_app.command("add", epilog="Example: kyb router keys add ops --scope admin --file keys.yaml")
 def add(
     name: Name,
     file: File,
     scope: Annotated[list[str] | None, typer.Option(help="infer, view, signals or admin; several times.")] = None,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """Make a key and print it; it cannot be shown again. Running routers load it within seconds."""
     from kybernate.api_keys import make
@@ -37,10 +38,10 @@ def add(
         raise CliError(f"{file} has a key {name!r} already; remove it first, or choose another name")
     row, token = make(name, scope or ["infer"])
     _write(file, (*keys, row))
-    print(token)
+    answer(output, {"name": name, "scopes": list(row.scopes), "key": token}, token)
 
 
-@keys_app.command("list")
+@keys_app.command("list", epilog="Example: kyb router keys list --file keys.yaml -o json")
 def show(file: File, output: OutputOption = Output.TEXT) -> None:
     """Show names and scopes."""
     if output is Output.JSON:
@@ -50,8 +51,8 @@ def show(file: File, output: OutputOption = Output.TEXT) -> None:
         print(f"{key.name}: {', '.join(key.scopes)}")
 
 
-@keys_app.command("remove")
-def remove(name: Name, file: File) -> None:
+@keys_app.command("remove", epilog="Example: kyb router keys remove ops --file keys.yaml")
+def remove(name: Name, file: File, output: OutputOption = Output.TEXT) -> None:
     """Remove a key; routers then refuse it."""
     keys = _read(file)
     left = tuple(key for key in keys if key.name != name)
@@ -60,6 +61,7 @@ def remove(name: Name, file: File) -> None:
     if not left:
         raise CliError(f"{name!r} is the last key of {file}, and routers refuse an empty file; add another one first")
     _write(file, left)
+    answer(output, {"removed": name, "left": [key.name for key in left]}, f"{name} is removed; routers refuse it")
 
 
 def _read(file: Path) -> "tuple[ApiKey, ...]":

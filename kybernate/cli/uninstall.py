@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kybernate.cli.output import CliError
+from kybernate.cli.output import CliError, Output, OutputOption, answer
 from kybernate.cli.uninstall_view import FORCE, SKIP, Forcing, Look, Owner, owners, refusal
 from kybernate.seat import SeatState
 
@@ -154,6 +154,7 @@ def uninstall_check(
     ] = "",
     service_account: Annotated[Path | None, typer.Option(help="Folder of the pod's token.")] = None,
     delete_seconds: Annotated[float, typer.Option(min=0, help="With --force: time limit of deletions.")] = 300,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """Refuse an uninstall that would leave engines frozen (exit code 1). Runs in a hook of the chart."""
     from kybernate.kube import ACCOUNT, Kube, in_cluster
@@ -171,7 +172,7 @@ def uninstall_check(
         try:
             cluster = Cluster(kube, url.rstrip("/"), manager_port, prefixes)
             forcing = Forcing(namespace, force_value)
-            await _check(cluster, forced or await annotated(kube, forcing), forcing, delete_seconds)
+            await _check(cluster, forced or await annotated(kube, forcing), forcing, delete_seconds, output)
         finally:
             await kube.close()
 
@@ -188,11 +189,12 @@ async def annotated(kube: Any, forcing: Forcing) -> bool:
     return bool((found.get("metadata", {}).get("annotations") or {}).get(FORCE) == forcing.value)
 
 
-async def _check(cluster: Cluster, forced: bool, forcing: Forcing, delete_seconds: float) -> None:
+async def _check(cluster: Cluster, forced: bool, forcing: Forcing, delete_seconds: float, output: Output) -> None:
     """Run the check. Raises CliError when the uninstall is refused."""
+    done: tuple[str, ...] = ()
     if forced:
-        for line in await force(cluster, delete_seconds):
-            print(line)
+        done = await force(cluster, delete_seconds)
     elif why := refusal(await sure_look(cluster), forcing):
         raise CliError(why)
-    print("no engine is left frozen; the uninstall may go on")
+    text = "\n".join((*done, "no engine is left frozen; the uninstall may go on"))
+    answer(output, {"ok": True, "done": list(done)}, text)

@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from kybernate.cli.output import Output, OutputOption
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``kyb``."""
-    app.command()(up)
+    app.command(epilog="Examples: kyb up · kyb up --engine llama · kyb up --nodes 2 --routers 2 --nats 3")(up)
     app.command(
         add_help_option=False,  # the demo's own parser answers --help
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
@@ -66,6 +68,7 @@ def up(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the logs of all processes.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress either.")] = False,
     ready_timeout: Annotated[float, typer.Option(min=1, help="Warn of models that are not ready by then.")] = 60.0,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """Start everything on this machine, with fake GPUs. Ctrl-C ends it."""
     from kybernate.dev.stack import LAPTOP, StackOptions
@@ -88,7 +91,7 @@ def up(
         two_buses=two_buses,
         log_format="pretty" if pretty else "json",
     )
-    run(options, verbose=verbose, quiet=quiet, ready_seconds=ready_timeout)
+    run(options, verbose=verbose, quiet=quiet, ready_seconds=ready_timeout, output=output)
 
 
 def demo(context: typer.Context) -> None:
@@ -96,5 +99,7 @@ def demo(context: typer.Context) -> None:
     from kybernate.dev.demo.command import demo as command
 
     inner = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-    inner.command()(command)
+    inner.command(epilog="Examples: kyb demo · kyb demo --chaos --seed 3 · kyb demo --trace FILE --speed 60 -o json")(
+        command
+    )
     inner(args=context.args, prog_name="kyb demo")

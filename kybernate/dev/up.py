@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kybernate.cli.output import CliError
+from kybernate.cli.output import CliError, Output, answer
 from kybernate.dev.stack import NotReadyError, Stack, StackError, StackOptions
 from kybernate.dev.stack.process import LineSink
 
@@ -19,7 +19,7 @@ _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
 _NAME_WIDTH = 12
 
 
-def run(options: StackOptions, *, verbose: bool, quiet: bool, ready_seconds: float) -> None:
+def run(options: StackOptions, *, verbose: bool, quiet: bool, ready_seconds: float, output: Output) -> None:
     """Until Ctrl-C or SIGTERM. Raises ConfigError before anything starts, CliError when a service refuses to start.
 
     ``verbose``: all logs; ``quiet``: not even progress, nor processes that ended.
@@ -33,7 +33,7 @@ def run(options: StackOptions, *, verbose: bool, quiet: bool, ready_seconds: flo
     progress = _silent if quiet or verbose else _progress
     try:
         stack = Stack(options, sink=write if verbose else None if quiet else supervisor_only)
-        asyncio.run(_foreground(stack, ready_seconds, progress))
+        asyncio.run(_foreground(stack, ready_seconds, progress, output))
     except StackError as error:
         raise CliError(str(error)) from None
     except OSError as error:
@@ -107,9 +107,9 @@ def _progress(text: str) -> None:
     sys.stderr.write(f"kyb: {text}\n")
 
 
-async def _foreground(stack: Stack, ready_seconds: float, progress: Callable[[str], None]) -> None:
+async def _foreground(stack: Stack, ready_seconds: float, progress: Callable[[str], None], output: Output) -> None:
     """Cancellation is the stop signal: the first ends in order, the second at once."""
-    task = asyncio.create_task(_live(stack, ready_seconds, progress))
+    task = asyncio.create_task(_live(stack, ready_seconds, progress, output))
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(signum, task.cancel)
@@ -118,7 +118,7 @@ async def _foreground(stack: Stack, ready_seconds: float, progress: Callable[[st
         await task
 
 
-async def _live(stack: Stack, ready_seconds: float, progress: Callable[[str], None]) -> None:
+async def _live(stack: Stack, ready_seconds: float, progress: Callable[[str], None], output: Output) -> None:
     for warning in stack.plan.topology.warnings:
         sys.stderr.write(f"kyb: warning: {warning}\n")
     groups = len(stack.plan.topology.groups) * stack.options.nodes
@@ -129,5 +129,8 @@ async def _live(stack: Stack, ready_seconds: float, progress: Callable[[str], No
         except NotReadyError as error:  # one failing engine is no reason to end the others
             sys.stderr.write(f"kyb: warning: {error}\nkyb: the stack stays up; see: {_kyb()} doctor\n")
             seats = error.seats
-        print(banner(stack, seats, time.monotonic() - stack.began), flush=True)
+        seconds = time.monotonic() - stack.began
+        facts = {"url": stack.url, "page": stack.layout.routers[0].page, "seconds": round(seconds, 3), "seats": seats}
+        answer(output, facts, banner(stack, seats, seconds))
+        sys.stdout.flush()
         raise await stack.failed()

@@ -3,12 +3,15 @@ import json
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer
 
 from kybernate import __version__
+from kybernate.cli.app import app
 from kybernate.cli.router import Router, follow_events
 from kybernate.dev.stack.stack_file import StackFile
 
@@ -207,6 +210,43 @@ async def test_version_and_help(kyb: "Kyb") -> None:
     assert (await kyb("version")).out == f"kyb {__version__}\n"
     result = await kyb("--help")
     assert all(name in result.out for name in ("up", "demo", "status", "events", "activate", "park", "pin", "unpin"))
+
+
+def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        yield from (
+            _commands(command, f"{path} {name}") if hasattr(command, "commands") else [(f"{path} {name}", command)]
+        )
+
+
+async def test_every_command_has_examples_and_json_as_output(kyb: "Kyb") -> None:
+    commands = dict(_commands(typer.main.get_command(app), "kyb"))
+    del commands["kyb demo"]  # has another parser
+    assert len(commands) >= 30
+    for name, command in commands.items():
+        assert (command.epilog or "").replace("s:", ":").startswith(f"Example: {name}"), name
+        assert "-o" in {option for parameter in command.params for option in parameter.opts}, name
+    asked = (await kyb("demo", "--help")).out
+    assert "--output" in asked
+    assert "Examples: kyb demo" in asked
+
+
+async def test_small_answers_are_json_too(kyb: "Kyb", tmp_path: Path) -> None:
+    async def answer(*argv: str) -> Any:
+        done = await kyb(*argv, "-o", "json")
+        assert (done.code, done.err, done.out.count("\n")) == (0, "", 1), argv
+        return json.loads(done.out)
+
+    file = str(tmp_path / "keys.yaml")
+    assert await answer("version") == {"version": __version__}
+    added = await answer("router", "keys", "add", "ops", "--scope", "admin", "--file", file)
+    assert (added["name"], added["scopes"], added["key"] != "") == ("ops", ["admin"], True)
+    await answer("router", "keys", "add", "app", "--file", file)
+    assert await answer("router", "keys", "remove", "app", "--file", file) == {"removed": "app", "left": ["ops"]}
+    keys = await answer("bus", "keys", "--out", str(tmp_path / "bus"))
+    assert "router.nk" in keys["wrote"]
+    begun = await answer("config", "init")
+    assert (begun["profiles"][0]["groupSize"], begun["defaults"]["drainSeconds"] > 0) == (1, True)
 
 
 async def test_config_check_shows_groups_seats_and_warnings(kyb: "Kyb", tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from kybernate.cli.output import Output, OutputOption
 from kybernate.config_errors import ConfigError
 from kybernate.dev.demo import report, scenario
 from kybernate.dev.demo.client import Verdict
@@ -61,6 +62,7 @@ def demo(
         float | None, typer.Option(help=f"Model seconds per wall second. [default: {DEFAULT_SPEED:g}]")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
+    output: OutputOption = Output.TEXT,
     scenario_: Annotated[
         scenario.DemoScenario | None,
         typer.Option(
@@ -131,10 +133,14 @@ def demo(
     except StackError as error:
         errors.print(f"kyb demo: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
-    report.show(result, console)
+    if output is Output.TEXT:
+        report.show(result, console)
     why = report.passed(result, chaos=chaos) + (scenario.failures(result) if scenario_ is not None else [])
+    found = result | {"passed": not why}
+    if output is Output.JSON:
+        print(json.dumps(found))
     if json_file is not None:
-        json_file.write_text(json.dumps(result | {"passed": not why}, indent=2) + "\n")
+        json_file.write_text(json.dumps(found, indent=2) + "\n")
     if why:
         errors.print(f"kyb demo: not passed: {', '.join(why)}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED)

@@ -160,4 +160,4 @@ def _print_json(
 
     fleets = {name: asdict(one) | {"total": one.total} for name, one in (("dedicated", before), ("advised", after))}
     answer = {"gpu": gpu, "costs": costs.model_dump(), "workloads": [asdict(one) for one in found], "gpus": gpus}
-    print(json.dumps(answer | {"fleet": fleets}, indent=2))
+    print(json.dumps(answer | {"fleet": fleets}))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kybernate.cli.output import CliError
+from kybernate.cli.output import CliError, Output, OutputOption
 from kybernate.lab.cli import simulate_options as given
 from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, read_scenario
 from kybernate.lab.cli.simulate_reference import writable, write
@@ -59,6 +59,7 @@ def plan(
     ] = None,
     speed_up: given.SpeedUp = 1.0,
     json_file: given.JsonFile = None,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """How many groups of GPUs does this trace need at this SLO, shared by seats or one per model? Exit code 1: more
     than --groups-max. Ctrl-C: what was played until then, exit code 130.
@@ -71,6 +72,7 @@ def plan(
 
     seconds, share = wanted(slo)
     limit = "the SLO of each tier" if tier else f"{seconds:g} s"
+    json_file = given.json_target(json_file, output)
     writable(json_file)
     names = chosen_policies(policy)
     if len(names) > 1:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from kybernate.cli.output import Output
+
 _TRACE = typer.Argument(metavar="TRACE", help="docs/demo.md lists the formats; several are merged.")
 Traces = Annotated[list[Path], _TRACE]
 MaybeTraces = Annotated[list[Path] | None, _TRACE]
@@ -44,4 +46,9 @@ Pin = Annotated[list[str] | None, typer.Option(metavar="MODEL", help="Never park
 Slo = Annotated[float | None, typer.Option(min=0.001, help="Seconds a request may wait, for every tier.")]
 
 Jobs = Annotated[int, typer.Option(min=1, help="Processes.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="The result; - is stdout.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="The result; - is stdout, as -o json.")]
+
+
+def json_target(file: Path | None, output: Output) -> Path | None:
+    """Where the result goes as JSON; None: nowhere."""
+    return Path("-") if output is Output.JSON else file

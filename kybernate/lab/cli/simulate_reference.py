@@ -57,13 +57,12 @@ def reference(
 
 
 def write(path: Path, report: dict[str, Any]) -> None:
-    """A report as JSON; ``-`` is stdout. Raises CliError when the file cannot be written."""
-    text = json.dumps(report, indent=2)
+    """A report as JSON; ``-`` is one line on stdout. Raises CliError when the file cannot be written."""
     if str(path) == "-":
-        print(text)
+        print(json.dumps(report))
         return
     try:
-        path.write_text(text + "\n", encoding="utf-8")
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise CliError(f"{path}: cannot be written ({error.strerror})") from None
 

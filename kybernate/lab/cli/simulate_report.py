@@ -1,6 +1,5 @@
 """How ``kyb simulate`` answers: a table for people, JSON for programs."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import isinf
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kybernate.cli.output import CliError
+from kybernate.lab.cli.simulate_reference import write
 
 if TYPE_CHECKING:
     from kybernate.lab.bounds.certificate import BoundCertificate
@@ -92,7 +92,7 @@ def _cells(one: "Measures") -> list[str]:
 def write_json(
     path: Path, played: "Scenario", need: "Needed", found: "Sequence[Measures]", certificate: "BoundCertificate | None"
 ) -> None:
-    """The same as data; ``-`` is stdout. Raises CliError when the file cannot be written."""
+    """The same as data; ``-`` is one line on stdout. Raises CliError when the file cannot be written."""
     report = {
         "scenario": played.name,
         "source": played.source,
@@ -105,14 +105,7 @@ def write_json(
         "policies": [one.row() for one in found],
         "certificate": _bounds(certificate, found),
     }
-    text = json.dumps(report, indent=2)
-    if str(path) == "-":
-        print(text)
-        return
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CliError(f"{path}: cannot be written ({error.strerror})") from None
+    write(path, report)
 
 
 def certified(played: "Scenario", seconds: float) -> "BoundCertificate":
