@@ -76,10 +76,13 @@ def _inherit(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None
     node.transition(fresh, T.TICKET, now, reason="its call took the ticket of the pod that had its seat before")
     reserved = (before, fresh.durable.reserved_bytes or 0)
     fresh.durable.reserved_bytes = max(reserved) if all(reserved) else 0  # the container may be the other pod's
-    if not view.fit_together(node, fresh.group, view.holders(node, fresh.group)):
+    if not view.room(node, fresh):
         fresh.durable.conflict = True
         other = "" if seat.pod is None else seat.pod.pod if seat.pod.name else seat.pod.uid
-        reason = f"its container may start by the ticket of pod {other}, which needs less VRAM"
+        there = ", ".join(one.id for one in (*view.in_the_way(node, fresh.group), *view.holders(node, fresh.group)))
+        reason = (
+            f"its container may start by the ticket of pod {other}, and group {fresh.group.name} has no room: {there}"
+        )
         node.transition(fresh, T.QUARANTINE, now, reason=reason)
     if pod.running:
         _runs(node, fresh, pod, now)

@@ -26,6 +26,7 @@ from services.gpu_manager.inputs import (
     JobAnswered,
     PodsSeen,
     Recovered,
+    SeatTicket,
 )
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.live_policy import GuardedPolicy
@@ -495,6 +496,31 @@ def test_seats_of_two_groups_that_live_on_one_gpu_after_a_restart_are_quarantine
     for seat in (a, b):
         node.look_at(seat, "active")
     assert [node.state(seat) for seat in (a, b, pair)] == [S.ACTIVE, S.ACTIVE, S.FREE]
+
+
+def test_the_heir_of_a_ticket_that_the_ledger_forgot_is_quarantined_beside_another_group(node: World) -> None:
+    """The seat folder still has the ticket of a container that was parked since; its pod was deleted by force."""
+    (pair,), a = node.fill("p", group=2), node.seat(0, 0)
+    pod, gpus = node.pods[pair], node.managed(pair).home.uuids
+    seen = SeatProgress(seat=pair, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="active", gpus=gpus)
+    ticket = SeatTicket(a, "c1", "uid-a", int(node.now.unix * 1000), 100.0)
+    node.board = node.new_board()
+    node.receive(BusChanged(True))
+
+    node.receive(Recovered(node.owners(), Ledger(), JobReply(accepted=True, seats=(seen,)), (ticket,)))
+    for _ in range(2):
+        node.look()
+    node.pod(a, "heir")
+    for _ in range(2):
+        node.look()
+
+    assert (node.state(a), node.state(pair)) == (S.QUARANTINED, S.ACTIVE)
+    assert f"no room: {pair}" in node.managed(a).reason
+    assert not node.node.broken
+    node.tick(300)
+    node.look()
+    node.end_processes(a)
+    assert (node.state(a), node.managed(a).lease) == (S.BACKOFF, False), "no container came by that ticket"
 
 
 def test_a_container_that_went_past_the_gate_beside_another_group_is_quarantined(node: World) -> None:

@@ -157,7 +157,7 @@ def test_an_heir_names_the_ticket_of_a_pod_of_which_only_the_uid_is_known_by_it(
     packed.own(b, "heir", 60)
     packed.look()
     packed.look()
-    assert f"the ticket of pod {pod.uid}, which" in packed.managed(b).reason
+    assert f"the ticket of pod {pod.uid}, and" in packed.managed(b).reason
 
 
 @pytest.mark.parametrize("comes", [True, False])
@@ -168,7 +168,7 @@ def test_an_heir_that_needs_more_than_the_ticket_reserved_is_quarantined_until_t
     serve(packed, a, 50)
     packed.inherit(b, 20, heir=60)
     assert packed.state(b) is S.QUARANTINED
-    assert "needs less VRAM" in packed.managed(b).reason
+    assert "has no room" in packed.managed(b).reason
     packed.exit(a)
     packed.tick()
     packed.end_processes(b)
