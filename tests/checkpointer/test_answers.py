@@ -1,5 +1,7 @@
 """The answers of an engine's models before its first park and after: what is asked, and what counts as the same."""
 
+import asyncio
+import contextlib
 import math
 import os
 from collections.abc import AsyncIterator
@@ -201,6 +203,17 @@ async def test_an_engine_that_answered_before_its_first_park_must_answer_after_i
 async def test_a_record_of_an_earlier_version_proves_that_its_engine_answered() -> None:
     async with open_engines() as engines:
         assert await AnswerCheck(engines).wrong(seat(NOWHERE).model_copy(update={"answers": (answer("a"),)}))
+
+
+async def test_a_call_that_is_not_answered_ends_at_its_deadline() -> None:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            await reader.read()  # until the client goes
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server, open_engines() as engines:
+        host, port = server.sockets[0].getsockname()
+        with pytest.raises(EngineSilentError, match=r"POST /sleep was not answered within 0\.1 s"):
+            await engines.call(seat(f"http://{host}:{port}"), "POST", "/sleep", seconds=0.1)
 
 
 async def test_a_late_engine_must_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ async def _live(engine: Engine, vram: Vram, stop: asyncio.Event) -> int:
     """Load, then serve; exit code 0 after a stop signal, 1 if the engine is dead, 3 without driver."""
     model, began = engine.options.model, time.monotonic()
     ends = {"stop": _task(stop.wait()), "failed": _task(engine.failed.wait()), "driver": _task(vram.lost())}
-    loading = _task(engine.load())
+    loading, hangs = _task(engine.load()), _task(_tell_that_it_hangs(engine))
     try:
         await asyncio.wait([loading, *ends.values()], return_when=asyncio.FIRST_COMPLETED)
         if loading.done() and not stop.is_set():
@@ -137,10 +137,15 @@ async def _live(engine: Engine, vram: Vram, stop: asyncio.Event) -> int:
         _log("engine.driver_lost", model=model, error="the fake GPU driver closed the connection; a GPU is gone")
         return 3
     finally:
-        for task in (loading, *ends.values()):
+        for task in (loading, hangs, *ends.values()):
             task.cancel()
         with contextlib.suppress(Exception):
-            await asyncio.gather(loading, *ends.values(), return_exceptions=True)
+            await asyncio.gather(loading, hangs, *ends.values(), return_exceptions=True)
+
+
+async def _tell_that_it_hangs(engine: Engine) -> None:
+    await engine.hangs.wait()
+    _log("engine.hangs", model=engine.options.model)
 
 
 def _task(work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:

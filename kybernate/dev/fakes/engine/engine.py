@@ -62,6 +62,8 @@ class Engine:
         self.failed = asyncio.Event()
         """Set when the engine cannot go on; the process ends."""
         self.failure = ""
+        self.hangs = asyncio.Event()
+        """Set when a lie leaves a request without an answer."""
         self._broken = ""
         """``broken``: requests fail; ``wedged``: they are never answered; the server looks well."""
         self._turns: Counter[str] = Counter()
@@ -98,7 +100,7 @@ class Engine:
         counted = False
         try:
             if self._broken == "wedged":
-                await asyncio.Event().wait()
+                await self._hang()
             if self._broken:
                 raise ApiError(500, "EngineDeadError", "EngineCore encountered an issue")
             if not self.asleep:  # a request to a sleeping engine is never served: the driver counts it
@@ -214,7 +216,11 @@ class Engine:
             raise ApiError(500, "InternalServerError", "the call failed")
         if self._lies(hangs):
             self._broken = "wedged"  # the loop that computes waits for the call
-            await asyncio.Event().wait()
+            await self._hang()
+
+    async def _hang(self) -> None:
+        self.hangs.set()
+        await asyncio.Event().wait()
 
     async def _give_later(self, parts: list[str]) -> None:
         await self._clock.sleep(LATE_SECONDS)
