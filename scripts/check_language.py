@@ -1,4 +1,4 @@
-"""Report words that the project's language does not use. Exit 1 if there is one.
+"""Report words that the project's language does not use, and pages that its users do not have. Exit 1 if there is one.
 
     python scripts/check_language.py [PATH …]     default: every tracked text file
 
@@ -35,6 +35,10 @@ UNUSED = {
 }
 """Word or phrase: what to write instead."""
 
+_ABSENT = re.compile(r"\b(?:research|shared/design)/[\w-]+\.md\b")
+ABSENT_REMEDY = "a source that readers have: a page of docs/, the vendor's documentation, an issue's number"
+"""Pages that were written for the authors and are not in the repository."""
+
 NOT_OURS = re.compile(
     r"^(LICENSE|services/router/assets/vendor/|tests/ui/vendor/|kybernate/pb/|proto/|requirements.*\.txt|docs/images/|docs/measurements/"
     r"|scripts/check_language\.py$|tests/test_checks\.py$)"
@@ -46,7 +50,11 @@ _PATTERN = re.compile(r"\b(" + "|".join(re.escape(word) for word in sorted(UNUSE
 
 
 def findings(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield (line number, word) for each word of the list, also where a phrase runs over a line's end."""
+    """Yield (line number, word) for each word of the list, also where a phrase runs over a line's end, and for each
+    page that is not in the repository."""
+    lines = list(lines)
+    for number, line in enumerate(lines, start=1):
+        yield from ((number, match.group()) for match in _ABSENT.finditer(line))
     texts = [re.sub(r"[\s_]+", " ", _CAMEL.sub(" ", line)).strip().lower() for line in lines]
     for number, text in enumerate(texts, start=1):
         following = texts[number] if number < len(texts) else ""
@@ -73,7 +81,7 @@ def main(arguments: list[str]) -> int:
         except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
             continue
         for number, word in findings(lines):
-            print(f"{path}:{number}: {word!r}: write {UNUSED[word]}")
+            print(f"{path}:{number}: {word!r}: write {UNUSED.get(word, ABSENT_REMEDY)}")
             found += 1
     if found:
         print(f"check_language: {found} findings", file=sys.stderr)

@@ -36,6 +36,18 @@ def test_identifiers_are_split_and_phrases_run_over_lines(text: str, found: list
     assert words(text) == found
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("as (resea" + "rch/checkpoint.md §3) has it", [(1, "resea" + "rch/checkpoint.md")]),
+        ("see ../../sha" + "red/design/house.md", [(1, "sha" + "red/design/house.md")]),
+        ("see https://example.org/resea" + "rch/paper; our resea" + "rch/design", []),
+    ],
+)
+def test_pages_that_are_not_in_the_repository_are_found(text: str, found: list[tuple[int, str]]) -> None:
+    assert words(text) == found
+
+
 def test_a_planted_word_fails_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_language, "ROOT", tmp_path)
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)

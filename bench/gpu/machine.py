@@ -12,7 +12,7 @@ from kybernate.cgroups import Cgroups
 
 GIB = 2**30
 MARGIN = 1.1
-"""Host memory per byte of parked VRAM (research/checkpoint.md §7: the copy and buffers)."""
+"""Host memory per byte of parked VRAM (``kybernate.cuda``: the copy and buffers)."""
 SPARE_BYTES = 2 * GIB
 """Host memory left to other processes."""
 

@@ -14,10 +14,12 @@ CUSTOM_STORAGE_CUDA = 13040
 """CUDA 13.4: the caller moves the bytes; states CHECKPOINTING and RESTORING."""
 
 HOST_BYTES_PER_VRAM_BYTE = 1.1
-"""A checkpoint takes this much: copy, page tables and buffers (research/checkpoint.md §5.5: 1.05 measured)."""
+"""A checkpoint takes this much: copy, page tables and buffers. A margin above the
+bytes themselves, which the driver copies into ordinary memory of the process."""
 
 FREED_SHARE = 0.9
-"""Park evidence: memory in use must fall by this share of the footprint (research/checkpoint.md §7)."""
+"""Park evidence: memory in use must fall by this share of the footprint. NVML counts the whole GPU,
+and a little of it moves with other processes and the driver."""
 
 _PREFIX = "GPU-"
 _BYTES = 16
@@ -133,7 +135,8 @@ def uuid_bytes(uuid: str) -> bytes:
 def gpu_pairs(moves: Mapping[str, str]) -> list[tuple[bytes, bytes]] | None:
     """Old → new UUID as pairs; None if nothing moves: then the driver is called without a map.
 
-    Raises ValueError unless it is a permutation: a partial map is refused by drivers (research/checkpoint.md, H14).
+    Raises ValueError unless it is a permutation: ``cuCheckpointProcessRestore`` answers a partial map with
+    CUDA_ERROR_INVALID_VALUE (NVIDIA/cuda-checkpoint issue 35).
     """
     if sorted(moves) != sorted(moves.values()):
         raise ValueError("a GPU map must name every GPU once as old and once as new")

@@ -1,4 +1,4 @@
-"""Every row of the failure table (research/checkpoint.md §7), and every interrupted prefix."""
+"""Every row of the failure table, and every interrupted prefix."""
 
 import itertools
 

@@ -175,6 +175,6 @@ def open_host(
 
 
 def _is_cuda_thread(name: str) -> bool:
-    """``cuda`` and eleven hexadecimal digits (research/checkpoint.md §2.1)."""
+    """``cuda`` and eleven hexadecimal digits, as driver 580 names it."""
     digits = name.removeprefix("cuda")
     return name.startswith("cuda") and len(digits) == 11 and all(char in "0123456789abcdef" for char in digits)

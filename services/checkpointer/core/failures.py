@@ -1,6 +1,6 @@
 """The failure table: what can go wrong in each step of a park or activation, and the remedy. Data only.
 
-Source of the rows: research/checkpoint.md §7. ``Procedure`` applies them; each row has a test.
+What drivers do wrong is in docs/checkpointer.md, Hazards. ``Procedure`` applies the rows; each has a test.
 """
 
 from dataclasses import dataclass

@@ -105,8 +105,8 @@ _MIG_MIB = {"1g.10gb": 9728, "1g.20gb": 19968, "2g.20gb": 19968, "3g.40gb": 4019
 _USUAL_NVLINKS = 12
 """Between two cards with a bridge, and of an A100 behind NVSwitch."""
 MOVE_SECONDS = 3.0
-"""What a move costs beyond the same restore at home. An assumption, since no measurement is published: the +3 s
-per migration that research/policy.md counts with (§4.3), as does the manager until it has seen a move."""
+"""What a move costs beyond the same restore at home. An assumption, since no measurement is published; the
+manager counts with the same until it has seen a move."""
 _LEVELS = (PcieLevel.SYS, PcieLevel.NODE, PcieLevel.PHB, PcieLevel.PXB, PcieLevel.PIX)
 
 
