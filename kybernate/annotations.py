@@ -10,6 +10,7 @@ from typing import Any
 
 from kybernate.config import STANDARD, NodeConfig
 from kybernate.config_errors import suggest
+from kybernate.engines import BACKENDS
 from kybernate.sizes import parse_bytes, parse_seconds
 
 PREFIX = "kyb.ai/"
@@ -171,6 +172,12 @@ def _slo(text: str) -> float:
     return seconds
 
 
+def _backend(text: str) -> str:
+    if text not in BACKENDS:
+        raise ValueError
+    return text
+
+
 def _vram(text: str) -> int:
     if (size := parse_bytes(text)) < 2**20 or text[-1:].isdigit():  # 40 is meant as GiB, and would be 40 bytes
         raise ValueError
@@ -180,7 +187,7 @@ def _vram(text: str) -> int:
 _FLAG = "is neither true nor false", 'write "true" or "false"'
 _IN_SECONDS = 'write seconds, such as "20s" or "500ms"'
 _PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
-    BACKEND: ("backend", str, "", ""),
+    BACKEND: ("backend", _backend, "is not a way of parking", f"write one of {', '.join(BACKENDS)}"),
     ENGINE_KEY: (
         "engine_key",
         _file_name,
@@ -211,6 +218,7 @@ NAMES = tuple(_PARSERS)
 
 _DURATION = {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*(ms|s|m|h)\s*$"}
 _FORMS: Mapping[str, dict[str, Any]] = {
+    BACKEND: {"enum": [*BACKENDS]},
     **{name: {"enum": ["true", "false"]} for name in (PIN, REBALANCE)},
     **{name: {"type": "string", "pattern": "^[0-9]+$"} for name in (MAX_REQUESTS, PORT, PROBE_PORT)},
     SLO: _DURATION,

@@ -8,6 +8,8 @@ DRIVER_BACKENDS = ("cuda", "fake")
 """Park through the driver's checkpoint: requests in flight stay frozen with the processes, and seats may move."""
 ENGINE_BACKENDS = ("vllm", "vllm-2", "sglang", "trtllm", "unload")
 """Call the engine: it sleeps, or unloads its models."""
+BACKENDS = (*DRIVER_BACKENDS, *ENGINE_BACKENDS, RESTART)
+"""All names that a pod may choose."""
 REHEARSED = ("vllm",)
 """Sleep and wake once before they serve: the pinned host memory of the first sleep is used again by later ones."""
 PINNING = ("vllm", "sglang")

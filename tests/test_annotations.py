@@ -48,6 +48,9 @@ def test_every_annotation_has_its_field() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("backend", ""),
+        ("backend", "VLLM"),
+        ("backend", "criu"),
         ("pin", "yes"),
         ("port", "0"),
         ("port", "٣"),

@@ -21,7 +21,7 @@ connection, a 429 or a 5xx. A killed service is started again by its supervisor,
 A case passes only if the client gets its answer, all models are active or parked in the end, the neighbour's engine
 was not touched, and the fake driver counted no second engine on a GPU. "Cold start" names the seats whose engine
 was started again instead of restored. `make test` tries a part of the table again, `make failures` all of it; a
-result that is worse than the table fails the test.
+result that is worse than the table fails the test. What was not tried, and is known: [limits](operate.md#known-limits).
 """
 
 

@@ -177,10 +177,10 @@ def test_a_deleted_pod_holds_the_group_that_it_moved_to(world: World, a: str, b:
 
 @pytest.mark.parametrize(
     ("how", "why"),
-    [("annotation", "opted out (kyb.ai/rebalance)"), ("backend", "backend engine cannot restore"), ("", "")],
+    [("annotation", "opted out (kyb.ai/rebalance)"), ("backend", "backend vllm cannot restore"), ("", "")],
 )
 def test_what_cannot_move_is_not_offered_and_says_why(world: World, a: str, b: str, c: str, how: str, why: str) -> None:
-    notes = {"annotation": {"kyb.ai/rebalance": "false"}, "backend": {"kyb.ai/backend": "engine"}}.get(how, {})
+    notes = {"annotation": {"kyb.ai/rebalance": "false"}, "backend": {"kyb.ai/backend": "vllm"}}.get(how, {})
     world.pods[a] = replace(world.pods[a], annotations=world.pods[a].annotations | notes)
     world.look()
     demand(world, a, b)
