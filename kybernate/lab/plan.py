@@ -7,14 +7,14 @@ was played and is not enough.
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from math import ceil, log2
+from math import ceil, log, log2
 from typing import Any
 
 from kybernate.lab.advise import MEMORY_SHARE, GpuKind, first_fit, knowledge
 from kybernate.lab.baselines import POLICIES
 from kybernate.lab.simulate.engine import RunOptions, run
-from kybernate.lab.simulate.measures import measures
-from kybernate.lab.simulate.model import Scenario, SimGroup
+from kybernate.lab.simulate.measures import Interval, blocks, draws, interval, measures
+from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, check
 from kybernate.lab.simulate.node import GB
 from kybernate.policy import Policy
 
@@ -76,6 +76,9 @@ class PlannedLayout:
     """Of 730 hours, with host memory."""
     at_once: float = 0.0
     """Share of requests that did not wait at all."""
+    slo_low: float = 0.0
+    slo_high: float = 1.0
+    """95 % interval of ``slo_attainment``, bootstrapped over days (hours of a trace of less than three)."""
     worst_model: str = ""
     worst_attainment: float = 0.0
     """Of the model that reaches the least."""
@@ -135,7 +138,20 @@ class _Planner:
         def tried(groups: int) -> PlannedLayout:
             return self.play(name, regrouped(self.scenario, groups, slots, move, memory_bytes), policy)
 
-        return fewest(tried, min(self.goal.groups_max, len(self.scenario.seats)))
+        most = min(self.goal.groups_max, len(self.scenario.seats))
+        return fewest(tried, most, self.least(most, slots, move, memory_bytes))
+
+    def least(self, most: int, slots: int, move: float | None, memory_bytes: int) -> int:
+        """So many groups hold the pinned seats and leave room for others; ``most`` where none of so many do."""
+        if not any(seat.pinned for seat in self.scenario.seats):
+            return 1
+        for groups in range(1, most):
+            try:
+                check(regrouped(self.scenario, groups, slots, move, memory_bytes))
+            except ValueError:
+                continue
+            return groups
+        return most
 
     def dedicated(self) -> PlannedLayout:
         """One group per model: each is activated once and stays."""
@@ -187,6 +203,7 @@ class _Planner:
         gpus = groups * goal.gpus_per_group if gpus is None else gpus + goal.spare
         ends = zip(outcome.finished, scenario.at, outcome.wait, strict=True)
         tier = min(measured.slo_by_tier.values(), default=1.0)
+        low, high = attainment_interval(outcome, scenario)
         host = 0.0 if resident else sum(seat.host_bytes or seat.vram_bytes for seat in scenario.seats) / GB
         hours = scenario.duration / 3600
         layout = PlannedLayout(
@@ -205,6 +222,8 @@ class _Planner:
             cost=gpus * hours * goal.price + host * goal.memory_price * hours / HOURS_OF_MONTH,
             cost_of_month=gpus * HOURS_OF_MONTH * goal.price + host * goal.memory_price,
             at_once=measured.immediate,
+            slo_low=low,
+            slo_high=high,
             worst_model=measured.worst_seat,
             worst_attainment=measured.worst_seat_attainment,
             worst_tier_attainment=tier,
@@ -227,10 +246,45 @@ def verified(
     return planner.play(layout.name, replace(made, seats=kept), POLICIES[goal.policy]())
 
 
-def fewest(tried: Callable[[int], PlannedLayout], most: int) -> PlannedLayout:
-    """The layout with fewest groups that is enough; that with ``most`` when none is. Each number is tried once."""
+def attainment_interval(outcome: Outcome, scenario: Scenario) -> Interval:
+    """Of the share within the SLO, over resampled days; (0, 1) where there are not two blocks of time."""
+    parts = blocks(outcome, scenario, 86_400 if scenario.duration >= 3 * 86_400 else 3600)
+    if len(parts) < 2:
+        return 0.0, 1.0
+    shares = []
+    for weights in draws(len(parts), 0):
+        count = sum(weight * len(part.waits) for weight, part in zip(weights, parts, strict=True))
+        met = sum(weight * part.met for weight, part in zip(weights, parts, strict=True))
+        shares.append(met / count if count else 1.0)
+    return interval(shares)
+
+
+def headroom(layout: PlannedLayout, scenario: Scenario, goal: Goal, options: RunOptions | None = None) -> float:
+    """So many times the scenario's traffic the layout of seats serves within the goal, up to 8; in steps of 5 %.
+
+    The same requests come so many times faster, as with ``--speed-up``.
+    """
+    low, high = 0, round(log(8) / log(_STEP))  # exponents: enough, and not known to be
+    while low < high:
+        middle = (low + high + 1) // 2
+        faster = sped_up(scenario, _STEP**middle)
+        low, high = (middle, high) if verified(layout, scenario, faster, goal, options).enough else (low, middle - 1)
+    return _STEP**low
+
+
+_STEP = 1.05
+
+
+def sped_up(scenario: Scenario, times: float) -> Scenario:
+    """The same requests, so many times faster."""
+    return replace(scenario, at=tuple(at / times for at in scenario.at), duration=scenario.duration / times)
+
+
+def fewest(tried: Callable[[int], PlannedLayout], most: int, least: int = 1) -> PlannedLayout:
+    """The layout with fewest groups, ``least`` to ``most``, that is enough; that with ``most`` when none is. Each
+    number is tried once."""
     known: dict[int, PlannedLayout] = {}
-    low, high = 1, 1
+    low, high = least, least
     while True:  # upwards by doubling, since few groups are the usual answer
         known[high] = tried(high)
         if known[high].enough or high == most:
@@ -248,14 +302,16 @@ def fewest(tried: Callable[[int], PlannedLayout], most: int) -> PlannedLayout:
 def regrouped(
     scenario: Scenario, groups: int, slots: int, move_seconds: float | None, memory_bytes: int = 0
 ) -> Scenario:
-    """The same seats and requests on so many groups: the heaviest first, each where least work is."""
+    """The same seats and requests on so many groups: pinned seats first, then the heaviest, each where least work is
+    and pinned seats leave a slot."""
     work = [0.0] * len(scenario.seats)
     for seat, service in zip(scenario.seat, scenario.service, strict=True):
         work[seat] += service
-    loads, home = [0.0] * groups, [0] * len(work)
-    for seat in sorted(range(len(work)), key=lambda index: (-work[index], index)):
-        home[seat] = min(range(groups), key=lambda group: (loads[group], group))
+    loads, home, free = [0.0] * groups, [0] * len(work), [slots] * groups
+    for seat in sorted(range(len(work)), key=lambda index: (not scenario.seats[index].pinned, -work[index], index)):
+        home[seat] = min(range(groups), key=lambda group: (free[group] <= 0, loads[group], group))
         loads[home[seat]] += max(work[seat], 1e-9)
+        free[home[seat]] -= scenario.seats[seat].pinned
     return replace(
         scenario,
         seats=tuple(replace(seat, group=f"G{home[index]}") for index, seat in enumerate(scenario.seats)),

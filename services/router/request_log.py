@@ -16,7 +16,7 @@ WAITED_IN_VAIN = ("hold_timeout", "queue_full", "activation_refused", "seat_quar
 """Codes of errors that end the wait of a request: it misses the SLO of its model."""
 PAUSE_SECONDS = 0.01
 """Between two records: a router publishes at most a hundred in a second."""
-_ACCESS = {"cause", "model", "node", "seat", "held_seconds", "first_byte_seconds", "seconds", "status", "reason"}
+ACCESS_FIELDS = {"cause", "model", "node", "seat", "held_seconds", "first_byte_seconds", "seconds", "status", "reason"}
 """Fields of an access line."""
 
 
@@ -69,7 +69,7 @@ class RequestLog:
             reason=call.reason,
         )
         if self._access_log:
-            get_logger().info("request.ended", **record.model_dump(include=_ACCESS))
+            get_logger().info("request.ended", **record.model_dump(include=ACCESS_FIELDS))
         if not kept:
             return
         try:

@@ -117,8 +117,8 @@ def test_a_fleet_is_packed_and_paid_for() -> None:
     small = [workload(name=f"s{number}", vramGb=18) for number in range(5)]
     assert fleet_gpus([(one, "mig") for one in small], "H100") == {"mig": 2}
     assert fleet_gpus([(one, "time-slicing") for one in small], "H100") == {"time-slicing": 2}
-    thirds = [workload(name=f"t{number}", vramGb=18) for number in range(33)]
-    assert fleet_gpus([(one, "mig") for one in thirds], "A100") == {"mig": 11}, "thirds add up to whole GPUs"
+    sevenths = [workload(name=f"t{number}", vramGb=9) for number in range(77)]
+    assert fleet_gpus([(one, "mig") for one in sevenths], "A100") == {"mig": 11}, "sevenths add up to whole GPUs"
 
 
 def kyb(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:

@@ -10,7 +10,20 @@ import pytest
 
 from kybernate.cli import main
 from kybernate.lab import plan as planner
-from kybernate.lab.plan import Goal, PlannedLayout, fewest, most_runs, plan, regrouped, saved, smallest, verified
+from kybernate.lab.plan import (
+    Goal,
+    PlannedLayout,
+    fewest,
+    headroom,
+    most_runs,
+    plan,
+    regrouped,
+    saved,
+    smallest,
+    sped_up,
+    verified,
+)
+from kybernate.lab.simulate.engine import RunOptions
 from tests.simulate.cases import scenario, seat
 
 LAYOUT = PlannedLayout("seats", 1, 1, 1, False, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -113,6 +126,37 @@ def test_a_plan_is_verified_on_requests_that_it_has_not_seen():
     assert verified(best, busy(), slower, goal).slo_attainment < best.slo_attainment
 
 
+def test_pinned_seats_keep_their_groups_and_the_search_begins_where_others_have_room():
+    pinned = busy()
+    pinned = replace(pinned, seats=tuple(replace(one, pinned=one.name in ("s0", "s3")) for one in pinned.seats))
+    tried: list[PlannedLayout] = []
+    layouts = {one.name: one for one in plan(pinned, Goal(share=0.5), played=tried.append)}
+    assert min(one.groups for one in tried if one.name in ("seats", "llama-swap")) == 3
+    assert [one.group for one in regrouped(pinned, 3, 1, None).seats] == ["G0", "G2", "G2", "G1"]
+    assert layouts["seats"].enough
+
+
+def test_attainment_has_an_interval_and_switches_may_vary():
+    sure, _, alone = plan(busy(), Goal(share=0.9))
+    assert (sure.slo_low, sure.slo_high) == (0.0, 1.0), "one block of time tells nothing of others"
+    hours = replace(busy(), at=tuple(at * 200 for at in busy().at), duration=busy().duration * 200)
+    one = plan(hours, Goal(share=0.5, groups_max=1), RunOptions(jitter=0.5))[0]
+    assert one.slo_low <= one.slo_attainment <= one.slo_high
+    assert one != plan(hours, Goal(share=0.5, groups_max=1))[0]
+    assert alone.slo_attainment == 1
+
+
+def test_headroom_is_how_much_more_traffic_the_layout_serves():
+    goal, one_by_one = Goal(share=0.9, move_seconds=1.0), replace(busy(), cap=1)
+    best = smallest(plan(one_by_one, goal))
+    assert best is not None
+    room = headroom(best, one_by_one, goal)
+    assert 1 <= room < 8
+    assert verified(best, one_by_one, sped_up(one_by_one, room), goal).enough
+    assert not verified(best, one_by_one, sped_up(one_by_one, room * 1.05), goal).enough
+    assert headroom(best, one_by_one, replace(goal, share=0.01)) == pytest.approx(8, rel=0.05)
+
+
 def test_heavy_seats_are_spread_first():
     requests = [(float(turn), 0, 9.0) for turn in range(5)] + [
         (float(turn), index, 1.0) for turn in range(5) for index in (1, 2)
@@ -159,6 +203,34 @@ def test_the_answer_is_checked_on_unseen_hours(trace: Path, tmp_path: Path, caps
     assert "on the unseen hours:" in captured.out
     assert "of at most" in captured.err
     assert json.loads(out.read_text())["verified"]["slo_attainment"] >= 0.9
+
+
+def test_a_forecast_says_how_good_it_is_and_until_when_the_plan_is_enough(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path, out, page = tmp_path / "days.csv", tmp_path / "plan.json", tmp_path / "plan.html"
+    rows = [
+        f"{hour * 3600 + at * 600},a,80,15" for hour in range(100) for at in range(1 + 4 * (hour % 24 in range(8, 18)))
+    ]
+    path.write_text("\n".join(["arrival_s,model,prompt_tokens,output_tokens", *rows]) + "\n")
+    words = (path, "--cost", "2s/2s", "--duration", 86_400, "--forecast", "1d", "--json", out, "--page", page)
+    assert kyb(*words) == 0
+    text = capsys.readouterr().out
+    assert "forecast of 1 days" in text
+    assert "backtest, " in text
+    assert "the smallest layout of seats is enough for " in text
+    found = json.loads(out.read_text())["forecast"]
+    assert [one["method"] for one in found["backtest"]] == ["naive season", "naive day", "level", "trend"]
+    assert found["days"][0][1] == pytest.approx(64, rel=0.2)
+    assert found["headroom"] >= 1
+    drawn = page.read_text()
+    assert drawn.count("<svg") == 1
+    assert "<td>dedicated</td>" in drawn
+    assert kyb(path, "--duration", 7200, "--start", 0, "--forecast", "week") == 2
+    short = tmp_path / "short.csv"
+    short.write_text("\n".join(["arrival_s,model,prompt_tokens,output_tokens", *rows[:60]]) + "\n")
+    assert kyb(short, "--forecast", "7d") == 2
+    assert "give a trace of at least 4 days" in capsys.readouterr().err
 
 
 def test_ctrl_c_shows_what_was_played(trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

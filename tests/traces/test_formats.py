@@ -1,11 +1,13 @@
 import gzip
 import itertools
+import json
 from pathlib import Path
 
 import pytest
 
 from kybernate.lab.simulate.generate import service_seconds
 from kybernate.lab.traces import Arrival, TraceError, load
+from services.router.request_log import ACCESS_FIELDS
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 
@@ -44,6 +46,15 @@ ACCESS_LOG = (
     '{"time": "2030-01-01T10:00:00.500Z", "model": "a", "prompt_tokens": 7, "output_tokens": 9, "status": 200}\n'
     '{"time": "2030-01-01T10:00:02.500Z", "model": "b", "prompt_tokens": 8, "output_tokens": 10, "status": 200}\n'
 )
+ROUTER_LOG = (
+    '{"event": "router.started", "timestamp": "2030-01-01T09:59:00Z", "service": "router"}\n'
+    '{"event": "request.ended", "timestamp": "2030-01-01T10:00:09Z", "model": "a", "seconds": 9.0, "held_seconds": 4.0,'
+    ' "status": 200}\n'
+    '{"event": "request.ended", "timestamp": "2030-01-01T10:00:10Z", "model": "a", "seconds": 7.0, "held_seconds": 7.0,'
+    ' "status": 503}\n'
+    '{"event": "request.ended", "timestamp": "2030-01-01T10:00:11Z", "model": "b", "seconds": 1.0, "held_seconds": 0.0,'
+    ' "status": 200}\n'
+)
 
 
 def written(folder: Path, text: str, name: str = "some_trace.csv") -> Path:
@@ -66,6 +77,7 @@ def written(folder: Path, text: str, name: str = "some_trace.csv") -> Path:
         (BURST, "burstgpt", [(5.0, "ChatGPT", 472, 18), (118.0, "GPT-4", 417, 276)]),
         (BURST_NEW, "burstgpt", [(5.0, "ChatGPT", 472, 18)]),
         (GENTD26, "gentd26", [(0.0, "M0", 16, 1280), (7.0, "M1", 1, 380)]),
+        (ROUTER_LOG, "router-log", [(0.0, "a", 1, 200), (10.0, "b", 1, 40)]),
         (ACCESS_LOG, "access-log", [(0.0, "a", 7, 9), (2.0, "b", 8, 10)]),
     ],
 )
@@ -77,6 +89,11 @@ def test_each_format_is_recognised_and_read(
     read = list(trace)
     assert [row[1:] for row in read] == [row[1:] for row in arrivals]
     assert [row.at_seconds for row in read] == pytest.approx([row[0] for row in arrivals], abs=1e-5)
+
+
+def test_an_access_line_of_the_router_has_what_is_read_of_it() -> None:
+    line = json.loads(ROUTER_LOG.splitlines()[1])
+    assert line.keys() - {"event", "timestamp"} <= ACCESS_FIELDS
 
 
 def test_a_gzip_file_reads_like_a_plain_one_whatever_its_name(tmp_path: Path) -> None:

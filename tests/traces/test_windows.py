@@ -1,3 +1,4 @@
+import json
 import random
 import statistics
 from pathlib import Path
@@ -21,6 +22,36 @@ def test_gaps_have_mean_one_and_the_burstiness_of_their_shape() -> None:
         gaps = [unit_gap(pattern, shape, random_) for _ in range(60_000)]
         assert statistics.mean(gaps) == pytest.approx(1.0, rel=0.05)
         assert statistics.stdev(gaps) == pytest.approx(cv, rel=0.12)
+
+
+def test_rates_of_a_prometheus_are_drawn_by_model(tmp_path: Path) -> None:
+    values = {"a": [[1000, "2"], [1600, "0"], [2200, "1"]], "b": [[1600, "1.5"]]}
+    rows = [{"metric": {"model": model}, "values": points} for model, points in values.items()]
+    path = tmp_path / "rates.json"
+    path.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": rows}}))
+    trace = load(path)
+    assert trace.format == "prometheus"
+    arrivals = list(trace)
+    counts = [
+        sum(one.model == model and start <= one.at_seconds < start + 600 for one in arrivals)
+        for model, start in (("a", 0), ("a", 600), ("a", 1200), ("b", 600), ("b", 1200))
+    ]
+    assert counts == pytest.approx([1200, 0, 600, 900, 0], rel=0.15)
+    assert list(load(path, 600, 600, seed=3)) == list(load(path, 600, 600, seed=3))
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ([{"metric": {}, "values": []}], "no matrix of rates by model"),
+        ([{"metric": {"model": "a"}, "values": [[0, "1"], [60, "1"]]}], "not 600 s apart"),
+    ],
+)
+def test_another_answer_of_a_prometheus_is_refused(result: list[object], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "rates.json"
+    path.write_text(json.dumps({"status": "success", "data": {"result": result}}))
+    with pytest.raises(TraceError, match=message):
+        list(load(path))
 
 
 def test_a_window_gets_its_rate_and_an_empty_one_nothing() -> None:

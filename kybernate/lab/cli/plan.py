@@ -3,20 +3,20 @@
 import sys
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kybernate.cli.output import CliError, Output, OutputOption
 from kybernate.lab.cli import simulate_options as given
-from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, read_scenario
+from kybernate.lab.cli.plan_report import PlanReport, show, write_page
+from kybernate.lab.cli.simulate_input import Inputs, arrivals_of, chosen_policies, read_scenario
 from kybernate.lab.cli.simulate_reference import writable, write
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kybernate.lab.plan import Goal, PlannedLayout
-    from kybernate.lab.simulate.model import Scenario
+    from kybernate.lab.forecast import Forecast
+    from kybernate.lab.plan import PlannedLayout
 
 
 def plan(
@@ -31,6 +31,7 @@ def plan(
         float, typer.Option(min=0, max=1, help="And at least this share of each model's requests.")
     ] = 0.0,
     tier: given.Tier = None,
+    pin: given.Pin = None,
     groups_max: Annotated[int, typer.Option(min=1, max=512, help="Try no more groups than this.")] = 16,
     spare: Annotated[int, typer.Option(min=0, help="So many groups may fail (N+1: those of one node).")] = 0,
     slots: Annotated[
@@ -57,15 +58,22 @@ def plan(
     verify: Annotated[
         float | None, typer.Option(min=0, metavar="SECOND", help="Check the answer on what begins there: unseen hours.")
     ] = None,
+    forecast: Annotated[
+        str, typer.Option(metavar="DAYS", help="Traffic of the next days, e.g. 7d, and when the plan is too small.")
+    ] = "",
     speed_up: given.SpeedUp = 1.0,
+    jitter: given.Jitter = 0.0,
     json_file: given.JsonFile = None,
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The table and plots as a page that needs nothing else: .html")
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """How many groups of GPUs does this trace need at this SLO, shared by seats or one per model? Exit code 1: more
     than --groups-max. Ctrl-C: what was played until then, exit code 130.
     """
     from kybernate.lab.advise import knowledge
-    from kybernate.lab.plan import Goal, most_runs, saved, smallest, verified
+    from kybernate.lab.plan import Goal, headroom, most_runs, saved, smallest, verified
     from kybernate.lab.plan import plan as planned
     from kybernate.lab.simulate.engine import RunOptions, SimulationError
     from kybernate.lab.simulate.measures import needed
@@ -73,7 +81,8 @@ def plan(
     seconds, share = wanted(slo)
     limit = "the SLO of each tier" if tier else f"{seconds:g} s"
     json_file = given.json_target(json_file, output)
-    writable(json_file)
+    writable(json_file, page)
+    days = _days(forecast)
     names = chosen_policies(policy)
     if len(names) > 1:
         raise CliError(f"--policy {policy}: plan with one policy", 2)
@@ -81,8 +90,9 @@ def plan(
         raise CliError(f"--gpu {gpu}: is not known; there are {', '.join(knowledge().gpus)}", 2)
     inputs = Inputs(
         traces=tuple(traces), only=tuple(only or ()), groups=groups_max, seats=seats, tiers=tuple(tier or ()),
-        cost=cost, measured=measured, vram=tuple(vram or ()), slo=None if tier else seconds, cap=cap, start=start,
-        duration=duration, speed_up=speed_up, host_memory=host_memory,
+        pinned=frozenset(pin or ()), cost=cost, measured=measured, vram=tuple(vram or ()),
+        slo=None if tier else seconds, cap=cap, start=start, duration=duration, speed_up=speed_up,
+        host_memory=host_memory,
     )  # fmt: skip
     if verify is not None and duration is None:
         raise CliError(f"--verify {verify:g}: give --duration, the seconds that the plan sees", 2)
@@ -92,13 +102,17 @@ def plan(
         share, groups_max, _counts(slots), int(memory * 1e9), None if fixed else move_seconds, gpus_per_group, price,
         names[0], each_model, spare, memory_price, gpu,
     )  # fmt: skip
-    options, progress = RunOptions(sharing=sharing), _Progress(most_runs(len(scenario.seats), goal))
-    check, interrupted = None, False
+    expected = _forecast(inputs, days) if days else None
+    options = RunOptions(sharing=sharing, jitter=jitter)
+    progress = _Progress(most_runs(len(scenario.seats), goal))
+    check, interrupted, room = None, False, None
     try:
         found = planned(scenario, goal, options, progress.add)
         best = smallest(found)
         if unseen is not None and best is not None:
             check = verified(best, scenario, unseen, goal, options)
+        if expected is not None and best is not None:
+            room = headroom(best, scenario, goal, options)
     except KeyboardInterrupt:
         found, interrupted = progress.played, True
     except SimulationError as error:
@@ -107,16 +121,20 @@ def plan(
         raise CliError(str(error), 2) from None
     finally:
         progress.end()
-    need = needed(scenario)
+    report = PlanReport(
+        scenario, needed(scenario), goal, limit, tuple(found), tuple(progress.played), check, expected, room
+    )
     if json_file is None or str(json_file) != "-":
-        _show(scenario, goal, limit, found, check)
+        show(report)
     if json_file is not None:
         about = {"scenario": scenario.name, "requests": len(scenario.at), "hours": scenario.duration / 3600}
         layouts = [one.row() for one in found]
         goals = {"slo_seconds": None if tier else seconds, **asdict(goal)}
-        answer = {"needed": asdict(need), "goal": goals, "layouts": layouts, "complete": not interrupted}
+        answer = {"needed": asdict(report.need), "goal": goals, "layouts": layouts, "complete": not interrupted}
         answer |= {"saved": 0.0 if interrupted else saved(found), "verified": None if check is None else check.row()}
-        write(json_file, about | answer)
+        write(json_file, about | answer | {"forecast": report.forecast_row()})
+    if page is not None:
+        write_page(report, page)
     if interrupted:
         raise CliError("interrupted: the rows are the layouts that were played until then, not the answer", 130)
     if smallest(found) is None:
@@ -171,57 +189,20 @@ def _counts(text: str) -> tuple[int, ...]:
     return found
 
 
-def _show(
-    scenario: "Scenario", goal: "Goal", limit: str, found: "Sequence[PlannedLayout]", check: "PlannedLayout | None"
-) -> None:
-    from rich.table import Table
+def _days(text: str) -> int:
+    """``7d`` as days; 0: no forecast. Raises CliError."""
+    number = text.removesuffix("d")
+    if text and not (number.isdecimal() and 1 <= int(number) <= 90):
+        raise CliError(f"--forecast {text!r}: write whole days up to 90, e.g. 7d", 2)
+    return int(number) if text else 0
 
-    from kybernate.cli.show import open_console
-    from kybernate.lab.plan import saved
-    from kybernate.lab.simulate.measures import needed
 
-    console = open_console()
+def _forecast(inputs: Inputs, days: int) -> "Forecast":
+    """From the whole trace, also where the plan is made from a part of it."""
+    from kybernate.lab.forecast import ForecastError, forecast, hourly
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    need = needed(scenario)
-    say(
-        f"E[active] = {need.expected_active:.2f} of {need.seats} seats; if nothing had to be switched, {need.slots_95} "
-        f"slots would do for 95 % of the time, {need.slots_99} for 99 %, {need.most} always"
-    )
-    tiers = len({seat.tier for seat in scenario.seats}) > 1
-    each = f", {goal.model_share:.0%} of each model's" if goal.model_share else ""
-    lost = f", with {goal.spare} groups failed" if goal.spare else ""
-    say(
-        f"{scenario.name}: {len(scenario.at)} requests in {scenario.duration / 3600:.3g} h; wanted: {goal.share:.1%}"
-        f"{each} within {limit} under {goal.policy}{lost}"
-    )
-    columns = [
-        "layout", "groups", "slots", "GPUs", "in SLO %", "worst model %", "mean s", "p99 s", "at once %", "in flight x",
-        "switches/h", "moves/h", "host GB",
-    ]  # fmt: skip
-    columns += ["worst tier %"] if tiers else []
-    columns += ["cost", "a month"] if goal.price or goal.memory_price else []
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="left" if column == "layout" else "right", no_wrap=True)
-    for one in found:
-        cells = [
-            one.name, str(one.groups), "by memory" if one.name == "packed" else str(one.slots), str(one.gpus),
-            f"{100 * one.slo_attainment:.1f}" + ("" if one.enough else " (too few)"),
-            f"{100 * one.worst_attainment:.1f}", f"{one.wait_mean_s:.2f}", f"{one.wait_p99_s:.1f}",
-            f"{100 * one.at_once:.1f}", f"{one.stretch:.2f}", f"{one.switches_per_hour:.0f}",
-            f"{one.moves_per_hour:.0f}", f"{one.host_gb:.0f}",
-        ]  # fmt: skip
-        cells += [f"{100 * one.worst_tier_attainment:.1f}"] if tiers else []
-        cells += [f"{one.cost:.2f}", f"{one.cost_of_month:.0f}"] if goal.price or goal.memory_price else []
-        table.add_row(*cells)
-    console.print(table)
-    if found and found[-1].name == "dedicated" and saved(list(found)):
-        say(f"seats need {saved(list(found)):.0%} fewer GPUs than one group per model")
-    if check is not None:
-        say(
-            f"on the unseen hours: {100 * check.slo_attainment:.1f} % in SLO, worst model {check.worst_model} "
-            f"{100 * check.worst_attainment:.1f} %, mean {check.wait_mean_s:.2f} s, p99 {check.wait_p99_s:.1f} s"
-        )
+    try:
+        whole = arrivals_of(replace(inputs, start=0.0, duration=None))
+        return forecast([inputs.speed_up * each for each in hourly(one.at_seconds for one in whole)], days)
+    except ForecastError as error:
+        raise CliError(f"--forecast: {error}", 2) from None

@@ -46,7 +46,7 @@ def simulate(
     duration: given.Duration = None,
     speed_up: given.SpeedUp = 1.0,
     seed: Annotated[int, typer.Option(help="Of jitter, failures and traces that are statistics.")] = 0,
-    jitter: Annotated[float, typer.Option(min=0, max=3, help="Coefficient of variation of switch times.")] = 0.0,
+    jitter: given.Jitter = 0.0,
     park_failure: Annotated[float, typer.Option(min=0, max=0.9, help="Share of parks that are rolled back.")] = 0.0,
     restore_failure: Annotated[float, typer.Option(min=0, max=1, help="Share that ends in a cold start.")] = 0.0,
     cold_start: Annotated[float, typer.Option(min=0, help="Seconds to start an engine from disk.")] = 90.0,

@@ -11,8 +11,11 @@ from kybernate.cli.output import CliError
 from kybernate.config_errors import suggest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from kybernate.lab.simulate.model import Scenario
     from kybernate.lab.simulate.node import Cost, Node
+    from kybernate.lab.traces import Arrival, Trace
 
 _GB = 1_000_000_000
 
@@ -49,7 +52,7 @@ def read_scenario(inputs: Inputs) -> "Scenario":
     """The scenario that these options describe."""
     from kybernate.lab.simulate.node import from_arrivals, on_node
     from kybernate.lab.simulate.scenarios import reference
-    from kybernate.lab.traces import TraceError, load
+    from kybernate.lab.traces import TraceError
 
     if (inputs.scenario is None) == (not inputs.traces) and inputs.scenario not in ("gentd26", "servegen"):
         raise CliError("give either traces or --scenario; kyb simulate --help lists them", 2)
@@ -61,8 +64,8 @@ def read_scenario(inputs: Inputs) -> "Scenario":
             trace = inputs.traces[0] if inputs.traces else None
             made = on_node(reference(inputs.scenario, inputs.window, trace=trace), node)
         else:
-            read = [load(path, inputs.start, inputs.duration, seed=inputs.seed) for path in inputs.traces]
-            merged = heapq.merge(*read, key=lambda arrival: arrival.at_seconds)
+            read = _traces(inputs)
+            merged = _merged(read)
             names = ", ".join(f"{trace.name} ({trace.format})" for trace in read)
             made = from_arrivals(
                 merged, node, models=inputs.only, speed_up=inputs.speed_up, name=names, duration=inputs.duration,
@@ -79,6 +82,26 @@ def read_scenario(inputs: Inputs) -> "Scenario":
         if name not in asked:
             raise CliError(f"no request for model {name!r} in this part of the trace (--only)", 2)
     return made
+
+
+def arrivals_of(inputs: Inputs) -> "list[Arrival]":
+    """The requests of the traces that are asked for, in order of time. Raises CliError."""
+    from kybernate.lab.traces import TraceError
+
+    try:
+        return [one for one in _merged(_traces(inputs)) if not inputs.only or one.model in inputs.only]
+    except TraceError as error:
+        raise CliError(str(error), 2) from None
+
+
+def _traces(inputs: Inputs) -> "list[Trace]":
+    from kybernate.lab.traces import load
+
+    return [load(path, inputs.start, inputs.duration, seed=inputs.seed) for path in inputs.traces]
+
+
+def _merged(traces: "Iterable[Trace]") -> "Iterator[Arrival]":
+    return heapq.merge(*traces, key=lambda arrival: arrival.at_seconds)
 
 
 def _whole(inputs: Inputs) -> None:

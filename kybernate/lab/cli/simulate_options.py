@@ -44,6 +44,7 @@ Tier = Annotated[
 ]
 Pin = Annotated[list[str] | None, typer.Option(metavar="MODEL", help="Never parked; may be given again.")]
 Slo = Annotated[float | None, typer.Option(min=0.001, help="Seconds a request may wait, for every tier.")]
+Jitter = Annotated[float, typer.Option(min=0, max=3, help="Coefficient of variation of switch times.")]
 
 Jobs = Annotated[int, typer.Option(min=1, help="Processes.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="The result; - is stdout, as -o json.")]

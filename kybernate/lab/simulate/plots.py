@@ -24,7 +24,7 @@ def plot(scenario: Scenario, outcomes: Sequence[Outcome], path: Path) -> None:
     """
     if path.suffix.lower() not in ENDINGS:
         raise PlotError(f"{path.name}: a picture ends in {', '.join(ENDINGS)}")
-    library = _matplotlib()
+    library = matplotlib_pyplot()
     begin, end = busiest(scenario)
     shown = list(outcomes[:_TIMELINES])
     rows = len(shown)
@@ -59,7 +59,8 @@ def busiest(scenario: Scenario) -> tuple[float, float]:
     return best * step, best * step + _LONGEST
 
 
-def _matplotlib() -> Any:
+def matplotlib_pyplot() -> Any:
+    """For files: it needs no screen. Raises PlotError."""
     try:
         import matplotlib
     except ImportError:

@@ -11,7 +11,10 @@ A row without work (a failed request without tokens) is None and is left out.
   count; four characters of prompt are taken as a token, ``DECODE_SECONDS_PER_TOKEN`` of execution as one of output.
 * ``access-log``: one JSON object per line with ``time`` (ISO or unix seconds), ``model``, ``prompt_tokens`` and
   ``output_tokens`` among other keys; lines may be in the order in which answers ended.
-* ``servegen-windows`` holds no arrivals but statistics of them; ``windows.py`` draws from it.
+* ``router-log``: JSON lines of a router with ``KYB_ACCESS_LOG=true``; other lines of its log are left out, so are
+  calls that failed. The seconds in flight become output tokens (``DECODE_SECONDS_PER_TOKEN``).
+* ``prometheus`` (an answer of its ``query_range``) and ``servegen-windows`` hold no arrivals but statistics of them;
+  ``windows.py`` draws from them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -125,6 +128,15 @@ def _access_log(row: Fields, _: str) -> Arrival:
     return _arrival(seconds, _name(row, "model"), _count(row, "prompt_tokens"), _count(row, "output_tokens"))
 
 
+def _router_log(row: Fields, _: str) -> Arrival | None:
+    if row["event"] != "request.ended" or _number(row, "status") >= 400:
+        return None
+    seconds = _number(row, "seconds")
+    flight = max(0.0, seconds - _number(row, "held_seconds"))
+    at = max(0.0, _moment(row["timestamp"]) - seconds)
+    return _arrival(at, _name(row, "model"), 1, round(flight / DECODE_SECONDS_PER_TOKEN))
+
+
 def _arrival(at: float, model: str, prompt: int, output: int) -> Arrival:
     return Arrival(at, model, max(1, prompt), max(1, output))
 
@@ -177,5 +189,6 @@ FORMATS: tuple[Format, ...] = (
         True,
         _gentd26,
     ),
+    Format("router-log", frozenset({"event", "timestamp"}), True, True, _router_log),
     Format("access-log", frozenset({"time", "model", "prompt_tokens", "output_tokens"}), True, True, _access_log),
 )

@@ -30,30 +30,41 @@ def load(path: str | Path, start: float = 0.0, duration: float | None = None, *,
     end = float("inf") if duration is None else start + duration
 
     def read() -> Iterator[Arrival]:
-        rows = _drawn(path, start, end, seed) if known is None else _rows(path, known, name)
+        if isinstance(known, Format):
+            rows = _rows(path, known, name)
+        else:
+            clients = _of_prometheus(path) if known == _PROMETHEUS else _of_servegen(path, start, end)
+            rows = windows.merged(clients, seed)
         for arrival in rows:
             if arrival.at_seconds >= end:
                 return
             if arrival.at_seconds >= start:
                 yield arrival._replace(at_seconds=arrival.at_seconds - start)
 
-    return Trace(name, "servegen-windows" if known is None else known.name, read)
+    return Trace(name, known.name if isinstance(known, Format) else known, read)
 
 
-def _recognised(path: Path) -> Format | None:
-    """The format of the file; None stands for windows of statistics."""
+_PROMETHEUS, _SERVEGEN = "prometheus", "servegen-windows"
+"""Formats that hold statistics of arrivals."""
+
+
+def _recognised(path: Path) -> Format | str:
+    """The format of the file, or the name of one that holds statistics."""
     for line, text in _lines(path):
         first = text.strip().lstrip("\ufeff")
         if not first:
             continue
         jsonl = first.startswith("{")
         names = frozenset(_object(path, line, first) if jsonl else (name.strip() for name in next(csv.reader([first]))))
-        known = recognise(names, jsonl)
-        if known is None and (jsonl or not names >= windows.COLUMNS):
-            kinds = ", ".join(sorted([*(known.name for known in FORMATS), "servegen-windows"]))
-            seen = ", ".join(sorted(names))
-            raise TraceError(str(path), line, f"no known trace has the columns {seen}", f"known formats: {kinds}")
-        return known
+        if known := recognise(names, jsonl):
+            return known
+        if jsonl and names >= {"status", "data"}:
+            return _PROMETHEUS
+        if not jsonl and names >= windows.COLUMNS:
+            return _SERVEGEN
+        kinds = ", ".join(sorted([*(one.name for one in FORMATS), _PROMETHEUS, _SERVEGEN]))
+        seen = ", ".join(sorted(names))
+        raise TraceError(str(path), line, f"no known trace has the columns {seen}", f"known formats: {kinds}")
     raise TraceError(str(path), 1, "the file is empty", "give a trace with a header and rows")
 
 
@@ -93,8 +104,15 @@ def _ordered(path: Path, rows: Iterator[tuple[int, Arrival]]) -> Iterator[Arriva
         yield heapq.heappop(heap)[2]
 
 
-def _drawn(path: Path, start: float, end: float, seed: int) -> Iterator[Arrival]:
-    """Draw from a file of windows; only those that touch the asked part are kept in memory."""
+def _of_prometheus(path: Path) -> dict[str, list[windows.Window]]:
+    try:
+        return windows.of_prometheus(next(answer for _, answer in _objects(path)))
+    except ValueError as error:
+        raise TraceError(str(path), 1, str(error), "docs/plan.md has the query") from None
+
+
+def _of_servegen(path: Path, start: float, end: float) -> dict[str, list[windows.Window]]:
+    """Windows by client; only those that touch the asked part are kept in memory."""
     clients: dict[str, list[windows.Window]] = {}
     for line, row in _records(path):
         try:
@@ -109,7 +127,7 @@ def _drawn(path: Path, start: float, end: float, seed: int) -> Iterator[Arrival]
             )  # fmt: skip
         if begin + windows.WINDOW_SECONDS > start and begin < end:
             clients.setdefault(f"{row['model']}-c{row['client']}", []).append(window)
-    return windows.merged(clients, seed)
+    return clients
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

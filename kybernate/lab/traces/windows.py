@@ -1,4 +1,5 @@
-"""Arrivals drawn from statistics of arrivals: ServeGen's windows (model, client, start, rate, CV, gap distribution).
+"""Arrivals drawn from statistics of arrivals: ServeGen's windows (model, client, start, rate, CV, gap distribution),
+and rates of a Prometheus, between whose requests gaps are exponential.
 
 Each client is a renewal process in operational time: a gap of mean 1 is drawn with the present window's shape, and
 the next request comes when the integral of the rate has grown by that gap. So the expected number of requests of a
@@ -10,7 +11,7 @@ import heapq
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kybernate.lab.traces.formats import Arrival
 
@@ -35,6 +36,24 @@ class Window(NamedTuple):
     pattern: str
     """``Gamma`` or ``Weibull``."""
     shape: float
+
+
+def of_prometheus(answer: Any) -> dict[str, list[Window]]:
+    """Windows by model, from an answer of ``query_range`` with rates per second of the last ten minutes, a step of ten
+    minutes, and a label ``model``. Times begin at 0. Raises ValueError."""
+    try:
+        series = {str(one["metric"]["model"]): one["values"] for one in answer["data"]["result"]}
+        points = [(model, float(at), float(rate)) for model, values in series.items() for at, rate in values]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"no matrix of rates by model ({error!r})") from None
+    begin = min((at for _, at, _ in points), default=0.0)
+    found: dict[str, list[Window]] = {}
+    for model, at, rate in points:
+        if (at - begin) % WINDOW_SECONDS:
+            raise ValueError(f"two values of model {model} are not {WINDOW_SECONDS:.0f} s apart")
+        if 0 < rate < math.inf:
+            found.setdefault(model, []).append(Window(at - begin, rate, "Gamma", 1.0))
+    return found
 
 
 def unit_gap(pattern: str, shape: float, random_: random.Random) -> float:

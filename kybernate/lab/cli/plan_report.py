@@ -1,0 +1,236 @@
+"""How ``kyb plan`` answers: a table for people, and a page with plots."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kybernate.cli.output import CliError
+
+if TYPE_CHECKING:
+    from kybernate.lab.forecast import Forecast
+    from kybernate.lab.plan import Goal, PlannedLayout
+    from kybernate.lab.simulate.measures import Needed
+    from kybernate.lab.simulate.model import Scenario
+
+DAY_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What a plan found."""
+
+    scenario: "Scenario"
+    need: "Needed"
+    goal: "Goal"
+    limit: str
+    """The SLO, as text."""
+    found: "tuple[PlannedLayout, ...]"
+    played: "tuple[PlannedLayout, ...]"
+    """All that were tried."""
+    check: "PlannedLayout | None"
+    """The answer on unseen hours."""
+    forecast: "Forecast | None"
+    headroom: float | None
+    """So many times the traffic of the trace the answer serves within the goal."""
+
+    @property
+    def requests_a_day(self) -> float:
+        """Of the part of the trace that was planned with."""
+        return len(self.scenario.at) / self.scenario.duration * DAY_SECONDS
+
+    def forecast_row(self) -> dict[str, Any] | None:
+        """As plain data."""
+        if self.forecast is None:
+            return None
+        row = asdict(self.forecast)
+        del row["paths"]
+        days = None if self.headroom is None else self.forecast.full_in(self.headroom * self.requests_a_day)
+        return row | {"requests_a_day": self.requests_a_day, "headroom": self.headroom, "full_in_days": days}
+
+
+def show(report: PlanReport) -> None:
+    """Print it."""
+    from rich.table import Table
+
+    from kybernate.cli.show import open_console
+
+    console = open_console()
+    for line in introduction(report):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns(report):
+        table.add_column(column, justify="left" if column == "layout" else "right", no_wrap=True)
+    for one in report.found:
+        table.add_row(*cells(report, one))
+    console.print(table)
+    for line in conclusions(report):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def introduction(report: PlanReport) -> list[str]:
+    """Lines above the table."""
+    need, goal, scenario = report.need, report.goal, report.scenario
+    each = f", {goal.model_share:.0%} of each model's" if goal.model_share else ""
+    lost = f", with {goal.spare} groups failed" if goal.spare else ""
+    return [
+        f"E[active] = {need.expected_active:.2f} of {need.seats} seats; if nothing had to be switched, {need.slots_95} "
+        f"slots would do for 95 % of the time, {need.slots_99} for 99 %, {need.most} always",
+        f"{scenario.name}: {len(scenario.at)} requests in {scenario.duration / 3600:.3g} h; wanted: {goal.share:.1%}"
+        f"{each} within {report.limit} under {goal.policy}{lost}",
+    ]
+
+
+_COLUMNS: "tuple[tuple[str, Callable[[PlannedLayout], str]], ...]" = (
+    ("layout", lambda one: one.name),
+    ("groups", lambda one: str(one.groups)),
+    ("slots", lambda one: "by memory" if one.name == "packed" else str(one.slots)),
+    ("GPUs", lambda one: str(one.gpus)),
+    ("in SLO %", lambda one: f"{100 * one.slo_attainment:.1f}" + ("" if one.enough else " (too few)")),
+    ("95 %", lambda one: f"{100 * one.slo_low:.1f}-{100 * one.slo_high:.1f}"),
+    ("worst model %", lambda one: f"{100 * one.worst_attainment:.1f}"),
+    ("mean s", lambda one: f"{one.wait_mean_s:.2f}"),
+    ("p99 s", lambda one: f"{one.wait_p99_s:.1f}"),
+    ("at once %", lambda one: f"{100 * one.at_once:.1f}"),
+    ("in flight x", lambda one: f"{one.stretch:.2f}"),
+    ("switches/h", lambda one: f"{one.switches_per_hour:.0f}"),
+    ("moves/h", lambda one: f"{one.moves_per_hour:.0f}"),
+    ("host GB", lambda one: f"{one.host_gb:.0f}"),
+    ("worst tier %", lambda one: f"{100 * one.worst_tier_attainment:.1f}"),
+    ("cost", lambda one: f"{one.cost:.2f}"),
+    ("a month", lambda one: f"{one.cost_of_month:.0f}"),
+)
+
+
+def columns(report: PlanReport) -> list[str]:
+    """Of the table: tiers and money only where there are some."""
+    tiers = len({seat.tier for seat in report.scenario.seats}) > 1
+    paid = bool(report.goal.price or report.goal.memory_price)
+    asked = {"worst tier %": tiers, "cost": paid, "a month": paid}
+    return [name for name, _ in _COLUMNS if asked.get(name, True)]
+
+
+def cells(report: PlanReport, one: "PlannedLayout") -> list[str]:
+    """A row."""
+    return [text(one) for name, text in _COLUMNS if name in columns(report)]
+
+
+def conclusions(report: PlanReport) -> list[str]:
+    """Lines below the table."""
+    from kybernate.lab.plan import saved
+
+    found, check = list(report.found), report.check
+    lines = []
+    if found and found[-1].name == "dedicated" and saved(found):
+        lines.append(f"seats need {saved(found):.0%} fewer GPUs than one group per model")
+    if check is not None:
+        lines.append(
+            f"on the unseen hours: {100 * check.slo_attainment:.1f} % in SLO, worst model {check.worst_model} "
+            f"{100 * check.worst_attainment:.1f} %, mean {check.wait_mean_s:.2f} s, p99 {check.wait_p99_s:.1f} s"
+        )
+    return lines + _outlook(report)
+
+
+def _outlook(report: PlanReport) -> list[str]:
+    """The forecast, how good it was, and until when the answer is enough."""
+    expected = report.forecast
+    if expected is None:
+        return []
+    low, middle, high = expected.growth
+    errors = ", ".join(f"{one.method} {one.mape:.0%} ({one.wape:.0%})" for one in expected.backtest)
+    lines = [
+        f"forecast of {len(expected.days)} days ({expected.method}): {middle:.2f} times the traffic of the last days "
+        f"({low:.2f} to {high:.2f})",
+        f"backtest, {expected.origins} forecasts of {expected.backtest_days} days, MAPE (weighted by requests): "
+        f"{errors}",
+    ]
+    if min(expected.backtest, key=lambda one: one.wape).method.startswith("naive"):
+        lines.append("the naive season was better than the model here: look at the interval rather than at the median")
+    if report.headroom is not None:
+        early, median, late = map(_when, expected.full_in(report.headroom * report.requests_a_day))
+        lines.append(
+            f"the smallest layout of seats is enough for {report.headroom:.2f} times this trace; traffic first exceeds "
+            f"that {median} (80 % of futures: {early} to {late})"
+        )
+    return lines
+
+
+def _when(day: int | None) -> str:
+    from kybernate.lab.forecast import LOOK_AHEAD_DAYS
+
+    return f"not within {LOOK_AHEAD_DAYS} days" if day is None else f"in {day} days"
+
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse}td,th{padding:.2rem .6rem;text-align:right;border-bottom:1px solid #ddd}"
+    "td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}"
+)
+
+
+def write_page(report: PlanReport, path: Path) -> None:
+    """A page with nothing outside it. Raises CliError without matplotlib, or when it cannot be written."""
+
+    def row(texts: Sequence[str], cell: str) -> str:
+        return "<tr>" + "".join(f"<{cell}>{escape(text)}</{cell}>" for text in texts) + "</tr>"
+
+    def lines(texts: Sequence[str]) -> str:
+        return "".join(f"<p>{escape(text)}</p>" for text in texts)
+
+    rows = "".join(row(cells(report, one), "td") for one in report.found)
+    text = (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>kyb plan</title><style>{_STYLE}</style>'
+        f"<h1>How many GPUs</h1>{lines(introduction(report))}<table>{row(columns(report), 'th')}{rows}</table>"
+        f"{lines(conclusions(report))}{_plots(report)}</html>\n"
+    )
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def _plots(report: PlanReport) -> str:
+    """Attainment over GPUs of all layouts that were played, and the forecast, as one SVG."""
+    from kybernate.lab.simulate.plots import PlotError, matplotlib_pyplot
+
+    try:
+        library = matplotlib_pyplot()
+    except PlotError as error:
+        raise CliError(str(error)) from None
+    count = 1 if report.forecast is None else 2
+    figure = library.figure(figsize=(6 * count, 4), layout="constrained")
+    axes = figure.subplots(1, count, squeeze=False)[0]
+    _draw_layouts(axes[0], report)
+    if report.forecast is not None:
+        _draw_forecast(axes[1], report, report.forecast)
+    drawn = StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    library.close(figure)
+    text = drawn.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _draw_layouts(axis: Any, report: PlanReport) -> None:
+    for name in dict.fromkeys(one.name for one in report.played):
+        own = sorted((one.gpus, 100 * one.slo_attainment) for one in report.played if one.name == name)
+        axis.plot(*zip(*own, strict=True), marker="o", label=name)
+    axis.axhline(100 * report.goal.share, color="0.6", linewidth=0.8, linestyle=":")
+    axis.set_xscale("log", base=2)
+    axis.set_xlabel("GPUs (dotted: what is wanted)")
+    axis.set_ylabel("% of requests in SLO")
+    axis.legend(fontsize=8)
+
+
+def _draw_forecast(axis: Any, report: PlanReport, expected: "Forecast") -> None:
+    days = range(1, len(expected.days) + 1)
+    low, middle, high = zip(*expected.days, strict=True)
+    axis.fill_between(days, low, high, alpha=0.2, label="80 % of futures")
+    axis.plot(days, middle, marker="o", label=f"forecast ({expected.method})")
+    if report.headroom is not None:
+        axis.axhline(report.headroom * report.requests_a_day, color="C3", label="enough until here")
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("days from the end of the trace")
+    axis.set_ylabel("requests a day")
+    axis.legend(fontsize=8)

@@ -1,0 +1,190 @@
+"""How much traffic will come: a structural model of requests per hour, and how good it was on hours it had not seen.
+
+The model (statsmodels' ``UnobservedComponents``) is a level, a day's and, from two weeks on, a week's season, and an
+error that fades; with or without a trend, whichever was better in the backtest. It is fitted to square roots, whose
+noise does not grow with the traffic. Needs ``kybernate[lab]``.
+"""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+DAY = 24
+"""Hours."""
+WEEK = 7 * DAY
+LEAST_DAYS = 4
+"""Of a trace: fewer tell nothing of a season."""
+LOOK_AHEAD_DAYS = 90
+"""A fleet that is enough for longer has no saturation date."""
+_MOST_HOURS = 8 * WEEK
+"""Older hours are not looked at."""
+_ORIGINS = 7
+_PATHS = 200
+_TAIL = 0.1
+"""Intervals leave out this share at both ends."""
+
+Band = tuple[float, float, float]
+"""Low, median, high: 80 % of the futures that the model draws are between the first and the last."""
+
+
+class ForecastError(Exception):
+    """No forecast; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backtest:
+    """Errors on days that a method had not seen, over all starts of a forecast. 0.1 is 10 %."""
+
+    method: str
+    """``naive season``: the same hour of the week before, or of the day before where there are not two weeks;
+    ``naive day``: of the day before; ``level``, ``trend``: the model without and with a trend."""
+    mape: float
+    """Mean of the errors of the hours with requests, each divided by its requests."""
+    wape: float
+    """Sum of the errors, divided by the sum of the requests: hours with few requests count little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Requests a day, from the end of the trace on."""
+
+    method: str
+    backtest: tuple[Backtest, ...]
+    backtest_days: int
+    """Length of each forecast of the backtest."""
+    origins: int
+    """So many of them."""
+    days: tuple[Band, ...]
+    """Requests of each day asked for."""
+    growth: Band
+    """Of the traffic: mean of these days, divided by that of the last days of the trace, as many (a week at most)."""
+    paths: tuple[tuple[float, ...], ...]
+    """Requests of each of the next ``LOOK_AHEAD_DAYS`` in each future drawn."""
+
+    def full_in(self, requests_a_day: float) -> tuple[int | None, int | None, int | None]:
+        """In how many days the traffic of a day first exceeds this: early, median, late; None: not within
+        ``LOOK_AHEAD_DAYS``."""
+        never = LOOK_AHEAD_DAYS + 1
+        first = sorted(
+            next((day for day, requests in enumerate(path, 1) if requests > requests_a_day), never)
+            for path in self.paths
+        )
+        early, median, late = (first[round(share * (len(first) - 1))] for share in (_TAIL, 0.5, 1 - _TAIL))
+        return tuple(None if day == never else day for day in (early, median, late))  # type: ignore[return-value]
+
+
+def hourly(moments: Iterable[float]) -> list[float]:
+    """Requests of each whole hour; moments in seconds, in order."""
+    counts: list[float] = []
+    last = 0.0
+    for last in moments:
+        hour = int(last // 3600)
+        counts.extend([0.0] * (hour + 1 - len(counts)))
+        counts[hour] += 1
+    return counts[: round(last / 3600)]
+
+
+def forecast(requests: Sequence[float], days: int) -> Forecast:
+    """So many days from the end of these requests per hour on. Raises ForecastError."""
+    if len(requests) < LEAST_DAYS * DAY:
+        raise ForecastError(
+            f"{len(requests) / DAY:.1f} days of requests are too few for a forecast; give a trace of at least "
+            f"{LEAST_DAYS} days"
+        )
+    seen = list(requests[-_MOST_HOURS:])
+    tested, horizon, origins = backtest(seen, days)
+    best = min((one for one in tested if one.method in _MODELS), key=lambda one: one.wape)
+    paths = _Fitted(seen, best.method).paths(max(days, LOOK_AHEAD_DAYS))
+    recent = min(days, 7, len(seen) // DAY)
+    base = sum(seen[-recent * DAY :]) / recent
+    return Forecast(
+        method=best.method,
+        backtest=tuple(tested),
+        backtest_days=horizon,
+        origins=origins,
+        days=tuple(_band([path[day] for path in paths]) for day in range(days)),
+        growth=_band([sum(path[:days]) / days / base if base else 1.0 for path in paths]),
+        paths=tuple(tuple(path[:LOOK_AHEAD_DAYS]) for path in paths),
+    )
+
+
+def backtest(requests: Sequence[float], days: int) -> tuple[list[Backtest], int, int]:
+    """Forecasts from earlier days on, against what came: the errors of each method, the days that each forecast was
+    long (at most a third of what is known), and how many there were."""
+    known = len(requests) // DAY
+    horizon = min(days, known // 3)
+    starts = range(known - horizon, max(LEAST_DAYS - 1, known // 2) - 1, -1)[:_ORIGINS]
+    errors: dict[str, list[tuple[float, float]]] = {}
+    for start in starts:
+        past, came = requests[: start * DAY], requests[start * DAY : (start + horizon) * DAY]
+        for method, expected in _expected(past, horizon * DAY).items():
+            errors.setdefault(method, []).extend(
+                (abs(one - other), one) for one, other in zip(came, expected, strict=True)
+            )
+    return [Backtest(method, *_errors(pairs)) for method, pairs in errors.items()], horizon, len(starts)
+
+
+def _expected(past: Sequence[float], hours: int) -> dict[str, Sequence[float]]:
+    season = WEEK if len(past) >= WEEK else DAY
+    naive = {"naive season": season, "naive day": DAY}
+    found: dict[str, Sequence[float]] = {
+        name: [past[len(past) - period + hour % period] for hour in range(hours)] for name, period in naive.items()
+    }
+    return found | {method: _Fitted(past, method).expected(hours) for method in _MODELS}
+
+
+def _errors(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    relative = [error / came for error, came in pairs if came > 0]
+    total = sum(came for _, came in pairs)
+    return (
+        sum(relative) / len(relative) if relative else 0.0,
+        sum(error for error, _ in pairs) / total if total else 0.0,
+    )
+
+
+_MODELS = {"level": "llevel", "trend": "lldtrend"}
+"""By method: statsmodels' name of a level that wanders, and of one that also drifts."""
+
+
+class _Fitted:
+    """The model of one series."""
+
+    def __init__(self, requests: Sequence[float], method: str) -> None:
+        try:
+            import numpy
+            from statsmodels.tsa.statespace.structural import UnobservedComponents
+        except ModuleNotFoundError as error:
+            raise ForecastError(f"a forecast needs {error.name}: pip install 'kybernate[lab]'") from None
+        seasons = [{"period": DAY, "harmonics": 4}]
+        if len(requests) >= 2 * WEEK:
+            seasons.append({"period": WEEK, "harmonics": 2})
+        roots = numpy.sqrt(numpy.asarray(requests, dtype=float))
+        self.scale = float(roots.std()) or 1.0
+        model = UnobservedComponents(
+            roots / self.scale, level=_MODELS[method], freq_seasonal=seasons,
+            stochastic_freq_seasonal=[False] * len(seasons), autoregressive=1,
+        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a search that ended at its number of steps: the backtest judges
+            self.found: Any = model.fit(disp=0, maxiter=80)
+
+    def expected(self, hours: int) -> list[float]:
+        """Of each hour."""
+        found: list[float] = self._requests(self.found.forecast(hours)).tolist()
+        return found
+
+    def paths(self, days: int) -> list[list[float]]:
+        """Requests of each day in each future that is drawn; the same series gives the same ones."""
+        drawn = self.found.simulate(days * DAY, repetitions=_PATHS, anchor="end", rng=0)
+        found: list[list[float]] = self._requests(drawn).reshape(days, DAY, _PATHS).sum(axis=1).T.tolist()
+        return found
+
+    def _requests(self, roots: Any) -> Any:
+        """A root below 0 is no traffic."""
+        return (roots.clip(min=0.0) * self.scale) ** 2
+
+
+def _band(values: Sequence[float]) -> Band:
+    ordered, last = sorted(values), len(values) - 1
+    return ordered[round(_TAIL * last)], ordered[round(0.5 * last)], ordered[round((1 - _TAIL) * last)]
