@@ -16,6 +16,8 @@ PINNING = ("vllm", "sglang")
 """Copy weights to pinned host memory, and keep it while they are active."""
 SIGNED = "trtllm"
 """Its key signs calls, and is therefore never sent, also not by a backend that the seat was demoted to."""
+METRICS_PATHS = ("/metrics", "/prometheus/metrics")
+"""Where engines count their requests; the second is TensorRT-LLM's, whose first has none."""
 RUNNING = re.compile(
     rb"^(?:vllm:num_requests_(?:running|waiting)|sglang:num_(?:running|queue)_reqs|trtllm_num_requests_(?:running|waiting)"
     rb"|llamacpp:requests_(?:processing|deferred))(?:\{[^}]*\})?\s+([0-9.eE+]+)",

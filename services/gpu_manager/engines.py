@@ -7,7 +7,7 @@ from itertools import chain, repeat
 
 import aiohttp
 
-from kybernate.engines import requests_in
+from kybernate.engines import METRICS_PATHS, requests_in
 from services.gpu_manager.inputs import EngineProbe, EngineSeen, WallTime
 
 Receive = Callable[[EngineSeen], Awaitable[None]]
@@ -51,12 +51,17 @@ class EngineProbes:
         Not known: its metrics do not say, or not in time, or it cannot be reached. Only a refused connection proves
         that no process listens on its port; without a route, a name or a file descriptor to ask with it may compute.
         """
-        url = probe.endpoint + ("/metrics" if probe.idle else "/health")
+        deadline = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         try:
-            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS)) as answer:
-                if not probe.idle:
+            if not probe.idle:
+                async with self._session.get(probe.endpoint + "/health", timeout=deadline) as answer:
                     return answer.status == 200, None
-                return True, requests_in(await answer.read()) if answer.status == 200 else None
+            for path in METRICS_PATHS:
+                async with self._session.get(probe.endpoint + path, timeout=deadline) as answer:
+                    running = requests_in(await answer.read()) if answer.status == 200 else None
+                if running is not None:
+                    return True, running
+            return True, None
         except aiohttp.ClientConnectorError as error:
             return False, 0 if isinstance(error.os_error, ConnectionRefusedError) else None
         except (aiohttp.ClientError, TimeoutError, OSError):

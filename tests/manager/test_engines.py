@@ -22,6 +22,8 @@ class Engine:
 
     def __init__(self) -> None:
         self.metrics: str | None = "vllm:num_requests_running 0\n"
+        self.prometheus = ""
+        """At TensorRT-LLM's path."""
         self.url = ""
 
     async def answer(self, _: web.Request) -> web.Response:
@@ -29,12 +31,15 @@ class Engine:
             await asyncio.Event().wait()
         return web.Response(text=self.metrics)
 
+    async def answer_prometheus(self, _: web.Request) -> web.Response:
+        return web.Response(text=self.prometheus, status=200 if self.prometheus else 404)
+
 
 @pytest.fixture
 async def engine() -> AsyncIterator[Engine]:
     engine = Engine()
     app = web.Application()
-    app.add_routes([web.get("/metrics", engine.answer)])
+    app.add_routes([web.get("/metrics", engine.answer), web.get("/prometheus/metrics", engine.answer_prometheus)])
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -69,6 +74,13 @@ async def test_metrics_of_any_kind_are_an_answer(engine: Engine, metrics: str, r
     seen = await first_answer(engine.url)
 
     assert (seen.healthy, seen.running) == (True, running)
+
+
+async def test_tensorrt_llm_counts_its_requests_elsewhere(engine: Engine) -> None:
+    engine.metrics = "[]"  # statistics of iterations
+    engine.prometheus = "trtllm_num_requests_running 2.0\ntrtllm_num_requests_waiting 1.0\n"
+
+    assert (await first_answer(engine.url)).running == 3
 
 
 async def test_an_engine_that_does_not_answer_in_time_may_compute(

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kybernate.engines import METRICS_PATHS
 from services.checkpointer.backends.engine import EngineCalls, EngineRefusedError, well
 from services.checkpointer.backends.port import EngineReply, SeatProcesses
 
@@ -39,7 +40,7 @@ class Trtllm:
     http: EngineCalls
     loads: ClassVar[bool] = False
     pace: ClassVar[float] = 0.25
-    metrics: ClassVar[str] = "/prometheus/metrics"
+    metrics: ClassVar[str] = METRICS_PATHS[1]
 
     async def refusal(self, seat: SeatProcesses, command: str, seconds: float) -> str:  # noqa: ARG002
         """Without its key, or without runtime control."""
