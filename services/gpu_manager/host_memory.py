@@ -93,11 +93,21 @@ def reserve_start(node: NodeState, seat: ManagedSeat) -> None:
         _spill(node, seat, _without_room(node, seat))
 
 
-def recovered(seat: ManagedSeat) -> None:
-    """A seat was found parked: without a record of its copy it has the size that it is expected to have."""
+def recovered(seat: ManagedSeat, *, remembered: bool) -> None:
+    """A seat was found with its processes. ``remembered``: by the ledger, which may be older than this account.
+
+    (1) Without a record its copy has the size that it is expected to have. (2) So has what an engine pins, where it may
+    have been parked before. (3) A drain that had reserved a copy is over.
+    """
     durable = seat.durable
-    if seat.state is SeatState.PARKED and not durable.spilled:
+    if durable.spilled:
+        return
+    if seat.state in (SeatState.PARKED, SeatState.PARKING):  # (1)
         durable.host_taken_bytes = durable.host_taken_bytes or needed_bytes(seat)
+    elif seat.state is SeatState.ACTIVE:
+        if seat.backend in PINNING and (durable.measured or not remembered):  # (2)
+            durable.host_active_bytes = durable.host_active_bytes or needed_bytes(seat)
+        seat.keeps_active()  # (3)
 
 
 def drop_again(node: NodeState, seat: ManagedSeat, now: Now) -> None:
@@ -107,9 +117,11 @@ def drop_again(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         _kill(node, seat, node.next_epoch(now))
 
 
-def kept(seat: ManagedSeat) -> None:
+def kept(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:
     """The copy could not be dropped: the seat is parked as before."""
     seat.durable.spilled, seat.copy_ends = "", False
+    seat.reason = f"its copy was not dropped, it keeps its host memory: {reason}"
+    node.emit(seat, SeatParked, now, previous=seat.state)
 
 
 def _take(node: NodeState, seat: ManagedSeat) -> bool:

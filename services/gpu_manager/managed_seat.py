@@ -256,16 +256,17 @@ class ManagedSeat:
                 self.gate.called = None
             case SeatState.ACTIVE:
                 self.usage.wanted_since = None
-                self._keeps_active()
+                self.keeps_active()
             case SeatState.LOST:
                 self.processes_gone = False
         return before
 
-    def _keeps_active(self) -> None:
-        """What it keeps of the host's memory while it is active: as measured, else what an engine pins."""
+    def keeps_active(self) -> None:
+        """What it keeps of the host's memory while it is active: as measured, else what an engine pins at its first
+        park."""
         durable = self.durable
         durable.spilled, self.copy_ends = "", False
-        if self.backend not in PINNING or durable.host_active_bytes:
+        if self.backend not in PINNING or durable.host_active_bytes or not durable.measured:
             durable.host_taken_bytes = durable.host_active_bytes
 
     def stall_seconds(self, now: Now) -> float:

@@ -333,7 +333,7 @@ def _recover_seat(
     seat.residence.group = _group(node, seat, entry, seen)
     if seat.state is S.ACTIVE:
         seat.usage.active_since = seat.usage.busy = now.model
-    host_memory.recovered(seat)
+    host_memory.recovered(seat, remembered=entry is not None)
 
 
 _COPIED = frozenset({S.PARKED, S.ACTIVATING, S.MIGRATING})
@@ -421,7 +421,7 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
                 seat.learn_park(progress)
             seat.epoch, seat.op = status.epoch, status.op
             seat.residence.group = group
-            host_memory.recovered(seat)
+            host_memory.recovered(seat, remembered=True)
     if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
         _adopt_incoming(incoming, group, entries.get(incoming.id), free=switch.victims_off(node, status))
         incoming.epoch, incoming.op = status.epoch, status.op

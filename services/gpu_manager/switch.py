@@ -419,7 +419,7 @@ def _on_kill_status(node: NodeState, status: JobStatus, now: Now) -> None:
         if seat.state is S.LOST:
             node.transition(seat, T.QUARANTINE, now, reason=progress.reason)
         elif seat.state is S.PARKED and seat.copy_ends:
-            host_memory.kept(seat)
+            host_memory.kept(node, seat, progress.reason, now)
 
 
 def _on_victim_progress(
@@ -441,6 +441,7 @@ def _on_victim_progress(
     elif progress.outcome in PARK_FAILED:  # (3)
         _back_off_group(node, switch.group, now)
         _back_off_park(node, switch, seat, now)
+        seat.durable.host_active_bytes = progress.host_bytes or seat.durable.host_active_bytes
         node.transition(seat, PARK_FAILED[progress.outcome], now, switch=switch, reason=progress.reason)
         if seat.lease:
             _drop_claim(node, switch, now)

@@ -159,6 +159,10 @@ def _drains(node: NodeState, switch: GroupSwitch, now: Now) -> SeatStage:
     """Which router, or the engine, the drain of the victim waits for."""
     victim, drain = node.seats[switch.victim or ""], switch.drain
     left = max(0.0, (drain.deadline - now.model) / now.pace)
+    if not drain.announced:  # its time begins then
+        left = node.setup.drain_seconds / now.pace
+    elif switch.phase is SwitchPhase.CUTTING:
+        left = max(0.0, drain.cut + view.CUT_GRACE_SECONDS - now.wall)
     routers = node.routers.busy(victim.id, switch.epoch, frozen=drain.freeze)
     waits: list[str] = []
     if switch.phase is SwitchPhase.CUTTING:

@@ -30,6 +30,7 @@ from services.gpu_manager.inputs import (
     Recovered,
     StartTicket,
 )
+from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.recovery import ledger
 from tests.manager.test_freeze import Freezes, ack
@@ -250,6 +251,7 @@ def test_a_copy_that_cannot_be_dropped_stays(world: HostWorld) -> None:
     world.receive(EndingAnswered(job, JobReply(accepted=True, jobs=(reported,))))
     assert world.state(b) is S.PARKED
     assert not world.managed(b).starts_cold
+    assert world.events(b)[-1].reason == "its copy was not dropped, it keeps its host memory: no"
 
 
 @pytest.mark.parametrize("reply", [None, JobReply(accepted=False, code="stale-epoch", highest_epoch=2**60)])
@@ -264,22 +266,7 @@ def test_a_drop_that_was_not_taken_is_asked_for_again(world: HostWorld, reply: J
 
 def test_a_drop_outlives_the_manager_that_decided_it(world: HostWorld) -> None:
     _, b, job = being_dropped(world)
-    known = ledger(world.node, "")
-    world.board, world.effects = world.new_board(), []
-    world.configure(host_bytes=world.gib * GIB)
-    seen = tuple(
-        SeatProgress(
-            seat=seat,
-            pod_uid=pod.uid,
-            container_id=pod.container_id or "",
-            outcome="parked" if seat in world.copies else "active",
-            gpus=("GPU-0",),
-        )
-        for seat, pod in world.pods.items()
-        if pod.running
-    )
-    world.receive(BusChanged(True))
-    world.receive(Recovered(world.owners(), known, JobReply(accepted=True, seats=seen)))
+    restarted(world, ledger(world.node, ""))
     world.tick()
     (again,) = (effect for effect in world.effects if isinstance(effect, KillJob))
     assert again.target == job.target.model_copy(update={"parked_on": again.target.parked_on})
@@ -328,6 +315,66 @@ def test_an_engine_that_pins_has_its_memory_reserved_before_it_starts_and_keeps_
     assert world.state(seat) is S.ACTIVE
     assert world.managed(seat).durable.host_taken_bytes == 58 * GIB
     assert host_memory.needed_bytes(world.managed(seat)) == 60 * GIB
+
+
+def restarted(world: HostWorld, known: Ledger) -> None:
+    """The manager starts again with this ledger, and finds every seat as it was."""
+    world.board, world.effects = world.new_board(), []
+    world.configure(host_bytes=world.gib * GIB)
+    seen = tuple(
+        SeatProgress(
+            seat=seat,
+            pod_uid=pod.uid,
+            container_id=pod.container_id or "",
+            outcome="parked" if seat in world.copies else "active",
+            gpus=("GPU-0",),
+        )
+        for seat, pod in world.pods.items()
+        if pod.running
+    )
+    world.receive(BusChanged(True))
+    world.receive(Recovered(world.owners(), known, JobReply(accepted=True, seats=seen)))
+
+
+@pytest.mark.parametrize("ledger_is", ["lost", "from before there was a budget"])
+def test_what_an_engine_has_pinned_is_on_its_account_also_without_a_record(world: HostWorld, ledger_is: str) -> None:
+    (seat,) = world.fill("v", backend="sglang", vram=SIZE)
+    durable = world.managed(seat).durable
+    durable.measured, durable.host_active_bytes = True, 0
+    known = Ledger(lost=True) if ledger_is == "lost" else ledger(world.node, "")
+    restarted(world, known)
+    assert world.state(seat) is S.ACTIVE
+    assert world.managed(seat).durable.host_taken_bytes == 44 * GIB, "1.1 x what it declares"
+
+
+@pytest.mark.parametrize("backend", ["fake", "sglang"])
+@pytest.mark.parametrize("ends_by", ["demand", "a restart of the manager"])
+def test_a_drain_that_is_called_off_gives_its_host_memory_back(world: HostWorld, backend: str, ends_by: str) -> None:
+    a, b = world.fill("a", "b", vram=SIZE, backend=backend)
+    world.tick(30)
+    world.traffic(a, waiting=1)
+    assert world.state(b) is S.DRAINING
+    assert world.managed(b).durable.host_taken_bytes == 44 * GIB
+    if ends_by == "demand":
+        world.traffic(a)
+        world.tick(1)
+    else:
+        restarted(world, ledger(world.node, ""))
+    assert world.state(b) is S.ACTIVE
+    assert world.managed(b).durable.host_taken_bytes == 0
+    assert world.managed(a).durable.host_taken_bytes == VRAM * GIB
+
+
+def test_what_an_engine_pinned_in_a_park_that_failed_stays_on_its_account(world: HostWorld) -> None:
+    a, b = world.fill("a", "b", vram=SIZE, backend="sglang")
+    world.tick(30)
+    world.traffic(a, waiting=1)
+    world.quiet(b)
+    failed = status(world.job(), "active", "pending")
+    failed = failed.model_copy(update={"park": (failed.park[0].model_copy(update={"host_bytes": 20 * GIB}),)})
+    world.receive(JobProgress(cause="j", node="n1", status=failed))
+    assert world.state(b) is S.ACTIVE
+    assert world.managed(b).durable.host_taken_bytes == 20 * GIB
 
 
 def test_an_engine_without_room_for_what_it_pins_does_not_rehearse(world: HostWorld) -> None:

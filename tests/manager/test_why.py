@@ -45,9 +45,12 @@ def test_a_drain_names_the_router_that_it_waits_for_and_then_the_engine(world: W
     world.traffic(a, waiting=1)
     assert world.state(b) is S.DRAINING
 
+    world.tick(70)
     text, data = waits(world, a, "drain")
-    assert "the roster does not say yet that it drains" in text
+    assert f"{b} (b) drains, for 60 s more at most: the roster does not say yet that it drains" in text
+    assert data["seconds"] == 60
 
+    world.beat()
     world.announce(b)
     world.ack(b, in_flight=2)
     text, data = waits(world, a, "drain")
