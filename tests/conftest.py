@@ -22,7 +22,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 HERE = Path(__file__).parent
 CHILDREN_NOT_COUNTED = {
-    *("checkpointer", "conformance", "demo", "gpu", "mutants", "sabotage", "stubs", "stack/test_upgrade.py"),
+    *("attacks", "checkpointer", "conformance", "demo", "doctor", "failures", "gpu", "journey", "mutants", "sabotage"),
+    *("stubs", "stack/test_upgrade.py"),
 }
 """Tests whose child processes coverage leaves out. They start many short ones, whose time it doubles (import and
 tracing), and what these run is counted in tests/cuda, tests/plugin and tests/stack."""

@@ -21,6 +21,19 @@ def test_no_promise_is_broken_and_every_seat_serves_again(seed: int) -> None:
     assert totals.steps > 200
 
 
+FOUND = (70048, 80253, 20779139, 20780169)
+"""Seeds whose runs have found a broken promise: a conflict, a fence, a start without memory, a heir of a ticket."""
+
+
+@pytest.mark.not_counted
+@pytest.mark.parametrize("seed", FOUND)
+def test_runs_that_once_found_a_bug_are_kept(seed: int) -> None:
+    totals = Totals()
+    found = random_run(seed, setup_of(seed), totals)
+    assert found is None, explain(found)
+    assert totals.steps > 2000
+
+
 def test_no_interleaving_around_a_fault_in_a_switch_breaks_a_promise() -> None:
     result = exhaust(depth=1, budget=1, every=8)
     assert result.complete

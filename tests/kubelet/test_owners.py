@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kybernate import kube
 from kybernate.dev.fakes.kubelet.http import application
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.health import HttpServer
@@ -219,7 +220,8 @@ async def test_while_the_watch_is_broken_no_owners_are_known(tmp_path: Path, mon
         created = kubelet.create(pod("llama"))
         await until_running(created)
         await source.seats()
-        monkeypatch.setattr("kybernate.kube.TIMEOUT_SECONDS", 0.2)
+        monkeypatch.setattr(kube.Mirror.current, "__defaults__", (0.2,))
+        monkeypatch.setattr(kube, "PAUSE_SECONDS", (0.1, 0.2))
         (tmp_path / "token").write_text("rotated")
         server.drop()
         await until(lambda: not source._own.live, what="the watch is broken")
