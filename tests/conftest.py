@@ -23,7 +23,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 HERE = Path(__file__).parent
 CHILDREN_NOT_COUNTED = {
     *("attacks", "checkpointer", "conformance", "demo", "doctor", "failures", "gpu", "journey", "mutants", "sabotage"),
-    *("stubs", "stack/test_upgrade.py"),
+    *("stubs", *(f"stack/test_{name}.py" for name in ("moving", "nats_store_lost", "operations", "shared_gpus"))),
+    *(f"stack/test_{name}.py" for name in ("state_lost", "twice", "upgrade")),
 }
 """Tests whose child processes coverage leaves out. They start many short ones, whose time it doubles (import and
 tracing), and what these run is counted in tests/cuda, tests/plugin and tests/stack."""
