@@ -79,9 +79,11 @@ def _inherit(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None
     if not view.room(node, fresh):
         fresh.durable.conflict = True
         other = "" if seat.pod is None else seat.pod.pod if seat.pod.name else seat.pod.uid
-        there = ", ".join(one.id for one in (*view.in_the_way(node, fresh.group), *view.holders(node, fresh.group)))
+        holders = (*view.in_the_way(node, fresh.group), *view.holders(node, fresh.group))
+        there = ", ".join(one.id for one in holders if one is not fresh)
         reason = (
-            f"its container may start by the ticket of pod {other}, and group {fresh.group.name} has no room: {there}"
+            f"within {START_DEADLINE_SECONDS:.0f} s its container may start by the ticket of pod {other}, and group "
+            f"{fresh.group.name} has no room beside {there}"
         )
         node.transition(fresh, T.QUARANTINE, now, reason=reason)
     if pod.running:

@@ -287,6 +287,11 @@ def seat_row(board: Board, seat: str, now: Now) -> SeatRecord:
     return board.node.record(board.node.seats[seat], now)
 
 
+def ticket_open(board: Board, seat: str) -> bool:
+    """A container may still start by the seat's last ticket."""
+    return board.node.seats[seat].gate.ticket_open
+
+
 def seat_states(board: Board) -> dict[str, SeatState]:
     return {seat.id: seat.state for seat in board.node.seats.values()}
 

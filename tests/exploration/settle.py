@@ -192,9 +192,11 @@ def names_for(world: World, seat: str) -> list[str]:
 
 
 def _needs_operator(world: World, seat: str) -> bool:
+    """It is quarantined, and no ticket is open that time ends."""
     if world.manager is None or not world.manager.recovered:
         return False
-    return product.seat_states(world.manager.board)[seat] is product.SeatState.QUARANTINED
+    states = product.seat_states(world.manager.board)
+    return states[seat] is product.SeatState.QUARANTINED and not product.ticket_open(world.manager.board, seat)
 
 
 def _reason(world: World, seat: str) -> str:

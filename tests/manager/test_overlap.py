@@ -515,7 +515,7 @@ def test_the_heir_of_a_ticket_that_the_ledger_forgot_is_quarantined_beside_anoth
         node.look()
 
     assert (node.state(a), node.state(pair)) == (S.QUARANTINED, S.ACTIVE)
-    assert f"no room: {pair}" in node.managed(a).reason
+    assert f"no room beside {pair}" in node.managed(a).reason
     assert not node.node.broken
     node.tick(300)
     node.look()
