@@ -8,6 +8,7 @@ import pytest
 from kybernate.lab.plan import Goal, plan
 from kybernate.lab.simulate.engine import RunOptions, run
 from kybernate.lab.simulate.model import SimGroup
+from kybernate.lab.simulate.node import HARDWARE, Node, node_seats, sized_seats
 from kybernate.lab.simulate.scenarios import reference
 from kybernate.policy import POLICIES, KybBalanced
 from tests.simulate.cases import scenario, seat
@@ -50,3 +51,11 @@ def test_the_plan_has_a_row_for_seats_that_share_memory() -> None:
     found = {one.name: one for one in plan(played, Goal(share=0.9, memory_bytes=100))}
     assert (found["packed"].groups, found["packed"].slots) == (1, 3)
     assert found["packed"].slo_attainment > found["seats"].slo_attainment or found["seats"].groups > 1
+
+
+def test_room_for_kv_caches_takes_memory_and_time_to_move() -> None:
+    cost, none, some = HARDWARE["fast"], Node(cap=8), Node(cap=8, kv_bytes=2 * GB)
+    plain, roomy = (node_seats(("a",), {"a": 1.0}, node)[0] for node in (none, some))
+    assert roomy.vram_bytes == plain.vram_bytes + 16 * GB == roomy.host_bytes
+    assert roomy.park_seconds == pytest.approx(Node().cost.park_seconds(roomy.vram_bytes))
+    assert sized_seats(("a",), cost, {"a": GB}, GB)[0].vram_bytes == 2 * GB

@@ -195,6 +195,30 @@ def test_as_people_call_it(trace: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert report["complete"] is True
 
 
+def test_room_for_kv_caches_costs_groups(trace: Path, tmp_path: Path):
+    needed = {}
+    for cap in (2, 40):
+        words = (
+            "--slo",
+            "15:0.9",
+            "--memory",
+            80,
+            "--vram",
+            20,
+            "--kv",
+            1,
+            "--cap",
+            cap,
+            "--json",
+            tmp_path / "plan.json",
+        )
+        assert kyb(trace, *words) == 0
+        rows = json.loads((tmp_path / "plan.json").read_text())["layouts"]
+        needed[cap] = next(one for one in rows if one["name"] == "packed")
+    assert needed[2]["groups"] < needed[40]["groups"]
+    assert needed[2]["host_gb"] == 4 * 22
+
+
 def test_the_answer_is_checked_on_unseen_hours(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "plan.json"
     words = (trace, "--slo", "15:0.9", "--cost", "2s/2s", "--duration", 300, "--verify", 300, "--json", out)

@@ -52,6 +52,7 @@ def plan(
     cost: given.Cost = "stock",
     measured: given.Measured = None,
     vram: given.Vram = None,
+    kv: given.Kv = 0.0,
     cap: given.Cap = 64,
     start: given.Start = 0.0,
     duration: given.Duration = None,
@@ -90,7 +91,7 @@ def plan(
         raise CliError(f"--gpu {gpu}: is not known; there are {', '.join(knowledge().gpus)}", 2)
     inputs = Inputs(
         traces=tuple(traces), only=tuple(only or ()), groups=groups_max, seats=seats, tiers=tuple(tier or ()),
-        pinned=frozenset(pin or ()), cost=cost, measured=measured, vram=tuple(vram or ()),
+        pinned=frozenset(pin or ()), cost=cost, measured=measured, vram=tuple(vram or ()), kv=kv,
         slo=None if tier else seconds, cap=cap, start=start, duration=duration, speed_up=speed_up,
         host_memory=host_memory,
     )  # fmt: skip

@@ -35,6 +35,7 @@ def simulate(
     cost: given.Cost = "stock",
     measured: given.Measured = None,
     vram: given.Vram = None,
+    kv: given.Kv = 0.0,
     tier: given.Tier = None,
     pin: given.Pin = None,
     slo: given.Slo = None,
@@ -84,7 +85,7 @@ def simulate(
         return
     inputs = Inputs(
         traces=tuple(traces or ()), scenario=scenario, window=window, only=tuple(only or ()), groups=groups,
-        slots=slots, memory=memory, seats=seats, cost=cost, measured=measured, vram=tuple(vram or ()),
+        slots=slots, memory=memory, seats=seats, cost=cost, measured=measured, vram=tuple(vram or ()), kv=kv,
         tiers=tuple(tier or ()), pinned=frozenset(pin or ()), slo=slo,
         stall_budget=stall_budget, move_seconds=move_seconds, host_memory=host_memory, cap=cap, start=start,
         duration=duration, speed_up=speed_up, seed=seed,

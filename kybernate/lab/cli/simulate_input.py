@@ -35,6 +35,7 @@ class Inputs:
     cost: str = "stock"
     measured: Path | None = None
     vram: tuple[str, ...] = ()
+    kv: float = 0.0
     tiers: tuple[str, ...] = ()
     pinned: frozenset[str] = frozenset()
     slo: float | None = None
@@ -136,6 +137,7 @@ def _node(inputs: Inputs) -> "Node":
         seats=inputs.seats,
         cost=cost,
         vram_bytes=vram,
+        kv_bytes=int(inputs.kv * _GB),
         measured=known,
         tiers=_tiers(inputs),
         pinned=inputs.pinned,

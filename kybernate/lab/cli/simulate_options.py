@@ -36,6 +36,12 @@ Measured = Annotated[
 Vram = Annotated[
     list[str] | None, typer.Option(metavar="[MODEL=]GB", help="Of a model, or of all others; may be given again.")
 ]
+Kv = Annotated[
+    float,
+    typer.Option(
+        min=0, metavar="GB", help="KV cache of one request in flight: each seat holds room for --cap of them, too."
+    ),
+]
 HostMemory = Annotated[float, typer.Option(min=0, help="GB for parked seats; 0: no limit.")]
 MoveSeconds = Annotated[float | None, typer.Option(min=0, help="Seats may move between groups, at this extra cost.")]
 

@@ -128,6 +128,9 @@ class Node:
     cost: Cost = HARDWARE["stock"]
     vram_bytes: Mapping[str, int] = field(default_factory=dict)
     """Of a model, or under ``""`` of all others; else ``VRAM_GB``."""
+    kv_bytes: int = 0
+    """KV cache of one request in flight: beside ``vram_bytes`` a seat has room for ``cap`` of them, which it holds and
+    moves whether they are used or not."""
     measured: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """(park, activate) seconds of a model, known from the machine: they go before ``cost``."""
     tiers: Mapping[str, tuple[str, float, float, float]] = field(default_factory=dict)
@@ -208,7 +211,7 @@ def node_seats(models: Sequence[str], work: Mapping[str, float], node: Node) -> 
         group_of[model] = min(range(node.groups), key=lambda index: (loads[index], index))
         loads[group_of[model]] += max(work.get(model, 0.0), 1e-9)
     made = []
-    for seat in sized_seats(models, node.cost, node.vram_bytes):
+    for seat in sized_seats(models, node.cost, node.vram_bytes, node.cap * node.kv_bytes):
         if seat.model in node.measured:
             park, activate = node.measured[seat.model]
             seat = replace(seat, park_seconds=park, activate_seconds=activate)
@@ -219,12 +222,14 @@ def node_seats(models: Sequence[str], work: Mapping[str, float], node: Node) -> 
     return tuple(made)
 
 
-def sized_seats(models: Sequence[str], cost: Cost, vram_bytes: Mapping[str, int] | None = None) -> tuple[SimSeat, ...]:
-    """One seat per model on group G0, of the size given for it or the next of ``VRAM_GB``."""
+def sized_seats(
+    models: Sequence[str], cost: Cost, vram_bytes: Mapping[str, int] | None = None, kv_bytes: int = 0
+) -> tuple[SimSeat, ...]:
+    """One seat per model on group G0, of the size given for it or the next of ``VRAM_GB``, and its KV cache."""
     known = vram_bytes or {}
     made = []
     for model, usual in zip(models, cycle(VRAM_GB), strict=False):
-        vram = known.get(model, known.get("", usual * GB))
+        vram = known.get(model, known.get("", usual * GB)) + kv_bytes
         park, activate = cost.park_seconds(vram), cost.activate_seconds(vram)
         made.append(SimSeat(model, "G0", park, activate, vram_bytes=vram, host_bytes=vram, model=model))
     return tuple(made)
