@@ -15,7 +15,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import cases, hazards, machine, report
+from bench.gpu import cases, experiments, hazards, machine, report
 from bench.gpu.child import ChildError, child
 from bench.gpu.harness import checkpointer
 from bench.gpu.room import CaseError, Room
@@ -45,6 +45,7 @@ def main() -> None:
         sys.exit(NO_GPU)
     good = all(case.get("ok", True) for case in result["cases"])
     good = good and all(one.get("kept", True) for one in result["hazards"])
+    good = good and all(one.get("ok", True) for one in result["experiments"])
     sys.exit(0 if good else 1)
 
 
@@ -56,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--tree", type=int, default=2, help="processes of the tree case")
     add("--small", type=float, default=SMALL_GIB, help="GiB of everything but the sizes")
     add("--only", type=_names, default=list(CASES), help=f"of {','.join(CASES)}; empty: none")
+    add("--experiments", type=_names, nargs="?", const=[*experiments.EXPERIMENTS], default=[], help="e1,e3 or all")
+    add("--huge-pages", action="store_true", help="e5 with each setting of the machine, which is put back")
     add("--hazards", type=_names, nargs="?", const=[*hazards.HAZARDS], default=[], help="last; h1,h5 or all")
     add("--budget", type=float, default=inf, help="seconds of the whole run; what no longer fits is left out")
     add("--gpu", type=int, default=0, help="which one, in the order of NVML")
@@ -72,7 +75,7 @@ def _numbers(text: str) -> list[float]:
 
 def _names(text: str) -> list[str]:
     names = [part for part in text.split(",") if part]
-    known = (*CASES, *hazards.HAZARDS)
+    known = (*CASES, *experiments.EXPERIMENTS, *hazards.HAZARDS)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise argparse.ArgumentTypeError(f"no case is called {', '.join(unknown)}; there are {', '.join(known)}")
@@ -86,7 +89,13 @@ async def _stubbed(options: argparse.Namespace) -> dict[str, Any]:
         async def make_busy(pid: int) -> None:
             await driver.call("inject", fault="busy", seconds=3, pid=pid)
 
-        small = {"hang_seconds": 2.0, "busy_seconds": 3.0, "fill_step_gib": 1 / 16, "make_busy": make_busy}
+        small = {
+            "kill_seconds": 0.05,
+            "hang_seconds": 2.0,
+            "busy_seconds": 3.0,
+            "fill_step_gib": 1 / 16,
+            "make_busy": make_busy,
+        }
         return await run(options, **small)
 
 
@@ -99,7 +108,8 @@ async def run(options: argparse.Namespace, **small: Any) -> dict[str, Any]:
         """Write what is measured so far: the run may be ended at any moment."""
         _write(result | {"under_way": row}, options.out, f"{row['case']}: {len(row['turns'])} cycles")
 
-    async with open_room(options.gpu, options.binding, options.load, ends=ends, cycle=cycle, **small) as room:
+    small |= {"ends": ends, "cycle": cycle, "huge_pages": options.huge_pages and not options.stub}
+    async with open_room(options.gpu, options.binding, options.load, **small) as room:
         result |= {
             "at": began,
             "stub": options.stub,
@@ -113,6 +123,7 @@ async def run(options: argparse.Namespace, **small: Any) -> dict[str, Any]:
             "load": "unknown",
             "limits": {},
             "cases": [],
+            "experiments": [],
             "hazards": [],
         }
         if "limits" in options.only:
@@ -122,6 +133,10 @@ async def run(options: argparse.Namespace, **small: Any) -> dict[str, Any]:
             result["load"] = row.get("load", result["load"])
             result["cases"].append(row)
             _write(result, options.out, _short(row))
+        for name in options.experiments:
+            seen = await _guarded(_experiment(name, options.small), room, {"experiment": name, "rows": []})
+            result["experiments"].append(seen)
+            _write(result, options.out, _short(seen))
         for name in options.hazards:
             finding = await _guarded(_hazard(name, options.small), room, {"hazard": name})
             result["hazards"].append(finding)
@@ -181,6 +196,10 @@ def _cases(options: argparse.Namespace) -> list[tuple[str, Case]]:
 
 def _hazard(name: str, gib: float) -> Case:
     return lambda room: hazards.meet(room, name, gib)
+
+
+def _experiment(name: str, gib: float) -> Case:
+    return lambda room: experiments.run(room, name, gib)
 
 
 async def _guarded(make: Case, room: Room, named: dict[str, Any]) -> dict[str, Any]:

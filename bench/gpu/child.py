@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import IO, Any
 
@@ -93,12 +93,17 @@ class Child:
 
 @asynccontextmanager
 async def child(
-    module: str, *arguments: object, env: Mapping[str, str] | None = None, end_seconds: float = 30.0
+    module: str,
+    *arguments: object,
+    env: Mapping[str, str] | None = None,
+    end_seconds: float = 30.0,
+    prefix: Sequence[str] = (),
 ) -> AsyncIterator[Child]:
-    """``python -m module`` in a new session; ended with the block. ``env`` is added to this environment."""
+    """``python -m module`` in a new session; ended with the block. ``env`` is added to this environment; ``prefix``: a
+    program that becomes it."""
     with tempfile.TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, *map(str, arguments)),
+            *(*prefix, sys.executable, "-m", module, *map(str, arguments)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,

@@ -62,14 +62,14 @@ def facts() -> dict[str, Any]:
         "host_room_gib": round(host_room() / GIB, 1),
         "user": "root" if os.geteuid() == 0 else "ordinary",
         "cuda_checkpoint_cli": shutil.which("cuda-checkpoint") is not None,
-        "huge_pages": _first_word("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "huge_pages": huge_pages(),
     }
 
 
-def _first_word(path: str) -> str:
-    """The chosen word of a kernel switch: the one in brackets."""
+def huge_pages() -> str:
+    """The machine's setting of transparent huge pages: the word in brackets."""
     try:
-        text = Path(path).read_text()
+        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     except OSError:
         return "unknown"
     return text.partition("[")[2].partition("]")[0] or text.strip()

@@ -32,6 +32,7 @@ def markdown(result: dict[str, Any]) -> str:
     lines += _sizes(result)
     lines += _limits(result)
     lines += _others(result)
+    lines += _experiments(result)
     lines += _hazards(result)
     lines += [f"Repeat with `{result['command']}`; how to read it: [gpu-bench.md](../gpu-bench.md).", ""]
     return "\n".join(lines)
@@ -103,7 +104,21 @@ def _others(result: dict[str, Any]) -> list[str]:
 def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
-    return " → ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, dict):
+        return f"({', '.join(f'{key} {_value(one)}' for key, one in value.items())})"
+    return (" → ".join(map(_value, value)) or "none") if isinstance(value, list) else str(value)
+
+
+def _experiments(result: dict[str, Any]) -> list[str]:
+    lines = []
+    for one in result["experiments"]:
+        lines += [f"**{one['experiment'].upper()}** {one.get('asks', '')}", ""]
+        lines += [f"* {', '.join(f'{key} {_value(value)}' for key, value in row.items())}" for row in one["rows"]]
+        lines += [
+            f"* {word}: {one[key]}" for key, word in (("skipped", "left out"), ("error", "**failed**")) if key in one
+        ]
+        lines.append("")
+    return lines
 
 
 def _hazards(result: dict[str, Any]) -> list[str]:

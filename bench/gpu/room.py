@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -40,6 +40,10 @@ class Room:
     hang_seconds: float = 8.0
     """Deadline after which a call counts as hung in cases that expect a hang."""
     busy_seconds: float = 8.0
+    kill_seconds: float = 0.25
+    """How long a driver call runs before its helper is killed."""
+    huge_pages: bool = False
+    """Experiments may change the machine's huge-page setting; they put it back."""
     fill_step_gib: float = 0.25
     speed: float = 1.0
     ends: float = inf
@@ -55,10 +59,11 @@ class Room:
         return 90.0 + 6.0 * gib
 
     @asynccontextmanager
-    async def target(self, gib: float, *, processes: int = 1) -> AsyncIterator["Target"]:
-        """A ready process, or tree of them, that holds ``gib`` in each."""
-        options = ("--gib", gib, "--processes", processes, "--load", self.load)
-        async with child("bench.gpu.target", *options, env={"CUDA_VISIBLE_DEVICES": self.gpu}) as started:
+    async def target(self, gib: float, *, processes: int = 1, engine: bool = False) -> AsyncIterator["Target"]:
+        """A ready process, or tree of them, that holds ``gib`` in each. ``engine``: below a process without memory."""
+        options = ("--gib", gib, "--load", self.load)
+        way = ("bench.gpu.kinds", "engine") if engine else ("bench.gpu.target", "--processes", processes)
+        async with child(str(way[0]), *way[1:], *options, env={"CUDA_VISIBLE_DEVICES": self.gpu}) as started:
             ready = await started.answer(self.seconds(gib * processes))
             root = identify(started.pid)
             pids = [one.pid for one in tree(root)] if root is not None else []
@@ -67,9 +72,9 @@ class Room:
             yield Target(started, ready, tuple(pids), seat, self.seconds(gib * processes))
 
     @asynccontextmanager
-    async def bare(self) -> AsyncIterator[Child]:
-        """A process that makes driver calls and nothing else."""
-        async with child("bench.gpu.bare", self.binding, end_seconds=1.0) as started:
+    async def bare(self, prefix: Sequence[str] = ()) -> AsyncIterator[Child]:
+        """A process that makes driver calls and nothing else. ``prefix``: a program that becomes it."""
+        async with child("bench.gpu.bare", self.binding, end_seconds=1.0, prefix=prefix) as started:
             reply = await started.answer(120)
             if reply["code"] != 0:
                 raise CaseError(f"cuInit answered {reply['name']} ({reply['code']})")

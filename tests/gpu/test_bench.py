@@ -105,11 +105,23 @@ sys.meta_path.insert(0, Only())
 def test_it_runs_with_few_wheels_and_within_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(ONLY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    options = ("--sizes", "0.0625", "--only", "sizes", "--cycles", "1", "--budget", "240")
-    code, output, result = bench(tmp_path / "out", "--stub", *options)
+    options = ("--sizes", "0.0625", "--only", "sizes", "--cycles", "1", "--experiments", "--small", "0.0625")
+    code, output, result = bench(tmp_path / "out", "--stub", *options, "--budget", "240")
     assert code == 0, output
     assert [(row["case"], row["ok"], row["cycles"]) for row in result["cases"]] == [("size", True, 1)]
     assert "size: 1 cycles" in output, "written after each cycle"
+    seen = {one["experiment"]: one["rows"] for one in result["experiments"]}
+    assert [*seen] == ["e1", "e3", "e4", "e5", "e6", "e7", "e8"]
+    assert not any("error" in one or "skipped" in one for one in result["experiments"]), output
+    members = {row["process"]: row for row in seen["e1"]}
+    assert (members["init"]["nvml"], members["init"]["lock"]) == ([0], "NOT_INITIALIZED")
+    assert members["managed"]["uvm_mappings"] == 2
+    failed, no_room, *killed = seen["e3"]
+    assert (failed["checkpoint"], failed["computes"]) == ("NOT_SUPPORTED", False)
+    assert (no_room["restore"], no_room["state"]) == ("OUT_OF_MEMORY", "CHECKPOINTED")
+    assert all(row["computes"] for row in killed)
+    assert (seen["e4"][0]["processes"], seen["e4"][0]["outcomes"]) == (2, ["parked", "active"])
+    assert "host_gib (before (Rss" in (tmp_path / "out" / "gpu.md").read_text()
 
 
 async def test_what_no_longer_fits_into_the_budget_is_left_out_and_named() -> None:
@@ -166,5 +178,6 @@ def _result(cases: Sequence[dict[str, Any]], limits: dict[str, float] | None = N
         "machine": {"kernel": "6", "cores": 16, "host_memory_gib": 128, "host_room_gib": 120, "huge_pages": "madvise",
                     "user": "root"},
         "described": {"driver": "580.1", "cuda": 13000, "binding": "ctypes"}, "gpu_name": "NVIDIA H100 80GB HBM3",
-        "gpu_bytes": 80 * 2**30, "load": "torch", "limits": limits or {}, "cases": cases, "hazards": [],
+        "gpu_bytes": 80 * 2**30, "load": "torch", "limits": limits or {}, "cases": cases,
+        "experiments": [], "hazards": [],
     }  # fmt: skip
