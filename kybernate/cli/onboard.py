@@ -4,12 +4,16 @@ import difflib
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kybernate.cli.output import CliError, Output, OutputOption
+
+if TYPE_CHECKING:
+    from kybernate.footprint import Footprint
 
 Json = dict[str, Any]
 Target = Annotated[str, typer.Argument(metavar="FILE|deploy/NAME", help="A manifest, or a Deployment of the cluster.")]
@@ -30,7 +34,9 @@ def onboard(
 
     def make(manifest: Json) -> tuple[Json, Json]:
         done = change(manifest, model, resource)
-        return done.manifest, {"engine": done.engine, "backend": done.backend, "notes": list(done.notes)}
+        found, notes = _measured(target, namespace, manifest, done.backend)
+        facts = {"engine": done.engine, "backend": done.backend, "notes": [*done.notes, *notes]}
+        return done.manifest, facts | ({"footprint": asdict(found)} if found is not None else {})
 
     _run(target, namespace, make, apply, output)
 
@@ -92,6 +98,30 @@ def _read(target: str, namespace: str) -> Json:
     if len(found) != 1:
         raise CliError(f"{target}: has {len(found)} Deployments; give a file with one", code=2)
     return found[0]
+
+
+def _measured(target: str, namespace: str, manifest: Json, backend: str) -> "tuple[Footprint | None, list[str]]":
+    """What the engine takes, if it runs in the cluster, and what to expect of it or why nothing was measured."""
+    from kybernate.footprint import QUESTION, expected, footprint, running_pod
+    from kybernate.onboard import engine_of
+
+    spec = manifest["spec"]
+    labels = ",".join(f"{key}={value}" for key, value in (spec.get("selector") or {}).get("matchLabels", {}).items())
+    if not target.startswith("deploy/") or not labels:
+        return None, []
+    containers = spec["template"]["spec"]["containers"]
+    container = containers[engine_of(target, containers)[0]]
+    try:
+        pods = json.loads(_kubectl(["get", "pods", "-o", "json", "-l", labels, *_in(namespace)]))["items"]
+        if (running := running_pod(pods, container["name"])) is None:
+            return None, ["no pod of it is ready: its footprint was not measured"]
+        name, took = running
+        answer = _kubectl(["exec", name, "-c", container["name"], *_in(namespace), "--", "sh", "-c", QUESTION])
+        found = footprint(answer, took)
+    except (CliError, ValueError, KeyError) as error:
+        return None, [f"its footprint was not measured: {error}"]
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return found, expected(found, backend, str(limits.get("memory", "")))
 
 
 def _in(namespace: str) -> list[str]:
