@@ -57,9 +57,9 @@ def running_pod(pods: Sequence[Mapping[str, Any]], container: str) -> tuple[str,
 
 def footprint(answer: str, start_seconds: float | None) -> Footprint:
     """From the answer to QUESTION. Raises ValueError."""
-    words = [line.split() for line in answer.splitlines()]
-    gpus = tuple(int(line[0]) * 2**20 for line in words if len(line) == 1 and line[0].isdecimal())
-    host = sum(int(line[1]) for line in words if len(line) == 2 and line[0] in _PAGES)
+    lines = [line.split() for line in answer.splitlines()]
+    gpus = tuple(int(line[0]) * 2**20 for line in lines if len(line) == 1 and line[0].isdecimal())
+    host = sum(int(line[1]) for line in lines if len(line) == 2 and line[0] in _PAGES)
     if not gpus:
         raise ValueError(f"nvidia-smi named no GPU: {answer.strip()[:200]!r}")
     return Footprint(gpus, host, start_seconds)
