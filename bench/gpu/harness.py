@@ -5,14 +5,16 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kybernate.dev.fakes.gpu.node import FakeHostMemory
 from kybernate.messages import KillJob, SeatProgress, SeatTarget, SwitchJob
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.backends.host import open_host
 from services.checkpointer.backends.port import Backend, SeatProcesses
+from services.checkpointer.backends.reservations import Headroom
 from services.checkpointer.core.refusals import Allowance
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.job_run import JobRun
@@ -167,7 +169,9 @@ async def checkpointer(
         async with HelperPool(command, folder / "helpers") as pool:
             await pool.warm(GROUP)  # as for every group of a checkpointer that has worked before
             fake = os.environ.get("KYB_FAKE_DRIVER")  # set around the stub: its GPUs' copies exist by name only
-            host = open_host(Path(fake) if fake else None, timeouts.settle(), ALLOWED, fake_kubelet=True)
+            host = open_host(None, timeouts.settle(), ALLOWED, fake_kubelet=True)
+            if fake:  # not by open_host, which looks for an installation of the extra dev
+                host = replace(host, headroom=Headroom(FakeHostMemory(Path(fake)), None), device_nodes=False)
             yield Checkpointer(journal, pool, open_backends(pool, timeouts, host)["cuda"], folder)
     finally:
         journal.close()

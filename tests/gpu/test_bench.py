@@ -90,7 +90,9 @@ WHEELS = (
 )
 """Five wheels, and two of a CUDA image; everything else is refused by the module below."""
 ONLY = f"""
+import importlib.metadata
 import sys
+importlib.metadata.entry_points = lambda **_: ()  # a checkout, not an installation
 class Only:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
@@ -105,14 +107,26 @@ sys.meta_path.insert(0, Only())
 def test_it_runs_with_few_wheels_and_within_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(ONLY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    options = ("--sizes", "0.0625", "--only", "sizes", "--cycles", "1", "--experiments", "--small", "0.0625")
-    code, output, result = bench(tmp_path / "out", "--stub", *options, "--budget", "240")
+    experiments = ("--experiments", "e4,e5,e7,e8", "--small", "0.0625")
+    options = ("--sizes", "0.0625", "--only", "sizes", "--cycles", "1", *experiments, "--budget", "240")
+    code, output, result = bench(tmp_path / "out", "--stub", *options)
     assert code == 0, output
     assert [(row["case"], row["ok"], row["cycles"]) for row in result["cases"]] == [("size", True, 1)]
     assert "size: 1 cycles" in output, "written after each cycle"
+    seen = {one["experiment"]: one for one in result["experiments"]}
+    assert [*seen] == ["e4", "e5", "e7", "e8"]
+    assert not any("error" in one or "skipped" in one for one in seen.values()), output
+    (engine,) = seen["e4"]["rows"]
+    assert (engine["processes"], engine["outcomes"], engine["computes"]) == (2, ["parked", "active"], True)
+    assert "host_gib (before (Rss" in (tmp_path / "out" / "gpu.md").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_experiments_record_what_a_driver_does(tmp_path: Path) -> None:
+    options = ("--only", "", "--small", "0.0625", "--experiments", "e1,e3,e6")
+    code, output, result = bench(tmp_path, "--stub", *options)
+    assert code == 0, output
     seen = {one["experiment"]: one["rows"] for one in result["experiments"]}
-    assert [*seen] == ["e1", "e3", "e4", "e5", "e6", "e7", "e8"]
-    assert not any("error" in one or "skipped" in one for one in result["experiments"]), output
     members = {row["process"]: row for row in seen["e1"]}
     assert (members["init"]["nvml"], members["init"]["lock"]) == ([0], "NOT_INITIALIZED")
     assert members["managed"]["uvm_mappings"] == 2
@@ -120,8 +134,7 @@ def test_it_runs_with_few_wheels_and_within_its_budget(tmp_path: Path, monkeypat
     assert (failed["checkpoint"], failed["computes"]) == ("NOT_SUPPORTED", False)
     assert (no_room["restore"], no_room["state"]) == ("OUT_OF_MEMORY", "CHECKPOINTED")
     assert all(row["computes"] for row in killed)
-    assert (seen["e4"][0]["processes"], seen["e4"][0]["outcomes"]) == (2, ["parked", "active"])
-    assert "host_gib (before (Rss" in (tmp_path / "out" / "gpu.md").read_text()
+    assert seen["e6"][0]["computes"]
 
 
 async def test_what_no_longer_fits_into_the_budget_is_left_out_and_named() -> None:
