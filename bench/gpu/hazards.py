@@ -168,8 +168,8 @@ async def h7(room: Room, gib: float) -> Finding:
 
 
 async def h9(room: Room, gib: float) -> Finding:
-    """Memory shared by CUDA IPC breaks at a checkpoint: refused, or it comes back whole."""
-    return await _survives(room, gib, "share", may_be_lost=False)
+    """Memory shared by CUDA IPC breaks a checkpoint: refused, back whole, or a cold start with its memory free."""
+    return await _survives(room, gib, "share", may_be_lost=True)
 
 
 async def h10(room: Room, gib: float) -> Finding:

@@ -53,7 +53,7 @@ def test_every_case_runs_on_the_stub_and_the_page_says_that_nothing_was_measured
 @pytest.mark.timeout(300)
 def test_hazards_are_run_and_reported(tmp_path: Path) -> None:
     code, output, result = bench(
-        tmp_path, "--stub", "--only", "", "--small", "0.0625", "--hazards", "h1,h2,h4,h5,h10,h14,h15"
+        tmp_path, "--stub", "--only", "", "--small", "0.0625", "--hazards", "h1,h2,h4,h5,h9,h10,h14,h15"
     )
     assert code == 0, output
     found = {one["hazard"]: one for one in result["hazards"]}
@@ -61,6 +61,7 @@ def test_hazards_are_run_and_reported(tmp_path: Path) -> None:
     assert found["h2"]["reason"].startswith("lock, checkpoint, kill in ")
     assert "with the call waiting" in found["h4"]["driver"]
     assert found["h5"]["driver"].startswith("the lock hangs")
+    assert found["h9"]["outcomes"] == ["lost"], "a failed checkpoint is a cold start"
     assert "two GPUs" in found["h8"]["skipped"]
 
 
