@@ -1,5 +1,6 @@
 """The router's HTTP messages: requests with JSON bodies, and responses and errors in OpenAI's shape."""
 
+import contextlib
 import json
 import math
 import re
@@ -9,7 +10,6 @@ from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
-from multidict import CIMultiDict
 
 from kybernate.config_errors import ConfigError
 from services.router.core.step import Reject
@@ -21,15 +21,16 @@ _TYPES |= {401: "authentication_error", 403: "permission_error", 409: "conflict_
 
 
 class RouterError(Exception):
-    """A response with an error status. ``retry_after`` in seconds."""
+    """A response with an error status. ``retry_after`` in seconds; ``closes``: the connection ends with it."""
 
-    def __init__(self, status: int, code: str, message: str, retry_after: int | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, retry_after: int | None = None, *, closes: bool = False
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.retry_after = retry_after
-        self.closes = False
-        """The connection ends with this response."""
+        self.closes = closes
 
     @classmethod
     def of(cls, reject: Reject) -> "RouterError":
@@ -43,23 +44,20 @@ class RouterError(Exception):
 
     def response(self, headers: dict[str, str] | None = None) -> web.Response:
         """Return the HTTP response, with Retry-After if the caller should try again."""
-        more = dict(headers or {})
-        if self.retry_after is not None:
-            more["Retry-After"] = str(self.retry_after)
-        if self.status == 401:
-            more["WWW-Authenticate"] = "Bearer"
-        response = web.json_response(self.body(), status=self.status, headers=more)
-        if self.closes:
-            response.force_close()
-        return response
+        return web.json_response(self.body(), status=self.status, headers={**self._headers(), **(headers or {})})
 
-    def raw(self) -> bytes:
-        """Return the bytes of the HTTP response, for a connection on which no request was read; it closes then."""
+    def raw(self, *, close: bool = True, headers: Mapping[str, str] | None = None) -> bytes:
+        """Return the bytes of the HTTP response; ``close``: the connection ends with it."""
         body = json.dumps(self.body()).encode()
-        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}", "Content-Type: application/json"]
-        lines += [f"Content-Length: {len(body)}", "Connection: close"]
-        lines += [f"Retry-After: {self.retry_after}"] if self.retry_after is not None else []
+        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
+        lines += ["Content-Type: application/json; charset=utf-8", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in {**self._headers(), **(headers or {})}.items()]
+        lines += ["Connection: close"] if close else []
         return "\r\n".join([*lines, "", ""]).encode() + body
+
+    def _headers(self) -> dict[str, str]:
+        found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
     def sse(self) -> bytes:
         """Return the error as an event for a stream that has begun."""
@@ -84,7 +82,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 """Paths of inference calls by API. Engines have further ones below /v1/ that load adapters or run code."""
 
 
-def engine_paths(families: str, more: str) -> frozenset[str]:
+def engine_paths(families: str, more: str) -> frozenset[bytes]:
     """Return the paths that are forwarded. Raises ConfigError."""
     found: set[str] = set()
     for family in filter(None, (name.strip() for name in families.split(","))):
@@ -97,7 +95,7 @@ def engine_paths(families: str, more: str) -> frozenset[str]:
                 f"KYB_ENGINE_PATHS={more!r}: {path!r} is not a plain path below /v1/, such as /v1/tokenize"
             )
         found.add(path)
-    return frozenset(found)
+    return frozenset(path.encode() for path in found)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -120,10 +118,18 @@ def number(query: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
-def cause_of(request: web.Request) -> str:
+def cause_of(headers: Mapping[str, str]) -> str:
     """Return the caller's X-Request-Id if it is printable, else a new id: the cause of all messages that follow."""
-    given = request.headers.get("X-Request-Id", "")
+    given = headers.get("x-request-id", "")
     return given if printable(given) else uuid.uuid4().hex
+
+
+async def body_of(request: web.Request, most_bytes: int) -> bytes:
+    """Return the body of a request to this router, which was read and unpacked before. Raises RouterError 413."""
+    body = await request.read()
+    if len(body) > most_bytes:
+        raise RouterError(413, "body_too_large", f"the body is larger than {most_bytes} bytes")
+    return body
 
 
 def json_of(body: bytes) -> Any:
@@ -146,120 +152,23 @@ def model_of(model: object, how: str = 'the body must name its model: {"model": 
 PRIORITIES = {"low": -1, "normal": 0, "high": 1}
 
 
-def priority_of(request: web.Request, most: int) -> int:
+def priority_of(headers: Mapping[str, str], most: int) -> int:
     """Return the priority that X-Kyb-Priority asks for, at most ``most``. Raises RouterError 400."""
-    name = request.headers.get("X-Kyb-Priority", "normal").strip().lower()
+    name = headers.get("x-kyb-priority", "normal").strip().lower()
     if name not in PRIORITIES:
         raise RouterError(400, "invalid_priority", f"X-Kyb-Priority: {name[:40]!r}: send low, normal or high")
     return min(PRIORITIES[name], most)
 
 
-_PATIENCE = (("X-Kyb-Timeout", 1.0), ("X-Stainless-Read-Timeout", 1.0), ("X-Envoy-Expected-Rq-Timeout-Ms", 0.001))
+_PATIENCE = (("x-kyb-timeout", 1.0), ("x-stainless-read-timeout", 1.0), ("x-envoy-expected-rq-timeout-ms", 0.001))
 """Headers with the time after which a caller gives up, and their unit in seconds: ours, OpenAI's clients', Envoy's."""
 
 
-def patience_of(request: web.Request) -> float | None:
+def patience_of(headers: Mapping[str, str]) -> float | None:
     """Return after how many wall seconds without an answer the caller gives up; None: it does not say."""
     found = []
     for name, unit in _PATIENCE:
-        try:
-            found.append(float(request.headers[name]) * unit)
-        except (KeyError, ValueError):
-            continue
+        if name in headers:
+            with contextlib.suppress(ValueError):
+                found.append(float(headers[name]) * unit)
     return min((seconds for seconds in found if 0 < seconds < math.inf), default=None)
-
-
-# --- responses --------------------------------------------------------------------------------------------------------
-
-
-def is_stream(content_type: str) -> bool:
-    """Return whether a response of this type is a stream of server-sent events."""
-    return content_type.split(";", 1)[0].strip().lower() == "text/event-stream"
-
-
-class CallerGoneError(Exception):
-    """The caller closed its connection."""
-
-
-_LAST_EVENT = b"data: [DONE]"
-
-
-class _Streamed(web.StreamResponse):
-    # Send the status line in one packet with the first piece of the body.
-    _send_headers_immediately = False
-
-
-class CallerResponse:
-    """The response to one call. Once it has begun, its status line is sent and cannot be changed."""
-
-    def __init__(self, request: web.Request) -> None:
-        self._request = request
-        self._stream: web.StreamResponse | None = None
-        self._sse = False
-        self._boundary = True
-        self.first_byte = False
-        """True once a byte of the engine's response was sent."""
-        self._done = False
-
-    @property
-    def answered(self) -> bool | None:
-        """What it means that the caller leaves now (CallEnded.answered). Many clients leave at the last event of a
-        stream, before its end."""
-        return (self._done or None) if self.first_byte else False
-
-    async def whole(self, status: int, headers: CIMultiDict[str], body: bytes) -> web.StreamResponse:
-        """Return a complete response; if a keep-alive comment has made it a stream, send the body as one event."""
-        if self._stream is None:
-            return web.Response(status=status, headers=headers, body=body)
-        await self._write(b"data: " + b" ".join(body.split(b"\n")) + b"\n\n")
-        return await self.end()
-
-    async def begin(self, status: int, headers: Any, *, sse: bool) -> None:
-        """Send the status line and headers of a streamed response, unless it has begun already."""
-        if self._stream is None:
-            stream = _Streamed(status=status, headers=headers)
-            try:
-                await stream.prepare(self._request)
-            except ConnectionResetError as error:
-                raise CallerGoneError from error
-            self._stream, self._sse = stream, sse
-
-    async def keep_alive(self) -> None:
-        """Send a comment to a caller that waits for a stream. Commits the status 200."""
-        await self.begin(200, {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}, sse=True)
-        await self._write(b": waiting for the model\n\n")
-
-    async def write(self, chunk: bytes) -> None:
-        """Send a piece of the engine's response."""
-        self.first_byte = True
-        self._boundary = chunk.endswith((b"\n\n", b"\r\n\r\n"))
-        self._done = self._boundary and chunk.rstrip().endswith(_LAST_EVENT)
-        await self._write(chunk)
-
-    async def end(self) -> web.StreamResponse:
-        """Complete a streamed response."""
-        assert self._stream is not None
-        try:
-            await self._stream.write_eof()
-        except ConnectionResetError as error:
-            raise CallerGoneError from error
-        return self._stream
-
-    async def fail(self, error: RouterError, headers: dict[str, str] | None = None) -> web.StreamResponse:
-        """Report an error: as an HTTP response, as an event of the stream, or else by aborting the connection."""
-        if self._stream is None:
-            return error.response(headers)
-        if self._sse and self._boundary:
-            await self._write(error.sse())
-            return await self.end()
-        if self._request.transport is not None:
-            # Half an event or half a body is sent: only an aborted connection shows that it is incomplete.
-            self._request.transport.abort()
-        return self._stream
-
-    async def _write(self, data: bytes) -> None:
-        assert self._stream is not None
-        try:
-            await self._stream.write(data)
-        except ConnectionResetError as error:
-            raise CallerGoneError from error

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from aiohttp import web
 
@@ -14,16 +14,26 @@ from kybernate.files import changes
 from kybernate.logs import get_logger
 from kybernate.tls import ServerCertificate
 from services.router.api import PRIORITIES, RouterError
+from services.router.core.head import Pair
 from services.router.settings import RouterSettings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HEADER = "X-Kyb-Key"
 """Header for callers that send the engine's key as Authorization; without it, Authorization has the router's key."""
-_KEY = web.RequestKey("kyb.key", ApiKey)
-_WITHHELD: web.RequestKey[frozenset[str]] = web.RequestKey("kyb.withheld", frozenset)
-_NOTHING: frozenset[str] = frozenset()
-_HIGHEST = max(PRIORITIES.values())
+
+
+class Caller(NamedTuple):
+    """Who sends a request."""
+
+    name: str | None = None
+    """Of the key; None if the router needs no keys."""
+    highest_priority: int = max(PRIORITIES.values())
+    """The highest that its requests may ask for."""
+
+
+ANYBODY = Caller()
+_CALLER = web.RequestKey("kyb.caller", Caller)
 
 
 class ApiKeyGuard:
@@ -44,16 +54,54 @@ class ApiKeyGuard:
 
         def guard(handler: Handler) -> Handler:
             async def guarded(request: web.Request) -> web.StreamResponse:
-                key = self._admit(request, scopes)
-                self._requests[key.name] += 1
+                caller = self.admit(request.headers, scopes, request.method, request.path)
+                request[_CALLER] = caller
                 try:
                     return await handler(request)
                 finally:
-                    self._requests[key.name] -= 1
+                    self.release(caller)
 
             return guarded if self._path is not None else handler
 
         return guard
+
+    def admit(self, headers: Mapping[str, str], scopes: tuple[Scope, ...], method: str, path: str) -> Caller:
+        """Return who sends a request, until ``release``. Raises RouterError 401, 403 or 429."""
+        if self._path is None:
+            return ANYBODY
+        token = _token(headers)
+        key = find(self._keys, token) if token else None
+        if key is None:
+            what = "this API key is not known" if token else "an API key is needed"
+            raise RouterError(401, "invalid_api_key", f"{what}; send Authorization: Bearer <key> or {HEADER}: <key>")
+        if not any(key.may(scope) for scope in scopes):
+            get_logger().warning("caller.forbidden", caller=key.name, method=method, path=path)
+            text = f"the key {key.name!r} has the scopes {', '.join(key.scopes)}; this call needs {' or '.join(scopes)}"
+            raise RouterError(403, "insufficient_permissions", text)
+        if self._requests[key.name] >= self._most_requests:
+            text = f"the key {key.name!r} has {self._requests[key.name]} requests open (KYB_CALLER_REQUESTS)"
+            raise RouterError(429, "too_many_requests", f"{text}; try again in 1 s", 1)
+        self._requests[key.name] += 1
+        return Caller(key.name, PRIORITIES[key.priority])
+
+    def release(self, caller: Caller) -> None:
+        """End a request."""
+        if caller.name is not None:
+            self._requests[caller.name] -= 1
+
+    def withheld(self, pairs: Iterable[Pair]) -> frozenset[bytes]:
+        """Return the headers that must not reach an engine, because they carry a key for the router, of any caller."""
+        digests = {key.sha256 for key in self._keys}
+        if not digests:
+            return frozenset()
+        return frozenset(
+            lower
+            for lower, _, value in pairs
+            if not digests.isdisjoint(
+                digest_of(part.decode("utf-8", "surrogateescape"))
+                for part in {value.strip(), value.split(b" ")[-1].strip()}
+            )
+        )
 
     async def watch(self) -> NoReturn:
         """Apply each change of the file until cancelled. An invalid file is logged and changes nothing."""
@@ -71,53 +119,18 @@ class ApiKeyGuard:
                 get_logger().info("keys.applied", names=[key.name for key in keys])
         raise AssertionError("changes ended")
 
-    def _admit(self, request: web.Request, scopes: tuple[Scope, ...]) -> ApiKey:
-        token = _token(request)
-        key = find(self._keys, token) if token else None
-        if key is None:
-            what = "this API key is not known" if token else "an API key is needed"
-            raise RouterError(401, "invalid_api_key", f"{what}; send Authorization: Bearer <key> or {HEADER}: <key>")
-        if not any(key.may(scope) for scope in scopes):
-            get_logger().warning("caller.forbidden", caller=key.name, method=request.method, path=request.path)
-            text = f"the key {key.name!r} has the scopes {', '.join(key.scopes)}; this call needs {' or '.join(scopes)}"
-            raise RouterError(403, "insufficient_permissions", text)
-        if self._requests[key.name] >= self._most_requests:
-            text = f"the key {key.name!r} has {self._requests[key.name]} requests open (KYB_CALLER_REQUESTS)"
-            raise RouterError(429, "too_many_requests", f"{text}; try again in 1 s", 1)
-        request[_KEY], request[_WITHHELD] = key, frozenset(self._secret(request))
-        return key
-
-    def _secret(self, request: web.Request) -> Iterator[str]:
-        """Yield the names of the headers that carry a known key, of any caller."""
-        digests = {key.sha256 for key in self._keys}
-        for name, value in request.headers.items():
-            if not digests.isdisjoint(digest_of(part) for part in {value.strip(), value.split(" ")[-1].strip()}):
-                yield name.lower()
-
 
 def caller_of(request: web.Request) -> str | None:
     """Return the name of the caller's key; None if the router needs no keys."""
-    key: ApiKey | None = request.get(_KEY)
-    return None if key is None else key.name
+    caller = request.get(_CALLER)
+    return caller.name if caller is not None else None
 
 
-def highest_priority(request: web.Request) -> int:
-    """Return the highest priority that the caller may ask for."""
-    key: ApiKey | None = request.get(_KEY)
-    return _HIGHEST if key is None else PRIORITIES[key.priority]
-
-
-def withheld(request: web.Request) -> frozenset[str]:
-    """Return the headers that must not reach an engine, because they carry the caller's key for the router."""
-    found: frozenset[str] = request.get(_WITHHELD, _NOTHING)
-    return found
-
-
-def _token(request: web.Request) -> str:
+def _token(headers: Mapping[str, str]) -> str:
     """Return the caller's key."""
-    for header in (HEADER, "Authorization", "X-Api-Key"):  # Anthropic's clients send the last one
-        value = request.headers.get(header, "").strip()
-        if header == "Authorization":
+    for header in ("x-kyb-key", "authorization", "x-api-key"):  # Anthropic's clients send the last one
+        value = headers.get(header, "").strip()
+        if header == "authorization":
             kind, _, token = value.partition(" ")
             value = token.strip() if kind.lower() == "bearer" else ""
         if value:

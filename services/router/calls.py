@@ -1,232 +1,404 @@
-"""The request path: parse the model, hold while it is parked, forward, respond."""
+"""One inference call: parse its model, hold while it is parked, forward, relay the engine's answer byte for byte."""
 
 import asyncio
+import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-
-from aiohttp import web
+from typing import Concatenate, ParamSpec
 
 from kybernate.clock import Clock
 from kybernate.logs import get_logger
+from services.router.answer import Answer, Connection
 from services.router.api import (
-    LONGEST_NAME,
-    CallerGoneError,
-    CallerResponse,
     RouterError,
     cause_of,
     model_of,
     patience_of,
     priority_of,
 )
-from services.router.auth import highest_priority
-from services.router.core.step import CallReturned, Forward, Reject
-from services.router.dispatch import CallTicket, Dispatcher, SeatCutError
-from services.router.intake import Intake
+from services.router.auth import ApiKeyGuard, Caller
+from services.router.call_times import activation_seconds, count_served
+from services.router.core.body import RoutingFields
+from services.router.core.framing import Body
+from services.router.core.head import HOP_BY_HOP, Head
+from services.router.core.step import Forward, Reject
+from services.router.dispatch import Dispatcher, Ticket
+from services.router.engines import EngineConnection, EngineError, EnginePools
+from services.router.intake import Intake, RequestBody
 from services.router.metrics import Metrics
-from services.router.proxy import CallTimes, ConnectionPools, EngineClock, UpstreamRefusedError, forward
 from services.router.request_log import WAITED_IN_VAIN, CallRecord, RequestLog
 from services.router.settings import RouterSettings
 
+P = ParamSpec("P")
 MOST_BREAKS = 3
 """A call that engines accepted and then dropped this often is not forwarded again: the call itself may crash them."""
+_NOT_SENT = HOP_BY_HOP | {b"host", b"content-length", b"content-encoding", b"expect", b"x-request-id"}
+"""The body was read and, if it was compressed, decompressed; its length and encoding are set anew."""
+_NOT_RETURNED = HOP_BY_HOP | {b"content-length"}
 
 
 @dataclass
 class Calls:
-    """``POST /v1/…`` with a model in its JSON body."""
+    """What all inference calls of a router use."""
 
     settings: RouterSettings
     clock: Clock
     dispatcher: Dispatcher
-    pools: ConnectionPools
+    pools: EnginePools
     metrics: Metrics
     intake: Intake
-    log: RequestLog
-    paths: frozenset[str]
+    records: RequestLog
+    guard: ApiKeyGuard
+    paths: frozenset[bytes]
+    """Of engines, that are forwarded."""
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Hold if the model is parked, then stream the engine's response byte for byte."""
-        cause = cause_of(request)
-        call = CallRecord(time.time(), cause)
-        code = "499"
-        response = CallerResponse(request)
+    def __post_init__(self) -> None:
+        self.log = get_logger().bind()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, connection: Connection, head: Head) -> "Call":
+        """Begin a call, whose body follows. Raises RouterError."""
+        fields = head.fields()
+        caller = self.guard.admit(fields, ("infer",), "POST", head.target.decode("latin-1"))
         try:
-            self._check_path(request)
-            priority, patience = priority_of(request, highest_priority(request)), patience_of(request)
-            with self.intake.body(request, self.settings.body_bytes) as received:
-                body = await received.read()
-                fields = await received.fields(body)
-                call.model = model_of(fields.model)
-                ticket = self.dispatcher.arrive(call.model, cause, hold_seconds=patience, priority=priority)
-                answered: bool | None = None
-                try:
-                    reply = await self._serve(request, body, ticket, response, call, fields.stream is True)
-                    answered = True if 200 <= reply.status < 300 else None
-                except (CallerGoneError, asyncio.CancelledError):
-                    answered = response.answered
-                    code = "200" if answered else code
-                    raise
-                finally:
-                    self.dispatcher.end(ticket, answered=answered)
-            code = str(reply.status)
-            return reply
+            return Call(self, connection, head, fields, caller)
         except RouterError as error:
-            code, call.reason = str(error.status), error.code
-            if error.code == "queue_full":
-                self.intake.rejected("queue")
-            return await self._fail(response, error, cause)
-        except CallerGoneError:
-            return web.Response(status=499)
-        except Exception:
-            code = "500"
+            self.guard.release(caller)
+            self.metrics.answered("unknown", str(error.status))
             raise
-        finally:
-            known = self.dispatcher.traffic.serves(call.model)
-            self.metrics.requests.labels(call.model if known else "unknown", code).inc()
-            self.log.note(call, int(code), known=known)
-            if known:
-                self.metrics.slo.labels(call.model, "", "missed").inc(call.reason in WAITED_IN_VAIN)
 
-    async def _fail(self, response: CallerResponse, error: RouterError, cause: str) -> web.StreamResponse:
-        """Report an error. The call has ended already, so a slow caller keeps no seat from being parked."""
-        if response.first_byte and error.code == "seat_evicted":
-            self.metrics.cuts.labels("after_first_byte").inc()
+
+def _alone(method: Callable[Concatenate["Call", P], None]) -> Callable[Concatenate["Call", P], None]:
+    """An unexpected error ends the call; the router and its other calls go on."""
+
+    @functools.wraps(method)
+    def run(call: "Call", /, *args: P.args, **more: P.kwargs) -> None:
         try:
-            return await response.fail(error, {"X-Kyb-Cause": cause})
-        except CallerGoneError:
-            return web.Response(status=499)
+            method(call, *args, **more)
+        except Exception as error:
+            call.failed(error)
 
-    async def _serve(
-        self,
-        request: web.Request,
-        body: bytes,
-        ticket: CallTicket,
-        response: CallerResponse,
-        call: CallRecord,
-        stream: bool,
-    ) -> web.StreamResponse:
-        retried, breaks = False, 0
-        silent: RouterError | None = None
-        while True:
-            to = await self._outcome(ticket, response, stream)
-            if isinstance(to, Reject):
-                raise silent or RouterError.of(to)
-            call.to = to
-            headers, times = partial(self._headers, ticket, to, call.arrived_at), CallTimes()
-            clock = EngineClock(ticket, self.settings.first_byte_seconds, self.settings.silence_seconds)
-            clock.frozen = partial(self.dispatcher.traffic.frozen, to.key)
-            try:
-                reply = await forward(request, body, to, ticket, self.pools, response, headers, times, clock)
-            except SeatCutError as error:
-                ticket.renew()  # nothing was sent to the caller: it can wait for its model again
-                late = error.code == "engine_silent"
-                if late and silent is not None:
-                    raise silent from error
-                if late:
-                    silent = _silent(to, self.settings.first_byte_seconds)
-                    self.metrics.rejections.labels("engine_silent").inc()
-                self.metrics.cuts.labels("before_first_byte").inc()
-                self.dispatcher.feed(CallReturned(ticket.request, suspect=late))
-            except UpstreamRefusedError as error:
-                again = error.stale and not retried
-                retried = True
-                if again:
-                    self.pools.disconnect(to.key)
-                elif times.sent_at is not None:
-                    breaks += 1
-                self.metrics.retries.inc()
-                get_logger().info("engine.refused", seat=to.seat, error=str(error), cause=ticket.cause)
-                if breaks == MOST_BREAKS:
-                    raise _breaks(to, error) from error
-                self.dispatcher.feed(CallReturned(ticket.request, suspect=not again))
-            except (CallerGoneError, asyncio.CancelledError):
-                if response.answered:
-                    self._count_waits(call, to, times)
-                raise
+    return run
+
+
+class Call(Ticket):
+    """One call, from its head to its end."""
+
+    __slots__ = (
+        "_answer", "_body", "_breaks", "_caller", "_calls", "_comments", "_connection", "_engine", "_fields", "_head",
+        "_over", "_patience", "_priority", "_record", "_retried", "_silent", "_task", "_to", "body", "sent_at",
+    )  # fmt: skip
+
+    def __init__(
+        self, calls: Calls, connection: Connection, head: Head, fields: Mapping[str, str], caller: Caller
+    ) -> None:
+        super().__init__(cause_of(fields))
+        self._calls, self._connection, self._head, self._caller = calls, connection, head, caller
+        self._record = CallRecord(time.time(), self.cause)
+        self._priority, self._patience = priority_of(fields, caller.highest_priority), patience_of(fields)
+        self.body = RequestBody(
+            calls.intake, head, fields, caller.name or f"address {connection.address}", calls.settings.body_bytes
+        )
+        self._body = b""
+        """As engines get it."""
+        self._fields = RoutingFields()
+        self._over = False
+        self._task: asyncio.Task[None] | None = None
+        self._comments: asyncio.TimerHandle | None = None
+        # At the engine:
+        self._to: Forward | None = None
+        self._engine: EngineConnection | None = None
+        self.sent_at: float | None = None
+        self._retried, self._breaks = False, 0
+        self._silent: RouterError | None = None
+        self._answer = Answer(connection, head)
+
+    # --- the request --------------------------------------------------------------------------------------------------
+
+    @_alone
+    def ready(self) -> None:
+        """The body is complete: find the model, and ask for a seat."""
+        try:
+            if self.body.small:
+                self._body = self.body.sent()
+                self._arrive(self.body.fields_now())
             else:
-                self._count_waits(call, to, times)
-                return reply
+                self._task = asyncio.create_task(self._scan())
+                self._calls.tasks.add(self._task)
+                self._task.add_done_callback(self._calls.tasks.discard)
+        except RouterError as error:
+            self.fail(error)
 
-    def _count_waits(self, call: CallRecord, to: Forward, times: CallTimes) -> None:
-        """Count a call that was served: its wait, the time to its first byte, and whether it waited too long."""
-        call.first_byte_at = times.first_byte_at
-        known = self.dispatcher.traffic.table.upstreams.get(to.key)
-        labels = (call.model, known.record.tier if known is not None else "")
-        if to.held_seconds > 0:
-            self.metrics.hold_seconds.labels(*labels).observe(to.held_seconds)
-        if call.first_byte_at is not None:
-            self.metrics.first_byte_seconds.labels(*labels).observe(call.first_byte_at - call.arrived_at)
-        slo = known.record.slo_seconds if known is not None else 0.0
-        missed = 0 < slo < self.clock.to_model(to.held_seconds)
-        self.metrics.slo.labels(*labels, "missed").inc(missed)  # both: a series that begins at 1 has no increase
-        self.metrics.slo.labels(*labels, "met").inc(not missed)
+    async def _scan(self) -> None:
+        try:
+            self._body = await self.body.unpacked()
+            fields = await self.body.fields(self._body)
+            self._task = None
+            self._arrive(fields)
+        except RouterError as error:
+            self.fail(error)
+        except Exception as error:
+            self.failed(error)
 
-    def _check_path(self, request: web.Request) -> None:
-        """Raise RouterError 404 for a path that is no inference call: engines have others that are not for callers."""
-        path = request.rel_url.raw_path
-        if path not in self.paths:
+    def _arrive(self, fields: RoutingFields) -> None:
+        self._fields = fields
+        model = self._record.model = model_of(fields.model)
+        self._wait()
+        self._calls.dispatcher.arrive(self, model, hold_seconds=self._patience, priority=self._priority)
+
+    def _wait(self) -> None:
+        """Send a comment to a caller that waits for a stream every ``keepalive_seconds``, if that is set."""
+        seconds = self._calls.settings.keepalive_seconds
+        if seconds > 0 and self._fields.stream is True:
+            self._comments = asyncio.get_running_loop().call_later(seconds, self._comment)
+
+    @_alone
+    def _comment(self) -> None:
+        self._answer.comment(closes=self._closes)
+        self._wait()
+
+    # --- decisions ----------------------------------------------------------------------------------------------------
+
+    @_alone
+    def decide(self, outcome: Forward | Reject) -> None:
+        """Forward or reject the call."""
+        if self._comments is not None:
+            self._comments.cancel()
+            self._comments = None
+        if isinstance(outcome, Reject):
+            self.fail(self._silent or RouterError.of(outcome))
+        else:
+            self._forward(outcome)
+
+    @_alone
+    def cut(self, code: str) -> None:
+        """End the call at its seat: it waits again, unless the caller has got a part of the answer."""
+        to = self._leave_engine()
+        if to is None or self._over:
+            return
+        if self._answer.first_byte:
+            if code == "seat_evicted":
+                self._calls.metrics.cuts.labels("after_first_byte").inc()
+                text = f"seat {to.seat} was parked before the answer was complete; try again"
+                self.fail(RouterError(503, "seat_evicted", text, 1))
+            else:
+                self._broke_off(to, "it was silent for too long" if code == "engine_silent" else "its seat was lost")
+            return
+        late = code == "engine_silent"
+        if late and self._silent is not None:
+            self.fail(self._silent)
+            return
+        if late:
+            seconds = self._calls.settings.first_byte_seconds
+            text = f"the engine of seat {to.seat} sent nothing within {seconds:g} s (KYB_FIRST_BYTE_SECONDS), twice"
+            self._silent = RouterError(504, "engine_timeout", f"{text}; try again later", 10)
+            self._calls.metrics.rejections.labels("engine_silent").inc()
+        self._calls.metrics.cuts.labels("before_first_byte").inc()
+        self._again(suspect=late)
+
+    def _again(self, *, suspect: bool) -> None:
+        self._wait()
+        self._calls.dispatcher.again(self, suspect=suspect)
+
+    def _forward(self, to: Forward) -> None:
+        self._to = self._record.to = to
+        self.sent_at = None
+        pools = self._calls.pools
+        pool = pools.pool(to.key, to.endpoint)
+        connection = pools.take(pool)
+        if connection is not None:
+            self.connected(connection)
+        else:
+            self._task = pools.connect(pool, self)
+
+    def _leave_engine(self) -> Forward | None:
+        """End what is under way at an engine; return where that was."""
+        to, self._to = self._to, None
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.drop()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        return to
+
+    # --- what the engine's connection calls ---------------------------------------------------------------------------
+
+    @_alone
+    def connected(self, connection: EngineConnection) -> None:
+        """Send the request."""
+        self._task, self._engine = None, connection
+        pool = connection.pool
+        without = _NOT_SENT | self._calls.guard.withheld(self._head.pairs)
+        lines = [b"POST ", pool.prefix, self._head.target, b" HTTP/1.1\r\nHost: ", pool.authority, b"\r\n"]
+        lines += self._head.passed(without)
+        cause = self.cause.encode("utf-8", "surrogateescape")
+        lines.append(b"X-Request-Id: %b\r\nContent-Length: %d\r\n\r\n" % (cause, len(self._body)))
+        connection.clock.set(self._calls.settings.first_byte_seconds)
+        connection.send(self, b"".join(lines), self._body)
+
+    @_alone
+    def silent(self, connection: EngineConnection) -> None:
+        """Cut the call, unless it is frozen with its seat."""
+        to, settings = self._to, self._calls.settings
+        if to is not None and self._calls.dispatcher.traffic.frozen(to.key):
+            connection.clock.set(settings.silence_seconds if self._answer.first_byte else settings.first_byte_seconds)
+        else:
+            self.cut("engine_silent")
+
+    @_alone
+    def refused(self, error: EngineError) -> None:
+        """Try again elsewhere."""
+        self._task = None
+        self.broke(error)
+
+    @_alone
+    def broke(self, error: EngineError) -> None:
+        """Repeat the call if the caller has got nothing of an answer yet, and if it did not break too often."""
+        self._engine = None
+        to = self._leave_engine()
+        if to is None or self._over:
+            return
+        if self._answer.first_byte:
+            self._broke_off(to, str(error))
+            return
+        again = error.stale and not self._retried
+        self._retried = True
+        if again:
+            self._calls.pools.disconnect(to.key)
+        elif self.sent_at is not None:
+            self._breaks += 1
+        self._calls.metrics.retries.inc()
+        self._calls.log.info("engine.refused", seat=to.seat, error=str(error), cause=self.cause)
+        if self._breaks == MOST_BREAKS:
             text = (
-                f"POST {path[:LONGEST_NAME]} is not forwarded to engines; allow it with KYB_ENGINE_PATHS if it is safe"
+                f"an engine dropped this request {MOST_BREAKS} times before responding: the request itself may crash it"
             )
-            raise RouterError(404, "not_found", text)
+            self.fail(RouterError(503, "upstream_failed", f"{text}; last seat {to.seat}: {error}; try again", 1))
+            return
+        self._again(suspect=not again)
 
-    async def _outcome(self, ticket: CallTicket, response: CallerResponse, stream: bool) -> Forward | Reject:
-        """Wait for the decision; a waiting stream gets a comment every ``keepalive_seconds``, if that is set."""
-        every = self.settings.keepalive_seconds if stream and self.settings.keepalive_seconds > 0 else None
-        while True:
-            outcome = await ticket.outcome(timeout=every)
-            if outcome is not None:
-                return outcome
-            await response.keep_alive()
+    def _broke_off(self, to: Forward, what: str) -> None:
+        self._calls.log.info("engine.broke_off", seat=to.seat, error=what)
+        self.fail(RouterError(503, "upstream_failed", f"the engine of seat {to.seat} broke off: {what}; try again", 1))
 
-    def _headers(self, ticket: CallTicket, to: Forward, arrived_at: float, times: CallTimes) -> Mapping[str, str]:
-        """Return the ``x-kyb-*`` headers of a response that begins now."""
-        headers = {
-            "X-Kyb-Seat": to.seat,
-            "X-Kyb-Held-Seconds": f"{self.clock.to_model(to.held_seconds):.3f}",
-            "X-Kyb-Cause": ticket.cause,
-        }
-        overhead, release = self._control(ticket, to, times, arrived_at)
-        if overhead is not None:
-            headers["X-Kyb-Overhead-Seconds"] = f"{overhead:.6f}"
-        if release is not None:
-            headers["X-Kyb-Release-Seconds"] = f"{release:.6f}"
-        return headers
+    @_alone
+    def whole(self, head: Head, body: bytes) -> None:
+        """Send a complete answer."""
+        self._engine = None
+        self._answer.whole(head, self._lines(head), body, closes=self._closes)
+        self._complete()
 
-    def _control(
-        self, ticket: CallTicket, to: Forward, times: CallTimes, arrived_at: float
-    ) -> tuple[float | None, float | None]:
-        """Return (overhead, release) of a hold that an activation ended, in wall seconds; None where not applicable.
+    @_alone
+    def began(self, head: Head, body: Body) -> None:
+        """Begin a streamed answer."""
+        if self._connection.slow:
+            self.pause()
+        self._answer.begin(head, body, self._lines(head), closes=self._closes)
 
-        Release is the time from the last backend call to sent upstream, for every call that waited. Overhead is for the
-        call that caused the switch: arrival to accepted, decision to journaled (the manager's part), and its release.
-        """
-        event = self.dispatcher.traffic.activation(to.key, to.epoch) if to.opened else None
-        if event is None or event.last_call_at is None or times.sent_at is None or event.last_call_at < arrived_at:
-            return None, None
-        release = max(0.0, times.sent_at - event.last_call_at)
-        self.metrics.release_seconds.observe(release)
-        if ticket.cause != event.cause:
-            return None, release
-        parts = {
-            "accept": max(0.0, ticket.accepted_at - arrived_at) if ticket.accepted_at is not None else 0.0,
-            "journal": event.seconds.get("control", 0.0),
-            "send": release,
-        }
-        for part, seconds in parts.items():
-            self.metrics.control_part_seconds.labels(part).observe(seconds)
-        overhead = sum(parts.values())
-        self.metrics.control_seconds.observe(overhead)
-        return overhead, release
+    @_alone
+    def piece(self, raw: bytes, payload: bytes, *, last: bool) -> None:
+        """Relay a piece of the answer."""
+        if self._over:
+            return  # beginning the answer has failed
+        if last:
+            self._engine = None  # it may serve another call already
+        elif self._engine is not None:
+            self._engine.clock.set(self._calls.settings.silence_seconds)
+        self._answer.piece(raw, payload, last=last)
+        if last:
+            self._complete()
 
+    # --- the end ------------------------------------------------------------------------------------------------------
 
-def _silent(to: Forward, seconds: float) -> RouterError:
-    text = f"the engine of seat {to.seat} sent nothing within {seconds:g} s (KYB_FIRST_BYTE_SECONDS), twice"
-    return RouterError(504, "engine_timeout", f"{text}; try again later", 10)
+    @property
+    def _closes(self) -> bool:
+        """Whether the caller's connection ends with this answer."""
+        head = self._head
+        return not head.keep_alive or head.version == "1.0" or self._calls.dispatcher.stopping
 
+    def _complete(self) -> None:
+        """The answer is complete."""
+        self._count_served()
+        status, close = self._answer.status, self._closes
+        self._end(str(status), answered=True if 200 <= status < 300 else None)
+        self._answer.end(close=close)
 
-def _breaks(to: Forward, error: UpstreamRefusedError) -> RouterError:
-    text = f"an engine dropped this request {MOST_BREAKS} times before responding: the request itself may crash it"
-    return RouterError(503, "upstream_failed", f"{text}; last seat {to.seat}: {error}; try again", 1)
+    def fail(self, error: RouterError) -> None:
+        """Report an error: as a response, as an event of the stream, or else by a reset of the connection."""
+        if self._over:
+            return
+        if error.code == "queue_full":
+            self._calls.intake.rejected("queue")
+        self._record.reason = error.code
+        close = error.closes or self._closes
+        self._end(str(error.status))  # first: a slow caller keeps no seat from being parked
+        self._answer.fail(error, self.cause, close=close)
+
+    def gone(self) -> None:
+        """The caller has closed its connection."""
+        if self._answer.done:
+            self._count_served()
+            self._end("200", answered=True)
+        else:
+            self._end("499", answered=None if self._answer.first_byte else False)
+
+    def pause(self) -> None:
+        """The caller reads too slowly: read no further from the engine."""
+        if self._engine is not None:
+            self._engine.pause()
+
+    def resume(self) -> None:
+        """Read from the engine again."""
+        if self._engine is not None:
+            self._engine.resume()
+
+    def failed(self, error: Exception) -> None:
+        """End the call after an error of the router's own."""
+        self._calls.log.error("request.failed", path=self._head.target.decode("latin-1"), exc_info=error)
+        if self._over:
+            self._connection.abort()
+        else:
+            self.fail(RouterError(500, "internal_error", "the router failed at this request; see its log"))
+
+    def _end(self, code: str, *, answered: bool | None = None) -> None:
+        """The call is over: give back all that it uses."""
+        if self._over:
+            return
+        self._over = True
+        if self._comments is not None:
+            self._comments.cancel()
+        self._leave_engine()
+        calls, record = self._calls, self._record
+        self.body.close()
+        self._body = b""
+        calls.guard.release(self._caller)
+        calls.dispatcher.end(self, answered=answered)
+        known = calls.dispatcher.traffic.serves(record.model)
+        calls.metrics.answered(record.model if known else "unknown", code)
+        calls.records.note(record, int(code), known=known)
+        if known:
+            calls.metrics.slo.labels(record.model, "", "missed").inc(record.reason in WAITED_IN_VAIN)
+
+    def _count_served(self) -> None:
+        to, calls = self._to, self._calls
+        if to is not None:
+            known = calls.dispatcher.traffic.table.upstreams.get(to.key)
+            count_served(calls.metrics, self._record, to, known.record if known is not None else None, calls.clock)
+
+    def _lines(self, head: Head) -> list[bytes]:
+        """Return the header lines of an answer that begins now: those of the engine, and Kybernate's own."""
+        to = self._to
+        assert to is not None
+        self._record.first_byte_at = time.time()
+        held, cause = self._calls.clock.to_model(to.held_seconds), self.cause.encode("utf-8", "surrogateescape")
+        lines = head.passed(_NOT_RETURNED)
+        lines.append(
+            b"X-Kyb-Seat: %b\r\nX-Kyb-Held-Seconds: %.3f\r\nX-Kyb-Cause: %b\r\n" % (to.seat.encode(), held, cause)
+        )
+        event = self._calls.dispatcher.traffic.activation(to.key, to.epoch) if to.opened else None
+        if event is not None:
+            times = activation_seconds(self._calls.metrics, self._record, event, self.accepted_at, self.sent_at)
+            lines += [b"X-Kyb-%b-Seconds: %.6f\r\n" % (name, seconds) for name, seconds in times.items()]
+        return lines

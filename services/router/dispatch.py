@@ -3,9 +3,9 @@
 import asyncio
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 
@@ -15,35 +15,44 @@ from kybernate.messages import CommandReply, DrainAck
 from kybernate.roster import SeatRecord
 from services.router.core import step
 from services.router.core.traffic import Traffic
+from services.router.engines import EnginePools
 
 ACTIVATE_TIMEOUT_SECONDS = 2.0
 QUERY_TIMEOUT_SECONDS = 2.0
+MOST_REJECTS = 64
+"""In one turn of the loop, about 5 ms."""
 
 
-class SeatCutError(Exception):
-    """The seat of a forwarded call is evicted or lost; ``code`` is the reason."""
+class Ticket:
+    """Connects a call to the dispatcher, which numbers it and tells it the decisions, within ``feed``."""
 
-    def __init__(self, code: str) -> None:
-        super().__init__(code)
-        self.code = code
+    __slots__ = ("accepted_at", "cause", "request", "waiting")
 
-
-class CallTicket:
-    """Connects a call's handler to the dispatcher. ``with ticket:`` raises SeatCutError if the seat is cut."""
-
-    __slots__ = ("_cancelling", "_future", "_task", "accepted_at", "cause", "cut_code", "decided", "request")
-
-    def __init__(self, request: int, cause: str) -> None:
-        self.request = request
+    def __init__(self, cause: str) -> None:
+        self.request = 0
         self.cause = cause
+        self.waiting = True
+        """False once it was decided, until the call waits again."""
         self.accepted_at: float | None = None
         """Unix seconds at which the manager accepted the activation that this call requested."""
-        self.cut_code: str | None = None
+
+    def decide(self, outcome: step.Forward | step.Reject) -> None:
+        """Set the decision."""
+        raise NotImplementedError
+
+    def cut(self, code: str) -> None:
+        """End the call at its seat, which is evicted or lost: ``code`` is the reason."""
+
+
+class WaitingTicket(Ticket):
+    """A ticket whose decision a task awaits."""
+
+    __slots__ = ("_future", "decided")
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
         self.decided: step.Forward | step.Reject | None = None
-        """The decision that ``outcome`` has not returned yet."""
         self._future: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
 
     def decide(self, outcome: step.Forward | step.Reject) -> None:
         """Set the decision, which wakes the task that waits in ``outcome``."""
@@ -51,98 +60,84 @@ class CallTicket:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
-    async def outcome(self, timeout: float | None = None) -> step.Forward | step.Reject | None:
-        """Wait for the next decision; None if there is none within ``timeout`` wall seconds."""
+    async def outcome(self) -> step.Forward | step.Reject:
+        """Wait for the decision."""
         if self.decided is None:
             self._future = asyncio.get_running_loop().create_future()
-            if timeout is None:
-                await self._future
-            else:
-                await asyncio.wait([self._future], timeout=timeout)
-        outcome, self.decided, self._future = self.decided, None, None
-        return outcome
-
-    def cut(self, code: str) -> None:
-        """Abort the call at its seat."""
-        if self.cut_code is None:
-            self.cut_code = code
-            if self._task is not None:
-                self._task.cancel()
-
-    def __enter__(self) -> Self:
-        """Run the call at its seat; works like ``asyncio.timeout``, with ``cut`` instead of a clock."""
-        if self.cut_code is not None:
-            raise SeatCutError(self.cut_code)
-        self._task = asyncio.current_task()
-        assert self._task is not None
-        self._cancelling = self._task.cancelling()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        task, self._task = self._task, None
-        code = self.cut_code
-        if code is None or task is None:
-            return
-        if task.uncancel() <= self._cancelling and kind is not None:
-            raise SeatCutError(code) from error
-
-    def renew(self) -> None:
-        """Clear the cut, because the call waits again."""
-        self.cut_code = None
+            await self._future
+        assert self.decided is not None
+        return self.decided
 
 
 class Dispatcher:
     """Performs the core's effects. ``run`` is a job; ``close`` ends its tasks."""
 
-    def __init__(
-        self, traffic: Traffic, bus: Bus, http: aiohttp.ClientSession, disconnect: Callable[[str], None]
-    ) -> None:
+    def __init__(self, traffic: Traffic, bus: Bus, http: aiohttp.ClientSession, pools: EnginePools) -> None:
         self.traffic = traffic
         self.on_level: Callable[[str, str | None, bool], None] = lambda *_: None
         self.on_resync: Callable[[], None] = lambda: None
         self.on_forward: Callable[[step.Forward], None] = lambda _: None
-        self._bus, self._http, self._disconnect = bus, http, disconnect
-        self._tickets: dict[int, CallTicket] = {}
+        self._bus, self._http, self._pools = bus, http, pools
+        self._tickets: dict[int, Ticket] = {}
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._acks: asyncio.Queue[DrainAck] = asyncio.Queue()
+        self._inputs: deque[step.Input] = deque()
+        self._feeding = False
+        self._rejects: deque[step.Reject] = deque()
+        """Those that are delivered in later turns of the loop."""
+        self._delivered = 0
+        """Rejects in this turn."""
         self._timer: asyncio.TimerHandle | None = None
         self.stopping = False
         """True once ``stop`` was called."""
 
     def arrive(
         self,
+        ticket: Ticket,
         model: str,
-        cause: str,
         *,
         kind: step.Kind = "call",
         hold_seconds: float | None = None,
         priority: int = 0,
-    ) -> CallTicket:
-        """Feed a new call and return its ticket, which receives the decisions. ``hold_seconds`` in wall seconds."""
-        ticket = CallTicket(next(self._numbers), cause)
+    ) -> None:
+        """Feed a new call, whose ticket receives the decisions. ``hold_seconds`` in wall seconds."""
+        ticket.request = next(self._numbers)
         self._tickets[ticket.request] = ticket
-        self.feed(step.CallArrived(ticket.request, model, cause, kind, hold_seconds, priority))
-        if self.stopping and ticket.decided is None:
+        self.feed(step.CallArrived(ticket.request, model, ticket.cause, kind, hold_seconds, priority))
+        if self.stopping:
             self._reject_stopping(ticket)
-        return ticket
 
-    def end(self, ticket: CallTicket, *, answered: bool | None = None) -> None:
+    def again(self, ticket: Ticket, *, suspect: bool) -> None:
+        """Let a forwarded call wait again. ``suspect``: its engine failed."""
+        ticket.waiting = True
+        if self.stopping:
+            self._reject_stopping(ticket)
+        else:
+            self.feed(step.CallReturned(ticket.request, suspect))
+
+    def end(self, ticket: Ticket, *, answered: bool | None = None) -> None:
         """End the call: it was answered, or it failed, or its caller disconnected (see CallEnded)."""
         if self._tickets.pop(ticket.request, None) is not None:
             self.feed(step.CallEnded(ticket.request, answered))
 
-    def forget(self, ticket: CallTicket) -> None:
+    def forget(self, ticket: Ticket) -> None:
         """Drop the ticket without ending the call: a permit stays in flight until it expires."""
         self._tickets.pop(ticket.request, None)
 
     def feed(self, message: step.Input) -> None:
-        """Feed an input to the core and perform its effects."""
-        for effect in self.traffic.handle(message, time.monotonic()):
-            self._perform(effect)
-        self._arm()
+        """Feed an input to the core and perform its effects; what they feed comes after them."""
+        self._inputs.append(message)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._inputs:
+                for effect in self.traffic.handle(self._inputs.popleft(), time.monotonic()):
+                    self._perform(effect)
+        finally:
+            self._feeding = False
+            self._arm()
 
     async def run(self) -> None:
         """Send drain acknowledgements, in order."""
@@ -167,18 +162,24 @@ class Dispatcher:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _reject_stopping(self, ticket: CallTicket) -> None:
-        text = "this router is being stopped; try again"
-        ticket.decide(step.Reject(ticket.request, 503, "router_stopping", text, 1))
+    def _reject_stopping(self, ticket: Ticket) -> None:
+        if ticket.waiting:
+            ticket.waiting = False
+            text = "this router is being stopped; try again"
+            ticket.decide(step.Reject(ticket.request, 503, "router_stopping", text, 1))
 
     def _perform(self, effect: step.Effect) -> None:
         if isinstance(effect, step.LevelChanged):
             self.on_level(effect.model, effect.key, effect.edge)
-        elif isinstance(effect, step.Forward | step.Reject):
-            if isinstance(effect, step.Forward):
-                self.on_forward(effect)
+        elif isinstance(effect, step.Forward):
+            self.on_forward(effect)
             if (ticket := self._tickets.get(effect.request)) is not None:
+                ticket.waiting = False
                 ticket.decide(effect)
+        elif isinstance(effect, step.Reject):
+            self._rejects.append(effect)
+            if self._delivered < MOST_REJECTS:
+                self._deliver()
         elif isinstance(effect, step.Cut):
             if (ticket := self._tickets.get(effect.request)) is not None:
                 ticket.cut(effect.code)
@@ -189,9 +190,28 @@ class Dispatcher:
         elif isinstance(effect, step.QueryManager):
             self._spawn(self._query_manager(effect))
         elif isinstance(effect, step.Disconnect):
-            self._disconnect(effect.key)
+            self._pools.disconnect(effect.key)
+        elif isinstance(effect, step.Prepare):
+            self._pools.prepare(effect.key, effect.endpoint, effect.count)
         else:
             self.on_resync()
+
+    def _deliver(self) -> None:
+        """Tell calls that they are rejected: some in each turn of the loop, since thousands may end together."""
+        if not self._delivered:
+            asyncio.get_running_loop().call_soon(self._deliver_more)
+        while self._rejects and self._delivered < MOST_REJECTS:
+            effect = self._rejects.popleft()
+            self._delivered += 1
+            ticket = self._tickets.get(effect.request)
+            if ticket is not None and ticket.waiting:
+                ticket.waiting = False
+                ticket.decide(effect)
+
+    def _deliver_more(self) -> None:
+        self._delivered = 0
+        if self._rejects:
+            self._deliver()
 
     async def _request_activation(self, effect: step.RequestActivation) -> None:
         reply: CommandReply | None = None

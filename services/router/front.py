@@ -1,26 +1,43 @@
-"""The router's own port: limits of connections, time limits on request heads, and errors below the application."""
+"""The router's own port: callers' connections, their limits, and which part of the router answers a request.
+
+Inference calls go to ``calls.py``; every other request is given to aiohttp's application, complete with its body.
+"""
 
 import asyncio
+import contextlib
 import ssl
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Self, cast
 
-from aiohttp import HttpVersion10, HttpVersion11, web
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp import web
 
-from kybernate.health import HttpServer
 from kybernate.logs import get_logger
+from services.router.aiohttp_bridge import AiohttpHandler
 from services.router.api import RouterError
+from services.router.calls import Call, Calls
+from services.router.core.framing import HttpError
+from services.router.core.head import Head, HeadParser
+from services.router.deadline import Deadline
+from services.router.intake import RequestBody
 from services.router.settings import RouterSettings
 
 LINGER_SECONDS = 2.0
-"""How long the rest of a request is read after its answer, so that the caller gets the answer before a reset."""
-REFUSED_LINGER_SECONDS = 1.0
+"""How long a caller may take to read the last answer and to close, before the connection is closed for it."""
 MOST_REFUSED = 100
 """Refused connections that get an answer at the same time; further ones are only closed."""
-VERSION = "kyb.version"
-"""Key of a request whose HTTP version is not served; it is then handled, and refused, as HTTP/1.1."""
+MOST_PIPELINED = 64 * 1024
+"""Bytes after a request that are read before it is answered."""
+OWN_BYTES = 512 * 1024
+"""Largest body of a request to the router itself."""
+STOP_SECONDS = 1.0
+"""How long calls may go on once the router stops."""
+HEALTHY = (
+    b'HTTP/1.1 200 OK\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: 16\r\n\r\n{"status": "ok"}'
+)
+HEALTHY_LAST = HEALTHY.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+"""``GET /healthz``, in one turn of the loop: a router that releases thousands of requests is alive."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class ConnectionLimits:
@@ -52,148 +69,386 @@ class ConnectionLimits:
             del self._by_address[address]
 
 
-class Connection(web.RequestHandler):
-    """One connection of a caller: aiohttp's, with limits."""
+class CallerConnection(asyncio.Protocol):
+    """One connection of a caller. Its requests are answered one after another."""
 
-    __slots__ = ("_address", "_head_seconds", "_head_timer", "_limits")
+    def __init__(self, front: "Front") -> None:
+        self._front, self._loop = front, asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._deadline = Deadline(self._loop, self._late)
+        self.address = ""
+        self._refused = self._ending = False
+        self._parser: HeadParser | None = HeadParser(request=True)
+        self._head: Head | None = None
+        self._body: RequestBody | None = None
+        """Of the request that arrives."""
+        self._call: Call | None = None
+        self._handler: AiohttpHandler | None = None
+        """Of a request to the router itself."""
+        self._task: asyncio.Task[None] | None = None
+        self._rest = b""
+        """Bytes after a request that is not answered yet."""
+        self._first = True
+        self._reading = True
+        self.slow = False
+        """The caller reads more slowly than it is answered: nothing further is begun for it."""
+        self._unread: int | None = None
+        """Bytes of the last answer that the caller had not read when this was looked at."""
 
-    def __init__(self, *args: Any, limits: ConnectionLimits, head_seconds: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._limits, self._head_seconds = limits, head_seconds
-        self._address: str | None = None
-        self._head_timer: asyncio.TimerHandle | None = None
+    # --- what asyncio calls -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection, or refuse it; then its first request must be complete in time."""
-        assert isinstance(transport, asyncio.Transport)
-        address = str((transport.get_extra_info("peername") or ("",))[0])
-        error = self._limits.enter(address)
-        if error is not None:
-            self._refuse(transport, error)
+        self._transport = cast(asyncio.Transport, transport)
+        self.address = str((self._transport.get_extra_info("peername") or ("",))[0])
+        limits = self._front.limits
+        error = limits.enter(self.address)
+        if error is None:
+            self._front.connections.add(self)
+            self._deadline.set(self._front.settings.head_seconds)
             return
-        self._address = address
-        super().connection_made(transport)
-        self._head_timer = self._loop.call_later(self._head_seconds, self._late)
+        limits.refused += 1
+        self._refused = True
+        if limits.refused > MOST_REFUSED:
+            self._transport.abort()
+        else:
+            self._refuse(error)
 
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the connection."""
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-        if self._address is None:
-            self._limits.refused -= 1
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End what is under way, and forget the connection."""
+        self._deadline.stop()
+        self._transport = None
+        if self._refused:
+            self._front.limits.refused -= 1
             return
-        self._limits.leave(self._address)
-        super().connection_lost(exc)
+        self._front.connections.discard(self)
+        self._front.limits.leave(self.address)
+        self._ending = True
+        call, handler, task = self._call, self._handler, self._task
+        self._call = self._handler = self._task = None
+        if call is not None:
+            call.gone()
+            self._front.call_ended()
+        elif self._body is not None:
+            self._body.close()
+        if handler is not None:
+            handler.connection_lost(exc)
+        if task is not None:
+            task.cancel()
+
+    def pause_writing(self) -> None:
+        """Slow down what writes."""
+        self.slow = True
+        if self._call is not None:
+            self._call.pause()
+        if self._handler is not None:
+            self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Let it go on."""
+        self.slow = False
+        if self._call is not None:
+            self._call.resume()
+        if self._handler is not None and self._handler.writing_paused:
+            self._handler.resume_writing()
+        if not self._busy and not self._ending and (self._rest or not self._reading):
+            self._loop.call_soon(self._next)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of a request, unless the connection was refused."""
-        if self._address is not None:
-            super().data_received(data)
-
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
-        """Return the answer to bytes that are no request, or to one whose handler failed; the connection ends."""
-        del message  # aiohttp's, which repeats what the caller sent
-        if status == 500:
-            get_logger().error("request.failed", exc_info=exc)
-        else:
-            self._limits.rejected("invalid_http")
-            get_logger().debug("request.malformed", remote=request.remote, error=type(exc).__name__)
-        if request.writer.output_size > 0:
-            raise ConnectionError("half an answer is sent")
-        if status == 500:
-            response = RouterError(500, "internal_error", "the router failed at this request; see its log").response()
-        elif isinstance(exc, LineTooLong):
-            response = RouterError(431, "head_too_large", "a line of the request's head is too long").response()
-        else:
-            text = "this is not a valid HTTP/1.1 request: check its request line, header fields and lengths"
-            response = RouterError(400, "invalid_http", text).response()
-        response.force_close()
-        return response
-
-    def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log what aiohttp could not handle as one line of this service's log."""
-        get_logger().error("connection.failed", what=str(args[0]) if args else "", exc_info=kw.get("exc_info", True))
-
-    def _refuse(self, transport: asyncio.Transport, error: RouterError) -> None:
-        self._limits.refused += 1
-        if self._limits.refused > MOST_REFUSED:
-            transport.abort()
+        """Take bytes of requests."""
+        if self._ending:
             return
-        transport.write(error.raw())
-        self._head_timer = self._loop.call_later(REFUSED_LINGER_SECONDS, transport.abort)
+        if self._busy or self._rest or self.slow or not self._reading:
+            self._rest += data
+            if len(self._rest) > MOST_PIPELINED and self._transport is not None:
+                self._reading = False
+                self._transport.pause_reading()
+            return
+        self._take(data)
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a request has arrived completely and is not answered."""
+        return self._parser is None and self._head is None
+
+    def _take(self, data: bytes) -> None:
+        try:
+            while data and not self._ending and not self._busy and not self.slow:
+                data = self._take_head(data) if self._parser is not None else self._take_body(data)
+                if self._head is None:
+                    break  # other connections come before the next request
+        except HttpError as error:
+            self._front.limits.rejected("invalid_http")
+            get_logger().debug("request.malformed", remote=self.address, error=str(error))
+            text = "this is not a valid HTTP/1.1 request: check its request line, header fields and lengths"
+            if error.too_large:
+                self._refuse(RouterError(431, "head_too_large", "the request's head is too long"))
+            else:
+                self._refuse(RouterError(400, "invalid_http", text))
+        except RouterError as error:
+            self._fail(error)
+        except Exception as error:
+            self._crash(error)
+        else:
+            self._rest = data if not self._ending else b""
+            if self._rest and not self._busy and not self.slow:
+                self._loop.call_soon(self._next)
+
+    def _take_head(self, data: bytes) -> bytes:
+        assert self._parser is not None
+        found = self._parser.feed(data)
+        if found is None:
+            return b""
+        self._head, data = found
+        self._parser = None
+        head, calls = self._head, self._front.calls
+        if head.version not in ("1.1", "1.0"):
+            text = "only HTTP/1.1 and HTTP/1.0 are served here"
+            raise RouterError(505, "http_version", text, closes=True)
+        if head.method == b"POST" and head.target.partition(b"?")[0] in calls.paths:
+            self._call = calls.begin(self, head)
+            self._body = self._call.body
+        else:
+            self._body = RequestBody(calls.intake, head, head.fields(), f"address {self.address}", OWN_BYTES, "")
+        if self._body.expected and not data:
+            self.write(CONTINUE)
+        return data if data else self._take_body(b"")
+
+    def _take_body(self, data: bytes) -> bytes:
+        assert self._body is not None
+        end = self._body.feed(data)
+        if end < 0:
+            self._deadline.set(self._body.seconds())
+            return b""
+        self._deadline.clear()
+        head, self._head, self._first = self._head, None, False
+        assert head is not None
+        if self._call is not None:
+            self._call.ready()
+        elif head.method == b"GET" and head.target == b"/healthz":
+            self._body.close()
+            self.write(HEALTHY if head.keep_alive and head.version == "1.1" else HEALTHY_LAST)
+            self.finished(close=not head.keep_alive or head.version != "1.1")
+        elif self._body.small:
+            self._hand_over(head, self._body.sent())
+        else:
+            self._task = asyncio.create_task(self._unpack(head, self._body))
+        return data[end:]
+
+    async def _unpack(self, head: Head, body: RequestBody) -> None:
+        try:
+            self._hand_over(head, await body.unpacked())
+        except RouterError as error:
+            self._fail(error)
+        except Exception as error:
+            self._crash(error)
+
+    def _hand_over(self, head: Head, body: bytes) -> None:
+        """Give a request to aiohttp."""
+        assert self._transport is not None
+        self._handler = self._front.handler(self.handled)
+        self._handler.begin(self._transport, head, body)
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of an answer."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def abort(self) -> None:
+        """Reset the connection."""
+        self._ending = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def finished(self, *, close: bool) -> None:
+        """A request is answered: take the next one, or end the connection."""
+        complete = self._head is None
+        self._call = self._body = self._head = None
+        self._front.call_ended()
+        if close or not complete or self._front.stopping:
+            self._end(sending=not complete)
+            return
+        self._parser = HeadParser(request=True)
+        self._deadline.set(self._front.settings.idle_seconds)
+        if (self._rest or not self._reading) and not self.slow:
+            self._loop.call_soon(self._next)
+
+    def handled(self) -> None:
+        """aiohttp has answered."""
+        handler, body = self._handler, self._body
+        if handler is None or body is None:
+            return
+        self._handler = None
+        handler.leave()
+        body.close()
+        if self._transport is not None and self._reading and not self._transport.is_reading():
+            self._transport.resume_reading()  # aiohttp has paused it for a body that nothing read
+        self.finished(close=not handler.keeps)
+
+    @property
+    def calling(self) -> bool:
+        """Whether an inference call is being answered."""
+        return self._call is not None
+
+    def leave(self) -> None:
+        """Close the connection now; a call that is being answered is cut."""
+        if self.calling:
+            self.abort()
+        elif self._transport is not None:
+            self._transport.close()
+
+    def stop(self) -> None:
+        """Close the connection unless a request is being answered."""
+        if not self._busy and not self._ending:
+            self._end()
+
+    def _next(self) -> None:
+        """Take the bytes that came while an earlier request was answered."""
+        if self._transport is None or self._busy or self._ending or self.slow:
+            return
+        rest, self._rest = self._rest, b""
+        if not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        self._take(rest)
+
+    def _fail(self, error: RouterError) -> None:
+        """Answer a request with an error, before it is handled."""
+        if self._call is not None:
+            self._call.fail(error)
+            return
+        if self._body is not None:
+            self._body.close()
+        complete = self._head is None
+        close = error.closes or not complete or self._front.stopping
+        self.write(error.raw(close=close))
+        self.finished(close=close)
+
+    def _crash(self, error: Exception) -> None:
+        """End this connection after an error of the router's own; others go on."""
+        self._front.limits.rejected("internal_error")
+        get_logger().error("connection.failed", remote=self.address, exc_info=error)
+        self.abort()
+
+    def _refuse(self, error: RouterError) -> None:
+        self.write(error.raw())
+        self._end()
+
+    def _end(self, *, sending: bool = False) -> None:
+        """Close, once the caller has read the answer: a reset could overtake it. ``sending``: it still sends a body."""
+        self._ending, self._rest = True, b""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if not self._reading:
+            self._reading = True
+            transport.resume_reading()
+        if not sending and not transport.can_write_eof():  # TLS
+            transport.close()
+            return
+        if not sending:
+            transport.write_eof()
+        self._deadline.set(LINGER_SECONDS)
 
     def _late(self) -> None:
-        transport = self.transport
-        if self._request_count or transport is None:
+        """A time limit has passed: for the first head, for a body, for the next request, or for closing."""
+        transport = self._transport
+        if transport is None:
             return
-        self._limits.rejected("head_timeout")
-        text = f"the head of the request did not arrive within {self._head_seconds:g} s (KYB_HEAD_SECONDS)"
-        transport.write(RouterError(408, "request_timeout", text).raw())
-        self.force_close()
+        if self._ending:
+            self._close(transport)
+        elif self._head is not None and self._body is not None:
+            try:
+                self._deadline.set(self._body.seconds())
+            except RouterError as error:
+                self._fail(error)
+        elif self._first:
+            self._front.limits.rejected("head_timeout")
+            seconds = self._front.settings.head_seconds
+            text = f"the head of the request did not arrive within {seconds:g} s (KYB_HEAD_SECONDS)"
+            self._refuse(RouterError(408, "request_timeout", text))
+        else:
+            self._end()
+
+    def _close(self, transport: asyncio.Transport) -> None:
+        """Close; a caller that still reads the last answer goes on."""
+        before, self._unread = self._unread, transport.get_write_buffer_size()
+        if not self._unread:
+            transport.close()
+        elif before is None or self._unread < before:
+            self._deadline.set(self._front.settings.idle_seconds)
+        else:
+            transport.abort()
 
 
-class ApiServer(HttpServer):
-    """The router's application on its port, with limits. Bodies reach handlers as they were sent."""
+class Front:
+    """The router's port; ``async with`` serves it."""
 
     def __init__(
         self,
         app: web.Application,
+        calls: Calls,
         settings: RouterSettings,
         limits: ConnectionLimits,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(app, settings.host, settings.port, tls)
-        self._head_seconds, self._idle_seconds = settings.head_seconds, settings.idle_seconds
-        self._limits = limits
+        self.calls, self.settings, self.limits = calls, settings, limits
+        self.connections: set[CallerConnection] = set()
+        self.stopping = False
+        self.url = ""
+        self._tls = tls
+        self._call_ended = asyncio.Event()
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_SECONDS)
 
-    async def __aenter__(self) -> "ApiServer":
-        self.runner = web.AppRunner(
-            self.app,
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=1.0,
-            auto_decompress=False,
-            keepalive_timeout=self._idle_seconds,
-            lingering_time=LINGER_SECONDS,
+    async def __aenter__(self) -> Self:
+        await self._runner.setup()
+        settings, loop = self.settings, asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: CallerConnection(self),
+            settings.host,
+            settings.port,
+            ssl=self._tls,
+            ssl_handshake_timeout=settings.head_seconds if self._tls else None,
+            backlog=1024,
         )
-        await self.runner.setup()
-        site = _Site(self.runner, self.host, self.port, backlog=1024, ssl_context=self.tls)
-        site.make = self._connection
-        await site.start()
-        self.port = self.runner.addresses[0][1]
+        port = self._server.sockets[0].getsockname()[1]
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self.url = f"{'https' if self._tls else 'http'}://{host}:{port}"
         return self
 
-    def _connection(self) -> Connection:
-        assert self.runner is not None
-        server = self.runner.server
+    async def __aexit__(self, *_: object) -> None:
+        """Take no further requests, let those under way end, for a moment, and close all connections."""
+        self._server.close()
+        self.stopping = True
+        await self._runner.shutdown()
+        for connection in list(self.connections):
+            connection.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._calls_end()
+        await self._runner.cleanup()
+        for connection in list(self.connections):
+            connection.leave()
+        for task in list(self.calls.tasks):
+            task.cancel()
+
+    async def _calls_end(self) -> None:
+        while any(connection.calling for connection in self.connections):
+            self._call_ended.clear()
+            await self._call_ended.wait()
+
+    def call_ended(self) -> None:
+        """An inference call was answered, or its caller left."""
+        if self.stopping:
+            self._call_ended.set()
+
+    def handler(self, done: Callable[[], None]) -> AiohttpHandler:
+        """Return a handler of one request to the router itself."""
+        server = self._runner.server
         assert server is not None  # between setup and cleanup
-        server.request_factory = self._request
-        return Connection(
-            server,
-            limits=self._limits,
-            head_seconds=self._head_seconds,
-            loop=asyncio.get_running_loop(),
-            **server._kwargs,
-        )
-
-    def _request(self, message: Any, *rest: Any) -> web.Request:
-        """Make a request; one in another version of HTTP is marked, and answered in HTTP/1.1."""
-        served = message.version in (HttpVersion10, HttpVersion11)
-        if not served:
-            message = message._replace(version=HttpVersion11, should_close=True)
-        request = self.app._make_request(message, *rest)
-        if not served:
-            request[VERSION] = True
-        return request
-
-
-class _Site(web.TCPSite):
-    make: Callable[[], asyncio.Protocol]
-
-    async def start(self) -> None:
-        await web.BaseSite.start(self)
-        self._server = await asyncio.get_running_loop().create_server(
-            self.make, self._host, self._port, ssl=self._ssl_context, backlog=self._backlog
-        )
+        options = {**server._kwargs, "keepalive_timeout": 0.0}
+        return AiohttpHandler(server, done=done, loop=asyncio.get_running_loop(), **options)

@@ -7,6 +7,7 @@
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -15,12 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
-from services.router.api import RouterError, cause_of, json_of, model_of, printable
+from services.router.api import RouterError, body_of, cause_of, json_of, model_of, printable
 from services.router.auth import caller_of
 from services.router.core.reports import SignalQuota, addressed
 from services.router.core.step import Reject
-from services.router.dispatch import Dispatcher
-from services.router.intake import Intake
+from services.router.dispatch import Dispatcher, WaitingTicket
 from services.router.settings import RouterSettings
 
 SIGNAL_TYPES = ("application/cloudevents+json", "application/cloudevents-batch+json", "application/json")
@@ -62,10 +62,15 @@ class GatewayApi:
     """The handlers of the three routes."""
 
     def __init__(
-        self, settings: RouterSettings, clock: Clock, bus: Bus, dispatcher: Dispatcher, intake: Intake
+        self,
+        settings: RouterSettings,
+        clock: Clock,
+        bus: Bus,
+        dispatcher: Dispatcher,
+        rejected: Callable[[str], None],
     ) -> None:
         self._settings, self._clock, self._bus, self._dispatcher = settings, clock, bus, dispatcher
-        self._intake = intake
+        self._rejected = rejected
         self._quota = SignalQuota(settings.signals_per_second, SIGNAL_LIMIT, settings.signal_sources)
         self._seq = 0
 
@@ -73,7 +78,8 @@ class GatewayApi:
         """Wait until the model is active: 200 with its endpoint, valid for ``valid_ms``; else 404, 429 or 503."""
         model = model_of(request.query.get("model"), "name the model: GET /v1/hold?model=…&timeout=30s")
         timeout = _duration(request.query.get("timeout"))
-        ticket = self._dispatcher.arrive(model, cause_of(request), kind="permit", hold_seconds=timeout)
+        ticket = WaitingTicket(cause_of(request.headers))
+        self._dispatcher.arrive(ticket, model, kind="permit", hold_seconds=timeout)
         try:
             outcome = await ticket.outcome()
             if isinstance(outcome, Reject):
@@ -82,7 +88,6 @@ class GatewayApi:
             self._dispatcher.end(ticket)
             raise
         self._dispatcher.forget(ticket)
-        assert outcome is not None  # None only with a timeout
         return web.json_response(
             {
                 "model": model,
@@ -97,10 +102,12 @@ class GatewayApi:
 
     async def wake(self, request: web.Request) -> web.StreamResponse:
         """Request the activation of a model: 202, or 200 if it is active already."""
-        with self._intake.body(request, WAKE_BYTES) as received:
-            model = model_of((await received.fields(await received.read())).model)
-        cause = cause_of(request)
-        ticket = self._dispatcher.arrive(model, cause, kind="wake", hold_seconds=self._clock.to_wall(WAKE_SECONDS))
+        parsed: Any = json_of(await body_of(request, WAKE_BYTES))
+        model = model_of(parsed.get("model") if isinstance(parsed, dict) else None)
+        cause = cause_of(request.headers)
+        ticket = WaitingTicket(cause)
+        seconds = self._clock.to_wall(WAKE_SECONDS)
+        self._dispatcher.arrive(ticket, model, kind="wake", hold_seconds=seconds)
         outcome = ticket.decided
         self._dispatcher.forget(ticket)
         if isinstance(outcome, Reject):
@@ -113,15 +120,14 @@ class GatewayApi:
         if request.content_type not in SIGNAL_TYPES:
             text = f"content type {request.content_type}: send application/cloudevents+json or application/json"
             raise RouterError(415, "unsupported_content_type", text)
-        with self._intake.body(request, SIGNAL_BYTES) as received:
-            parsed: Any = json_of(await received.read())
+        parsed: Any = json_of(await body_of(request, SIGNAL_BYTES))
         items = parsed if isinstance(parsed, list) else [parsed]
         if len(items) > SIGNAL_LIMIT:
             raise RouterError(413, "too_many_signals", f"{len(items)} signals in one call; at most {SIGNAL_LIMIT}")
         caller = caller_of(request) or f"address {request.remote}"
         wait = self._quota.take(caller, len(items), time.monotonic())
         if wait is not None:
-            self._intake.rejected("signal_rate")
+            self._rejected("signal_rate")
             text = f"more than {self._settings.signals_per_second:g} signals per second (KYB_SIGNALS_PER_SECOND)"
             raise RouterError(429, "too_many_signals", f"{text}; try again in {wait} s", wait)
         errors: list[dict[str, Any]] = []
@@ -159,7 +165,7 @@ class GatewayApi:
             raise RouterError(400, "invalid_signal", f"data.{place}: {first['msg']}") from error
         ttl = data.ttl_seconds or SIGNAL_TTL_SECONDS
         if not self._quota.admits(caller, source, time.monotonic(), ttl):
-            self._intake.rejected("signal_sources")
+            self._rejected("signal_sources")
             text = f"signals of this caller name {self._settings.signal_sources} sources already (KYB_SIGNAL_SOURCES)"
             raise RouterError(429, "too_many_sources", f"{text}; try again when some have expired", 1)
         oldest = data.oldest_wait_seconds

@@ -1,19 +1,27 @@
-"""Reads request bodies under limits of bytes and time, and finds what routing needs of them."""
+"""Takes request bodies under limits of bytes and time, and finds what routing needs of them."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Self
 
-from aiohttp import HttpVersion11, web
-
-from services.router.api import CallerGoneError, RouterError
-from services.router.auth import caller_of
-from services.router.core.body import BodyError, BodyMemory, RoutingFields, Unpacker, routing_fields, too_large
+from services.router.api import RouterError
+from services.router.core.body import (
+    BODY_BYTES,
+    SMALL_BYTES,
+    BodyError,
+    BodyMemory,
+    RoutingFields,
+    Unpacker,
+    parsed_fields,
+    routing_fields,
+    too_large,
+)
+from services.router.core.framing import Body, ChunkedBody, HttpError
+from services.router.core.head import Head
 
 BODY_BYTES_PER_SECOND = 64 * 1024
 """A body may take KYB_BODY_SECONDS, and 1 s more for each so many bytes that have arrived."""
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @dataclass
@@ -24,114 +32,146 @@ class Intake:
     body_seconds: float
     rejected: Callable[[str], None]
 
-    def body(self, request: web.Request, most_bytes: int) -> "RequestBody":
-        """Return the body of a request, to be used with ``with`` and read."""
-        return RequestBody(self, request, most_bytes)
-
 
 class RequestBody:
-    """One body. It counts against the memory of all bodies until the ``with`` block ends."""
+    """One body. It counts against the memory of all bodies until ``close``.
 
-    def __init__(self, intake: Intake, request: web.Request, most_bytes: int) -> None:
-        self._intake, self._request, self._most = intake, request, most_bytes
-        self._caller = caller_of(request) or f"address {request.remote}"
+    Raises RouterError: 400, 413, 415, 417 or 429; the connection ends then, and the rest of the body is not read.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        head: Head,
+        fields: Mapping[str, str],
+        caller: str,
+        most_bytes: int,
+        setting: str = BODY_BYTES,
+    ) -> None:
+        self._intake, self._caller, self._most, self._setting = intake, caller, most_bytes, setting
+        self._walk = ChunkedBody(trailer=True) if head.chunked else Body(head.length or 0)
+        self._encoding = fields.get("content-encoding", "").strip().lower()
         self._pieces: list[bytes] = []
-        self._size = 0
+        self._size = self._received = 0
+        self._began = 0.0
+        if (head.length or 0) > most_bytes:
+            raise self._refused(too_large(most_bytes, setting))
+        if self._encoding:
+            self._unpacker()
+        self._check(head.length or 0)
+        self.expected = head.version == "1.1" and self._expected(fields.get("expect", ""))
+        """Whether the caller waits for ``100 Continue``."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._intake.memory.give_back(self._caller, self._size)
-
-    async def read(self) -> bytes:
-        """Return the whole body, unpacked. Raises RouterError 400, 408, 413, 415 or 429, and CallerGoneError."""
+    def feed(self, data: bytes) -> int:
+        """Take bytes; return where the body ends in them, or -1 if it goes on."""
         try:
-            return await self._read()
+            end = self._walk.walk(data)
+        except HttpError as error:
+            self._intake.rejected("invalid_http")
+            text = f"the body is not valid HTTP/1.1: {error}"
+            raise RouterError(400, "invalid_http", text, closes=True) from error
+        self._received += len(data) if end < 0 else end
+        payload = self._walk.payload(data, end)
+        if payload:
+            if self._size + len(payload) > self._most:
+                raise self._refused(too_large(self._most, self._setting))
+            self._keep(payload)
+        return end
+
+    def seconds(self) -> float:
+        """Return how much time the rest of the body has. Raises RouterError 408 when it has none."""
+        now = time.monotonic()
+        self._began = self._began or now
+        left = self._began + self._intake.body_seconds + self._received / BODY_BYTES_PER_SECOND - now
+        if left > 0:
+            return left
+        self._intake.rejected("body_timeout")
+        text = f"the body arrives too slowly: {self._received} bytes in {now - self._began:.0f} s (KYB_BODY_SECONDS)"
+        raise RouterError(408, "request_timeout", text, closes=True)
+
+    @property
+    def small(self) -> bool:
+        """Whether ``whole`` and ``fields`` take some milliseconds at most."""
+        return not self._encoding and self._size <= SMALL_BYTES
+
+    def sent(self) -> bytes:
+        """Return the body as it was sent."""
+        if len(self._pieces) > 1:
+            self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0] if self._pieces else b""
+
+    async def unpacked(self) -> bytes:
+        """Return the body without its Content-Encoding; other calls go on meanwhile."""
+        packed, before = self.sent(), self._size
+        if not self._encoding:
+            return packed
+        unpacker = self._unpacker()
+        self._pieces = []
+        try:
+            for piece in unpacker.feed(packed) if packed else ():
+                self._keep(piece)
+                await asyncio.sleep(0)
+            unpacker.end()
         except BodyError as error:
-            self._intake.rejected(error.code)
-            raise _closing(RouterError(error.status, error.code, str(error))) from error
-        except web.RequestPayloadError as error:
-            text = "the body does not match its headers (Content-Length, Transfer-Encoding)"
-            raise RouterError(400, "invalid_body", text) from error
-        except ConnectionResetError as error:
-            raise CallerGoneError from error
+            raise self._refused(error) from error
+        self._intake.memory.give_back(self._caller, before)
+        self._size -= before
+        return self.sent()
 
     async def fields(self, body: bytes) -> RoutingFields:
-        """Return what routing needs of a JSON body; other calls go on meanwhile. Raises RouterError 400."""
+        """Return what routing needs of a JSON body; other calls go on meanwhile."""
         scan = routing_fields(body)
         try:
             while True:
                 next(scan)
                 await asyncio.sleep(0)
         except StopIteration as done:
-            fields: RoutingFields = done.value
-            return fields
+            found: RoutingFields = done.value
+            return found
         except BodyError as error:
-            self._intake.rejected(error.code)
-            raise RouterError(error.status, error.code, str(error)) from error
+            raise self._refused(error, closing=False) from error
 
-    async def _read(self) -> bytes:
-        request, content = self._request, self._request.content
-        length = request.content_length or 0
-        if length > self._most:
-            raise too_large(self._most)
-        unpacker = Unpacker(request.headers.get("Content-Encoding", "").strip().lower(), self._most)
-        self._check(length)
-        await self._expected()
-        loop = asyncio.get_running_loop()
-        began, received = loop.time(), 0
-        while not content.at_eof():
-            if content.is_eof():
-                data = content.read_nowait()
-            else:
-                try:
-                    async with asyncio.timeout_at(began + self._intake.body_seconds + received / BODY_BYTES_PER_SECOND):
-                        data = await content.readany()
-                except TimeoutError:
-                    self._intake.rejected("body_timeout")
-                    text = f"the body arrives too slowly: {received} bytes in {loop.time() - began:.0f} s"
-                    raise _closing(RouterError(408, "request_timeout", f"{text} (KYB_BODY_SECONDS)")) from None
-            received += len(data)
-            for index, piece in enumerate(unpacker.feed(data) if data else ()):
-                if index:
-                    await asyncio.sleep(0)
-                self._keep(piece)
-        unpacker.end()
-        pieces, self._pieces = self._pieces, []
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    def fields_now(self) -> RoutingFields:
+        """Return what routing needs of a small JSON body."""
+        try:
+            return parsed_fields(self.sent())
+        except BodyError as error:
+            raise self._refused(error, closing=False) from error
+
+    def close(self) -> None:
+        """Forget the body."""
+        self._intake.memory.give_back(self._caller, self._size)
+        self._size, self._pieces = 0, []
 
     def _keep(self, piece: bytes) -> None:
         self._check(len(piece))
         self._intake.memory.take(self._caller, len(piece))
         self._size += len(piece)
+        if self._pieces and len(piece) < SMALL_BYTES:  # many small pieces would take more memory than their bytes
+            last = self._pieces[-1]
+            if len(last) < SMALL_BYTES:
+                self._pieces[-1] = last + piece
+                return
         self._pieces.append(piece)
+
+    def _unpacker(self) -> Unpacker:
+        try:
+            return Unpacker(self._encoding, self._most, self._setting)
+        except BodyError as error:
+            raise self._refused(error) from error
 
     def _check(self, more: int) -> None:
         reason = self._intake.memory.full(self._caller, more)
         if reason is not None:
             self._intake.rejected("body_memory")
-            raise _closing(RouterError(429, "queue_full", f"{reason}; try again in 1 s", 1))
+            raise RouterError(429, "queue_full", f"{reason}; try again in 1 s", 1, closes=True)
 
-    async def _expected(self) -> None:
-        """Answer ``Expect: 100-continue``: the caller sends the body only now."""
-        expect = self._request.headers.get("Expect", "")
-        if not expect:
-            return
-        if expect.lower() != "100-continue":
-            raise _closing(
-                RouterError(417, "expectation_failed", f"Expect: {expect[:40]!r}: only 100-continue is known")
-            )
-        if self._request.version == HttpVersion11:
-            await self._request.writer.write(CONTINUE)
-            self._request.writer.output_size = 0  # no part of the response
+    def _refused(self, error: BodyError, *, closing: bool = True) -> RouterError:
+        self._intake.rejected(error.code)
+        return RouterError(error.status, error.code, str(error), closes=closing)
 
-
-async def expect_later(_: web.Request) -> None:
-    """Expect handler of routes with a body: RequestBody answers it once the request is admitted."""
-
-
-def _closing(error: RouterError) -> RouterError:
-    """Close the connection with this response: the rest of the body is not read."""
-    error.closes = True
-    return error
+    def _expected(self, expect: str) -> bool:
+        if expect and expect.lower() != "100-continue":
+            text = f"Expect: {expect[:40]!r}: only 100-continue is known"
+            raise RouterError(417, "expectation_failed", text, closes=True)
+        return bool(expect)

@@ -25,6 +25,7 @@ class Metrics(Collector):
     ) -> None:
         self._held, self._in_flight, self._connected = held, in_flight, connected
         self._body_bytes, self._connections, self._records_dropped = body_bytes, connections, records_dropped
+        self._answered: dict[tuple[str, str], Counter] = {}
         registry.register(self)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -55,6 +56,13 @@ class Metrics(Collector):
         self.control_part_seconds = histogram("kybernate_router_control_part_seconds", text, _CONTROL, "part")
         text = "From the last backend call of an activation until a held request was sent upstream"
         self.release_seconds = histogram("kybernate_router_release_seconds", text, _CONTROL)
+
+    def answered(self, model: str, code: str) -> None:
+        """Count a request."""
+        child = self._answered.get((model, code))
+        if child is None:
+            child = self._answered[model, code] = self.requests.labels(model, code)
+        child.inc()
 
     def collect(self) -> Iterable[Metric]:
         """Yield the gauges."""

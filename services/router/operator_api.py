@@ -35,7 +35,7 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.roster import SeatRecord
-from services.router.api import RouterError, cause_of, json_of, printable
+from services.router.api import RouterError, body_of, cause_of, json_of, printable
 from services.router.auth import caller_of
 from services.router.core.reports import (
     Loads,
@@ -50,7 +50,6 @@ from services.router.core.reports import (
 )
 from services.router.core.traffic import Traffic
 from services.router.core.upstreams import some
-from services.router.intake import Intake
 from services.router.roster_sync import GpuInventory
 
 VERBS: Mapping[str, type[SeatCommand]] = {
@@ -82,10 +81,8 @@ class OperatorApi:
         loads: Loads,
         inventory: GpuInventory,
         http: aiohttp.ClientSession,
-        intake: Intake,
     ) -> None:
         self._bus, self._traffic, self._loads, self._inventory, self._http = bus, traffic, loads, inventory, http
-        self._intake = intake
 
     async def seats(self, request: web.Request) -> web.StreamResponse:
         """Return seats, models and nodes with their present load: those that the query selects, a page at a time."""
@@ -208,8 +205,7 @@ class OperatorApi:
 
     async def _order_of(self, request: web.Request, *more: str) -> dict[str, Any]:
         """The fields of a command that begins an operation. Raises RouterError 400 for any other one."""
-        with self._intake.body(request, COMMAND_BYTES) as received:
-            body = await received.read()
+        body = await body_of(request, COMMAND_BYTES)
         parsed = json_of(body) if body.strip() else {}
         if not isinstance(parsed, dict):
             raise RouterError(400, "invalid_json", f"the body must be a JSON object, not {type(parsed).__name__}")
@@ -243,7 +239,7 @@ class OperatorApi:
 
 
 def _caller(request: web.Request) -> dict[str, Any]:
-    return {"cause": cause_of(request), "actor": caller_of(request) or "operator"}
+    return {"cause": cause_of(request.headers), "actor": caller_of(request) or "operator"}
 
 
 def _unresolved(error: SeatNameError, missing: str) -> RouterError:

@@ -16,7 +16,7 @@ from kybernate.clock import Clock
 from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.logs import get_logger
 from kybernate.messages import Presence
-from services.router.api import RouterError, engine_paths
+from services.router.api import LONGEST_NAME, RouterError, engine_paths
 from services.router.auth import open_auth
 from services.router.calls import Calls
 from services.router.core.admission import Limits
@@ -25,15 +25,15 @@ from services.router.core.managers import RouterIdentity
 from services.router.core.reports import Loads
 from services.router.core.traffic import Traffic
 from services.router.dispatch import Dispatcher
-from services.router.front import VERSION, ApiServer, ConnectionLimits
+from services.router.engines import EnginePools
+from services.router.front import ConnectionLimits, Front
 from services.router.gateways import GatewayApi
 from services.router.history import History
-from services.router.intake import Intake, expect_later
+from services.router.intake import Intake
 from services.router.level_publisher import LevelPublisher
 from services.router.metrics import Metrics
 from services.router.operator_api import VERBS, Event, EventLog, OperatorApi
 from services.router.page import Page
-from services.router.proxy import ConnectionPools
 from services.router.request_log import RequestLog
 from services.router.roster_sync import GpuInventory, RosterSync
 from services.router.settings import RouterSettings
@@ -62,8 +62,8 @@ class RunningRouter:
             speed=settings.speed,
         )
         self.traffic = traffic = Traffic(limits, self._identity)
-        self.pools = ConnectionPools()
-        self.dispatcher = Dispatcher(traffic, bus, http, self.pools.disconnect)
+        self.pools = EnginePools()
+        self.dispatcher = Dispatcher(traffic, bus, http, self.pools)
         self.levels = LevelPublisher(bus, traffic, clock, settings.instance, self._identity.incarnation)
         self.dispatcher.on_level = self.levels.touch
         self.inventory, self.events, self.loads = GpuInventory(bus), EventLog(bus), Loads()
@@ -86,12 +86,14 @@ class RunningRouter:
         intake = Intake(memory, settings.body_seconds, self._rejected)
         paths = engine_paths(settings.api_families, settings.engine_paths)
         self.requests = RequestLog(bus, settings.instance, access_log=settings.access_log)
-        calls = Calls(settings, clock, self.dispatcher, self.pools, self._metrics, intake, self.requests, paths)
-        gateways = GatewayApi(settings, clock, bus, self.dispatcher, intake)
-        operator = OperatorApi(bus, traffic, self.loads, self.inventory, http, intake)
+        self.calls = Calls(
+            settings, clock, self.dispatcher, self.pools, self._metrics, intake, self.requests, self.guard, paths
+        )
+        gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected)
+        operator = OperatorApi(bus, traffic, self.loads, self.inventory, http)
         self.page = Page(bus, traffic, self.loads, self.inventory, http, self.guard, clock)
         self.dispatcher.on_forward = self.page.forwarded
-        self.app = self._application(calls, gateways, operator)
+        self.app = self._application(gateways, operator)
         self.operations = web.Application(middlewares=[_errors])
         """The application of the operations port."""
         self.operations.add_routes([*health.routes(), *self.page.routes(operator)])
@@ -164,7 +166,7 @@ class RunningRouter:
         health.registry.register(BusMetrics(cluster=bus))
         return health
 
-    def _application(self, calls: Calls, gateways: GatewayApi, operator: OperatorApi) -> web.Application:
+    def _application(self, gateways: GatewayApi, operator: OperatorApi) -> web.Application:
         """Return the application. Health needs no key; metrics are here only without a port of their own."""
         app, needs, history = (
             web.Application(middlewares=[_errors]),
@@ -182,8 +184,8 @@ class RunningRouter:
                 web.get("/v1/models", needs("infer", "view")(operator.models)),
                 web.get("/v1/models/{model:.+}", needs("infer", "view")(operator.model)),
                 web.get("/v1/hold", needs("infer")(gateways.hold)),
-                web.post("/v1/wake", needs("infer")(gateways.wake), expect_handler=expect_later),
-                web.post("/v1/signals", needs("signals")(gateways.signals), expect_handler=expect_later),
+                web.post("/v1/wake", needs("infer")(gateways.wake)),
+                web.post("/v1/signals", needs("signals")(gateways.signals)),
                 web.get("/v1/events", needs("view")(self.events.handle)),
                 web.get("/v1/history", needs("view")(history.handle)),
                 web.get("/v1/requests/{request:.+}", needs("view")(history.request)),
@@ -191,18 +193,16 @@ class RunningRouter:
                 web.get("/v1/seats", needs("view")(operator.seats)),
                 web.get("/v1/why", needs("view")(operator.why)),
                 web.post("/v1/seats/{seat:.+}/{verb:" + "|".join(VERBS) + "}", needs("admin")(operator.command)),
-                web.post("/v1/seats/{seat:.+}/migrate", needs("admin")(operator.migrate), expect_handler=expect_later),
+                web.post("/v1/seats/{seat:.+}/migrate", needs("admin")(operator.migrate)),
                 web.post(
                     "/v1/groups/{group:.+}/{verb:drain|resume}",
                     needs("admin")(operator.group),
-                    expect_handler=expect_later,
                 ),
                 web.post(
                     "/v1/nodes/{node:.+}/{verb:drain|resume}",
                     needs("admin")(operator.node),
-                    expect_handler=expect_later,
                 ),
-                web.post("/v1/{path:.+}", needs("infer")(calls.handle), expect_handler=expect_later),
+                web.post("/v1/{path:.+}", needs("infer")(_not_forwarded)),
             ]
         )
         return app
@@ -234,8 +234,8 @@ async def open_router(settings: RouterSettings, bus: Bus) -> AsyncIterator[Runni
         tls = router.certificate.context if router.certificate is not None else None
         try:
             async with AsyncExitStack() as ports:
-                api = ApiServer(router.app, settings, router.connections, tls)
-                router.url = (await ports.enter_async_context(api)).url
+                front = Front(router.app, router.calls, settings, router.connections, tls)
+                router.url = (await ports.enter_async_context(front)).url
                 router.page.api_url = router.url
                 if settings.health_port:
                     operations = HttpServer(router.operations, settings.health_host, settings.health_port)
@@ -247,12 +247,17 @@ async def open_router(settings: RouterSettings, bus: Bus) -> AsyncIterator[Runni
             await router.leave()
 
 
+async def _not_forwarded(request: web.Request) -> web.StreamResponse:
+    """Refuse a path that is no inference call: engines have others that are not for callers."""
+    path = request.rel_url.raw_path[:LONGEST_NAME]
+    text = f"POST {path} is not forwarded to engines; allow it with KYB_ENGINE_PATHS if it is safe"
+    raise RouterError(404, "not_found", text)
+
+
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Return errors in OpenAI's shape, also those that aiohttp raises."""
     try:
-        if request.get(VERSION):
-            raise RouterError(505, "http_version", "only HTTP/1.1 and HTTP/1.0 are served here")
         if not {".", ".."}.isdisjoint(request.path.split("/")):
             raise web.HTTPNotFound  # a server before an engine may resolve dots, and /v1/../admin leads out of /v1
         return await handler(request)

@@ -1,4 +1,4 @@
-"""Engines that vanish or answer in pieces, callers that leave, endpoints that are no URL: each costs one call."""
+"""What ends one call or connection, and nothing else: errors of the router, engines that vanish, callers that leave."""
 
 import asyncio
 import json
@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from kybernate.seat import SeatState
+from services.router.core.framing import LAST_CHUNK, chunk
 from tests.router.world import World, world
 from tests.until import until
 
@@ -61,6 +62,55 @@ async def connect(w: World) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]
     return await asyncio.open_connection(host, int(port))
 
 
+async def settled(w: World) -> None:
+    """Nothing is left of any call: no place at a seat or in a queue, no bytes, no connection of a caller."""
+    router = w.router
+
+    def left() -> dict[str, int]:
+        upstreams = router.traffic.table.upstreams.values()
+        return {
+            "held or in flight": w.held("llama") + sum(len(upstream.in_flight) for upstream in upstreams),
+            "tickets": len(router.dispatcher._tickets),
+            "bytes": router.calls.intake.memory.total,
+            "connections": router.connections.open,
+            "busy at engines": sum(len(pool.busy) for pool in router.pools._pools.values()),
+        }
+
+    await until(lambda: not any(left().values()), what="nothing is left of the calls", saw=left)
+
+
+async def answer(w: World) -> bytes:
+    """Call on a separate connection; return the status line, or nothing if the router closed it."""
+    reader, writer = await connect(w)
+    writer.write(call(b"Connection: close"))
+    try:
+        return (await reader.read()).partition(b"\r\n")[0]
+    finally:
+        writer.close()
+
+
+async def test_an_error_of_the_router_at_any_point_of_a_call_ends_only_that_call(monkeypatch: pytest.MonkeyPatch):
+    async with world() as w:
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        ok, failed = b"HTTP/1.1 200 OK", b"HTTP/1.1 500 Internal Server Error"
+        for owner, name, expected in (
+            (w.router.calls, "begin", b""),
+            (w.router.calls.pools, "take", failed),
+            (w.router.calls.guard, "withheld", failed),
+            (w.router.calls, "clock", failed),
+            (w.router.calls.records, "note", ok),  # the answer is complete before
+        ):
+
+            def broken(*_: object, name: str = name, **__: object) -> None:
+                raise RuntimeError(f"{name} is broken")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, broken)
+                assert await answer(w) == expected, name
+            assert await answer(w) == ok, name
+            await settled(w)
+
+
 async def test_an_endpoint_that_is_no_url_fails_its_own_calls_only():
     async with world() as w:
         await w.seat("s1", "qwen", SeatState.ACTIVE)
@@ -69,7 +119,7 @@ async def test_an_endpoint_that_is_no_url_fails_its_own_calls_only():
         )
         await until(lambda: "n1.s0" in w.router.traffic.table.upstreams, what="the router knows the seat")
         asked = w.ask("llama", x_kyb_timeout="1")
-        assert (await asked).status >= 500
+        assert (await asked).status == 503
         assert (await w.ask("qwen")).status == 200
 
 
@@ -128,18 +178,47 @@ async def test_interim_answers_extensions_of_chunks_and_single_bytes_change_noth
                     await asyncio.sleep(0)
 
         async with engine(w, serve):
-            for version in (b"1.1", b"1.0"):
-                reader, writer = await connect(w)
-                for byte in call(b"Connection: close", version=version):
+            reader, writer = await connect(w)
+            for _ in range(2):
+                for byte in call():
                     writer.write(bytes([byte]))
                     await writer.drain()
                     await asyncio.sleep(0)
-                whole = await reader.read()
-                assert b" 200 OK\r\n" in whole
-                assert (b"chunked" in whole) == (version == b"1.1")
-                if version == b"1.0":
-                    assert whole.endswith(b"\r\n\r\ndata: 1\n\n")
-                writer.close()
+                assert b" 200 OK\r\n" in await reader.readuntil(b"\r\n\r\n")
+                assert await reader.readuntil(b"0\r\n\r\n") == b"9;a=b\r\ndata: 1\n\n\r\n0\r\n\r\n"
+            writer.write(call(version=b"1.0"))
+            whole = await reader.read()
+            assert whole.endswith(b"\r\n\r\ndata: 1\n\n")
+            assert b"chunked" not in whole
+            writer.close()
+
+
+async def test_callers_that_leave_at_any_point_leave_nothing_behind():
+    async with world() as w:
+        gate = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while await request_of(reader):
+                await gate.wait()
+                writer.write(OK)
+
+        async with engine(w, serve):
+            whole = call()
+            for cut in (1, 30, len(whole) - 1, len(whole)):
+                for half in (False, True):
+                    _, writer = await connect(w)
+                    writer.write(whole[:cut])
+                    await writer.drain()
+                    if cut == len(whole):
+                        await until(lambda: len(w.upstream("s0").in_flight) == 1, what="the call is in flight")
+                    if half:
+                        writer.write_eof()
+                    else:
+                        writer.transport.abort()
+                    await settled(w)
+                    writer.close()
+            gate.set()
+            assert (await w.ask("llama")).status == 200
 
 
 async def test_calls_that_wait_are_released_together_and_a_part_of_the_callers_has_left():
@@ -155,6 +234,8 @@ async def test_calls_that_wait_are_released_together_and_a_part_of_the_callers_h
         answers = await asyncio.gather(*waiting, return_exceptions=True)
         assert [isinstance(answer, asyncio.CancelledError) for answer in answers].count(True) == 30
         assert {answer.status for answer in answers if not isinstance(answer, BaseException)} == {200}
+        await w.http.close()
+        await settled(w)
 
 
 def framed(body: bytes, framing: str, chance: random.Random) -> bytes:
@@ -166,10 +247,9 @@ def framed(body: bytes, framing: str, chance: random.Random) -> bytes:
     answer, at = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", 0
     while at < len(body):
         size = chance.choice([1, 16, 17, 4096, 100_000])
-        piece = body[at : at + size]
-        answer += b"%x\r\n%b\r\n" % (len(piece), piece)
+        answer += chunk(body[at : at + size])
         at += size
-    return answer + b"0\r\n\r\n"
+    return answer + LAST_CHUNK
 
 
 async def test_an_answer_arrives_as_it_was_sent_however_it_is_framed_and_split():
@@ -196,3 +276,5 @@ async def test_an_answer_arrives_as_it_was_sent_however_it_is_framed_and_split()
                 answers.append(framed(body, framing, chance))
                 got = await w.ask("llama")
                 assert (got.status, got.body == body) == (200, True), (number, framing, len(body))
+        await w.http.close()
+        await settled(w)

@@ -284,7 +284,7 @@ async def test_idle_connections_are_closed_when_a_seat_closes():
         assert (await w.ask("llama")).status == 200
         pool = next(iter(w.router.pools._pools.values()))
         await w.manager.move("s0", SeatState.DRAINING)
-        await until(lambda: pool.session.closed, what="the session of the pool is closed")
+        await until(lambda: pool.closed and not pool.idle, what="the pool is closed")
 
 
 async def test_eviction_before_the_first_byte_holds_the_request_again():

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
+BODY_BYTES = "KYB_BODY_BYTES"
+"""The setting that limits bodies of calls."""
 SMALL_BYTES = 64 * 1024
 """Bodies up to this are parsed whole, which takes at most some milliseconds; larger ones are scanned, with pauses."""
 MOST_ELEMENTS = 100_000
@@ -57,6 +59,11 @@ def routing_fields(body: bytes) -> Generator[None, None, RoutingFields]:
     """Find the fields in a body, with pauses; returns them. Raises BodyError."""
     if len(body) > SMALL_BYTES:
         return (yield from scan(body))
+    return parsed_fields(body)
+
+
+def parsed_fields(body: bytes) -> RoutingFields:
+    """Find the fields in a small body. Raises BodyError."""
     try:
         parsed = json.loads(body.decode())
     except RecursionError as error:
@@ -200,8 +207,8 @@ class _Cursor:
 class Unpacker:
     """Unpacks a body of one ``Content-Encoding`` piece by piece. Raises BodyError."""
 
-    def __init__(self, encoding: str, most_bytes: int) -> None:
-        self._encoding, self._most = encoding, most_bytes
+    def __init__(self, encoding: str, most_bytes: int, setting: str = BODY_BYTES) -> None:
+        self._encoding, self._most, self._setting = encoding, most_bytes, setting
         self._received = self._unpacked = 0
         self._codec: zlib._Decompress | None = None
         if encoding in ("gzip", "x-gzip", "deflate"):
@@ -238,7 +245,7 @@ class Unpacker:
         self._received += received
         self._unpacked += len(piece)
         if self._unpacked > self._most:
-            raise too_large(self._most)
+            raise too_large(self._most, self._setting)
         if self._unpacked > max(RATIO_FREE_BYTES, MOST_RATIO * self._received):
             text = f"the body unpacks to more than {MOST_RATIO} times what was sent; send it without Content-Encoding"
             raise BodyError("body_too_large", text, 413)
@@ -248,9 +255,10 @@ class Unpacker:
         return BodyError("invalid_body", f"the body is not what its Content-Encoding {self._encoding} says")
 
 
-def too_large(most_bytes: int) -> BodyError:
-    """Return the error of a body above the limit."""
-    return BodyError("body_too_large", f"the body is larger than {most_bytes} bytes (KYB_BODY_BYTES)", 413)
+def too_large(most_bytes: int, setting: str) -> BodyError:
+    """Return the error of a body above the limit; ``setting`` names it, if it can be set."""
+    name = f" ({setting})" if setting else ""
+    return BodyError("body_too_large", f"the body is larger than {most_bytes} bytes{name}", 413)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

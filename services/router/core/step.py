@@ -174,6 +174,15 @@ class Disconnect:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare:
+    """Connect to the engine of a seat that is being activated: so many calls wait for it."""
+
+    key: str
+    endpoint: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class LevelChanged:
     """The level of (model, seat) changed; ``edge``: from or to zero."""
 
@@ -187,7 +196,9 @@ class Resync:
     """The presence was interrupted, so managers may not have waited for this router: read the roster again."""
 
 
-Effect = Forward | Reject | Cut | RequestActivation | QueryManager | Disconnect | LevelChanged | Resync | DrainAck
+Effect = (
+    Forward | Reject | Cut | RequestActivation | QueryManager | Disconnect | Prepare | LevelChanged | Resync | DrainAck
+)  # fmt: skip
 
 
 # --- the step ---------------------------------------------------------------------------------------------------------

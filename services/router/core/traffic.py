@@ -27,6 +27,9 @@ from services.router.core.upstreams import (
 MISSING_SECONDS = 10.0
 """Time after which a seat without a roster row is forgotten; a living manager writes the row again earlier."""
 
+MOST_PREPARED = 64
+"""Connections opened to an engine before it is active: fewer than its queue of connections that wait takes."""
+
 
 class Traffic:
     """All seats and calls of one router. Alarms: ``missing``, ``frozen``, and those of its parts."""
@@ -108,6 +111,9 @@ class Traffic:
             self._dirty.setdefault(change.left, None)
         if change.moved:
             self._step.emit(step.Disconnect(upstream.key))
+        if state is SeatState.ACTIVATING and upstream.waiting and upstream.record.endpoint is not None:
+            count = min(len(upstream.waiting), upstream.limit, MOST_PREPARED)
+            self._step.emit(step.Prepare(upstream.key, upstream.record.endpoint, count))
         if state not in ACTIVATABLE:
             upstream.activation_request.sent_at = None
         self._freeze(upstream)

@@ -1,0 +1,149 @@
+"""The answer to one call: the engine's bytes as they came, or an error in the way that the caller can still notice."""
+
+from typing import Protocol
+
+from services.router.api import RouterError
+from services.router.core.framing import LAST_CHUNK, Body, EndlessBody, chunk
+from services.router.core.head import STATUS_LINES, Head
+
+_STREAM = b"text/event-stream"
+_STREAM_LINES = b"Content-Type: text/event-stream\r\n", b"Cache-Control: no-cache\r\n"
+_EVENT_ENDS = b"\n\n", b"\r\n\r\n"
+_LAST_EVENTS = b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n"
+_TAIL_BYTES = max(len(event) for event in _LAST_EVENTS)
+
+
+class Connection(Protocol):
+    """The caller's connection, as a call sees it."""
+
+    address: str
+    slow: bool
+    """It reads more slowly than it is answered."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of the answer."""
+
+    def finished(self, *, close: bool) -> None:
+        """The answer is complete; ``close``: the connection ends with it."""
+
+    def abort(self) -> None:
+        """Reset the connection: only this shows that an answer is incomplete."""
+
+
+class Answer:
+    """Writes to the caller's connection. ``closes``: the connection ends with this answer."""
+
+    __slots__ = (
+        "_chunks",
+        "_connection",
+        "_exact",
+        "_framing",
+        "_http10",
+        "_sse",
+        "_tail",
+        "_unsent",
+        "began",
+        "first_byte",
+        "status",
+    )
+
+    def __init__(self, connection: Connection, request: Head) -> None:
+        self._connection = connection
+        self._http10 = request.version == "1.0"
+        self.began = False
+        """The status line is sent, and cannot be changed."""
+        self.first_byte = False
+        """A byte of the engine's answer is sent: the call cannot be repeated."""
+        self.status = 0
+        """The engine's."""
+        self._unsent = b""
+        """Status line and headers, which are sent with the first piece."""
+        self._sse = self._chunks = self._exact = False
+        """A stream of events; the caller gets chunks; it knows the length."""
+        self._framing: Body | None = None
+        """Of the engine's answer."""
+        self._tail = b""
+
+    @property
+    def done(self) -> bool:
+        """Whether the stream's last event is sent. Many clients leave then, before the stream ends."""
+        return self._tail.endswith(_LAST_EVENTS)
+
+    def comment(self, *, closes: bool) -> None:
+        """Send a comment to a caller that waits for a stream. Commits the status 200."""
+        if not self.began:
+            self._sse = True
+            self._begin(200, [*_STREAM_LINES], None, closes=closes)
+        self._send(b": waiting for the model\n\n")
+
+    def whole(self, head: Head, lines: list[bytes], body: bytes, *, closes: bool) -> None:
+        """Send an answer that has arrived completely; if comments have made it a stream, as one event."""
+        self.first_byte, self.status = True, head.status
+        if self.began:
+            self._send(b"data: " + b" ".join(body.split(b"\n")) + b"\n\n")
+        else:
+            self._begin(head.status, lines, None if head.status in (204, 304) else len(body), closes=closes, whole=True)
+            self._write(body)
+
+    def begin(self, head: Head, framing: Body, lines: list[bytes], *, closes: bool) -> None:
+        """Begin a streamed answer: pieces follow."""
+        self.first_byte, self.status, self._framing = True, head.status, framing
+        if not self.began:
+            self._sse = head.get(b"content-type").partition(b";")[0].strip().lower() == _STREAM
+            endless = framing.chunked or isinstance(framing, EndlessBody)
+            self._begin(head.status, lines, None if endless else head.length, closes=closes)
+
+    def piece(self, raw: bytes, payload: bytes, *, last: bool) -> None:
+        """Relay a piece of the answer: byte for byte where both sides use chunks."""
+        if payload:
+            self._tail = (payload if len(payload) >= _TAIL_BYTES else self._tail + payload)[-_TAIL_BYTES:]
+        if self._framing is not None and self._framing.chunked and self._chunks:
+            self._write(raw)
+            self._chunks = not last  # the last piece has the end of the body
+        elif payload:
+            self._send(payload)
+
+    def end(self, *, close: bool) -> None:
+        """The answer is complete."""
+        if self._chunks or self._unsent:
+            self._write(LAST_CHUNK if self._chunks else b"")
+        self._connection.finished(close=close)
+
+    def fail(self, error: RouterError, cause: str, *, close: bool) -> None:
+        """Report an error: as a response, as an event of the stream, or else by a reset of the connection."""
+        if not self.began:
+            self._connection.write(error.raw(close=close, headers={"X-Kyb-Cause": cause}))
+            self._connection.finished(close=close)
+        elif self._sse and self._at_event:
+            self._send(error.sse())
+            self.end(close=close)
+        else:
+            self._connection.abort()  # half an event or half a body is sent
+
+    @property
+    def _at_event(self) -> bool:
+        """Whether an event can follow what was sent."""
+        between = not self._exact and (self._framing is None or self._framing.boundary)
+        return between and (not self._tail or self._tail.endswith(_EVENT_ENDS))
+
+    def _begin(self, status: int, lines: list[bytes], length: int | None, *, closes: bool, whole: bool = False) -> None:
+        """Prepare the status line and headers; they are sent with the first piece."""
+        self._exact = length is not None
+        self._chunks = not (self._exact or whole or self._http10)
+        if length is not None:
+            lines.append(b"Content-Length: %d\r\n" % length)
+        elif self._chunks:
+            lines.append(b"Transfer-Encoding: chunked\r\n")
+        if closes:
+            lines.append(b"Connection: close\r\n")
+        status_line = STATUS_LINES.get(status) or b"HTTP/1.1 %d\r\n" % status
+        self._unsent = b"".join([status_line, *lines, b"\r\n"])
+        self.began = True
+
+    def _send(self, payload: bytes) -> None:
+        self._write(chunk(payload) if self._chunks else payload)
+
+    def _write(self, data: bytes) -> None:
+        if self._unsent:
+            data, self._unsent = self._unsent + data, b""
+        self._connection.write(data)

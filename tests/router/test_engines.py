@@ -1,0 +1,141 @@
+"""Connections to engines: when one is used again, and that a caller who does not read slows its engine down."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from services.router.core.framing import Body
+from services.router.core.head import Head
+from services.router.deadline import Deadline
+from services.router.engines import EngineConnection, EngineError, EnginePools
+from tests.until import until
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+
+
+class Received:
+    """An exchange that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.sent_at: float | None = None
+        self.connection: asyncio.Future[EngineConnection] = asyncio.get_running_loop().create_future()
+        self.answers: list[bytes] = []
+        self.errors: list[EngineError] = []
+        self.done = asyncio.Event()
+
+    def connected(self, connection: EngineConnection) -> None:
+        self.connection.set_result(connection)
+
+    def refused(self, error: EngineError) -> None:
+        self.connection.set_exception(error)
+
+    def whole(self, head: Head, body: bytes) -> None:
+        assert head.status == 200
+        self.answers.append(body)
+        self.done.set()
+
+    def began(self, head: Head, body: Body) -> None:
+        assert head.status == 200
+        assert body.chunked
+
+    def piece(self, raw: bytes, payload: bytes, *, last: bool) -> None:
+        assert payload in raw
+        self.answers.append(payload)
+        if last:
+            self.done.set()
+
+    def silent(self, connection: EngineConnection) -> None:
+        connection.drop()
+
+    def broke(self, error: EngineError) -> None:
+        self.errors.append(error)
+        self.done.set()
+
+
+@asynccontextmanager
+async def engine(answer: Callable[[], bytes]) -> AsyncIterator[tuple[EnginePools, str]]:
+    """An engine that answers each request with these bytes, and pools to reach it."""
+    open_ones: set[asyncio.StreamWriter] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_ones.add(writer)
+        while await reader.read(65536):
+            writer.write(answer())
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    pools = EnginePools()
+    try:
+        yield pools, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        await pools.close()
+        server.close()
+        for writer in open_ones:
+            writer.close()
+
+
+async def ask(pools: EnginePools, endpoint: str) -> Received:
+    received = Received()
+    pool = pools.pool("n1.s0", endpoint)
+    connection = pools.take(pool)
+    if connection is None:
+        pools.connect(pool, received)
+        connection = await received.connection
+    connection.send(received, b"POST / HTTP/1.1\r\n\r\n", b"")
+    await received.done.wait()
+    return received
+
+
+@pytest.mark.parametrize(
+    ("answer", "kept"),
+    [
+        (OK, 1),
+        (OK + OK, 0),
+        (OK + b"x", 0),
+        (OK.replace(b"200 OK\r\n", b"200 OK\r\nConnection: close\r\n"), 0),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + OK, 1),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n", 1),
+    ],
+)
+async def test_a_connection_is_used_again_only_after_exactly_one_answer(answer: bytes, kept: int) -> None:
+    async with engine(lambda: answer) as (pools, endpoint):
+        received = await ask(pools, endpoint)
+        assert (b"".join(received.answers), received.errors) == (b"hi", [])
+        assert len(pools.pool("n1.s0", endpoint).idle) == kept
+
+
+async def test_unexpected_bytes_end_an_idle_connection() -> None:
+    async with engine(lambda: OK) as (pools, endpoint):
+        await ask(pools, endpoint)
+        pool = pools.pool("n1.s0", endpoint)
+        (connection,) = pool.idle
+        connection.data_received(OK)
+        await until(lambda: not pool.idle, what="the connection is closed")
+
+
+async def test_connections_are_opened_before_they_are_needed() -> None:
+    async with engine(lambda: OK) as (pools, endpoint):
+        pools.prepare("n1.s0", endpoint, 3)
+        pool = pools.pool("n1.s0", endpoint)
+        await until(lambda: len(pool.idle) == 3, what="three connections are open")
+        assert (await ask(pools, endpoint)).answers == [b"hi"]
+        assert len(pool.idle) == 3
+        pools.disconnect("n1.s0")
+        assert pool.closed
+        assert not pool.idle
+
+
+async def test_a_deadline_rings_at_the_last_time_that_was_set() -> None:
+    loop, rung = asyncio.get_running_loop(), asyncio.Event()
+    deadline = Deadline(loop, rung.set)
+    deadline.set(1000)
+    deadline.set(0.01)
+    await asyncio.wait_for(rung.wait(), 60)
+    rung.clear()
+    deadline.set(0.01)
+    deadline.clear()
+    await asyncio.sleep(0.05)
+    assert not rung.is_set()
+    deadline.stop()
