@@ -2,12 +2,15 @@
 
 import re
 
+from kybernate.extras import names
+
 RESTART = "restart"
 """Ends the container, which starts cold: the floor."""
 DRIVER_BACKENDS = ("cuda", "fake")
 """Park through the driver's checkpoint: requests in flight stay frozen with the processes, and seats may move."""
-ENGINE_BACKENDS = ("vllm", "vllm-2", "sglang", "trtllm", "unload")
-"""Call the engine: it sleeps, or unloads its models."""
+OWN_ENGINE_BACKENDS = ("vllm", "vllm-2", "sglang", "trtllm", "unload")
+ENGINE_BACKENDS = (*OWN_ENGINE_BACKENDS, *names("kybernate.backends", besides=OWN_ENGINE_BACKENDS))
+"""Call the engine: it sleeps, or unloads its models. Those of other packages are entry points."""
 BACKENDS = (*DRIVER_BACKENDS, *ENGINE_BACKENDS, RESTART)
 """All names that a pod may choose."""
 REHEARSED = ("vllm",)

@@ -1,14 +1,18 @@
-"""Parts that only the extra ``dev`` provides: the fake GPU driver and what goes with it.
+"""What other packages add: the extra ``dev`` the fake GPU driver and what goes with it, yours policies and backends.
 
 Production code never imports ``kybernate.dev``. The extra registers its parts as entry points of the group
 ``kybernate.dev`` in pyproject.toml, and the few places that accept a fake look them up here by name.
 """
 
 import importlib.util
+from collections.abc import Collection
 from importlib import metadata
 from typing import Any, Literal
 
 GROUP = "kybernate.dev"
+
+OpenGroup = Literal["kybernate.policies", "kybernate.backends"]
+"""Groups of entry points to which any package may add."""
 
 DevPart = Literal["gpus", "helper_driver", "host_memory", "driver_facts", "preset", "check_pods"]
 
@@ -33,6 +37,28 @@ def dev_part_path(part: DevPart, asked_by: str) -> str:
 def dev_part_installed(part: DevPart) -> bool:
     """True if the extra ``dev`` registered this part and its package is installed."""
     return importlib.util.find_spec(GROUP) is not None and bool(metadata.entry_points(group=GROUP, name=part))
+
+
+def names(group: OpenGroup, *, besides: Collection[str] = ()) -> tuple[str, ...]:
+    """The names that installed packages registered in this group; nothing is imported."""
+    return tuple(sorted({entry.name for entry in metadata.entry_points(group=group)} - {*besides}))
+
+
+def registered(group: OpenGroup) -> dict[str, Any]:
+    """What installed packages registered as entry points of this group, by name.
+
+    Raises ImportError, which names the package, if one of them cannot be imported.
+    """
+    return {entry.name: _load(entry) for entry in metadata.entry_points(group=group)}
+
+
+def _load(entry: metadata.EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except (ImportError, AttributeError) as error:
+        package = entry.dist.name if entry.dist is not None else "?"
+        text = f"{entry.group}: {entry.name} = {entry.value} cannot be imported: {error}; repair or uninstall {package}"
+        raise ImportError(text) from None
 
 
 def _entry(part: DevPart, asked_by: str) -> metadata.EntryPoint:

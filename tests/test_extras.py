@@ -2,6 +2,8 @@
 
 import importlib
 import importlib.util
+import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -19,6 +21,9 @@ from kybernate.dev.stack.options import fake_hardware
 from kybernate.doctor import DoctorError, examine_gpu
 from kybernate.extras import GROUP, DevPart, ExtraMissingError, dev_part, dev_part_path
 from kybernate.gpus import GpuError, open_gpus
+from services.checkpointer.backends import open_backends
+from services.checkpointer.backends.driver_calls import Timeouts
+from services.checkpointer.backends.engine import EngineBackend
 from services.checkpointer.backends.host import open_host
 from services.checkpointer.settings import CheckpointerSettings, helper_command
 
@@ -123,3 +128,50 @@ for name in sys.argv[1:]:
     modules = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in importable]
     done = subprocess.run((sys.executable, "-c", script, *sorted(modules)), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def package(folder: Path, module: str, entries: str) -> None:
+    """Install a package of another author: one module, and its entry points."""
+    (folder / "acme.py").write_text(module)
+    info = folder / "acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entries)
+
+
+def checked(folder: Path) -> subprocess.CompletedProcess[str]:
+    """``kyb config check`` of a configuration that names the package's policy."""
+    config = folder / "config.yaml"
+    profile = "{name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}"
+    config.write_text(f"profiles: [{profile}]\npolicy: {{name: patient-first, settings: {{visitSeconds: 5}}}}\n")
+    command = [sys.executable, "-m", "kybernate", "config", "check", str(config)]
+    env = os.environ | {"PYTHONPATH": str(folder)}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_configuration_names_a_policy_of_another_package(tmp_path):
+    page = (ROOT / "docs/policy.md").read_text()
+    example = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def decide" in block)
+    package(tmp_path, example, "[kybernate.policies]\npatient-first = acme:PatientFirst\n")
+    done = checked(tmp_path)
+    assert (done.returncode, "good: one" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_policy_that_cannot_be_imported_is_named_with_its_package(tmp_path):
+    package(tmp_path, "", "[kybernate.policies]\npatient-first = acme:PatientFirst\n")
+    done = checked(tmp_path)
+    assert done.returncode != 0
+    assert "patient-first = acme:PatientFirst cannot be imported" in done.stderr
+    assert "repair or uninstall acme" in done.stderr
+
+
+def test_pods_may_name_a_backend_of_another_package(tmp_path, monkeypatch):
+    package(tmp_path, "class Api:\n    def __init__(self, http): pass\n", "[kybernate.backends]\nacme = acme:Api\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = open_backends(None, Timeouts(), open_host(None, 1.0), http=object())
+    assert isinstance(found["acme"], EngineBackend)
+    assert {"cuda", "vllm", "acme"} <= set(found)
+    program = "from kybernate.annotations import parse; print(*parse({'kyb.ai/backend': 'acme'}).problems)"
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"

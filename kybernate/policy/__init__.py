@@ -1,9 +1,11 @@
 """Policies decide which seat runs when. Pure: a view goes in, a decision with its reason comes out.
 
 The GPU manager and the simulator call the same code. Times are model seconds. A policy is one small class with one
-method ``decide``; ``POLICIES`` lists those that a node's configuration may name.
+method ``decide``; ``POLICIES`` lists those that a node's configuration may name: these, and what installed packages
+register as entry points of the group ``kybernate.policies``. A name below stays what it is.
 """
 
+from kybernate.extras import registered
 from kybernate.policy.kyb import KybBalanced, KybBounded, KybSlo
 from kybernate.policy.rules import Exhaustive, FifoSwitch, IdleTimeout, Quantum
 from kybernate.policy.view import Decision, GroupView, Park, Policy, SeatView, Stay, Switch
@@ -17,6 +19,7 @@ POLICIES: dict[str, type[Policy]] = {
     "idle-timeout": IdleTimeout,
     "quantum": Quantum,
 }
+POLICIES = registered("kybernate.policies") | POLICIES
 
 __all__ = [
     "POLICIES",

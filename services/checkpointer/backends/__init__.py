@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from kybernate.extras import registered
 from services.checkpointer.backends.driver import DriverBackend
 from services.checkpointer.backends.driver_calls import DriverCalls, Timeouts
 from services.checkpointer.backends.engine import EngineBackend, EngineCalls, SleepingEngine
@@ -29,7 +30,8 @@ def open_backends(
 ) -> Mapping[str, Backend]:
     """Backends by name. ``cuda`` uses the checkpoint API of the driver that the helpers call. ``fake`` does the same
     with every allowance granted, so it exists only where that driver is the fake one. ``restart`` ends containers,
-    which start again at their gate. The others call engines through ``http``; without it they are not offered. All
+    which start again at their gate. The others call engines through ``http``; without it they are not offered. Packages
+    add APIs of engines as entry points of the group ``kybernate.backends``: each is a callable that gets ``http``. All
     share ``host`` and thereby the reservations."""
     calls = DriverCalls(pool, timeouts)
     evidence = Evidence(calls, host.freezer, margin_bytes)
@@ -45,6 +47,7 @@ def open_backends(
             "trtllm": Trtllm(http),
             "unload": Unload(http),
         }
+        engines = {name: api(http) for name, api in registered("kybernate.backends").items()} | engines
         backends |= {name: EngineBackend(calls, host, evidence, http, one) for name, one in engines.items()}
     if fake:
         backends["fake"] = DriverBackend(calls, replace(host, allowed=frozenset(Allowance)), evidence)
