@@ -11,7 +11,7 @@ WORKDIR /src
 COPY requirements-build.txt requirements-image.txt scripts/image_python.sh ./
 RUN --mount=type=secret,id=ca --mount=type=secret,id=pip sh image_python.sh dependencies
 ARG SOURCE_DATE_EPOCH=0
-COPY pyproject.toml README.md scripts/http_ok.py ./
+COPY pyproject.toml README.md scripts/http_ok.sh ./
 COPY kybernate kybernate
 COPY services services
 RUN sh image_python.sh product

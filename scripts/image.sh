@@ -54,7 +54,7 @@ else
 fi
 cp -r pyproject.toml README.md requirements-build.txt requirements-image.txt kybernate services "$work/context/"
 mkdir "$work/context/scripts"
-cp scripts/image_python.sh scripts/http_ok.py "$work/context/scripts/"
+cp scripts/image_python.sh scripts/http_ok.sh "$work/context/scripts/"
 find "$work/context" -name __pycache__ -prune -exec rm -rf {} +
 find "$work/context" -type d -exec chmod 755 {} + -o -type f -exec chmod 644 {} +
 

@@ -26,7 +26,7 @@ product | product-dev)
   $into --no-index --force-reinstall /product/*.whl
   # Containers run on a read-only root: bytecode is made here, and does not depend on the files' times.
   /opt/kybernate/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/kybernate/lib
-  install -m 755 http_ok.py /opt/kybernate/bin/http-ok
+  install -m 755 http_ok.sh /opt/kybernate/bin/http-ok
   for program in /opt/kybernate/bin/*; do # programs that came with libraries have no business here
     case ${program##*/} in
     kyb* | kubectl-kyb | nats-server | http-ok | python*) ;;
