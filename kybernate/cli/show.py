@@ -32,7 +32,7 @@ STATE_STYLES = {
 
 def open_console() -> Console:
     """Standard output; lines are cut to a terminal's width only, never for a file or a pipe."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
     if not console.is_terminal:
         console.width = 1000
     return console

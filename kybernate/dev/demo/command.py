@@ -99,7 +99,7 @@ def demo(
     keep_logs: Annotated[Path | None, typer.Option(metavar="DIR", help="Copy the stack's logs here.")] = None,
 ) -> None:
     """Start a private stack, replay a workload against it, and report waits, switches, errors and violations."""
-    console, errors = Console(), Console(stderr=True)
+    console, errors = Console(emoji=False), Console(stderr=True, emoji=False)
     try:
         if speed is not None and speed <= 0:
             raise DemoError(f"--speed {speed:g} must be above 0")
