@@ -1,6 +1,8 @@
-"""What is known of engines: the ways of parking a seat by name, and how many requests an engine works on. Pure."""
+"""What is known of engines: the ways of parking a seat by name, how many requests an engine works on, and how many
+tokens it has generated. Pure."""
 
 import re
+from math import isfinite
 
 from kybernate.extras import names
 
@@ -27,6 +29,12 @@ RUNNING = re.compile(
     re.MULTILINE,
 )
 """In the names of vLLM, SGLang, TensorRT-LLM and llama.cpp."""
+GENERATED = re.compile(
+    rb"^(?:vllm:generation_tokens_total|sglang:generation_tokens_total|llamacpp:tokens_predicted_total)"
+    rb"(?:\{[^}]*\})?\s+([0-9.eE+]+)",
+    re.MULTILINE,
+)
+"""In the names of vLLM, SGLang and llama.cpp."""
 
 
 def next_backend(backend: str, *, mig: bool = False) -> str:
@@ -38,8 +46,19 @@ def next_backend(backend: str, *, mig: bool = False) -> str:
 
 def requests_in(metrics: bytes) -> int | None:
     """The number of requests; None when there is no such metric, or it is no number."""
-    found = RUNNING.findall(metrics)
+    found = _sum(RUNNING, metrics)
+    return None if found is None else int(found)
+
+
+def tokens_in(metrics: bytes) -> float | None:
+    """The tokens generated since the engine started; None when there is no such metric, or it is no number."""
+    return _sum(GENERATED, metrics)
+
+
+def _sum(name: re.Pattern[bytes], metrics: bytes) -> float | None:
+    found = name.findall(metrics)
     try:
-        return int(sum(float(value) for value in found)) if found else None
-    except (ValueError, OverflowError):
+        total = sum(float(value) for value in found)
+    except ValueError:
         return None
+    return total if found and isfinite(total) else None

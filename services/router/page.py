@@ -29,6 +29,7 @@ from services.router.core.timeline import Timeline, WaitingLines, Waits
 from services.router.core.traffic import Traffic
 from services.router.operator_api import VERBS, Event, OperatorApi
 from services.router.roster_sync import GpuInventory
+from services.router.token_rates import TokenRates
 
 if TYPE_CHECKING:
     from services.router.core.upstreams import Upstream
@@ -43,6 +44,8 @@ HEADERS = {
 }
 TICK_SECONDS = 1.0
 """How often pages get what has changed."""
+TOKENS_SECONDS = 5.0
+"""How often engines are asked for their tokens, while a page is open."""
 FIRST_SECONDS = 600.0
 """How much of the past the first answer has."""
 MOST_SECONDS = 86_400.0
@@ -55,7 +58,7 @@ _SENT = ("authorization", "content-type", "x-kyb-key", "x-request-id")
 
 
 class Page:
-    """The routes of the page; ``run`` is a job. Other parts call ``add`` and ``forwarded``."""
+    """The routes of the page; ``run`` and ``read_tokens`` are jobs. Other parts call ``add`` and ``forwarded``."""
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class Page:
         self._while_reading: list[SeatEvent] | None = None
         self._rows: dict[str, SeatRecord] = {}
         self._readers: set[asyncio.Queue[bytes | None]] = set()
+        self._tokens = TokenRates(http)
 
     def routes(self, operator: OperatorApi) -> list[web.RouteDef]:
         """Return the routes of the operations port."""
@@ -124,6 +128,13 @@ class Page:
                 piece = b"data: " + _json(self._changes(now, lanes)) + b"\n\n"
                 for reader in list(self._readers):
                     self._send(reader, piece)
+
+    async def read_tokens(self) -> NoReturn:
+        """Ask the engines for their tokens while a page is open, until cancelled."""
+        while True:
+            await asyncio.sleep(TOKENS_SECONDS)
+            if self._readers:
+                await self._tokens.read([upstream.record for upstream in self._upstreams()])
 
     def stop(self) -> None:
         """End every stream, because the router stops."""
@@ -212,6 +223,7 @@ class Page:
             "loads": self._load(),
             "waits": waits,
             "lanes": lanes,
+            "tokens": self._tokens.of_model,
         }
 
     def _load(self) -> dict[str, list[float]]:

@@ -114,6 +114,7 @@ class RunningRouter:
             "acks": self.dispatcher.run(),
             "inventory": self.inventory.watch(),
             "page": self.page.run(),
+            "tokens": self.page.read_tokens(),
             "loads": self._forget_loads(),
             "requests": self.requests.run(),
             "keys": self.guard.watch(),

@@ -6,7 +6,7 @@ const MOST_BLOCKS = 20000;
 
 export const store = {
   connected: false, keys: false, skew: 0,
-  seats: new Map(), gpus: [], loads: {}, waits: {}, switches: {},
+  seats: new Map(), gpus: [], loads: {}, waits: {}, switches: {}, tokens: {},
   events: [], since: 0,
   lanes: new Map(),  // "node/group" -> [block]
   lines: new Map(),  // "node/group" -> [[time, waiting]]
@@ -56,6 +56,7 @@ export function take(change) {
   for (const seat of change.seats) store.seats.set(seat.key, seat);
   for (const key of change.gone) store.seats.delete(key);
   store.loads = change.loads;
+  store.tokens = change.tokens;
   Object.assign(store.waits, change.waits);
   for (const [lane, count] of Object.entries(change.lanes)) {
     if (!store.lines.has(lane)) store.lines.set(lane, []);
@@ -143,6 +144,7 @@ export function models() {
     row.state = ranks.length ? RANK[Math.min(...ranks)] : row.seats[0].state;
     [row.waiting, row.inFlight, row.oldest] = store.loads[row.model] || [0, 0, 0];
     row.waits = store.waits[row.model];
+    row.tokens = store.tokens[row.model];
     row.last = store.switches[row.model];
   }
   return [...found.values()];

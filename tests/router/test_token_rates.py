@@ -1,0 +1,47 @@
+"""Tokens per second on the page: what engines report, per model."""
+
+from itertools import count
+
+import aiohttp
+from aiohttp import web
+
+from kybernate.engines import tokens_in
+from kybernate.health import HttpServer
+from kybernate.roster import SeatRecord
+from kybernate.seat import SeatState
+from services.router.token_rates import TokenRates
+
+
+def record(seat: str, model: str, endpoint: str, state: SeatState = SeatState.ACTIVE) -> SeatRecord:
+    return SeatRecord.model_validate(
+        {"node": "n1", "seat": seat, "model": model, "endpoint": endpoint, "state": state, "cause": "c"}
+    )
+
+
+async def test_rates_of_a_models_seats_add_up_and_engines_without_the_metric_have_none():
+    reads = count()
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(text=f'vllm:generation_tokens_total{{model_name="a"}} {1000.0 * next(reads)}\n')
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
+        rates = TokenRates(http)
+        seats = [record("s0", "llama", server.url), record("s1", "silent", f"{server.url}/without")]
+        await rates.read([*seats, record("s2", "parked", server.url, SeatState.PARKED)])
+        assert rates.of_model == {}  # there is one reading
+        await rates.read(seats)
+        assert rates.of_model.keys() == {"llama"}
+        assert rates.of_model["llama"] > 0
+        assert next(reads) == 2  # the parked engine was not asked
+        await rates.read([])
+        assert rates.of_model == {}
+
+
+def test_tokens_are_those_generated_by_vllm_sglang_and_llama_cpp():
+    assert tokens_in(b'vllm:generation_tokens_total{model_name="a"} 12.0\n') == 12
+    assert tokens_in(b'sglang:generation_tokens_total 3\nsglang:generation_tokens_total{x="1"} 4\n') == 7
+    assert tokens_in(b"llamacpp:tokens_predicted_total 1e3\n") == 1000
+    assert tokens_in(b"vllm:prompt_tokens_total 12\n") is None
+    assert tokens_in(b"llamacpp:tokens_predicted_total 1e999\n") is None
