@@ -7,7 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_tables_are_mutations_of_the_code_and_name_tests_that_exist() -> None:
+def test_the_tables_name_tests_that_exist() -> None:
+    """That each row is a mutation of this code is part of ``make check``."""
     spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts" / "mutants.py")
     assert spec is not None
     assert spec.loader is not None
@@ -17,7 +18,6 @@ def test_the_tables_are_mutations_of_the_code_and_name_tests_that_exist() -> Non
 
     found = mutants.read_tables(mutants.TABLE)
 
-    assert mutants.stale(found) == {}, "the code has changed: change the rows"
     assert len(found) >= 80
     missing = []
     for mutation in found:
