@@ -165,7 +165,8 @@ def _when(day: int | None) -> str:
 
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#222}"
-    "table{border-collapse:collapse}td,th{padding:.2rem .6rem;text-align:right;border-bottom:1px solid #ddd}"
+    "table{border-collapse:collapse;font-size:13px}"
+    "td,th{white-space:nowrap;padding:.2rem .5rem;text-align:right;border-bottom:1px solid #ddd}"
     "td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}"
 )
 
