@@ -26,6 +26,7 @@ FOUND = (70048, 80253, 20779139, 20780169)
 
 
 @pytest.mark.not_counted
+@pytest.mark.timeout(180)  # one of them has 24,000 steps
 @pytest.mark.parametrize("seed", FOUND)
 def test_runs_that_once_found_a_bug_are_kept(seed: int) -> None:
     totals = Totals()
