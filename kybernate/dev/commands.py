@@ -1,4 +1,4 @@
-"""Commands of the extra ``dev``: ``kyb up`` and ``kyb demo``."""
+"""Commands of the extra ``dev``: ``kyb up``, ``kyb add`` and ``kyb demo``."""
 
 import sys
 from enum import StrEnum
@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from kybernate.cli.output import Output, OutputOption
+from kybernate.cli.output import Output, OutputOption, answer
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``kyb``."""
     app.command(epilog="Examples: kyb up · kyb up --engine llama · kyb up --nodes 2 --routers 2 --nats 3")(up)
+    app.command(epilog="Example: kyb add model.yaml")(add)
     app.command(
         add_help_option=False,  # the demo's own parser answers --help
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
@@ -92,6 +93,19 @@ def up(
         log_format="pretty" if pretty else "json",
     )
     run(options, verbose=verbose, quiet=quiet, ready_seconds=ready_timeout, output=output)
+
+
+def add(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="v1 Pods (YAML), one seat each.")],
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Start more models on the stack that runs here."""
+    from kybernate.cli.local import local_stack
+    from kybernate.dev.stack.add import add as create
+
+    pods = create(local_stack(), file)
+    text = f"{', '.join(pod.model for pod in pods)}: starting; see kyb status"
+    answer(output, {"pods": [{"namespace": pod.namespace, "name": pod.name, "model": pod.model} for pod in pods]}, text)
 
 
 def demo(context: typer.Context) -> None:

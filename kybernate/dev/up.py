@@ -1,6 +1,7 @@
 """``kyb up``: a stack in the foreground, its logs, and what to paste."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import shutil
@@ -9,14 +10,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from kybernate.cli.output import CliError, Output, answer
+from kybernate.config import ConfigError
 from kybernate.dev.stack import NotReadyError, Stack, StackError, StackOptions
 from kybernate.dev.stack.process import LineSink
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
 _NAME_WIDTH = 12
+RELOAD_SECONDS = 1.0
 
 
 def run(options: StackOptions, *, verbose: bool, quiet: bool, ready_seconds: float, output: Output) -> None:
@@ -133,4 +136,27 @@ async def _live(stack: Stack, ready_seconds: float, progress: Callable[[str], No
         facts = {"url": stack.url, "page": stack.layout.routers[0].page, "seconds": round(seconds, 3), "seats": seats}
         answer(output, facts, banner(stack, seats, seconds))
         sys.stdout.flush()
-        raise await stack.failed()
+        reloading = asyncio.create_task(_reload(stack, progress), name="reload")
+        try:
+            raise await stack.failed()
+        finally:
+            reloading.cancel()
+
+
+async def _reload(stack: Stack, progress: Callable[[str], None]) -> NoReturn:
+    """Hand each change of the configuration's file to the services; a wrong one changes nothing."""
+    file = stack.options.config
+    known = file.read_bytes()
+    while True:
+        await asyncio.sleep(RELOAD_SECONDS)
+        with contextlib.suppress(OSError):
+            found = file.read_bytes()
+            if found == known:
+                continue
+            known = found
+            try:
+                stack.reconfigure()
+            except ConfigError as error:
+                sys.stderr.write(f"kyb: warning: {error}\nkyb: the stack keeps its configuration\n")
+            else:
+                progress(f"{file} has changed; the services read it anew")

@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 
 from kybernate.dev.nats_server import free_port
+from kybernate.dev.stack import LAPTOP
 from kybernate.dev.stack.guard import left_over
+from tests.until import TIME_FACTOR, until_blocking
 
+ROOT = Path(__file__).parents[2]
 KYB = (sys.executable, "-c", "from kybernate.cli import main; main()")
 
 
@@ -31,7 +34,8 @@ class Up:
 
     def kyb(self, *argv: str) -> str:
         """Another command in the same environment; it finds the stack by itself."""
-        return subprocess.run([*KYB, *argv], capture_output=True, text=True, timeout=30, check=True).stdout
+        command = [*KYB, *argv]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60 * TIME_FACTOR, check=True).stdout
 
     def folder(self) -> Path:
         runtime = Path(os.environ["XDG_RUNTIME_DIR"])
@@ -80,6 +84,15 @@ def ask(url: str, model: str) -> str:
     return "".join(delta.get("content") or "" for delta in deltas)
 
 
+def ask_whole(url: str, model: str) -> str:
+    """A chat completion in one piece: its text."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60 * TIME_FACTOR) as answer:
+        return str(json.load(answer)["choices"][0]["message"]["content"])
+
+
 def test_up_serves_a_parked_model_and_ends_without_a_trace() -> None:
     with up("--quiet") as stack:
         assert stack.text.count("  GPU ") == 3
@@ -105,8 +118,40 @@ def test_up_serves_a_parked_model_and_ends_without_a_trace() -> None:
         assert stack.process.stderr.read() == ""
 
 
-def test_up_runs_with_a_separate_node_bus() -> None:
-    with up("--quiet", "--two-buses") as stack:
-        parked = re.search(r'"model": "([^"]+)"', stack.text)
-        assert parked is not None
-        assert ask(stack.url, parked[1])
+GAMMA = """
+apiVersion: v1
+kind: Pod
+metadata: {name: gamma, annotations: {kyb.ai/backend: fake, kyb.ai/vram: 40GiB}}
+spec:
+  containers:
+    - name: engine
+      image: fake
+      command: [python, -m, kybernate.dev.fakes.engine, --model, gamma, --vram, 40GiB]
+      resources: {limits: {kyb.ai/gpu-1x-seat: 1}}
+"""
+
+
+def test_up_takes_engines_of_ones_own_more_models_and_another_configuration(tmp_path: Path) -> None:
+    """With a separate node bus: the example's engines take turns, ``kyb add``, and a configuration that changes."""
+    config, pods = tmp_path / "config.yaml", tmp_path / "gamma.yaml"
+    config.write_text((LAPTOP / "config.yaml").read_text())
+    pods.write_text(GAMMA)
+    engines = str(ROOT / "examples/own_engine.yaml")
+    with up("--quiet", "--two-buses", "--config", str(config), "--pods", engines) as stack:
+        for model in ("alpha", "beta", "alpha"):
+            assert ask_whole(stack.url, model) == f"{model} received: Hello"
+
+        assert json.loads(stack.kyb("add", str(pods), "-o", "json"))["pods"][0]["model"] == "gamma"
+        until_blocking(lambda: "gamma" in stack.kyb("status"), what="the router knows gamma", interval=0.2)
+        assert ask(stack.url, "gamma")
+        command = [*KYB, "add", str(pods)]
+        again = subprocess.run(command, capture_output=True, text=True, timeout=60 * TIME_FACTOR, check=False)
+        assert (again.returncode, "default/gamma" in again.stderr) == (1, True), again.stderr
+
+        config.write_text(config.read_text().partition("policy:")[0] + "policy: {name: exhaustive}\n")
+
+        def applied() -> bool:
+            return {node["policy"] for node in json.loads(stack.kyb("why", "-o", "json"))["nodes"]} == {"exhaustive"}
+
+        until_blocking(applied, what="the manager has the new policy", timeout=60, interval=0.2)
+        assert ask_whole(stack.url, "beta") == "beta received: Hello"

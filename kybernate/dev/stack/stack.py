@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Self
 
 import aiohttp
 
+from kybernate import files
 from kybernate.bus import setup
 from kybernate.bus.port import BusError
 from kybernate.cli.router import stack_file
@@ -154,6 +155,11 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    def reconfigure(self) -> None:
+        """Check the configuration's file again and hand it to the services, which read it anew. Raises ConfigError."""
+        self.plan = check(self.options)
+        files.replace(self.folder / "config.yaml", self.options.config.read_bytes(), durable=False)
 
     async def ready(
         self, timeout: float = 60.0, progress: Callable[[str], None] = lambda _: None
@@ -300,6 +306,8 @@ class Stack:
                 "driver_socket": str(layout.driver_socket),
                 "nats_url": layout.nats_url,
                 "kubelet_url": layout.kubelet_url,
+                "kubelets": [node.kubelet_url for node in layout.nodes],
+                "driver": self.options.driver,
                 "pids": self.pids,
             }
         )
