@@ -1,6 +1,7 @@
-"""Write what is generated from messages, seats, rights, tests and the chart, or with --check say what has drifted."""
+"""Write what is generated from messages, seats, rights, routes, tests and the chart; with --check say what drifted."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -9,6 +10,8 @@ sys.path.insert(0, str(ROOT))  # a script's folder is on the path, the repositor
 
 from scripts import chart_schema, rights_page  # noqa: E402
 from scripts.schemas import documents  # noqa: E402
+from services.router import openapi  # noqa: E402
+from services.router.api import FAMILIES  # noqa: E402
 from tests.checkpointer import crash_cases, engine_cases, lie_cases  # noqa: E402
 from tests.conformance import table  # noqa: E402
 from tests.failures import page as failures  # noqa: E402
@@ -20,6 +23,8 @@ def main(root: Path = ROOT) -> int:
     parser.add_argument("--root", type=Path, default=root, help="the repository (default: this one)")
     options = parser.parse_args()
     made = documents() | table.documents(ROOT) | failures.documents(ROOT) | chart_schema.documents(ROOT)
+    forwarded = [path for paths in FAMILIES.values() for path in paths]
+    made["docs/openapi.json"] = json.dumps(openapi.document(forwarded), indent=2) + "\n"
     for part in (rights_page, engine_cases, lie_cases, crash_cases):  # written by people around a table that is not
         page = options.root / part.PATH
         if page.exists():

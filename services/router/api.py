@@ -74,10 +74,13 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "/v1/responses",
         "/v1/moderations",
         "/v1/audio/speech",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
         "/v1/images/generations",
     ),
     "anthropic": ("/v1/messages", "/v1/messages/count_tokens"),
     "rerank": ("/v1/rerank", "/v1/score", "/v1/classify", "/v1/pooling"),
+    "tokenize": ("/v1/tokenize", "/v1/detokenize"),
 }
 """Paths of inference calls by API. Engines have further ones below /v1/ that load adapters or run code."""
 

@@ -13,6 +13,7 @@ from services.router.core.body import (
     BodyMemory,
     RoutingFields,
     Unpacker,
+    is_form,
     parsed_fields,
     routing_fields,
     too_large,
@@ -51,6 +52,7 @@ class RequestBody:
         self._intake, self._caller, self._most, self._setting = intake, caller, most_bytes, setting
         self._walk = ChunkedBody(trailer=True) if head.chunked else Body(head.length or 0)
         self._encoding = fields.get("content-encoding", "").strip().lower()
+        self._type = fields.get("content-type", "")
         self._pieces: list[bytes] = []
         self._size = self._received = 0
         self._began = 0.0
@@ -92,7 +94,7 @@ class RequestBody:
     @property
     def small(self) -> bool:
         """Whether ``whole`` and ``fields`` take some milliseconds at most."""
-        return not self._encoding and self._size <= SMALL_BYTES
+        return not self._encoding and self._size <= SMALL_BYTES and not is_form(self._type)
 
     def sent(self) -> bytes:
         """Return the body as it was sent."""
@@ -119,8 +121,8 @@ class RequestBody:
         return self.sent()
 
     async def fields(self, body: bytes) -> RoutingFields:
-        """Return what routing needs of a JSON body; other calls go on meanwhile."""
-        scan = routing_fields(body)
+        """Return what routing needs of a body; other calls go on meanwhile."""
+        scan = routing_fields(body, self._type)
         try:
             while True:
                 next(scan)

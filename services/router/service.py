@@ -16,6 +16,7 @@ from kybernate.clock import Clock
 from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.logs import get_logger
 from kybernate.messages import Presence
+from services.router import openapi
 from services.router.api import LONGEST_NAME, RouterError, engine_paths
 from services.router.auth import open_auth
 from services.router.calls import Calls
@@ -43,6 +44,8 @@ FORGET_SECONDS = 10.0
 
 LEAVE_SECONDS = 0.5
 """Wall: how long a router that stops waits for the end of calls that it has cancelled."""
+STORED = "/v1/{api:files|uploads|batches|assistants|threads|vector_stores|fine_tuning|responses/.+}{rest:(/.*)?}"
+"""Paths of OpenAI's API that store something."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -182,6 +185,7 @@ class RunningRouter:
         app.add_routes(
             [
                 *health,
+                web.get("/openapi.json", self._openapi),
                 web.get("/v1/models", needs("infer", "view")(operator.models)),
                 web.get("/v1/models/{model:.+}", needs("infer", "view")(operator.model)),
                 web.get("/v1/hold", needs("infer")(gateways.hold)),
@@ -203,10 +207,17 @@ class RunningRouter:
                     "/v1/nodes/{node:.+}/{verb:drain|resume}",
                     needs("admin")(operator.node),
                 ),
+                *[web.route(method, STORED, needs("infer")(_not_stored)) for method in ("GET", "POST", "DELETE")],
                 web.post("/v1/{path:.+}", needs("infer")(_not_forwarded)),
             ]
         )
         return app
+
+    async def _openapi(self, _: web.Request) -> web.Response:
+        """Return the OpenAPI document, which needs no key."""
+        settings = self._settings
+        paths = engine_paths(settings.api_families, settings.engine_paths)
+        return web.json_response(openapi.document(path.decode() for path in paths))
 
     def _on_event(self, event: Event) -> None:
         self.events.add(event)
@@ -253,6 +264,12 @@ async def _not_forwarded(request: web.Request) -> web.StreamResponse:
     path = request.rel_url.raw_path[:LONGEST_NAME]
     text = f"POST {path} is not forwarded to engines; allow it with KYB_ENGINE_PATHS if it is safe"
     raise RouterError(404, "not_found", text)
+
+
+async def _not_stored(request: web.Request) -> web.StreamResponse:
+    """Refuse what would have to outlive a request: neither a router nor a parked engine keeps it."""
+    text = f"{request.path[:LONGEST_NAME]}: files, batches, threads and responses are not stored here"
+    raise RouterError(404, "not_supported", f"{text}; send all input with each request")
 
 
 @web.middleware

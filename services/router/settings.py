@@ -51,10 +51,10 @@ class RouterSettings(Settings):
     """Time for the first byte of an engine's answer; then the request is sent once more, then it gets a 504."""
     silence_seconds: float = Field(120.0, gt=0)
     """Longest pause within an engine's answer; then the answer is broken off."""
-    api_families: str = "openai,anthropic,rerank"
-    """APIs whose paths are forwarded to engines: openai, anthropic, rerank (also score, classify, pooling)."""
+    api_families: str = "openai,anthropic,rerank,tokenize"
+    """APIs whose paths are forwarded to engines: openai, anthropic, rerank (also score, pooling), tokenize."""
     engine_paths: str = ""
-    """Further paths that are forwarded to engines, separated by commas, such as /v1/tokenize."""
+    """Further paths that are forwarded to engines, separated by commas, such as /v1/reconstruct."""
     access_log: bool = False
     """One line in the log for each call, when it has ended."""
     permit_seconds: float = Field(2.0, gt=0)

@@ -3,8 +3,10 @@
 import gzip
 import json
 import zlib
+from collections.abc import Generator
 from typing import Any
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +32,10 @@ VALUES = st.recursive(
 
 
 def found(body: bytes) -> RoutingFields:
-    steps = scan(body)
+    return end_of(scan(body))
+
+
+def end_of(steps: Generator[None, None, RoutingFields]) -> RoutingFields:
     while True:
         try:
             next(steps)
@@ -127,3 +132,65 @@ def test_memory_is_counted_per_caller_and_in_total() -> None:
     assert memory.full("b", 6) is None
     memory.give_back("b", 45)
     assert (memory.total, dict(memory.by_caller)) == (0, {})
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+FORM = "multipart/form-data; boundary=b"
+
+
+def form(*parts: tuple[str, bytes]) -> bytes:
+    heads = [b"--b\r\nContent-Disposition: form-data; %s\r\n\r\n%s\r\n" % (head.encode(), body) for head, body in parts]
+    return b"".join(heads) + b"--b--\r\n"
+
+
+def test_the_model_of_a_form_is_found_among_files_of_any_content() -> None:
+    audio = b'\r\n--a\r\nname="model"\r\n\r\nwrong' * 100_000
+    body = form(('name="file"; filename="a; b.wav"', audio), ('name="model"', b"whisper"), ('name="stream"', b"True"))
+    assert end_of(routing_fields(body, FORM)) == RoutingFields("whisper", True)
+    assert end_of(routing_fields(form(('name="model"', b"")), FORM)) == RoutingFields("", False)
+    assert (
+        end_of(routing_fields(form(('name="other"', b"x")), 'Multipart/Form-Data; charset=x; boundary="b"')).model
+        is None
+    )
+
+
+async def test_a_form_of_a_real_client_is_read() -> None:
+    data = aiohttp.FormData({"model": "whisper", "language": "en"})
+    data.add_field("file", b"RIFF", filename="speech 1.wav", content_type="audio/wav")
+    payload = data()
+    assert end_of(routing_fields(await payload.as_bytes(), payload.content_type)).model == "whisper"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "code"),
+    [
+        ("multipart/form-data", form(('name="model"', b"m")), "invalid_body"),
+        (f"{FORM}; boundary=c", form(('name="model"', b"m")), "invalid_body"),
+        (FORM, b"", "invalid_body"),
+        (FORM, b"preamble\r\n" + form(('name="model"', b"m")), "invalid_body"),
+        (FORM, form(('name="model"', b"m"), ('name="model"', b"other")), "invalid_body"),
+        (FORM, form(('name="a"; name="model"', b"m")), "invalid_body"),
+        (FORM, form(("name=model", b"m")), "invalid_body"),
+        (FORM, form((r'filename="a\"; name="model"; name="b"', b"m")), "invalid_body"),
+        (FORM, form(('name="model"\r\nContent-Disposition: form-data; name="b"', b"m")), "invalid_body"),
+        (FORM, form(('name="model"', b"m"))[:-6], "invalid_body"),
+        (FORM, b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n--b--\r\n', "invalid_body"),
+        (FORM, form(('name="a"' + " " * 5000, b"")), "invalid_body"),
+        (FORM, form(*[('name="a"', b"")] * 101), "body_too_complex"),
+    ],
+)
+def test_a_form_that_parsers_may_read_differently_is_refused(content_type: str, body: bytes, code: str) -> None:
+    with pytest.raises(BodyError) as error:
+        end_of(routing_fields(body, content_type))
+    assert error.value.code == code
+
+
+@given(st.binary(max_size=200), st.integers(0, 60))
+def test_any_bytes_after_a_form_begins_are_a_form_or_an_error(noise: bytes, at: int) -> None:
+    whole = form(('name="model"', b"m"))
+    try:
+        fields = end_of(routing_fields(whole[:at] + noise + whole[at:], FORM))
+    except BodyError:
+        return
+    assert fields.model is None or isinstance(fields.model, str)

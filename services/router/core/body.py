@@ -29,10 +29,19 @@ MOST_RATIO = 100
 RATIO_FREE_BYTES = 2**20
 UNPACK_BYTES = 256 * 1024
 """Unpacked at a time."""
+MOST_PARTS = 100
+"""Parts of a form."""
+LONGEST_PART_HEAD = 4096
 
 _BLANK = re.compile(rb"[ \t\r\n]*+")
 _SCALAR = re.compile(rb"[-+.0-9A-Za-z]++")
 _STRUCTURE = re.compile(rb'["{}\[\]]')
+_BOUNDARY = re.compile(r"""(?i);\s*boundary=(?:"([^"]{1,70})"|([^\s";,]{1,70}))""")
+_PART_NAME = re.compile(
+    rb'(?i)^content-disposition:[ \t]*form-data;(?:[^"\r\n]|"[^"\r\n]*")*?[; \t]name="([^"\r\n]*)"', re.M
+)
+_PART_NAMES = re.compile(rb'(?i)content-disposition|[; \t]name\*?[ \t]*=|\\"')
+"""Two in the head of a part that every parser reads alike."""
 _STRING_PART = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 
 
@@ -55,8 +64,15 @@ class RoutingFields:
     stream: object = None
 
 
-def routing_fields(body: bytes) -> Generator[None, None, RoutingFields]:
-    """Find the fields in a body, with pauses; returns them. Raises BodyError."""
+def is_form(content_type: str) -> bool:
+    """Return whether a body of this type is a form with parts, such as a file to transcribe."""
+    return content_type.partition(";")[0].strip().lower() == "multipart/form-data"
+
+
+def routing_fields(body: bytes, content_type: str = "") -> Generator[None, None, RoutingFields]:
+    """Find the fields in a body, JSON or a form, with pauses; returns them. Raises BodyError."""
+    if is_form(content_type):
+        return (yield from form_fields(body, content_type))
     if len(body) > SMALL_BYTES:
         return (yield from scan(body))
     return parsed_fields(body)
@@ -99,6 +115,49 @@ def scan(body: bytes) -> Generator[None, None, RoutingFields]:
     if cursor.blank() != len(body):
         raise cursor.error("the body does not end with its object")
     return found
+
+
+def form_fields(body: bytes, content_type: str) -> Generator[None, None, RoutingFields]:
+    """Find the parts ``model`` and ``stream`` of a form, with pauses; returns them. Raises BodyError.
+
+    Stricter than engines: what two parsers may read differently is refused, so that the seat runs what was asked for.
+    """
+    boundaries = _BOUNDARY.findall(content_type)
+    if len(boundaries) != 1:
+        raise BodyError("invalid_body", "the form's Content-Type needs one boundary of at most 70 characters")
+    delimiter = b"\r\n--" + "".join(boundaries[0]).encode("utf-8", "surrogateescape")
+    found: dict[bytes, bytes] = {}
+    at = len(delimiter) - 2
+    if not body.startswith(delimiter[2:]):
+        raise BodyError("invalid_body", "the form does not begin with its boundary")
+    for _ in range(MOST_PARTS):
+        if body.startswith(b"--", at):
+            stream = found.get(b"stream", b"").strip().lower() in (b"true", b"1", b"on", b"yes")
+            return RoutingFields(found[b"model"].decode(errors="replace") if b"model" in found else None, stream)
+        begin = body.find(b"\r\n\r\n", at, at + LONGEST_PART_HEAD)
+        if begin < 0 or not body.startswith(b"\r\n", at):
+            raise BodyError("invalid_body", f"a part of the form has no head of at most {LONGEST_PART_HEAD} bytes")
+        head, begin = body[at : begin + 2], begin + 4
+        names = _PART_NAME.findall(head)
+        if len(names) != 1 or len(_PART_NAMES.findall(head)) != 2 or body.startswith(delimiter[2:], begin):
+            raise BodyError("invalid_body", "a part of the form has no plain name in quotes, or no content")
+        end = yield from _find(body, delimiter, begin)
+        if names[0] in (b"model", b"stream"):
+            if names[0] in found:
+                raise BodyError("invalid_body", f"the form has two parts {names[0].decode()}")
+            found[names[0]] = body[begin : min(end, begin + LONGEST_VALUE)]
+        at = end + len(delimiter)
+    raise BodyError("body_too_complex", f"the form has more than {MOST_PARTS} parts")
+
+
+def _find(body: bytes, what: bytes, at: int) -> Generator[None, None, int]:
+    while at < len(body):
+        found = body.find(what, at, at + 16 * BYTES_PER_STEP)
+        if found >= 0:
+            return found
+        at += 16 * BYTES_PER_STEP - len(what)
+        yield
+    raise BodyError("invalid_body", "the form does not end with its boundary")
 
 
 class _Cursor:

@@ -5,7 +5,7 @@ import time
 
 from aiohttp import web
 
-from kybernate.dev.fakes.engine import protocol
+from kybernate.dev.fakes.engine import families, protocol
 from kybernate.dev.fakes.engine.apis import APIS, Api, ApiOptions, Handler, read_json
 from kybernate.dev.fakes.engine.engine import AbortedError, Engine
 from kybernate.dev.fakes.engine.llama import Llama
@@ -32,6 +32,9 @@ def build_app(engine: Engine, api: str = "vllm", options: ApiOptions | None = No
             web.post("/v1/chat/completions", http.chat),
             web.post("/v1/completions", http.completions),
             web.post("/v1/embeddings", http.embeddings),
+            *[web.post(path, http.text) for path in families.STYLES],
+            *[web.post(path, http.other) for path in families.OTHERS],
+            web.post("/v1/audio/transcriptions", http.transcription),
         ]
     )
     return app
@@ -72,6 +75,37 @@ class _Http:
         if body.get("encoding_format") == "base64":
             encoded = [embedding_base64(vector) for vector in vectors]
         return web.json_response(protocol.embeddings(self._options.model, encoded, tokens))
+
+    async def text(self, request: web.Request) -> web.Response:
+        """Responses and messages; a stream comes in one piece."""
+        generation = families.read(
+            request.path, await read_json(request), self._options.model, self._options.max_model_len
+        )
+        await self._api.before(request)
+        async with self._engine.computing(generation.id, generation.prompt_tokens):
+            texts = [text async for _, text in self._engine.pieces(generation)]
+        if generation.stream:
+            body = families.events(request.path, generation, texts)
+            return web.Response(body=body, content_type="text/event-stream")
+        return web.json_response(families.STYLES[request.path][0].whole(generation, "".join(texts)))
+
+    async def other(self, request: web.Request) -> web.Response:
+        body = await read_json(request)
+        answer = families.other(request.path, body, self._options.model, self._options.max_model_len)
+        await self._api.before(request)
+        async with self._engine.computing(new_id("other"), 1):
+            return web.json_response(answer)
+
+    async def transcription(self, request: web.Request) -> web.Response:
+        form = await request.post()
+        protocol.read_body(dict(form), self._options.model)
+        file = form.get("file")
+        if not isinstance(file, web.FileField):
+            raise ApiError(400, "BadRequestError", "file: Field required", "file")
+        audio = file.file.read()
+        await self._api.before(request)
+        async with self._engine.computing(new_id("audio"), max(1, len(audio) // 1000)):
+            return web.json_response({"text": families.transcription(self._options.model, audio)})
 
     async def _generate(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         generation = protocol.read_generation(

@@ -1,0 +1,99 @@
+"""Real clients call a fake engine through a router, by every API that the router forwards."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from kybernate.dev.fakes.engine import families
+from kybernate.dev.fakes.engine.protocol import expected_embedding, expected_text
+from kybernate.seat import SeatState
+from tests.fakes.daemons import engine
+from tests.fakes.test_engine import free_port, healthy
+from tests.router.world import World, world
+from tests.until import until
+
+AUDIO = b"RIFF....WAVE" + bytes(range(256)) * 400
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+async def router(node: SimpleNamespace) -> AsyncIterator[World]:
+    """A router whose only model, ``m``, is active."""
+    port = free_port()
+    async with engine(node.socket, port, node.gpus[:1]), world() as running:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+            await until(lambda: healthy(http), what="the engine is healthy")
+        await running.manager.put("s1", SeatState.ACTIVE, model="m", endpoint=f"http://127.0.0.1:{port}")
+        await until(lambda: running.router.traffic.serves("m"), what="the router knows the model")
+        yield running
+
+
+async def test_the_openai_client(router: World) -> None:
+    messages: Any = HELLO
+    async with openai.AsyncOpenAI(base_url=router.url + "/v1", api_key="none", max_retries=0) as client:
+        whole = await client.chat.completions.create(model="m", messages=messages, max_tokens=20)
+        assert whole.choices[0].message.content == expected_text("m", "hello", 20)
+        stream = await client.chat.completions.create(model="m", messages=messages, max_tokens=20, stream=True)
+        texts = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        assert "".join(texts) == expected_text("m", "hello", 20)
+        text = await client.completions.create(model="m", prompt="a", max_tokens=5)
+        assert text.choices[0].text == expected_text("m", "a", 5)
+        vectors = await client.embeddings.create(model="m", input=["a", "b"])
+        assert [one.embedding for one in vectors.data] == [expected_embedding("m", "a"), expected_embedding("m", "b")]
+        response = await client.responses.create(model="m", input="hello", max_output_tokens=8)
+        assert response.output_text == expected_text("m", "hello", 8)
+        events = [event async for event in await client.responses.create(model="m", input="hello", stream=True)]
+        assert events[-1].type == "response.completed"
+        assert "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        found = await client.audio.transcriptions.create(model="m", file=("a.wav", AUDIO))
+        assert found.text == families.transcription("m", AUDIO)
+        assert [model.id async for model in client.models.list()] == ["m"]
+        with pytest.raises(openai.NotFoundError, match="known models: m"):
+            await client.audio.transcriptions.create(model="other", file=("a.wav", AUDIO))
+
+
+async def test_the_anthropic_client(router: World) -> None:
+    import anthropic
+
+    messages: Any = HELLO
+    async with anthropic.AsyncAnthropic(base_url=router.url, api_key="none", max_retries=0) as client:
+        whole = await client.messages.create(model="m", max_tokens=20, messages=messages)
+        assert whole.content[0].text == expected_text("m", "hello", 20)  # type: ignore[union-attr]
+        assert whole.usage.output_tokens == 20
+        async with client.messages.stream(model="m", max_tokens=20, messages=messages) as stream:
+            assert "".join([text async for text in stream.text_stream]) == expected_text("m", "hello", 20)
+        assert (await client.messages.count_tokens(model="m", messages=messages)).input_tokens == 2
+        with pytest.raises(anthropic.NotFoundError, match="known models: m"):
+            await client.messages.create(model="other", max_tokens=20, messages=messages)
+
+
+async def test_curl(router: World, tmp_path: Any) -> None:
+    async def curl(path: str, *arguments: str) -> Any:
+        command = ("curl", "-sS", "--max-time", "60", router.url + path, *arguments)
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        output, _ = await process.communicate()
+        assert process.returncode == 0
+        return json.loads(output)
+
+    async def post(path: str, **body: Any) -> Any:
+        return await curl(path, "-H", "Content-Type: application/json", "-d", json.dumps({"model": "m", **body}))
+
+    ranked = await post("/v1/rerank", query="q", documents=["a", "b", "c"], top_n=2)
+    scores = [row["relevance_score"] for row in ranked["results"]]
+    assert len(scores) == 2
+    assert scores == sorted(scores, reverse=True)
+    scored = await post("/v1/score", text_1="q", text_2=["a", "b"])
+    assert [row["score"] for row in scored["data"]] == [families.score("m", "q", text) for text in ("a", "b")]
+    tokens = (await post("/v1/tokenize", prompt="h\u00e9llo"))["tokens"]
+    assert await post("/v1/detokenize", tokens=tokens) == {"prompt": "h\u00e9llo"}
+    (tmp_path / "a.wav").write_bytes(AUDIO)
+    found = await curl("/v1/audio/transcriptions", "-F", f"file=@{tmp_path / 'a.wav'}", "-F", "model=m")
+    assert found == {"text": families.transcription("m", AUDIO)}
+    for method, path in (("POST", "/v1/files"), ("GET", "/v1/files/f-1"), ("DELETE", "/v1/responses/resp_1")):
+        assert (await curl(path, "-X", method))["error"]["code"] == "not_supported"
