@@ -38,12 +38,16 @@ Action = tuple[str | int | float, ...]
 
 THREE = (Shape((0,), seats=3), Shape((1,), seats=3, slots=2), Shape((2,), seats=1))
 TREE = (
-    Shape((0,), seats=2), Shape((1,)), Shape((2,)), Shape((3,)), Shape((0, 1)), Shape((2, 3)), Shape((0, 1, 2, 3)),
+    Shape((0,), seats=2, moves=True), Shape((1,), moves=True), Shape((2,)), Shape((3,), moves=True), Shape((0, 1)),
+    Shape((2, 3)), Shape((0, 1, 2, 3)),
 )  # fmt: skip
 MIXED = (Shape((0,), seats=3, slots=2), Shape((1,)), Shape((2,)), Shape((0, 1)), Shape((0, 1, 2)))
 MOVES = (Shape((0,), seats=2, moves=True), Shape((1,), seats=2, moves=True), Shape((2,), seats=2, moves=True))
 PAIR = (Shape((0,)), Shape((1,)), Shape((0, 1), seats=2))
-PACKED = (Shape((0,), seats=4, packs=True), Shape((1,), seats=2, packs=True), Shape((0, 1), seats=2, packs=True))
+PACKED = (
+    Shape((0,), seats=4, packs=True, moves=True), Shape((1,), seats=2, packs=True, moves=True),
+    Shape((0, 1), seats=2, packs=True),
+)  # fmt: skip
 ONE = (Shape((0,), seats=3),)
 SHAPES = {"one": ONE, "pair": PAIR, "three": THREE, "tree": TREE, "mixed": MIXED, "moves": MOVES, "packed": PACKED}
 TROUBLES = (StepTrouble.REFUSED, StepTrouble.HUNG, StepTrouble.HELPER_DIED, StepTrouble.NOT_READY)
