@@ -52,7 +52,7 @@ class SeatRecord(BaseModel):
     drained: str = ""
     """Its group is drained by an operator: the actor, and how it ends. Such groups also have rows of free seats."""
     fixed: str = ""
-    """Why it is not moved to other groups although its profile rebalances; empty: it is, or its profile does not."""
+    """Why it stays on its group although that is part of a pool; empty: it may move, or there is no pool."""
     since: float = 0.0
     """Unix seconds at which it entered this state."""
     started: bool = False

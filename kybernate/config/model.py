@@ -45,10 +45,10 @@ class Profile(Strict):
     placement: Placement = "first-fit"
     """Which group gets the next seat."""
     expose_devices: Literal["group", "node"] = "group"
-    """Device nodes in the container: the group's, or all of the node (needed to move a seat between groups)."""
-    rebalance: bool | None = None
-    """Whether its parked seats may be activated on other groups of it. None: where containers have the devices for it
-    anyway (``expose_devices: node``). True gives each container the device nodes of all groups that it may move to."""
+    """Device nodes in the container: those that its seat may use, or all of the node."""
+    rebalance: bool = True
+    """Whether its groups are one pool: their parked seats may be activated on each other's GPUs, where these are alike
+    (``topology.peers``). A container then has the device nodes of all of these."""
     mig_profile: MigProfile | None = None
     """With ``migStrategy: mixed``: its groups are the MIG instances of this profile, e.g. ``3g.40gb``, one each."""
 
@@ -61,11 +61,6 @@ class Profile(Strict):
     def slots(self) -> int:
         """The most seats of one group that are active together."""
         return self.seats_per_group if self.packs and "active_slots" not in self.model_fields_set else self.active_slots
-
-    @property
-    def rebalances(self) -> bool:
-        """Whether its seats may move between its groups."""
-        return self.expose_devices == "node" if self.rebalance is None else self.rebalance
 
 
 class GroupSpec(Strict):

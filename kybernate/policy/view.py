@@ -87,7 +87,7 @@ class GroupView:
     slots: int
     seats: tuple[SeatView, ...]
     elsewhere: tuple[SeatView, ...] = ()
-    """Parked seats of other groups of this node that could be activated here (rebinding): see ``move_seconds``."""
+    """Parked seats of other groups of the pool that could be activated here: see ``move_seconds``."""
     now: float = 0.0
     """Model time of this view; only differences mean anything."""
     hit_share: float | None = None

@@ -144,7 +144,7 @@ def overlaps(groups: Sequence[Members]) -> tuple[tuple[str, ...], ...]:
 
 
 def peers(groups: Sequence[Group]) -> dict[str, tuple[Group, ...]]:
-    """Return by group name the groups to which its seats may move; none where the profile does not rebalance.
+    """Return by group name the groups to which its seats may move; none where the profile says ``rebalance: false``.
 
     A seat parked on one GPU can be restored on another of the same model and memory. The driver restores only on the
     same chip; only processes of a single GPU survive it (NCCL keeps the old PCI address); MIG cannot be checkpointed.
@@ -154,7 +154,7 @@ def peers(groups: Sequence[Group]) -> dict[str, tuple[Group, ...]]:
 
 
 def _exchanges(group: Group, other: Group) -> bool:
-    if group.name == other.name or group.profile.name != other.profile.name or not group.profile.rebalances:
+    if group.name == other.name or group.profile.name != other.profile.name or not group.profile.rebalance:
         return False
     if len(group.gpus) != 1 or len(other.gpus) != 1 or group.is_mig or other.is_mig:
         return False

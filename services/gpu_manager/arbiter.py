@@ -5,7 +5,7 @@ When the policy lets one of them yield, the group has a *claim*: all that is in 
 granted any of these GPUs until the claim is served or its seat is not wanted any more. A seat that takes many GPUs
 would otherwise never find them free together.
 
-Groups of one profile with ``rebalance``: a group sees the parked seats of its peers beside its own, and the policy
+Groups of one pool (``topology.peers``): a group sees the parked seats of its peers beside its own, and the policy
 picks one of them or none (``docs/decisions/014-moves-are-pulled.md``).
 """
 

@@ -138,8 +138,8 @@ def _unusable(node: NodeState, seat: ManagedSeat, to: str) -> str:
     target, home = node.groups[to].group, seat.home
     if len(target.gpus) != len(home.gpus):
         return f"it has {len(target.gpus)} GPUs, the seat needs {len(home.gpus)}"
-    if not home.profile.rebalances:
-        return f"profile {home.profile.name} has no rebalance: true, so its containers see only their own group"
+    if not home.profile.rebalance:
+        return f"profile {home.profile.name} has rebalance: false, so its containers see only their own group"
     return "seats move between groups of one GPU of the same model, of one profile"
 
 

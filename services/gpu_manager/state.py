@@ -259,7 +259,7 @@ class NodeState:
         return drained if all(self.drain_on(peer) is not None for peer in peers) else ""
 
     def why_immovable(self, seat: ManagedSeat) -> str:
-        """Why this seat stays on its group although its profile rebalances; empty: it may move, or has no other
+        """Why this seat stays on its group although that is part of a pool; empty: it may move, or has no other
         group."""
         pod = seat.pod
         if pod is None or not self.groups[seat.group.name].peers:

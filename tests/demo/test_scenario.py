@@ -1,13 +1,18 @@
 """What a scenario promises, and when it has not kept it."""
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from kybernate.dev.demo import scenario
-from kybernate.dev.demo.report import build
+from kybernate.dev.demo.report import build, show
 from kybernate.dev.demo.session import Demo
+from kybernate.dev.demo.simulated import Played, simulated, stretch
 from kybernate.dev.demo.watch import ObservedSwitch
+from kybernate.lab.traces import Arrival
+from kybernate.policy.kyb import KybBalanced
 from tests.demo.test_command import run
 from tests.demo.test_report import sample, tally
 
@@ -18,53 +23,86 @@ def played(wait: float, *, moves: int, **changes: Any) -> dict[str, Any]:
 
 
 def test_both_runs_get_the_same_arrivals_and_only_one_group_is_asked() -> None:
-    first, again = scenario.arrivals(Demo(seed=3)), scenario.arrivals(Demo(seed=3))
-    assert first == again != scenario.arrivals(Demo(seed=4))
+    first, again = scenario.own_arrivals(Demo(seed=3)), scenario.own_arrivals(Demo(seed=3))
+    assert first == again != scenario.own_arrivals(Demo(seed=4))
     assert {arrival.model for arrival in first} == set(scenario.HOT)
-    assert len(scenario.arrivals(Demo(duration=60))) < len(first) == scenario.REQUESTS
+    assert len(scenario.own_arrivals(Demo(duration=60))) < len(first) == scenario.REQUESTS
 
 
 @pytest.mark.parametrize(
-    ("without", "rebalanced", "why"),
+    ("bound", "pooled", "why"),
     [
         (played(10.0, moves=0), played(5.0, moves=3), []),
         (played(10.0, moves=0), played(8.0, moves=3), ["the mean wait fell by 20% and not by 25%"]),
         (played(10.0, moves=0), played(5.0, moves=0), ["no seat moved"]),
-        (played(10.0, moves=2), played(5.0, moves=3), ["seats moved although rebalancing was off"]),
-        (played(10.0, moves=0, violations=1), played(5.0, moves=3), ["without rebalancing: 1 violations"]),
+        (played(10.0, moves=2), played(5.0, moves=3), ["bound seats moved"]),
+        (played(10.0, moves=0, violations=1), played(5.0, moves=3), ["with bound seats: 1 violations"]),
         (played(0.0, moves=0), played(0.0, moves=3), ["the mean wait fell by 0% and not by 25%"]),
     ],
 )
 def test_it_passes_when_the_wait_fell_and_nothing_went_wrong_in_either_run(
-    without: dict[str, Any], rebalanced: dict[str, Any], why: list[str]
+    bound: dict[str, Any], pooled: dict[str, Any], why: list[str]
 ) -> None:
-    result = scenario.compared(without, rebalanced)
+    result = scenario.compared(bound, pooled)
     assert scenario.failures(result) == why
-    assert (result["moves"], result["without_rebalance"]) == (rebalanced["moves"], without)
+    assert (result["moves"], result["without_pooled"]) == (pooled["moves"], bound)
 
 
-def test_without_rebalancing_nothing_may_move() -> None:
-    assert scenario.failures(played(1.0, moves=0) | {"rebalance": False}) == []
-    assert scenario.failures(played(1.0, moves=1) | {"rebalance": False}) == ["1 moves although rebalancing is off"]
+def test_a_workload_of_ones_own_promises_no_fall_but_bound_seats_may_not_move() -> None:
+    assert scenario.failures(scenario.compared(played(5.0, moves=0), played(5.0, moves=0), None)) == []
+    assert scenario.failures(scenario.compared(played(5.0, moves=1), played(4.0, moves=1), None)) == [
+        "bound seats moved"
+    ]
+
+
+def test_a_comparison_shows_both_runs_and_what_the_simulator_expected() -> None:
+    expected = {
+        "simulated_wait_mean_without_s": 9.0,
+        "simulated_wait_mean_s": 4.5,
+        "simulated_wait_fall": 0.5,
+        "simulated_moves": 3,
+    }
+    console = Console(width=120, file=io.StringIO())
+    show(scenario.compared(played(10.0, moves=0), played(4.0, moves=3), None) | expected, console)
+    rows = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    (live,) = (row for row in rows if "│ mean wait s" in row)
+    (simulated,) = (row for row in rows if "simulated mean wait s" in row)
+    assert [cell.strip() for cell in live.split("│")[2:5]] == ["10.00", "4.00", "-60.0%"]
+    assert [cell.strip() for cell in simulated.split("│")[2:5]] == ["9.00", "4.50", "-50.0%"]
+
+
+def test_the_simulator_plays_the_arrivals_with_the_costs_that_were_seen() -> None:
+    rows = {"tier": "standard", "weight": 1.0, "slo_seconds": 20.0, "service_seconds": 2.0}
+    groups = {"G0": [rows | {"seat": name, "model": name} for name in "ab"], "G1": [rows | {"seat": "c", "model": "c"}]}
+    seconds = {"drain": 0.1, "park": 0.2, "activate": 0.3, "verify": 0.2, "release": 0.1, "total": 1.0}
+    switches = tuple(ObservedSwitch("G0", name, name, seconds) for name in "ab")
+    arrivals = tuple(Arrival(30.0 * number, "ab"[number % 2], 10, 60) for number in range(20))
+    run = Played(arrivals, groups, switches, 10.0)
+    assert stretch(run) == pytest.approx(2.0 / (60 / 60 + 10 / 8000))
+    bound = simulated(run, KybBalanced())
+    assert bound.wait[0] == pytest.approx(5.0)  # activating: (0.3 + 0.2 / 2 + 0.1) · 10
+    assert max(bound.wait) == pytest.approx(10.0)  # and parking: (1 - 0.1 - 0.5) · 10, closing: 0.1 · 10
+    pooled = simulated(run, KybBalanced(), move_seconds=0.0)
+    assert (bound.counters["moves"], pooled.counters["moves"]) == (0, 1)  # b goes to G1, where nothing is asked
 
 
 def test_packing_is_compared_with_one_slot() -> None:
     first, packed = played(10.0, moves=0), played(4.0, moves=0)
     result = scenario.compared(first, packed, scenario.DemoScenario.PACKED)
-    assert (result["scenario"], result["packing"], result["without_packing"]) == ("packed", True, first)
+    assert (result["packing"], result["without_packing"]) == (True, first)
     assert scenario.failures(result) == []
     crowded = scenario.compared(first, played(9.0, moves=0), scenario.DemoScenario.PACKED)
     assert scenario.failures(crowded) == ["the mean wait fell by 10% and not by 25%"]
     broken = scenario.compared(played(10.0, moves=0, violations=1), packed, scenario.DemoScenario.PACKED)
     assert scenario.failures(broken) == ["with one slot: 1 violations"]
-    assert {one.model for one in scenario.arrivals(Demo(), scenario.DemoScenario.PACKED)} == set(scenario.SIZES)
+    assert {one.model for one in scenario.own_arrivals(Demo(), scenario.DemoScenario.PACKED)} == set(scenario.SIZES)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--no-rebalance",), "--no-rebalance is for --scenario hot-group"),
-        (("--scenario", "packed", "--no-rebalance"), "--no-rebalance is for --scenario hot-group"),
+        (("--compare-bound", "--chaos"), "--compare-bound starts its own two stacks"),
+        (("--compare-bound", "--routers", "2"), "are for a demo without --scenario and --compare-bound"),
         (("--scenario", "hot-group", "--chaos"), "brings its own stack and workload"),
     ],
 )

@@ -540,4 +540,4 @@ def test_what_else_cannot_be_moved_is_named(soft: World) -> None:
     plain = World(groups=(make_group("G0", [0], 2), make_group("G1", [1], 2)))
     plain.boot()
     (seat,) = plain.fill("a")
-    assert "no rebalance: true" in plain.order(MigrateSeat, seat=seat, to="G1").reason
+    assert "rebalance: false" in plain.order(MigrateSeat, seat=seat, to="G1").reason

@@ -66,11 +66,12 @@ def demo(
     scenario_: Annotated[
         scenario.DemoScenario | None,
         typer.Option(
-            "--scenario", help="hot-group: without and with rebalancing. packed: one slot, then packed by memory."
+            "--scenario", help="hot-group: bound seats, then one pool. packed: one slot, then packed by memory."
         ),
     ] = None,
-    no_rebalance: Annotated[
-        bool, typer.Option("--no-rebalance", help="Play the scenario without rebalancing only.")
+    compare_bound: Annotated[
+        bool,
+        typer.Option("--compare-bound", help="Play it with seats bound to their groups, too; and in the simulator."),
     ] = False,
     chaos: Annotated[bool, typer.Option("--chaos", help="Kill services and take NATS away while it runs.")] = False,
     seed: Annotated[int, typer.Option(help="Of the shipped workload and of chaos.")] = 1,
@@ -120,13 +121,12 @@ def demo(
             servers=nats,
             logs=keep_logs,
         )
-        if asked.host_bytes and (router or scenario_):
-            raise DemoError("--host-memory is for the private stack; leave out --router and --scenario")
-        if scenario_ and (nodes, routers, nats) != (1, 1, 1):
-            raise DemoError("--nodes, --routers and --nats are for a demo without --scenario")
-        if no_rebalance and scenario_ is not scenario.DemoScenario.HOT_GROUP:
-            raise DemoError("--no-rebalance is for --scenario hot-group")
-        result = asyncio.run(_run(asked, errors, scenario_, rebalance=not no_rebalance))
+        if asked.host_bytes and router:
+            raise DemoError("--host-memory is for the private stack; leave out --router")
+        compares = compare_bound or scenario_ is not None
+        if compares and (nodes, routers, nats) != (1, 1, 1):
+            raise DemoError("--nodes, --routers and --nats are for a demo without --scenario and --compare-bound")
+        result = asyncio.run(_run(asked, errors, scenario_, compares=compares))
     except (DemoError, TraceError, LayoutError, ConfigError) as error:
         errors.print(f"kyb demo: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_USAGE) from None
@@ -135,7 +135,7 @@ def demo(
         raise typer.Exit(EXIT_FAILED) from None
     if output is Output.TEXT:
         report.show(result, console)
-    why = report.passed(result, chaos=chaos) + (scenario.failures(result) if scenario_ is not None else [])
+    why = report.passed(result, chaos=chaos) + (scenario.failures(result) if compares else [])
     found = result | {"passed": not why}
     if output is Output.JSON:
         print(json.dumps(found))
@@ -146,15 +146,15 @@ def demo(
         raise typer.Exit(EXIT_FAILED)
 
 
-async def _run(asked: Demo, console: Console, which: scenario.DemoScenario | None, *, rebalance: bool) -> report.Report:
+async def _run(asked: Demo, console: Console, which: scenario.DemoScenario | None, *, compares: bool) -> report.Report:
     live = Live()
 
     def say(text: str) -> None:
         console.print(f"kyb demo: {text}", markup=False, highlight=False, soft_wrap=True)
 
     async with _progress(live, console):
-        if which is not None:
-            return await scenario.play(which, asked, expected_text, live, say, both=rebalance)
+        if compares:
+            return await scenario.play(which, asked, expected_text, live, say)
         return await play(asked, expected_text, live, say)
 
 

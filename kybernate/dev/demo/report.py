@@ -120,11 +120,27 @@ def show(report: Report, console: Console) -> None:
         console.print(f"  {count} × {reason}", markup=False, highlight=False)
     if "chaos" in report:
         _show_chaos(report["chaos"], console)
-    if "without_rebalance" in report or "without_packing" in report:
-        before, after, fall = report["wait_mean_without_s"], report["wait_mean_s"], report["wait_fall"]
-        what = ("rebalancing", "it") if "without_rebalance" in report else ("packing by memory", "it")
-        text = f"{_text(after)} s with {what[0]}, {_text(before)} s without {what[1]}: {-(fall or 0.0):+.0%}"
-        console.print(f"\n{report['scenario']}: mean wait {text}; {report['moves']} moves", style="bold")
+    if "wait_fall" in report:
+        _show_comparison(report, console)
+
+
+def _show_comparison(report: Report, console: Console) -> None:
+    """Both runs of a comparison, and what the simulator expected of them."""
+    pooled = "without_pooled" in report
+    first = report["without_pooled" if pooled else "without_packing"]
+    names = ("bound to groups", "one pool") if pooled else ("one slot", "packed by memory")
+    table = Table("", *names, "change")
+    for key, name in (("wait_mean_s", "mean wait s"), ("wait_p99_s", "p99 s")):
+        before, after = first[key], report[key]
+        change = f"{after / before - 1:+.1%}" if before and after is not None else "–"
+        table.add_row(name, _text(before), _text(after), change)
+    if "simulated_wait_fall" in report:
+        before, after = report["simulated_wait_mean_without_s"], report["simulated_wait_mean_s"]
+        change = f"{-(report['simulated_wait_fall'] or 0.0):+.1%}"
+        table.add_row("simulated mean wait s", _text(before), _text(after), change)
+    for key in ("switches", "moves", "errors", "retryable", "violations"):
+        table.add_row(key, _text(first[key]), _text(report[key]), "")
+    console.print(table)
 
 
 def _times(report: Report) -> Table:

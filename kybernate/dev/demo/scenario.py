@@ -1,7 +1,8 @@
-"""Scenarios: a layout, a workload and two runs of it, so that one invocation shows what a feature changes.
+"""Comparisons: the same arrivals on two stacks, so that one invocation shows what a feature changes.
 
-``hot-group``: everything is asked of the seats of group G0 while those of G1 rest. The same arrivals are played twice,
-without and with rebalancing; with it, seats of G0 move to G1 by themselves.
+``--compare-bound``: a workload with seats bound to their groups, then with the groups as one pool, beside what the
+simulator expects of it. ``hot-group`` does that with a shipped workload: everything is asked of the seats of group
+G0 while those of G1 rest.
 
 ``packed``: five models of 12 to 44 GiB on one GPU of 80 GiB, first with one slot, then packed by memory. The fake
 driver counts a restore without room as a violation, and an engine that finds no memory crashes.
@@ -10,16 +11,31 @@ driver counts a restore without room as a violation, and an engine that finds no
 import asyncio
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from kybernate.config import load
 from kybernate.dev.demo import report, workload
 from kybernate.dev.demo.client import Expect
-from kybernate.dev.demo.session import DEFAULT_SPEED, HOLD_MODEL_SECONDS, Demo, DemoError, Live, on_stack
+from kybernate.dev.demo.session import (
+    DEFAULT_SPEED,
+    HOLD_MODEL_SECONDS,
+    Demo,
+    DemoError,
+    Live,
+    arrivals,
+    on_stack,
+    stack_options,
+    with_profiles,
+)
+from kybernate.dev.demo.simulated import Played, simulated
+from kybernate.dev.fakes.gpu.spec import MOVE_SECONDS
 from kybernate.dev.stack import StackOptions
+from kybernate.lab.simulate.model import Outcome
 from kybernate.lab.traces import Arrival
+from kybernate.policy import Policy
 
 HOT = ("hot-a", "hot-b", "hot-c")
 COLD = ("cold-a", "cold-b", "cold-c")
@@ -32,7 +48,9 @@ DURATION_SECONDS = 600.0
 """Model seconds; each of the two runs takes 25 s at the default speed."""
 POLICY = "kyb-balanced"
 LEAST_FALL = 0.25
-"""Of the mean wait, for the demo to pass."""
+"""Of the mean wait, for a scenario to pass."""
+
+Read = Callable[[], Iterable[Arrival]]
 
 
 class DemoScenario(StrEnum):
@@ -44,25 +62,42 @@ class DemoScenario(StrEnum):
     @property
     def feature(self) -> str:
         """What its second run has and its first has not."""
-        return "packing" if self is DemoScenario.PACKED else "rebalance"
+        return "packing" if self is DemoScenario.PACKED else "pooled"
 
 
 async def play(
-    which: DemoScenario, demo: Demo, expect: Expect, live: Live, say: Callable[[str], None], *, both: bool = True
+    which: DemoScenario | None, demo: Demo, expect: Expect, live: Live, say: Callable[[str], None]
 ) -> report.Report:
-    """Play a scenario without and with its feature, or only without. Raises DemoError and what a stack raises."""
-    if demo.traces or demo.router or demo.chaos:
-        raise DemoError("--scenario brings its own stack and workload; leave out --trace, --router and --chaos")
-    asked = arrivals(demo, which)
-    without = await _run(which, demo, asked, expect, live, say, featured=False)
-    if not both:
-        return without | {"scenario": which.value, which.feature: False}
-    featured = await _run(which, demo, asked, expect, live, say, featured=True)
-    return compared(without, featured, which)
+    """Play a scenario, or with None the workload that was asked for, without and with the feature.
+
+    Raises DemoError and what a stack raises.
+    """
+    if demo.router or demo.chaos or demo.host_bytes or (which and demo.traces):
+        what = "--scenario brings its own stack and workload" if which else "--compare-bound starts its own two stacks"
+        raise DemoError(f"{what}; leave out --router, --chaos{', --trace' if which else ''} and --host-memory")
+    speed, pooled = demo.speed or DEFAULT_SPEED, which is not DemoScenario.PACKED
+    feature = DemoScenario.HOT_GROUP.feature if which is None else which.feature
+    read: Read | None = arrivals(demo) if demo.traces else None
+    if which is not None:
+        asked = own_arrivals(demo, which)
+        read = lambda: asked  # noqa: E731
+    with tempfile.TemporaryDirectory(prefix="kyb-demo-") as name:
+        folder = Path(name)
+        if which is None:
+            second = await asyncio.to_thread(stack_options, demo, folder, speed)
+        else:
+            second = await asyncio.to_thread(_options, which, demo, folder, speed)
+        first = with_profiles(second, folder, **({"rebalance": False} if pooled else {"packing": "slots"}))
+        live.keep = pooled
+        before = await _run(f"without-{feature}", demo, first, read, expect, live, say)
+        policy, played = load(second.config).policy.build(), live.played
+        after = await _run(f"with-{feature}", demo, second, read, expect, live, say)
+        expected = await asyncio.to_thread(_expected, policy, played) if played is not None else {}
+    return compared(before, after, which) | expected
 
 
-def arrivals(demo: Demo, which: DemoScenario = DemoScenario.HOT_GROUP) -> tuple[Arrival, ...]:
-    """The requests of both runs."""
+def own_arrivals(demo: Demo, which: DemoScenario = DemoScenario.HOT_GROUP) -> tuple[Arrival, ...]:
+    """The requests of both runs of a scenario."""
     models, requests = (HOT, REQUESTS) if which is DemoScenario.HOT_GROUP else (tuple(SIZES), PACKED_REQUESTS)
     trace = workload.generate(models, seed=demo.seed, requests=requests, duration=DURATION_SECONDS)
     end = DURATION_SECONDS if demo.duration is None else demo.start + demo.duration
@@ -71,68 +106,80 @@ def arrivals(demo: Demo, which: DemoScenario = DemoScenario.HOT_GROUP) -> tuple[
 
 
 def compared(
-    without: report.Report, featured: report.Report, which: DemoScenario = DemoScenario.HOT_GROUP
+    without: report.Report, featured: report.Report, which: DemoScenario | None = DemoScenario.HOT_GROUP
 ) -> report.Report:
-    """The run with the scenario's feature, and what it changed."""
-    before, after = without["wait_mean_s"], featured["wait_mean_s"]
-    fall = round(1.0 - after / before, 4) if before and after is not None else None
-    return featured | {
-        "scenario": which.value,
-        which.feature: True,
-        f"without_{which.feature}": without,
-        "wait_mean_without_s": before,
-        "wait_fall": fall,
-    }
+    """The run with the feature, and what it changed."""
+    feature = DemoScenario.HOT_GROUP.feature if which is None else which.feature
+    scenario = {} if which is None else {"scenario": which.value}
+    return (
+        featured
+        | scenario
+        | {
+            feature: True,
+            f"without_{feature}": without,
+            "wait_mean_without_s": without["wait_mean_s"],
+            "wait_fall": _fall(without["wait_mean_s"], featured["wait_mean_s"]),
+        }
+    )
 
 
 def failures(result: report.Report) -> list[str]:
-    """Why a scenario did not show what it is for; empty when it did."""
-    which = DemoScenario(result.get("scenario", DemoScenario.HOT_GROUP))
-    if not result.get(which.feature):
-        return [f"{result['moves']} moves although rebalancing is off"] if result["moves"] else []
-    first = result[f"without_{which.feature}"]
-    without = "without rebalancing" if which is DemoScenario.HOT_GROUP else "with one slot"
+    """Why a comparison did not show what it is for; empty when it did."""
+    packed = "without_packing" in result
+    first = result["without_packing" if packed else "without_pooled"]
+    without = "with one slot" if packed else "with bound seats"
     why = [f"{without}: {one}" for one in report.passed(first, chaos=False)]
-    if which is DemoScenario.HOT_GROUP and not result["moves"]:
-        why.append("no seat moved")
     if first["moves"]:
-        why.append("seats moved although rebalancing was off")
+        why.append("bound seats moved")
+    if "scenario" not in result:
+        return why
+    if not packed and not result["moves"]:
+        why.append("no seat moved")
     if result["wait_fall"] is None or result["wait_fall"] < LEAST_FALL:
         why.append(f"the mean wait fell by {result['wait_fall'] or 0.0:.0%} and not by {LEAST_FALL:.0%}")
     return why
 
 
+def _expected(policy: Policy, played: Played) -> dict[str, Any]:
+    """What the simulator says about both runs, from the costs of the first."""
+    before, after = simulated(played, policy), simulated(played, policy, move_seconds=MOVE_SECONDS)
+    waits = [_mean_wait(before), _mean_wait(after)]
+    return {
+        "simulated_wait_mean_without_s": waits[0],
+        "simulated_wait_mean_s": waits[1],
+        "simulated_wait_fall": _fall(*waits),
+        "simulated_moves": after.counters["moves"],
+    }
+
+
+def _mean_wait(outcome: Outcome) -> float:
+    return round(sum(outcome.wait) / max(1, len(outcome.wait)), 6)
+
+
+def _fall(before: float | None, after: float | None) -> float | None:
+    return round(1.0 - after / before, 4) if before and after is not None else None
+
+
 async def _run(
-    which: DemoScenario,
+    name: str,
     demo: Demo,
-    asked: tuple[Arrival, ...],
+    options: StackOptions,
+    read: Read | None,
     expect: Expect,
     live: Live,
     say: Callable[[str], None],
-    *,
-    featured: bool,
 ) -> report.Report:
-    speed = demo.speed or DEFAULT_SPEED
-    name = f"{'with' if featured else 'without'}-{which.feature}"
     one = dataclasses.replace(demo, logs=demo.logs / name if demo.logs is not None else None)
-
-    def read() -> Iterator[Arrival]:
-        return iter(asked)
-
-    with tempfile.TemporaryDirectory(prefix="kyb-demo-") as folder:
-        options = await asyncio.to_thread(_options, which, demo, Path(folder), speed, featured)
-        live.begin_again()
-        say(name.replace("-", " "))
-        result: dict[str, Any] = await on_stack(one, options, read, expect, live, say)
-    return result
+    live.begin_again()
+    say(name.replace("-", " "))
+    return await on_stack(one, options, read, expect, live, say)
 
 
-def _options(which: DemoScenario, demo: Demo, folder: Path, speed: float, featured: bool) -> StackOptions:
+def _options(which: DemoScenario, demo: Demo, folder: Path, speed: float) -> StackOptions:
     packed = which is DemoScenario.PACKED
     seats = workload.TraceLayout((tuple(SIZES),), len(SIZES)) if packed else workload.TraceLayout((HOT, COLD), len(HOT))
     config, pods = folder / "config.yaml", folder / "pods.yaml"
-    options = {"packed" if packed else "rebalance": featured}
-    config.write_text(workload.config_yaml(seats, policy=POLICY, **options))
+    config.write_text(workload.config_yaml(seats, policy=POLICY, packed=packed))
     pods.write_text(workload.pods_yaml(seats, demo.driver, SIZES))
     gpus = len(seats.groups)
     settings = {"router": {"KYB_HOLD_SECONDS": str(HOLD_MODEL_SECONDS)}}

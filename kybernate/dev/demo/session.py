@@ -10,15 +10,17 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import aiohttp
+import yaml
 
 from kybernate.cli.router import find_stack
 from kybernate.dev.demo import report, workload
 from kybernate.dev.demo.chaos import Chaos, Promise, StackTarget, keep_logs, plan, seats_in_order
 from kybernate.dev.demo.client import Expect
 from kybernate.dev.demo.replay import Player, Tally, again_and_again, client_session
+from kybernate.dev.demo.simulated import Played
 from kybernate.dev.demo.watch import Watch
 from kybernate.dev.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
 from kybernate.dev.stack import SERVICES, Stack, StackOptions
@@ -70,10 +72,13 @@ class Live:
     tally: Tally = field(default_factory=Tally)
     watch: Watch = field(default_factory=Watch)
     stage: str = "starting"
+    keep: bool = False
+    """Keep ``played``, for the simulator."""
+    played: Played | None = None
 
     def begin_again(self) -> None:
         """Another run begins."""
-        self.tally, self.watch, self.stage = Tally(), Watch(), "starting"
+        self.tally, self.watch, self.stage, self.played = Tally(), Watch(), "starting", None
 
 
 def arrivals(demo: Demo) -> Callable[[], Iterator[Arrival]]:
@@ -93,7 +98,7 @@ async def play(demo: Demo, expect: Expect, live: Live, say: Callable[[str], None
         return await _on_router(demo, demo.router.rstrip("/"), expect, live, say)
     speed = demo.speed or DEFAULT_SPEED
     with tempfile.TemporaryDirectory(prefix="kyb-demo-") as folder:
-        options = _stack_options(demo, Path(folder), speed)
+        options = stack_options(demo, Path(folder), speed)
         if demo.host_bytes:
             options = _with_host_memory(options, Path(folder), demo.host_bytes)
         return await on_stack(demo, options, arrivals(demo) if demo.traces else None, expect, live, say)
@@ -164,6 +169,9 @@ async def _measured(
         else:
             await player.play(read())
         seconds = (time.monotonic() - began) * speed
+        if live.keep:
+            groups = await seats_by_group(session, urls[0])
+            live.played = Played(tuple(read()), groups, tuple(live.watch.switches), speed)
         live.stage = "counting"
         after = [await violations_of(driver) for driver in drivers]
     counts = [None if one is None or two is None else two - one for one, two in zip(before, after, strict=True)]
@@ -204,7 +212,7 @@ async def _with_chaos(
     return chaos
 
 
-def _stack_options(demo: Demo, folder: Path, speed: float) -> StackOptions:
+def stack_options(demo: Demo, folder: Path, speed: float) -> StackOptions:
     """The laptop stack, or for traces one with a seat per model."""
     options = StackOptions(
         driver=demo.driver,
@@ -236,6 +244,22 @@ def _with_host_memory(options: StackOptions, folder: Path, size: int) -> StackOp
     config = folder / "with-host-memory.yaml"
     config.write_text(f"{options.config.read_text()}\nhostMemory: {size}\n")
     return replace(options, config=config, arguments={"driver": ("--host-memory", str(size + size // 10))})
+
+
+def with_profiles(options: StackOptions, folder: Path, **changes: object) -> StackOptions:
+    """The same stack with these changes of every profile of its configuration."""
+    config = folder / "changed.yaml"
+    document = yaml.safe_load(options.config.read_text())
+    document["profiles"] = [profile | changes for profile in document["profiles"]]
+    config.write_text(yaml.safe_dump(document, sort_keys=False))
+    return replace(options, config=config)
+
+
+async def seats_by_group(session: aiohttp.ClientSession, url: str) -> dict[str, list[dict[str, Any]]]:
+    """By group, its seats as ``kyb why`` shows them, of the first node."""
+    async with session.get(f"{url}/v1/why") as answer:
+        node = (await answer.json())["nodes"][0]
+    return {group["group"]: group["seats"] for group in node.get("groups", ()) if group["seats"]}
 
 
 def _shipped(models: list[str], demo: Demo) -> Callable[[], Iterator[Arrival]]:

@@ -149,7 +149,7 @@ def plan(weights: Mapping[str, float], gpus: int) -> TraceLayout:
     return TraceLayout(tuple(tuple(group) for group in groups), seats)
 
 
-def config_yaml(layout: TraceLayout, *, rebalance: bool = False, packed: bool = False, policy: str = "") -> str:
+def config_yaml(layout: TraceLayout, *, packed: bool = False, policy: str = "") -> str:
     """The node configuration of this layout: groups G0, G1, … of one GPU; one active slot each, or packed by memory."""
     profile: dict[str, Any] = {
         "name": "1x",
@@ -158,7 +158,7 @@ def config_yaml(layout: TraceLayout, *, rebalance: bool = False, packed: bool = 
         "seatsPerGroup": layout.seats_per_group,
     }
     document: dict[str, Any] = {
-        "profiles": [profile | ({"rebalance": True} if rebalance else {}) | ({"packing": "memory"} if packed else {})],
+        "profiles": [profile | ({"packing": "memory"} if packed else {})],
         "gpuTopology": {"groups": [{"name": f"G{index}", "gpus": [index]} for index in range(len(layout.groups))]},
     }
     if policy:

@@ -81,7 +81,7 @@ class Inspection:
                 f"{node} cannot be looked at: {error.strerror}; the checkpointer needs SYS_PTRACE"
             ) from error
         if not there:
-            remedy = "write rebalance: true in its profile, and recreate the pod to give it the device node"
+            remedy = "take rebalance: false out of its profile, if it is there, and recreate the pod"
             raise NoDeviceError(f"/dev/nvidia{minor} of {gpu} is not in the container; {remedy}")
 
     def kernel_module(self) -> str:
