@@ -24,7 +24,7 @@ from tests.until import until
 
 CONFIG = """
 profiles:
-  - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}
+  - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2, rebalance: false}
 drainSeconds: 3600
 policy: {name: kyb-balanced, settings: {capSlos: 0}}
 """

@@ -1,4 +1,5 @@
-"""One real stack for all journeys: `kyb up` as a person starts it, at eight times the pace."""
+"""One real stack for all journeys: `kyb up` as a person starts it, at eight times the pace. Seats are bound to their
+groups, so that each journey knows which models share one; ``tests/stack/test_moving.py`` and the demos move them."""
 
 import json
 import os
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kybernate.dev.stack import LAPTOP
 from tests.until import until_blocking
 
 SPEED = 8.0
@@ -48,8 +50,11 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     runtime.mkdir()
     env = {key: value for key, value in os.environ.items() if not key.startswith("KYB_")}
     env["XDG_RUNTIME_DIR"] = str(runtime)
-    log = folder / "up.log"
+    log, config = folder / "up.log", folder / "config.yaml"
+    bound = "seatsPerGroup: 3\n    rebalance: false\n"
+    config.write_text((LAPTOP / "config.yaml").read_text().replace("seatsPerGroup: 3\n", bound))
     command = [sys.executable, "-c", "from kybernate.cli import main; main()", "up", "--speed", str(SPEED)]
+    command += ["--config", str(config)]
     with log.open("w") as out:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT, text=True)
     try:

@@ -50,7 +50,7 @@ async def test_a_group_is_drained_and_resumed_while_requests_go_on(up: Up) -> No
 async def test_what_cannot_be_done_is_named(up: Up) -> None:
     model = parked(await calm(up.url), "G0")
     for words, text in (
-        (("migrate", model, "--to", "G1"), "has no rebalance: true"),
+        (("migrate", model, "--to", "G1"), "has rebalance: false"),
         (("migrate", model, "--to", "G77"), "has no group G77"),
         (("drain", "group", "G77"), "has no group G77"),
         (("drain", "node", "nowhere"), "the manager of node nowhere did not answer"),

@@ -15,7 +15,7 @@ from tests.until import until
 
 CONFIG = """
 profiles:
-  - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2, rebalance: true}
+  - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}
 gpuTopology: {groups: [{name: G0, gpus: [0]}, {name: G1, gpus: [1]}]}
 policy: {name: kyb-balanced}
 """
