@@ -75,7 +75,20 @@ class GatewayApi:
         self._seq = 0
 
     async def hold(self, request: web.Request) -> web.StreamResponse:
-        """Wait until the model is active: 200 with its endpoint, valid for ``valid_ms``; else 404, 429 or 503."""
+        """Wait until the model is active: 200 with its endpoint, valid for ``valid_ms``; else 404, 429 or 503.
+
+        With ``auth=1`` any error is a 403 with the other status in ``X-Kyb-Status``, as nginx's auth_request needs it.
+        """
+        try:
+            return await self._permit(request)
+        except RouterError as error:
+            if request.query.get("auth") != "1":
+                raise
+            forbidden = error.response({"X-Kyb-Status": str(error.status), "X-Kyb-Code": error.code})
+            forbidden.set_status(403)
+            return forbidden
+
+    async def _permit(self, request: web.Request) -> web.StreamResponse:
         model = model_of(request.query.get("model"), "name the model: GET /v1/hold?model=…&timeout=30s")
         timeout = _duration(request.query.get("timeout"))
         ticket = WaitingTicket(cause_of(request.headers))

@@ -173,6 +173,7 @@ def _inference(path: str) -> Json:
     return found
 
 
+_AUTH: Json = {"enum": ["0", "1"], "description": "1: any error is a 403, for nginx's auth_request."}
 _SINCE = _NUMBER | {"description": "Unix seconds."}
 _READS = (503,)
 _COMMANDS = (409, 503)
@@ -189,7 +190,7 @@ def _paths(forwarded: Iterable[str]) -> dict[str, Json]:
         "Wait until the caller may call the engine itself.",
         {200: "Permit"},
         errors=(503,),
-        query={"model": _NAME, "timeout": {"type": "string", "examples": ["30s", "500ms"]}},
+        query={"model": _NAME, "timeout": {"type": "string", "examples": ["30s", "500ms"]}, "auth": _AUTH},
     )
     found["/v1/hold"] = {"get": hold}
     wake = _operation(

@@ -75,6 +75,22 @@ async def test_hold_returns_an_error_with_its_reason(query: str, status: int, co
         assert ("Retry-After" in answer.headers) == (status == 503)
 
 
+async def test_hold_for_auth_request_answers_2xx_or_403_only():
+    async with world() as w:
+        engine = await w.seat("s0", "llama")
+        answer = await w.call("GET", "/v1/hold?auth=1&model=llama")
+        assert (answer.status, answer.headers["X-Kyb-Endpoint"]) == (200, engine.endpoint)
+        for query, status in (("model=unknown", 404), ("", 400), ("model=llama&timeout=soon", 400)):
+            answer = await w.call("GET", f"/v1/hold?auth=1&{query}")
+            assert (answer.status, answer.headers["X-Kyb-Status"]) == (403, str(status))
+            assert answer.headers["X-Kyb-Code"] == answer.code
+        await w.manager.move("s0", SeatState.PARKED)
+        w.manager.auto = False
+        answer = await w.call("GET", "/v1/hold?auth=1&model=llama&timeout=50ms")
+        assert (answer.status, answer.headers["X-Kyb-Status"]) == (403, "503")
+        assert int(answer.headers["Retry-After"]) >= 1
+
+
 async def test_a_gateway_that_leaves_ends_its_hold():
     async with world() as w:
         await w.seat("s0", "llama")

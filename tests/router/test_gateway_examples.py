@@ -1,0 +1,75 @@
+"""The examples of other gateways, with the real programs where they are installed."""
+
+import asyncio
+import contextlib
+import re
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kybernate.seat import SeatState
+from tests.fakes.test_engine import free_port
+from tests.router.world import Answered, World, world
+from tests.until import until
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "gateways"
+BODY = {"model": "llama", "messages": []}
+
+
+@contextlib.asynccontextmanager
+async def gateway(w: World, folder: Path, name: str, *command: str) -> AsyncIterator[str]:
+    """Run a gateway on an example with the ports of this test; its address."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    port, config = free_port(), folder / name
+    text = (EXAMPLES / name).read_text().replace("127.0.0.1:8780", w.url.removeprefix("http://"))
+    config.write_text(re.sub(r"(listen |bind :)8080", lambda found: f"{found[1]}{port}", text))
+    process = await asyncio.create_subprocess_exec(*command, str(config))
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def call(w: World, url: str, **headers: str) -> Answered | None:
+    """Call through the gateway; None while it does not listen or has no server yet."""
+    with contextlib.suppress(OSError):
+        named: dict[str, Any] = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with w.http.post(f"{url}/v1/chat/completions", json=BODY, headers=named) as response:
+            return Answered(response.status, response.headers.copy(), await response.read())
+    return None
+
+
+async def test_nginx_calls_the_engine_that_the_router_names(tmp_path: Path) -> None:
+    options = f"daemon off; pid {tmp_path}/nginx.pid; error_log {tmp_path}/error.log;"
+    command = ("nginx", "-p", str(tmp_path), "-g", options, "-c")
+    async with world(permit_seconds=0.1) as w, gateway(w, tmp_path, "nginx.conf", *command) as url:
+        await w.seat("s0", "llama", SeatState.PARKED)
+        await until(lambda: call(w, url, X_Model="unknown"), what="nginx listens")
+        answered = await call(w, url, X_Model="llama")
+        assert answered is not None
+        assert (answered.status, len(w.engines[0].requests)) == (200, 1), "it waited until the seat was active"
+        refused = await call(w, url, X_Model="unknown")
+        assert refused is not None
+        assert (refused.status, refused.headers["X-Kyb-Status"]) == (503, "404")
+        assert len(w.engines[0].requests) == 1
+
+
+async def test_haproxy_forwards_to_a_router_that_is_ready(tmp_path: Path) -> None:
+    async with world() as w, gateway(w, tmp_path, "haproxy.cfg", "haproxy", "-db", "-f") as url:
+        await w.seat("s0", "llama", SeatState.PARKED)
+        answered: Answered | None = None
+
+        async def serves() -> bool:
+            nonlocal answered
+            answered = await call(w, url)
+            return answered is not None and answered.status == 200
+
+        await until(serves, what="HAProxy has found the router", interval=0.1)
+        assert answered is not None
+        assert answered.headers["X-Kyb-Seat"] == "s0"
