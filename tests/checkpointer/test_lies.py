@@ -86,7 +86,9 @@ class Forked:
         self._who = identify(self.pid)
 
     async def wait(self) -> None:
-        await until(lambda: self._who is None or not alive(self._who), what=f"{self.pid} has ended")
+        await until(
+            lambda: self._who is None or not alive(self._who), what=f"{self.pid} has ended", timeout=PATIENT_SECONDS
+        )
 
 
 @dataclass
@@ -186,7 +188,7 @@ class Seat:
         """What it answers to the request that a router would forward."""
         body = {"model": "m", "prompt": "hello", "max_tokens": tokens, "temperature": 0, "seed": 1}
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENT_SECONDS)) as http,
             http.post(f"{self.engine.target.endpoint}/v1/completions", json=body) as answer,
         ):
             assert answer.status == 200, f"{self.lie}: {await answer.text()}"
@@ -231,7 +233,7 @@ async def start(
         async def serves(seat: Seat = seat) -> bool:
             try:
                 return await seat.answer() != ""
-            except (aiohttp.ClientError, AssertionError):
+            except (aiohttp.ClientError, AssertionError, TimeoutError):
                 return False
 
         await until(serves, what=f"{seat.engine.target.endpoint} {seat.lie} serves", timeout=PATIENT_SECONDS)
@@ -276,7 +278,7 @@ async def fork(here: Node, it: Checkpointer, api: str, lie: str, place: int, for
     return Seat(lie, it, engine)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("api", SWITCHES)
 async def test_no_lie_ends_in_a_wrong_answer_a_lost_request_or_a_stuck_seat(
     api: str, monkeypatch: pytest.MonkeyPatch
@@ -316,7 +318,7 @@ async def test_a_request_that_runs_is_answered_to_its_end() -> None:
             async def runs(before: int = before) -> bool:
                 return bool((await here.client.call("stats"))["requests"] > before)
 
-            await until(runs, what="the request runs")
+            await until(runs, what="the request runs", timeout=PATIENT_SECONDS)
             end = await seat.half("park")
             assert await request == expected_text("m", "hello", 3000)
             await seat.promise(end)

@@ -300,7 +300,7 @@ class Checkpointer:
         self.epoch = journal.highest_epoch
 
     async def ask(self, job: Job) -> JobReply:
-        return await self.bus.request(job, JobReply, timeout=20)
+        return await self.bus.request(job, JobReply, timeout=60)
 
     def switch(
         self,
@@ -334,6 +334,7 @@ class Checkpointer:
         status: JobStatus = await until(
             lambda: next((one for one in reversed(self.reports) if one.op == op and one.done), None),
             what=f"{op} done; received {[(r.op, r.done) for r in self.reports]}",
+            timeout=120,
         )
         return status
 
