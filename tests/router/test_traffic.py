@@ -350,12 +350,15 @@ def test_alarms_of_ended_calls_are_removed():
         traffic.handle(step.CallEnded(number), 1.0)
     assert len(traffic._step.alarms._heap) < 200
     assert not traffic.table.models["m"].held
-    assert not traffic.table.models["m"].priorities
+    assert not traffic.table.models["m"].waiting
 
 
 PRIORITY = st.integers(-1, 1)
+TENANT = st.sampled_from(["", "a", "b"])
 actions = st.one_of(
-    st.tuples(st.just("arrive"), st.sampled_from(["m", "o"]), st.sampled_from(["call", "permit", "wake"]), PRIORITY),
+    st.tuples(
+        st.just("arrive"), st.sampled_from(["m", "o"]), st.sampled_from(["call", "permit", "wake"]), PRIORITY, TENANT
+    ),
     st.tuples(st.just("end"), st.integers(1, 30), st.booleans()),
     st.tuples(st.just("refuse"), st.integers(1, 30), st.booleans()),
     st.tuples(st.just("event"), st.sampled_from(["s0", "s1", "s2"]), st.sampled_from(list(S))),
@@ -407,9 +410,8 @@ def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
             assert sum(level.in_flight for level in levels) == in_flight + at_full
             ranks = {u.rank(now, traffic.trust.sure(u.record.node, now)) for u in upstreams}
             assert not held or Rank.OPEN not in ranks, "calls wait although there is a place"
-            assert sum(traffic.table.models[model].priorities.values() if held else ()) == sum(
-                call.kind != "wake" for call in held.values()
-            )
+            waiting = traffic.table.models[model].waiting if held else {}
+            assert sum(of.total() for of in waiting.values()) == sum(call.kind != "wake" for call in held.values())
         assert {r for m in traffic.table.models.values() for r in m.held} == {
             r for r, s in state.items() if s == "held"
         }
@@ -418,12 +420,12 @@ def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
         now += 0.01
         epoch += 1
         match action:
-            case ("arrive", model, kind, priority):
+            case ("arrive", model, kind, priority, tenant):
                 requests += 1
                 state[requests], kind_of[requests] = "held", kind
                 if kind == "wake" and model in traffic.table.models and traffic.table.models[model].wake is not None:
                     state[requests] = "done"  # the pending wake is also for this one
-                perform(step.CallArrived(requests, model, f"c{requests}", kind, priority=priority))
+                perform(step.CallArrived(requests, model, f"c{requests}", kind, priority=priority, tenant=tenant))
             case ("end", request, answered) if state.get(request) in ("held", "sent"):
                 state[request] = "done"
                 perform(step.CallEnded(request, answered))

@@ -1,6 +1,7 @@
 """The life of a call from its arrival to its end: forwarded, held at a seat, or rejected. Pure."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -40,12 +41,12 @@ class HoldQueue:
         (1) Too many calls of its model wait already. (2) Its best seat is active, and a place would be free too late.
         """
         waiting = len(model.held) - (model.wake is not None)
-        if waiting >= self._limits.queue_limit:
+        if self._queue_full(model):
             return f"{waiting} requests wait for model {model.name} already (KYB_QUEUE_LIMIT)"  # (1)
         if found is None or found[0] is not Rank.FULL:
             return None
         upstream, now = found[1], self._step.now
-        ahead = sum(count for priority, count in model.priorities.items() if priority >= call.priority)
+        ahead = model.ahead(call.priority, call.tenant)
         text = f"model {model.name} is overloaded: {len(upstream.in_flight)} requests in flight, {waiting} waiting"
         seconds = upstream.place_seconds(now, ahead + 1)
         served = upstream.place_seconds(now, ahead + 1 + upstream.limit)
@@ -58,10 +59,22 @@ class HoldQueue:
         return f"{text}; an answer is expected in {served:.1f} s, the caller waits {patience:.1f} s"  # (2)
 
     def displaced(self, call: RoutedCall, model: Model) -> RoutedCall | None:
-        """Return the waiting call that must make place for this one: the last of those with a lower priority."""
-        if min(model.priorities, default=call.priority) >= call.priority:
+        """Return the waiting call that must make place for this one.
+
+        (1) The last one with the lowest priority, if that is lower. (2) In a full queue the last one of the tenant with
+        the most calls of the same priority, if this call's tenant has at least two fewer.
+        """
+        lowest = min(model.waiting, default=call.priority)
+        if lowest < call.priority:
+            return model.last(lowest)  # (1)
+        tenants = model.waiting.get(call.priority, Counter[str]())
+        most = max(tenants, key=lambda tenant: tenants[tenant], default=call.tenant)
+        if lowest > call.priority or not self._queue_full(model) or tenants[most] < tenants[call.tenant] + 2:
             return None
-        return max((other for other in model.held.values() if other is not model.wake), key=lambda other: other.order)
+        return model.last(lowest, most)  # (2)
+
+    def _queue_full(self, model: Model) -> bool:
+        return len(model.held) - (model.wake is not None) >= self._limits.queue_limit
 
     def hold(self, call: RoutedCall, model: Model, found: Found) -> None:
         """Hold a call at the best seat until its deadline."""
@@ -126,7 +139,7 @@ class Admission:
         longest, patience = self._limits.hold_seconds, m.hold_seconds
         hold = longest if patience is None else min(longest, patience)
         now = self._step.now
-        call = RoutedCall(m.request, m.model, m.cause, m.kind, now, now + hold, m.priority)
+        call = RoutedCall(m.request, m.model, m.cause, m.kind, now, now + hold, m.priority, m.tenant)
         found = best(self._ranked(model), None)
         if m.kind == "wake":
             self._wake(call, model, found)
@@ -173,6 +186,8 @@ class Admission:
             self._queue.hold(call, model, found)
 
     def _forward(self, call: RoutedCall, upstream: Upstream, *, opened: bool) -> None:
+        if call.held:
+            self._table.models[call.model].served(call)
         self._queue.release(call)
         record = upstream.record
         assert record.endpoint is not None  # Rank.OPEN implies it

@@ -31,6 +31,8 @@ class CallArrived:
     """Longest wait; None: the router's own limit, which is also the upper bound."""
     priority: int = 0
     """Of calls that wait, those with a higher one are forwarded first."""
+    tenant: str = ""
+    """Tenants whose calls wait for a model with the same priority take turns."""
 
 
 @dataclass(frozen=True, slots=True)

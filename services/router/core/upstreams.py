@@ -77,6 +77,9 @@ class RoutedCall:
     arrived: float
     deadline: float
     priority: int = 0
+    tenant: str = ""
+    turn: int = 0
+    """In the queue of its model; given when it is held for the first time."""
     upstream: "Upstream | None" = None
     """The seat where it waits or runs; None: its model has no usable seat at present."""
     held: bool = False
@@ -86,9 +89,9 @@ class RoutedCall:
     """Requests in flight at its seat then, with itself."""
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> tuple[int, int, int]:
         """Among waiting calls, the lowest is forwarded first."""
-        return -self.priority, self.request
+        return -self.priority, self.turn, self.request
 
 
 @dataclass(slots=True)
@@ -276,19 +279,31 @@ class Model:
     """The part of ``held`` that waits at no seat, because none is usable at present."""
     wake: RoutedCall | None = None
     """The part of ``held`` that is no request: the pending wake of all callers."""
-    priorities: Counter[int] = field(default_factory=Counter)
-    """Of the held calls without the wake: how many have which one."""
-    _queue: list[tuple[int, int]] = field(default_factory=list)
+    waiting: dict[int, Counter[str]] = field(default_factory=dict)
+    """Of the held calls without the wake: how many by priority, then by tenant."""
+    _turns: dict[tuple[int, str], int] = field(default_factory=dict)
+    """By priority and tenant: the last turn given, while one of its calls waits."""
+    _turn: dict[int, int] = field(default_factory=dict)
+    """By priority: the highest turn that was forwarded."""
+    _queue: list[tuple[int, int, int]] = field(default_factory=list)
     """A heap with the order of every held call; calls that are held no more stay until they would be the first."""
 
     def add(self, call: RoutedCall) -> None:
-        """Add a call to those that are held."""
+        """Add a call to those that are held: its turn comes after its tenant's others, and after one of each other."""
+        lane = call.priority, call.tenant
+        if not call.turn:
+            call.turn = max(self._turns.get(lane, 0), self._turn.get(call.priority, 0)) + 1
+            self._turns[lane] = call.turn
         self.held[call.request] = call
         heappush(self._queue, call.order)
         if call.kind == "wake":
             self.wake = call
         else:
-            self.priorities[call.priority] += 1
+            self.waiting.setdefault(call.priority, Counter())[call.tenant] += 1
+
+    def served(self, call: RoutedCall) -> None:
+        """A held call is forwarded: no tenant that comes now gets an earlier turn."""
+        self._turn[call.priority] = max(call.turn, self._turn.get(call.priority, 0))
 
     def remove(self, call: RoutedCall) -> None:
         """Remove a call from those that are held."""
@@ -296,17 +311,34 @@ class Model:
         if self.wake is call:
             self.wake = None
         else:
-            self.priorities[call.priority] -= 1
-            if not self.priorities[call.priority]:
-                del self.priorities[call.priority]
+            tenants = self.waiting[call.priority]
+            tenants[call.tenant] -= 1
+            if not tenants[call.tenant]:
+                del tenants[call.tenant]
+                self._turns.pop((call.priority, call.tenant), None)
+            if not tenants:
+                del self.waiting[call.priority]
         if len(self._queue) > 2 * len(self.held) + 100:
             self._queue = sorted(call.order for call in self.held.values())
 
     def first(self) -> RoutedCall:
         """Return the held call that is forwarded first."""
-        while self._queue[0][1] not in self.held:
+        while self._queue[0][-1] not in self.held:
             heappop(self._queue)
-        return self.held[self._queue[0][1]]
+        return self.held[self._queue[0][-1]]
+
+    def last(self, priority: int, tenant: str | None = None) -> RoutedCall:
+        """Return the held call of this priority, and tenant, that is forwarded last."""
+        calls = (call for call in self.held.values() if call is not self.wake and call.priority == priority)
+        return max((call for call in calls if tenant in (None, call.tenant)), key=lambda call: call.order)
+
+    def ahead(self, priority: int, tenant: str) -> int:
+        """Return how many of the calls that wait are forwarded before a new one: all with a higher priority, and of
+        those with the same one its tenant's, and as many of each other tenant."""
+        tenants = self.waiting.get(priority, Counter[str]())
+        mine = tenants[tenant]
+        others = sum(min(count, mine + 1) for name, count in tenants.items() if name != tenant)
+        return mine + others + sum(of.total() for level, of in self.waiting.items() if level > priority)
 
 
 class Change(NamedTuple):
