@@ -9,6 +9,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -43,6 +44,28 @@ Name = Annotated[
 Digest = Annotated[str, _fits(r"[0-9a-f]{64}", "is no SHA-256", "make the key and its row with: kyb router keys add")]
 
 
+Limit = Annotated[int, Field(ge=1)]
+
+
+class Tenant(Strict):
+    """Callers that share limits, which each router counts by itself."""
+
+    name: Name
+    models: tuple[str, ...] = ("*",)
+    """Names of models that its callers may use and see; ``*`` stands for any text."""
+    priority: Priority = "high"
+    """Highest priority of its callers, whatever their keys allow."""
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    """Prompt and completion tokens; a request begins while any are left."""
+    concurrency: Limit | None = None
+    """Requests at a time, held or in flight."""
+
+    def may_use(self, model: str) -> bool:
+        """True if its callers may use this model."""
+        return any(fnmatchcase(model, pattern) for pattern in self.models)
+
+
 class ApiKey(Strict):
     """One caller."""
 
@@ -53,30 +76,40 @@ class ApiKey(Strict):
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1)]
     priority: Priority = "normal"
     """Highest priority that its requests may ask for with X-Kyb-Priority."""
+    tenant: Name | None = None
+    """One of the file's tenants; none: the key is a tenant without limits."""
 
     def may(self, scope: Scope) -> bool:
         """True if this caller has the scope."""
         return scope in self.scopes or (scope == "view" and "admin" in self.scopes)
 
 
-class _File(Strict):
+class KeyFile(Strict):
+    """The callers of a router."""
+
     keys: tuple[ApiKey, ...] = ()
+    tenants: tuple[Tenant, ...] = ()
 
 
-def load(path: Path) -> tuple[ApiKey, ...]:
+def load(path: Path) -> KeyFile:
     """Read the keys of a file. Raises ConfigError, also for a file without keys, a repeated or a reserved name."""
     document = read_documents(path)[0]
-    keys = document.validate(_File, document.data).keys
-    names = Counter(key.name for key in keys)
+    file = document.validate(KeyFile, document.data)
+    keys, tenants = file.keys, {tenant.name for tenant in file.tenants}
+    for kind, names in (("keys", [key.name for key in keys]), ("tenants", [tenant.name for tenant in file.tenants])):
+        counts = Counter(names)
+        for at, name in enumerate(names):
+            if counts[name] > 1:
+                raise document.source.error((kind, at, "name"), name, "is there twice", "give each its own name")
+            if name in RESERVED:
+                raise document.source.error((kind, at, "name"), name, "is reserved", "use another name")
     for at, key in enumerate(keys):
-        place = ("keys", at, "name")
-        if names[key.name] > 1:
-            raise document.source.error(place, key.name, "is there twice", "give each key its own name")
-        if key.name in RESERVED:
-            raise document.source.error(place, key.name, "is reserved", "give the key another name")
+        if key.tenant is not None and key.tenant not in tenants:
+            known = f"it has {', '.join(sorted(tenants)) or 'none'}"
+            raise document.source.error(("keys", at, "tenant"), key.tenant, "is no tenant of the file", known)
     if not keys:
         raise document.source.error(("keys",), None, "holds no key", "make one with: kyb router keys add")
-    return keys
+    return file
 
 
 def find(keys: Iterable[ApiKey], token: str) -> ApiKey | None:
@@ -102,13 +135,12 @@ def digest_of(token: str) -> str:
     return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
-def dump(keys: Iterable[ApiKey]) -> str:
-    """Return the text of a file with these keys."""
-    rows = [
-        {"name": key.name, "sha256": key.sha256, "scopes": list(key.scopes)}
-        | ({} if key.priority == "normal" else {"priority": key.priority})
-        for key in keys
-    ]
-    return "# Keys of Kybernate's router, as hashes. Made by: kyb router keys\n" + yaml.safe_dump(
-        {"keys": rows}, sort_keys=False
-    )
+def dump(keys: Iterable[ApiKey], tenants: Iterable[Tenant] = ()) -> str:
+    """Return the text of a file with these keys and tenants."""
+    found = {"keys": [_row(key) for key in keys], "tenants": [_row(tenant) for tenant in tenants]}
+    rows = {name: rows for name, rows in found.items() if rows}
+    return "# Keys of Kybernate's router, as hashes. Made by: kyb router keys\n" + yaml.safe_dump(rows, sort_keys=False)
+
+
+def _row(model: Strict) -> dict[str, object]:
+    return model.model_dump(mode="json", exclude_defaults=True, by_alias=True)

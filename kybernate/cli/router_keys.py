@@ -1,7 +1,6 @@
 """``kyb router keys``: the API keys of routers. The file holds hashes only; a key is shown once, when it is made."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ from kybernate import files
 from kybernate.cli.output import CliError, Output, OutputOption, answer
 
 if TYPE_CHECKING:
-    from kybernate.api_keys import ApiKey
+    from kybernate.api_keys import KeyFile
 
 router = typer.Typer(no_args_is_help=True, help="Access to routers.")
 keys_app = typer.Typer(no_args_is_help=True, help="API keys in the file of KYB_API_KEYS_FILE.")
@@ -28,53 +27,64 @@ def add(
     name: Name,
     file: File,
     scope: Annotated[list[str] | None, typer.Option(help="infer, view, signals or admin; several times.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="One of the file's tenants, whose limits hold.")] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Make a key and print it; it cannot be shown again. Running routers load it within seconds."""
     from kybernate.api_keys import make
 
-    keys = _read(file)
-    if any(key.name == name for key in keys):
+    known = _read(file)
+    if any(key.name == name for key in known.keys):
         raise CliError(f"{file} has a key {name!r} already; remove it first, or choose another name")
+    if tenant is not None and tenant not in (names := [of.name for of in known.tenants]):
+        raise CliError(f"{file} has no tenant {tenant!r}; it has {', '.join(names) or 'none'}: see docs/security.md")
     row, token = make(name, scope or ["infer"])
-    _write(file, (*keys, row))
-    answer(output, {"name": name, "scopes": list(row.scopes), "key": token}, token)
+    _write(file, known.model_copy(update={"keys": (*known.keys, row.model_copy(update={"tenant": tenant}))}))
+    answer(output, {"name": name, "scopes": list(row.scopes), "tenant": tenant, "key": token}, token)
 
 
 @keys_app.command("list", epilog="Example: kyb router keys list --file keys.yaml -o json")
 def show(file: File, output: OutputOption = Output.TEXT) -> None:
-    """Show names and scopes."""
+    """Show names, scopes and tenants."""
+    keys = _read(file).keys
     if output is Output.JSON:
-        print(json.dumps({"keys": [{"name": key.name, "scopes": list(key.scopes)} for key in _read(file)]}))
+        print(
+            json.dumps({"keys": [{"name": key.name, "scopes": list(key.scopes), "tenant": key.tenant} for key in keys]})
+        )
         return
-    for key in _read(file):
-        print(f"{key.name}: {', '.join(key.scopes)}")
+    for key in keys:
+        print(f"{key.name}: {', '.join(key.scopes)}" + (f" (tenant {key.tenant})" if key.tenant else ""))
 
 
 @keys_app.command("remove", epilog="Example: kyb router keys remove ops --file keys.yaml")
 def remove(name: Name, file: File, output: OutputOption = Output.TEXT) -> None:
     """Remove a key; routers then refuse it."""
-    keys = _read(file)
-    left = tuple(key for key in keys if key.name != name)
-    if len(left) == len(keys):
-        raise CliError(f"{file} has no key {name!r}; it has {', '.join(key.name for key in keys) or 'none'}")
+    known = _read(file)
+    left = tuple(key for key in known.keys if key.name != name)
+    if len(left) == len(known.keys):
+        raise CliError(f"{file} has no key {name!r}; it has {', '.join(key.name for key in known.keys) or 'none'}")
     if not left:
         raise CliError(f"{name!r} is the last key of {file}, and routers refuse an empty file; add another one first")
-    _write(file, left)
+    _write(file, known.model_copy(update={"keys": left}))
     answer(output, {"removed": name, "left": [key.name for key in left]}, f"{name} is removed; routers refuse it")
 
 
-def _read(file: Path) -> "tuple[ApiKey, ...]":
-    from kybernate.api_keys import load
+def _read(file: Path) -> "KeyFile":
+    from kybernate.api_keys import KeyFile, load
 
-    return load(file) if file.exists() else ()
+    return load(file) if file.exists() else KeyFile()
 
 
-def _write(file: Path, keys: "Iterable[ApiKey]") -> None:
+def _write(file: Path, found: "KeyFile") -> None:
     """Replace the file atomically; routers read it meanwhile."""
     from kybernate.api_keys import dump
 
     try:
-        files.replace(file, dump(keys), durable=False, mode=file.stat().st_mode & 0o777 if file.exists() else 0o640)
+        files.replace(
+            file,
+            dump(found.keys, found.tenants),
+            durable=False,
+            mode=file.stat().st_mode & 0o777 if file.exists() else 0o640,
+        )
     except OSError as error:
         raise CliError(f"{file}: {error.strerror}; check the path and its permissions") from None

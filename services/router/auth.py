@@ -1,6 +1,7 @@
 """API keys and TLS of the router's port."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
@@ -8,13 +9,14 @@ from typing import NamedTuple, NoReturn
 
 from aiohttp import web
 
-from kybernate.api_keys import ApiKey, Scope, digest_of, find, load
+from kybernate.api_keys import KeyFile, Scope, digest_of, find, load
 from kybernate.config_errors import ConfigError
 from kybernate.files import changes
 from kybernate.logs import get_logger
 from kybernate.tls import ServerCertificate
 from services.router.api import PRIORITIES, RouterError
 from services.router.core.head import Pair
+from services.router.core.tenants import Tenants
 from services.router.settings import RouterSettings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -30,6 +32,8 @@ class Caller(NamedTuple):
     """Of the key; None if the router needs no keys."""
     highest_priority: int = max(PRIORITIES.values())
     """The highest that its requests may ask for."""
+    tenant: str = ""
+    """Its tenant, or the name of the key; empty if the router needs no keys."""
 
 
 ANYBODY = Caller()
@@ -42,7 +46,9 @@ class ApiKeyGuard:
     def __init__(self, path: Path | None, most_requests: int = 4096) -> None:
         self._path, self._most_requests = path, most_requests
         self._requests: Counter[str] = Counter()
-        self._keys: tuple[ApiKey, ...] = load(path) if path is not None else ()
+        self._file = load(path) if path is not None else KeyFile()
+        self.tenants = Tenants()
+        self.tenants.apply(self._file.tenants, time.monotonic())
 
     @property
     def required(self) -> bool:
@@ -70,7 +76,7 @@ class ApiKeyGuard:
         if self._path is None:
             return ANYBODY
         token = _token(headers)
-        key = find(self._keys, token) if token else None
+        key = find(self._file.keys, token) if token else None
         if key is None:
             what = "this API key is not known" if token else "an API key is needed"
             raise RouterError(401, "invalid_api_key", f"{what}; send Authorization: Bearer <key> or {HEADER}: <key>")
@@ -82,7 +88,9 @@ class ApiKeyGuard:
             text = f"the key {key.name!r} has {self._requests[key.name]} requests open (KYB_CALLER_REQUESTS)"
             raise RouterError(429, "too_many_requests", f"{text}; try again in 1 s", 1)
         self._requests[key.name] += 1
-        return Caller(key.name, PRIORITIES[key.priority])
+        tenant = self.tenants.of(key.tenant or "")
+        priority = min(PRIORITIES[key.priority], PRIORITIES[tenant.priority] if tenant else PRIORITIES["high"])
+        return Caller(key.name, priority, key.tenant or key.name)
 
     def release(self, caller: Caller) -> None:
         """End a request."""
@@ -91,7 +99,7 @@ class ApiKeyGuard:
 
     def withheld(self, pairs: Iterable[Pair]) -> frozenset[bytes]:
         """Return the headers that must not reach an engine, because they carry a key for the router, of any caller."""
-        digests = {key.sha256 for key in self._keys}
+        digests = {key.sha256 for key in self._file.keys}
         if not digests:
             return frozenset()
         return frozenset(
@@ -110,20 +118,26 @@ class ApiKeyGuard:
         assert self._path is not None
         async for _ in changes(self._path, asyncio.Event()):
             try:
-                keys = await asyncio.to_thread(load, self._path)
+                file = await asyncio.to_thread(load, self._path)
             except ConfigError as error:
                 get_logger().error("keys.refused", reason=str(error), meaning="the previous keys stay in force")
                 continue
-            if keys != self._keys:
-                self._keys = keys
-                get_logger().info("keys.applied", names=[key.name for key in keys])
+            if file != self._file:
+                self._file = file
+                self.tenants.apply(file.tenants, time.monotonic())
+                get_logger().info("keys.applied", names=[key.name for key in file.keys])
         raise AssertionError("changes ended")
+
+
+def sender_of(request: web.Request) -> Caller:
+    """Return who sends a request."""
+    caller: Caller = request.get(_CALLER, ANYBODY)
+    return caller
 
 
 def caller_of(request: web.Request) -> str | None:
     """Return the name of the caller's key; None if the router needs no keys."""
-    caller = request.get(_CALLER)
-    return caller.name if caller is not None else None
+    return sender_of(request).name
 
 
 def _token(headers: Mapping[str, str]) -> str:

@@ -23,9 +23,11 @@ from services.router.core.body import RoutingFields
 from services.router.core.framing import Body
 from services.router.core.head import HOP_BY_HOP, Head
 from services.router.core.step import Forward, Reject
+from services.router.core.tenants import AnswerTokens
 from services.router.dispatch import Dispatcher, Ticket
 from services.router.engines import EngineConnection, EngineError, EnginePools
 from services.router.intake import Intake, RequestBody
+from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
 from services.router.request_log import WAITED_IN_VAIN, CallRecord, RequestLog
 from services.router.settings import RouterSettings
@@ -52,6 +54,7 @@ class Calls:
     guard: ApiKeyGuard
     paths: frozenset[bytes]
     """Of engines, that are forwarded."""
+    limits: TenantLimits
 
     def __post_init__(self) -> None:
         self.log = get_logger().bind()
@@ -87,7 +90,8 @@ class Call(Ticket):
 
     __slots__ = (
         "_answer", "_body", "_breaks", "_caller", "_calls", "_comments", "_connection", "_engine", "_fields", "_head",
-        "_over", "_patience", "_priority", "_record", "_retried", "_silent", "_task", "_to", "body", "sent_at",
+        "_over", "_patience", "_priority", "_record", "_request_bytes", "_retried", "_silent", "_task", "_to",
+        "_tokens", "body", "sent_at",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +117,9 @@ class Call(Ticket):
         self._retried, self._breaks = False, 0
         self._silent: RouterError | None = None
         self._answer = Answer(connection, head)
+        self._tokens: AnswerTokens | None = None
+        """Of the answer; None before the tenant's limits have admitted the call."""
+        self._request_bytes = 0
 
     # --- the request --------------------------------------------------------------------------------------------------
 
@@ -144,8 +151,11 @@ class Call(Ticket):
     def _arrive(self, fields: RoutingFields) -> None:
         self._fields = fields
         model = self._record.model = model_of(fields.model)
+        calls, caller = self._calls, self._caller
+        calls.limits.begin(caller, model)
+        self._tokens, self._request_bytes = AnswerTokens(), len(self._body)
         self._wait()
-        self._calls.dispatcher.arrive(self, model, hold_seconds=self._patience, priority=self._priority)
+        calls.dispatcher.arrive(self, model, hold_seconds=self._patience, priority=self._priority, tenant=caller.tenant)
 
     def _wait(self) -> None:
         """Send a comment to a caller that waits for a stream every ``keepalive_seconds``, if that is set."""
@@ -167,7 +177,7 @@ class Call(Ticket):
             self._comments.cancel()
             self._comments = None
         if isinstance(outcome, Reject):
-            self.fail(self._silent or RouterError.of(outcome))
+            self.fail(self._silent or self._calls.limits.error(self._caller, self._record.model, outcome))
         else:
             self._forward(outcome)
 
@@ -287,6 +297,8 @@ class Call(Ticket):
     def whole(self, head: Head, body: bytes) -> None:
         """Send a complete answer."""
         self._engine = None
+        if self._tokens is not None:
+            self._tokens.feed(body)
         self._answer.whole(head, self._lines(head), body, closes=self._closes)
         self._complete()
 
@@ -306,6 +318,8 @@ class Call(Ticket):
             self._engine = None  # it may serve another call already
         elif self._engine is not None:
             self._engine.clock.set(self._calls.settings.silence_seconds)
+        if self._tokens is not None:
+            self._tokens.feed(payload)
         self._answer.piece(raw, payload, last=last)
         if last:
             self._complete()
@@ -375,6 +389,8 @@ class Call(Ticket):
         self._body = b""
         calls.guard.release(self._caller)
         calls.dispatcher.end(self, answered=answered)
+        if self._tokens is not None:
+            calls.limits.end(self._caller, record.model, self._tokens.tokens(self._request_bytes))
         known = calls.dispatcher.traffic.serves(record.model)
         calls.metrics.answered(record.model if known else "unknown", code)
         calls.records.note(record, int(code), known=known)

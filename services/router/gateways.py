@@ -17,10 +17,12 @@ from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
 from services.router.api import RouterError, body_of, cause_of, json_of, model_of, printable
-from services.router.auth import caller_of
+from services.router.auth import caller_of, sender_of
 from services.router.core.reports import SignalQuota, addressed
 from services.router.core.step import Reject
+from services.router.core.tenants import Tokens
 from services.router.dispatch import Dispatcher, WaitingTicket
+from services.router.limits import TenantLimits
 from services.router.settings import RouterSettings
 
 SIGNAL_TYPES = ("application/cloudevents+json", "application/cloudevents-batch+json", "application/json")
@@ -68,9 +70,10 @@ class GatewayApi:
         bus: Bus,
         dispatcher: Dispatcher,
         rejected: Callable[[str], None],
+        limits: TenantLimits,
     ) -> None:
         self._settings, self._clock, self._bus, self._dispatcher = settings, clock, bus, dispatcher
-        self._rejected = rejected
+        self._rejected, self._limits = rejected, limits
         self._quota = SignalQuota(settings.signals_per_second, SIGNAL_LIMIT, settings.signal_sources)
         self._seq = 0
 
@@ -91,15 +94,18 @@ class GatewayApi:
     async def _permit(self, request: web.Request) -> web.StreamResponse:
         model = model_of(request.query.get("model"), "name the model: GET /v1/hold?model=…&timeout=30s")
         timeout = _duration(request.query.get("timeout"))
-        ticket = WaitingTicket(cause_of(request.headers))
-        self._dispatcher.arrive(ticket, model, kind="permit", hold_seconds=timeout)
+        ticket, sender = WaitingTicket(cause_of(request.headers)), sender_of(request)
+        self._limits.begin(sender, model)
+        self._dispatcher.arrive(ticket, model, kind="permit", hold_seconds=timeout, tenant=sender.tenant)
         try:
             outcome = await ticket.outcome()
             if isinstance(outcome, Reject):
-                raise RouterError.of(outcome)
+                raise self._limits.error(sender, model, outcome)
         except BaseException:
             self._dispatcher.end(ticket)
             raise
+        finally:
+            self._limits.end(sender, model, Tokens())
         self._dispatcher.forget(ticket)
         return web.json_response(
             {
@@ -117,14 +123,15 @@ class GatewayApi:
         """Request the activation of a model: 202, or 200 if it is active already."""
         parsed: Any = json_of(await body_of(request, WAKE_BYTES))
         model = model_of(parsed.get("model") if isinstance(parsed, dict) else None)
-        cause = cause_of(request.headers)
+        cause, sender = cause_of(request.headers), sender_of(request)
+        self._limits.check(sender, model)
         ticket = WaitingTicket(cause)
         seconds = self._clock.to_wall(WAKE_SECONDS)
         self._dispatcher.arrive(ticket, model, kind="wake", hold_seconds=seconds)
         outcome = ticket.decided
         self._dispatcher.forget(ticket)
         if isinstance(outcome, Reject):
-            raise RouterError.of(outcome)
+            raise self._limits.error(sender, model, outcome)
         body = {"model": model, "state": "waking" if outcome is None else "active", "cause": cause}
         return web.json_response(body, status=202 if outcome is None else 200)
 

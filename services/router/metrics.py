@@ -22,10 +22,12 @@ class Metrics(Collector):
         body_bytes: Callable[[], int] = lambda: 0,
         connections: Callable[[], int] = lambda: 0,
         records_dropped: Callable[[], int] = lambda: 0,
+        used: Callable[[], Iterable[tuple[tuple[str, str, str], int]]] = lambda: (),
     ) -> None:
         self._held, self._in_flight, self._connected = held, in_flight, connected
         self._body_bytes, self._connections, self._records_dropped = body_bytes, connections, records_dropped
         self._answered: dict[tuple[str, str], Counter] = {}
+        self._used = used
         registry.register(self)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -81,5 +83,15 @@ class Metrics(Collector):
         text = "Records of requests that were not published: too many, or the bus was away"
         dropped = CounterMetricFamily("kybernate_router_request_records_dropped", text, value=self._records_dropped())
         yield dropped
+        text = "Requests of a tenant that were admitted"
+        requests = CounterMetricFamily("kybernate_router_tenant_requests", text, labels=["tenant", "model"])
+        text = "Tokens of a tenant as engines counted them, else estimated"
+        tokens = CounterMetricFamily("kybernate_router_tenant_tokens", text, labels=["tenant", "model", "kind"])
+        for (tenant, model, what), count in self._used():
+            if what == "requests":
+                requests.add_metric([tenant, model], count)
+            else:
+                tokens.add_metric([tenant, model, what], count)
+        yield from (requests, tokens)
         text = "1 while connected to NATS"
         yield GaugeMetricFamily("kybernate_router_nats_connected", text, value=float(self._connected()))

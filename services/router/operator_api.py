@@ -36,7 +36,7 @@ from kybernate.messages import (
 )
 from kybernate.roster import SeatRecord
 from services.router.api import RouterError, body_of, cause_of, json_of, printable
-from services.router.auth import caller_of
+from services.router.auth import caller_of, sender_of
 from services.router.core.reports import (
     Loads,
     SeatNameError,
@@ -50,6 +50,7 @@ from services.router.core.reports import (
 )
 from services.router.core.traffic import Traffic
 from services.router.core.upstreams import some
+from services.router.limits import TenantLimits
 from services.router.roster_sync import GpuInventory
 
 VERBS: Mapping[str, type[SeatCommand]] = {
@@ -81,8 +82,10 @@ class OperatorApi:
         loads: Loads,
         inventory: GpuInventory,
         http: aiohttp.ClientSession,
+        limits: TenantLimits,
     ) -> None:
         self._bus, self._traffic, self._loads, self._inventory, self._http = bus, traffic, loads, inventory, http
+        self._limits = limits
 
     async def seats(self, request: web.Request) -> web.StreamResponse:
         """Return seats, models and nodes with their present load: those that the query selects, a page at a time."""
@@ -113,19 +116,23 @@ class OperatorApi:
         except (aiohttp.ClientError, TimeoutError, ValueError, TypeError) as error:
             return {"node": node, "unanswered": f"its manager at {url} does not answer: {error!r}"}
 
-    async def models(self, _: web.Request) -> web.StreamResponse:
-        """Return all models in OpenAI's list shape, each with its state."""
-        models = by_model(self._records())
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        """Return all models that the caller may use in OpenAI's list shape, each with its state."""
+        models = self._models(request)
         return web.json_response({"object": "list", "data": [_row(name, of) for name, of in models.items()]})
 
     async def model(self, request: web.Request) -> web.StreamResponse:
         """Return one model."""
         name = request.match_info["model"]
-        models = by_model(self._records())
+        models = self._models(request)
         if name not in models:
             text = f"model {name!r} does not exist; known models: {some(list(models))}"
             raise RouterError(404, "model_not_found", text)
         return web.json_response(_row(name, models[name]))
+
+    def _models(self, request: web.Request) -> dict[str, list[SeatRecord]]:
+        sender = sender_of(request)
+        return {name: of for name, of in by_model(self._records()).items() if self._limits.sees(sender, name)}
 
     async def command(self, request: web.Request) -> web.StreamResponse:
         """Send activate, park, pin or unpin to the seat's manager: 202; 409 refused; 503 no answer, or not ready."""

@@ -32,6 +32,7 @@ from services.router.gateways import GatewayApi
 from services.router.history import History
 from services.router.intake import Intake
 from services.router.level_publisher import LevelPublisher
+from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
 from services.router.operator_api import VERBS, Event, EventLog, OperatorApi
 from services.router.page import Page
@@ -81,6 +82,7 @@ class RunningRouter:
             body_bytes=lambda: memory.total,
             connections=lambda: self.connections.open,
             records_dropped=lambda: self.requests.dropped,
+            used=self.guard.tenants.used.items,
         )
         self.sync = RosterSync(bus, self.dispatcher, self._presence)
         self.sync.on_event = self._on_event
@@ -89,11 +91,12 @@ class RunningRouter:
         intake = Intake(memory, settings.body_seconds, self._rejected)
         paths = engine_paths(settings.api_families, settings.engine_paths)
         self.requests = RequestLog(bus, settings.instance, access_log=settings.access_log)
+        tenants, log = TenantLimits(self.guard.tenants, traffic, self._rejected), self.requests
         self.calls = Calls(
-            settings, clock, self.dispatcher, self.pools, self._metrics, intake, self.requests, self.guard, paths
+            settings, clock, self.dispatcher, self.pools, self._metrics, intake, log, self.guard, paths, tenants
         )
-        gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected)
-        operator = OperatorApi(bus, traffic, self.loads, self.inventory, http)
+        gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected, tenants)
+        operator = OperatorApi(bus, traffic, self.loads, self.inventory, http, tenants)
         self.page = Page(bus, traffic, self.loads, self.inventory, http, self.guard, clock)
         self.dispatcher.on_forward = self.page.forwarded
         self.app = self._application(gateways, operator)

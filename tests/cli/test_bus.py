@@ -92,13 +92,13 @@ async def test_keys_of_callers_are_made_shown_once_and_removed(tmp_path: Path, k
     token = made.out.strip()
     assert (made.code, token[:4]) == (0, "kyb_")
     assert token not in Path(file).read_text()
-    found = find(load(Path(file)), token)
+    found = find(load(Path(file)).keys, token)
     assert found is not None
     assert (found.name, found.scopes) == ("litellm", ("infer", "signals"))
     assert (await kyb("router", "keys", "add", "ops", "--scope", "admin", "--file", file)).code == 0
     assert (await kyb("router", "keys", "list", "--file", file)).out == "litellm: infer, signals\nops: admin\n"
     keys = json.loads((await kyb("router", "keys", "list", "--file", file, "-o", "json")).out)["keys"]
-    assert keys[1] == {"name": "ops", "scopes": ["admin"]}
+    assert keys[1] == {"name": "ops", "scopes": ["admin"], "tenant": None}
     for argv, why in (
         (("add", "ops"), "has a key 'ops' already"),
         (("add", "OPS"), "'OPS': cannot name a caller"),
@@ -109,7 +109,7 @@ async def test_keys_of_callers_are_made_shown_once_and_removed(tmp_path: Path, k
         result = await kyb("router", "keys", *argv, "--file", file)
         assert (result.code > 0, why in result.err) == (True, True), result.err
     assert (await kyb("router", "keys", "remove", "litellm", "--file", file)).code == 0
-    assert find(load(Path(file)), token) is None
+    assert find(load(Path(file)).keys, token) is None
     last = await kyb("router", "keys", "remove", "ops", "--file", file)
     assert (last.code, "the last key" in last.err) == (1, True)
 

@@ -136,7 +136,7 @@ async def test_changed_keys_are_applied_and_invalid_files_are_not(
                 await asyncio.sleep(0.05)
 
     assert await status(token) == 401
-    file.write_text(dump([*load(file), row]))
+    file.write_text(dump([*load(file).keys, row]))
     await until_status(token, 200)
     with structlog.testing.capture_logs() as logs:
         file.write_text("keys: [oops]\n")
@@ -169,13 +169,16 @@ def test_a_key_is_found_by_its_token_only() -> None:
         ("keys: [{name: a, sha256: HASH, scopes: [all]}]\n", r"'all': is not known; known are admin"),
         ("keys: [{name: A b, sha256: HASH, scopes: [infer]}]\n", r"'A b': cannot name a caller"),
         ("keys: [{name: router, sha256: HASH, scopes: [infer]}]\n", r"'router': is reserved"),
+        ("tenants: [{name: t}, {name: t}]\nkeys: [R]\n", r"tenants\[0\]\.name: 't': is there twice"),
+        ("tenants: [{name: t, concurrency: 0}]\nkeys: [R]\n", r"tenants\[0\]\.concurrency"),
+        ("keys: [{name: a, sha256: HASH, scopes: [infer], tenant: t}]\n", r"keys\[0\]\.tenant: 't': is no tenant"),
         ("keys: [R, R]\n", r"keys\[0\]\.name: 'a': is there twice"),
     ],
 )
 def test_an_invalid_key_file_is_an_error_with_its_place_and_remedy(tmp_path: Path, text: str, why: str) -> None:
     file = tmp_path / "keys.yaml"
     row = "{name: a, sha256: HASH, scopes: [infer]}"
-    file.write_text(text.replace("R, R", f"{row}, {row}").replace("HASH", "ab" * 32))
+    file.write_text(text.replace("R, R", f"{row}, {row}").replace("[R]", f"[{row}]").replace("HASH", "ab" * 32))
     with pytest.raises(ConfigError, match=why):
         load(file)
 

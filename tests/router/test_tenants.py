@@ -1,11 +1,22 @@
 """Tenants share a model: they take turns in its queue, none keeps the others out, and each keeps to its limits."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kybernate.api_keys import KeyFile, Tenant, dump, load, make
 from kybernate.seat import SeatState
 from services.router.core import step
 from services.router.core.admission import Limits
 from services.router.core.managers import RouterIdentity
+from services.router.core.tenants import AnswerTokens, Tenants, Tokens
 from services.router.core.traffic import Traffic
 from tests.router.test_traffic import arrive, kinds, record, synced
+from tests.router.world import World, world
+from tests.until import until
 
 
 def busy(queue_limit: int = 2000) -> Traffic:
@@ -68,3 +79,130 @@ def test_a_full_queue_takes_the_last_call_of_the_tenant_with_the_most():
     assert [reject.request for reject in kinds(arrive(traffic, 21, tenant="b", now=0.1), step.Reject)] == [3]
     assert [reject.request for reject in kinds(arrive(traffic, 22, tenant="b", now=0.1), step.Reject)] == [22]
     assert drain(traffic) == [1, 20, 2, 21]
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_requests_and_tokens_come_back_with_time():
+    tenants = Tenants()
+    tenants.apply([Tenant(name="a", requests_per_minute=2, tokens_per_minute=600)], 0.0)
+    for _ in range(2):
+        assert tenants.begin("a", 0.0) is None
+        tenants.end("a", "m", Tokens(10, 20))
+    assert tenants.begin("a", 0.0) == ("2 requests in a minute (requestsPerMinute)", 30)
+    assert tenants.begin("a", 30.0) is None
+    tenants.end("a", "m", Tokens(500, 1000))
+    assert tenants.begin("a", 60.0) == ("600 tokens in a minute (tokensPerMinute)", 61)
+    assert tenants.begin("a", 60.0 + 61) is None
+    assert tenants.used == {("a", "m", "requests"): 3, ("a", "m", "prompt"): 520, ("a", "m", "completion"): 1040}
+
+
+def test_concurrency_counts_what_has_not_ended_and_others_are_free():
+    tenants = Tenants()
+    tenants.apply([Tenant(name="a", concurrency=1)], 0.0)
+    assert tenants.begin("a", 0.0) is None
+    assert tenants.begin("a", 0.0) is not None
+    assert tenants.begin("b", 0.0) is None
+    tenants.end("a", "m", Tokens())
+    assert tenants.begin("a", 0.0) is None
+
+
+def test_changed_limits_forgive_nothing():
+    tenants = Tenants()
+    tenants.apply([Tenant(name="a", requests_per_minute=1, concurrency=2)], 0.0)
+    assert tenants.begin("a", 0.0) is None
+    tenants.apply([Tenant(name="a", requests_per_minute=1, concurrency=1)], 0.0)
+    assert tenants.begin("a", 60.0) == ("1 of 1 requests at a time (concurrency)", 1)
+    tenants.end("a", "m", Tokens())
+    tenants.apply([Tenant(name="a", requests_per_minute=1)], 0.0)
+    assert tenants.begin("a", 1.0) == ("1 requests in a minute (requestsPerMinute)", 59)
+
+
+USAGE = b'"usage":{"prompt_tokens":7,"completion_tokens":5,"total_tokens":12}'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "tokens"),
+    [
+        ([b'{"choices":[{"text":"', b"x" * 9000, b'"}],', USAGE, b"}"], (7, 5)),
+        ([b'{"choices":[{"text":"\\"completion_tokens\\": 0"}],' + USAGE + b"}"], (7, 5)),
+        ([b'data: {"text":"a"}\n\ndata: {"text":"b"}\n\n', b"data: [DONE]\n\n"], (25, 3)),
+        ([b'event: x\ndata: {"usage":{"input_tokens":9,"output_tokens":1}}\n\n', b"data: {}\n\n" * 900,
+          b'data: {"usage":{"output_tokens":33}}\n\n'], (9, 33)),
+        ([b'{"data":[],"usage":{"prompt_tokens":4,"total_tokens":4}}'], (4, 0)),
+        ([b"RIFF" * 100], (25, 100)),
+        ([], (0, 0)),
+    ],
+)  # fmt: skip
+def test_tokens_are_what_the_engine_counted_else_an_estimate(pieces: list[bytes], tokens: tuple[int, int]):
+    for together in (pieces, [b"".join(pieces)]):
+        answer = AnswerTokens()
+        for piece in together:
+            answer.feed(piece)
+        assert answer.tokens(request_bytes=100) == tokens
+
+
+@pytest.fixture
+async def shared(tmp_path: Path) -> AsyncIterator[tuple[World, dict[str, dict[str, str]]]]:
+    """A router with models of two tenants, and the headers of their callers."""
+    limits = [
+        Tenant(name="blue", models=("blue-*",), priority="normal", requests_per_minute=3, concurrency=2),
+        Tenant(name="red", models=("red-*", "both"), tokens_per_minute=60),
+    ]
+    made = {name: make(name, ["infer"]) for name in ("blue", "red", "free")}
+    rows = [row.model_copy(update={"tenant": name if name != "free" else None}) for name, (row, _) in made.items()]
+    (tmp_path / "keys.yaml").write_text(dump(rows, limits))
+    assert load(tmp_path / "keys.yaml") == KeyFile(keys=tuple(rows), tenants=tuple(limits))
+    async with world(api_keys_file=tmp_path / "keys.yaml") as w:
+        for name in ("blue-1", "red-1", "both"):
+            await w.seat(name, name, SeatState.ACTIVE)
+        yield w, {name: {"Authorization": f"Bearer {token}"} for name, (_, token) in made.items()}
+
+
+async def test_a_tenant_sees_and_uses_only_its_models(shared: Any) -> None:
+    w, keys = shared
+    for name, models in (("blue", ["blue-1"]), ("red", ["both", "red-1"]), ("free", ["blue-1", "both", "red-1"])):
+        listed = await w.call("GET", "/v1/models", headers=keys[name])
+        assert [model["id"] for model in listed.json["data"]] == models
+    calls = [
+        ("POST", "/v1/completions", {"json": {"model": "red-1"}}),
+        ("POST", "/v1/completions", {"json": {"model": "blue-none"}}),
+        ("POST", "/v1/wake", {"json": {"model": "red-1"}}),
+        ("GET", "/v1/hold?model=red-1&timeout=0s", {}),
+        ("GET", "/v1/models/red-1", {}),
+    ]
+    for method, path, body in calls:
+        answer = await w.call(method, path, headers=keys["blue"], **body)
+        assert (answer.status, answer.code) == (404, "model_not_found"), path
+        assert "both" not in answer.json["error"]["message"]
+        assert answer.json["error"]["message"].endswith("known models: blue-1"), path
+    assert not w.engines[1].requests
+
+
+async def test_limits_of_one_tenant_are_not_those_of_another(shared: Any) -> None:
+    w, keys = shared
+
+    async def call(name: str, model: str) -> Any:
+        return await w.call("POST", "/v1/completions", headers=keys[name], json={"model": model, "prompt": "x" * 400})
+
+    w.engines[0].silent.clear()
+    first = [asyncio.create_task(call("blue", "blue-1")) for _ in range(2)]
+    await until(lambda: w.engines[0].running == 2, what="two requests run")
+    refused = await call("blue", "blue-1")
+    assert (refused.status, refused.code) == (429, "tenant_limit")
+    assert "(concurrency)" in refused.json["error"]["message"]
+    w.engines[0].silent.set()
+    assert [answer.status for answer in await asyncio.gather(*first)] == [200, 200]
+    assert (await call("blue", "blue-1")).status == 200
+    refused = await call("blue", "blue-1")
+    assert "(requestsPerMinute)" in refused.json["error"]["message"]
+    assert 1 <= int(refused.headers["Retry-After"]) <= 20
+    assert (await call("red", "red-1")).status == 200, "it has used more tokens than it has in a minute"
+    refused = await call("red", "red-1")
+    assert (refused.status, refused.code) == (429, "tenant_limit")
+    assert "(tokensPerMinute)" in refused.json["error"]["message"]
+    assert (await call("free", "red-1")).status == 200
+    shown = (await w.call("GET", "/metrics")).body.decode()
+    assert 'kybernate_router_tenant_requests_total{model="blue-1",tenant="blue"} 3.0' in shown
+    assert 'kybernate_router_rejections_total{reason="tenant"} 3.0' in shown

@@ -1,0 +1,143 @@
+"""What tenants may use of a router and what they have used: models, requests, tokens. Pure; ``now`` in wall seconds."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kybernate.api_keys import Tenant
+
+TAIL_BYTES = 4096
+"""Kept of the begin and of the end of an answer, where engines write the tokens that they have counted."""
+BYTES_PER_TOKEN = 4
+"""Of requests, and of answers that are no streams, whose engine has counted nothing."""
+_PROMPT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
+_COMPLETION = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
+
+
+class Tokens(NamedTuple):
+    """Of a request and its answer."""
+
+    prompt: int = 0
+    completion: int = 0
+
+
+class AnswerTokens:
+    """Finds the tokens of one answer in its bytes: what the engine has counted, else an estimate, so that an answer
+    without ``usage`` is not free."""
+
+    __slots__ = ("_begin", "_end", "_events", "_size")
+
+    def __init__(self) -> None:
+        self._begin = self._end = b""
+        self._events = self._size = 0
+
+    def feed(self, piece: bytes) -> None:
+        """Take a piece of the answer's body."""
+        if len(self._begin) < TAIL_BYTES:
+            self._begin += piece[: TAIL_BYTES - len(self._begin)]
+        self._end = piece[-TAIL_BYTES:] if len(piece) >= TAIL_BYTES else (self._end + piece)[-TAIL_BYTES:]
+        self._events += piece.count(b"data:")
+        self._size += len(piece)
+
+    def tokens(self, request_bytes: int) -> Tokens:
+        """Return the tokens; ``request_bytes`` of the request's body."""
+        if not self._size:
+            return Tokens()
+        text = self._begin + b"\n" + self._end
+        prompt, completion = _PROMPT.findall(text), _COMPLETION.findall(text)
+        return Tokens(
+            int(prompt[-1]) if prompt else math.ceil(request_bytes / BYTES_PER_TOKEN),
+            int(completion[-1])
+            if completion
+            else 0
+            if prompt
+            else self._events or math.ceil(self._size / BYTES_PER_TOKEN),
+        )
+
+
+@dataclass(slots=True)
+class Allowance:
+    """So many units in a minute; a minute's worth may be used at once. What was used beyond it must come back first."""
+
+    per_minute: int
+    left: float
+    at: float
+
+    def seconds(self, now: float) -> int:
+        """Return the seconds until a unit is left; 0: one is."""
+        self.left = min(self.per_minute, self.left + (now - self.at) * self.per_minute / 60)
+        self.at = now
+        return 0 if self.left >= 1 else math.ceil((1 - self.left) * 60 / self.per_minute)
+
+
+@dataclass(slots=True)
+class _Account:
+    tenant: Tenant
+    requests: Allowance | None = None
+    tokens: Allowance | None = None
+    running: int = 0
+
+
+class Refused(NamedTuple):
+    """Why a request of a tenant is refused, and after how many seconds it may be tried again."""
+
+    text: str
+    retry_after: int
+
+
+@dataclass
+class Tenants:
+    """The accounts of all tenants of this router. A key without a tenant is a tenant without limits."""
+
+    used: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """(tenant, model, what): ``requests``, ``prompt`` and ``completion`` tokens since the router started."""
+    _accounts: dict[str, _Account] = field(default_factory=dict)
+
+    def apply(self, tenants: Iterable[Tenant], now: float) -> None:
+        """Set the limits; what was used in the last minute counts on."""
+        before, self._accounts = self._accounts, {}
+        for tenant in tenants:
+            known = before.get(tenant.name)
+            account = self._accounts[tenant.name] = _Account(tenant, running=known.running if known else 0)
+            for of in ("requests", "tokens"):
+                limit = getattr(tenant, f"{of}_per_minute")
+                had = getattr(known, of) if known else None
+                if limit is not None:
+                    left = limit if had is None else min(limit, had.left)
+                    setattr(account, of, Allowance(limit, left, now if had is None else had.at))
+
+    def of(self, name: str) -> Tenant | None:
+        """Return the tenant of this name, if it has limits."""
+        account = self._accounts.get(name)
+        return account.tenant if account else None
+
+    def begin(self, name: str, now: float) -> Refused | None:
+        """Count a request, until ``end``; return why it is refused."""
+        account = self._accounts.get(name)
+        if account is None:
+            return None
+        most = account.tenant.concurrency
+        if most is not None and account.running >= most:
+            return Refused(f"{account.running} of {most} requests at a time (concurrency)", 1)
+        for of in ("requests", "tokens"):
+            allowance: Allowance | None = getattr(account, of)
+            if allowance is not None and (wait := allowance.seconds(now)):
+                return Refused(f"{allowance.per_minute} {of} in a minute ({of}PerMinute)", wait)
+        account.running += 1
+        if account.requests is not None:
+            account.requests.left -= 1
+        return None
+
+    def end(self, name: str, model: str, tokens: Tokens) -> None:
+        """End a request that was begun. ``model``: a known one, or ``unknown``."""
+        account = self._accounts.get(name)
+        if account is not None:
+            account.running = max(0, account.running - 1)
+            if account.tokens is not None:
+                account.tokens.left -= sum(tokens)
+        self.used[name, model, "requests"] += 1
+        self.used[name, model, "prompt"] += tokens.prompt
+        self.used[name, model, "completion"] += tokens.completion

@@ -1,0 +1,58 @@
+"""The limits of tenants as responses: which models a caller may use and see, and when it may try again."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.router.api import RouterError
+from services.router.auth import Caller
+from services.router.core.step import Reject
+from services.router.core.tenants import Tenants, Tokens
+from services.router.core.traffic import Traffic
+from services.router.core.upstreams import some
+
+
+@dataclass
+class TenantLimits:
+    """Of one router. ``rejected`` counts rejections by reason."""
+
+    tenants: Tenants
+    traffic: Traffic
+    rejected: Callable[[str], None]
+
+    def sees(self, caller: Caller, model: str) -> bool:
+        """Return whether the caller may use and see a model."""
+        tenant = self.tenants.of(caller.tenant)
+        return tenant is None or tenant.may_use(model)
+
+    def check(self, caller: Caller, model: str) -> None:
+        """Raise RouterError 404 for a model that the caller may not use, as for one that does not exist."""
+        tenant = self.tenants.of(caller.tenant)
+        if tenant is None or tenant.models == ("*",):
+            return
+        if not tenant.may_use(model) or (self.traffic.trust.ever_synced and not self.traffic.serves(model)):
+            raise self.not_found(caller, model)
+
+    def error(self, caller: Caller, model: str, reject: Reject) -> RouterError:
+        """Return the error of a rejected call."""
+        return self.not_found(caller, model) if reject.code == "model_not_found" else RouterError.of(reject)
+
+    def not_found(self, caller: Caller, model: str) -> RouterError:
+        """Return the error of an unknown model, which names only models that the caller may use."""
+        known = [name for name in self.traffic.table.models if self.sees(caller, name) and self.traffic.serves(name)]
+        text = f"model {model!r} does not exist{', or this key may not use it' if caller.tenant else ''}"
+        text = f"{text}; known models: {some(sorted(known))}"
+        return RouterError(404, "model_not_found", text)
+
+    def begin(self, caller: Caller, model: str) -> None:
+        """Count a request, until ``end``. Raises RouterError 404 or 429."""
+        self.check(caller, model)
+        refused = self.tenants.begin(caller.tenant, time.monotonic())
+        if refused is not None:
+            self.rejected("tenant")
+            text = f"the tenant {caller.tenant!r} has used up its {refused.text}; try again in {refused.retry_after} s"
+            raise RouterError(429, "tenant_limit", text, refused.retry_after)
+
+    def end(self, caller: Caller, model: str, tokens: Tokens) -> None:
+        """End a request that was begun."""
+        self.tenants.end(caller.tenant, model if self.traffic.serves(model) else "unknown", tokens)
