@@ -36,6 +36,8 @@ app.add_typer(bus, name="bus")
 app.add_typer(config_app, name="config")
 app.add_typer(router_app, name="router")
 app.add_typer(doctor_app, name="doctor")
+report_app = typer.Typer(no_args_is_help=True, help="What was used.")
+app.add_typer(report_app, name="report")
 
 
 def _print_version(wanted: bool) -> None:
@@ -155,6 +157,15 @@ def slo(
     from kybernate.cli.router import Router, find_url
 
     show_slo(Router(find_url(url)), since, output)
+
+
+@report_app.command("usage", epilog="Example: kyb report usage -o json")
+def usage(url: UrlOption = None, output: OutputOption = Output.TEXT) -> None:
+    """Show requests and tokens (prompt + completion) of each tenant and model."""
+    from kybernate.cli.history import show_usage
+    from kybernate.cli.router import Router, find_url
+
+    show_usage(Router(find_url(url)), output)
 
 
 @app.command(epilog="Examples: kyb why G0 · kyb why qwen3-32b --last-switch · kyb why request ID")

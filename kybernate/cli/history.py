@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kybernate.cli.output import CliError, Output
+from kybernate.cli.output import CliError, Output, answer
 from kybernate.cli.router import Router, follow_events
 from kybernate.cli.show import event_line, open_console
 
@@ -106,6 +106,19 @@ def show_slo(router: Router, since: str, output: Output) -> None:
             if step["step"] == "decided":
                 print(f"  {_decided(step)}; {step.get('reason', '')}")
                 break
+
+
+def show_usage(router: Router, output: Output) -> None:
+    """Print what tenants have used since the router started. Raises CliError."""
+    body = router.usage()
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(body["since"]))
+    lines = [f"since {since}, of this router; all of them: kybernate_router_tenant_tokens_total"]
+    lines += [
+        f"{row['tenant']}  {row['model']}: {row['requests']} requests, "
+        f"{row['prompt_tokens']} + {row['completion_tokens']} tokens"
+        for row in body["usage"]
+    ]
+    answer(output, body, "\n".join(lines))
 
 
 def _decided(step: dict[str, Any]) -> str:

@@ -148,6 +148,10 @@ class Router:
         """``GET /v1/slo``: ``{"models": [...]}``, those that missed their SLO since then, unix seconds."""
         return self._call("GET", f"/v1/slo?since={since:.3f}")
 
+    def usage(self) -> dict[str, Any]:
+        """``GET /v1/usage``: ``{"since", "usage": [...]}``."""
+        return self._call("GET", "/v1/usage")
+
     def events(self, last_id: str | None = None) -> Iterator[tuple[str, dict[str, Any] | None]]:
         """``GET /v1/events``: first ("", None) once it is open, then (id, event) until the router ends the stream."""
         connection = self._connection(timeout=None)

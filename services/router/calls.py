@@ -118,7 +118,7 @@ class Call(Ticket):
         self._silent: RouterError | None = None
         self._answer = Answer(connection, head)
         self._tokens: AnswerTokens | None = None
-        """Of the answer; None before the tenant's limits have admitted the call."""
+        """Of the answer; None before the tenant's limits have admitted the call, and without keys."""
         self._request_bytes = 0
 
     # --- the request --------------------------------------------------------------------------------------------------
@@ -153,7 +153,8 @@ class Call(Ticket):
         model = self._record.model = model_of(fields.model)
         calls, caller = self._calls, self._caller
         calls.limits.begin(caller, model)
-        self._tokens, self._request_bytes = AnswerTokens(), len(self._body)
+        if caller.tenant:
+            self._tokens, self._request_bytes = AnswerTokens(), len(self._body)
         self._wait()
         calls.dispatcher.arrive(self, model, hold_seconds=self._patience, priority=self._priority, tenant=caller.tenant)
 

@@ -105,7 +105,8 @@ class GatewayApi:
             self._dispatcher.end(ticket)
             raise
         finally:
-            self._limits.end(sender, model, Tokens())
+            if sender.tenant:
+                self._limits.end(sender, model, Tokens())
         self._dispatcher.forget(ticket)
         return web.json_response(
             {

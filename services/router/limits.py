@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from aiohttp import web
 
 from services.router.api import RouterError
 from services.router.auth import Caller
@@ -19,6 +21,7 @@ class TenantLimits:
     tenants: Tenants
     traffic: Traffic
     rejected: Callable[[str], None]
+    since: float = field(default_factory=time.time)
 
     def sees(self, caller: Caller, model: str) -> bool:
         """Return whether the caller may use and see a model."""
@@ -56,3 +59,7 @@ class TenantLimits:
     def end(self, caller: Caller, model: str, tokens: Tokens) -> None:
         """End a request that was begun."""
         self.tenants.end(caller.tenant, model if self.traffic.serves(model) else "unknown", tokens)
+
+    async def usage(self, _: web.Request) -> web.StreamResponse:
+        """Return what each tenant has used of each model since this router started."""
+        return web.json_response({"since": self.since, "usage": self.tenants.report()})

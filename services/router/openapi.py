@@ -98,6 +98,21 @@ SCHEMAS: dict[str, Json] = {
         events={"type": "array", "items": _OBJECT},
     ),
     "Missed": _fields(["since", "models"], since=_NUMBER, models={"type": "array", "items": _OBJECT}),
+    "Usage": _fields(
+        ["since", "usage"],
+        since=_NUMBER | {"description": "Unix seconds: the start of this router."},
+        usage={
+            "type": "array",
+            "items": _fields(
+                ["tenant", "model", "requests", "prompt_tokens", "completion_tokens"],
+                tenant=_TEXT,
+                model=_TEXT,
+                requests={"type": "integer"},
+                prompt_tokens={"type": "integer"},
+                completion_tokens={"type": "integer"},
+            ),
+        },
+    ),
     "Move": {
         **_fields(["to"], to=_NAME | {"description": "The group."}, op=_NAME, dry_run=_FLAG),
         "additionalProperties": False,
@@ -226,6 +241,8 @@ def _paths(forwarded: Iterable[str]) -> dict[str, Json]:
         "slo", "Models that missed their SLO.", {200: "Missed"}, errors=_READS, query={"since": _SINCE}, scope=view
     )
     found["/v1/slo"] = {"get": slo}
+    usage = _operation("usage", "Requests and tokens by tenant and model.", {200: "Usage"}, scope=view)
+    found["/v1/usage"] = {"get": usage}
     page = {"limit": {"type": "integer", "minimum": 1, "maximum": 1000}}
     filters = dict.fromkeys(("node", "model", "state", "after"), _TEXT)
     seats = _operation(

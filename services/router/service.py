@@ -99,7 +99,7 @@ class RunningRouter:
         operator = OperatorApi(bus, traffic, self.loads, self.inventory, http, tenants)
         self.page = Page(bus, traffic, self.loads, self.inventory, http, self.guard, clock)
         self.dispatcher.on_forward = self.page.forwarded
-        self.app = self._application(gateways, operator)
+        self.app = self._application(gateways, operator, tenants)
         self.operations = web.Application(middlewares=[_errors])
         """The application of the operations port."""
         self.operations.add_routes([*health.routes(), *self.page.routes(operator)])
@@ -173,7 +173,7 @@ class RunningRouter:
         health.registry.register(BusMetrics(cluster=bus))
         return health
 
-    def _application(self, gateways: GatewayApi, operator: OperatorApi) -> web.Application:
+    def _application(self, gateways: GatewayApi, operator: OperatorApi, tenants: TenantLimits) -> web.Application:
         """Return the application. Health needs no key; metrics are here only without a port of their own."""
         app, needs, history = (
             web.Application(middlewares=[_errors]),
@@ -198,6 +198,7 @@ class RunningRouter:
                 web.get("/v1/history", needs("view")(history.handle)),
                 web.get("/v1/requests/{request:.+}", needs("view")(history.request)),
                 web.get("/v1/slo", needs("view")(history.missed)),
+                web.get("/v1/usage", needs("view")(tenants.usage)),
                 web.get("/v1/seats", needs("view")(operator.seats)),
                 web.get("/v1/why", needs("view")(operator.why)),
                 web.post("/v1/seats/{seat:.+}/{verb:" + "|".join(VERBS) + "}", needs("admin")(operator.command)),

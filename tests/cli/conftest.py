@@ -140,6 +140,7 @@ class SmallRouter:
                 web.get("/v1/history", self._history),
                 web.get("/v1/requests/{request:.+}", self._request),
                 web.get("/v1/slo", self._slo),
+                web.get("/v1/usage", self._usage),
             ]
         )
         return app
@@ -188,6 +189,10 @@ class SmallRouter:
         if request.match_info["request"] != "req/7":
             return self._error(404, "no_record", "no record of request 'x'")
         return web.json_response(STORY)
+
+    async def _usage(self, _: web.Request) -> web.Response:
+        row = {"tenant": "red", "model": "llama", "requests": 3, "prompt_tokens": 20, "completion_tokens": 40}
+        return web.json_response({"since": 1.7e9, "usage": [row]})
 
     async def _slo(self, request: web.Request) -> web.Response:
         late = [STORY | {"model": "gemma-3-27b", "missed": 2, "slo_seconds": 1.5}]

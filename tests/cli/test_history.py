@@ -64,3 +64,10 @@ async def test_models_that_missed_their_slo_are_shown_with_what_the_longest_wait
     assert json.loads((await kyb("slo", "-o", "json", "--url", router.url)).out)["models"][0]["missed"] == 2
     none = await kyb("slo", "--since", "5m", "--url", router.url)
     assert none.out == "no recorded request of the last 5m waited longer than its SLO\n"
+
+
+async def test_usage_is_shown_by_tenant_and_model(kyb: "Kyb", router: "SmallRouter") -> None:
+    shown = (await kyb("report", "usage", "--url", router.url)).out.splitlines()
+    assert shown[1:] == ["red  llama: 3 requests, 20 + 40 tokens"]
+    body = json.loads((await kyb("report", "usage", "-o", "json", "--url", router.url)).out)
+    assert body["usage"][0]["completion_tokens"] == 40

@@ -49,6 +49,7 @@ CALLS = [
     ("GET", "/v1/history", {"board", "ops"}),
     ("GET", "/v1/requests/r", {"board", "ops"}),
     ("GET", "/v1/slo", {"board", "ops"}),
+    ("GET", "/v1/usage", {"board", "ops"}),
     ("GET", "/v1/hold?model=m&timeout=0s", {"app"}),
     ("POST", "/v1/wake", {"app"}),
     ("POST", "/v1/signals", {"gateway"}),

@@ -95,7 +95,8 @@ def test_requests_and_tokens_come_back_with_time():
     tenants.end("a", "m", Tokens(500, 1000))
     assert tenants.begin("a", 60.0) == ("600 tokens in a minute (tokensPerMinute)", 61)
     assert tenants.begin("a", 60.0 + 61) is None
-    assert tenants.used == {("a", "m", "requests"): 3, ("a", "m", "prompt"): 520, ("a", "m", "completion"): 1040}
+    (used,) = tenants.report()
+    assert used == {"tenant": "a", "model": "m", "requests": 3, "prompt_tokens": 520, "completion_tokens": 1040}
 
 
 def test_concurrency_counts_what_has_not_ended_and_others_are_free():

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kybernate.api_keys import Tenant
 
@@ -108,6 +108,20 @@ class Tenants:
                 if limit is not None:
                     left = limit if had is None else min(limit, had.left)
                     setattr(account, of, Allowance(limit, left, now if had is None else had.at))
+
+    def report(self) -> list[dict[str, Any]]:
+        """Return what was used since the router started: a row for each tenant and model."""
+        pairs = sorted({(tenant, model) for tenant, model, _ in self.used})
+        return [
+            {
+                "tenant": tenant,
+                "model": model,
+                "requests": self.used[tenant, model, "requests"],
+                "prompt_tokens": self.used[tenant, model, "prompt"],
+                "completion_tokens": self.used[tenant, model, "completion"],
+            }
+            for tenant, model in pairs
+        ]
 
     def of(self, name: str) -> Tenant | None:
         """Return the tenant of this name, if it has limits."""
