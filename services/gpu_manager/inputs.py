@@ -183,13 +183,21 @@ class SeatTicket:
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """The highest numbers in the node's rows of the roster, which routers have seen: they refuse lower ones."""
+
+    epoch: int = 0
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveryBegun:
     """A manager has started and read its ledger and the pods; the checkpointer's evidence is still missing."""
 
     owners: Owners
     ledger: Ledger
-    published: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """Seat → the epoch of its row of the roster; empty if it could not be read. Routers refuse lower ones."""
+    published: Published = Published()
+    """Zeros if the roster could not be read."""
     tickets: tuple[SeatTicket, ...] = ()
     """The last ticket in each seat folder."""
 
@@ -203,7 +211,7 @@ class Recovered:
     reply: JobReply
     tickets: tuple[SeatTicket, ...] = ()
     """As in RecoveryBegun."""
-    published: Mapping[str, int] = field(default_factory=dict, hash=False)
+    published: Published = Published()
     """As in RecoveryBegun."""
 
 

@@ -27,7 +27,7 @@ from kybernate.node.run_files import Wish
 from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import SeatState
 from services.gpu_manager import view, why
-from services.gpu_manager.inputs import DrainAnnounced, Now, SeatTicket, StartCall, StartTicket, UnixTime
+from services.gpu_manager.inputs import DrainAnnounced, Now, Published, SeatTicket, StartCall, StartTicket, UnixTime
 from services.gpu_manager.state import NodeState
 
 log = get_logger()
@@ -84,16 +84,16 @@ class RosterWriter:
             if (self._node.blocked(seat, now), self._node.drained_on(seat.group)) != self._blocked.get(seat.id, _NONE):
                 self.changed(seat.id)
 
-    async def published(self) -> dict[str, int]:
-        """Seat → the epoch of its row, which routers have seen; empty while the bus is away."""
-        found = {}
+    async def published(self) -> Published:
+        """The highest epoch and seq of the rows, which routers have seen; zeros while the bus is away."""
+        found = Published()
         if self._bus.connected:
             with contextlib.suppress(BusError):
                 bucket = await self._bus.bucket(BUCKET)
                 for entry in await bucket.entries(f"{slug(self._node.name)}."):
                     with contextlib.suppress(ValidationError):
                         row = SeatRecord.model_validate_json(entry.value or b"")
-                        found[row.seat] = row.epoch
+                        found = Published(max(found.epoch, row.epoch), max(found.seq, row.seq))
         return found
 
     async def run(self) -> None:

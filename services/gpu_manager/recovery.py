@@ -6,7 +6,7 @@ quarantined and nothing is granted there. An unfinished job of the checkpointer 
 A drain that was under way is over: no router was asked to go on with it, so the seat serves.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -162,7 +162,7 @@ def ask(node: NodeState, begun: RecoveryBegun, now: Now) -> None:
     """
     highest = max((begun.ledger.epoch, *(ticket.epoch for ticket in open_tickets(begun.ledger, begun.tickets))))
     highest += _ROWS_LATE * begun.ledger.lost  # a job with a later epoch may be on its way, and the clock set back
-    node.epoch = max(node.epoch, highest, _published_epoch(highest, begun.published))
+    node.epoch = max(node.epoch, highest, _above(highest, begun.published.epoch, _ROWS_LATE))
     entries = {entry.seat: entry for entry in begun.ledger.seats}
     targets = []
     for seat, pod, entry in _owned(node, begun.owners, entries):
@@ -189,13 +189,13 @@ def _kept_on(gpu: str, entry: LedgerEntry) -> int:
 
 
 _ROWS_LATE = 60_000
-"""Epochs, about milliseconds: by how much rows of the roster may lie behind the events, which routers have seen too."""
+"""Epochs, about milliseconds: by how much rows of the roster may lie behind the events, which routers have seen too.
+A seq is about a microsecond."""
 
 
-def _published_epoch(known: int, published: Mapping[str, int]) -> int:
-    """An epoch above those that routers have seen, when the ledger was lost or is older than the roster; else 0."""
-    highest = max(published.values(), default=0)
-    return highest + _ROWS_LATE if highest > known else 0
+def _above(known: int, published: int, late: int) -> int:
+    """A number above those that routers have seen, when the ledger was lost or is older than the roster; else 0."""
+    return published + late if published > known else 0
 
 
 def _owned(
@@ -270,9 +270,9 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     """Fill the state; from then on the board decides."""
     tickets = _unused(known, open_tickets(known.ledger, known.tickets))
     ledger = with_tickets(known.ledger, tickets, known.owners)
-    published = _published_epoch(ledger.epoch, known.published)
+    published = _above(ledger.epoch, known.published.epoch, _ROWS_LATE)
     node.epoch = max(node.epoch, ledger.epoch, known.reply.highest_epoch, published)
-    node.seq = max(node.seq, ledger.seq)
+    node.seq = max(node.seq, ledger.seq, _above(ledger.seq, known.published.seq, 1000 * _ROWS_LATE))
     node.move_seconds = ledger.move_seconds
     operations.restore(node, ledger)
     entries = {entry.seat: entry for entry in ledger.seats}

@@ -4,6 +4,7 @@ A seed that breaks a promise is shrunk, printed as a trace, and makes the exit s
 """
 
 import argparse
+import os
 import sys
 import time
 
@@ -24,6 +25,8 @@ def main() -> int:
     parser.add_argument("--controls", action="store_true", help="look for each seeded bug, and tell the steps it took")
     parser.add_argument("--seconds", type=float, default=1e9, help="of --exhaustive: end after so long")
     options = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets, too, follows from the seed of a run
+        os.execve(sys.executable, [*sys.orig_argv], {**os.environ, "PYTHONHASHSEED": "0"})
     if options.controls:
         return controls()
     if options.exhaustive:

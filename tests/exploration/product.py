@@ -58,6 +58,7 @@ from services.gpu_manager.inputs import (
     Now,
     Paused,
     PodsSeen,
+    Published,
     Recovered,
     RecoveryBegun,
     RetargetAnswered,
@@ -251,14 +252,14 @@ class RecoveryKnown:
     owners: Owners
     ledger: Ledger
     tickets: tuple[SeatTicket, ...]
-    published: dict[str, int]
-    """Seat → epoch of its row of the roster."""
+    published: Published
 
 
 def read_for_recovery(
     ledger: Ledger, owners: Owners, tickets: tuple[SeatTicket, ...], rows: Iterable[SeatRecord]
 ) -> RecoveryKnown:
-    published = {row.seat: row.epoch for row in rows}
+    found = tuple(rows)
+    published = Published(max((row.epoch for row in found), default=0), max((row.seq for row in found), default=0))
     return RecoveryKnown(owners, ledger, tickets, published)
 
 

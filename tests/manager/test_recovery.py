@@ -9,7 +9,7 @@ import pytest
 from kybernate.messages import AskJobs, JobReply, KillJob, ReleaseJob, SeatActivated, SeatProgress, SeatQuarantined
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery, view
-from services.gpu_manager.inputs import BusChanged, JobsReported, Recovered, RecoveryBegun, StartTicket
+from services.gpu_manager.inputs import BusChanged, JobsReported, Published, Recovered, RecoveryBegun, StartTicket
 from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
 from tests.manager.world import World, make_group, status
 
@@ -426,7 +426,7 @@ def test_after_a_start_that_took_long_nothing_is_evicted_before_the_routers_are_
 def test_what_was_published_before_the_ledger_and_the_clock_were_lost_has_lower_epochs(world: World) -> None:
     a, b = world.fill("a", "b")
     world.exit(a)
-    published = {seat: world.managed(seat).epoch for seat in (a, b)}
+    published = Published(max(world.managed(seat).epoch for seat in (a, b)), world.node.seq)
     older = recovery.ledger(world.new_board().node, "")
     world.unix_offset -= 3600
     world.effects.clear()
@@ -436,15 +436,16 @@ def test_what_was_published_before_the_ledger_and_the_clock_were_lost_has_lower_
     question = next(effect for effect in effects if isinstance(effect, AskJobs))
     world.receive(Recovered(world.owners(), older, JobReply(accepted=True), published=published))
 
-    assert question.epoch > max(published.values())
+    assert question.epoch > published.epoch
     for seat in (a, b):
-        assert world.events(seat)[-1].epoch > max(published.values()) + 1000  # rows lie behind the events
+        assert world.events(seat)[-1].epoch > published.epoch + 1000  # rows lie behind the events
+        assert world.events(seat)[-1].seq > published.seq + 1_000_000
 
 
 def test_a_seat_that_is_as_an_older_ledger_has_it_is_published_again(world: World) -> None:
     (a,) = world.fill("a")
     older = recovery.ledger(world.node, "")
-    published = {a: world.managed(a).epoch + 7}  # it drained, and that record of the ledger is lost
+    published = Published(world.managed(a).epoch + 7)  # it drained, and that record of the ledger is lost
     world.effects.clear()
 
     world.board = world.new_board()
@@ -452,7 +453,7 @@ def test_a_seat_that_is_as_an_older_ledger_has_it_is_published_again(world: Worl
     world.receive(Recovered(world.owners(), older, JobReply(accepted=True), published=published))
 
     assert [event.state for event in world.events(a)] == [S.ACTIVE]
-    assert world.managed(a).epoch > published[a]
+    assert world.managed(a).epoch > published.epoch
 
 
 def test_without_its_last_record_a_manager_fences_above_what_that_may_have_held(world: World) -> None:

@@ -14,7 +14,7 @@ from kybernate.messages import DrainNode, ResumeNode
 from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import SeatState
 from services.gpu_manager import publish
-from services.gpu_manager.inputs import DrainAnnounced, ForeignProcess, ForeignProcessesSeen
+from services.gpu_manager.inputs import DrainAnnounced, ForeignProcess, ForeignProcessesSeen, Published
 from services.gpu_manager.publish import RosterWriter
 from tests.bus.worlds import within
 from tests.manager.world import World
@@ -259,13 +259,13 @@ async def test_a_manager_that_starts_reads_the_epochs_that_routers_have_seen() -
 
     async with MemoryBus.connect(MemoryServer()) as bus:
         bucket = await bus.bucket(BUCKET)
-        row = SeatRecord(node=name, seat=seat, state=SeatState.PARKED, epoch=77)
+        row = SeatRecord(node=name, seat=seat, state=SeatState.PARKED, epoch=77, seq=5)
         await bucket.put(row.key, row.model_dump_json().encode())
         await bucket.put(seat_key(name, "torn"), b"{")
         other = row.model_copy(update={"node": "another-node", "epoch": 99})
         await bucket.put(other.key, other.model_dump_json().encode())
         writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
 
-        assert await writer.published() == {seat: 77}
+        assert await writer.published() == Published(77, 5)
         bus.cut()
-        assert await writer.published() == {}
+        assert await writer.published() == Published()
