@@ -114,7 +114,8 @@ class _Node:
 def _group(index: int) -> Group:
     gpu = Gpu(index, f"GPU-{index}", index, f"0000:{index:02x}:00.0", "Bench", 80 * 2**30, 0)
     key = group_key([gpu.uuid])
-    profile = Profile(name="p", resource="kyb.ai/gpu-1x-seat", group_size=1, seats_per_group=SEATS_PER_GROUP)
+    seats = SEATS_PER_GROUP  # which stay on their group
+    profile = Profile(name="p", resource="kyb.ai/gpu-1x-seat", group_size=1, seats_per_group=seats, rebalance=False)
     return Group(f"G{index}", key, profile, (gpu,), tuple(seat_id(1, key, n) for n in range(SEATS_PER_GROUP)), 1)
 
 

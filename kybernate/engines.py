@@ -11,7 +11,8 @@ RESTART = "restart"
 DRIVER_BACKENDS = ("cuda", "fake")
 """Park through the driver's checkpoint: requests in flight stay frozen with the processes, and seats may move."""
 OWN_ENGINE_BACKENDS = ("vllm", "vllm-2", "sglang", "trtllm", "unload")
-ENGINE_BACKENDS = (*OWN_ENGINE_BACKENDS, *names("kybernate.backends", besides=OWN_ENGINE_BACKENDS))
+_OWN = (*DRIVER_BACKENDS, *OWN_ENGINE_BACKENDS, RESTART)
+ENGINE_BACKENDS = (*OWN_ENGINE_BACKENDS, *names("kybernate.backends", besides=_OWN))
 """Call the engine: it sleeps, or unloads its models. Those of other packages are entry points."""
 BACKENDS = (*DRIVER_BACKENDS, *ENGINE_BACKENDS, RESTART)
 """All names that a pod may choose."""

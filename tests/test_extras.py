@@ -166,11 +166,16 @@ def test_a_policy_that_cannot_be_imported_is_named_with_its_package(tmp_path):
 
 
 def test_pods_may_name_a_backend_of_another_package(tmp_path, monkeypatch):
-    package(tmp_path, "class Api:\n    def __init__(self, http): pass\n", "[kybernate.backends]\nacme = acme:Api\n")
+    package(
+        tmp_path,
+        "class Api:\n    def __init__(self, http): pass\n",
+        "[kybernate.backends]\nacme = acme:Api\ncuda = acme:Api\n",
+    )
     monkeypatch.syspath_prepend(tmp_path)
     found = open_backends(None, Timeouts(), open_host(None, 1.0), http=object())
     assert isinstance(found["acme"], EngineBackend)
     assert {"cuda", "vllm", "acme"} <= set(found)
+    assert not isinstance(found["cuda"], EngineBackend), "another package's cuda does not replace the driver's"
     program = "from kybernate.annotations import parse; print(*parse({'kyb.ai/backend': 'acme'}).problems)"
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)

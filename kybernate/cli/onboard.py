@@ -118,10 +118,10 @@ def _measured(target: str, namespace: str, manifest: Json, backend: str) -> "tup
         name, took = running
         answer = _kubectl(["exec", name, "-c", container["name"], *_in(namespace), "--", "sh", "-c", QUESTION])
         found = footprint(answer, took)
+        limits = (container.get("resources") or {}).get("limits") or {}
+        return found, expected(found, backend, str(limits.get("memory", "")))
     except (CliError, ValueError, KeyError) as error:
         return None, [f"its footprint was not measured: {error}"]
-    limits = (container.get("resources") or {}).get("limits") or {}
-    return found, expected(found, backend, str(limits.get("memory", "")))
 
 
 def _in(namespace: str) -> list[str]:

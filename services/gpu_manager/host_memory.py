@@ -9,7 +9,7 @@ Either starts cold when it is wanted again. The sum of all accounts never exceed
 from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
 from kybernate.engines import DRIVER_BACKENDS, PINNING, REHEARSED, RESTART
 from kybernate.messages import KillJob, SeatParked
-from kybernate.seat import SeatState
+from kybernate.seat import COMING, SeatState
 from kybernate.sizes import format_bytes
 from services.gpu_manager import view
 from services.gpu_manager.group_switch import GroupSwitch
@@ -102,7 +102,7 @@ def recovered(seat: ManagedSeat, *, remembered: bool) -> None:
     durable = seat.durable
     if durable.spilled:
         return
-    if seat.state in (SeatState.PARKED, SeatState.PARKING):  # (1)
+    if seat.state in (SeatState.PARKED, SeatState.PARKING, *COMING):  # (1)
         durable.host_taken_bytes = durable.host_taken_bytes or needed_bytes(seat)
     elif seat.state is SeatState.ACTIVE:
         if seat.backend in PINNING and (durable.measured or not remembered):  # (2)

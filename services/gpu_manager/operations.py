@@ -132,7 +132,10 @@ def _migrate_refused(node: NodeState, order: OperatorOrder) -> CommandReply | No
 
 
 def _unusable(node: NodeState, seat: ManagedSeat, to: str) -> str:
-    """Why a seat can never be on this group; empty: it can."""
+    """Why a seat cannot be on this group; empty: it can."""
+    faulty = [gpu.uuid for gpu in node.groups[to].group.gpus if gpu.uuid in node.faulty]
+    if faulty:
+        return f"{faulty[0]} is faulty: {node.faulty[faulty[0]]}"
     if to in {peer.name for peer in node.groups[seat.group.name].peers}:
         return node.why_immovable(seat)
     target, home = node.groups[to].group, seat.home

@@ -185,7 +185,7 @@ def ask(node: NodeState, begun: RecoveryBegun, now: Now) -> None:
 def _kept_on(gpu: str, entry: LedgerEntry) -> int:
     """VRAM on this GPU that a seat's processes keep while parked, as the ledger has it."""
     gpus = entry.on or entry.gpus
-    return -(-entry.durable.residue_bytes // len(gpus)) if gpu in gpus else 0
+    return -(-entry.durable.residue_bytes // len(gpus)) if gpu in gpus and entry.durable.measured else 0
 
 
 _ROWS_LATE = 60_000
@@ -294,6 +294,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
             _starts_on(node, status)
     for seat in node.seats.values():
         _assume_residue(seat, entries.get(seat.id))
+        host_memory.recovered(seat, remembered=seat.id in entries)
         if seat.state not in FROZEN_STATES:  # a switch that goes on may have frozen it a moment ago
             seat.durable.freeze = Freeze()
     serving = {seat.seat for seat in known.reply.seats if seat.outcome == "active" and seat.gpus}
@@ -333,7 +334,6 @@ def _recover_seat(
     seat.residence.group = _group(node, seat, entry, seen)
     if seat.state is S.ACTIVE:
         seat.usage.active_since = seat.usage.busy = now.model
-    host_memory.recovered(seat, remembered=entry is not None)
 
 
 _COPIED = frozenset({S.PARKED, S.ACTIVATING, S.MIGRATING})
@@ -421,7 +421,6 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
                 seat.learn_park(progress)
             seat.epoch, seat.op = status.epoch, status.op
             seat.residence.group = group
-            host_memory.recovered(seat, remembered=True)
     if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
         _adopt_incoming(incoming, group, entries.get(incoming.id), free=switch.victims_off(node, status))
         incoming.epoch, incoming.op = status.epoch, status.op

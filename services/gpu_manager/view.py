@@ -178,7 +178,7 @@ def _of_use(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
 def _elsewhere(node: NodeState, group: Group, now: Now) -> tuple[SeatView, ...]:
     """Parked seats of other groups that are wanted and could be activated on this one."""
     names = {peer.name for peer in node.groups[group.name].peers}
-    if not names:
+    if not names or any(gpu.uuid in node.faulty for gpu in group.gpus):
         return ()
     found = []
     for seat in node.seats.values():
@@ -358,7 +358,8 @@ def _promised(node: NodeState, group: Group) -> list[ManagedSeat]:
 def target(node: NodeState, seat: ManagedSeat, on: Group | None = None) -> SeatTarget:
     """How the checkpointer finds a seat's processes, and what parked ones keep on its GPUs."""
     found = seat.target(on)
-    kept = [sum(o.residue_on(gpu) for o in node.seats.values()) for gpu in found.parked_on or found.gpus]
+    known = [seat for seat in node.seats.values() if seat.durable.measured]  # what is assumed proves nothing
+    kept = [sum(o.residue_on(gpu) for o in known) for gpu in found.parked_on or found.gpus]
     return found.model_copy(update={"kept_bytes": max(kept)})
 
 

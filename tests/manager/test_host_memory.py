@@ -317,8 +317,9 @@ def test_an_engine_that_pins_has_its_memory_reserved_before_it_starts_and_keeps_
     assert host_memory.needed_bytes(world.managed(seat)) == 60 * GIB
 
 
-def restarted(world: HostWorld, known: Ledger) -> None:
-    """The manager starts again with this ledger, and finds every seat as it was."""
+def restarted(world: HostWorld, known: Ledger, *jobs: JobStatus) -> None:
+    """The manager starts again with this ledger, and finds every seat as it was. ``jobs``: they are under way."""
+    moving = {one.seat for job in jobs for one in (*job.park, job.activate) if one is not None}
     world.board, world.effects = world.new_board(), []
     world.configure(host_bytes=world.gib * GIB)
     seen = tuple(
@@ -326,14 +327,14 @@ def restarted(world: HostWorld, known: Ledger) -> None:
             seat=seat,
             pod_uid=pod.uid,
             container_id=pod.container_id or "",
-            outcome="parked" if seat in world.copies else "active",
+            outcome="started" if seat in moving else "parked" if seat in world.copies else "active",
             gpus=("GPU-0",),
         )
         for seat, pod in world.pods.items()
         if pod.running
     )
     world.receive(BusChanged(True))
-    world.receive(Recovered(world.owners(), known, JobReply(accepted=True, seats=seen)))
+    world.receive(Recovered(world.owners(), known, JobReply(accepted=True, jobs=jobs, seats=seen)))
 
 
 @pytest.mark.parametrize("ledger_is", ["lost", "from before there was a budget"])
@@ -345,6 +346,21 @@ def test_what_an_engine_has_pinned_is_on_its_account_also_without_a_record(world
     restarted(world, known)
     assert world.state(seat) is S.ACTIVE
     assert world.managed(seat).durable.host_taken_bytes == 44 * GIB, "1.1 x what it declares"
+
+
+def test_a_switch_under_way_keeps_both_accounts_over_a_restart_of_the_manager(world: HostWorld) -> None:
+    a, b = world.fill("a", "b", vram=SIZE)
+    for seat in (a, b):
+        world.managed(seat).durable.host_active_bytes = 5 * GIB
+    world.tick(30)
+    world.traffic(a, waiting=1)
+    world.quiet(b)
+    reserved = world.managed(b).durable.host_taken_bytes
+    assert reserved >= VRAM * GIB
+    restarted(world, ledger(world.node, ""), status(world.job(), "started", "pending", done=False))
+    assert (world.state(a), world.state(b)) == (S.PARKED, S.PARKING)
+    assert world.managed(b).durable.host_taken_bytes == reserved
+    assert world.managed(a).durable.host_taken_bytes == VRAM * GIB
 
 
 @pytest.mark.parametrize("backend", ["fake", "sglang"])

@@ -272,6 +272,7 @@ def test_a_parked_seat_of_unknown_size_keeps_after_a_lost_ledger_a_share_of_its_
     packed.restart()
     assert packed.state(a) is S.PARKED
     assert packed.managed(a).residue_on("GPU-0") >= 5 * GIB
+    assert view.target(packed.node, packed.managed(b)).kept_bytes == 0, "what is assumed is no evidence"
 
 
 @pytest.mark.parametrize("victim_parked", [False, True])

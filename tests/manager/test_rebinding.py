@@ -8,6 +8,7 @@ from kybernate.messages import (
     JobProgress,
     JobReply,
     JobStatus,
+    MigrateSeat,
     ParkSeat,
     PinSeat,
     RetargetJob,
@@ -20,7 +21,14 @@ from kybernate.node.known_gpus import KnownGpus
 from kybernate.policy import Decision, GroupView, KybBalanced, Stay
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery, view
-from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen, JobAnswered, Recovered, RetargetAnswered
+from services.gpu_manager.inputs import (
+    FaultyGpusSeen,
+    ForeignProcess,
+    ForeignProcessesSeen,
+    JobAnswered,
+    Recovered,
+    RetargetAnswered,
+)
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.seat_pod import with_owned
 from tests.manager.pulling import Pulls
@@ -121,6 +129,18 @@ def test_a_free_group_takes_it_at_once(world: World, a: str, b: str, c: str) -> 
     demand(world, a, b)
     assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.MIGRATING, "G1", True)
     assert world.job().park == ()
+
+
+def test_a_faulty_gpu_draws_no_seats_from_elsewhere(world: World, a: str, b: str, c: str) -> None:
+    world.command(ParkSeat, c)
+    world.quiet(c)
+    world.finish()
+    world.receive(FaultyGpusSeen({"GPU-1": "xid 79"}))
+    demand(world, a, b)
+    assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G0")
+    assert "G1" not in world.node.switches
+    refused = world.order(MigrateSeat, seat=a, to="G1")
+    assert (refused.accepted, "GPU-1 is faulty: xid 79" in refused.reason) == (False, True)
 
 
 def test_what_a_move_costs_is_learned_apart_from_activating(world: World, a: str, b: str) -> None:

@@ -151,7 +151,8 @@ def test_up_takes_engines_of_ones_own_more_models_and_another_configuration(tmp_
         config.write_text(config.read_text().partition("policy:")[0] + "policy: {name: exhaustive}\n")
 
         def applied() -> bool:
-            return {node["policy"] for node in json.loads(stack.kyb("why", "-o", "json"))["nodes"]} == {"exhaustive"}
+            nodes = json.loads(stack.kyb("why", "-o", "json"))["nodes"]
+            return [node.get("policy") for node in nodes] == ["exhaustive"]
 
         until_blocking(applied, what="the manager has the new policy", timeout=60, interval=0.2)
         assert ask_whole(stack.url, "beta") == "beta received: Hello"

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Self
 import aiohttp
 
 from kybernate import files
+from kybernate.annotations import BACKEND
 from kybernate.bus import setup
 from kybernate.bus.port import BusError
 from kybernate.cli.router import stack_file
@@ -27,6 +28,7 @@ from kybernate.dev.stack.layout import Layout, Ports, commands, kind, lay_out
 from kybernate.dev.stack.options import Plan, StackOptions, check
 from kybernate.dev.stack.process import LineSink, SupervisedProcess
 from kybernate.dev.stack.stack_file import StackFile
+from kybernate.engines import RESTART
 
 SERVICES = ("plugin", "gpu_manager", "checkpointer", "router")
 """The four programs, by the names they have in a stack."""
@@ -171,7 +173,8 @@ class Stack:
         or the router does not answer, NotReadyError when time is up.
         """
         unmet, most = "the router does not answer", -1
-        restart = "restart" in (self.options.parked_by or "") or self.plan.config.host_memory != "off"
+        backends = {*(self.options.parked_by or "").split(","), *(p.annotations.get(BACKEND) for p in self.plan.pods)}
+        restart = RESTART in backends or self.plan.config.host_memory != "off"
         seats: list[dict[str, Any]] | None = None
         try:
             async with asyncio.timeout(timeout) as limit, aiohttp.ClientSession() as session:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from kybernate.engines import DRIVER_BACKENDS, RESTART
 from kybernate.extras import registered
 from services.checkpointer.backends.driver import DriverBackend
 from services.checkpointer.backends.driver_calls import DriverCalls, Timeouts
@@ -47,7 +48,9 @@ def open_backends(
             "trtllm": Trtllm(http),
             "unload": Unload(http),
         }
-        engines = {name: api(http) for name, api in registered("kybernate.backends").items()} | engines
+        reserved = (*DRIVER_BACKENDS, RESTART)
+        others = {name: api for name, api in registered("kybernate.backends").items() if name not in reserved}
+        engines = {name: api(http) for name, api in others.items()} | engines
         backends |= {name: EngineBackend(calls, host, evidence, http, one) for name, one in engines.items()}
     if fake:
         backends["fake"] = DriverBackend(calls, replace(host, allowed=frozenset(Allowance)), evidence)
