@@ -218,13 +218,13 @@ NAMES = tuple(_PARSERS)
 
 _DURATION = {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*(ms|s|m|h)\s*$"}
 _FORMS: Mapping[str, dict[str, Any]] = {
-    BACKEND: {"enum": [*BACKENDS]},
     **{name: {"enum": ["true", "false"]} for name in (PIN, REBALANCE)},
     **{name: {"type": "string", "pattern": "^[0-9]+$"} for name in (MAX_REQUESTS, PORT, PROBE_PORT)},
     SLO: _DURATION,
     STALL_BUDGET: {"anyOf": [_DURATION, {"const": "0"}]},
     VRAM: {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGT]iB?|[kKMGT])\s*$"},
 }
+_REGISTERED = ", or a backend that a package of yours registers"
 
 
 def schema() -> dict[str, Any]:
@@ -235,7 +235,9 @@ def schema() -> dict[str, Any]:
         "title": "Kybernate: annotations of a pod with a seat",
         "type": "object",
         "properties": {
-            name: _FORMS.get(name, {"type": "string"}) | {"description": _PARSERS[name][3]} for name in NAMES
+            name: _FORMS.get(name, {"type": "string"})
+            | {"description": _PARSERS[name][3] + (_REGISTERED if name == BACKEND else "")}
+            for name in NAMES
         },
         "patternProperties": {f"^{re.escape(PREFIX)}(?!({known})$)": False},
         "additionalProperties": {"type": "string"},

@@ -133,3 +133,11 @@ def test_the_slots_of_an_engine_are_read_from_its_command_line(
 )
 def test_an_engine_that_was_started_to_sleep_is_parked_so(container: dict[str, object], backend: str | None) -> None:
     assert annotations.backend_option(container).get("kyb.ai/backend") == backend
+
+
+def test_the_schema_permits_backends_of_other_packages_and_the_service_refuses_unknown_ones() -> None:
+    form = annotations.schema()["properties"]["kyb.ai/backend"]
+    assert form["type"] == "string"
+    assert "enum" not in form
+    assert "sglang" in form["description"]
+    assert "is not a way of parking" in str(parse({"kyb.ai/backend": "acme"}).problems[0])
