@@ -32,10 +32,11 @@ UNUSED = {
     "in words": "as text",
     "of its own": "own, separate",
     "a way in": "an entry point",
+    "the research": "a source that readers have: a page of docs/, the vendor's documentation",
 }
 """Word or phrase: what to write instead."""
 
-_ABSENT = re.compile(r"\b(?:research|shared/design)/[\w-]+\.md\b")
+_ABSENT = re.compile(r"\b(?:research|shared/design)/[\w-]+\.md\b|\bresearch (?:§|notes\b)")
 ABSENT_REMEDY = "a source that readers have: a page of docs/, the vendor's documentation, an issue's number"
 """Pages that were written for the authors and are not in the repository."""
 

@@ -42,6 +42,8 @@ def test_identifiers_are_split_and_phrases_run_over_lines(text: str, found: list
         ("as (resea" + "rch/checkpoint.md §3) has it", [(1, "resea" + "rch/checkpoint.md")]),
         ("see ../../sha" + "red/design/house.md", [(1, "sha" + "red/design/house.md")]),
         ("see https://example.org/resea" + "rch/paper; our resea" + "rch/design", []),
+        ("inferred (resea" + "rch §1.4)", [(1, "resea" + "rch §")]),
+        ("Of the\n# resea" + "rch, section 4.3; the resea" + "rchers", [(1, "the resea" + "rch")]),
     ],
 )
 def test_pages_that_are_not_in_the_repository_are_found(text: str, found: list[tuple[int, str]]) -> None:

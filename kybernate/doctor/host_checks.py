@@ -51,7 +51,7 @@ def _nodes(driver: DriverFacts, host: HostFacts) -> Iterator[Finding]:
 
 
 def _ptrace(host: HostFacts) -> Finding:
-    """The driver is assumed to need ptrace access: inferred, NVIDIA documents nothing (research §1.4)."""
+    """The driver is assumed to need ptrace access: inferred, NVIDIA documents nothing."""
     if host.ptrace_scope == 3:
         text = "kernel.yama.ptrace_scope is 3: no process may attach to another"
         return warn("ptrace", text, "sysctl kernel.yama.ptrace_scope=1 takes a reboot to come back from 3")

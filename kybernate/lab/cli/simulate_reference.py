@@ -113,7 +113,7 @@ def _show(report: dict[str, Any], plan: "ReferencePlan") -> None:
     for row in report["rows"]:
         shown.add_row(*_cells(row, published.get((row["scenario"], row["policy"]))))
     console.print(shown)
-    say("95 %: bootstrap over windows. published: the research's mean wait, of four windows; in: it is inside our")
+    say("95 %: bootstrap over windows. published: the prototype's mean wait, of four windows; in: it is inside our")
     say("  interval of all windows (yes), only inside that of any four windows of ours (of 4), or in neither (no).")
     for row in report["paired"]:
         low, high = row["wait_mean_s_change_ci"]

@@ -206,7 +206,7 @@ class Figures:
 
     @property
     def objective(self) -> float:
-        """J = mean + 0.1 p99 + 0.5 (100 - percent within the SLO); less is better. Of the research, section 4.3."""
+        """J = mean + 0.1 p99 + 0.5 (100 - percent within the SLO); less is better."""
         return self.wait_mean_s + 0.1 * self.wait_p99_s + 50.0 * (1.0 - self.slo_attainment)
 
 

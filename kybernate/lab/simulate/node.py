@@ -44,7 +44,7 @@ HARDWARE: dict[str, Cost] = {
     for cost in (
         Cost("stock-slow", 2 * GB, 5 * GB, 1.0, "cuda-checkpoint as it comes, pessimistic: 2 GB/s out, 5 GB/s in"),
         Cost("stock", 4 * GB, 7 * GB, 1.0, "cuda-checkpoint as it comes: 4 GB/s out, 7 GB/s in"),
-        Cost("fast", 12 * GB, 12 * GB, 0.5, "half of PCIe 4.0 x16, both ways: the main table of the research"),
+        Cost("fast", 12 * GB, 12 * GB, 0.5, "half of PCIe 4.0 x16, both ways"),
         Cost("pinned", 48 * GB, 48 * GB, 0.5, "pinned host memory over PCIe 5.0 x16"),
     )
 }
@@ -110,8 +110,8 @@ def _intercept(rows: Sequence[tuple[int, float, float]], column: int) -> float:
 
 
 VRAM_GB = (36, 28, 20, 34, 60, 24, 20, 44, 28, 20)
-"""Sizes of seats of which nothing is known, in order, again from the first after the last. The research's main table
-says 20 to 60 GB and 6 to 7 s per switch; with these sizes its rows for S1 come out alike."""
+"""Sizes of seats of which nothing is known, in order, again from the first after the last. The prototype study
+(docs/policy.md) had 20 to 60 GB and 6 to 7 s per switch; with these sizes its rows for S1 come out alike."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ class SimulationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a run adds to the scenario. The defaults are the research's model: nothing fails, nothing varies."""
+    """What a run adds to the scenario. The defaults are the simplest model: nothing fails, nothing varies."""
 
     seed: int = 0
     """For jitter and failures. The k-th park of a seat is the same under every policy."""
