@@ -134,6 +134,15 @@ def test_a_row_that_is_much_too_late_is_an_error_with_its_line(tmp_path: Path) -
         list(load(written(tmp_path, text)))
 
 
+def test_a_log_of_a_router_may_be_in_any_order(tmp_path: Path) -> None:
+    head, *ended = ROUTER_LOG.splitlines()
+    first, _, last = ended
+    text = "\n".join([head, *[last] * 1000, first]) + "\n"
+    read = list(load(written(tmp_path, text)))
+    assert [(row.at_seconds, row.model) for row in read[:2]] == [(0.0, "a"), (10.0, "b")]
+    assert len(read) == 1001
+
+
 def test_reading_is_lazy(tmp_path: Path) -> None:
     path = written(tmp_path, MANY + "".join(f"{second},m,1,1\n" for second in range(2, 5000)) + "this is no row\n")
     assert len(list(itertools.islice(load(path), 10))) == 10

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.lab.traces import TraceError, load
-from kybernate.lab.traces.windows import OUTPUT_QUANTILES, Window, draw, length, unit_gap
+from kybernate.lab.traces.windows import OUTPUT_QUANTILES, Window, draw, length, of_prometheus, unit_gap
 
 HEADER = "model,client,window_start_s,rate_rps,cv,pattern,shape,scale\n"
 
@@ -44,7 +44,8 @@ def test_rates_of_a_prometheus_are_drawn_by_model(tmp_path: Path) -> None:
     ("result", "message"),
     [
         ([{"metric": {}, "values": []}], "no matrix of rates by model"),
-        ([{"metric": {"model": "a"}, "values": [[0, "1"], [60, "1"]]}], "not 600 s apart"),
+        ([{"metric": {"model": "a"}, "values": [[0, "1"], [60, "1"]]}], "60 s apart instead of 600"),
+        ([{"metric": {"model": "a"}, "values": [[0, "1"], [3600, "1"]]}], "3600 s apart instead of 600"),
     ],
 )
 def test_another_answer_of_a_prometheus_is_refused(result: list[object], message: str, tmp_path: Path) -> None:
@@ -52,6 +53,15 @@ def test_another_answer_of_a_prometheus_is_refused(result: list[object], message
     path.write_text(json.dumps({"status": "success", "data": {"result": result}}))
     with pytest.raises(TraceError, match=message):
         list(load(path))
+
+
+def test_series_of_one_model_add_up_and_times_may_have_fractions() -> None:
+    rows = [
+        {"metric": {"model": "a", "node": node}, "values": [[1435781430.781, rate], [1435782030.781, rate]]}
+        for node, rate in (("n1", "1"), ("n2", "0.5"), ("n3", "NaN"))
+    ]
+    windows = of_prometheus({"data": {"result": rows}})["a"]
+    assert [(one.start_seconds, one.rate) for one in windows] == [(0, 1.5), (600, 1.5)]
 
 
 def test_a_window_gets_its_rate_and_an_empty_one_nothing() -> None:

@@ -80,6 +80,8 @@ class Format:
     """Times are moments, not seconds since the start: the first one becomes 0."""
     row: Callable[[Fields, str], Arrival | None]
     """Reads one row; the second argument is the file's name. Raises ValueError or KeyError."""
+    by_end: bool = False
+    """Rows are in the order in which requests ended, of one source after the other: all are read and sorted."""
 
 
 def recognise(names: frozenset[str], jsonl: bool) -> Format | None:
@@ -189,6 +191,6 @@ FORMATS: tuple[Format, ...] = (
         True,
         _gentd26,
     ),
-    Format("router-log", frozenset({"event", "timestamp"}), True, True, _router_log),
+    Format("router-log", frozenset({"event", "timestamp"}), True, True, _router_log, by_end=True),
     Format("access-log", frozenset({"time", "model", "prompt_tokens", "output_tokens"}), True, True, _access_log),
 )

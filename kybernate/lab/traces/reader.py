@@ -71,7 +71,8 @@ def _recognised(path: Path) -> Format | str:
 def _rows(path: Path, known: Format, name: str) -> Iterator[Arrival]:
     """Arrivals of the file in order of time; a format with moments begins at 0."""
     zero: float | None = 0.0 if not known.clock else None
-    for arrival in _ordered(path, _parsed(path, known, name)):
+    rows = _parsed(path, known, name)
+    for arrival in sorted(one for _, one in rows) if known.by_end else _ordered(path, rows):
         if zero is None:
             zero = arrival.at_seconds
         yield arrival._replace(at_seconds=arrival.at_seconds - zero) if zero else arrival

@@ -11,6 +11,7 @@ import heapq
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kybernate.lab.traces.formats import Arrival
@@ -40,20 +41,33 @@ class Window(NamedTuple):
 
 def of_prometheus(answer: Any) -> dict[str, list[Window]]:
     """Windows by model, from an answer of ``query_range`` with rates per second of the last ten minutes, a step of ten
-    minutes, and a label ``model``. Times begin at 0. Raises ValueError."""
+    minutes, and a label ``model``; series of one model add up. Times begin at 0. Raises ValueError."""
     try:
-        series = {str(one["metric"]["model"]): one["values"] for one in answer["data"]["result"]}
-        points = [(model, float(at), float(rate)) for model, values in series.items() for at, rate in values]
+        series = [(str(one["metric"]["model"]), one["values"]) for one in answer["data"]["result"]]
+        points = [(model, float(at), float(rate)) for model, values in series for at, rate in values]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"no matrix of rates by model ({error!r})") from None
     begin = min((at for _, at, _ in points), default=0.0)
-    found: dict[str, list[Window]] = {}
+    rates: dict[tuple[str, float], float] = {}
     for model, at, rate in points:
-        if (at - begin) % WINDOW_SECONDS:
-            raise ValueError(f"two values of model {model} are not {WINDOW_SECONDS:.0f} s apart")
         if 0 < rate < math.inf:
-            found.setdefault(model, []).append(Window(at - begin, rate, "Gamma", 1.0))
+            key = (model, round(at - begin, 3))
+            rates[key] = rates.get(key, 0.0) + rate
+    _check_steps({round(at - begin, 3) for _, at, _ in points})
+    found: dict[str, list[Window]] = {}
+    for (model, start), rate in rates.items():
+        found.setdefault(model, []).append(Window(start, rate, "Gamma", 1.0))
     return found
+
+
+def _check_steps(moments: Iterable[float]) -> None:
+    """Values are ten minutes apart; some may be missing. Raises ValueError."""
+    distances = [later - earlier for earlier, later in pairwise(sorted(moments))]
+    wrong = [distance for distance in distances if distance % WINDOW_SECONDS]
+    if distances and (wrong or min(distances) > WINDOW_SECONDS):
+        raise ValueError(
+            f"values are {min(wrong or distances):g} s apart instead of {WINDOW_SECONDS:.0f}; ask with step=600"
+        )
 
 
 def unit_gap(pattern: str, shape: float, random_: random.Random) -> float:
