@@ -11,6 +11,8 @@ from typing import TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from kybernate.lab import INSTALL
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Counts = NDArray[np.int32]
@@ -22,7 +24,7 @@ try:
     import numba
 except ImportError as error:
     raise ModuleNotFoundError(
-        "bounds and optima need numpy and numba, which are not installed; run: pip install 'kybernate[lab]'"
+        f"bounds and optima need numpy and numba, which are not installed; run: {INSTALL}"
     ) from error
 
 

@@ -1,8 +1,8 @@
 """How much traffic will come: a structural model of requests per hour, and how good it was on hours it had not seen.
 
-The model (statsmodels' ``UnobservedComponents``) is a level, a day's and, from two weeks on, a week's season, and an
-error that fades; with or without a trend, whichever was better in the backtest. It is fitted to square roots, whose
-noise does not grow with the traffic. Needs ``kybernate[lab]``.
+The model (statsmodels' ``UnobservedComponents``) is a level, a day's season, where each fit of the backtest has two
+weeks also a week's, and an error that fades; with or without a trend, whichever was better in the backtest. It is
+fitted to square roots, whose noise does not grow with the traffic. Needs ``kybernate[lab]``.
 """
 
 import warnings
@@ -10,9 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kybernate.lab import INSTALL
+
 DAY = 24
 """Hours."""
 WEEK = 7 * DAY
+_DAY_SECONDS = 3600.0 * DAY
 LEAST_DAYS = 4
 """Of a trace: fewer tell nothing of a season."""
 LOOK_AHEAD_DAYS = 90
@@ -37,8 +40,8 @@ class Backtest:
     """Errors on days that a method had not seen, over all starts of a forecast. 0.1 is 10 %."""
 
     method: str
-    """``naive season``: the same hour of the week before, or of the day before where there are not two weeks;
-    ``naive day``: of the day before; ``level``, ``trend``: the model without and with a trend."""
+    """``naive week``: the same hour of the week before, where each start has one before it; ``naive day``: of the day
+    before; ``level``, ``trend``: the model without and with a trend."""
     mape: float
     """Mean of the errors of the hours with requests, each divided by its requests."""
     wape: float
@@ -57,8 +60,9 @@ class Forecast:
     """So many of them."""
     days: tuple[Band, ...]
     """Requests of each day asked for."""
-    growth: Band
-    """Of the traffic: mean of these days, divided by that of the last days of the trace, as many (a week at most)."""
+    growth: Band | None
+    """Mean of these days, divided by that of the last week of the trace; None where the days are no whole weeks (a
+    Monday after a Sunday is no growth), or without a week or a request in it."""
     paths: tuple[tuple[float, ...], ...]
     """Requests of each of the next ``LOOK_AHEAD_DAYS`` in each future drawn."""
 
@@ -74,37 +78,50 @@ class Forecast:
         return tuple(None if day == never else day for day in (early, median, late))  # type: ignore[return-value]
 
 
-def hourly(moments: Iterable[float]) -> list[float]:
-    """Requests of each whole hour; moments in seconds, in order."""
-    counts: list[float] = []
-    last = 0.0
-    for last in moments:
-        hour = int(last // 3600)
-        counts.extend([0.0] * (hour + 1 - len(counts)))
-        counts[hour] += 1
-    return counts[: round(last / 3600)]
+def whole_hours(moments: Sequence[float]) -> int:
+    """Hours of a trace that are over: it is taken to end a mean gap after its last request. Moments in seconds, in
+    order."""
+    return int((moments[-1] + moments[-1] / max(1, len(moments) - 1)) // 3600) if moments else 0
+
+
+def hourly(moments: Iterable[float], hours: int) -> list[float]:
+    """Requests of each of the first hours; moments in seconds."""
+    counts = [0.0] * hours
+    for moment in moments:
+        if moment < 3600 * hours:
+            counts[int(moment // 3600)] += 1
+    return counts
+
+
+def busiest_day(moments: Sequence[float], start: float, end: float) -> int | None:
+    """Requests of the busiest whole day from start on; None where there is none until the end. All in seconds."""
+    counts = [0] * int(max(0.0, end - start) // _DAY_SECONDS)
+    for moment in moments:
+        if 0 <= moment - start < _DAY_SECONDS * len(counts):
+            counts[int((moment - start) // _DAY_SECONDS)] += 1
+    return max(counts, default=None)
 
 
 def forecast(requests: Sequence[float], days: int) -> Forecast:
     """So many days from the end of these requests per hour on. Raises ForecastError."""
     if len(requests) < LEAST_DAYS * DAY:
         raise ForecastError(
-            f"{len(requests) / DAY:.1f} days of requests are too few for a forecast; give a trace of at least "
+            f"{len(requests)} whole hours of requests are too few for a forecast; give a trace of at least "
             f"{LEAST_DAYS} days"
         )
     seen = list(requests[-_MOST_HOURS:])
     tested, horizon, origins = backtest(seen, days)
     best = min((one for one in tested if one.method in _MODELS), key=lambda one: one.wape)
-    paths = _Fitted(seen, best.method).paths(max(days, LOOK_AHEAD_DAYS))
-    recent = min(days, 7, len(seen) // DAY)
-    base = sum(seen[-recent * DAY :]) / recent
+    seasons = _seasons(_starts(len(seen), days)[1])
+    paths = _Fitted(seen, best.method, seasons).paths(max(days, LOOK_AHEAD_DAYS))
+    base = sum(seen[-WEEK:]) / 7 if days % 7 == 0 and len(seen) >= WEEK else 0.0
     return Forecast(
         method=best.method,
         backtest=tuple(tested),
         backtest_days=horizon,
         origins=origins,
         days=tuple(_band([path[day] for path in paths]) for day in range(days)),
-        growth=_band([sum(path[:days]) / days / base if base else 1.0 for path in paths]),
+        growth=_band([sum(path[:days]) / days / base for path in paths]) if base else None,
         paths=tuple(tuple(path[:LOOK_AHEAD_DAYS]) for path in paths),
     )
 
@@ -112,26 +129,40 @@ def forecast(requests: Sequence[float], days: int) -> Forecast:
 def backtest(requests: Sequence[float], days: int) -> tuple[list[Backtest], int, int]:
     """Forecasts from earlier days on, against what came: the errors of each method, the days that each forecast was
     long (at most a third of what is known), and how many there were."""
-    known = len(requests) // DAY
-    horizon = min(days, known // 3)
-    starts = range(known - horizon, max(LEAST_DAYS - 1, known // 2) - 1, -1)[:_ORIGINS]
+    horizon, starts = _starts(len(requests), days)
+    seasons, naive = _seasons(starts), {"naive week": WEEK, "naive day": DAY}
+    if min(starts) * DAY < WEEK:
+        del naive["naive week"]
     errors: dict[str, list[tuple[float, float]]] = {}
     for start in starts:
         past, came = requests[: start * DAY], requests[start * DAY : (start + horizon) * DAY]
-        for method, expected in _expected(past, horizon * DAY).items():
+        for method, expected in _expected(past, horizon * DAY, seasons, naive).items():
             errors.setdefault(method, []).extend(
                 (abs(one - other), one) for one, other in zip(came, expected, strict=True)
             )
     return [Backtest(method, *_errors(pairs)) for method, pairs in errors.items()], horizon, len(starts)
 
 
-def _expected(past: Sequence[float], hours: int) -> dict[str, Sequence[float]]:
-    season = WEEK if len(past) >= WEEK else DAY
-    naive = {"naive season": season, "naive day": DAY}
+def _starts(hours: int, days: int) -> tuple[int, range]:
+    """Days that each forecast of the backtest is long, and the days of the trace on which they start."""
+    known = hours // DAY
+    horizon = min(days, known // 3)
+    return horizon, range(known - horizon, max(LEAST_DAYS - 1, known // 2) - 1, -1)[:_ORIGINS]
+
+
+def _seasons(starts: range) -> list[dict[str, int]]:
+    """Of all fits, so that the backtest judges the model that is used."""
+    day, week = {"period": DAY, "harmonics": 4}, {"period": WEEK, "harmonics": 2}
+    return [day, week] if min(starts) * DAY >= 2 * WEEK else [day]
+
+
+def _expected(
+    past: Sequence[float], hours: int, seasons: list[dict[str, int]], naive: dict[str, int]
+) -> dict[str, Sequence[float]]:
     found: dict[str, Sequence[float]] = {
         name: [past[len(past) - period + hour % period] for hour in range(hours)] for name, period in naive.items()
     }
-    return found | {method: _Fitted(past, method).expected(hours) for method in _MODELS}
+    return found | {method: _Fitted(past, method, seasons).expected(hours) for method in _MODELS}
 
 
 def _errors(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -150,15 +181,12 @@ _MODELS = {"level": "llevel", "trend": "lldtrend"}
 class _Fitted:
     """The model of one series."""
 
-    def __init__(self, requests: Sequence[float], method: str) -> None:
+    def __init__(self, requests: Sequence[float], method: str, seasons: list[dict[str, int]]) -> None:
         try:
             import numpy
             from statsmodels.tsa.statespace.structural import UnobservedComponents
         except ModuleNotFoundError as error:
-            raise ForecastError(f"a forecast needs {error.name}: pip install 'kybernate[lab]'") from None
-        seasons = [{"period": DAY, "harmonics": 4}]
-        if len(requests) >= 2 * WEEK:
-            seasons.append({"period": WEEK, "harmonics": 2})
+            raise ForecastError(f"a forecast needs {error.name}: {INSTALL}") from None
         roots = numpy.sqrt(numpy.asarray(requests, dtype=float))
         self.scale = float(roots.std()) or 1.0
         model = UnobservedComponents(

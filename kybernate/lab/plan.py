@@ -237,11 +237,12 @@ class _Planner:
 def verified(
     layout: PlannedLayout, planned: Scenario, unseen: Scenario, goal: Goal, options: RunOptions | None = None
 ) -> PlannedLayout:
-    """The planned groups of seats on requests that the plan has not seen: models keep their homes, others get one."""
+    """The planned groups of seats on requests that the plan has not seen. Models keep their homes, sizes and costs;
+    others get some."""
     groups, memory = layout.groups - goal.spare, goal.memory_bytes if layout.name == "packed" else 0
-    known = {seat.name: seat.group for seat in regrouped(planned, groups, layout.slots, goal.move_seconds).seats}
+    known = {seat.name: seat for seat in regrouped(planned, groups, layout.slots, goal.move_seconds).seats}
     made = regrouped(unseen, groups, layout.slots, goal.move_seconds, memory)
-    kept = tuple(replace(seat, group=known.get(seat.name, seat.group)) for seat in made.seats)
+    kept = tuple(known.get(seat.name, seat) for seat in made.seats)
     planner = _Planner(unseen, goal, options or RunOptions(), lambda layout: None)  # noqa: ARG005
     return planner.play(layout.name, replace(made, seats=kept), POLICIES[goal.policy]())
 
@@ -260,11 +261,11 @@ def attainment_interval(outcome: Outcome, scenario: Scenario) -> Interval:
 
 
 def headroom(layout: PlannedLayout, scenario: Scenario, goal: Goal, options: RunOptions | None = None) -> float:
-    """So many times the scenario's traffic the layout of seats serves within the goal, up to 8; in steps of 5 %.
+    """So many times the scenario's traffic the layout of seats serves within the goal, in steps of 5 %.
 
-    The same requests come so many times faster, as with ``--speed-up``.
+    The same requests come so many times faster, as with ``--speed-up``. At ``MOST_HEADROOM`` or more it ends.
     """
-    low, high = 0, round(log(8) / log(_STEP))  # exponents: enough, and not known to be
+    low, high = 0, ceil(log(MOST_HEADROOM) / log(_STEP))  # exponents: enough, and not known to be
     while low < high:
         middle = (low + high + 1) // 2
         faster = sped_up(scenario, _STEP**middle)
@@ -273,6 +274,8 @@ def headroom(layout: PlannedLayout, scenario: Scenario, goal: Goal, options: Run
 
 
 _STEP = 1.05
+MOST_HEADROOM = 8
+"""More is not tried."""
 
 
 def sped_up(scenario: Scenario, times: float) -> Scenario:

@@ -1,11 +1,22 @@
 """Forecasts of traffic whose season, trend and noise are known."""
 
+from collections.abc import Sequence
 from math import pi, sin
 from random import Random
 
 import pytest
 
-from kybernate.lab.forecast import LOOK_AHEAD_DAYS, Forecast, ForecastError, backtest, forecast, hourly
+from kybernate.lab import forecast as forecasts
+from kybernate.lab.forecast import (
+    LOOK_AHEAD_DAYS,
+    Forecast,
+    ForecastError,
+    backtest,
+    busiest_day,
+    forecast,
+    hourly,
+    whole_hours,
+)
 
 
 def seasonal(days: int, growth: float = 0.0, noise: float = 0.0) -> list[float]:
@@ -18,27 +29,69 @@ def seasonal(days: int, growth: float = 0.0, noise: float = 0.0) -> list[float]:
 
 
 def test_hours_are_counted_and_the_last_one_only_when_it_is_over() -> None:
-    assert hourly([0.0, 10.0, 3700.0, 3 * 3600.0, 4 * 3600 - 1.0]) == [2, 1, 0, 2]
-    assert hourly([0.0, 10.0, 3700.0]) == [2]
-    assert hourly([]) == []
+    every_minute = [60.0 * minute for minute in range(240)]
+    assert whole_hours(every_minute) == 4
+    assert whole_hours(every_minute[:216]) == 3, "of 3.6 hours"
+    assert whole_hours([]) == 0
+    assert hourly([0.0, 10.0, 3700.0, 3 * 3600.0, 4 * 3600.0], 4) == [2, 1, 0, 1]
+
+
+def test_the_busiest_day_is_a_whole_one_of_the_part_that_is_planned() -> None:
+    day = 86_400.0
+    moments = [0.0, day, day + 1, day + 2, 2 * day, 3 * day, *[3 * day + 5] * 9]
+    assert busiest_day(moments, 0, 3.5 * day) == 3
+    assert busiest_day(moments, 2 * day, 9 * day) == 10
+    assert busiest_day(moments, day, day + 3600) is None
+
+
+def test_a_week_is_a_season_only_where_all_of_the_backtest_saw_two() -> None:
+    def fitted(days: int) -> tuple[list[int], set[str]]:
+        periods: list[int] = []
+
+        class Seen(forecasts._Fitted):
+            def __init__(self, requests: Sequence[float], method: str, seasons: list[dict[str, int]]) -> None:
+                periods.append(seasons[-1]["period"])
+                self.requests = requests
+
+            def expected(self, hours: int) -> list[float]:
+                return [1.0] * hours
+
+            def paths(self, days: int) -> list[list[float]]:
+                return [[24.0] * days] * 3
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(forecasts, "_Fitted", Seen)
+            found = forecast(seasonal(days), 7)
+        return periods, {one.method for one in found.backtest if one.method.startswith("naive")}
+
+    for days, period, naive in ((8, 24, {"naive day"}), (20, 24, {"naive week", "naive day"}), (28, 168, None)):
+        periods, methods = fitted(days)
+        assert set(periods) == {period}
+        assert methods == (naive or {"naive week", "naive day"})
+
+
+def test_growth_is_given_for_whole_weeks_only() -> None:
+    assert forecast(seasonal(8, noise=3), 2).growth is None
+    found = forecast(seasonal(8, noise=3), 7).growth
+    assert found is not None
+    assert found[1] == pytest.approx(1, rel=0.03)
 
 
 def test_a_season_goes_on_and_noise_widens_the_interval() -> None:
     plain, noisy = forecast(seasonal(8, noise=3), 2), forecast(seasonal(8, noise=30), 2)
     day = sum(seasonal(1))
     assert [middle for _, middle, _ in plain.days] == pytest.approx([day, day], rel=0.03)
-    assert plain.growth[1] == pytest.approx(1, rel=0.03)
     low, middle, high = noisy.days[0]
     assert low < middle < high
     assert low < day < high
-    assert {one.method for one in noisy.backtest} == {"naive season", "naive day", "level", "trend"}
+    assert {one.method for one in noisy.backtest} == {"naive day", "level", "trend"}
 
 
 def test_traffic_that_grows_is_forecast_better_than_by_the_day_before_and_fills_the_fleet() -> None:
     grown = forecast(seasonal(9, growth=0.1, noise=5), 3)
     errors = {one.method: one.wape for one in grown.backtest}
     assert grown.method == "trend"
-    assert errors["trend"] < 0.5 * errors["naive season"]
+    assert errors["trend"] < 0.5 * errors["naive day"]
     today = sum(seasonal(9, growth=0.1)[-24:])
     early, median, late = grown.full_in(1.3 * today)
     assert early is not None
@@ -63,5 +116,5 @@ def test_when_it_is_full_is_a_quantile_of_the_futures() -> None:
 
 
 def test_too_few_days_are_refused() -> None:
-    with pytest.raises(ForecastError, match=r"3\.0 days of requests are too few"):
+    with pytest.raises(ForecastError, match="72 whole hours of requests are too few"):
         forecast(seasonal(3), 1)

@@ -1,6 +1,7 @@
 """``kyb plan`` and the search behind it."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,11 @@ from typing import Any
 import pytest
 
 from kybernate.cli import main
+from kybernate.lab import forecast as forecasts
 from kybernate.lab import plan as planner
+from kybernate.lab.cli.plan import _forecast
+from kybernate.lab.cli.plan_report import curves
+from kybernate.lab.cli.simulate_input import Inputs, read_scenario
 from kybernate.lab.plan import (
     Goal,
     PlannedLayout,
@@ -24,6 +29,7 @@ from kybernate.lab.plan import (
     verified,
 )
 from kybernate.lab.simulate.engine import RunOptions
+from kybernate.lab.traces import load
 from tests.simulate.cases import scenario, seat
 
 LAYOUT = PlannedLayout("seats", 1, 1, 1, False, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -122,8 +128,9 @@ def test_a_plan_is_verified_on_requests_that_it_has_not_seen():
     best = smallest(plan(busy(), goal))
     assert best is not None
     assert verified(best, busy(), busy(), goal) == best
-    slower = replace(busy(), seats=tuple(replace(one, activate_seconds=9.0) for one in busy().seats))
-    assert verified(best, busy(), slower, goal).slo_attainment < best.slo_attainment
+    resized = replace(busy(), seats=tuple(replace(one, activate_seconds=9.0) for one in busy().seats))
+    assert verified(best, busy(), resized, goal) == best, "a model's size does not depend on its rank in these hours"
+    assert verified(best, busy(), busy(6), goal).slo_attainment < best.slo_attainment
 
 
 def test_pinned_seats_keep_their_groups_and_the_search_begins_where_others_have_room():
@@ -240,21 +247,55 @@ def test_a_forecast_says_how_good_it_is_and_until_when_the_plan_is_enough(
     words = (path, "--cost", "2s/2s", "--duration", 86_400, "--forecast", "1d", "--json", out, "--page", page)
     assert kyb(*words) == 0
     text = capsys.readouterr().out
-    assert "forecast of 1 days" in text
+    assert "forecast of 1 day (" in text
+    assert "1 days" not in text
     assert "backtest, " in text
     assert "the smallest layout of seats is enough for " in text
     found = json.loads(out.read_text())["forecast"]
-    assert [one["method"] for one in found["backtest"]] == ["naive season", "naive day", "level", "trend"]
+    assert [one["method"] for one in found["backtest"]] == ["naive day", "level", "trend"]
     assert found["days"][0][1] == pytest.approx(64, rel=0.2)
     assert found["headroom"] >= 1
+    assert found["growth"] is None
+    assert found["busiest_day"] == 64
     drawn = page.read_text()
     assert drawn.count("<svg") == 1
     assert "<td>dedicated</td>" in drawn
+    assert kyb(path, "--cost", "2s/2s", "--start", 36_000, "--duration", 3600, "--forecast", "1d") == 0
+    assert "give --duration 86400" in capsys.readouterr().out
     assert kyb(path, "--duration", 7200, "--start", 0, "--forecast", "week") == 2
     short = tmp_path / "short.csv"
     short.write_text("\n".join(["arrival_s,model,prompt_tokens,output_tokens", *rows[:60]]) + "\n")
     assert kyb(short, "--forecast", "7d") == 2
     assert "give a trace of at least 4 days" in capsys.readouterr().err
+
+
+def test_models_without_a_seat_in_the_plan_are_not_forecast(trace: Path):
+    rows = list(load(trace))
+    given = Inputs(traces=(trace,), seats=1)
+    with pytest.MonkeyPatch.context() as patch:
+        seen: list[list[float]] = []
+        patch.setattr(forecasts, "forecast", lambda hours, days: seen.append(hours))
+        patch.setattr(forecasts, "whole_hours", lambda moments: 1)
+        _, _, left_out = _forecast(given, read_scenario(given), 1)
+    assert left_out == sum(one.model != "a" for one in rows) == 90
+    assert seen == [[30]]
+
+
+def test_curves_are_labelled_by_name_and_slots():
+    played = [replace(LAYOUT, slots=slots, gpus=gpus) for slots in (1, 2) for gpus in (4, 2)]
+    assert curves([*played, replace(LAYOUT, name="dedicated")]) == {
+        "seats, 1 slot": [(2, 0), (4, 0)], "seats, 2 slots": [(2, 0), (4, 0)], "dedicated": [(1, 0)],
+    }  # fmt: skip
+
+
+def test_a_page_without_matplotlib_is_refused_before_anything_is_played(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert kyb(trace, "--page", tmp_path / "plan.html") == 1
+    printed = capsys.readouterr().err
+    assert "make setup" in printed
+    assert "layouts" not in printed
 
 
 def test_ctrl_c_shows_what_was_played(trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
@@ -276,7 +317,7 @@ def _after(first: Callable[..., Any], count: int, then: Callable[..., Any]) -> C
 def test_too_few_groups_is_exit_code_1(trace: Path, capsys: pytest.CaptureFixture[str]):
     assert kyb(trace, "--slo", "0.5:0.99", "--groups-max", 1) == 1
     captured = capsys.readouterr()
-    assert "1 groups are not enough" in captured.err
+    assert "1 group cannot serve" in captured.err
     assert "too few" in captured.out
 
 

@@ -10,13 +10,14 @@ import typer
 
 from kybernate.cli.output import CliError, Output, OutputOption
 from kybernate.lab.cli import simulate_options as given
-from kybernate.lab.cli.plan_report import PlanReport, show, write_page
+from kybernate.lab.cli.plan_report import PlanReport, count, plot_library, show, write_page
 from kybernate.lab.cli.simulate_input import Inputs, arrivals_of, chosen_policies, read_scenario
 from kybernate.lab.cli.simulate_reference import writable, write
 
 if TYPE_CHECKING:
     from kybernate.lab.forecast import Forecast
     from kybernate.lab.plan import PlannedLayout
+    from kybernate.lab.simulate.model import Scenario
 
 
 def plan(
@@ -83,6 +84,8 @@ def plan(
     limit = "the SLO of each tier" if tier else f"{seconds:g} s"
     json_file = given.json_target(json_file, output)
     writable(json_file, page)
+    if page is not None:
+        plot_library()
     days = _days(forecast)
     names = chosen_policies(policy)
     if len(names) > 1:
@@ -103,7 +106,7 @@ def plan(
         share, groups_max, _counts(slots), int(memory * 1e9), None if fixed else move_seconds, gpus_per_group, price,
         names[0], each_model, spare, memory_price, gpu,
     )  # fmt: skip
-    expected = _forecast(inputs, days) if days else None
+    expected, busiest, left_out = _forecast(inputs, scenario, days) if days else (None, None, 0)
     options = RunOptions(sharing=sharing, jitter=jitter)
     progress = _Progress(most_runs(len(scenario.seats), goal))
     check, interrupted, room = None, False, None
@@ -112,7 +115,7 @@ def plan(
         best = smallest(found)
         if unseen is not None and best is not None:
             check = verified(best, scenario, unseen, goal, options)
-        if expected is not None and best is not None:
+        if busiest is not None and best is not None:
             room = headroom(best, scenario, goal, options)
     except KeyboardInterrupt:
         found, interrupted = progress.played, True
@@ -123,8 +126,9 @@ def plan(
     finally:
         progress.end()
     report = PlanReport(
-        scenario, needed(scenario), goal, limit, tuple(found), tuple(progress.played), check, expected, room
-    )
+        scenario, needed(scenario), goal, limit, tuple(found), tuple(progress.played), check, expected, room, busiest,
+        left_out,
+    )  # fmt: skip
     if json_file is None or str(json_file) != "-":
         show(report)
     if json_file is not None:
@@ -139,7 +143,7 @@ def plan(
     if interrupted:
         raise CliError("interrupted: the rows are the layouts that were played until then, not the answer", 130)
     if smallest(found) is None:
-        raise CliError(f"{groups_max} groups are not enough for {share:.1%} within {limit}; see --groups-max")
+        raise CliError(f"{count(groups_max, 'group')} cannot serve {share:.1%} within {limit}; see --groups-max")
 
 
 class _Progress:
@@ -157,7 +161,7 @@ class _Progress:
         left = max(0.0, spent / done * (self.most - done))
         text = (
             f"{done} of at most {self.most} layouts, {spent:.0f} s, at most about {left:.0f} s left; "
-            f"{layout.name} on {layout.groups} groups: {layout.slo_attainment:.1%}"
+            f"{layout.name} on {count(layout.groups, 'group')}: {layout.slo_attainment:.1%}"
         )
         sys.stderr.write(f"\r{text:<110}" if sys.stderr.isatty() else text + "\n")
         sys.stderr.flush()
@@ -198,12 +202,19 @@ def _days(text: str) -> int:
     return int(number) if text else 0
 
 
-def _forecast(inputs: Inputs, days: int) -> "Forecast":
-    """From the whole trace, also where the plan is made from a part of it."""
-    from kybernate.lab.forecast import ForecastError, forecast, hourly
+def _forecast(inputs: Inputs, scenario: "Scenario", days: int) -> "tuple[Forecast, float | None, int]":
+    """Of the models that have a seat, from the whole trace, also where the plan is made from a part of it; requests of
+    that part's busiest day; how many requests are left out."""
+    from kybernate.lab.forecast import ForecastError, busiest_day, forecast, hourly, whole_hours
 
+    models = {seat.model for seat in scenario.seats}
+    whole = arrivals_of(replace(inputs, start=0.0, duration=None))
+    hours = whole_hours([one.at_seconds for one in whole])
+    kept = [one.at_seconds for one in whole if one.model in models]
+    end = hours * 3600.0 if inputs.duration is None else min(hours * 3600.0, inputs.start + inputs.duration)
+    busiest = busiest_day(kept, inputs.start, end)
     try:
-        whole = arrivals_of(replace(inputs, start=0.0, duration=None))
-        return forecast([inputs.speed_up * each for each in hourly(one.at_seconds for one in whole)], days)
+        found = forecast([inputs.speed_up * each for each in hourly(kept, hours)], days)
+        return found, None if busiest is None else inputs.speed_up * busiest, len(whole) - len(kept)
     except ForecastError as error:
         raise CliError(f"--forecast: {error}", 2) from None

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from kybernate.lab.simulate.measures import Needed
     from kybernate.lab.simulate.model import Scenario
 
-DAY_SECONDS = 86_400.0
-
 
 @dataclass(frozen=True)
 class PlanReport:
@@ -35,11 +33,15 @@ class PlanReport:
     forecast: "Forecast | None"
     headroom: float | None
     """So many times the traffic of the trace the answer serves within the goal."""
+    busiest_day: float | None = None
+    """Requests of the busiest whole day of the part that was planned with; None: it has none."""
+    left_out: int = 0
+    """Requests that are not forecast, since the plan has no seat for their model."""
 
     @property
-    def requests_a_day(self) -> float:
-        """Of the part of the trace that was planned with."""
-        return len(self.scenario.at) / self.scenario.duration * DAY_SECONDS
+    def room(self) -> float | None:
+        """The answer serves so many requests a day within the goal."""
+        return None if self.headroom is None or self.busiest_day is None else self.headroom * self.busiest_day
 
     def forecast_row(self) -> dict[str, Any] | None:
         """As plain data."""
@@ -47,8 +49,15 @@ class PlanReport:
             return None
         row = asdict(self.forecast)
         del row["paths"]
-        days = None if self.headroom is None else self.forecast.full_in(self.headroom * self.requests_a_day)
-        return row | {"requests_a_day": self.requests_a_day, "headroom": self.headroom, "full_in_days": days}
+        days = None if self.room is None else self.forecast.full_in(self.room)
+        return row | {
+            "busiest_day": self.busiest_day, "headroom": self.headroom, "full_in_days": days, "left_out": self.left_out,
+        }  # fmt: skip
+
+
+def count(number: int, noun: str) -> str:
+    """``1 day``, ``2 days``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def show(report: PlanReport) -> None:
@@ -74,12 +83,12 @@ def introduction(report: PlanReport) -> list[str]:
     """Lines above the table."""
     need, goal, scenario = report.need, report.goal, report.scenario
     each = f", {goal.model_share:.0%} of each model's" if goal.model_share else ""
-    lost = f", with {goal.spare} groups failed" if goal.spare else ""
+    lost = f", with {count(goal.spare, 'group')} failed" if goal.spare else ""
     return [
-        f"E[active] = {need.expected_active:.2f} of {need.seats} seats; if nothing had to be switched, {need.slots_95} "
-        f"slots would do for 95 % of the time, {need.slots_99} for 99 %, {need.most} always",
-        f"{scenario.name}: {len(scenario.at)} requests in {scenario.duration / 3600:.3g} h; wanted: {goal.share:.1%}"
-        f"{each} within {report.limit} under {goal.policy}{lost}",
+        f"E[active] = {need.expected_active:.2f} of {count(need.seats, 'seat')}; if nothing had to be switched, "
+        f"{count(need.slots_95, 'slot')} would do for 95 % of the time, {need.slots_99} for 99 %, {need.most} always",
+        f"{scenario.name}: {count(len(scenario.at), 'request')} in {scenario.duration / 3600:.3g} h; wanted: "
+        f"{goal.share:.1%}{each} within {report.limit} under {goal.policy}{lost}",
     ]
 
 
@@ -138,29 +147,48 @@ def _outlook(report: PlanReport) -> list[str]:
     expected = report.forecast
     if expected is None:
         return []
-    low, middle, high = expected.growth
     errors = ", ".join(f"{one.method} {one.mape:.0%} ({one.wape:.0%})" for one in expected.backtest)
     lines = [
-        f"forecast of {len(expected.days)} days ({expected.method}): {middle:.2f} times the traffic of the last days "
-        f"({low:.2f} to {high:.2f})",
-        f"backtest, {expected.origins} forecasts of {expected.backtest_days} days, MAPE (weighted by requests): "
-        f"{errors}",
+        f"forecast of {count(len(expected.days), 'day')} ({expected.method}): {_traffic(expected)}",
+        f"backtest, {count(expected.origins, 'forecast')} of {count(expected.backtest_days, 'day')}, MAPE (weighted by "
+        f"requests): {errors}",
     ]
-    if min(expected.backtest, key=lambda one: one.wape).method.startswith("naive"):
-        lines.append("the naive season was better than the model here: look at the interval rather than at the median")
-    if report.headroom is not None:
-        early, median, late = map(_when, expected.full_in(report.headroom * report.requests_a_day))
-        lines.append(
-            f"the smallest layout of seats is enough for {report.headroom:.2f} times this trace; traffic first exceeds "
-            f"that {median} (80 % of futures: {early} to {late})"
-        )
-    return lines
+    if report.left_out:
+        lines.append(f"not forecast: {count(report.left_out, 'request')} for models without a seat in this plan")
+    best = min(expected.backtest, key=lambda one: one.wape)
+    if best.method.startswith("naive"):
+        lines.append(f"{best.method} was better than the model here: look at the interval rather than at the median")
+    return lines + _saturation(report, expected)
+
+
+def _traffic(expected: "Forecast") -> str:
+    if expected.growth is None:
+        return f"{sum(middle for _, middle, _ in expected.days) / len(expected.days):.0f} requests a day"
+    low, middle, high = expected.growth
+    return f"{middle:.2f} times the traffic of the last week ({low:.2f} to {high:.2f})"
+
+
+def _saturation(report: PlanReport, expected: "Forecast") -> list[str]:
+    """Until when the answer is enough."""
+    from kybernate.lab.plan import MOST_HEADROOM
+
+    if report.busiest_day is None:
+        return ["no date when the plan is too small: it was made with less than a whole day; give --duration 86400"]
+    if report.headroom is None or report.room is None:
+        return []
+    early, median, late = map(_when, expected.full_in(report.room))
+    times = f"at least {MOST_HEADROOM}" if report.headroom >= MOST_HEADROOM else f"{report.headroom:.2f}"
+    return [
+        f"the smallest layout of seats is enough for {times} times this trace, {report.room:.0f} requests instead of "
+        f"{report.busiest_day:.0f} on its busiest day; traffic first exceeds that {median} (80 % of futures: {early} "
+        f"to {late})"
+    ]
 
 
 def _when(day: int | None) -> str:
     from kybernate.lab.forecast import LOOK_AHEAD_DAYS
 
-    return f"not within {LOOK_AHEAD_DAYS} days" if day is None else f"in {day} days"
+    return f"not within {LOOK_AHEAD_DAYS} days" if day is None else f"in {count(day, 'day')}"
 
 
 _STYLE = (
@@ -192,17 +220,22 @@ def write_page(report: PlanReport, path: Path) -> None:
         raise CliError(f"{path}: cannot be written ({error.strerror})") from None
 
 
-def _plots(report: PlanReport) -> str:
-    """Attainment over GPUs of all layouts that were played, and the forecast, as one SVG."""
+def plot_library() -> Any:
+    """Matplotlib. Raises CliError without it."""
     from kybernate.lab.simulate.plots import PlotError, matplotlib_pyplot
 
     try:
-        library = matplotlib_pyplot()
+        return matplotlib_pyplot()
     except PlotError as error:
-        raise CliError(str(error)) from None
-    count = 1 if report.forecast is None else 2
-    figure = library.figure(figsize=(6 * count, 4), layout="constrained")
-    axes = figure.subplots(1, count, squeeze=False)[0]
+        raise CliError(f"--page: {error}") from None
+
+
+def _plots(report: PlanReport) -> str:
+    """Attainment over GPUs of all layouts that were played, and the forecast, as one SVG."""
+    library = plot_library()
+    wide = 1 if report.forecast is None else 2
+    figure = library.figure(figsize=(6 * wide, 4), layout="constrained")
+    axes = figure.subplots(1, wide, squeeze=False)[0]
     _draw_layouts(axes[0], report)
     if report.forecast is not None:
         _draw_forecast(axes[1], report, report.forecast)
@@ -213,10 +246,21 @@ def _plots(report: PlanReport) -> str:
     return text[text.index("<svg") :]
 
 
+def curves(played: "Sequence[PlannedLayout]") -> dict[str, list[tuple[int, float]]]:
+    """(GPUs, % of requests in SLO) of each layout by its name, and its slots where they differ."""
+    slots: dict[str, set[int]] = {}
+    for one in played:
+        slots.setdefault(one.name, set()).add(one.slots)
+    found: dict[str, list[tuple[int, float]]] = {}
+    for one in played:
+        label = f"{one.name}, {count(one.slots, 'slot')}" if len(slots[one.name]) > 1 else one.name
+        found.setdefault(label, []).append((one.gpus, 100 * one.slo_attainment))
+    return {label: sorted(points) for label, points in found.items()}
+
+
 def _draw_layouts(axis: Any, report: PlanReport) -> None:
-    for name in dict.fromkeys(one.name for one in report.played):
-        own = sorted((one.gpus, 100 * one.slo_attainment) for one in report.played if one.name == name)
-        axis.plot(*zip(*own, strict=True), marker="o", label=name)
+    for label, own in curves(report.played).items():
+        axis.plot(*zip(*own, strict=True), marker="o", label=label)
     axis.axhline(100 * report.goal.share, color="0.6", linewidth=0.8, linestyle=":")
     axis.set_xscale("log", base=2)
     axis.set_xlabel("GPUs (dotted: what is wanted)")
@@ -229,8 +273,8 @@ def _draw_forecast(axis: Any, report: PlanReport, expected: "Forecast") -> None:
     low, middle, high = zip(*expected.days, strict=True)
     axis.fill_between(days, low, high, alpha=0.2, label="80 % of futures")
     axis.plot(days, middle, marker="o", label=f"forecast ({expected.method})")
-    if report.headroom is not None:
-        axis.axhline(report.headroom * report.requests_a_day, color="C3", label="enough until here")
+    if report.room is not None:
+        axis.axhline(report.room, color="C3", label="enough until here")
     axis.set_ylim(bottom=0)
     axis.set_xlabel("days from the end of the trace")
     axis.set_ylabel("requests a day")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kybernate.cli.output import CliError
+from kybernate.lab import INSTALL
 
 if TYPE_CHECKING:
     from kybernate.lab.studies.reference import ReferencePlan
@@ -44,7 +45,7 @@ def reference(
         )  # fmt: skip
         report = table(play(plan, _progress), plan.seed)
     except ModuleNotFoundError:
-        raise CliError("--clairvoyant needs numpy and numba: pip install 'kybernate[lab]'") from None
+        raise CliError(f"--clairvoyant needs numpy and numba: {INSTALL}") from None
     except TraceError as error:
         raise CliError(str(error), 2) from None
     except (SimulationError, ValueError) as error:

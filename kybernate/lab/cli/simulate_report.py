@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kybernate.cli.output import CliError
+from kybernate.lab import INSTALL
 from kybernate.lab.cli.simulate_reference import write
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def certified(played: "Scenario", seconds: float) -> "BoundCertificate":
     try:
         return certificate(played, seconds_budget=seconds)
     except ModuleNotFoundError:
-        raise CliError("--bound needs numpy and numba: pip install 'kybernate[lab]'") from None
+        raise CliError(f"--bound needs numpy and numba: {INSTALL}") from None
     except ValueError as error:
         raise CliError(str(error), 2) from None
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kybernate.lab import INSTALL
 from kybernate.lab.simulate.model import Outcome, Scenario
 
 ENDINGS = (".png", ".svg", ".pdf")
@@ -64,7 +65,7 @@ def matplotlib_pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise PlotError("pictures need matplotlib: pip install 'kybernate[lab]'") from None
+        raise PlotError(f"pictures need matplotlib: {INSTALL}") from None
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "kybernate"
     import matplotlib.pyplot as pyplot
