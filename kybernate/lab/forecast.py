@@ -46,6 +46,10 @@ class Backtest:
     """Mean of the errors of the hours with requests, each divided by its requests."""
     wape: float
     """Sum of the errors, divided by the sum of the requests: hours with few requests count little."""
+    days_wape: float
+    """The same of whole days, on which the saturation date depends."""
+    coverage: float | None
+    """Share of the days whose requests were within the band of the model; None: the method has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +137,19 @@ def backtest(requests: Sequence[float], days: int) -> tuple[list[Backtest], int,
     seasons, naive = _seasons(starts), {"naive week": WEEK, "naive day": DAY}
     if min(starts) * DAY < WEEK:
         del naive["naive week"]
-    errors: dict[str, list[tuple[float, float]]] = {}
+    found: dict[str, list[tuple[float, float]]] = {}
+    within: dict[str, list[bool]] = {}
     for start in starts:
         past, came = requests[: start * DAY], requests[start * DAY : (start + horizon) * DAY]
-        for method, expected in _expected(past, horizon * DAY, seasons, naive).items():
-            errors.setdefault(method, []).extend(
-                (abs(one - other), one) for one, other in zip(came, expected, strict=True)
-            )
-    return [Backtest(method, *_errors(pairs)) for method, pairs in errors.items()], horizon, len(starts)
+        fits = {method: _Fitted(past, method, seasons) for method in _MODELS}
+        expected = _naive(past, horizon * DAY, naive) | {one: fit.expected(len(came)) for one, fit in fits.items()}
+        for method, hours in expected.items():
+            found.setdefault(method, []).extend(zip(hours, came, strict=True))
+        for method, fit in fits.items():
+            bands = map(_band, zip(*fit.paths(horizon), strict=True))
+            inside = (low <= day <= high for (low, _, high), day in zip(bands, _by_day(came), strict=True))
+            within.setdefault(method, []).extend(inside)
+    return [_judged(method, pairs, within.get(method)) for method, pairs in found.items()], horizon, len(starts)
 
 
 def _starts(hours: int, days: int) -> tuple[int, range]:
@@ -156,22 +165,32 @@ def _seasons(starts: range) -> list[dict[str, int]]:
     return [day, week] if min(starts) * DAY >= 2 * WEEK else [day]
 
 
-def _expected(
-    past: Sequence[float], hours: int, seasons: list[dict[str, int]], naive: dict[str, int]
-) -> dict[str, Sequence[float]]:
-    found: dict[str, Sequence[float]] = {
-        name: [past[len(past) - period + hour % period] for hour in range(hours)] for name, period in naive.items()
+def _naive(past: Sequence[float], hours: int, periods: dict[str, int]) -> dict[str, list[float]]:
+    return {
+        name: [past[len(past) - period + hour % period] for hour in range(hours)] for name, period in periods.items()
     }
-    return found | {method: _Fitted(past, method, seasons).expected(hours) for method in _MODELS}
 
 
-def _errors(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    relative = [error / came for error, came in pairs if came > 0]
-    total = sum(came for _, came in pairs)
-    return (
-        sum(relative) / len(relative) if relative else 0.0,
-        sum(error for error, _ in pairs) / total if total else 0.0,
+def _judged(method: str, pairs: Sequence[tuple[float, float]], within: Sequence[bool] | None) -> Backtest:
+    """Pairs are what was expected of an hour, and what came."""
+    expected, came = zip(*pairs, strict=True)
+    relative = [abs(one - other) / other for one, other in pairs if other > 0]
+    return Backtest(
+        method=method,
+        mape=sum(relative) / len(relative) if relative else 0.0,
+        wape=_wape(expected, came),
+        days_wape=_wape(_by_day(expected), _by_day(came)),
+        coverage=sum(within) / len(within) if within else None,
     )
+
+
+def _wape(expected: Sequence[float], came: Sequence[float]) -> float:
+    errors = sum(abs(one - other) for one, other in zip(expected, came, strict=True))
+    return errors / sum(came) if sum(came) else 0.0
+
+
+def _by_day(hours: Sequence[float]) -> list[float]:
+    return [sum(hours[first : first + DAY]) for first in range(0, len(hours), DAY)]
 
 
 _MODELS = {"level": "llevel", "trend": "lldtrend"}

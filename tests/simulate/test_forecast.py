@@ -57,7 +57,7 @@ def test_a_week_is_a_season_only_where_all_of_the_backtest_saw_two() -> None:
                 return [1.0] * hours
 
             def paths(self, days: int) -> list[list[float]]:
-                return [[24.0] * days] * 3
+                return [[24.0] * days, [30.0] * days, [99.0] * days]
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(forecasts, "_Fitted", Seen)
@@ -107,6 +107,16 @@ def test_the_backtest_sees_only_what_was_before_it() -> None:
     tested, horizon, origins = backtest(doubled[: 6 * 24 + 24], 1)
     assert (horizon, origins) == (1, 4)
     assert all(one.wape > 0.1 for one in tested), "none can know of the last day that doubles"
+
+
+def test_the_backtest_judges_whole_days_and_the_band() -> None:
+    swapped = [(0.0, 2.0), (2.0, 0.0)] * 12
+    judged = forecasts._judged("level", [*swapped, *[(2.0, 1.0)] * 24], [True, True, False, True])
+    assert (judged.mape, judged.wape) == (1.0, 1.5)
+    assert judged.days_wape == 0.5, "of 24 and 24 requests, 24 and 48 were expected"
+    assert judged.coverage == 0.75
+    tested, _, _ = backtest(seasonal(8, noise=30), 2)
+    assert {one.method: one.coverage is None for one in tested} == {"naive day": True, "level": False, "trend": False}
 
 
 def test_when_it_is_full_is_a_quantile_of_the_futures() -> None:

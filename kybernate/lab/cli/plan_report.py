@@ -152,6 +152,7 @@ def _outlook(report: PlanReport) -> list[str]:
         f"forecast of {count(len(expected.days), 'day')} ({expected.method}): {_traffic(expected)}",
         f"backtest, {count(expected.origins, 'forecast')} of {count(expected.backtest_days, 'day')}, MAPE (weighted by "
         f"requests): {errors}",
+        _of_days(expected),
     ]
     if report.left_out:
         lines.append(f"not forecast: {count(report.left_out, 'request')} for models without a seat in this plan")
@@ -166,6 +167,14 @@ def _traffic(expected: "Forecast") -> str:
         return f"{sum(middle for _, middle, _ in expected.days) / len(expected.days):.0f} requests a day"
     low, middle, high = expected.growth
     return f"{middle:.2f} times the traffic of the last week ({low:.2f} to {high:.2f})"
+
+
+def _of_days(expected: "Forecast") -> str:
+    errors = ", ".join(f"{one.method} {one.days_wape:.0%}" for one in expected.backtest)
+    held = [one.coverage for one in expected.backtest if one.method == expected.method and one.coverage is not None]
+    return (
+        f"of whole days: {errors}; the band of 80 % held {held[0]:.0%} of them" if held else f"of whole days: {errors}"
+    )
 
 
 def _saturation(report: PlanReport, expected: "Forecast") -> list[str]:
