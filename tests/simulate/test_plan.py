@@ -13,8 +13,9 @@ from kybernate.cli import main
 from kybernate.lab import forecast as forecasts
 from kybernate.lab import plan as planner
 from kybernate.lab.cli.plan import _forecast
-from kybernate.lab.cli.plan_report import curves
+from kybernate.lab.cli.plan_report import PlanReport, conclusions, curves
 from kybernate.lab.cli.simulate_input import Inputs, read_scenario
+from kybernate.lab.forecast import Backtest, Forecast
 from kybernate.lab.plan import (
     Goal,
     PlannedLayout,
@@ -29,6 +30,7 @@ from kybernate.lab.plan import (
     verified,
 )
 from kybernate.lab.simulate.engine import RunOptions
+from kybernate.lab.simulate.measures import needed
 from kybernate.lab.traces import load
 from tests.simulate.cases import scenario, seat
 
@@ -279,6 +281,19 @@ def test_models_without_a_seat_in_the_plan_are_not_forecast(trace: Path):
         _, _, left_out = _forecast(given, read_scenario(given), 1)
     assert left_out == sum(one.model != "a" for one in rows) == 90
     assert seen == [[30]]
+
+
+def test_the_outlook_names_the_better_method_and_compares_days_with_the_busiest_one():
+    tested = (Backtest("naive day", 0.1, 0.1, 0.1, None), Backtest("level", 0.2, 0.2, 0.2, 0.7))
+    paths = ((100.0,) * 5 + (900.0,) * 85,) * 3
+    expected = Forecast("level", tested, 1, 7, ((90.0, 100.0, 110.0),) * 7, (0.9, 1.0, 1.1), paths)
+    report = PlanReport(busy(), needed(busy()), Goal(), "20 s", (), (), None, expected, 8.15, busiest_day=100.0)
+    printed = "\n".join(conclusions(report))
+    assert "naive day was better than the model" in printed
+    assert "enough for at least 8 times this trace" in printed
+    assert "exceeds that in 6 days" in printed
+    assert "the band of 80 % held 70%" in printed
+    assert "in 1 day " in conclusions(replace(report, headroom=0.5))[-1]
 
 
 def test_curves_are_labelled_by_name_and_slots():
