@@ -36,12 +36,17 @@ LONGEST_PART_HEAD = 4096
 _BLANK = re.compile(rb"[ \t\r\n]*+")
 _SCALAR = re.compile(rb"[-+.0-9A-Za-z]++")
 _STRUCTURE = re.compile(rb'["{}\[\]]')
-_BOUNDARY = re.compile(r"""(?i);\s*boundary=(?:"([^"]{1,70})"|([^\s";,]{1,70}))""")
-_PART_NAME = re.compile(
-    rb'(?i)^content-disposition:[ \t]*form-data;(?:[^"\r\n]|"[^"\r\n]*")*?[; \t]name="([^"\r\n]*)"', re.M
+_PARAMETER = r"(?:;[ \t]*(?!boundary)[\w-]+=[\w.-]+)*"
+_FORM = re.compile(
+    rf"""(?ai)[ \t]*multipart/form-data{_PARAMETER};[ \t]*boundary=("?)([\w'()+\-./:=?]{{1,70}})\1{_PARAMETER}[ \t]*"""
+)
+_PART = re.compile(
+    rb'(?i)\r\ncontent-disposition: ?form-data; ?name="([^"\\\x00-\x1f\x7f]*)"'
+    rb'(?:; ?filename="(?:[^"\\\x00-\x1f\x7f]|\\(?!"))*")?\r\n(?![ \t])'
 )
 _PART_NAMES = re.compile(rb'(?i)content-disposition|[; \t]name\*?[ \t]*=|\\"')
 """Two in the head of a part that every parser reads alike."""
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _STRING_PART = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 
 
@@ -122,10 +127,10 @@ def form_fields(body: bytes, content_type: str) -> Generator[None, None, Routing
 
     Stricter than engines: what two parsers may read differently is refused, so that the seat runs what was asked for.
     """
-    boundaries = _BOUNDARY.findall(content_type)
-    if len(boundaries) != 1:
+    form = _FORM.fullmatch(content_type)
+    if form is None:
         raise BodyError("invalid_body", "the form's Content-Type needs one boundary of at most 70 characters")
-    delimiter = b"\r\n--" + "".join(boundaries[0]).encode("utf-8", "surrogateescape")
+    delimiter = b"\r\n--" + form[2].encode()
     found: dict[bytes, bytes] = {}
     at = len(delimiter) - 2
     if not body.startswith(delimiter[2:]):
@@ -138,16 +143,23 @@ def form_fields(body: bytes, content_type: str) -> Generator[None, None, Routing
         if begin < 0 or not body.startswith(b"\r\n", at):
             raise BodyError("invalid_body", f"a part of the form has no head of at most {LONGEST_PART_HEAD} bytes")
         head, begin = body[at : begin + 2], begin + 4
-        names = _PART_NAME.findall(head)
-        if len(names) != 1 or len(_PART_NAMES.findall(head)) != 2 or body.startswith(delimiter[2:], begin):
+        name = _plain_name(head)
+        if name is None or body.startswith(delimiter[2:], begin):
             raise BodyError("invalid_body", "a part of the form has no plain name in quotes, or no content")
         end = yield from _find(body, delimiter, begin)
-        if names[0] in (b"model", b"stream"):
-            if names[0] in found:
-                raise BodyError("invalid_body", f"the form has two parts {names[0].decode()}")
-            found[names[0]] = body[begin : min(end, begin + LONGEST_VALUE)]
+        if name in (b"model", b"stream"):
+            if name in found:
+                raise BodyError("invalid_body", f"the form has two parts {name.decode()}")
+            found[name] = body[begin : min(end, begin + LONGEST_VALUE)]
         at = end + len(delimiter)
     raise BodyError("body_too_complex", f"the form has more than {MOST_PARTS} parts")
+
+
+def _plain_name(head: bytes) -> bytes | None:
+    """Return the name in the head of a part, which begins and ends with CRLF; None: parsers may read it differently."""
+    part = _PART.search(head)
+    plain = len(_PART_NAMES.findall(head)) == 2 and not _CONTROL.search(head.replace(b"\r\n", b""))
+    return part[1] if part is not None and plain else None
 
 
 def _find(body: bytes, what: bytes, at: int) -> Generator[None, None, int]:
