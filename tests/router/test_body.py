@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from services.router.core.body import (
     BYTES_PER_STEP,
     MOST_ELEMENTS,
+    SMALL_BYTES,
     UNPACK_BYTES,
     BodyError,
     BodyMemory,
@@ -94,6 +95,15 @@ def test_too_many_elements_are_refused() -> None:
 def test_a_small_body_is_parsed_whole() -> None:
     with pytest.raises(BodyError, match="not JSON"):
         list(routing_fields(b'{"model": "m", "a": [1,}'))
+
+
+@pytest.mark.parametrize("name", ["Model", "MODEL", "\u017ftream", "mod\\u0045l"])
+@pytest.mark.parametrize("filler", ["", "x" * SMALL_BYTES], ids=["small", "large"])
+def test_a_member_that_only_some_engines_take_for_the_model_is_refused(name: str, filler: str) -> None:
+    body = f'{{"model": "m", "{name}": "other", "a": "{filler}"}}'.encode()
+    with pytest.raises(BodyError, match="write the member") as error:
+        end_of(routing_fields(body))
+    assert error.value.code == "invalid_body"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "identity", ""])

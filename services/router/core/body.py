@@ -29,6 +29,8 @@ MOST_RATIO = 100
 RATIO_FREE_BYTES = 2**20
 UNPACK_BYTES = 256 * 1024
 """Unpacked at a time."""
+FIELDS = ("model", "stream")
+"""Members of a body that routing needs."""
 MOST_PARTS = 100
 """Parts of a form."""
 LONGEST_PART_HEAD = 4096
@@ -93,7 +95,15 @@ def parsed_fields(body: bytes) -> RoutingFields:
         raise BodyError("invalid_json", f"the body is not JSON in UTF-8: {error}") from error
     if not isinstance(parsed, dict):
         raise BodyError("invalid_json", f"the body must be a JSON object, not {type(parsed).__name__}")
+    for name in parsed:
+        _check_name(name)
     return RoutingFields(parsed.get("model"), parsed.get("stream"))
+
+
+def _check_name(name: object) -> None:
+    """Refuse a name that engines in Go take for another one: their JSON decoder ignores case. Raises BodyError."""
+    if isinstance(name, str) and name not in FIELDS and name.casefold() in FIELDS:
+        raise BodyError("invalid_body", f"write the member {name!r} of the body as {name.casefold()!r}")
 
 
 def scan(body: bytes) -> Generator[None, None, RoutingFields]:
@@ -112,8 +122,9 @@ def scan(body: bytes) -> Generator[None, None, RoutingFields]:
         cursor.expect(b":", "a member of the body has no value")
         start = cursor.blank()
         yield from cursor.skip()
-        if name in ("model", "stream"):
-            setattr(found, name, cursor.value(start))
+        _check_name(name)
+        if name in FIELDS:
+            setattr(found, str(name), cursor.value(start))
         more = cursor.take(b",")
         if not more:
             cursor.expect(b"}", "the body is not JSON")
