@@ -107,6 +107,9 @@ def load(path: Path) -> KeyFile:
         if key.tenant is not None and key.tenant not in tenants:
             known = f"it has {', '.join(sorted(tenants)) or 'none'}"
             raise document.source.error(("keys", at, "tenant"), key.tenant, "is no tenant of the file", known)
+        if key.tenant is None and key.name in tenants:  # it would be taken for that tenant
+            remedy = f"use another name, or add tenant: {key.name}"
+            raise document.source.error(("keys", at, "name"), key.name, "is the name of a tenant", remedy)
     if not keys:
         raise document.source.error(("keys",), None, "holds no key", "make one with: kyb router keys add")
     return file

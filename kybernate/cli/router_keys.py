@@ -36,7 +36,10 @@ def add(
     known = _read(file)
     if any(key.name == name for key in known.keys):
         raise CliError(f"{file} has a key {name!r} already; remove it first, or choose another name")
-    if tenant is not None and tenant not in (names := [of.name for of in known.tenants]):
+    names = [of.name for of in known.tenants]
+    if tenant is None and name in names:
+        raise CliError(f"{file} has a tenant {name!r}; choose another name, or add --tenant {name}")
+    if tenant is not None and tenant not in names:
         raise CliError(f"{file} has no tenant {tenant!r}; it has {', '.join(names) or 'none'}: see docs/security.md")
     row, token = make(name, scope or ["infer"])
     _write(file, known.model_copy(update={"keys": (*known.keys, row.model_copy(update={"tenant": tenant}))}))

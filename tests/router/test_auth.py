@@ -9,7 +9,9 @@ import aiohttp
 import pytest
 import structlog
 
-from kybernate.api_keys import ApiKey, ConfigError, dump, find, load, make
+from kybernate.api_keys import ApiKey, ConfigError, Tenant, dump, find, load, make
+from kybernate.cli.output import CliError
+from kybernate.cli.router_keys import add
 from kybernate.messages import AuditRecord, ParkSeat
 from kybernate.tls import ServerCertificate
 from services.router.auth import open_auth
@@ -173,6 +175,7 @@ def test_a_key_is_found_by_its_token_only() -> None:
         ("tenants: [{name: t}, {name: t}]\nkeys: [R]\n", r"tenants\[0\]\.name: 't': is there twice"),
         ("tenants: [{name: t, concurrency: 0}]\nkeys: [R]\n", r"tenants\[0\]\.concurrency"),
         ("keys: [{name: a, sha256: HASH, scopes: [infer], tenant: t}]\n", r"keys\[0\]\.tenant: 't': is no tenant"),
+        ("tenants: [{name: a}]\nkeys: [R]\n", r"keys\[0\]\.name: 'a': is the name of a tenant; .* add tenant: a"),
         ("keys: [R, R]\n", r"keys\[0\]\.name: 'a': is there twice"),
     ],
 )
@@ -182,6 +185,15 @@ def test_an_invalid_key_file_is_an_error_with_its_place_and_remedy(tmp_path: Pat
     file.write_text(text.replace("R, R", f"{row}, {row}").replace("[R]", f"[{row}]").replace("HASH", "ab" * 32))
     with pytest.raises(ConfigError, match=why):
         load(file)
+
+
+def test_a_key_without_a_tenant_is_not_made_with_the_name_of_one(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(dump([make("app", ["infer"])[0]], [Tenant(name="research")]))
+    before = file.read_text()
+    with pytest.raises(CliError, match="add --tenant research"):
+        add("research", file)
+    assert file.read_text() == before
 
 
 def test_settings_that_cannot_work_are_errors_at_the_start(tmp_path: Path) -> None:
