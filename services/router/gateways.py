@@ -17,7 +17,7 @@ from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
 from services.router.api import RouterError, body_of, cause_of, json_of, model_of, printable
-from services.router.auth import caller_of, sender_of
+from services.router.auth import Handler, caller_of, sender_of
 from services.router.core.reports import SignalQuota, addressed
 from services.router.core.step import Reject
 from services.router.core.tenants import Tokens
@@ -78,20 +78,7 @@ class GatewayApi:
         self._seq = 0
 
     async def hold(self, request: web.Request) -> web.StreamResponse:
-        """Wait until the model is active: 200 with its endpoint, valid for ``valid_ms``; else 404, 429 or 503.
-
-        With ``auth=1`` any error is a 403 with the other status in ``X-Kyb-Status``, as nginx's auth_request needs it.
-        """
-        try:
-            return await self._permit(request)
-        except RouterError as error:
-            if request.query.get("auth") != "1":
-                raise
-            forbidden = error.response({"X-Kyb-Status": str(error.status), "X-Kyb-Code": error.code})
-            forbidden.set_status(403)
-            return forbidden
-
-    async def _permit(self, request: web.Request) -> web.StreamResponse:
+        """Wait until the model is active: 200 with its endpoint, valid for ``valid_ms``; else 404, 429 or 503."""
         model = model_of(request.query.get("model"), "name the model: GET /v1/hold?model=…&timeout=30s")
         timeout = _duration(request.query.get("timeout"))
         ticket, sender = WaitingTicket(cause_of(request.headers)), sender_of(request)
@@ -219,6 +206,25 @@ class GatewayApi:
         if data.seat is not None and data.seat not in seats:
             raise RouterError(404, "seat_not_found", f"seat {data.seat!r} does not run {data.model}; it has {seats}")
         return data.seat or (seats[0] if len(seats) == 1 else None)
+
+
+def for_auth_request(hold: Handler) -> Handler:
+    """Wrap the guarded handler of ``/v1/hold`` for nginx's auth_request, which knows 2xx, 401 and 403 only.
+
+    With ``auth=1`` any error but a missing key becomes a 403 with the other status in ``X-Kyb-Status``.
+    """
+
+    async def answered(request: web.Request) -> web.StreamResponse:
+        try:
+            return await hold(request)
+        except RouterError as error:
+            if request.query.get("auth") != "1" or error.status == 401:
+                raise
+            forbidden = error.response({"X-Kyb-Status": str(error.status), "X-Kyb-Code": error.code})
+            forbidden.set_status(403)
+            return forbidden
+
+    return answered
 
 
 def _duration(text: str | None) -> float | None:

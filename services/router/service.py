@@ -28,7 +28,7 @@ from services.router.core.traffic import Traffic
 from services.router.dispatch import Dispatcher
 from services.router.engines import EnginePools
 from services.router.front import ConnectionLimits, Front
-from services.router.gateways import GatewayApi
+from services.router.gateways import GatewayApi, for_auth_request
 from services.router.history import History
 from services.router.intake import Intake
 from services.router.level_publisher import LevelPublisher
@@ -191,7 +191,7 @@ class RunningRouter:
                 web.get("/openapi.json", self._openapi),
                 web.get("/v1/models", needs("infer", "view")(operator.models)),
                 web.get("/v1/models/{model:.+}", needs("infer", "view")(operator.model)),
-                web.get("/v1/hold", needs("infer")(gateways.hold)),
+                web.get("/v1/hold", for_auth_request(needs("infer")(gateways.hold))),
                 web.post("/v1/wake", needs("infer")(gateways.wake)),
                 web.post("/v1/signals", needs("signals")(gateways.signals)),
                 web.get("/v1/events", needs("view")(self.events.handle)),

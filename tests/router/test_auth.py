@@ -115,6 +115,19 @@ async def test_an_engine_never_learns_a_callers_key(guarded: World, keys: dict[s
     assert keys["app"] not in str(first) + str(second) + str(third)
 
 
+async def test_a_refusal_for_auth_request_is_a_401_or_403(keys: dict[str, str], tmp_path: Path) -> None:
+    async with world(api_keys_file=tmp_path / "keys.yaml", caller_requests=1) as w:
+        await w.seat("s1", "m")
+        w.manager.auto = False
+        held = asyncio.create_task(w.call("GET", "/v1/hold?model=m", headers=bearer(keys["app"])))
+        await until(lambda: w.held("m") == 1, what="a permit is waited for")
+        path = "/v1/hold?auth=1&model=m"
+        for name, found in (("app", (403, "429")), ("board", (403, "403")), ("", (401, None))):
+            answer = await w.call("GET", path, headers=bearer(keys.get(name, "")))
+            assert (answer.status, answer.headers.get("X-Kyb-Status")) == found, name
+        held.cancel()
+
+
 async def test_an_audit_record_names_the_key(guarded: World, keys: dict[str, str]) -> None:
     async with guarded.http.post(f"{guarded.url}/v1/seats/m/park", headers=bearer(keys["ops"])) as answer:
         assert answer.status == 202
