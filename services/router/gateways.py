@@ -83,7 +83,10 @@ class GatewayApi:
         timeout = _duration(request.query.get("timeout"))
         ticket, sender = WaitingTicket(cause_of(request.headers)), sender_of(request)
         self._limits.begin(sender, model)
-        self._dispatcher.arrive(ticket, model, kind="permit", hold_seconds=timeout, tenant=sender.tenant)
+        priority = min(0, sender.highest_priority)
+        self._dispatcher.arrive(
+            ticket, model, kind="permit", hold_seconds=timeout, priority=priority, tenant=sender.tenant
+        )
         try:
             outcome = await ticket.outcome()
             if isinstance(outcome, Reject):
@@ -112,7 +115,9 @@ class GatewayApi:
         parsed: Any = json_of(await body_of(request, WAKE_BYTES))
         model = model_of(parsed.get("model") if isinstance(parsed, dict) else None)
         cause, sender = cause_of(request.headers), sender_of(request)
-        self._limits.check(sender, model)
+        self._limits.begin(sender, model)
+        if sender.tenant:
+            self._limits.end(sender, model, Tokens())  # it waits for nothing
         ticket = WaitingTicket(cause)
         seconds = self._clock.to_wall(WAKE_SECONDS)
         self._dispatcher.arrive(ticket, model, kind="wake", hold_seconds=seconds)

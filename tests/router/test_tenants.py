@@ -9,6 +9,7 @@ import pytest
 
 from kybernate.api_keys import KeyFile, Tenant, dump, load, make
 from kybernate.seat import SeatState
+from services.router.api import PRIORITIES
 from services.router.core import step
 from services.router.core.admission import Limits
 from services.router.core.managers import RouterIdentity
@@ -207,3 +208,25 @@ async def test_limits_of_one_tenant_are_not_those_of_another(shared: Any) -> Non
     shown = (await w.call("GET", "/metrics")).body.decode()
     assert 'kybernate_router_tenant_requests_total{model="blue-1",tenant="blue"} 3.0' in shown
     assert 'kybernate_router_rejections_total{reason="tenant"} 3.0' in shown
+
+
+async def test_a_wake_counts_as_a_request_of_its_tenant(shared: Any) -> None:
+    w, keys = shared
+    answers = [await w.call("POST", "/v1/wake", headers=keys["blue"], json={"model": "blue-1"}) for _ in range(4)]
+    assert [answer.status for answer in answers] == [200, 200, 200, 429]
+    assert (answers[-1].code, "(requestsPerMinute)" in answers[-1].body.decode()) == ("tenant_limit", True)
+
+
+async def test_a_permit_has_at_most_the_priority_of_its_tenant(tmp_path: Path) -> None:
+    row, token = make("app", ["infer"])
+    low = Tenant(name="low", priority="low")
+    (tmp_path / "keys.yaml").write_text(dump([row.model_copy(update={"tenant": "low"})], [low]))
+    async with world(api_keys_file=tmp_path / "keys.yaml") as w:
+        await w.seat("s1", "m")
+        w.manager.auto = False
+        headers = {"Authorization": f"Bearer {token}"}
+        hold = asyncio.create_task(w.call("GET", "/v1/hold?model=m", headers=headers))
+        await until(lambda: w.held("m") == 1, what="a permit is waited for")
+        (held,) = w.router.traffic.table.models["m"].held.values()
+        assert held.priority == PRIORITIES["low"]
+        hold.cancel()
