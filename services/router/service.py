@@ -82,7 +82,8 @@ class RunningRouter:
             body_bytes=lambda: memory.total,
             connections=lambda: self.connections.open,
             records_dropped=lambda: self.requests.dropped,
-            used=self.guard.tenants.used.items,
+            # without an operations port anybody who reaches the API reads metrics, also without a key
+            used=self.guard.tenants.used.items if settings.health_port or not self.guard.required else lambda: (),
         )
         self.sync = RosterSync(bus, self.dispatcher, self._presence)
         self.sync.on_event = self._on_event

@@ -115,6 +115,13 @@ async def test_an_engine_never_learns_a_callers_key(guarded: World, keys: dict[s
     assert keys["app"] not in str(first) + str(second) + str(third)
 
 
+async def test_metrics_on_the_port_of_the_api_name_no_callers(guarded: World, keys: dict[str, str]) -> None:
+    assert (await guarded.ask("m", Authorization=f"Bearer {keys['app']}")).status == 200
+    shown = (await guarded.call("GET", "/metrics")).body.decode()
+    assert 'kybernate_router_requests_total{code="200",model="m"} 1.0' in shown
+    assert '"app"' not in shown
+
+
 async def test_a_refusal_for_auth_request_is_a_401_or_403(keys: dict[str, str], tmp_path: Path) -> None:
     async with world(api_keys_file=tmp_path / "keys.yaml", caller_requests=1) as w:
         await w.seat("s1", "m")

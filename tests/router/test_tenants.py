@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from kybernate.api_keys import KeyFile, Tenant, dump, load, make
 from kybernate.seat import SeatState
@@ -15,6 +16,7 @@ from services.router.core.admission import Limits
 from services.router.core.managers import RouterIdentity
 from services.router.core.tenants import AnswerTokens, Tenants, Tokens
 from services.router.core.traffic import Traffic
+from tests.fakes.test_engine import free_port
 from tests.router.test_traffic import arrive, kinds, record, synced
 from tests.router.world import World, world
 from tests.until import until
@@ -156,7 +158,7 @@ async def shared(tmp_path: Path) -> AsyncIterator[tuple[World, dict[str, dict[st
     rows = [row.model_copy(update={"tenant": name if name != "free" else None}) for name, (row, _) in made.items()]
     (tmp_path / "keys.yaml").write_text(dump(rows, limits))
     assert load(tmp_path / "keys.yaml") == KeyFile(keys=tuple(rows), tenants=tuple(limits))
-    async with world(api_keys_file=tmp_path / "keys.yaml") as w:
+    async with world(api_keys_file=tmp_path / "keys.yaml", health_port=free_port()) as w:
         for name in ("blue-1", "red-1", "both"):
             await w.seat(name, name, SeatState.ACTIVE)
         yield w, {name: {"Authorization": f"Bearer {token}"} for name, (_, token) in made.items()}
@@ -205,7 +207,7 @@ async def test_limits_of_one_tenant_are_not_those_of_another(shared: Any) -> Non
     assert (refused.status, refused.code) == (429, "tenant_limit")
     assert "(tokensPerMinute)" in refused.json["error"]["message"]
     assert (await call("free", "red-1")).status == 200
-    shown = (await w.call("GET", "/metrics")).body.decode()
+    shown = generate_latest(w.router.health.registry).decode()
     assert 'kybernate_router_tenant_requests_total{model="blue-1",tenant="blue"} 3.0' in shown
     assert 'kybernate_router_rejections_total{reason="tenant"} 3.0' in shown
 
