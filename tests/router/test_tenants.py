@@ -78,7 +78,9 @@ def test_a_full_queue_takes_the_last_call_of_the_tenant_with_the_most():
     for number in range(1, 5):
         arrive(traffic, number, tenant="a", now=0.1)
     assert [reject.request for reject in kinds(arrive(traffic, 5, tenant="a", now=0.1), step.Reject)] == [5]
-    assert [reject.request for reject in kinds(arrive(traffic, 20, tenant="b", now=0.1), step.Reject)] == [4]
+    (displaced,) = kinds(arrive(traffic, 20, tenant="b", now=0.1), step.Reject)
+    assert displaced.request == 4
+    assert "; a request of a tenant with fewer requests took the place" in displaced.message
     assert [reject.request for reject in kinds(arrive(traffic, 21, tenant="b", now=0.1), step.Reject)] == [3]
     assert [reject.request for reject in kinds(arrive(traffic, 22, tenant="b", now=0.1), step.Reject)] == [22]
     assert drain(traffic) == [1, 20, 2, 21]

@@ -147,7 +147,8 @@ class Admission:
         if found is None or found[0] is not Rank.OPEN:
             reason = self._queue.full(call, model, found, patience)
             if reason is not None and (other := self._queue.displaced(call, model)) is not None:
-                self._reject(other, 429, "queue_full", f"{reason}; a request of higher priority took the place")
+                who = "higher priority" if call.priority > other.priority else "a tenant with fewer requests"
+                self._reject(other, 429, "queue_full", f"{reason}; a request of {who} took the place")
             elif reason is not None:
                 self._reject(call, 429, "queue_full", reason)
                 return
