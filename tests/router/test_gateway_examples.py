@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kybernate.api_keys import dump, make
 from kybernate.seat import SeatState
 from tests.fakes.test_engine import free_port
 from tests.router.world import Answered, World, world
@@ -36,6 +37,11 @@ async def gateway(w: World, folder: Path, name: str, *command: str) -> AsyncIter
         await process.wait()
 
 
+def nginx(w: World, folder: Path) -> contextlib.AbstractAsyncContextManager[str]:
+    options = f"daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log;"
+    return gateway(w, folder, "nginx.conf", "nginx", "-p", str(folder), "-g", options, "-c")
+
+
 async def call(w: World, url: str, **headers: str) -> Answered | None:
     """Call through the gateway; None while it does not listen or has no server yet."""
     with contextlib.suppress(OSError):
@@ -46,9 +52,7 @@ async def call(w: World, url: str, **headers: str) -> Answered | None:
 
 
 async def test_nginx_calls_the_engine_that_the_router_names(tmp_path: Path) -> None:
-    options = f"daemon off; pid {tmp_path}/nginx.pid; error_log {tmp_path}/error.log;"
-    command = ("nginx", "-p", str(tmp_path), "-g", options, "-c")
-    async with world(permit_seconds=0.1) as w, gateway(w, tmp_path, "nginx.conf", *command) as url:
+    async with world(permit_seconds=0.1) as w, nginx(w, tmp_path) as url:
         await w.seat("s0", "llama", SeatState.PARKED)
         await until(lambda: call(w, url, X_Model="unknown"), what="nginx listens")
         answered = await call(w, url, X_Model="llama")
@@ -58,6 +62,24 @@ async def test_nginx_calls_the_engine_that_the_router_names(tmp_path: Path) -> N
         assert refused is not None
         assert (refused.status, refused.headers["X-Kyb-Status"]) == (503, "404")
         assert len(w.engines[0].requests) == 1
+
+
+async def test_through_nginx_engines_get_inference_calls_without_the_callers_key(tmp_path: Path) -> None:
+    (row, key), keys = make("app", ["infer"]), tmp_path / "keys.yaml"
+    keys.write_text(dump([row]))
+    async with world(api_keys_file=keys, permit_seconds=0.1) as w, nginx(w, tmp_path) as url:
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        await until(lambda: call(w, url, X_Model="llama"), what="nginx listens")
+        for name, value in (("Authorization", f"Bearer {key}"), ("X_Api_Key", key), ("X_Kyb_Key", key)):
+            answered = await call(w, url, **{"X_Model": "llama", name: value})
+            assert answered is not None
+            assert answered.status == 200, name
+        assert len(w.engines[0].headers) == 3, "the first call had no key"
+        assert key not in str([dict(headers) for headers in w.engines[0].headers])
+        theirs = {"X-Model": "llama", "Authorization": f"Bearer {key}"}
+        async with w.http.post(f"{url}/v1/load_lora_adapter", json=BODY, headers=theirs) as answer:
+            assert answer.status == 404
+        assert len(w.engines[0].headers) == 3
 
 
 async def test_haproxy_forwards_to_a_router_that_is_ready(tmp_path: Path) -> None:
