@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 
 from aiohttp import web
 
-from kybernate.api_keys import KeyFile, Scope, digest_of, find, load
+from kybernate.api_keys import ApiKey, KeyFile, Scope, digest_of, find, load
 from kybernate.config_errors import ConfigError
 from kybernate.files import changes
 from kybernate.logs import get_logger
@@ -75,11 +75,7 @@ class ApiKeyGuard:
         """Return who sends a request, until ``release``. Raises RouterError 401, 403 or 429."""
         if self._path is None:
             return ANYBODY
-        token = _token(headers)
-        key = find(self._file.keys, token) if token else None
-        if key is None:
-            what = "this API key is not known" if token else "an API key is needed"
-            raise RouterError(401, "invalid_api_key", f"{what}; send Authorization: Bearer <key> or {HEADER}: <key>")
+        key = self._key(headers)
         if not any(key.may(scope) for scope in scopes):
             get_logger().warning("caller.forbidden", caller=key.name, method=method, path=path)
             text = f"the key {key.name!r} has the scopes {', '.join(key.scopes)}; this call needs {' or '.join(scopes)}"
@@ -91,6 +87,19 @@ class ApiKeyGuard:
         tenant = self.tenants.of(key.tenant or "")
         priority = min(PRIORITIES[key.priority], PRIORITIES[tenant.priority] if tenant else PRIORITIES["high"])
         return Caller(key.name, priority, key.tenant or key.name)
+
+    def check(self, headers: Mapping[str, str]) -> None:
+        """Raise RouterError 401 where keys are needed and this request has no known one."""
+        if self._path is not None:
+            self._key(headers)
+
+    def _key(self, headers: Mapping[str, str]) -> ApiKey:
+        token = _token(headers)
+        key = find(self._file.keys, token) if token else None
+        if key is None:
+            what = "this API key is not known" if token else "an API key is needed"
+            raise RouterError(401, "invalid_api_key", f"{what}; send Authorization: Bearer <key> or {HEADER}: <key>")
+        return key
 
     def release(self, caller: Caller) -> None:
         """End a request."""

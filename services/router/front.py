@@ -16,10 +16,11 @@ from kybernate.logs import get_logger
 from services.router.aiohttp_bridge import AiohttpHandler
 from services.router.api import RouterError
 from services.router.calls import Call, Calls
+from services.router.core.body import BodyMemory
 from services.router.core.framing import HttpError
 from services.router.core.head import Head, HeadParser
 from services.router.deadline import Deadline
-from services.router.intake import RequestBody
+from services.router.intake import Intake, RequestBody
 from services.router.settings import RouterSettings
 
 LINGER_SECONDS = 2.0
@@ -30,6 +31,8 @@ MOST_PIPELINED = 64 * 1024
 """Bytes after a request that are read before it is answered."""
 OWN_BYTES = 512 * 1024
 """Largest body of a request to the router itself."""
+OWN_MEMORY_BYTES = 16 * OWN_BYTES
+"""All bodies of such requests that are in memory; they take nothing from the bodies of calls."""
 STOP_SECONDS = 1.0
 """How long calls may go on once the router stops."""
 HEALTHY = (
@@ -211,7 +214,10 @@ class CallerConnection(asyncio.Protocol):
             self._call = calls.begin(self, head)
             self._body = self._call.body
         else:
-            self._body = RequestBody(calls.intake, head, head.fields(), f"address {self.address}", OWN_BYTES, "")
+            fields = head.fields()
+            if head.chunked or head.length:
+                calls.guard.check(fields)
+            self._body = RequestBody(self._front.own, head, fields, f"address {self.address}", OWN_BYTES, "")
         if self._body.expected and not data:
             self.write(CONTINUE)
         return data if data else self._take_body(b"")
@@ -385,6 +391,15 @@ class CallerConnection(asyncio.Protocol):
             transport.abort()
 
 
+class OwnMemory(BodyMemory):
+    """Of bodies for the router itself: no setting bounds it."""
+
+    def full(self, caller: str, more: int) -> str | None:
+        """Return why ``more`` bytes do not fit; None if they do."""
+        reason = super().full(caller, more)
+        return f"bodies for the router itself take {self.total} of {self.most_bytes} bytes" if reason else None
+
+
 class Front:
     """The router's port; ``async with`` serves it."""
 
@@ -397,6 +412,9 @@ class Front:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.calls, self.settings, self.limits = calls, settings, limits
+        memory = OwnMemory(OWN_MEMORY_BYTES, OWN_MEMORY_BYTES)
+        self.own = Intake(memory, settings.body_seconds, limits.rejected)
+        """Bodies of requests to the router itself."""
         self.connections: set[CallerConnection] = set()
         self.stopping = False
         self.url = ""

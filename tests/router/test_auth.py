@@ -267,3 +267,38 @@ def test_a_certificate_without_its_key_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"KYB_TLS_CERT_FILE=.*fits KYB_TLS_KEY_FILE"):
         ServerCertificate(tmp_path / "server.crt", tmp_path / "client.key")
     assert ApiKey(name="a", sha256="0" * 64, scopes=("infer",)).may("infer")
+
+
+async def test_a_body_without_a_known_key_is_refused_at_its_head(guarded: World, keys: dict[str, str]) -> None:
+    host, _, port = guarded.url.removeprefix("http://").rpartition(":")
+    head = b"POST /v1/wake HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n"
+    for line, status in ((b"", b"401"), (b"Authorization: Bearer unknown\r\n", b"401")):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head + line + b"\r\n" + b"x" * 1000)
+        assert (await reader.readline()).split()[1] == status
+        writer.close()
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(head + b"Expect: 100-continue\r\nAuthorization: Bearer " + keys["app"].encode() + b"\r\n\r\n")
+    assert (await reader.readline()).split()[1] == b"100"
+    writer.close()
+
+
+async def test_bodies_for_the_router_take_no_memory_of_calls() -> None:
+    async with world() as w:
+        host, _, port = w.url.removeprefix("http://").rpartition(":")
+        head = b"POST /v1/signals HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 500000\r\n\r\n"
+        open_ones: list[asyncio.StreamWriter] = []
+        refused = b""
+        for _ in range(40):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            open_ones.append(writer)
+            writer.write(head)
+            refused = (await reader.readline()).split()[1]
+            if refused != b"100":
+                break
+            writer.write(b"x" * 499_000)
+            await writer.drain()
+        assert refused == b"429"
+        assert w.router.calls.intake.memory.total == 0
+        for writer in open_ones:
+            writer.close()
