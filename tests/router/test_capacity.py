@@ -254,3 +254,12 @@ def test_before_the_first_answers_no_more_calls_wait_than_there_are_places() -> 
     traffic.handle(synced(record(state=S.ACTIVE, max_requests=20)), 0.0)
     outcomes = [kinds(arrive(traffic, number), step.Reject) for number in range(1, 43)]
     assert [len(rejects) for rejects in outcomes] == [0] * 40 + [1] * 2
+
+
+def test_the_only_call_of_a_model_without_seats_can_be_displaced() -> None:
+    traffic = Traffic(Limits(queue_limit=1), RouterIdentity("r", "i1"))
+    assert not kinds(arrive(traffic, 1, now=0.0, priority=-1), step.Reject)
+    (reject,) = kinds(arrive(traffic, 2, now=0.1, priority=1), step.Reject)
+    assert reject.request == 1
+    effects = traffic.handle(synced(record(state=S.ACTIVE), at=0.5), 1.0)
+    assert [forward.request for forward in kinds(effects, step.Forward)] == [2]

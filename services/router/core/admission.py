@@ -149,6 +149,7 @@ class Admission:
             if reason is not None and (other := self._queue.displaced(call, model)) is not None:
                 who = "higher priority" if call.priority > other.priority else "a tenant with fewer requests"
                 self._reject(other, 429, "queue_full", f"{reason}; a request of {who} took the place")
+                model = self._table.model(m.model)  # without seats it was forgotten with its last call
             elif reason is not None:
                 self._reject(call, 429, "queue_full", reason)
                 return
