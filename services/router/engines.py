@@ -7,6 +7,7 @@ from functools import partial
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
+from kybernate.logs import get_logger
 from services.router.core.framing import Body, ChunkedBody, EndlessBody, HttpError
 from services.router.core.head import Head, HeadParser
 from services.router.deadline import Deadline
@@ -360,9 +361,9 @@ class EnginePools:
 
     async def _connect(self, pool: EnginePool, exchange: Exchange | None) -> None:
         loop = asyncio.get_running_loop()
-        if pool.tls and self._tls is None:
-            self._tls = ssl.create_default_context()
         try:
+            if pool.tls and self._tls is None:
+                self._tls = ssl.create_default_context()
             if not pool.host:
                 raise ValueError(pool.endpoint)
             async with pool.connecting, asyncio.timeout(CONNECT_SECONDS):
@@ -373,6 +374,9 @@ class EnginePools:
             error = EngineError("it accepted no connection in time")
         except (OSError, ValueError):
             error = EngineError("it refused the connection")
+        except Exception:
+            get_logger().exception("engine.connect_failed", endpoint=pool.endpoint)
+            error = EngineError("the router failed to connect to it; see its log")
         else:
             if exchange is None:
                 pool.done(connection, again=connection.open)

@@ -1,6 +1,7 @@
 """Connections to engines: when one is used again, and that a caller who does not read slows its engine down."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -139,3 +140,15 @@ async def test_a_deadline_rings_at_the_last_time_that_was_set() -> None:
     await asyncio.sleep(0.05)
     assert not rung.is_set()
     deadline.stop()
+
+
+async def test_an_error_while_connecting_is_a_failed_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> ssl.SSLContext:
+        raise RuntimeError("no certificates")
+
+    monkeypatch.setattr(ssl, "create_default_context", broken)
+    pools, received = EnginePools(), Received()
+    await pools.connect(pools.pool("n1.s0", "https://127.0.0.1:9"), received)
+    with pytest.raises(EngineError):
+        await received.connection
+    await pools.close()
