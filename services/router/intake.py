@@ -105,12 +105,12 @@ class RequestBody:
     async def unpacked(self) -> bytes:
         """Return the body without its Content-Encoding; other calls go on meanwhile."""
         packed, before = self.sent(), self._size
-        if not self._encoding:
+        if not self._encoding or not packed:
             return packed
         unpacker = self._unpacker()
         self._pieces = []
         try:
-            for piece in unpacker.feed(packed) if packed else ():
+            for piece in unpacker.feed(packed):
                 self._keep(piece)
                 await asyncio.sleep(0)
             unpacker.end()

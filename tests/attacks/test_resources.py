@@ -99,6 +99,7 @@ GZIPPED = gzip.compress(call(), mtime=0)
         ((), call().decode().encode("utf-16"), 400, "invalid_json"),
         ((), b'{"a":"' + b" " * 100_000 + b'","model":' + b'"x' * 5000 + b'"}', 400, "invalid_json"),
         ((), b"", 400, "invalid_json"),
+        ((b"Content-Encoding: gzip",), b"", 400, "invalid_json"),
     ],
 )
 def test_an_odd_body_gets_one_clear_error(
