@@ -116,7 +116,7 @@ class ApiKeyGuard:
             for lower, _, value in pairs
             if not digests.isdisjoint(
                 digest_of(part.decode("utf-8", "surrogateescape"))
-                for part in {value.strip(), value.split(b" ")[-1].strip()}
+                for part in {value.strip(b" \t"), value.split(b" ")[-1].strip(b" \t")}
             )
         )
 
@@ -152,10 +152,10 @@ def caller_of(request: web.Request) -> str | None:
 def _token(headers: Mapping[str, str]) -> str:
     """Return the caller's key."""
     for header in ("x-kyb-key", "authorization", "x-api-key"):  # Anthropic's clients send the last one
-        value = headers.get(header, "").strip()
+        value = headers.get(header, "").strip(" \t")  # as ``withheld`` does
         if header == "authorization":
             kind, _, token = value.partition(" ")
-            value = token.strip() if kind.lower() == "bearer" else ""
+            value = token.strip(" \t") if kind.lower() == "bearer" else ""
         if value:
             return value
     return ""

@@ -14,7 +14,8 @@ from kybernate.cli.output import CliError
 from kybernate.cli.router_keys import add
 from kybernate.messages import AuditRecord, ParkSeat
 from kybernate.tls import ServerCertificate
-from services.router.auth import open_auth
+from services.router.api import RouterError
+from services.router.auth import ApiKeyGuard, open_auth
 from services.router.settings import RouterSettings
 from tests.bus.guarded import certificates
 from tests.router.world import World, world
@@ -302,3 +303,20 @@ async def test_bodies_for_the_router_take_no_memory_of_calls() -> None:
         assert w.router.calls.intake.memory.total == 0
         for writer in open_ones:
             writer.close()
+
+
+@pytest.mark.parametrize("space", ["\u00a0", "\u2003", "\x0b"])
+@pytest.mark.parametrize("header", ["x-kyb-key", "authorization", "x-api-key"])
+def test_a_key_that_is_admitted_is_withheld_from_engines(
+    keys: dict[str, str], tmp_path: Path, header: str, space: str
+) -> None:
+    guard = ApiKeyGuard(tmp_path / "keys.yaml")
+    prefix = "Bearer " if header == "authorization" else ""
+    for value in (f"{prefix}{keys['app']}", f"{prefix}{space}{keys['app']}{space}"):
+        raw = (header.encode(), header.encode(), value.encode())
+        try:
+            guard.check({header: value})
+        except RouterError:
+            assert space in value
+        else:
+            assert guard.withheld([raw]) == {header.encode()}
