@@ -12,6 +12,8 @@ from kybernate.seat import SeatState
 
 ANSWER_SECONDS = 2.0
 AT_ONCE = 16
+MOST_BYTES = 4 * 1024 * 1024
+"""Of the metrics of one engine; of more, nothing counts."""
 
 
 class TokenRates:
@@ -42,7 +44,12 @@ class TokenRates:
     async def _tokens(self, url: str, at_once: asyncio.Semaphore) -> float | None:
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         try:
-            async with at_once, self._http.get(url, timeout=timeout) as answer:
-                return tokens_in(await answer.read()) if answer.status == 200 else None
+            async with at_once, self._http.get(url, timeout=timeout, allow_redirects=False) as answer:
+                text = bytearray()
+                async for piece in answer.content.iter_any():
+                    text += piece
+                    if len(text) > MOST_BYTES:
+                        return None
+                return tokens_in(bytes(text)) if answer.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError):
             return None

@@ -9,7 +9,7 @@ from kybernate.engines import tokens_in
 from kybernate.health import HttpServer
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
-from services.router.token_rates import TokenRates
+from services.router.token_rates import MOST_BYTES, TokenRates
 
 
 def record(seat: str, model: str, endpoint: str, state: SeatState = SeatState.ACTIVE) -> SeatRecord:
@@ -45,3 +45,26 @@ def test_tokens_are_those_generated_by_vllm_sglang_and_llama_cpp():
     assert tokens_in(b"llamacpp:tokens_predicted_total 1e3\n") == 1000
     assert tokens_in(b"vllm:prompt_tokens_total 12\n") is None
     assert tokens_in(b"llamacpp:tokens_predicted_total 1e999\n") is None
+
+
+async def test_metrics_without_end_and_redirects_are_no_metrics():
+    asked: list[str] = []
+
+    async def metrics(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(text="vllm:generation_tokens_total 5\n" + "#" * MOST_BYTES)
+
+    async def elsewhere(_: web.Request) -> web.Response:
+        raise web.HTTPFound("/metrics")
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/other/metrics", elsewhere)
+    async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
+        rates = TokenRates(http)
+        for path, paths in (("", ["/metrics"]), ("/other", [])):
+            seats, asked[:] = [record("s0", "llama", f"{server.url}{path}")], []
+            await rates.read(seats)
+            await rates.read(seats)
+            assert rates.of_model == {}
+            assert asked == paths * 2
