@@ -157,3 +157,11 @@ def test_a_body_of_known_length_ends_there() -> None:
     assert walked(b"helloPOST", [2], Body(5)) == (b"hello", 5)
     assert walked(b"hel", [], Body(5)) == (b"hel", -1)
     assert walked(b"POST", [], Body(0)) == (b"", 0)
+
+
+def test_a_head_with_too_many_fields_is_too_large() -> None:
+    parser = HeadParser(request=True)
+    assert HeadParser(request=True).feed(b"GET / HTTP/1.1\r\n" + b"X: 1\r\n" * 128 + b"\r\n") is not None
+    with pytest.raises(HttpError) as refused:
+        parser.feed(b"GET / HTTP/1.1\r\n" + b"X: 1\r\n" * 129 + b"\r\n")
+    assert refused.value.too_large

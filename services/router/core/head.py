@@ -11,6 +11,8 @@ from services.router.core.framing import HttpError
 
 MOST_HEAD_BYTES = 64 * 1024
 """Of the head of a request or of an answer."""
+MOST_FIELDS = 128
+"""Header fields of a request or of an answer."""
 HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection",
     b"te", b"trailer", b"trailers", b"transfer-encoding", b"upgrade",
@@ -116,6 +118,8 @@ class HeadParser:
             pass  # this connection stays HTTP/1.1
         except httptools.HttpParserError as error:
             raise HttpError(str(error)) from error
+        if len(self._collector.pairs) > MOST_FIELDS:
+            raise HttpError("the head has too many fields", too_large=True)
         if end < 4:
             self._data = whole
             return None
