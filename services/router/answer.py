@@ -27,7 +27,10 @@ class Connection(Protocol):
         """The answer is complete; ``close``: the connection ends with it."""
 
     def abort(self) -> None:
-        """Reset the connection: only this shows that an answer is incomplete."""
+        """Close the connection at once."""
+
+    def reset(self) -> None:
+        """Reset the connection: only this shows every caller that an answer is incomplete."""
 
 
 class Answer:
@@ -118,7 +121,7 @@ class Answer:
             self._send(error.sse())
             self.end(close=close)
         else:
-            self._connection.abort()  # half an event or half a body is sent
+            self._connection.reset()  # half an event or half a body is sent
 
     @property
     def _at_event(self) -> bool:

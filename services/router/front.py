@@ -5,7 +5,9 @@ Inference calls go to ``calls.py``; every other request is given to aiohttp's ap
 
 import asyncio
 import contextlib
+import socket
 import ssl
+import struct
 from collections import Counter
 from collections.abc import Callable
 from typing import Self, cast
@@ -265,10 +267,18 @@ class CallerConnection(asyncio.Protocol):
             self._transport.write(data)
 
     def abort(self) -> None:
-        """Reset the connection."""
+        """Close the connection at once."""
         self._ending = True
         if self._transport is not None:
             self._transport.abort()
+
+    def reset(self) -> None:
+        """Reset the connection: an incomplete answer without a length would look complete to an HTTP/1.0 caller."""
+        if self._transport is not None:
+            with contextlib.suppress(OSError):  # the caller has left
+                sock = self._transport.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.abort()
 
     def finished(self, *, close: bool) -> None:
         """A request is answered: take the next one, or end the connection."""
@@ -303,7 +313,7 @@ class CallerConnection(asyncio.Protocol):
     def leave(self) -> None:
         """Close the connection now; a call that is being answered is cut."""
         if self.calling:
-            self.abort()
+            self.reset()
         elif self._transport is not None:
             self._transport.close()
 

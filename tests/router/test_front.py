@@ -278,3 +278,19 @@ async def test_an_answer_arrives_as_it_was_sent_however_it_is_framed_and_split()
                 assert (got.status, got.body == body) == (200, True), (number, framing, len(body))
         await w.http.close()
         await settled(w)
+
+
+async def test_a_caller_of_http_1_0_notices_an_incomplete_answer():
+    async with world() as w:
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await request_of(reader)
+            writer.write(EVENTS + chunk(b"data: half of an ev"))
+            await writer.drain()
+
+        async with engine(w, serve):
+            reader, writer = await connect(w)
+            writer.write(call(version=b"1.0"))
+            with pytest.raises(ConnectionResetError):
+                await reader.read(-1)
+            writer.close()
