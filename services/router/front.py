@@ -318,8 +318,12 @@ class CallerConnection(asyncio.Protocol):
             self._transport.close()
 
     def stop(self) -> None:
-        """Close the connection unless a request is being answered."""
-        if not self._busy and not self._ending:
+        """Close the connection unless a request is being answered; one that still arrives is refused."""
+        if self._busy or self._ending:
+            return
+        if self._head is not None or (self._parser is not None and self._parser.started):
+            self._fail(RouterError(503, "router_stopping", "this router stops; send the request again", 1, closes=True))
+        else:
             self._end()
 
     def _next(self) -> None:

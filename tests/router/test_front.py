@@ -294,3 +294,20 @@ async def test_a_caller_of_http_1_0_notices_an_incomplete_answer():
             with pytest.raises(ConnectionResetError):
                 await reader.read(-1)
             writer.close()
+
+
+async def test_requests_that_arrive_while_the_router_stops_get_an_answer():
+    async with world() as w:
+        callers = [await connect(w), await connect(w)]
+        for (_, writer), part in zip(callers, (call()[:20], call()[:-1]), strict=True):
+            writer.write(part)
+        await until(
+            lambda: w.router.calls.intake.memory.total > 0 and w.router.connections.open == 2,
+            what="parts of both requests have arrived",
+        )
+    for reader, writer in callers:
+        answer = await reader.read(-1)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"router_stopping" in answer
+        assert b"connection: close" in answer.lower()
+        writer.close()
