@@ -71,6 +71,7 @@ async def test_a_ticket_for_another_call_or_seat_is_removed_and_opens_nothing(ga
             assert not task.done()
         ticket(gate, call["call"])
         await asyncio.wait_for(task, 5)
+    assert not (gate.seats_dir / SEAT / "ticket.json").exists(), "this one opened it, none before"
 
 
 async def test_an_unreadable_ticket_opens_nothing(gate: StartGate) -> None:
@@ -80,6 +81,7 @@ async def test_an_unreadable_ticket_opens_nothing(gate: StartGate) -> None:
         assert not task.done()
         ticket(gate, call["call"])
         await asyncio.wait_for(task, 5)
+    assert not (gate.seats_dir / SEAT / "ticket.json").exists(), "this one opened it, not the one before"
 
 
 async def test_a_ticket_of_an_earlier_call_is_void(gate: StartGate) -> None:
