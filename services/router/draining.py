@@ -1,4 +1,4 @@
-"""``python -m services.router.draining``: waits until a router has no calls left. For a preStop hook.
+"""``kyb-router-draining``: waits until a router has no calls left. For a preStop hook.
 
 Kubernetes removes a pod from its Services and runs the hook before it sends SIGTERM. Until then the router works as
 usual, so that streams can finish and drains are acknowledged. Standard library only.
@@ -19,7 +19,7 @@ LEFT = re.compile(rb"^kybernate_router_(?:held_requests\{[^}]*\}|in_flight_reque
 
 def main(argv: list[str] | None = None) -> None:
     """Return when no calls are left, or after ``--seconds``; always with code 0, since the pod ends in both cases."""
-    parser = argparse.ArgumentParser("python -m services.router.draining", description=__doc__)
+    parser = argparse.ArgumentParser("kyb-router-draining", description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8780", help="the router of this pod")
     parser.add_argument("--first", type=float, default=5, help="seconds until Services have removed this pod")
     parser.add_argument("--seconds", type=float, default=40, help="most seconds in total")

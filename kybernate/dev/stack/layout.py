@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from kybernate import programs
 from kybernate.annotations import BACKEND
 from kybernate.dev.nats_server import free_port, server_argv
 from kybernate.dev.stack.guard import MARK
@@ -282,7 +283,7 @@ def _environment(folder: Path) -> dict[str, str]:
     # Pods say "python" and mean the one that has Kybernate.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     env[MARK] = str(folder)
-    return env
+    return programs.environment(env)
 
 
 def _settings(layout: Layout, options: StackOptions, node: str) -> dict[str, str]:
