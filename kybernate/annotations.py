@@ -253,6 +253,17 @@ _SEVERAL = re.compile(r"(?:^|\s)(?:--data-parallel-size|--dp-size|--dp|-dp)[=\s]
 """With data parallelism the option counts per rank, so that it does not tell the number of the engine."""
 
 
+def with_options(
+    own: Mapping[str, str], container: Mapping[str, Any]
+) -> tuple[dict[str, str], tuple[AnnotationProblem, ...]]:
+    """Return a pod's annotations and those that its container implies; its own count where they can be used. And the
+    problems with those that do not count therefore."""
+    implied = slots_option(container) | backend_option(container)
+    replaced = tuple(problem for problem in parse(own).problems if problem.name in implied)
+    wrong = {problem.name for problem in replaced}
+    return implied | {name: value for name, value in own.items() if name not in wrong}, replaced
+
+
 def slots_option(container: Mapping[str, Any]) -> dict[str, str]:
     """Return the annotation ``kyb.ai/max-requests`` that a container's command line implies; empty if there is none."""
     words = [str(word) for part in ("command", "args") for word in container.get(part) or ()]

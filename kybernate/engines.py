@@ -18,6 +18,8 @@ BACKENDS = (*DRIVER_BACKENDS, *ENGINE_BACKENDS, RESTART)
 """All names that a pod may choose."""
 REHEARSED = ("vllm",)
 """Sleep and wake once before they serve: the pinned host memory of the first sleep is used again by later ones."""
+WITHOUT_COPY = ("vllm-2", "unload", RESTART)
+"""Keep no copy of the weights in host memory; those of other packages may keep one."""
 PINNING = ("vllm", "sglang")
 """Copy weights to pinned host memory, and keep it while they are active."""
 SIGNED = "trtllm"

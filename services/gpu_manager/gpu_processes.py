@@ -45,7 +45,7 @@ class GpuProcesses:
         self._seen = {key: self._seen.get(key, 0) + 1 for key in on if key[0] in names}
         used: dict[str, dict[str, int]] = {}
         for process in processes:
-            if process.pid in homes:
+            if process.pid in homes and process.bytes > 0:
                 gpus = used.setdefault(homes[process.pid], {})
                 gpus[process.gpu] = gpus.get(process.gpu, 0) + process.bytes
         now = {container: max(gpus.values()) * len(gpus) for container, gpus in used.items()}

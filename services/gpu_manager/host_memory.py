@@ -7,7 +7,7 @@ Either starts cold when it is wanted again. The sum of all accounts never exceed
 """
 
 from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
-from kybernate.engines import DRIVER_BACKENDS, PINNING, REHEARSED, RESTART
+from kybernate.engines import DRIVER_BACKENDS, PINNING, REHEARSED, RESTART, WITHOUT_COPY
 from kybernate.messages import KillJob, SeatParked
 from kybernate.seat import COMING, SeatState
 from kybernate.sizes import format_bytes
@@ -45,7 +45,7 @@ def needed_bytes(seat: ManagedSeat) -> int:
     if durable.host_bytes:
         grown = max(0, durable.peak_bytes - durable.vram_bytes) if seat.backend in DRIVER_BACKENDS else 0
         return durable.host_bytes + grown
-    if seat.backend not in (*DRIVER_BACKENDS, *PINNING):
+    if seat.backend in WITHOUT_COPY:
         return 0
     declared = seat.pod.vram_bytes if seat.pod is not None else 0
     vram = max(durable.vram_bytes, durable.peak_bytes, declared) or sum(gpu.memory_bytes for gpu in seat.group.gpus)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 
 import aiohttp
 
-from kybernate.annotations import PREFER_GROUP, backend_option, slots_option
+from kybernate.annotations import PREFER_GROUP, with_options
 from kybernate.kube import ACCOUNT, Kube, KubeError, Mirror, in_cluster
 from kybernate.node.pod_resources import PodResources, PodResourcesError
 from kybernate.pb import podresources_pb2 as pb
@@ -277,6 +277,7 @@ def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any], 
     ended = _ended(state)
     containers = (pod.get("spec") or {}).get("containers") or ()
     described: Mapping[str, Any] = next((entry for entry in containers if entry.get("name") == container), {})
+    annotations, replaced = with_options(meta.get("annotations") or {}, described)
     return SeatPod(
         seat=seat,
         resource=resource,
@@ -290,7 +291,8 @@ def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any], 
         exit_code=None if ended is None else int(ended.get("exitCode", 0)),
         ip=status.get("podIP") or None,
         deleting=_over(pod),
-        annotations=slots_option(described) | backend_option(described) | (meta.get("annotations") or {}),
+        annotations=annotations,
+        replaced=replaced,
         resources=resources,
     )
 

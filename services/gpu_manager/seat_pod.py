@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from kybernate.annotations import SeatAnnotations, parse
+from kybernate.annotations import AnnotationProblem, SeatAnnotations, parse
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.topology import AllocatedSeat, Group, group_key, mig_refusal, size_of, with_orphaned_seats
 from services.gpu_manager.ledger import Ledger
@@ -31,13 +31,16 @@ class SeatPod:
     deleting: bool = False
     """It is being deleted, or has ended for good."""
     annotations: dict[str, str] = field(default_factory=dict, hash=False)
+    replaced: tuple[AnnotationProblem, ...] = ()
+    """Annotations of the pod that cannot be used, in whose place ``annotations`` has what its container implies."""
     resources: tuple[str, ...] = ()
     """Resources of all seats of this container; more than one cannot work."""
     notes: SeatAnnotations = field(init=False, compare=False)
-    """``annotations``, parsed."""
+    """``annotations``, parsed; all problems."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "notes", parse(self.annotations))
+        notes = parse(self.annotations)
+        object.__setattr__(self, "notes", replace(notes, problems=self.replaced + notes.problems))
 
     @property
     def pod(self) -> str:

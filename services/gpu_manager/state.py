@@ -191,7 +191,7 @@ class NodeState:
 
     def own(self, seat: ManagedSeat, pod: SeatPod) -> None:
         """The pod owns the seat, as it is described now; its annotations are parsed when they change."""
-        if seat.owner.pod is None or seat.owner.pod.annotations != pod.annotations or seat.owner.pod.uid != pod.uid:
+        if seat.owner.pod is None or seat.owner.pod.notes != pod.notes or seat.owner.pod.uid != pod.uid:
             seat.owner.terms = PodTerms.of(pod, self.setup.tiers)
         seat.owner.pod = pod
 

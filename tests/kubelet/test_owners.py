@@ -60,6 +60,21 @@ def test_devices_of_other_plugins_are_no_seats() -> None:
     assert joined(resources(("p", "GPU-1234")), [listed("p")]).pods == ()
 
 
+def test_a_mistyped_annotation_gives_way_to_what_the_container_implies_and_is_named() -> None:
+    notes = {"kyb.ai/backend": "vlm", "kyb.ai/max-requests": "many", "kyb.ai/vram": "7"}
+    engine = {"name": "engine", "image": "ollama/ollama", "args": ["--parallel", "4"]}
+    pod = listed("p") | {"spec": {"containers": [engine]}}
+    pod["metadata"]["annotations"] = notes
+    (owner,) = joined(resources(("p", SEAT)), [pod]).pods
+    assert (owner.notes.backend, owner.notes.max_requests) == ("unload", 4)
+    named = [problem.text(owner.pod) for problem in owner.notes.problems]
+    assert [text.partition(":")[0] for text in named] == sorted(notes)
+    assert "'vlm' of pod default/p is not a way of parking; write one of cuda" in named[0]
+    notes["kyb.ai/backend"] = "restart"
+    (owner,) = joined(resources(("p", SEAT)), [pod]).pods
+    assert owner.notes.backend == "restart", "what can be used goes before what is implied"
+
+
 def test_of_two_pods_with_one_seat_the_one_that_goes_on_has_it() -> None:
     both = [listed("new", "n"), listed("old", "o", phase="Failed")]
     for order in ((("old", SEAT), ("new", SEAT)), (("new", SEAT), ("old", SEAT))):

@@ -99,6 +99,14 @@ async def test_what_a_container_used_at_most_is_kept_while_it_exists(tmp_path: P
     assert seen.peaks == {}
 
 
+async def test_gpus_that_a_process_only_opened_are_none_that_it_fills(tmp_path: Path) -> None:
+    proc(tmp_path, 10, cgroup="0::/kubepods/pod1/cri-containerd-abcdef.scope")
+    gpus = Processes(GpuProcess(10, "GPU-0", 30), *(GpuProcess(10, f"GPU-{index}", 0) for index in range(1, 8)))
+    seen = await GpuProcesses(gpus, tmp_path / "helpers", tmp_path).read(["containerd://abcdef"])  # type: ignore[arg-type]
+    assert seen is not None
+    assert seen.peaks == {"containerd://abcdef": 30}
+
+
 async def test_a_process_belongs_to_a_seat_by_its_cgroup_or_by_its_ancestors(tmp_path: Path) -> None:
     proc(tmp_path, 10, cgroup="0::/kubepods/pod1/cri-containerd-abcdef.scope")
     proc(tmp_path, 20, parent=19, session=18)

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from kybernate.engines import BACKENDS
 from kybernate.messages import (
     ActivateSeat,
     JobProgress,
@@ -294,6 +295,17 @@ def test_what_was_measured_counts_and_what_the_seat_has_grown_by(world: HostWorl
     assert host_memory.needed_bytes(world.managed(b)) == 33 * GIB
     world.receive(ForeignProcessesSeen((), {world.managed(a).durable.container_id: 42 * GIB}))
     assert host_memory.needed_bytes(world.managed(a)) == 42 * GIB
+
+
+@pytest.mark.parametrize(
+    ("backend", "gib"), [("trtllm", 44), ("acme", 44), ("vllm-2", 0), ("unload", 0), ("restart", 0)]
+)
+def test_before_its_first_park_a_seat_counts_a_copy_unless_its_backend_keeps_none(
+    world: HostWorld, backend: str, gib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kybernate.annotations.BACKENDS", (*BACKENDS, "acme"))
+    (seat,) = world.fill("v", backend=backend, vram=SIZE)
+    assert host_memory.needed_bytes(world.managed(seat)) == gib * GIB
 
 
 def test_an_engine_that_pins_has_its_memory_reserved_before_it_starts_and_keeps_it(world: HostWorld) -> None:
