@@ -44,21 +44,19 @@ def names(group: OpenGroup, *, besides: Collection[str] = ()) -> tuple[str, ...]
     return tuple(sorted({entry.name for entry in metadata.entry_points(group=group)} - {*besides}))
 
 
-def registered(group: OpenGroup) -> dict[str, Any]:
-    """What installed packages registered as entry points of this group, by name.
-
-    Raises ImportError, which names the package, if one of them cannot be imported.
-    """
-    return {entry.name: _load(entry) for entry in metadata.entry_points(group=group)}
-
-
-def _load(entry: metadata.EntryPoint) -> Any:
-    try:
-        return entry.load()
-    except (ImportError, AttributeError) as error:
-        package = entry.dist.name if entry.dist is not None else "?"
-        text = f"{entry.group}: {entry.name} = {entry.value} cannot be imported: {error}; repair or uninstall {package}"
-        raise ImportError(text) from None
+def registered(group: OpenGroup) -> tuple[dict[str, Any], dict[str, str]]:
+    """What installed packages registered as entry points of this group, by name; and by name why what cannot be
+    imported is left out: a package may raise anything, and stops only what asks for it."""
+    found: dict[str, Any] = {}
+    unusable: dict[str, str] = {}
+    for entry in metadata.entry_points(group=group):
+        try:
+            found[entry.name] = entry.load()
+        except Exception as error:
+            package = entry.dist.name if entry.dist is not None else "?"
+            what = f"{entry.value} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())}"
+            unusable[entry.name] = f"{what}; repair or uninstall package {package}"
+    return found, unusable
 
 
 def _entry(part: DevPart, asked_by: str) -> metadata.EntryPoint:

@@ -139,11 +139,11 @@ def package(folder: Path, module: str, entries: str) -> None:
     (info / "entry_points.txt").write_text(entries)
 
 
-def checked(folder: Path) -> subprocess.CompletedProcess[str]:
-    """``kyb config check`` of a configuration that names the package's policy."""
+def checked(folder: Path, policy: str) -> subprocess.CompletedProcess[str]:
+    """``kyb config check`` of a configuration that names this policy."""
     config = folder / "config.yaml"
     profile = "{name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}"
-    config.write_text(f"profiles: [{profile}]\npolicy: {{name: patient-first, settings: {{visitSeconds: 5}}}}\n")
+    config.write_text(f"profiles: [{profile}]\npolicy: {policy}\n")
     command = [sys.executable, "-m", "kybernate", "config", "check", str(config)]
     env = os.environ | {"PYTHONPATH": str(folder)}
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
@@ -153,16 +153,23 @@ def test_a_configuration_names_a_policy_of_another_package(tmp_path):
     page = (ROOT / "docs/policy.md").read_text()
     example = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def decide" in block)
     package(tmp_path, example, "[kybernate.policies]\npatient-first = acme:PatientFirst\n")
-    done = checked(tmp_path)
+    done = checked(tmp_path, "{name: patient-first, settings: {visitSeconds: 5}}")
     assert (done.returncode, "good: one" in done.stdout) == (0, True), done.stderr
 
 
-def test_a_policy_that_cannot_be_imported_is_named_with_its_package(tmp_path):
-    package(tmp_path, "", "[kybernate.policies]\npatient-first = acme:PatientFirst\n")
-    done = checked(tmp_path)
-    assert done.returncode != 0
-    assert "patient-first = acme:PatientFirst cannot be imported" in done.stderr
-    assert "repair or uninstall acme" in done.stderr
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [("", "AttributeError: "), ("import no_such_library", "ModuleNotFoundError: "), ("1 / 0", "ZeroDivisionError: ")],
+)
+def test_a_policy_that_cannot_be_imported_is_refused_only_where_it_is_configured(tmp_path, module, why):
+    package(tmp_path, module, "[kybernate.policies]\npatient-first = acme:PatientFirst\n")
+    done = checked(tmp_path, "{name: patient-first}")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f": policy.name: 'patient-first': acme:PatientFirst cannot be imported: {why}" in line
+    assert line.endswith("; repair or uninstall package acme")
+    done = checked(tmp_path, "{name: quantum}")
+    assert (done.returncode, "good: one" in done.stdout) == (0, True), done.stderr
 
 
 def test_pods_may_name_a_backend_of_another_package(tmp_path, monkeypatch):
@@ -180,3 +187,20 @@ def test_pods_may_name_a_backend_of_another_package(tmp_path, monkeypatch):
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [("1 / 0", "ZeroDivisionError: "), ("class Api:\n    def __init__(self): pass\n", "cannot be made: TypeError: ")],
+)
+async def test_a_backend_that_cannot_be_used_stops_no_other_and_its_seats_are_refused(
+    tmp_path, monkeypatch, capsys, module, why
+):
+    package(tmp_path, module, "[kybernate.backends]\nbroken = broken_acme:Api\n")
+    (tmp_path / "acme.py").rename(tmp_path / "broken_acme.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken_acme", raising=False)
+    found = open_backends(None, Timeouts(), open_host(None, 1.0), http=object())
+    assert {"cuda", "vllm", "restart"} <= set(found)
+    assert why in await found["broken"].engine.refusal(None, "", 1.0)
+    assert "backend.unusable" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from kybernate.config.checks import check
 from kybernate.config.fields import Name
 from kybernate.config.model import NodeConfig, PolicyConfig
 from kybernate.config_errors import ConfigError, Document, Place, Strict, read_documents, refuse, suggest
-from kybernate.policy import POLICIES
+from kybernate.policy import POLICIES, UNUSABLE
 
 DEFAULT = "default"
 """The configuration of nodes that name none."""
@@ -147,6 +147,9 @@ def _policy(document: Document, data: object, at: Place) -> PolicyConfig:
     if not isinstance(data, Mapping):
         raise document.source.error(at, data, "is not a mapping", f"write name: {PolicyConfig.name} below it")
     name = data.get("name", PolicyConfig.name)
+    if name in UNUSABLE:
+        what, _, remedy = UNUSABLE[name].rpartition("; ")
+        raise document.source.error((*at, "name"), name, what, remedy)
     if name not in POLICIES:
         raise document.source.error((*at, "name"), name, "no such policy", suggest(str(name), POLICIES))
     constants = constants_of(name)

@@ -19,10 +19,14 @@ POLICIES: dict[str, type[Policy]] = {
     "idle-timeout": IdleTimeout,
     "quantum": Quantum,
 }
-POLICIES = registered("kybernate.policies") | POLICIES
+_others, _unusable = registered("kybernate.policies")
+UNUSABLE = {name: why for name, why in _unusable.items() if name not in POLICIES}
+"""Policies of packages that cannot be imported: why, and the remedy. Only a configuration that names one is refused."""
+POLICIES = _others | POLICIES
 
 __all__ = [
     "POLICIES",
+    "UNUSABLE",
     "Decision",
     "GroupView",
     "KybBalanced",

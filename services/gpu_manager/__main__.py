@@ -25,6 +25,7 @@ from kybernate.node import known_gpus
 from kybernate.node.config import label_decides, load_by_label, load_now
 from kybernate.node.host_memory import open_host_memory
 from kybernate.node.known_gpus import KnownGpus
+from kybernate.policy import UNUSABLE
 from kybernate.presence import NodePresence
 from kybernate.topology import Group, Topology, plan
 from services.gpu_manager import host_memory
@@ -209,6 +210,8 @@ def _log_groups(config: NodeConfig, topology: Topology) -> None:
         log.info("group.formed", group=group.name, gpus=indices, resource=group.profile.resource, why=group.why)
     for warning in topology.warnings:
         log.warning("topology.warning", reason=warning)
+    for policy, why in UNUSABLE.items():
+        log.error("policy.unusable", policy=policy, reason=why, meaning="no configuration can name it")
 
 
 def open_pods(settings: ManagerSettings, groups: Iterable[Group]) -> Pods:

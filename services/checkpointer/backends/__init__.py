@@ -1,16 +1,18 @@
 """Backends by name; a pod selects one with the annotation ``kyb.ai/backend``."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from kybernate.engines import DRIVER_BACKENDS, RESTART
+from kybernate.engines import DRIVER_BACKENDS, METRICS_PATHS, RESTART
 from kybernate.extras import registered
+from kybernate.logs import get_logger
 from services.checkpointer.backends.driver import DriverBackend
 from services.checkpointer.backends.driver_calls import DriverCalls, Timeouts
-from services.checkpointer.backends.engine import EngineBackend, EngineCalls, SleepingEngine
+from services.checkpointer.backends.engine import EngineBackend, EngineCalls, EngineRefusedError, SleepingEngine
 from services.checkpointer.backends.evidence import Evidence
 from services.checkpointer.backends.host import Host
-from services.checkpointer.backends.port import Backend
+from services.checkpointer.backends.port import Backend, SeatProcesses
 from services.checkpointer.backends.restart import RestartBackend
 from services.checkpointer.backends.sglang import Sglang
 from services.checkpointer.backends.trtllm import Trtllm
@@ -49,9 +51,53 @@ def open_backends(
             "unload": Unload(http),
         }
         reserved = (*DRIVER_BACKENDS, RESTART)
-        others = {name: api for name, api in registered("kybernate.backends").items() if name not in reserved}
-        engines = {name: api(http) for name, api in others.items()} | engines
+        engines = {name: api for name, api in _of_packages(http).items() if name not in reserved} | engines
         backends |= {name: EngineBackend(calls, host, evidence, http, one) for name, one in engines.items()}
     if fake:
         backends["fake"] = DriverBackend(calls, replace(host, allowed=frozenset(Allowance)), evidence)
     return backends
+
+
+def _of_packages(http: EngineCalls) -> dict[str, SleepingEngine]:
+    """The APIs of other packages; one that cannot be used refuses, so that its seats are demoted with the reason."""
+    found, unusable = registered("kybernate.backends")
+    engines: dict[str, SleepingEngine] = {}
+    for name, api in found.items():
+        try:
+            engines[name] = api(http)
+        except Exception as error:
+            unusable[name] = f"{api!r} cannot be made: {type(error).__name__}: {error}; repair or uninstall its package"
+    for name, why in unusable.items():
+        get_logger().error("backend.unusable", backend=name, reason=why)
+        engines[name] = UnusableEngine(f"backend {name}: {why}")
+    return engines
+
+
+@dataclass(frozen=True)
+class UnusableEngine:
+    """In place of an API that cannot be used: refuses to park, and a seat that is parked starts cold."""
+
+    why: str
+    loads: ClassVar[bool] = False
+    pace: ClassVar[float] = 0.25
+    metrics: ClassVar[str] = METRICS_PATHS[0]
+
+    async def refusal(self, seat: SeatProcesses, command: str, seconds: float) -> str:  # noqa: ARG002
+        """Always."""
+        return self.why
+
+    async def loaded(self, seat: SeatProcesses, seconds: float) -> tuple[str, ...]:  # noqa: ARG002
+        """Nothing to name."""
+        return ()
+
+    async def asleep(self, seat: SeatProcesses, seconds: float) -> bool | None:  # noqa: ARG002
+        """Not known: the driver decides."""
+        return None
+
+    async def sleep(self, seat: SeatProcesses, seconds: float) -> None:  # noqa: ARG002
+        """Raises EngineRefusedError."""
+        raise EngineRefusedError(self.why)
+
+    async def wake(self, seat: SeatProcesses, seconds: float) -> None:  # noqa: ARG002
+        """Raises EngineRefusedError."""
+        raise EngineRefusedError(self.why)
