@@ -28,6 +28,7 @@ from services.router.core.step import Forward
 from services.router.core.timeline import Timeline, WaitingLines, Waits
 from services.router.core.traffic import Traffic
 from services.router.operator_api import VERBS, Event, OperatorApi
+from services.router.plan_view import PlanView
 from services.router.roster_sync import GpuInventory
 from services.router.token_rates import TokenRates
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 ASSETS = Path(__file__).parent / "assets"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -81,6 +82,7 @@ class Page:
         self._rows: dict[str, SeatRecord] = {}
         self._readers: set[asyncio.Queue[bytes | None]] = set()
         self._tokens = TokenRates(http)
+        self.plans = PlanView(clock)
 
     def routes(self, operator: OperatorApi) -> list[web.RouteDef]:
         """Return the routes of the operations port."""
@@ -94,6 +96,9 @@ class Page:
             web.get("/ui/live", self._live),
             web.get("/ui/why", operator.why),
             web.get("/ui/allowed", admin(_allowed)),
+            web.get("/ui/plan", self.plans.state),
+            web.post("/ui/plan", admin(_from_page(self.plans.start))),
+            web.get("/ui/plan/report", self.plans.report),
             web.post("/ui/chat", self._chat),
             web.post("/ui/seats/{seat:.+}/{verb:" + verbs + "}", admin(_from_page(operator.command))),
             web.post("/ui/groups/{group:.+}/{verb:drain|resume}", admin(_from_page(operator.group))),
@@ -149,6 +154,7 @@ class Page:
         body = {
             "at": now,
             "keys": self._guard.required,
+            "plans": self.plans.offered,
             "seats": [_row(upstream.record, self._clock) for upstream in self._upstreams()],
             "gpus": [gpu.model_dump(mode="json") for gpu in self._inventory.gpus],
             "loads": self._load(),

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -42,16 +43,20 @@ class RequestLog:
     def __init__(self, bus: Bus, router: str, *, access_log: bool = False) -> None:
         self._bus, self._router, self._access_log = bus, router, access_log
         self._queue: asyncio.Queue[RequestEnded] = asyncio.Queue(MOST_WAITING)
+        self.on_served: Callable[[str, float, float], None] = lambda *_: None
+        """Hears of each request that was answered well: its model, its seconds, and those while it was held."""
         self.dropped = 0
         """Records that were not published: too many, or the bus was away."""
 
     def note(self, call: CallRecord, status: int, *, known: bool) -> None:
         """The call has ended. One that was served at once, or whose model is not ``known``, leaves no record."""
+        seconds = max(0.0, time.time() - call.arrived_at)
+        if known and status < 400 and call.to is not None:
+            self.on_served(call.model, seconds, call.to.held_seconds)
         held = call.to is None or call.to.held_seconds > 0
         kept = known and (status >= 429 or held)
         if not kept and not self._access_log:
             return
-        seconds = max(0.0, time.time() - call.arrived_at)
         first = call.first_byte_at
         record = RequestEnded(
             cause=call.cause,

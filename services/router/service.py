@@ -100,6 +100,7 @@ class RunningRouter:
         operator = OperatorApi(bus, traffic, self.loads, self.inventory, http, tenants)
         self.page = Page(bus, traffic, self.loads, self.inventory, http, self.guard, clock)
         self.dispatcher.on_forward = self.page.forwarded
+        self.requests.on_served = self.page.plans.served
         self.app = self._application(gateways, operator, tenants)
         self.operations = web.Application(middlewares=[_errors])
         """The application of the operations port."""
@@ -122,6 +123,7 @@ class RunningRouter:
             "inventory": self.inventory.watch(),
             "page": self.page.run(),
             "tokens": self.page.read_tokens(),
+            "plans": self.page.plans.run(),
             "loads": self._forget_loads(),
             "requests": self.requests.run(),
             "keys": self.guard.watch(),

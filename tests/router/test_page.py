@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kybernate.api_keys import dump, make
 from kybernate.dev.nats_server import free_port
 from kybernate.messages import ParkSeat, SeatActivated
@@ -125,6 +127,46 @@ async def test_a_page_of_another_site_cannot_command():
             assert (answer.status, answer.code) == (403, "wrong_origin"), path
         assert w.manager.of(ParkSeat) == []
         assert (await post(w, url + "seats/s0/park", headers=own)).status == 202
+
+
+@pytest.mark.timeout(180)
+async def test_a_plan_is_made_of_the_requests_that_were_served(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.router.plan_view.NICENESS", "0")
+    async with page() as (w, url):
+        assert (await post(w, url + "plan", json={})).code == "no_requests"
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        for _ in range(3):
+            assert (await w.ask("llama")).status == 200
+        assert (await w.ask("unknown")).status == 404
+        assert (await get(w, url + "plan/report")).code == "no_plan"
+        for wrong in ({"share": 2}, {"seconds": 0}, {"seconds": "x"}, []):
+            assert (await post(w, url + "plan", json=wrong)).code == "invalid_goal", wrong
+        assert (
+            await post(w, url + "plan", json={"seconds": 5}, headers={"Origin": "https://evil.example"})
+        ).status == 403
+        asked = await post(w, url + "plan", json={"seconds": 5})
+        assert (asked.status, asked.json) == (202, {"requests": 3})
+        assert (await post(w, url + "plan", json={})).code == "plan_runs"
+
+        async def made() -> bool:
+            return not (await get(w, url + "plan")).json["running"]
+
+        await until(made, what="the plan is made", timeout=120)
+        state = (await get(w, url + "plan")).json
+        assert state["made_at"] is not None, state["progress"]
+        report = await get(w, url + "plan/report")
+        assert "sandbox" in report.headers["Content-Security-Policy"]
+        assert b"3 requests" in report.body
+        assert b"within 5 s" in report.body
+        assert b"<svg" in report.body
+
+
+async def test_without_the_simulator_no_plan_is_offered(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.router.plan_view.PACKAGES", ("kybernate.no_lab",))
+    async with page() as (w, url):
+        assert (await get(w, url + "state")).json["plans"] is False
+        refused = await post(w, url + "plan", json={})
+        assert (refused.status, refused.code) == (404, "not_installed")
 
 
 async def test_the_playground_streams_an_answer():

@@ -13,7 +13,7 @@ from tests.ui.conftest import Browsed, browsed, fill
 from tests.until import until
 
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
-VIEWS = ("Timeline", "Models", "Nodes", "Events", "Playground")
+VIEWS = ("Timeline", "Models", "Nodes", "Events", "Playground", "Plan")
 IMAGES = os.environ.get("KYB_IMAGES")
 """Folder for screenshots; empty: none are written."""
 
@@ -30,7 +30,9 @@ async def violations(here: Browsed) -> list[Any]:
     return [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found["violations"]]
 
 
-async def test_a_walk_sees_a_switch_live_reads_its_reason_pins_and_drains():
+@pytest.mark.timeout(180)
+async def test_a_walk_sees_a_switch_live_reads_its_reason_pins_and_drains(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.router.plan_view.NICENESS", "0")
     async with browsed() as here:
         page, manager = here.page, here.w.manager
         await fill(here.w)
@@ -77,6 +79,11 @@ async def test_a_walk_sees_a_switch_live_reads_its_reason_pins_and_drains():
         await here.open("Events")
         await page.select_option("select", "seat-activated")
         await page.wait_for_selector("td:text('gemma-3-27b')")
+
+        await here.open("Plan")  # of the request that the playground sent
+        await page.click("button:text('Make a plan')")
+        await page.frame_locator("iframe").locator("h1:text('How many GPUs')").wait_for(timeout=120_000)
+        await picture(here, "page-plan")
         assert here.errors == []
 
 

@@ -5,6 +5,7 @@ import { eventsView } from "./events.js";
 import { say } from "./feedback.js";
 import { modelsView } from "./models.js";
 import { nodesView } from "./nodes.js";
+import { planView } from "./plan.js";
 import { playgroundView } from "./playground.js";
 import { follow, json, key, load, store } from "./store.js";
 import { drawTimeline, timelineView } from "./timeline.js";
@@ -15,12 +16,14 @@ const VIEWS = {
   nodes: ["Nodes", nodesView],
   events: ["Events", eventsView],
   playground: ["Playground", playgroundView],
+  plan: ["Plan", planView],
 };
 const byId = (id) => document.getElementById(id);
 let shown = "";
 let planned = false;
 
-const chosen = () => (location.hash.slice(1) in VIEWS ? location.hash.slice(1) : "timeline");
+const offered = (name) => name in VIEWS && (name !== "plan" || store.plans);
+const chosen = () => (offered(location.hash.slice(1)) ? location.hash.slice(1) : "timeline");
 
 // Draws everything once per frame at most, however much changes.
 function draw() {
@@ -40,7 +43,7 @@ function draw() {
   });
 }
 
-const nav = (view) => Object.entries(VIEWS).map(
+const nav = (view) => Object.entries(VIEWS).filter(([name]) => offered(name)).map(
   ([name, [text]]) => html`<a href="#${name}" aria-current=${name === view ? "page" : nothing}>${text}</a>`,
 );
 

@@ -5,7 +5,7 @@ const MOST_EVENTS = 5000;
 const MOST_BLOCKS = 20000;
 
 export const store = {
-  connected: false, keys: false, skew: 0,
+  connected: false, keys: false, plans: false, skew: 0,
   seats: new Map(), gpus: [], loads: {}, waits: {}, switches: {}, tokens: {},
   events: [], since: 0,
   lanes: new Map(),  // "node/group" -> [block]
@@ -20,6 +20,7 @@ export async function load() {
   const state = await json("state");
   store.skew = state.at - Date.now() / 1000;
   store.keys = state.keys;
+  store.plans = state.plans;
   store.seats = new Map(state.seats.map((seat) => [seat.key, seat]));
   store.gpus = state.gpus;
   store.loads = state.loads;
