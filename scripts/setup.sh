@@ -16,7 +16,7 @@ for had in all "$what"; do
 done
 
 python=""
-for name in ${PYTHON:-} python3 python3.13 python3.12 python3.11; do
+for name in ${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11; do
   if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$name; break; fi
 done
 if [ -z "$python" ]; then
