@@ -100,7 +100,7 @@ replay-full: setup
 	$(KYB) demo --speed 60 --trace $(TRACES)/derived_servegen_10seats_24h.csv.gz
 	$(KYB) demo --speed 4 --trace $(TRACES)/azure_llm_2023_code.csv.gz --trace $(TRACES)/azure_llm_2023_conv.csv.gz
 
-# What everybody installs, what the image holds, and what builds its wheel.
+# What everybody installs, what the image holds, what tests of page and chart add, and what builds its wheel.
 LOCK := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-annotate --no-emit-index-url
 lock: setup
@@ -108,4 +108,5 @@ lock: setup
 	$(LOCK) --extra llama --constraint requirements.txt --output-file requirements-llama.txt pyproject.toml
 	$(LOCK) --extra cuda --extra dev --constraint requirements.txt --output-file requirements-image.txt pyproject.toml
 	printf 'playwright\n' | $(LOCK) --constraint requirements.txt --output-file requirements-ui.txt -
+	printf 'grafana-foundation-sdk==1769699379!11.6.0\n' | $(LOCK) --output-file requirements-helm.txt -
 	printf 'editables\nhatchling\nsetuptools\n' | $(LOCK) --constraint requirements.txt --output-file requirements-build.txt -

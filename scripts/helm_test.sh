@@ -1,7 +1,7 @@
 #!/bin/sh
 # make helm-test: everything that can be checked of the chart without a cluster (tests/helm, docs/install-cluster.md).
 # helm and kubeconform come from PATH, else they are built by `go install`; the schemas of Kubernetes' kinds come from
-# the Go module. All of it is kept in $XDG_CACHE_HOME/kybernate.
+# the Go module; both are kept in $XDG_CACHE_HOME/kybernate. Grafana's types are installed into .venv-helm, beside .venv.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -46,4 +46,5 @@ fi
 # A helm of another major version is another program.
 "$tools/helm" version --short | grep -q '^v3\.' || { say "$("$tools/helm" version --short): helm 3 is needed"; exit 1; }
 "$tools/helm" lint --strict --kube-version 1.36.0 helm/kybernate
-HELM_TEST_TOOLS=$tools exec .venv/bin/python -m pytest tests/helm "$@"
+sh scripts/pip_target.sh .venv-helm requirements-helm.txt
+HELM_TEST_TOOLS=$tools PYTHONPATH=.venv-helm exec .venv/bin/python -m pytest tests/helm "$@"

@@ -11,11 +11,5 @@ if ! command -v chromium >/dev/null; then
     exit 1
   fi
 fi
-want=$(cksum <requirements-ui.txt)
-if [ "$(cat .venv-ui/.stamp 2>/dev/null)" != "$want" ]; then
-  rm -rf .venv-ui
-  sh scripts/retry.sh .venv/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
-    --target .venv-ui -r requirements-ui.txt
-  printf '%s' "$want" >.venv-ui/.stamp
-fi
+sh scripts/pip_target.sh .venv-ui requirements-ui.txt
 KYB_UI=1 PYTHONPATH=.venv-ui exec .venv/bin/python -m pytest -q tests/ui "$@"

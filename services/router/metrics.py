@@ -23,7 +23,10 @@ class Metrics(Collector):
         connections: Callable[[], int] = lambda: 0,
         records_dropped: Callable[[], int] = lambda: 0,
         used: Callable[[], Iterable[tuple[tuple[str, str, str], int]]] = lambda: (),
+        models: Callable[[], Iterable[tuple[str, str]]] = tuple,
     ) -> None:
+        """``models``: name and tier of each model that the router knows."""
+        self._models = models
         self._held, self._in_flight, self._connected = held, in_flight, connected
         self._body_bytes, self._connections, self._records_dropped = body_bytes, connections, records_dropped
         self._answered: dict[tuple[str, str], Counter] = {}
@@ -40,6 +43,8 @@ class Metrics(Collector):
         text = "Calls that failed at an engine before the first byte and were routed again"
         self.retries = counter("kybernate_router_retries", text)
         self.cuts = counter("kybernate_router_cuts", "Calls cut because their seat lost its VRAM", "code")
+        for code in ("before_first_byte", "after_first_byte"):
+            self.cuts.labels(code)
         text = "Requests and connections that were rejected to protect the router and its engines"
         self.rejections = counter("kybernate_router_rejections", text, "reason")
         text = "Requests by whether they were forwarded within their SLO; one that failed while it waited missed it"
@@ -67,7 +72,10 @@ class Metrics(Collector):
         child.inc()
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the gauges."""
+        """Yield the gauges. The counters of misses begin at 0 for each model: one that begins at 1 has no increase."""
+        for model, tier in self._models():
+            self.slo.labels(model, tier, "missed")
+            self.slo.labels(model, "", "missed")
         text = "Requests that wait for a model now"
         held = GaugeMetricFamily("kybernate_router_held_requests", text, labels=["model"])
         for model, count in self._held():

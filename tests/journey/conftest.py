@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from kybernate.dev.stack import LAPTOP
 from tests.until import until_blocking
 
 SPEED = 8.0
+BOUND = (LAPTOP / "config.yaml").read_text().replace("seatsPerGroup: 3\n", "seatsPerGroup: 3\n    rebalance: false\n")
+"""Configuration of the laptop's stack, each seat bound to its group."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Up:
     """A running `kyb up`."""
 
     url: str
+    page: str
     nats_url: str
     driver_socket: str
     kubelet_url: str
@@ -37,7 +41,7 @@ def announced(process: subprocess.Popen[str], path: Path, log: Path) -> dict[str
     def ready() -> bool:
         return process.poll() is not None or (path.exists() and "Ready after" in log.read_text())
 
-    until_blocking(ready, what="kyb up is ready", saw=log.read_text, timeout=50, interval=0.1)
+    until_blocking(ready, what="kyb up is ready", saw=log.read_text, timeout=180, interval=0.1)
     assert process.poll() is None, f"kyb up ended:\n{log.read_text()[-8000:]}"
     found: dict[str, Any] = json.loads(path.read_text())
     return found
@@ -45,21 +49,26 @@ def announced(process: subprocess.Popen[str], path: Path, log: Path) -> dict[str
 
 @pytest.fixture(scope="session")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    folder = tmp_path_factory.mktemp("up")
+    with running(tmp_path_factory.mktemp("up"), SPEED, BOUND) as up:
+        yield up
+
+
+@contextmanager
+def running(folder: Path, speed: float, settings: str) -> Iterator[Up]:
+    """`kyb up` at so many times the pace with this configuration, its files in the folder, until the context ends."""
     runtime = folder / "runtime"
     runtime.mkdir()
     env = {key: value for key, value in os.environ.items() if not key.startswith("KYB_")}
     env["XDG_RUNTIME_DIR"] = str(runtime)
     log, config = folder / "up.log", folder / "config.yaml"
-    bound = "seatsPerGroup: 3\n    rebalance: false\n"
-    config.write_text((LAPTOP / "config.yaml").read_text().replace("seatsPerGroup: 3\n", bound))
-    command = [sys.executable, "-c", "from kybernate.cli import main; main()", "up", "--speed", str(SPEED)]
+    config.write_text(settings)
+    command = [sys.executable, "-c", "from kybernate.cli import main; main()", "up", "--speed", str(speed)]
     command += ["--config", str(config)]
     with log.open("w") as out:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT, text=True)
     try:
         stack = announced(process, runtime / "kybernate" / "stack.json", log)
-        yield Up(stack["url"], stack["nats_url"], stack["driver_socket"], stack["kubelet_url"], env)
+        yield Up(stack["url"], stack["page"], stack["nats_url"], stack["driver_socket"], stack["kubelet_url"], env)
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=15) == 0, log.read_text()[-4000:]
+        assert process.wait(timeout=60) == 0, log.read_text()[-4000:]

@@ -1,11 +1,15 @@
 """Looking at a stack through its router."""
 
+import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 
+from tests.journey.conftest import Up
 from tests.until import until
 
 Seat = dict[str, Any]
@@ -76,3 +80,17 @@ async def complete(
         data = await answer.json()
         text = data["choices"][0]["message"]["content"] if answer.status == 200 else str(data)
         return answer.status, text, time.monotonic() - began
+
+
+async def kyb(up: Up, *argv: str) -> str:
+    """Standard output of a command on this stack, once it succeeds: the record of a request follows its answer."""
+    printed: list[bytes] = []
+
+    async def succeeds() -> bool:
+        command = [sys.executable, "-c", "from kybernate.cli import main; main()", *argv]
+        process = await asyncio.create_subprocess_exec(*command, env=up.env, stdout=subprocess.PIPE)
+        printed[:] = [(await process.communicate())[0]]
+        return process.returncode == 0
+
+    await until(succeeds, what=f"kyb {' '.join(argv)} succeeds", saw=lambda: printed)
+    return printed[0].decode()

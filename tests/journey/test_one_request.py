@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,8 +9,7 @@ import nats
 from nats.aio.msg import Msg
 
 from tests.journey.conftest import Up
-from tests.journey.seats import calm, complete, until_seats
-from tests.until import until
+from tests.journey.seats import calm, complete, kyb, until_seats
 
 BUSY_TOKENS = 2000
 """Four seconds of computing at the speed of this stack."""
@@ -29,20 +26,6 @@ async def busy(up: Up, model: str) -> AsyncIterator[None]:
     )
     yield
     assert (await long)[0] == 200
-
-
-async def kyb(up: Up, *argv: str) -> str:
-    """Standard output of a command on this stack, once it succeeds: the record of a request follows its answer."""
-    printed: list[bytes] = []
-
-    async def succeeds() -> bool:
-        command = [sys.executable, "-c", "from kybernate.cli import main; main()", *argv]
-        process = await asyncio.create_subprocess_exec(*command, env=up.env, stdout=subprocess.PIPE)
-        printed[:] = [(await process.communicate())[0]]
-        return process.returncode == 0
-
-    await until(succeeds, what=f"kyb {' '.join(argv)} succeeds", saw=lambda: printed)
-    return printed[0].decode()
 
 
 async def followed(up: Up, model: str, cause: str) -> list[tuple[str, str]]:
@@ -94,4 +77,8 @@ async def test_one_request_can_be_followed_by_its_cause_through_every_message(up
     assert last["decision"]["reason"]
     events = await kyb(up, "events", "--since", "10m", "--model", model, "--kind", "switch", "-o", "json")
     assert last["decision"] in [json.loads(line) for line in events.splitlines()]
+    lines = (await kyb(up, "logs", "gpu_manager", "-n", "100000")).splitlines()
+    logged = [json.loads(line) for line in lines if line.startswith("{")]  # the supervisor adds lines
+    logged_events = [line["event"] for line in logged if line.get("cause") == "journey"]
+    assert logged_events.index("group.decided") < logged_events.index("seat.activated"), logged_events
     assert [step for step in mine if step[0] == "sig"], "the traffic signal of the held request has the same cause"

@@ -1,0 +1,130 @@
+"""The dashboards on a real Prometheus that scrapes a real stack: every panel has data, and the five questions of
+docs/operate.md have one answer, by command and by panel."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+
+from kybernate.dev.fakes.gpu.node import FakeHostMemory
+from tests.helm.prometheus import Prometheus, check_metrics, program, prometheus
+from tests.journey.conftest import BOUND, Up, running
+from tests.journey.seats import calm, complete, kyb, until_seats
+from tests.test_metrics import panels
+from tests.until import until
+
+SPEED = 4.0
+"""A request may wait for 75 s."""
+CONFIG = """
+drainSeconds: 600
+tiers: {standard: {weight: 1, sloSeconds: 4}}
+"""
+"""Added to the laptop's: a request waits for its victim's last answer however long that takes, and is soon late. The
+policy begins the switch at once."""
+ENDLESS = 100_000
+"""Tokens of an answer that its caller ends: a quarter of an hour."""
+PANEL = dict(reversed([*panels("overview")]))
+"""The first query of each."""
+
+
+async def addresses(up: Up) -> dict[str, str]:
+    """Where each service serves its metrics, by its name: by its log."""
+    found = {"router": up.page}
+    for name, field in (("checkpointer", "health"), ("plugin", "url")):
+        lines = (await kyb(up, "logs", name, "-n", "100000")).splitlines()
+        found[name] = json.loads([line for line in lines if f"{name}.serving" in line][-1])[field]
+    found["gpu_manager"] = next(iter((await calm(up.url)).values()))["manager_url"]
+    return {name: urlsplit(url).netloc for name, url in found.items()}
+
+
+async def asked(up: Up, *argv: str) -> Any:
+    return json.loads(await kyb(up, *argv, "-o", "json"))
+
+
+async def values(server: Prometheus, panel: str, label: str, **where: str) -> dict[str, tuple[float, ...]]:
+    """What a panel showed, by one of its labels."""
+    found = [one for one in await server.series(PANEL[panel]) if where.items() <= one.labels.items()]
+    return {one.labels[label]: one.values for one in found}
+
+
+async def who_waits_and_what_for(up: Up, server: Prometheus, model: str, blocker: str) -> None:
+    async def late() -> bool:
+        first = (await asked(up, "top"))["models"][0]
+        return bool(first["model"] == model and first["oldest_wait_seconds"] > first["slo_seconds"])
+
+    await until(late, what=f"{model} waits longer than its SLO", timeout=60)
+    group = (await asked(up, "why", model))["nodes"][0]["groups"][0]
+    stage = {seat["model"]: seat["stage"] for seat in group["seats"]}[model]
+    assert (stage["stage"], stage["data"].get("victim")) == ("drain", blocker), stage
+    await server.scraped()
+    assert model in await values(server, "Oldest wait, by model", "model")
+    assert blocker in await values(server, "What requests wait for", "on", model=model, stage="drain")
+
+
+async def what_it_cost(up: Up, server: Prometheus, model: str, holder: str) -> None:
+    last = await asked(up, "why", "G0", "--last-switch")
+    assert (last["decision"]["model"], last["decision"]["victim_model"]) == (model, holder)
+
+    async def missed() -> dict[str, Any]:
+        rows = (await asked(up, "slo", "--since", "1h"))["models"]
+        return next((row for row in rows if row["request"]["request"] == "question"), {})
+
+    row = await until(missed, what="the request is recorded", timeout=60)
+    assert (row["model"], row["phases"]["hold"] > row["slo_seconds"]) == (model, True)
+    assert holder in [step.get("victim_model") for step in row["steps"]]
+    await server.scraped()
+    phases = await values(server, "Last switch, by phase", "phase", group="G0")
+    seconds = {phase: seconds for phase, seconds in last["seconds"].items() if phase != "total"}
+    assert all(seconds[phase] in phases[phase] for phase in seconds), (seconds, phases)
+    assert max((await values(server, "Missed their SLO, last hour", "model"))[model]) > 0
+
+
+async def how_much_host_memory_is_left(up: Up, server: Prometheus) -> None:
+    seen: dict[str, float] = {}
+
+    async def agree() -> bool:
+        seen["machine"] = await FakeHostMemory(Path(up.driver_socket)).free_bytes()
+        seen["command"] = (await asked(up, "why"))["nodes"][0]["host_memory"]["available_bytes"]
+        (shown,) = (await values(server, "Host memory left", "node")).values()
+        seen["panel"] = shown[-1]
+        return len(set(seen.values())) == 1
+
+    await until(agree, what="command, panel and machine agree about host memory", saw=lambda: seen, timeout=60)
+
+
+async def questions(up: Up, server: Prometheus) -> None:
+    """A model of G0 computes until its caller ends the answer; a request for another model of G0 waits for it."""
+    seats = await calm(up.url)
+    holder, model, *_ = sorted(name for name, seat in seats.items() if seat["group"] == "G0")
+    assert (await complete(up.url, holder))[0] == 200
+    endless = asyncio.create_task(complete(up.url, holder, tokens=ENDLESS))
+    await until_seats(up.url, lambda now: now[holder]["in_flight"] > 0, what=f"{holder} computes")
+    held = asyncio.create_task(complete(up.url, model, **{"x-request-id": "question"}))
+    await who_waits_and_what_for(up, server, model, seats[holder]["seat"])
+    endless.cancel()
+    assert (await held)[0] == 200
+    await until_seats(up.url, lambda now: not any(seat["waiting"] for seat in now.values()), what="no request waits")
+    await what_it_cost(up, server, model, holder)
+    await how_much_host_memory_is_left(up, server)
+    for name in (holder, model):  # a rate needs the second event of a series
+        assert (await complete(up.url, name))[0] == 200
+    await server.scraped()
+
+
+@pytest.mark.timeout(600)
+async def test_each_question_has_a_command_and_a_panel_with_one_answer_and_every_panel_has_data(tmp_path: Path) -> None:
+    program("prometheus")
+    with running(tmp_path, SPEED, BOUND.replace("kyb-balanced", "fifo-switch") + CONFIG) as up:
+        services = await addresses(up)
+        with prometheus(tmp_path, services) as server:
+            await questions(up, server)
+            empty = {query: title for title, query in panels() if not await server.series(query)}
+        assert not empty, "\n".join(f"{title}: {query}" for query, title in empty.items())
+        async with aiohttp.ClientSession() as session:
+            for name, address in services.items():
+                async with session.get(f"http://{address}/metrics") as answer:
+                    assert not check_metrics(await answer.text()), name
