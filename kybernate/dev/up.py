@@ -1,7 +1,6 @@
 """``kyb up``: a stack in the foreground, its logs, and what to paste."""
 
 import asyncio
-import contextlib
 import itertools
 import json
 import shutil
@@ -15,6 +14,7 @@ from typing import Any, NoReturn
 from kybernate.cli.output import CliError, Output, answer
 from kybernate.config import ConfigError
 from kybernate.dev.stack import NotReadyError, Stack, StackError, StackOptions
+from kybernate.dev.stack.options import ChangingError, content
 from kybernate.dev.stack.process import LineSink
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
@@ -136,27 +136,31 @@ async def _live(stack: Stack, ready_seconds: float, progress: Callable[[str], No
         facts = {"url": stack.url, "page": stack.layout.routers[0].page, "seconds": round(seconds, 3), "seats": seats}
         answer(output, facts, banner(stack, seats, seconds))
         sys.stdout.flush()
-        reloading = asyncio.create_task(_reload(stack, progress), name="reload")
+        reloading = asyncio.create_task(reload_changes(stack, progress), name="reload")
         try:
             raise await stack.failed()
         finally:
             reloading.cancel()
 
 
-async def _reload(stack: Stack, progress: Callable[[str], None]) -> NoReturn:
-    """Hand each change of the configuration's file to the services; a wrong one changes nothing."""
+async def reload_changes(stack: Stack, progress: Callable[[str], None]) -> NoReturn:
+    """Hand each change of the configuration's file to the services, also one from before they were ready, once two
+    looks have found the same: it may be half-written. A wrong one changes nothing."""
     file = stack.options.config
-    known = file.read_bytes()
+    seen = refused = b""
     while True:
         await asyncio.sleep(RELOAD_SECONDS)
-        with contextlib.suppress(OSError):
-            found = file.read_bytes()
-            if found == known:
-                continue
-            known = found
-            try:
-                stack.reconfigure()
-            except ConfigError as error:
-                sys.stderr.write(f"kyb: warning: {error}\nkyb: the stack keeps its configuration\n")
-            else:
-                progress(f"{file} has changed; the services read it anew")
+        before, seen = seen, content(file)
+        if seen == stack.plan.config_file:
+            refused = b""
+        if seen != before or seen in (b"", refused, stack.plan.config_file):
+            continue
+        try:
+            stack.reconfigure()
+        except ChangingError:
+            continue
+        except (ConfigError, OSError) as error:
+            refused = seen
+            sys.stderr.write(f"kyb: warning: {error}\nkyb: the stack keeps its configuration\n")
+        else:
+            progress(f"{file} has changed; the services read it anew")

@@ -1,16 +1,19 @@
 """``kyb add``: more pods for a stack that runs."""
 
+import fcntl
 import json
+import os
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kybernate import files
 from kybernate.cli.output import CliError
-from kybernate.cli.router import Router
 from kybernate.config import load
-from kybernate.dev.stack.options import BACKENDS, check_manifests
+from kybernate.dev.stack.options import BACKENDS, check_manifests, check_unchanged, content
 from kybernate.dev.stack.pod_file import StackPod, load_pods
 
 ANSWER_SECONDS = 10.0
@@ -18,39 +21,69 @@ ANSWER_SECONDS = 10.0
 
 def add(stack: Mapping[str, Any], file: Path) -> tuple[StackPod, ...]:
     """Check a file of Pods and create them on each node of the stack, whose stack file this is; returns the pods.
+    Another ``kyb add`` waits meanwhile.
 
-    Raises ConfigError for a mistake in the file, CliError where seats are missing or a pod exists already.
+    Raises ConfigError for a mistake in the file, CliError where seats are missing or a pod exists already; then none
+    is created.
     """
     folder = Path(stack["folder"])
-    pods = load_pods(file, load(folder / "config.yaml"), BACKENDS[stack["driver"]])
-    check_manifests(file)
-    seats = Router(str(stack["url"])).seats()["seats"]
-    for kubelet in stack["kubelets"]:
-        _check_seats(file, pods, _call(f"{kubelet}/node"), seats)
-    text = file.read_text()
-    for kubelet in stack["kubelets"]:
-        _call(f"{kubelet}/control/create", text)
-    with (folder / "pods.yaml").open("a") as kept:  # for a kubelet that is started again
-        kept.write(f"\n---\n{text}")
+    with _alone(folder):
+        text = content(file)
+        pods = load_pods(file, load(folder / "config.yaml"), BACKENDS[stack["driver"]])
+        check_manifests(file)
+        check_unchanged(file, text)
+        for kubelet in stack["kubelets"]:
+            _check_node(file, pods, _call(f"{kubelet}/node"), _call(f"{kubelet}/pods")["items"])
+        for kubelet in stack["kubelets"]:
+            _call(f"{kubelet}/control/create", text)
+        kept = folder / "pods.yaml"  # for a kubelet that is started again
+        files.replace(kept, kept.read_bytes() + b"\n---\n" + text, durable=False)
     return pods
 
 
-def _check_seats(file: Path, pods: tuple[StackPod, ...], node: dict[str, Any], seats: list[dict[str, Any]]) -> None:
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Until the block ends no other command adds pods to this stack. Raises CliError."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        raise CliError("the stack has just ended; kyb up starts one") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _check_node(file: Path, pods: tuple[StackPod, ...], node: dict[str, Any], there: list[dict[str, Any]]) -> None:
+    """Raise CliError if a node has one of these pods already, or too few free seats."""
+    name, seats = node["metadata"]["name"], node["status"]["allocatable"]
+    known = {(pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in there}
+    if again := [f"{pod.namespace}/{pod.name}" for pod in pods if (pod.namespace, pod.name) in known]:
+        raise CliError(f"{file}: {name} has {', '.join(again)} already; rename it in the file")
+    going_on = [pod for pod in there if pod["status"]["phase"] in ("Pending", "Running")]
+    limits = [
+        (container.get("resources") or {}).get("limits") or {}
+        for pod in going_on
+        for container in pod["spec"].get("containers", ())
+    ]
     for resource in dict.fromkeys(pod.resource for pod in pods):
+        if resource not in seats:
+            raise CliError(f"{name} does not offer {resource} yet; wait until kyb up is ready, or see kyb logs plugin")
         wanted = sum(pod.resource == resource for pod in pods)
-        name, there = node["metadata"]["name"], int(node["status"]["allocatable"].get(resource, 0))
-        free = there - sum(seat["node"] == name and seat["resource"] == resource for seat in seats)
+        free = int(seats[resource]) - sum(resource in one for one in limits)
         if free < wanted:
-            what = f"{wanted} seats of {resource} are needed and {name} has {free} free ones"
+            what = f"{wanted} seats of {resource} are needed and {name} has {max(0, free)} free ones"
             raise CliError(f"{file}: {what}; remove pods, or raise seatsPerGroup of its profile")
 
 
-def _call(url: str, text: str | None = None) -> Any:
-    request = urllib.request.Request(url, None if text is None else text.encode())
+def _call(url: str, text: bytes | None = None) -> Any:
+    request = urllib.request.Request(url, text)
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise CliError(str(json.load(error)["error"])) from None
     except OSError as error:
-        raise CliError(f"the stack's kubelet does not answer: {error}; see kyb logs kubelet") from None
+        remedy = "wait until kyb up is ready, or see kyb logs kubelet"
+        raise CliError(f"the stack's kubelet does not answer: {error}; {remedy}") from None

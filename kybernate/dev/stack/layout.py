@@ -4,7 +4,6 @@ import contextlib
 import errno
 import itertools
 import os
-import shutil
 import socket
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from kybernate import programs
 from kybernate.annotations import BACKEND
 from kybernate.dev.nats_server import free_port, server_argv
 from kybernate.dev.stack.guard import MARK
-from kybernate.dev.stack.options import GPU_NAME, NODE, StackOptions
+from kybernate.dev.stack.options import GPU_NAME, NODE, Plan, StackOptions
 from kybernate.dev.stack.process import ProcessCommand
 
 HOST = "127.0.0.1"
@@ -178,12 +177,13 @@ def with_backends(pods: str, backends: Sequence[str]) -> str:
     return yaml.safe_dump_all(documents, sort_keys=False)
 
 
-def lay_out(options: StackOptions, ports: Ports, stubs: Path | None = None) -> Layout:
-    """Make the folder with its files, and take the ports. Raises OSError when the asked port is taken."""
+def lay_out(plan: Plan, options: StackOptions, ports: Ports, stubs: Path | None = None) -> Layout:
+    """Make the folder with its files, as they were checked, and take the ports. Raises OSError when the asked port is
+    taken."""
     port = ports.router(options.port)
     folder = _short_folder()
-    shutil.copy(options.config, folder / "config.yaml")
-    pods = options.pod_file.read_text()
+    (folder / "config.yaml").write_bytes(plan.config_file)
+    pods = plan.pod_file.decode()
     if options.engine == "llama":
         pods = pods.replace(f"{_ENGINE},", f"{_ENGINE}, --llama,")
     if options.parked_by is not None:

@@ -92,10 +92,18 @@ class Plan:
     config: NodeConfig
     topology: Topology
     pods: tuple[StackPod, ...]
+    config_file: bytes
+    pod_file: bytes
+    """Both as they were checked."""
+
+
+class ChangingError(ConfigError):
+    """A file is being written while it is read."""
 
 
 def check(options: StackOptions) -> Plan:
     """Read and check everything that a person wrote. Raises ConfigError."""
+    before = content(options.config), content(options.pod_file)
     config = load(options.config)
     if options.engine == "llama" and (absent := missing()):
         raise ConfigError(f"--engine llama: {absent}")
@@ -107,7 +115,23 @@ def check(options: StackOptions) -> Plan:
     check_manifests(options.pod_file)
     check_seats(options.pod_file, pods, topology.groups)
     check_vram(options.pod_file, pods, topology.groups)
-    return Plan(config, topology, pods)
+    for path, text in zip((options.config, options.pod_file), before, strict=True):
+        check_unchanged(path, text)
+    return Plan(config, topology, pods, *before)
+
+
+def content(path: Path) -> bytes:
+    """What is in a file now; empty if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def check_unchanged(path: Path, known: bytes) -> None:
+    """Raise ChangingError if the file is not what it was: then something else was checked."""
+    if content(path) != known:
+        raise ChangingError(f"{path}: was written while it was read; save it and try again")
 
 
 def check_pods(path: Path, config: NodeConfig, groups: Sequence[Group] | None) -> None:

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -159,9 +160,12 @@ class Stack:
         await self.stop()
 
     def reconfigure(self) -> None:
-        """Check the configuration's file again and hand it to the services, which read it anew. Raises ConfigError."""
-        self.plan = check(self.options)
-        files.replace(self.folder / "config.yaml", self.options.config.read_bytes(), durable=False)
+        """Check the configuration's file with the pods that run, and hand it to the services, which read it anew.
+
+        Raises ConfigError and OSError; then nothing has changed."""
+        plan = check(replace(self.options, pods=self.folder / "pods.yaml"))
+        files.replace(self.folder / "config.yaml", plan.config_file, durable=False)
+        self.plan = plan
 
     async def ready(
         self, timeout: float = 60.0, progress: Callable[[str], None] = lambda _: None
@@ -224,7 +228,7 @@ class Stack:
             await self._end_guard()
 
     async def _start(self) -> None:
-        self._layout = lay_out(self.options, self._ports, await self._stubs())
+        self._layout = lay_out(self.plan, self.options, self._ports, await self._stubs())
         await self._start_guard()
         if self.options.announce:
             self._file.claim()
